@@ -1,5 +1,6 @@
 """Files that appear whole or not at all: write to a temporary name, rename when complete."""
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -39,6 +40,18 @@ def whole_file(path: Path) -> Iterator[Path]:
             raise
 
 
+def walk(folder: Path) -> Iterator[Path]:
+    """Every file below `folder` in name order, links followed, hidden folders and files left out."""
+    for directory, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))
+
+
+def rejects_path(output: Path) -> Path:
+    """Where the malformed records met while writing `output` are kept."""
+    return output.with_name(output.name + ".malformed")
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write `data` to `path`, whole or not at all."""
     with whole_file(path) as temporary:
@@ -58,3 +71,12 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `path` among processes of this machine; released when the process ends, too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path), path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,1 @@
+"""Near-duplicates: MinHash signatures, LSH pairs, connected components, what to remove."""

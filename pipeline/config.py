@@ -1,0 +1,153 @@
+"""Configuration: a dataclass, a TOML file over its defaults, the command line over both.
+
+A nested dataclass is a `[section]` of the file and a `--section.key value` on the command line.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import re
+import tomllib
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import tyro
+
+from pipeline.errors import InputError, UsageError
+
+Config = TypeVar("Config")
+_FRAME = re.compile("[─│╭╮╰╯]+")
+
+
+def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None) -> Config:
+    """Build `cls` from its defaults, then `--config FILE` (TOML), then the other arguments in `argv`.
+
+    A relative path in the file is kept as written. `--help` prints the options and exits. Raises
+    UsageError for a key that does not exist (naming the nearest one that does), a value of the wrong
+    type, or a value that is required and missing; InputError for a file that is not TOML.
+
+    >>> @dataclasses.dataclass
+    ... class Oven:
+    ...     degrees: int = 180
+    >>> load_config(Oven, ["--degrees", "220"])
+    Oven(degrees=220)
+    """
+    file, arguments = _take_option(list(argv), "--config")
+    default = _from_table(cls, _read_toml(Path(file)), file, "") if file else _from_table(cls, {}, "", "")
+    return _parse(cls, _checked(cls, arguments), default, prog)
+
+
+def _take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
+    """The last value of `option` in `argv` (`--x v` or `--x=v`), and what remains without it."""
+    value, rest, waiting = None, [], False
+    for argument in argv:
+        if waiting or argument.startswith(option + "="):
+            value, waiting = argument.removeprefix(option + "="), False
+        elif argument == option:
+            waiting = True
+        else:
+            rest.append(argument)
+    if waiting:
+        raise UsageError(f"{option} was given without a file; try {option} run.toml")
+    return value, rest
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read --config {path}: {error.strerror}; check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
+
+
+def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any:
+    """An instance of `cls` from a TOML table; what is required and absent is left for the command line."""
+    types = typing.get_type_hints(cls)
+    for key in table:
+        if key not in types:
+            raise UsageError(f"{file}: unknown key {prefix}{key}{_nearest(prefix + key, [prefix + t for t in types])}")
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(section := types[field.name]):
+            inner = table.get(field.name, {})
+            if not isinstance(inner, dict):
+                raise UsageError(f"{file}: {prefix}{field.name} is {inner!r}; wanted a table [{prefix}{field.name}]")
+            values[field.name] = _from_table(typing.cast(type, section), inner, file, f"{prefix}{field.name}.")
+        elif field.name in table:
+            values[field.name] = _convert(table[field.name], section, f"{file}: {prefix}{field.name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            values[field.name] = tyro.MISSING
+    return cls(**values)
+
+
+def _convert(value: Any, kind: Any, where: str) -> Any:
+    try:
+        return msgspec.convert(value, kind, dec_hook=lambda to, given: to(given))
+    except (msgspec.ValidationError, TypeError) as error:
+        wanted = " or ".join(map(repr, typing.get_args(kind))) if "enum" in str(error) else _name(kind)
+        raise UsageError(f"{where} is {value!r}; wanted {wanted}") from error
+
+
+def _name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
+
+
+def _options(cls: type, prefix: str = "--") -> dict[str, Any]:
+    """Every option of `cls` and its type."""
+    options: dict[str, Any] = {}
+    for name, kind in typing.get_type_hints(cls).items():
+        section = dataclasses.is_dataclass(kind)
+        options |= _options(typing.cast(type, kind), f"{prefix}{name}.") if section else {prefix + name: kind}
+    return options
+
+
+def _checked(cls: type, arguments: list[str]) -> list[str]:
+    """The arguments, if every option in them exists; `true` and `false` as Python spells them."""
+    options = {**_options(cls), "--help": None}
+    tables = tuple(f"{option}." for option, kind in options.items() if typing.get_origin(kind) is dict)
+    name = ""
+    for i, argument in enumerate(arguments):
+        if argument.startswith("--"):
+            name = "--" + argument[2:].partition("=")[0].replace("-", "_")
+            if name not in options and not name.startswith(tables):
+                raise UsageError(f"unknown option {argument.partition('=')[0]}{_nearest(name, list(options))}")
+        elif bool in (options.get(name), *typing.get_args(options.get(name))):
+            arguments[i] = argument.capitalize()
+    return arguments
+
+
+def _nearest(given: str, known: list[str]) -> str:
+    # a key without its section (`--steps`) is nearer to `--optim.steps` than its spelling says
+    sectioned = [k for k in known if k.rpartition(".")[2] == given.lstrip("-").rpartition(".")[2]]
+    matches = sectioned or difflib.get_close_matches(given, known, n=1, cutoff=0.4)
+    return f"; did you mean {matches[0]}?" if matches else f"; there are {', '.join(known)}"
+
+
+def _parse(cls: type[Config], arguments: list[str], default: Config, prog: str | None) -> Config:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                cls,
+                prog=prog,
+                args=arguments,
+                default=default,
+                use_underscores=True,
+                config=(tyro.conf.FlagConversionOff,),  # `--key true|false`, as in the file
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise  # --help
+        raise UsageError(_unframe(said.getvalue())) from None
+
+
+def _unframe(said: str) -> str:
+    """tyro's framed message as lines of plain text, without its pointer to the help."""
+    lines = [_FRAME.sub("", line).strip() for line in said.splitlines()]
+    end = next((i for i, line in enumerate(lines) if line.startswith("For full helptext")), len(lines))
+    return " ".join(" ".join(lines[1:end]).split()).replace(" Argument helptext:", "; wanted")

@@ -1,0 +1,65 @@
+"""Where tasks run: in this process or in a pool of them. Tasks do not know which."""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Any
+
+from pipeline.errors import GristmillError
+
+
+@dataclass(frozen=True)
+class Call:
+    """A module-level function and its arguments: what can be sent to another process."""
+
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+
+    def __call__(self) -> Any:
+        return self.function(**self.arguments)
+
+
+def execute(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
+    """Run every call; yield (position, result) as each ends, in no particular order.
+
+    The first error stops the rest and is raised as it is. Results must not depend on `workers`.
+    """
+    if workers <= 1 or len(calls) <= 1:
+        yield from ((position, call()) for position, call in enumerate(calls))
+    else:
+        yield from _execute_in_pool(calls, min(workers, len(calls)))
+
+
+def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
+    # A fork server starts clean (no threads of ours to inherit) and warm (imports are done once).
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(sorted({call.function.__module__ for call in calls}))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent)
+    try:
+        futures = {pool.submit(call): position for position, call in enumerate(calls)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    except BrokenProcessPool as error:
+        raise GristmillError(
+            "a worker process died: most often the machine ran out of memory. Try fewer --workers or a smaller "
+            "--memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _die_with_parent() -> None:
+    """End this worker when the process that started it is killed, so that none writes on unseen."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,113 @@
+"""Stage: find the documents that are too short to learn from. Drops nothing, writes down which they are."""
+
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip  # noqa: E701
+
+import numpy as np
+from tyro.conf import Positional
+
+from pipeline.command import command
+from pipeline.documents import list_source
+from pipeline.errors import UsageError
+from pipeline.files import locked, whole_file
+from pipeline.keys import is_table, write_keys
+from pipeline.ledger import READ, Counts, Ledger
+from pipeline.reading import Slice, plan_slices, read_documents
+from pipeline.stage import STATE, How, Options, Task, is_whole, run_stage
+from pipeline.text import matching_form, utf8_size
+from pipeline.writing import Rejects
+
+SHORT = "short"
+KEPT = "kept"
+ROWS = ".rows.npy"
+
+
+def filter(
+    input_dir: Positional[Path],
+    output_file: Positional[Path],
+    n_docs: Positional[int],
+    dataset_name: Positional[str],
+    threshold: Positional[int],
+    how: Options = How(),  # noqa: B008
+) -> Counts:
+    """Write the keys of all documents with fewer than `threshold` characters in the matching form.
+
+    The form is lower case, without punctuation, with single spaces. Called for one data set after
+    another with the same output file, it replaces the keys of that data set and keeps the others'.
+
+    Args:
+        input_dir: NORM/<dataset>/, or NORM/ with any data set in it or all.
+        output_file: FILTERED.pickle, as SlimPajama's: {file: {rows}}; or .parquet, a table of file and row.
+        n_docs: Not needed, as documents are counted; a number that differs is pointed out.
+        dataset_name: The data set, or all.
+        threshold: Fewest characters of a document that is kept; SlimPajama's is 200.
+        how: How to run.
+
+    Returns:
+        Documents read, kept and short per source.
+    """
+    if threshold < 0:
+        raise UsageError(f"threshold {threshold}: wanted 0 or more characters")
+    is_table(output_file)  # refuses other suffixes before the work, not after
+    state = output_file.parent / STATE
+    name = f"filter-{output_file.name}"
+    slices = [part for file in list_source(input_dir, dataset_name) for part in plan_slices(file)]
+    tasks = [_slice_task(part, threshold, state / name / f"{part.label}{ROWS}") for part in slices]
+    counts = run_stage(name, tasks, state, how, scope="" if dataset_name == "all" else f"{dataset_name}/")
+    with locked(state / f"{name}.lock"):  # SlimPajama's users run one data set beside another
+        _write_all(name, state, output_file, how)
+    warn_of_count(n_docs, counts, how)
+    return counts
+
+
+def find_short(part: Slice, threshold: int, output: Path) -> Counts:
+    """Write the rows of a slice's short documents, as int64, ascending."""
+    counts, rows = Counts({}, []), []
+    for document in read_documents(part, counts, Rejects(output)):
+        short = len(matching_form(document.text)) < threshold
+        counts.add(part.source, SHORT if short else KEPT, utf8_size(document.text))
+        if short:
+            rows.append(document.key.row)
+    with whole_file(output) as temporary, temporary.open("wb") as file:
+        np.save(file, np.array(rows, np.int64))
+    return counts
+
+
+def gather_rows(parts: dict[str, list[Path]], output_file: Path) -> Counts:
+    """Put the rows of all slices into one key set."""
+    write_keys(output_file, {file: np.concatenate([np.load(path) for path in paths]) for file, paths in parts.items()})
+    return Counts({}, [])
+
+
+def warn_of_count(n_docs: int, counts: Counts, how: How) -> None:
+    """Point out that a number of documents given on the command line is not what was found."""
+    found = counts.total(READ).documents
+    if n_docs != found and not how.quiet:
+        print(
+            f"note: n_docs was given as {n_docs:,}; {found:,} documents were found, and all are used", file=sys.stderr
+        )
+
+
+def _slice_task(part: Slice, threshold: int, output: Path) -> Task:
+    arguments = {"part": part, "threshold": threshold, "output": output}
+    return Task(part.label, find_short, arguments, (Path(part.path),), (output,), part.size)
+
+
+def _write_all(name: str, state: Path, output_file: Path, how: How) -> None:
+    """Write the key set from every slice that the ledger holds, of this call and of earlier ones."""
+    parts = defaultdict(list)
+    for label, entry in sorted(Ledger(state / f"{name}.jsonl").read().items()):
+        if is_whole(entry):
+            rows = next(Path(path) for path in entry.outputs if path.endswith(ROWS))
+            parts[label.rpartition("+")[0] or label].append(rows)
+    inputs = tuple(path for paths in parts.values() for path in paths)
+    task = Task("gather", gather_rows, {"parts": dict(parts), "output_file": output_file}, inputs, (output_file,))
+    run_stage(f"{name}-gather", [task], state, replace(how, quiet=True))
+
+
+if __name__ == "__main__":
+    command(filter)
