@@ -13,13 +13,15 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
 from rich.console import Console
 
 from pipeline.errors import GristmillError
 
+_POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # the mark that tyro leaves on such a type
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
@@ -28,7 +30,7 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
 
     Exits with 0, with 2 for a wrong command line or a UsageError, with 1 for other errors of ours.
     """
-    named = {function.__name__: _by_its_own_name(function) for function in functions}
+    named = {function.__name__: _name_positionals(_by_its_own_name(function)) for function in functions}
     parser = next(iter(named.values())) if len(named) == 1 else named
     sys.exit(run_guarded(lambda: _parse_and_call(parser, arguments, prog)))
 
@@ -66,6 +68,16 @@ def _by_its_own_name(function: Callable[..., Any]) -> Callable[..., Any]:
     file = Path(inspect.getfile(function)).resolve()
     module = importlib.import_module(f"{file.parent.name}.{file.stem}")
     return getattr(module, function.__name__)
+
+
+def _name_positionals(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy whose help shows INPUT_DIR for a positional argument rather than PATH."""
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    copy.__doc__, copy.__kwdefaults__ = function.__doc__, function.__kwdefaults__
+    for name, hint in get_type_hints(function, include_extras=True).items():
+        is_positional = _POSITIONAL in getattr(hint, "__metadata__", ())
+        copy.__annotations__[name] = Annotated[hint, tyro.conf.arg(metavar=name.upper())] if is_positional else hint
+    return copy
 
 
 def _plain(text: str) -> str:

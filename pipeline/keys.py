@@ -50,9 +50,7 @@ def is_table(path: Path) -> bool:
 def read_table(path: Path, columns: set[str]) -> pa.Table:
     """A Parquet table that has `columns`. Raises UsageError or InputError."""
     if not path.is_file():
-        raise UsageError(
-            f"{path}: wanted a .parquet file, and there is none of that name. Run the stage that writes it"
-        )
+        raise UsageError(f"{path}: wanted a .parquet file, and there is none. Run the stage that writes it")
     try:
         table = pa.parquet.read_table(path)
     except pa.ArrowException as error:

@@ -43,7 +43,7 @@ class Slice:
     @property
     def label(self) -> str:
         """A name for the slice that no other of its corpus has."""
-        return f"{self.name}+{self.start}" if self.start else self.name
+        return f"{self.name}+{self.start}"
 
 
 class Malformed(Exception):

@@ -131,6 +131,15 @@ def refuse_strangers(folder: Path, tasks: Sequence[Task], suffixes: tuple[str, .
         )
 
 
+def note_count(n_docs: int, counts: Counts, how: How) -> None:
+    """Point out that a number of documents given on the command line is not what was found."""
+    found = counts.total(READ).documents
+    if n_docs != found and not how.quiet:
+        print(
+            f"note: n_docs was given as {n_docs:,}; {found:,} documents were found, and all are used", file=sys.stderr
+        )
+
+
 def parse_size(text: str) -> int:
     """Bytes of '512MiB', '4G', '1000000'.
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
-if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip  # noqa: E701
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import numpy as np
 from tyro.conf import Positional
@@ -15,9 +15,9 @@ from pipeline.documents import list_source
 from pipeline.errors import UsageError
 from pipeline.files import locked, whole_file
 from pipeline.keys import is_table, write_keys
-from pipeline.ledger import READ, Counts, Ledger
+from pipeline.ledger import Counts, Ledger
 from pipeline.reading import Slice, plan_slices, read_documents
-from pipeline.stage import STATE, How, Options, Task, is_whole, run_stage
+from pipeline.stage import STATE, How, Options, Task, is_whole, note_count, run_stage
 from pipeline.text import matching_form, utf8_size
 from pipeline.writing import Rejects
 
@@ -32,7 +32,7 @@ def filter(
     n_docs: Positional[int],
     dataset_name: Positional[str],
     threshold: Positional[int],
-    how: Options = How(),  # noqa: B008
+    how: Options = How(),
 ) -> Counts:
     """Write the keys of all documents with fewer than `threshold` characters in the matching form.
 
@@ -60,7 +60,7 @@ def filter(
     counts = run_stage(name, tasks, state, how, scope="" if dataset_name == "all" else f"{dataset_name}/")
     with locked(state / f"{name}.lock"):  # SlimPajama's users run one data set beside another
         _write_all(name, state, output_file, how)
-    warn_of_count(n_docs, counts, how)
+    note_count(n_docs, counts, how)
     return counts
 
 
@@ -83,15 +83,6 @@ def gather_rows(parts: dict[str, list[Path]], output_file: Path) -> Counts:
     return Counts({}, [])
 
 
-def warn_of_count(n_docs: int, counts: Counts, how: How) -> None:
-    """Point out that a number of documents given on the command line is not what was found."""
-    found = counts.total(READ).documents
-    if n_docs != found and not how.quiet:
-        print(
-            f"note: n_docs was given as {n_docs:,}; {found:,} documents were found, and all are used", file=sys.stderr
-        )
-
-
 def _slice_task(part: Slice, threshold: int, output: Path) -> Task:
     arguments = {"part": part, "threshold": threshold, "output": output}
     return Task(part.label, find_short, arguments, (Path(part.path),), (output,), part.size)
@@ -103,7 +94,7 @@ def _write_all(name: str, state: Path, output_file: Path, how: How) -> None:
     for label, entry in sorted(Ledger(state / f"{name}.jsonl").read().items()):
         if is_whole(entry):
             rows = next(Path(path) for path in entry.outputs if path.endswith(ROWS))
-            parts[label.rpartition("+")[0] or label].append(rows)
+            parts[label.rpartition("+")[0]].append(rows)
     inputs = tuple(path for paths in parts.values() for path in paths)
     task = Task("gather", gather_rows, {"parts": dict(parts), "output_file": output_file}, inputs, (output_file,))
     run_stage(f"{name}-gather", [task], state, replace(how, quiet=True))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip  # noqa: E701
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import tyro
 
@@ -33,7 +33,7 @@ def normalize_text(
     zst: bool = False,
     idx: int = -1,
     ftfy: bool = False,
-    how: Options = How(),  # noqa: B008
+    how: Options = How(),
 ) -> Counts:
     """Bring every text of a corpus to Unicode NFC; leave every other field as it stands.
 

@@ -1,0 +1,97 @@
+"""Sources and their weights: how many epochs of each go into the mix.
+
+A weight of 1.0 takes every document of a source exactly once, 2.5 each twice and an exact random
+half of them once more, 0.25 an exact random quarter. Give weights on the command line
+(`--weights book=2.5,c4=1`), in a TOML file (`--weights mix.toml`, lines `book = 2.5`), or here.
+"""
+
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from rich.table import Table
+
+from pipeline.errors import UsageError
+from pipeline.ledger import READ, WRITTEN, Counts
+
+DEFAULT_WEIGHT = 1.0
+
+WEIGHTS: dict[str, float] = {
+    "arxiv": 1.0,
+    "book": 1.0,
+    "c4": 1.0,
+    "common_crawl": 1.0,
+    "github": 1.0,
+    "stackexchange": 1.0,
+    "wikipedia": 1.0,
+}
+"""SlimPajama's sources and weights; any other source has DEFAULT_WEIGHT."""
+
+
+def source_weights(given: str, sources: Iterable[str]) -> dict[str, float]:
+    """The weight of every source, from `given` ('', 'book=2.5,c4=1' or a .toml path) and WEIGHTS.
+
+    Raises UsageError for a source that the corpus does not have or a weight that is none.
+
+    >>> source_weights("book=2.5", ["book", "blogs"])
+    {'blogs': 1.0, 'book': 2.5}
+    """
+    asked = _from_toml(Path(given)) if given.endswith(".toml") else _from_text(given)
+    sources = sorted(sources)
+    if unknown := sorted(set(asked) - set(sources)):
+        raise UsageError(f"--weights names {', '.join(unknown)}: the corpus has the sources {', '.join(sources)}")
+    for source, weight in asked.items():
+        if not math.isfinite(weight) or weight < 0:
+            raise UsageError(f"--weights {source}={weight}: wanted a number of epochs, 0 or more, such as 2.5")
+    return {source: asked.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT)) for source in sources}
+
+
+def shares(weights: Mapping[str, float], counts: Counts) -> Table:
+    """A table of requested and realised shares of the mix, by documents and bytes of text.
+
+    Requested is what the weights ask of the documents that were not dropped; realised is what was written.
+    """
+    table = Table("source", "weight", title="shares of the mix (requested → realised)", box=None, pad_edge=False)
+    for name in ("documents", "by documents", "by bytes"):
+        table.add_column(name, justify="right")
+    asked = {source: _eligible(counts, source) for source in weights}
+    wanted = [sum(weights[s] * asked[s][i] for s in weights) or 1 for i in (0, 1)]
+    total = counts.total(WRITTEN)
+    for source, weight in weights.items():
+        written = counts.total(WRITTEN, source)
+        cells = [
+            f"{weight * asked[source][i] / wanted[i]:.2%} → {got / (every or 1):.2%}"
+            for i, (got, every) in enumerate([(written.documents, total.documents), (written.bytes, total.bytes)])
+        ]
+        table.add_row(source, f"{weight:g}", f"{written.documents:,}", *cells)
+    return table
+
+
+def _eligible(counts: Counts, source: str) -> tuple[int, int]:
+    """Documents and bytes of a source before weights: what was read and not dropped for another reason."""
+    read = counts.total(READ, source)
+    documents, size = read.documents, read.bytes
+    for where, reason, tally in counts.rows():
+        if (where == source and reason in ("short", "duplicate")) or (
+            where == source and reason.startswith("malformed")
+        ):
+            documents, size = documents - tally.documents, size - tally.bytes
+    return documents, size
+
+
+def _from_text(text: str) -> dict[str, float]:
+    pairs = [item.partition("=") for item in text.split(",") if item.strip()]
+    try:
+        return {name.strip(): float(weight) for name, _, weight in pairs}
+    except ValueError:
+        raise UsageError(
+            f"--weights {text}: wanted source=epochs,source=epochs (book=2.5,c4=1) or a .toml file"
+        ) from None
+
+
+def _from_toml(path: Path) -> dict[str, float]:
+    try:
+        return {name: float(weight) for name, weight in tomllib.loads(path.read_text(encoding="utf-8")).items()}
+    except (OSError, tomllib.TOMLDecodeError, TypeError, ValueError) as error:
+        raise UsageError(f"--weights {path}: wanted a TOML file of lines such as `book = 2.5` ({error})") from error
