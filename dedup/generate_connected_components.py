@@ -57,12 +57,8 @@ def write_components(files: tuple[Path, ...], out_file: Path) -> Counts:
     if is_table(out_file):
         clusters = np.repeat(np.arange(len(starts)), np.diff([*starts, len(order)]))
         files_of = pa.DictionaryArray.from_arrays(pa.array(nodes["file"][order]), pa.array(names, pa.string()))
-        columns = {
-            "cluster": pa.array(clusters),
-            "file": files_of.cast(pa.string()),
-            "row": pa.array(nodes["row"][order]),
-        }
-        write_table(out_file, columns)
+        rows = pa.array(nodes["row"][order])
+        write_table(out_file, {"cluster": pa.array(clusters), "file": files_of.cast(pa.string()), "row": rows})
     else:
         components = [part.tolist() for part in np.split(order, starts[1:])] if len(order) else []
         keys = {i: f"{names[file]}@{row}" for i, (file, row) in enumerate(nodes.tolist())}
@@ -102,11 +98,11 @@ def _chunks(path: Path) -> Iterator[list[tuple[str, ...]]]:
 
 def _parse(pairs: list[tuple[str, ...]], numbers: dict[str, int]) -> NDArray[np.int64]:
     """Pairs × two ends × (file number, row); new files are numbered as they come."""
-    flat = [
-        (numbers.setdefault(a, len(numbers)), int(i), numbers.setdefault(b, len(numbers)), int(j))
-        for a, i, b, j in pairs
-    ]
-    return np.array(flat, np.int64).reshape(-1, 2, 2)
+
+    def number(file: str) -> int:
+        return numbers.setdefault(file, len(numbers))
+
+    return np.array([(number(a), int(i), number(b), int(j)) for a, i, b, j in pairs], np.int64).reshape(-1, 2, 2)
 
 
 def _count(names: list[str], nodes: NDArray) -> Counts:

@@ -15,6 +15,7 @@ from dedup.shards import list_shards, open_shard
 from pipeline.command import command
 from pipeline.files import whole_file
 from pipeline.ledger import READ, Counts, Ledger
+from pipeline.partition import part_of
 from pipeline.stage import STATE, How, Options, Task, is_done, run_stage
 
 NAME = "generate_duplicate_pairs"
@@ -83,11 +84,6 @@ def partition_bands(shard: Path, first: int, rows: int, bands: int, parts: int, 
     with whole_file(output.with_suffix(".npy")) as temporary, temporary.open("wb") as file:
         np.save(file, starts)
     return Counts({}, [])
-
-
-def part_of(digests: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
-    """The hash range of each digest, of `parts` (a power of two) equal ones, in ascending order."""
-    return ((digests >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.int64)
 
 
 def link_part(files: list[Path], band: int, part: int, output: Path) -> Counts:

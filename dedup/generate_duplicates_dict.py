@@ -75,10 +75,8 @@ def read_clusters(path: Path) -> list[list[DocKey]]:
     if is_table(path):
         table = read_table(path, {"cluster", "file", "row"})
         found = defaultdict(list)
-        for cluster, file, row in zip(
-            *(table.column(name).to_pylist() for name in ("cluster", "file", "row")), strict=True
-        ):
-            found[cluster].append(DocKey(file, row))
+        for member in table.to_pylist():
+            found[member["cluster"]].append(DocKey(member["file"], member["row"]))
         return list(found.values())
     try:
         components, _, keys = load_pickle(path)
@@ -87,7 +85,7 @@ def read_clusters(path: Path) -> list[list[DocKey]]:
         if isinstance(error, InputError):
             raise
         raise InputError(
-            f"{path} holds no (components, how many, keys): make it with generate_connected_components"
+            f"{path} holds no (components, how many, keys): generate_connected_components writes it"
         ) from error
 
 

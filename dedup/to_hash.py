@@ -18,7 +18,7 @@ from pipeline.documents import Document, list_source
 from pipeline.errors import UsageError
 from pipeline.ledger import Counts
 from pipeline.reading import Slice, plan_slices, read_documents
-from pipeline.stage import STATE, How, Options, Task, note_count, refuse_strangers, run_stage
+from pipeline.stage import STATE, How, Options, Task, note_count, outputs_of, refuse_strangers, run_stage
 from pipeline.text import utf8_size
 from pipeline.writing import Rejects
 
@@ -79,7 +79,7 @@ def to_hash(
         for file in chosen
         for part in plan_slices(file)
     ]
-    refuse_strangers(output_dir, tasks, (SUFFIX,), NAME)
+    refuse_strangers(output_dir, outputs_of(tasks), (SUFFIX,), output_dir / STATE / f"{NAME}.jsonl")
     counts = run_stage(NAME, tasks, output_dir / STATE, how, scope="" if chosen == files else None)
     if chosen == files:
         note_count(n_docs, counts, how)

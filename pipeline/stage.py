@@ -5,7 +5,7 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -114,20 +114,25 @@ def is_whole(entry: Entry) -> bool:
     return all(path.is_file() and path.stat().st_size == size for path, size in sizes)
 
 
-def refuse_strangers(folder: Path, tasks: Sequence[Task], suffixes: tuple[str, ...], name: str) -> None:
+def outputs_of(tasks: Iterable[Task]) -> list[Path]:
+    """Everything that tasks write."""
+    return [path for task in tasks for path in task.outputs]
+
+
+def refuse_strangers(folder: Path, planned: Iterable[Path], suffixes: tuple[str, ...], ledger: Path) -> None:
     """OutputError if `folder` holds data files that neither this plan nor the stage's ledger knows.
 
     The next stage reads the whole folder: what another run left there would join the corpus.
     """
-    known = {str(path) for task in tasks for path in task.outputs}
-    for entry in Ledger(folder / STATE / f"{name}.jsonl").read().values():
+    known = {str(path) for path in planned}
+    for entry in Ledger(ledger).read().values():
         known.update(entry.outputs)
     found = (path for path in walk(folder) if path.name.endswith(suffixes))
     strangers = [path for path in found if str(path) not in known]
     if strangers:
         raise OutputError(
-            f"{folder} holds {len(strangers):,} files that {name} did not write, {strangers[0].name!r} the first: "
-            "it may be another run's output. Give an empty or new folder, or remove them."
+            f"{folder} holds {len(strangers):,} files that {ledger.stem} did not write, {strangers[0].name!r} "
+            "the first: it may be another run's output. Give an empty or new folder, or remove them."
         )
 
 
@@ -196,9 +201,8 @@ def _say(name: str, tasks: Sequence[Task], todo: Sequence[Task], total: Counts, 
     read = went.pop(READ, 0)
     parts = " + ".join(f"{count:,} {reason}" for reason, count in went.items() if count)
     megabytes = total.total(READ).bytes / 1e6
-    if todo:
-        rate = f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)"
-    else:
-        rate = "done already, nothing to do"
-    skipped = f", {len(tasks) - len(todo)} of {len(tasks)} tasks done before" if len(todo) < len(tasks) and todo else ""
-    print(f"{name}: {read:,} read = {parts or 'nothing'} | {rate}{skipped}", file=sys.stderr, flush=True)
+    speed = f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)"
+    rate = speed if megabytes else f"{seconds:.1f} s"
+    skipped = f", {len(tasks) - len(todo)} of {len(tasks)} tasks done before" if len(todo) < len(tasks) else ""
+    done = rate + skipped if todo else "done already, nothing to do"
+    print(f"{name.partition('-')[0]}: {read:,} read = {parts or 'nothing'} | {done}", file=sys.stderr, flush=True)

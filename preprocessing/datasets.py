@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.table import Table
 
 from pipeline.errors import UsageError
-from pipeline.ledger import READ, WRITTEN, Counts
+from pipeline.ledger import MALFORMED, READ, WRITTEN, Counts
 
 DEFAULT_WEIGHT = 1.0
 
@@ -72,10 +72,8 @@ def _eligible(counts: Counts, source: str) -> tuple[int, int]:
     """Documents and bytes of a source before weights: what was read and not dropped for another reason."""
     read = counts.total(READ, source)
     documents, size = read.documents, read.bytes
-    for where, reason, tally in counts.rows():
-        if (where == source and reason in ("short", "duplicate")) or (
-            where == source and reason.startswith("malformed")
-        ):
+    for reason, tally in counts.tallies.get(source, {}).items():
+        if reason in ("short", "duplicate") or reason.startswith(MALFORMED):
             documents, size = documents - tally.documents, size - tally.bytes
     return documents, size
 
@@ -85,9 +83,7 @@ def _from_text(text: str) -> dict[str, float]:
     try:
         return {name.strip(): float(weight) for name, _, weight in pairs}
     except ValueError:
-        raise UsageError(
-            f"--weights {text}: wanted source=epochs,source=epochs (book=2.5,c4=1) or a .toml file"
-        ) from None
+        raise UsageError(f"--weights {text}: wanted source=epochs,… (book=2.5,c4=1) or a .toml file") from None
 
 
 def _from_toml(path: Path) -> dict[str, float]:

@@ -59,7 +59,7 @@ def normalize_text(
         raise UsageError(f"--idx {idx}: {data_dir} has {len(files)} files, so wanted 0 to {(len(files) - 1) // 64}")
     state = target_dir / STATE
     tasks, pieces = _plan(chosen, targets, state, ftfy)
-    refuse_strangers(target_dir, [Task("", join_pieces, {}, (), (path,)) for path in targets.values()], SUFFIXES, NAME)
+    refuse_strangers(target_dir, targets.values(), SUFFIXES, state / f"{NAME}.jsonl")
     if pieces:
         run_stage(PIECES, pieces, state, how, scope=None)
     counts = run_stage(NAME, tasks, state, how, scope=None if idx >= 0 else "")

@@ -47,11 +47,6 @@ def smallest(pieces: Callable[[], Iterable[Draws]], count: int) -> np.uint64 | N
     return np.sort(np.concatenate(inside))[rank - 1]
 
 
-def part_of(draw: Draws, parts: int) -> NDArray[np.int64]:
-    """The part, of `parts` equally likely ones, that each draw falls into."""
-    return ((draw >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.int64)
-
-
 def batched(items: Iterable, size: int) -> Iterator[list]:
     """Lists of `size` items, the last one shorter."""
     batch = []

@@ -1,0 +1,99 @@
+"""Stage: decontamination, no document of the train set is one of the holdout (SHA-256 of the text)."""
+
+import hashlib
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+from tyro.conf import Positional
+
+from pipeline.command import command
+from pipeline.documents import SUFFIXES, list_corpus
+from pipeline.errors import UsageError
+from pipeline.files import whole_file
+from pipeline.ledger import WRITTEN, Counts
+from pipeline.reading import Slice, plan_slices, read_documents
+from pipeline.stage import STATE, How, Options, Task, outputs_of, refuse_strangers, run_stage
+from pipeline.text import utf8_size
+from pipeline.writing import Rejects, open_lines
+
+NAME = "dedup_train"
+CONTAMINATED = "contaminated"
+_DIGEST = hashlib.sha256().digest_size
+
+
+def dedup_train(chunk: Positional[int], src_dir: Path, tgt_dir: Path, out_dir: Path, how: Options = How()) -> Counts:
+    """Write a chunk of the train set without the documents whose text is also in the holdout.
+
+    Args:
+        chunk: Number of the chunk, the folder chunk<chunk> of src_dir.
+        src_dir: OUT/train.
+        tgt_dir: OUT/holdout; all of its chunks count.
+        out_dir: OUT/train_deduped.
+        how: How to run.
+
+    Returns:
+        Documents read, written and contaminated, per source.
+    """
+    folder = src_dir / f"chunk{chunk}"
+    if not folder.is_dir():
+        found = ", ".join(sorted(path.name for path in src_dir.glob("chunk*"))) or "no chunk"
+        raise UsageError(f"{folder}: wanted a chunk that pass2 wrote; {src_dir} has {found}")
+    held = list_corpus(tgt_dir)
+    state = out_dir / STATE
+    digests = state / "holdout.sha256"
+    holdout = tuple(file.path for file in held)
+    slices = [part for file in held for part in plan_slices(file)]
+    gather = Task("digests", gather_digests, {"slices": slices, "output": digests}, holdout, (digests,))
+    run_stage(f"{NAME}-digests", [gather], state, replace(how, quiet=True))
+    tasks = [
+        Task(part.label, clean_slice, {"part": part, "digests": digests, "output": out_dir / part.name},
+             (Path(part.path), digests), (out_dir / part.name,), part.size)
+        for file in list_corpus(folder, f"chunk{chunk}/")
+        for part in [Slice(str(file.path), file.name, size=file.size)]
+    ]  # fmt: skip
+    refuse_strangers(out_dir, outputs_of(tasks), SUFFIXES, state / f"{NAME}.jsonl")
+    return run_stage(NAME, tasks, state, how, scope=f"chunk{chunk}/")
+
+
+def gather_digests(slices: list[Slice], output: Path) -> Counts:
+    """Write the SHA-256 digests of all held-out texts, sorted, 32 bytes each."""
+    digests: set[bytes] = set()
+    for part in slices:
+        digests.update(
+            digest_of(document.text) for document in read_documents(part, Counts({}, []), Rejects(output), carried=True)
+        )
+    with whole_file(output) as temporary:
+        temporary.write_bytes(b"".join(sorted(digests)))
+    return Counts({}, [])
+
+
+def clean_slice(part: Slice, digests: Path, output: Path) -> Counts:
+    """Write the documents of one file that are not held out."""
+    counts, held = Counts({}, []), load_digests(digests, digests.stat().st_mtime_ns)
+    with open_lines(output) as sink:
+        for document in read_documents(part, counts, Rejects(output), carried=True):
+            is_held = digest_of(document.text) in held
+            if not is_held:
+                sink.write(document.to_json())
+            counts.add(document.origin.source, CONTAMINATED if is_held else WRITTEN, utf8_size(document.text))
+    return counts
+
+
+def digest_of(text: str) -> bytes:
+    """SHA-256 of a text's UTF-8."""
+    return hashlib.sha256(text.encode()).digest()
+
+
+@cache
+def load_digests(path: Path, version: int) -> frozenset[bytes]:  # noqa: ARG001
+    """The digests in a file, read once a process for each `version` of it."""
+    data = path.read_bytes()
+    return frozenset(data[i : i + _DIGEST] for i in range(0, len(data), _DIGEST))
+
+
+if __name__ == "__main__":
+    command(dedup_train)

@@ -1,0 +1,276 @@
+"""Stage: mix and shuffle in two passes, and hold documents out for evaluation.
+
+Pass 1 reads the corpus once and scatters every document that goes on over parts, by a draw from
+its key; pass 2 sorts each part in memory by another draw and splits it. The result is a uniformly
+random order of the whole, whatever was done by which process when.
+"""
+
+import math
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from tyro.conf import Positional
+
+from pipeline.command import command
+from pipeline.documents import SUFFIXES, list_corpus
+from pipeline.errors import InputError, UsageError
+from pipeline.files import write_whole
+from pipeline.ledger import READ, WRITTEN, Counts
+from pipeline.reading import Slice, plan_slices
+from pipeline.stage import STATE, How, Options, Task, outputs_of, refuse_strangers, run_stage
+from pipeline.writing import open_lines
+from preprocessing.datasets import shares, source_weights
+from preprocessing.mixing import (
+    DUPLICATE,
+    SHORT,
+    Drops,
+    PassOne,
+    Share,
+    group_by_source,
+    mix_slice,
+    survey_slice,
+    write_drops,
+)
+from preprocessing.piles import SUFFIX, Pile, index_path, open_pile
+from preprocessing.sampling import NEVER, smallest
+
+HELD_OUT = "holdout"
+PASS_1 = "pass1"
+PASS_2 = "pass2"
+FEWEST_PARTS = 20  # SlimPajama's number
+PART_BYTES = 128 << 20  # more parts where they would be larger: pass 2 holds one in memory
+_COMPRESSION = 4  # how much smaller compressed text is taken to be
+
+
+def pass1(
+    input_dir: Path,
+    out_dir: Path,
+    duplicates: Path | None = None,
+    short_docs: Path | None = None,
+    weights: str = "",
+    seed: int = 1,
+    how: Options = How(),
+) -> Counts:
+    """Drop short documents and duplicates, weigh the sources, and scatter the rest over the parts of pass 2.
+
+    Args:
+        input_dir: NORM/, the normalised corpus: the folder of all sources.
+        out_dir: OUT/pass1.
+        duplicates: DUP/duplicates.pickle or .parquet; nothing is dropped as a duplicate without it.
+        short_docs: FILTERED.pickle or .parquet; nothing is dropped as short without it.
+        weights: Epochs per source, book=2.5,c4=1 or a .toml file; otherwise as preprocessing/datasets.py says.
+        seed: Seed of every draw: weights, parts, order and holdout.
+        how: How to run.
+
+    Returns:
+        Documents read, written, repeated and dropped, per source and reason.
+    """
+    files = list_corpus(input_dir)
+    slices = [part for file in files for part in plan_slices(file)]
+    epochs = source_weights(weights, {file.source for file in files})
+    state = out_dir / STATE
+    drops = {file.name: state / "drops" / f"{file.name}.npz" for file in files}
+    _divide_drops(drops, duplicates, short_docs, state, how)
+    sets = tuple(path for path in (duplicates, short_docs) if path)
+    chosen = _choose_shares(epochs, slices, drops, sets, seed, state, how)
+    parts = max(FEWEST_PARTS, math.ceil(sum(_text_size(part) for part in slices) / PART_BYTES))
+    tasks = [
+        _mix_task(part, drops[part.name], chosen[part.source], parts, seed, out_dir / f"{part.label}{SUFFIX}", sets)
+        for part in slices
+    ]
+    refuse_strangers(out_dir, outputs_of(tasks), SUFFIXES, state / f"{PASS_1}.jsonl")
+    counts = run_stage(PASS_1, tasks, state, how)
+    _check_dropped(counts, drops.values(), sets)
+    _write_head(tasks, PassOne(parts, seed, {}, epochs), out_dir, how)
+    if not how.quiet:
+        Console().print(shares(epochs, counts))
+    return counts
+
+
+def pass2(
+    start: Positional[int],
+    end: Positional[int],
+    chunk: Positional[int],
+    input_dir: Path,
+    train_dir: Path,
+    holdout_dir: Path,
+    holdout: float = 0.0017,
+    how: Options = How(),
+) -> Counts:
+    """Shuffle the parts start ≤ i < end and split them, into the folder chunk<chunk> of train and holdout.
+
+    The holdout is an exact fraction of each source's documents, and at least one of a source with
+    two or more, so that no source is left out.
+
+    Args:
+        start: The first part.
+        end: The first part not to take; past the end means all. Pass 1 makes 20 parts, or more of a large corpus.
+        chunk: Number of the folder to write to.
+        input_dir: OUT/pass1.
+        train_dir: OUT/train.
+        holdout_dir: OUT/holdout.
+        holdout: Fraction of each source's documents to hold out; SlimPajama's is 0.17 %.
+        how: How to run.
+
+    Returns:
+        Documents read, written to train and held out, per source.
+    """
+    head = _read_head(input_dir)
+    if not 0 <= start < min(end, head.parts):
+        raise UsageError(f"parts {start} to {end}: pass1 made {head.parts} parts: wanted 0 ≤ start < end")
+    if not 0 <= holdout < 1:
+        raise UsageError(f"--holdout {holdout}: wanted a fraction of 0 or more and less than 1, such as 0.0017")
+    limits = _holdout_limits(input_dir, head, holdout)
+    tasks = []
+    for part in range(start, min(end, head.parts)):
+        train = train_dir / f"chunk{chunk}" / f"example_train_{part}.jsonl.zst"
+        held = holdout_dir / f"chunk{chunk}" / f"example_holdout_{part}.jsonl.zst"
+        arguments = {"part": part, "input_dir": input_dir, "limits": limits, "train": train, "held": held}
+        tasks.append(Task(f"part {part}", split_part, arguments, (_head_path(input_dir),), (train, held)))
+    ledger = train_dir / STATE / f"{PASS_2}.jsonl"
+    for folder in (train_dir, holdout_dir):
+        refuse_strangers(folder, outputs_of(tasks), SUFFIXES, ledger)
+    is_all = start == 0 and end >= head.parts
+    return run_stage(PASS_2, tasks, train_dir / STATE, how, scope="" if is_all else None)
+
+
+def split_part(part: int, input_dir: Path, limits: dict[str, int], train: Path, held: Path) -> Counts:
+    """Shuffle one part of all piles, and write its documents to train or holdout."""
+    counts = Counts({}, [])
+    members = []
+    for name, source in _read_head(input_dir).piles.items():
+        pile = open_pile(input_dir / name)
+        for line, i in pile.read_part(part):
+            is_held = pile.holdout[i] != NEVER and int(pile.holdout[i]) <= limits.get(source, -1)
+            members.append((int(pile.order[i]), source, line, is_held, int(pile.size[i])))
+    members.sort(key=lambda member: member[:3])
+    with open_lines(train) as train_lines, open_lines(held) as held_lines:
+        for _, source, line, is_held, size in members:
+            (held_lines if is_held else train_lines).write(line)
+            counts.add(source, READ, size)
+            counts.add(source, HELD_OUT if is_held else WRITTEN, size)
+    return counts
+
+
+def write_head(out_dir: Path, piles: list[Path], head: PassOne) -> Counts:
+    """Write pass1.json, the list of piles and where each comes from."""
+    for path in piles:
+        name = path.relative_to(out_dir).as_posix()
+        head.piles[name] = Slice("", name).source
+    write_whole(_head_path(out_dir), msgspec.json.format(msgspec.json.encode(head), indent=2) + b"\n")
+    return Counts({}, [])
+
+
+def _divide_drops(
+    drops: dict[str, Path], duplicates: Path | None, short_docs: Path | None, state: Path, how: How
+) -> None:
+    sets = [duplicates, short_docs, duplicates and duplicates.with_suffix(".parquet")]
+    inputs = tuple(dict.fromkeys(path for path in sets if path and path.is_file()))
+    arguments = {
+        "duplicates": duplicates, "short_docs": short_docs, "files": list(drops), "outputs": list(drops.values()),
+    }  # fmt: skip
+    task = Task("drops", write_drops, arguments, inputs, tuple(drops.values()))
+    run_stage(f"{PASS_1}-drops", [task], state, replace(how, quiet=True))
+
+
+def _choose_shares(
+    weights: dict[str, float], slices: list[Slice], drops: dict[str, Path], sets: tuple[Path, ...],
+    seed: int, state: Path, how: How,
+) -> dict[str, Share]:  # fmt: skip
+    """Turn weights into shares: for a fraction, find the draw up to which exactly that many documents lie."""
+    found, tasks = {}, []
+    for source, parts in group_by_source(slices).items():
+        whole = math.floor(weights[source])
+        found[source] = Share(whole)
+        if weights[source] == whole:
+            continue
+        outputs = [state / "survey" / f"{part.label}.npy" for part in parts]
+        tasks += [
+            Task(part.label, survey_slice, {"part": part, "drops": drops[part.name], "seed": seed, "output": output},
+                 (Path(part.path), *sets), (output,), part.size)
+            for part, output in zip(parts, outputs, strict=True)
+        ]  # fmt: skip
+        found[source] = Share(whole, None)
+    run_stage(f"{PASS_1} survey", tasks, state, replace(how, quiet=how.quiet or not tasks))
+    for task in tasks:
+        source = task.arguments["part"].source
+        if found[source].threshold is None:
+            outputs = [other.outputs[0] for other in tasks if other.arguments["part"].source == source]
+            found[source] = Share(found[source].whole, _threshold(outputs, weights[source] - found[source].whole))
+    return found
+
+
+def _threshold(outputs: list[Path], fraction: float) -> int | None:
+    total = sum(len(np.load(path, mmap_mode="r")) for path in outputs)
+    limit = smallest(lambda: (np.load(path) for path in outputs), round(fraction * total))
+    return None if limit is None else int(limit)
+
+
+def _mix_task(
+    part: Slice, drops: Path, share: Share, parts: int, seed: int, output: Path, sets: tuple[Path, ...]
+) -> Task:
+    arguments = {"part": part, "drops": drops, "share": share, "parts": parts, "seed": seed, "output": output}
+    return Task(part.label, mix_slice, arguments, (Path(part.path), *sets), (output, index_path(output)), part.size)
+
+
+def _check_dropped(counts: Counts, drops: Iterable[Path], sets: tuple[Path, ...]) -> None:
+    """Every row that a key set names must have been met: else the set is of another corpus."""
+    named = [np.union1d(loaded.short, loaded.duplicate) for loaded in map(Drops.load, drops)]
+    wanted = sum(len(rows) for rows in named)
+    met = counts.total(SHORT).documents + counts.total(DUPLICATE).documents
+    if met != wanted:
+        raise InputError(
+            f"{' and '.join(map(str, sets))} name {wanted:,} documents, and {met:,} of them are in the corpus: "
+            "they were made from another version of it. Run filter and the dedup stages again"
+        )
+
+
+def _write_head(tasks: list[Task], head: PassOne, out_dir: Path, how: How) -> None:
+    piles = [task.outputs[0] for task in tasks]
+    indexes = tuple(task.outputs[1] for task in tasks)
+    task = Task("head", write_head, {"out_dir": out_dir, "piles": piles, "head": head}, indexes, (_head_path(out_dir),))
+    run_stage(f"{PASS_1}-head", [task], out_dir / STATE, replace(how, quiet=True))
+
+
+def _head_path(folder: Path) -> Path:
+    return folder / "pass1.json"
+
+
+def _read_head(folder: Path) -> PassOne:
+    path = _head_path(folder)
+    if not path.is_file():
+        raise UsageError(f"{folder} holds no {path.name}: wanted the folder that pass1 wrote. Run pass1 to its end")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=PassOne)
+    except msgspec.DecodeError as error:
+        raise InputError(f"{path} is damaged ({error}): run pass1 again") from error
+
+
+def _holdout_limits(folder: Path, head: PassOne, fraction: float) -> dict[str, int]:
+    """For each source the draw up to which documents are held out: exactly `fraction` of them, and at least one."""
+    by_source: dict[str, list[Pile]] = {}
+    for name, source in head.piles.items():
+        by_source.setdefault(source, []).append(open_pile(folder / name))
+    limits = {}
+    for source, piles in by_source.items():
+        total = sum(int((pile.holdout != NEVER).sum()) for pile in piles)
+        count = max(round(fraction * total), 1 if total > 1 and fraction > 0 else 0)
+        limit = smallest(lambda piles=piles: (pile.holdout for pile in piles), count)  # type: ignore[misc]
+        if limit is not None:
+            limits[source] = int(limit)
+    return limits
+
+
+def _text_size(part: Slice) -> int:
+    return part.size * (1 if part.path.endswith(".jsonl") else _COMPRESSION)
+
+
+if __name__ == "__main__":
+    command(pass1, pass2)
