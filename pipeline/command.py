@@ -48,8 +48,13 @@ def run_guarded(action: Callable[[], Any]) -> int:
     except BrokenPipeError:
         return 0  # whoever was reading, such as `head`, has seen enough
     if result is not None:
-        Console(soft_wrap=True).print(result)
+        wide_console().print(result)
     return 0
+
+
+def wide_console() -> Console:
+    """Standard output; where no terminal sets its width, wide enough for a table."""
+    return Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 
 
 def _parse_and_call(parser: Any, arguments: Sequence[str] | None, prog: str | None) -> Any:

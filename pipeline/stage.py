@@ -139,7 +139,7 @@ def refuse_strangers(folder: Path, planned: Iterable[Path], suffixes: tuple[str,
 def note_count(n_docs: int, counts: Counts, how: How) -> None:
     """Point out that a number of documents given on the command line is not what was found."""
     found = counts.total(READ).documents
-    if n_docs != found and not how.quiet:
+    if n_docs > 0 and n_docs != found and not how.quiet:
         print(
             f"note: n_docs was given as {n_docs:,}; {found:,} documents were found, and all are used", file=sys.stderr
         )

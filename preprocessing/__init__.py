@@ -1,1 +1,9 @@
 """Stages that decide from one document, or sample: normalise, filter, mix, shuffle, split, tokenise."""
+
+from preprocessing.filter import filter
+from preprocessing.normalize_text import normalize_text
+from preprocessing.shuffle_holdout import pass1, pass2
+from preprocessing.tokenize_corpus import tokenize_corpus
+from preprocessing.train_tokenizer import train_tokenizer
+
+__all__ = ["filter", "normalize_text", "pass1", "pass2", "tokenize_corpus", "train_tokenizer"]

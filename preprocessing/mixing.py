@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.documents import ORIGIN, CorpusFile, DocKey, Document
+from pipeline.documents import ORIGIN, DocKey, Document
 from pipeline.errors import InputError
 from pipeline.files import whole_file
 from pipeline.keys import KeySet, is_table, read_keys, read_table
@@ -171,11 +171,6 @@ def _describes(table: Path, removed: KeySet) -> bool:
         return False
     listed = read_keys(table)
     return listed.keys() == removed.keys() and all(np.array_equal(listed[file], removed[file]) for file in removed)
-
-
-def drops_path(state: Path, file: CorpusFile) -> Path:
-    """Where the rows to drop from a file are kept."""
-    return state / "drops" / f"{file.name}.npz"
 
 
 def group_by_source(slices: list[Slice]) -> dict[str, list[Slice]]:

@@ -15,10 +15,9 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import msgspec
 import numpy as np
-from rich.console import Console
 from tyro.conf import Positional
 
-from pipeline.command import command
+from pipeline.command import command, wide_console
 from pipeline.documents import SUFFIXES, list_corpus
 from pipeline.errors import InputError, UsageError
 from pipeline.files import write_whole
@@ -90,7 +89,7 @@ def pass1(
     _check_dropped(counts, drops.values(), sets)
     _write_head(tasks, PassOne(parts, seed, {}, epochs), out_dir, how)
     if not how.quiet:
-        Console().print(shares(epochs, counts))
+        wide_console().print(shares(epochs, counts))
     return counts
 
 

@@ -1,0 +1,117 @@
+"""The whole pipeline, from a corpus to token shards: all stages in order, each going on where it stopped."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import msgspec
+
+from dedup.dedup_train import dedup_train
+from dedup.generate_connected_components import generate_connected_components
+from dedup.generate_duplicate_pairs import generate_duplicate_pairs
+from dedup.generate_duplicates_dict import generate_duplicates_dict
+from dedup.to_hash import SIGNED, to_hash
+from gristmill.config import RunConfig
+from gristmill.funnel import FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_handover
+from pipeline.command import run_guarded, wide_console
+from pipeline.config import load_config
+from pipeline.errors import OutputError
+from pipeline.files import write_whole
+from pipeline.ledger import WRITTEN
+from pipeline.tokens import Manifest
+from preprocessing.filter import filter as find_short
+from preprocessing.normalize_text import normalize_text
+from preprocessing.shuffle_holdout import pass1, pass2
+from preprocessing.tokenize_corpus import tokenize_corpus
+from preprocessing.train_tokenizer import MODEL, train_tokenizer
+
+ALL = sys.maxsize  # files, parts: past the end means all
+UNKNOWN = 0  # SlimPajama's n_docs, which nothing depends on
+CHUNK = 1
+RECORD = "run.json"
+
+
+def run(config: RunConfig) -> Funnel:
+    """Run every stage that is not done, check each handover, and write funnel.json. Raises GristmillErrors."""
+    out, how = config.out, config.how
+    _claim(config)
+    clean, dup = out / "normalized", out / "dup"
+    normalized = normalize_text(config.corpus, clean, ftfy=config.normalize.ftfy, how=how)
+
+    filtered = find_short(clean, out / "filtered.pickle", UNKNOWN, "all", config.filter.threshold, how)
+    hashed = to_hash(
+        "all", clean, out / "minhash", UNKNOWN, "0", 0, ALL, config.dedup.width, hash=config.dedup.hash,
+        permutations=config.dedup.permutations, seed=config.seed, how=how,
+    )  # fmt: skip
+    pairs = generate_duplicate_pairs(
+        out / "minhash", dup / "duplicate_pairs.txt", config.dedup.range, config.dedup.bands, how=how
+    )
+    generate_connected_components(dup, dup / "connected_components.pickle", how)
+    generate_duplicates_dict(dup / "connected_components.pickle", dup / "duplicates.pickle", how)
+
+    weights = ",".join(f"{source}={weight!r}" for source, weight in config.mix.weights.items())
+    mixed = pass1(clean, out / "pass1", dup / "duplicates.pickle", out / "filtered.pickle", weights, config.seed, how)
+    split = pass2(0, ALL, CHUNK, out / "pass1", out / "train", out / "holdout", config.mix.holdout, how)
+    cleaned = dedup_train(CHUNK, out / "train", out / "holdout", out / "train_deduped", how)
+
+    spec = config.tokenizer
+    train_tokenizer(
+        out / "train_deduped", out / "tokenizer", spec.vocab_size, spec.model_type, spec.sample, config.seed, how
+    )
+    model = out / "tokenizer" / MODEL
+    encoded = tokenize_corpus(out / "train_deduped", model, out / "tokens" / TRAIN, how)
+    encoded_holdout = tokenize_corpus(out / "holdout", model, out / "tokens" / HELD_OUT, how)
+
+    check_handover("normalize_text", normalized, WRITTEN, "filter", filtered)
+    check_handover("normalize_text", normalized, WRITTEN, "to_hash", hashed)
+    check_handover("to_hash", hashed, SIGNED, "generate_duplicate_pairs", pairs, sizes=False)
+    check_handover("normalize_text", normalized, WRITTEN, "pass1", mixed)
+    check_handover("pass1", mixed, WRITTEN, "pass2", split)
+    check_handover("pass2", split, WRITTEN, "dedup_train", cleaned)
+    check_handover("dedup_train", cleaned, WRITTEN, "tokenize_corpus (train)", encoded)
+    check_handover("pass2", split, HELD_OUT, "tokenize_corpus (holdout)", encoded_holdout)
+    manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
+    funnel = build_funnel(normalized, mixed, split, cleaned, manifests)
+    funnel.save(out)
+    return funnel
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """`gristmill run pipeline.toml [--section.key value …]`: prints the funnel and what to do next."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and not arguments[0].startswith("-"):
+        arguments.insert(0, "--config")
+    sys.exit(run_guarded(lambda: _run_and_tell(arguments)))
+
+
+def _run_and_tell(arguments: list[str]) -> None:
+    config = load_config(RunConfig, arguments, prog="gristmill run")
+    funnel = run(config)
+    console = wide_console()
+    console.print(funnel)
+    tokens = config.out / "tokens"
+    console.print(
+        f"\nfunnel: {config.out / FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
+        f"to train: torchrun --nproc_per_node=2 training/train.py --data.train {tokens / TRAIN} "
+        f"--data.holdout {tokens / HELD_OUT} --out_dir {config.out / 'model'}",
+        highlight=False,
+    )
+
+
+def _claim(config: RunConfig) -> None:
+    """Note in the output folder what it holds; OutputError if that is the run of another corpus."""
+    path = config.out / RECORD
+    corpus = str(config.corpus.resolve())
+    if path.is_file():
+        before = msgspec.json.decode(path.read_bytes()).get("corpus")
+        if before != corpus:
+            raise OutputError(
+                f"{config.out} holds a run of {before}, and this one is of {corpus}: give another --out, "
+                "or remove the folder"
+            )
+    record = {**asdict(config), "corpus": corpus}
+    write_whole(path, msgspec.json.format(msgspec.json.encode(record, enc_hook=str), indent=2) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Stage: documents to Megatron token shards, one document a sequence, end-of-document appended."""
+
+import shutil
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+import msgspec
+import sentencepiece
+
+from pipeline.command import command
+from pipeline.documents import list_corpus
+from pipeline.errors import UsageError
+from pipeline.files import sha256_file, whole_file, write_whole
+from pipeline.ledger import WRITTEN, Counts
+from pipeline.reading import Slice, plan_slices, read_documents
+from pipeline.stage import STATE, How, Options, Task, outputs_of, refuse_strangers, run_stage
+from pipeline.text import utf8_size
+from pipeline.tokens import (
+    MANIFEST,
+    Manifest,
+    ShardRecord,
+    SourceRecord,
+    TokenizerRecord,
+    TokenShardWriter,
+    token_dtype,
+)
+from pipeline.writing import Rejects
+from preprocessing.sampling import batched
+
+NAME = "tokenize_corpus"
+_LOSSY = "\u2581"  # SentencePiece's own sign for a space
+_BATCH = 64
+
+
+class ShardReport(msgspec.Struct):
+    """What one shard holds, for the manifest."""
+
+    shard: ShardRecord
+    sources: dict[str, SourceRecord]
+    lossy_documents: int = 0
+
+
+def tokenize_corpus(input_dir: Path, tokenizer: Path, out_dir: Path, how: Options = How()) -> Counts:
+    """Encode every document with a SentencePiece model into token shards that Megatron-LM reads.
+
+    Writes a shard (.bin and .idx) for each input file, manifest.json (counts per source, a checksum a
+    shard, the tokenizer's hash) and a copy of the tokenizer.
+
+    Args:
+        input_dir: OUT/train_deduped or OUT/holdout.
+        tokenizer: A SentencePiece .model file with an end-of-sentence piece.
+        out_dir: OUT/tokens/train or OUT/tokens/holdout.
+        how: How to run.
+
+    Returns:
+        Documents read and written, per source.
+    """
+    if not tokenizer.is_file():
+        raise UsageError(f"{tokenizer}: wanted a SentencePiece model, and there is no such file. Run train_tokenizer")
+    load_tokenizer(tokenizer)
+    state = out_dir / STATE
+    slices = [part for file in list_corpus(input_dir) for part in plan_slices(file)]
+    tasks = [_slice_task(part, tokenizer, out_dir, state) for part in slices]
+    refuse_strangers(out_dir, outputs_of(tasks), (".bin", ".idx"), state / f"{NAME}.jsonl")
+    counts = run_stage(NAME, tasks, state, how)
+    reports = tuple(task.outputs[2] for task in tasks)
+    outputs = (out_dir / MANIFEST, out_dir / tokenizer.name)
+    arguments = {"reports": reports, "tokenizer": tokenizer, "out_dir": out_dir}
+    manifest = Task("manifest", write_manifest, arguments, (*reports, tokenizer), outputs)
+    run_stage(f"{NAME}-manifest", [manifest], state, replace(how, quiet=True))
+    return counts
+
+
+def encode_slice(part: Slice, tokenizer: Path, prefix: Path, report: Path) -> Counts:
+    """Write the shard of one slice, and its report."""
+    counts, model = Counts({}, []), load_tokenizer(tokenizer)
+    found = ShardReport(ShardRecord(part.label, 0, 0, 0, ""), {})
+    documents = read_documents(part, counts, Rejects(report), carried=True)
+    with TokenShardWriter(prefix, token_dtype(model.vocab_size())) as shard:
+        for some in batched(documents, _BATCH):
+            for document, ids in zip(some, model.encode([document.text for document in some]), strict=True):
+                ids.append(model.eos_id())
+                shard.add(ids)
+                source, size = document.origin.source, utf8_size(document.text)
+                counts.add(source, WRITTEN, size)
+                _record(found, source, len(ids), size, _LOSSY in document.text)
+    found.shard.sha256 = shard.sha256
+    write_whole(report, msgspec.json.encode(found))
+    return counts
+
+
+def write_manifest(reports: tuple[Path, ...], tokenizer: Path, out_dir: Path) -> Counts:
+    """Gather the reports of all shards; put the tokenizer beside them."""
+    model = load_tokenizer(tokenizer)
+    with whole_file(out_dir / tokenizer.name) as temporary:
+        shutil.copyfile(tokenizer, temporary)
+    record = TokenizerRecord(tokenizer.name, sha256_file(tokenizer), model.vocab_size(), model.eos_id())
+    manifest = Manifest(record, token_dtype(record.vocab_size).name, [], {})
+    for path in reports:
+        found = msgspec.json.decode(path.read_bytes(), type=ShardReport)
+        manifest.shards.append(found.shard)
+        manifest.lossy_documents += found.lossy_documents
+        for source, more in found.sources.items():
+            _add(manifest.sources.setdefault(source, SourceRecord()), more.documents, more.tokens, more.bytes)
+    manifest.sources = dict(sorted(manifest.sources.items()))
+    manifest.save(out_dir)
+    return Counts({}, [])
+
+
+@cache
+def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
+    """A SentencePiece model. UsageError if it is none, or cannot mark the end of a document."""
+    model = sentencepiece.SentencePieceProcessor()
+    try:
+        model.Load(str(path))
+    except (RuntimeError, OSError) as error:
+        raise UsageError(f"{path} is not a SentencePiece model: train_tokenizer writes one") from error
+    if model.eos_id() < 0:
+        raise UsageError(f"{path} has no end-of-sentence piece, which ends a document: train it with one (eos_id)")
+    return model
+
+
+def _slice_task(part: Slice, tokenizer: Path, out_dir: Path, state: Path) -> Task:
+    prefix, report = out_dir / part.label, state / "reports" / f"{part.label}.json"
+    arguments = {"part": part, "tokenizer": tokenizer, "prefix": prefix, "report": report}
+    outputs = (prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx"), report)
+    return Task(part.label, encode_slice, arguments, (Path(part.path), tokenizer), outputs, part.size)
+
+
+def _record(found: ShardReport, source: str, tokens: int, size: int, lossy: bool) -> None:
+    _add(found.shard, 1, tokens, size)
+    _add(found.sources.setdefault(source, SourceRecord()), 1, tokens, size)
+    found.lossy_documents += lossy
+
+
+def _add(record: ShardRecord | SourceRecord, documents: int, tokens: int, size: int) -> None:
+    record.documents += documents
+    record.tokens += tokens
+    record.bytes += size
+
+
+if __name__ == "__main__":
+    command(tokenize_corpus)
