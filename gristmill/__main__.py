@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "dedup_train": ("dedup.dedup_train", ("dedup_train",), "no held-out text in the train set"),
     "train_tokenizer": ("preprocessing.train_tokenizer", ("train_tokenizer",), "a SentencePiece tokenizer"),
     "tokenize_corpus": ("preprocessing.tokenize_corpus", ("tokenize_corpus",), "documents to Megatron token shards"),
+    "funnel": ("gristmill.funnel", ("show_funnel",), "what became of every document of a run"),
     "train": ("training.train", ("main",), "pre-train a decoder on token shards (with torchrun: training/train.py)"),
 }  # fmt: skip
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import msgspec
 from rich.table import Table
+from tyro.conf import Positional
 
-from pipeline.errors import ConservationError
+from pipeline.errors import ConservationError, UsageError
 from pipeline.files import write_whole
 from pipeline.ledger import GAINS, READ, WRITTEN, Counts, Tally
 from pipeline.tokens import Manifest
@@ -44,6 +45,20 @@ class Funnel(msgspec.Struct):
             tokens = sum(self.tokens[TRAIN].get(s, 0) for s in ([source] if source else self.tokens[TRAIN]))
             table.add_row(source or "all", *cells, *sizes, f"{tokens:,}", style="" if source else "bold")
         return table
+
+
+def show_funnel(out: Positional[Path]) -> Funnel:
+    """Print the funnel of a finished run.
+
+    Args:
+        out: The folder that `gristmill run` wrote to.
+    """
+    path = out / FILE
+    if not path.is_file():
+        raise UsageError(
+            f"{path}: wanted the funnel of a run, and there is none: let `gristmill run` end first"
+        )
+    return msgspec.json.decode(path.read_bytes(), type=Funnel)
 
 
 def build_funnel(

@@ -1,0 +1,191 @@
+"""Small corpora of token shards, and processes to train on them."""
+
+import hashlib
+import multiprocessing
+import os
+import runpy
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+
+from pipeline.tokens import Manifest, ShardRecord, TokenizerRecord, TokenShardWriter, token_dtype
+from training.config import DataConfig, EvalConfig, MetricsConfig, ModelConfig, OptimConfig, TrainConfig
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RANK = Path(__file__).with_name("rank.py")
+VOCABULARY = 300  # byte fallback takes 256 of them
+
+torch.set_num_threads(1)  # as many as the processes beside it have: results are compared bit for bit
+
+Documents = list[list[int]]
+
+
+def write_shards(
+    folder: Path, shards: list[Documents], tokenizer: Path | None = None, vocabulary: int = VOCABULARY
+) -> Path:
+    """Token shards of the documents given as ids; every token counts as two bytes of text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    records = []
+    for number, documents in enumerate(shards):
+        name = f"shard-{number:05d}"
+        with TokenShardWriter(folder / name, token_dtype(vocabulary)) as shard:
+            for ids in documents:
+                shard.add(ids)
+        records.append(ShardRecord(name, len(documents), shard.tokens, 2 * shard.tokens, shard.sha256))
+    path = os.path.relpath(tokenizer, folder) if tokenizer else "none.model"
+    digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest() if tokenizer else "none"
+    Manifest(TokenizerRecord(path, digest, vocabulary, 2), str(token_dtype(vocabulary)), records, {}).save(folder)
+    return folder
+
+
+def sentences(seed: int, count: int) -> list[str]:
+    """Made-up prose with much to learn in it: few words, in an order that depends on the word before."""
+    random = np.random.default_rng(seed)
+    words = ["the", "a", "miller", "grain", "mill", "stone", "water", "wheel", "turns", "grinds", "carries"]
+    words += ["sells", "flour", "bread", "morning", "river", "slow", "fine"]
+    texts = []
+    for _ in range(count):
+        at = int(random.integers(len(words)))
+        text = []
+        for _ in range(int(random.integers(8, 30))):
+            text.append(words[at])
+            at = (at * 5 + 1 + int(random.integers(3))) % len(words)
+        texts.append(" ".join(text) + ".")
+    return texts
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with tokens/train (two shards), tokens/holdout and the tokenizer that made both."""
+    root = tmp_path_factory.mktemp("corpus")
+    tokenizer = root / "tokenizer.model"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences(0, 500)),
+        model_prefix=str(tokenizer.with_suffix("")),
+        vocab_size=VOCABULARY,
+        model_type="bpe",
+        byte_fallback=True,
+        minloglevel=2,
+    )
+    encode = sentencepiece.SentencePieceProcessor(model_file=str(tokenizer)).encode
+    for name, seed, sizes in (("train", 1, (150, 100)), ("holdout", 2, (30,))):
+        shards = [[[*encode(text), 2] for text in sentences(seed + 10 * i, size)] for i, size in enumerate(sizes)]
+        write_shards(root / "tokens" / name, shards, tokenizer)
+    return root
+
+
+@pytest.fixture
+def config(corpus: Path, tmp_path: Path) -> TrainConfig:
+    """A run of a second: 12 steps of 8 sequences of 16 tokens."""
+    return TrainConfig(
+        out_dir=tmp_path / "run",
+        data=DataConfig(corpus / "tokens/train", corpus / "tokens/holdout", seq_len=16, batch_size=12),
+        model=ModelConfig(layers=2, width=32, heads=4, kv_heads=2),
+        optim=OptimConfig(steps=12, lr=1e-2, warmup_steps=3),
+        eval=EvalConfig(sample_tokens=8, sequences=10),
+        metrics=MetricsConfig(tensorboard=False, log_every=4),
+        device="cpu",
+    )
+
+
+@pytest.fixture
+def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
+    """`run_ranks(size, function, *arguments)`: what the function returned in each of `size` real processes.
+
+    They are forked from a server that has imported torch already: a tenth of a second, not eight.
+    The function is one of a test module's own, found again by its file and name.
+    """
+
+    def run(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        out, port = tmp_path_factory.mktemp("ranks"), _free_port()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["pytest", "training.trainer"])
+        started = []
+        for rank in range(size):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+            job = {
+                "environment": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+                | {key: str(value) for key, value in place.items()},
+                "file": function.__code__.co_filename,
+                "function": function.__name__,
+                "arguments": arguments,
+                "result": out / f"{rank}.pt",
+            }
+            started.append(context.Process(target=runpy.run_path, args=(str(RANK), {"job": job}, "rank")))
+            started[-1].start()
+        for process in started:
+            process.join(90)
+        codes = [process.exitcode for process in started]
+        for process in started:
+            process.kill()
+        assert codes == [0] * size
+        return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(size)]
+
+    return run
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture
+def start_training(corpus: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`start_training(launcher, out_dir, *options)`: training/train.py as a user starts it, in two processes.
+
+    Its output is one pipe; whatever still runs is ended with the test.
+    """
+    started: list[subprocess.Popen[str]] = []
+
+    def start(launcher: list[str], out_dir: Path, *options: str) -> subprocess.Popen[str]:
+        sizes = {"model.layers": 2, "model.width": 32, "data.seq_len": 16, "data.batch_size": 8, "device": "cpu"}
+        folders = {"data.train": corpus / "tokens/train", "data.holdout": corpus / "tokens/holdout", "out_dir": out_dir}
+        given = [word for key, value in {**folders, **sizes}.items() for word in (f"--{key}", str(value))]
+        command = [*launcher, "training/train.py", *given, *options]
+        quiet = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        started.append(
+            subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                env=quiet,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+        process.communicate()
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+LAUNCH = [sys.executable, "-m", "torch.distributed.launch", "--standalone", "--nproc_per_node=2"]
+
+
+@pytest.fixture
+def torchrun() -> list[str]:
+    return TORCHRUN
+
+
+@pytest.fixture
+def launch() -> list[str]:
+    return LAUNCH
+
+
+@pytest.fixture
+def shards() -> Callable[..., Path]:
+    return write_shards

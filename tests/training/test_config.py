@@ -1,0 +1,44 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import UsageError
+from training.config import CheckpointConfig, DataConfig, ModelConfig, OptimConfig, TrainConfig
+
+
+def test_resolving_leaves_nothing_open() -> None:
+    llama = ModelConfig(width=96, heads=6).resolve(1000, 64)
+    assert (llama.kv_heads, llama.hidden, llama.vocab_size, llama.context) == (6, 256, 1000, 64)
+    assert (llama.norm, llama.positions, llama.mlp, llama.bias, llama.tied) == ("rms", "rope", "swiglu", False, False)
+    gpt2 = ModelConfig(preset="gpt2", width=96, tied=False).resolve(1000, 64)
+    assert (gpt2.hidden, gpt2.norm, gpt2.positions, gpt2.tied) == (384, "layer", "learned", False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 100, "heads": 3}, "try --model.width 102"),
+        ({"heads": 4, "kv_heads": 3}, "kv_heads 3"),
+        ({"width": 12, "heads": 4}, "pairs of features"),
+        ({"vocab_size": 50}, "below the tokenizer's 99"),
+        ({"context": 8}, "below data.seq_len 16"),
+        ({"layers": 0}, "above 0"),
+        ({"dropout": 1.0}, "dropout"),
+    ],
+)
+def test_sizes_that_do_not_fit_together_are_errors(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ModelConfig(**changes).resolve(99, 16)  # type: ignore[arg-type]
+
+
+def test_values_no_run_could_have_are_errors() -> None:
+    config = TrainConfig(Path("out"), DataConfig(Path("a"), Path("b")))
+    config.check()
+    for wrong, key in [
+        (replace(config, optim=OptimConfig(steps=0)), "optim.steps is 0"),
+        (replace(config, checkpoint=CheckpointConfig(keep=0)), "checkpoint.keep is 0"),
+        (replace(config, data=replace(config.data, micro_batch=-1)), "data.micro_batch is -1"),
+    ]:
+        with pytest.raises(UsageError, match=key):
+            wrong.check()

@@ -1,0 +1,90 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import UsageError
+from training.config import DataConfig
+from training.data import Batches, BatchSplit, TokenSequences
+
+Shards = Callable[..., Path]
+
+
+def counting(shards: Shards, folder: Path, tokens: int, borders: list[int]) -> Path:
+    """Shards whose token at position i is i, cut at `borders`."""
+    parts = np.split(np.arange(tokens), borders)
+    return shards(folder, [[part.tolist()] if len(part) else [] for part in parts], vocabulary=tokens)
+
+
+def test_sequences_are_windows_over_all_shards_end_to_end(shards: Shards, tmp_path: Path) -> None:
+    data = TokenSequences(counting(shards, tmp_path, 101, [7, 7, 33, 34, 90]), 10)  # one of them empty
+    assert len(data) == 10
+    for i in range(10):
+        assert data[i].tolist() == list(range(10 * i, 10 * i + 11))
+    assert data.batch([9, 0]).shape == (2, 11) and data.batch([9, 0])[0, 0] == 90
+
+
+@pytest.mark.parametrize(("tokens", "length", "sequences"), [(21, 10, 2), (20, 10, 1), (11, 10, 1)])
+def test_the_last_target_needs_a_token_too(
+    shards: Shards, tmp_path: Path, tokens: int, length: int, sequences: int
+) -> None:
+    assert len(TokenSequences(counting(shards, tmp_path, tokens, []), length)) == sequences
+
+
+def test_less_than_one_sequence_is_an_error(shards: Shards, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"10 tokens.*needs 11.*--data.seq_len"):
+        TokenSequences(counting(shards, tmp_path, 10, []), 10)
+
+
+def test_no_manifest_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="tokenize_corpus"):
+        TokenSequences(tmp_path, 10)
+
+
+@pytest.mark.parametrize("sequences", [24, 29])
+def test_every_number_of_ranks_sees_the_same_global_batches_and_each_sequence_once_an_epoch(
+    shards: Shards, tmp_path: Path, sequences: int
+) -> None:
+    data = TokenSequences(counting(shards, tmp_path, sequences * 2 + 1, [13]), 2)
+    seen = {}
+    for ranks in (1, 2, 3):
+        split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=6), ranks)
+        batches = [Batches(data, split, rank, seed=4) for rank in range(ranks)]
+        seen[ranks] = [sorted(int(i) for b in batches for i in b.indices(step)) for step in range(12)]
+    assert seen[1] == seen[2] == seen[3]
+    epochs = [[i for batch in seen[1][e * 4 : e * 4 + 4] for i in batch] for e in range(3)]
+    assert all(len(set(epoch)) == 24 for epoch in epochs)
+    assert seen[1][0] != seen[1][4]  # shuffled anew
+    assert set(range(sequences)) == set().union(*epochs)  # who sat one epoch out is in another
+
+
+def test_a_step_s_batch_does_not_depend_on_what_was_read_before(shards: Shards, tmp_path: Path) -> None:
+    data = TokenSequences(counting(shards, tmp_path, 101, []), 5)
+    split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=4, micro_batch=2), 1)
+    through = Batches(data, split, 0, seed=1)
+    ahead = [through.indices(step).tolist() for step in range(11)]
+    assert Batches(data, split, 0, seed=1).indices(10).tolist() == ahead[10]
+    assert Batches(data, split, 0, seed=2).indices(10).tolist() != ahead[10]
+
+
+def test_micro_batches_are_inputs_and_the_same_shifted_by_one(shards: Shards, tmp_path: Path) -> None:
+    data = TokenSequences(counting(shards, tmp_path, 101, [50]), 5)
+    split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=8, micro_batch=2), 2)
+    assert (split.rounds, split.micro, split.batch_size) == (2, 2, 8)
+    step = Batches(data, split, 1, seed=1).step(0)
+    assert len(step) == 2
+    for inputs, targets in step:
+        assert inputs.shape == targets.shape == (2, 5) and (targets == inputs + 1).all()
+
+
+@pytest.mark.parametrize(("ranks", "micro", "advice"), [(3, 0, 12), (2, 3, 12), (4, 0, 12)])
+def test_a_batch_that_does_not_divide_is_an_error_that_names_one_that_does(ranks: int, micro: int, advice: int) -> None:
+    with pytest.raises(UsageError, match=f"--data.batch_size {advice}"):
+        BatchSplit.of(DataConfig(Path(), Path(), batch_size=10, micro_batch=micro), ranks)
+
+
+def test_less_than_one_batch_is_an_error(shards: Shards, tmp_path: Path) -> None:
+    data = TokenSequences(counting(shards, tmp_path, 26, []), 5)
+    with pytest.raises(UsageError, match=r"5 sequences.*--data.batch_size 4"):
+        Batches(data, BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=8), 2), 0, seed=1)

@@ -1,0 +1,65 @@
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from training.config import ModelConfig
+from training.data import TokenSequences
+from training.evaluate import bits_per_byte, evaluate, unigram_loss
+from training.initialize import materialize
+from training.mesh import open_world
+from training.model import Decoder
+
+Shards = Callable[..., Path]
+
+
+def measured(train: Path, holdout: Path) -> tuple[float, float]:
+    with open_world("cpu") as world:
+        with torch.device("meta"):
+            model = Decoder(ModelConfig(layers=1, width=16, init_std=0.5).resolve(10, 4))
+        data = TokenSequences(holdout, 4)
+        loss = evaluate(materialize(model, world.device, 1), data, 5, 2, world)
+        return loss, unigram_loss(TokenSequences(train, 4), data, 5, world)
+
+
+@pytest.fixture
+def folders(shards: Shards, tmp_path: Path) -> tuple[Path, Path]:
+    numbers = torch.randint(10, (200,), generator=torch.Generator().manual_seed(1)).pow(2).div(9).int().tolist()
+    train = shards(tmp_path / "train", [[numbers[:50]], [], [numbers[50:90], numbers[90:170]]], vocabulary=10)
+    return train, shards(tmp_path / "holdout", [[numbers[170:185]], [numbers[185:]]], vocabulary=10)
+
+
+def test_loss_is_the_mean_over_all_targets_of_the_sequences_asked_for(folders: tuple[Path, Path]) -> None:
+    with torch.device("meta"):
+        model = Decoder(ModelConfig(layers=1, width=16, init_std=0.5).resolve(10, 4))
+    materialize(model, torch.device("cpu"), 1)
+    data = TokenSequences(folders[1], 4)
+    losses = [-model(data[i][None, :-1])[0].log_softmax(-1)[range(4), data[i][1:]].mean() for i in range(5)]
+    assert math.isclose(measured(*folders)[0], float(sum(losses).detach()) / 5, rel_tol=1e-5)
+
+
+def test_unigram_loss_by_hand(folders: tuple[Path, Path]) -> None:
+    train, holdout = (TokenSequences(folder, 4) for folder in folders)
+    seen = [t for shard in train.shards for t in shard.tolist()]
+    targets = [t for shard in holdout.shards for t in shard.tolist()][1:21]
+    by_hand = -sum(math.log((seen.count(t) + 1) / (len(seen) + 10)) for t in targets) / 20
+    assert math.isclose(measured(*folders)[1], by_hand, rel_tol=1e-12)
+
+
+def test_two_processes_measure_the_same(
+    folders: tuple[Path, Path], run_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.evaluate._CHUNK", 7)
+    alone = measured(*folders)
+    for both in run_ranks(2, measured, *folders):
+        assert both == pytest.approx(alone, rel=1e-6)
+
+
+def test_bits_per_byte_by_hand(folders: tuple[Path, Path]) -> None:
+    manifest = TokenSequences(folders[0], 4).manifest
+    assert (manifest.tokens, manifest.bytes) == (170, 340)
+    # ln 2 nats are a bit, and a token is two bytes
+    assert math.isclose(bits_per_byte(3 * math.log(2), manifest), 1.5)

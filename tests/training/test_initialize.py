@@ -1,0 +1,55 @@
+import torch
+
+from training.config import ModelConfig
+from training.initialize import keyed_normal, materialize
+from training.model import Decoder
+
+CPU = torch.device("cpu")
+
+
+def build(seed: int = 1, layers: int = 2, **sizes: int) -> Decoder:
+    with torch.device("meta"):
+        model = Decoder(ModelConfig(layers=layers, width=64, heads=4, **sizes).resolve(100, 8))
+    return materialize(model, CPU, seed)
+
+
+def test_weights_are_a_function_of_seed_and_name_and_not_of_order_or_of_torch_s_generator() -> None:
+    torch.manual_seed(1)
+    one = build().state_dict()
+    torch.manual_seed(2)
+    _ = build(seed=9)  # something else first
+    other = build().state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not torch.equal(
+        one["blocks.0.attention.q.weight"], build(seed=2).state_dict()["blocks.0.attention.q.weight"]
+    )
+    assert not torch.equal(one["blocks.0.attention.q.weight"], one["blocks.1.attention.q.weight"])
+    wider = build(vocab_size=150).state_dict()["embed.tokens.weight"]
+    assert torch.equal(wider[:100], one["embed.tokens.weight"])
+
+
+def test_a_shard_draws_its_own_elements() -> None:
+    whole = keyed_normal(5, "w", torch.arange(1000))
+    assert torch.equal(whole[300:400], keyed_normal(5, "w", torch.arange(300, 400)))
+
+
+def test_values_are_normal_and_uncorrelated() -> None:
+    x = keyed_normal(1, "embed.tokens.weight", torch.arange(200_000))
+    assert abs(x.mean()) < 0.01 and abs(x.std() - 1) < 0.01 and abs((x**4).mean() - 3) < 0.1
+    y = keyed_normal(2, "embed.tokens.weight", torch.arange(200_000))
+    assert abs((x * y).mean()) < 0.01 and abs((x[1:] * x[:-1]).mean()) < 0.01
+
+
+def test_splitmix64_is_the_published_one() -> None:
+    from training.initialize import _splitmix64
+
+    # the first outputs of the reference implementation from state 1234567
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [int(v) % 2**64 for v in _splitmix64(torch.arange(1, 4), 1234567)] == expected
+
+
+def test_deviations() -> None:
+    parameters = dict(build(layers=8).named_parameters())
+    assert abs(parameters["blocks.3.mlp.up.weight"].std() / 0.02 - 1) < 0.05
+    assert abs(parameters["blocks.3.mlp.down.weight"].std() / (0.02 / 4) - 1) < 0.05
+    assert torch.equal(parameters["norm.weight"], torch.ones(64))

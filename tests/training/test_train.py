@@ -1,0 +1,216 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.errors import OutputError, UsageError
+from training.config import CheckpointConfig, TrainConfig
+from training.metrics import METRICS, read_metrics
+from training.train import Summary, main, train
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+Start = Callable[..., subprocess.Popen[str]]
+
+
+def losses(out_dir: Path) -> list[tuple[int, float]]:
+    return [(r["step"], r["loss"]) for r in read_metrics(out_dir / METRICS) if r["kind"] == "step"]
+
+
+def with_steps(config: TrainConfig, steps: int, **changes: Any) -> TrainConfig:
+    return replace(config, optim=replace(config.optim, steps=steps), **changes)
+
+
+def test_a_run_learns_and_leaves_what_it_promises(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    config = with_steps(config, 60, metrics=replace(config.metrics, tensorboard=True, peak_tflops=0.1))
+    summary = train(config)
+    assert summary.holdout_loss < summary.unigram_loss - 0.2
+    assert summary == Summary(**json.loads((config.out_dir / "summary.json").read_text()))
+    assert (Path(summary.checkpoint) / "record.json").is_file() and summary.steps == 60
+    records = list(read_metrics(config.out_dir / METRICS))
+    assert [r["kind"] for r in records] == ["run"] + ["step"] * 60 + ["eval"]
+    assert records[0]["unigram_loss"] == summary.unigram_loss
+    assert 0 < records[9]["mfu"] < 1 and records[9]["memory_bytes"] > 1e7 and records[9]["tokens_per_second"] > 0
+    assert abs(records[-1]["bits_per_byte"] - records[-1]["loss"] / 2 / 0.6931471805599453) < 1e-9  # 2 bytes a token
+    assert records[-1]["text"] and list((config.out_dir / "tensorboard").glob("events*"))
+    said = capsys.readouterr().out
+    assert "step 60/60  loss" in said and "bits per byte" in said and f"{summary.parameters:,} parameters" in said
+
+
+@pytest.mark.parametrize("change", ["precision", "dropout", "gpt2"])
+def test_going_on_gives_bit_for_bit_the_losses_of_going_through(
+    config: TrainConfig, change: str, tmp_path: Path
+) -> None:
+    models = {"dropout": replace(config.model, dropout=0.2), "gpt2": replace(config.model, preset="gpt2")}
+    precision = "bf16" if change == "precision" else "fp32"
+    config = replace(config, model=models.get(change, config.model), precision=precision)  # type: ignore[arg-type]
+    config = replace(config, checkpoint=CheckpointConfig(every=5))
+    train(config)
+    through = losses(config.out_dir)
+    interrupted = replace(config, out_dir=tmp_path / "interrupted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.trainer.Trainer.report", _stop_at(9))
+        with pytest.raises(RuntimeError, match="stop"):
+            train(interrupted)
+    train(interrupted)
+    assert losses(interrupted.out_dir) == through and len(through) == 12
+
+
+def _stop_at(step: int) -> Callable[[Any], None]:
+    from training.trainer import Trainer
+
+    report = Trainer.report
+
+    def report_or_stop(trainer: Trainer) -> None:
+        if trainer.done >= step:
+            raise RuntimeError("stop")
+        report(trainer)
+
+    return report_or_stop
+
+
+def test_a_finished_run_is_not_run_again_and_can_be_made_longer(config: TrainConfig) -> None:
+    first = train(config)
+    before = losses(config.out_dir)
+    assert train(config).holdout_loss == first.holdout_loss and losses(config.out_dir) == before
+    longer = train(with_steps(config, 16))
+    assert longer.steps == 16 and losses(config.out_dir)[:12] == before and len(losses(config.out_dir)) == 16
+    with pytest.raises(UsageError, match="longer, not shorter"):
+        train(config)
+
+
+def test_an_out_dir_that_holds_another_run_is_an_error_that_says_what_differs(config: TrainConfig) -> None:
+    train(config)
+    other = replace(config, model=replace(config.model, layers=1), seed=2)
+    with pytest.raises(
+        UsageError, match=r"model.layers \(2 there, 1 now\); seed \(1 there, 2 now\).*another --out_dir"
+    ):
+        train(other)
+    train(replace(config, data=replace(config.data, micro_batch=3)))  # how the work is shared is no difference
+
+
+def test_two_runs_in_one_out_dir_are_an_error(config: TrainConfig) -> None:
+    import fcntl
+
+    config.out_dir.mkdir()
+    with (config.out_dir / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(OutputError, match="in use by another training run"):
+            train(config)
+
+
+def test_different_tokenizers_are_an_error(config: TrainConfig, shards: Callable[..., Path], tmp_path: Path) -> None:
+    holdout = shards(tmp_path / "holdout", [[list(range(100))]])
+    with pytest.raises(UsageError, match=r"with the same tokenizer"):
+        train(replace(config, data=replace(config.data, holdout=holdout)))
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(config: TrainConfig) -> None:
+    with pytest.raises(UsageError, match=r"the loss is (nan|inf) at step .*lower --optim.lr"):
+        train(replace(config, optim=replace(config.optim, lr=1e30, clip=0.0)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--optim.stepz", "3"], "did you mean --optim.steps?"),
+        (["--optim.steps", "many"], "--optim.steps"),
+        (["--optim.steps", "0"], "optim.steps is 0; wanted more than 0"),
+        (["--data.batch_size", "10", "--data.micro_batch", "3"], "try --data.batch_size 12"),
+        (["--data.seq_len", "100000"], "try a lower --data.seq_len"),
+        (["--model.vocab_size", "20"], "below the tokenizer's 300"),
+        (["--data.train", "nowhere"], "make it with tokenize_corpus"),
+    ],
+)
+def test_a_user_s_mistake_is_one_line_and_exit_code_2(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    folders = ["--data.train", f"{corpus}/tokens/train", "--data.holdout", f"{corpus}/tokens/holdout"]
+    with pytest.raises(SystemExit) as end:
+        main([*folders, "--out_dir", str(tmp_path / "run"), "--device", "cpu", *options])
+    said = capfd.readouterr().err
+    assert end.value.code == 2 and message in said and said.startswith("error: ") and said.count("\n") == 1
+
+
+def wait_for_step(out_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not any(done >= step for done, _ in losses(out_dir)):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.01)
+
+
+def workers(process: subprocess.Popen[str]) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def test_killed_and_resumed_under_torchrun_gives_bit_for_bit_the_same_losses(
+    start_training: Start, torchrun: list[str], launch: list[str], tmp_path: Path
+) -> None:
+    step = random.randint(12, 30)
+    options = ["--optim.steps", "40", "--checkpoint.every", "5", "--metrics.log_every", "1", "--eval.every", "15"]
+    through = start_training(launch, tmp_path / "through", *options)  # torch.distributed.launch, once
+    said = through.communicate(timeout=60)[0]
+    assert through.returncode == 0, said
+
+    killed = start_training(torchrun, tmp_path / "killed", *options)
+    wait_for_step(tmp_path / "killed", step, killed)
+    for pid in [*workers(killed), killed.pid]:
+        os.kill(pid, signal.SIGKILL)
+    killed.wait()
+    assert not (tmp_path / "killed/summary.json").exists()
+
+    resumed = start_training(torchrun, tmp_path / "killed", *options)
+    said = resumed.communicate(timeout=60)[0]
+    assert resumed.returncode == 0 and "going on from" in said, said
+    assert losses(tmp_path / "killed") == losses(tmp_path / "through"), f"killed after step {step}"
+    assert [done for done, _ in losses(tmp_path / "through")] == list(range(1, 41))
+    evals = [
+        [(r["step"], r["loss"], r["text"]) for r in read_metrics(tmp_path / run / METRICS) if r["kind"] == "eval"]
+        for run in ("through", "killed")
+    ]
+    assert evals[0] == evals[1] and len(evals[0]) == 3
+    assert said.count("step 40/40") == 1  # told by one of the two processes
+
+
+def test_sigterm_saves_and_mistakes_are_told_once_under_torchrun(
+    start_training: Start, torchrun: list[str], tmp_path: Path
+) -> None:
+    endless = ["--optim.steps", "100000", "--metrics.log_every", "1", "--eval.every", "0", "--checkpoint.every", "0"]
+    stopped = start_training(torchrun, tmp_path / "run", *endless)
+    wait_for_step(tmp_path / "run", 3, stopped)
+    os.kill(stopped.pid, signal.SIGTERM)
+    said = stopped.communicate(timeout=60)[0]
+    done = losses(tmp_path / "run")[-1][0]
+    assert f"stopped after step {done}; the same command goes on from there" in said, said
+    assert (tmp_path / f"run/checkpoints/step-{done:08d}/record.json").is_file() and stopped.returncode != 0
+
+    wrong = start_training(torchrun, tmp_path / "run", "--model.layerz", "3")
+    said = wrong.communicate(timeout=60)[0]
+    assert said.count("error: unknown option --model.layerz; did you mean --model.layers?") == 1, said
+    assert 'File "' + "training" not in said and wrong.returncode != 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_gpu_learns_and_resumes(config: TrainConfig, precision: str) -> None:
+    config = with_steps(replace(config, device="cuda", precision=precision), 60)  # type: ignore[arg-type]
+    summary = train(config)
+    assert summary.holdout_loss < summary.unigram_loss - 0.2
+    assert train(with_steps(config, 70)).steps == 70
+
+
+@pytest.mark.parametrize("door", [["training/train.py"], ["-m", "training.train"]])
+def test_every_door_opens(door: list[str]) -> None:
+    shown = subprocess.run(
+        [sys.executable, *door, "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert "--optim.warmup_steps INT" in shown.stdout

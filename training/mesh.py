@@ -1,0 +1,117 @@
+"""The processes of a run: the process group, this process's device, the mesh of all of them."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from pipeline.errors import GristmillError, UsageError
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class World:
+    """All processes, and which one this is. `mesh` has one dimension, "dp": the replicas of the model."""
+
+    mesh: DeviceMesh
+    device: torch.device
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank()
+
+    @property
+    def size(self) -> int:
+        return dist.get_world_size()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process speaks for all: prints, and writes what is written once."""
+        return self.rank == 0
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of every process's `x`, in `x`; of `self.device` or the CPU."""
+        dist.all_reduce(x)
+        return x
+
+    def max(self, value: int) -> int:
+        """The largest of the processes' values. On the CPU, so that an accelerator need not be waited for."""
+        x = torch.tensor(value)
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+        return int(x)
+
+    def main_only(self, action: Callable[[], Result]) -> Result:
+        """Let the main process act while the others wait: all get its result, or raise the error it met."""
+        outcome: list[Any] = [None, None]
+        if self.is_main:
+            try:
+                outcome[0] = action()
+            except GristmillError as error:
+                outcome[1] = error
+        dist.broadcast_object_list(outcome)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
+
+@contextmanager
+def open_world(device: Literal["auto", "cpu", "cuda"] = "auto", timeout: float = 60.0) -> Iterator[World]:
+    """Join the processes that torchrun (or torch.distributed.launch) started, or be the only one.
+
+    A process group that the caller has made already is used and left open. `timeout` in seconds.
+    Raises UsageError for a GPU that is not there.
+    """
+    kind = _device_kind(device)
+    place = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0))) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(place)
+    else:
+        _share_cores()
+    ours = not dist.is_initialized()
+    if ours:
+        _init_process_group(kind, timeout)
+    try:
+        yield World(init_device_mesh(kind, (dist.get_world_size(),), mesh_dim_names=("dp",)), place)
+    finally:
+        if ours:
+            dist.destroy_process_group()
+
+
+def _device_kind(asked: str) -> str:
+    available = torch.cuda.is_available()
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if asked == "cuda" and not available:
+        raise UsageError("--device cuda was asked for, and torch finds no GPU here; try --device cpu")
+    if asked != "cpu" and available and here > torch.cuda.device_count():
+        raise UsageError(
+            f"{here} processes and {torch.cuda.device_count()} GPUs on this machine; "
+            "try a lower --nproc_per_node, or --device cpu"
+        )
+    return "cuda" if available and asked != "cpu" else "cpu"
+
+
+def _share_cores() -> None:
+    """Divide the cores between the processes of this machine, unless OMP_NUM_THREADS says otherwise."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+
+
+def _init_process_group(kind: str, timeout: float) -> None:
+    patience = timedelta(seconds=timeout)
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    if "RANK" not in os.environ:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=patience)
+        return
+    store, rank, size = next(dist.rendezvous("env://", timeout=patience))
+    # torchrun may serve every attempt from one store, in which the dead processes' addresses are still written
+    store = dist.PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
