@@ -13,7 +13,7 @@ from tyro.conf import Positional
 from pipeline.command import command
 from pipeline.documents import SUFFIXES, list_corpus
 from pipeline.errors import UsageError
-from pipeline.files import whole_file
+from pipeline.files import locked, whole_file
 from pipeline.ledger import WRITTEN, Counts
 from pipeline.reading import Slice, plan_slices, read_documents
 from pipeline.stage import STATE, How, Options, Task, outputs_of, refuse_strangers, run_stage
@@ -48,7 +48,8 @@ def dedup_train(chunk: Positional[int], src_dir: Path, tgt_dir: Path, out_dir: P
     holdout = tuple(file.path for file in held)
     slices = [part for file in held for part in plan_slices(file)]
     gather = Task("digests", gather_digests, {"slices": slices, "output": digests}, holdout, (digests,))
-    run_stage(f"{NAME}-digests", [gather], state, replace(how, quiet=True))
+    with locked(state / f"{NAME}-digests.lock"):  # SlimPajama's users run one chunk beside another
+        run_stage(f"{NAME}-digests", [gather], state, replace(how, quiet=True))
     tasks = [
         Task(part.label, clean_slice, {"part": part, "digests": digests, "output": out_dir / part.name},
              (Path(part.path), digests), (out_dir / part.name,), part.size)

@@ -23,6 +23,7 @@ from pipeline.stage import STATE, How, Options, Task, run_stage
 NAME = "generate_connected_components"
 CLUSTERED = "clustered"
 _PAIR = re.compile(r"(.+)@(\d+) :: (.+)@(\d+)")
+_JOINT = re.compile(r"@\d+ :: ")
 _CHUNK = 1 << 20  # pairs parsed at a time
 
 
@@ -45,7 +46,7 @@ def generate_connected_components(input_dir: Path, out_file: Path, how: Options 
     arguments = {"files": files, "out_file": out_file}
     size = sum(path.stat().st_size for path in files)
     task = Task("write", write_components, arguments, files, (out_file,), size)
-    return run_stage(f"{NAME}-{out_file.name}", [task], input_dir / STATE, how)
+    return run_stage(f"{NAME}-{out_file.name}", [task], out_file.parent / STATE, how)
 
 
 def write_components(files: tuple[Path, ...], out_file: Path) -> Counts:
@@ -82,13 +83,12 @@ def read_pairs(files: tuple[Path, ...]) -> tuple[list[str], NDArray, NDArray[np.
 
 def _chunks(path: Path) -> Iterator[list[tuple[str, ...]]]:
     found: list[tuple[str, ...]] = []
-    with path.open(encoding="utf-8", newline="\n") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            pair = _PAIR.fullmatch(line.rstrip("\n"))
-            if pair is None:
-                raise InputError(
-                    f"{path} line {number}: wanted `<file>@<row> :: <file>@<row>`, got {line.strip()[:80]!r}"
-                )
+            text = line.rstrip(b"\n").decode(errors="surrogateescape")  # which is not printable
+            pair = _PAIR.fullmatch(text)
+            if pair is None or not text.isprintable() or len(_JOINT.findall(text)) > 1:
+                raise InputError(f"{path} line {number}: wanted `<file>@<row> :: <file>@<row>`, got {text[:80]!r}")
             found.append(pair.groups())
             if len(found) == _CHUNK:
                 yield found

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from dedup.lsh import RECORD, band_digests, check_bands, star_edges
 from dedup.shards import list_shards, open_shard
 from pipeline.command import command
+from pipeline.documents import source_of
 from pipeline.files import whole_file
 from pipeline.ledger import READ, Counts, Ledger
 from pipeline.partition import part_of
-from pipeline.stage import STATE, How, Options, Task, is_done, run_stage
+from pipeline.stage import STATE, How, Options, Task, is_done, outputs_of, run_stage
 
 NAME = "generate_duplicate_pairs"
 PAIRED = "paired"
@@ -53,7 +54,7 @@ def generate_duplicate_pairs(
     how = replace(how, workers=how.workers or processes)
     state = out_file.parent / STATE
     name = f"{NAME}-{out_file.name}"
-    work = state / name
+    work = state / f"{name}-{range}x{bands}"  # an argument of the last task, and so the bands are, too
     arguments = {"shards": shards, "work": work, "out_file": out_file}
     parts = _partitions(shards, how)
     # How many partitions there are changes nothing in the result, so it is no argument of the last task.
@@ -90,7 +91,7 @@ def link_part(files: list[Path], band: int, part: int, output: Path) -> Counts:
     """Sort the records of one band and hash range from all shards, and write its edges."""
     pieces = []
     for path in files:
-        start, stop = np.load(path.with_suffix(".npy"))[band, part : part + 2]
+        start, stop = np.load(path.with_suffix(".npy"), mmap_mode="r")[band, part : part + 2]
         pieces.append(np.fromfile(path, RECORD, stop - start, offset=start * RECORD.itemsize))
     with whole_file(output) as temporary, temporary.open("wb") as file:
         np.save(file, star_edges(np.concatenate(pieces)))
@@ -133,6 +134,9 @@ def _run_parts(shards: list[Path], rows: int, bands: int, parts: int, work: Path
         for part in np.arange(parts).tolist()
         for path in [work / "edges" / f"{band:04}-{part:06}.npy"]
     ]  # fmt: skip
+    planned = set(outputs_of(link))
+    for stray in set((work / "edges").glob("*.npy")) - planned:  # of a killed run with another number of parts
+        stray.unlink()
     run_stage("edges", link, work, quiet)
 
 
@@ -156,7 +160,7 @@ def _key_table(shards: list[Path]) -> tuple[list[str], NDArray[np.int64], NDArra
 def _count(shards: list[Path], firsts: NDArray[np.int64], paired: NDArray[np.bool_]) -> Counts:
     counts = Counts({}, [])
     for path, start, stop in zip(shards, firsts, firsts[1:], strict=False):
-        source = open_shard(path).head.file.partition("/")[0]
+        source = source_of(open_shard(path).head.file)
         linked = int(paired[start:stop].sum())
         counts.add(source, READ, 0, int(stop - start))
         counts.add(source, PAIRED, 0, linked)

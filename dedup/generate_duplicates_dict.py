@@ -78,12 +78,11 @@ def read_clusters(path: Path) -> list[list[DocKey]]:
         for member in table.to_pylist():
             found[member["cluster"]].append(DocKey(member["file"], member["row"]))
         return list(found.values())
+    value = load_pickle(path)
     try:
-        components, _, keys = load_pickle(path)
+        components, _, keys = value
         return [[DocKey.parse(keys[number]) for number in component] for component in components]
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(
             f"{path} holds no (components, how many, keys): generate_connected_components writes it"
         ) from error

@@ -18,6 +18,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
 from rich.console import Console
+from rich.text import Text
 
 from pipeline.errors import GristmillError
 
@@ -40,7 +41,8 @@ def run_guarded(action: Callable[[], Any]) -> int:
     try:
         result = action()
     except GristmillError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False)
+        # Text, as a file name may look like markup or an emoji's name
+        Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), str(error)))
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted: run the same command again, and it goes on from here", file=sys.stderr)
@@ -83,7 +85,3 @@ def _name_positionals(function: Callable[..., Any]) -> Callable[..., Any]:
         is_positional = _POSITIONAL in getattr(hint, "__metadata__", ())
         copy.__annotations__[name] = Annotated[hint, tyro.conf.arg(metavar=name.upper())] if is_positional else hint
     return copy
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")  # a file name is no markup

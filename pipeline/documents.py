@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, reading
 from pipeline.files import walk
 
 JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -114,7 +114,7 @@ def list_corpus(root: Path, prefix: str = "") -> list[CorpusFile]:
     paths = [path for path in walk(root) if path.name.endswith(SUFFIXES) and not _is_cache(path)]
     if not paths:
         raise UsageError(f"{root} holds no corpus file: wanted {', '.join('*' + s for s in SUFFIXES)} in it or below")
-    files = [CorpusFile(path, prefix + _relative_name(path, root), path.stat().st_size) for path in paths]
+    files = [CorpusFile(path, prefix + _relative_name(path, root), _size(path)) for path in paths]
     return sorted(files, key=lambda file: file.name)
 
 
@@ -127,6 +127,11 @@ def list_source(folder: Path, source: str) -> list[CorpusFile]:
         return list_corpus(folder)
     is_root = folder.absolute().name != source and (folder / source).is_dir()
     return list_corpus(folder / source if is_root else folder, f"{source}/")
+
+
+def _size(path: Path) -> int:
+    with reading(path):  # a link may lead nowhere
+        return path.stat().st_size
 
 
 def _relative_name(path: Path, root: Path) -> str:

@@ -52,6 +52,8 @@ _WRITE_HINTS = {
     errno.EPERM: "no permission to write there: choose another folder or change its permissions",
     errno.EROFS: "that file system is read-only: choose another folder",
     errno.ENOTDIR: "a part of that path is a file, not a folder: choose another folder",
+    errno.EEXIST: "a file of that name stands where a folder is wanted: choose another folder",
+    errno.EISDIR: "a folder of that name stands in the way: choose another folder or remove it",
     errno.ENAMETOOLONG: "that file name is too long for the file system: rename the input file",
 }
 
@@ -62,7 +64,20 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = _WRITE_HINTS.get(error.errno or 0)
-        if hint is None or isinstance(error, OutputError):
+        if error.errno is None or isinstance(error, OutputError):
             raise
+        hint = _WRITE_HINTS.get(error.errno, f"{error.strerror}. Choose another folder")
         raise OutputError(f"cannot write {path}: {hint}") from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals to read `path` into an InputError: within `writing`, they were its own."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or isinstance(error, OutputError):
+            raise
+        raise InputError(
+            f"cannot read {path}: {error.strerror}. Check that it is there and may be read, or remove it to go on"
+        ) from error

@@ -3,18 +3,33 @@
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.errors import writing
 
-PARTIAL = ".partial"  # what an interrupted write leaves behind; never read, overwritten by the next attempt
+PARTIAL = ".partial"  # what an interrupted write leaves behind; never read, removed by the next attempt
 
 
 def partial_path(path: Path) -> Path:
     """The temporary name beside `path`: on the same file system, so that the rename is atomic."""
     return path.with_name(path.name + PARTIAL)
+
+
+def own_partial_path(path: Path) -> Path:
+    """Such a name that no other process has: one that outlives its killed parent for a moment writes another file."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+
+
+def remove_leftovers(paths: Iterable[Path]) -> None:
+    """Remove what interrupted attempts to write `paths` left behind."""
+    wanted = set(paths)
+    for folder in {path.parent for path in wanted}:
+        for found in folder.glob(f"*{PARTIAL}"):
+            if found.with_name(found.name.rsplit(".", 2)[0]) in wanted:
+                found.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -28,7 +43,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     >>> target.read_text()
     'whole'
     """
-    temporary = partial_path(path)
+    temporary = own_partial_path(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -43,8 +58,15 @@ def whole_file(path: Path) -> Iterator[Path]:
 def walk(folder: Path) -> Iterator[Path]:
     """Every file below `folder` in name order, links followed, hidden folders and files left out."""
     for directory, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and not _leads_back(Path(directory, name))
+        )
         yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))
+
+
+def _leads_back(folder: Path) -> bool:
+    """Whether a link leads to a folder that it stands in: following it would find the same files without end."""
+    return folder.is_symlink() and folder.resolve() in (parent.resolve() for parent in folder.absolute().parents)
 
 
 def rejects_path(output: Path) -> Path:
@@ -76,7 +98,9 @@ def _flush(path: Path) -> None:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on `path` among processes of this machine; released when the process ends, too."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path), path.open("w") as file:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -25,7 +25,7 @@ def read_keys(path: Path) -> KeySet:
         raise InputError(f"{path} holds a {type(value).__name__}: wanted a dict of file names to sets of rows")
     try:
         return {str(file): np.unique(np.array(sorted(rows), np.int64)) for file, rows in value.items()}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} is no dict of file names to sets of rows ({error})") from error
 
 
@@ -53,7 +53,7 @@ def read_table(path: Path, columns: set[str]) -> pa.Table:
         raise UsageError(f"{path}: wanted a .parquet file, and there is none. Run the stage that writes it")
     try:
         table = pa.parquet.read_table(path)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:  # Arrow calls damaged pages an OSError
         raise InputError(f"{path} is not a readable Parquet file ({error}): make it again") from error
     if missing := columns - set(table.column_names):
         raise InputError(f"{path} has no column {', '.join(sorted(missing))}: it has {', '.join(table.column_names)}")
@@ -67,6 +67,8 @@ def write_table(path: Path, columns: dict[str, pa.Array]) -> None:
 
 
 def _from_table(table: pa.Table) -> KeySet:
+    if not table.num_rows:
+        return {}
     files = table.column("file").to_numpy(zero_copy_only=False)
     rows = table.column("row").to_numpy()
     order = np.lexsort((rows, files))

@@ -5,14 +5,16 @@ reason. `read + repeated = everything else`, per source, or documents went missi
 fails. Bytes are UTF-8 bytes of text (of the raw line, for a malformed record).
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
 import msgspec
 from rich.table import Table
+from rich.text import Text
 
-from pipeline.errors import ConservationError, TooManyMalformed
+from pipeline.errors import ConservationError, TooManyMalformed, writing
 
 READ = "read"
 WRITTEN = "written"
@@ -126,7 +128,7 @@ class Counts(msgspec.Struct):
         for column in table.columns[1:]:
             column.justify = "right"
         for source, found in sorted(self.tallies.items()):
-            table.add_row(source, *(f"{found.get(reason, Tally()).documents:,}" for reason in self.reasons))
+            table.add_row(Text(source), *(f"{found.get(reason, Tally()).documents:,}" for reason in self.reasons))
         if len(self.tallies) > 1:
             table.add_row("all", *(f"{self.total(reason).documents:,}" for reason in self.reasons), style="bold")
         return table
@@ -137,7 +139,7 @@ class Entry(msgspec.Struct):
 
     task: str
     fingerprint: str
-    outputs: dict[str, int]  # path → size when it was finished
+    outputs: dict[str, int]  # absolute path (in the file: relative to it, so that a folder can move) → size
     counts: Counts
 
 
@@ -156,13 +158,20 @@ class Ledger:
         if not self.path.exists():
             return {}
         entries = (_decode(line) for line in self.path.read_bytes().splitlines())
-        return {entry.task: entry for entry in entries if entry}
+        return {entry.task: self._with_paths(entry, os.path.join) for entry in entries if entry}
 
     def append(self, entry: Entry) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab", buffering=0) as file:
-            # A torn line before ours must not swallow it: begin on a new one.
-            file.write(b"\n" + msgspec.json.encode(entry) + b"\n")
+        relative = self._with_paths(entry, lambda folder, path: os.path.relpath(path, folder))
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab", buffering=0) as file:
+                # A torn line before ours must not swallow it: begin on a new one.
+                file.write(b"\n" + msgspec.json.encode(relative) + b"\n")
+
+    def _with_paths(self, entry: Entry, convert: Callable[[str, str], str]) -> Entry:
+        folder = os.path.abspath(self.path.parent)
+        outputs = {os.path.normpath(convert(folder, path)): size for path, size in entry.outputs.items()}
+        return Entry(entry.task, entry.fingerprint, outputs, entry.counts)
 
 
 def _decode(line: bytes) -> Entry | None:

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import zstandard
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, reading
 
 _CHUNK = 1 << 18
 _ZSTD_WINDOW = 1 << 31  # zstd --long=31 files
@@ -21,7 +21,7 @@ def read_lines(path: Path, start: int = 0, end: int | None = None) -> Iterator[b
     """
     count = 0
     try:
-        with path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
             for line in split_lines(_chunks(path, file, start, end)):
                 yield line
                 count += 1
@@ -61,7 +61,7 @@ def line_starts(path: Path, step: int) -> list[tuple[int, int]]:
     with path.open("rb") as file:
         while chunk := file.read(1 << 24):
             position = 0
-            while offset + len(chunk) > target:
+            while offset + len(chunk) >= target:
                 found = chunk.find(b"\n", max(target - 1 - offset, position))
                 if found < 0:
                     break

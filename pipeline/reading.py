@@ -12,7 +12,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from pipeline.documents import JSONL, CorpusFile, DocKey, Document, source_of
-from pipeline.errors import InputError
+from pipeline.errors import InputError, reading
 from pipeline.ledger import MALFORMED, READ, Counts
 from pipeline.lines import line_starts, read_lines
 from pipeline.text import utf8_size
@@ -79,9 +79,7 @@ def read_documents(part: Slice, counts: Counts, rejects: Rejects, carried: bool 
             size = len(record) if isinstance(record, bytes) else 0
             counts.add(part.source, READ, size)
             counts.add(part.source, f"{MALFORMED}: {error}", size)
-            counts.examples[len(counts.examples) :] = [f"{part.path} line {row + 1}: {error}"][
-                : 5 - len(counts.examples)
-            ]
+            counts.add_example(f"{part.path} line {row + 1}: {error}")
             rejects.add(part.path, row, str(error), record)
         else:
             counts.add(document.origin.source if carried else part.source, READ, utf8_size(document.text))
@@ -146,12 +144,11 @@ def _read_table(part: Slice) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
     """(row, record) of a Parquet or Arrow file; of a record that is not UTF-8, the bytes that are not."""
     row = part.first_row
     try:
-        for batch in _batches(part):
-            yield from enumerate(_records(batch), row)
-            row += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
+        with reading(Path(part.path)):
+            for batch in _batches(part):
+                yield from enumerate(_records(batch), row)
+                row += batch.num_rows
+    except (pa.ArrowException, OSError) as error:  # Arrow calls damaged pages an OSError
         raise InputError(
             f"{part.path}: not a readable {Path(part.path).suffix} file after row {row:,} ({error}). "
             "Fetch it again, or remove it to go on without it."
@@ -202,7 +199,12 @@ def _require_text(schema: pa.Schema, path: str) -> None:
 
 def _row_group_starts(file: CorpusFile) -> list[tuple[int, int]]:
     """(row group, row) of the first row group of each slice."""
-    metadata = pa.parquet.read_metadata(file.path)
+    try:
+        metadata = pa.parquet.read_metadata(file.path)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(
+            f"{file.path}: not a readable .parquet file ({error}). Fetch it again, or remove it"
+        ) from error
     starts, row, size = [(0, 0)], 0, 0
     for group in range(metadata.num_row_groups):
         if size >= SLICE_BYTES:

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from pipeline.errors import OutputError, UsageError
 from pipeline.executor import Call, execute
-from pipeline.files import rejects_path, walk
+from pipeline.files import rejects_path, remove_leftovers, walk
 from pipeline.ledger import READ, Counts, Entry, Ledger
 
 STATE = ".gristmill"  # the folder, beside a stage's output, that holds its ledger and work files
@@ -88,10 +88,11 @@ def run_stage(name: str, tasks: Sequence[Task], state: Path, how: How, scope: st
     _retire(tasks, entries, scope)
     fingerprints = {task.name: task.fingerprint() for task in tasks}  # of the inputs as they are before we read them
     todo = [task for task in tasks if not is_done(task, entries, fingerprints[task.name])]
+    remove_leftovers(outputs_of(todo))
     for task, counts in _with_progress(name, todo, how):
         counts.balance(f"{name} {task.name}")
         written = [*task.outputs, *(path for path in map(rejects_path, task.outputs) if path.exists())]
-        outputs = {str(path): path.stat().st_size for path in written}
+        outputs = {os.path.abspath(path): path.stat().st_size for path in written}
         entries[task.name] = Entry(task.name, fingerprints[task.name], outputs, counts)
         ledger.append(entries[task.name])
     total = Counts({}, [])
@@ -119,16 +120,25 @@ def outputs_of(tasks: Iterable[Task]) -> list[Path]:
     return [path for task in tasks for path in task.outputs]
 
 
+def refuse_overlap(source: Path, target: Path) -> None:
+    """UsageError if what is written to `target` would be read as part of `source`, or overwrite it."""
+    if target.resolve().is_relative_to(source.resolve()):
+        raise UsageError(
+            f"{target} is {source} or lies in it, and what is written there would be read as input: "
+            "give an output folder beside it"
+        )
+
+
 def refuse_strangers(folder: Path, planned: Iterable[Path], suffixes: tuple[str, ...], ledger: Path) -> None:
     """OutputError if `folder` holds data files that neither this plan nor the stage's ledger knows.
 
     The next stage reads the whole folder: what another run left there would join the corpus.
     """
-    known = {str(path) for path in planned}
+    known = {os.path.abspath(path) for path in planned}
     for entry in Ledger(ledger).read().values():
         known.update(entry.outputs)
     found = (path for path in walk(folder) if path.name.endswith(suffixes))
-    strangers = [path for path in found if str(path) not in known]
+    strangers = [path for path in found if os.path.abspath(path) not in known]
     if strangers:
         raise OutputError(
             f"{folder} holds {len(strangers):,} files that {ledger.stem} did not write, {strangers[0].name!r} "
@@ -155,7 +165,7 @@ def parse_size(text: str) -> int:
     unit = number[-1:].upper() if number[-1:].isalpha() else ""
     try:
         size = int(float(number.removesuffix(number[-1:] if unit else "")) * _UNITS[unit])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):
         size = 0
     if size <= 0:
         raise UsageError(f"{text!r} is not a size: wanted a number with a unit, such as 512MiB or 4GiB")
@@ -172,7 +182,7 @@ def code_version(file: str) -> str:
 
 def _retire(tasks: Sequence[Task], entries: dict[str, Entry], scope: str | None) -> None:
     """Remove outputs that earlier runs wrote for tasks that are planned otherwise or no longer."""
-    planned = {task.name: {str(path) for path in task.outputs} for task in tasks}
+    planned = {task.name: {os.path.abspath(path) for path in task.outputs} for task in tasks}
     kept = set().union(*planned.values())
     for name, entry in entries.items():
         if name in planned or (scope is not None and name.startswith(scope)):

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError, UsageError, writing
-from pipeline.files import partial_path, sha256_file, write_whole
+from pipeline.files import own_partial_path, sha256_file, write_whole
 
 MAGIC = b"MMIDIDX\x00\x00"
 MANIFEST = "manifest.json"
@@ -97,7 +97,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
             raise UsageError(f"no token shards in {folder}: wanted {path}; make it with tokenize_corpus")
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is damaged ({error}): run tokenize_corpus again") from error
 
 
@@ -125,8 +125,10 @@ class TokenShardWriter:
     sha256: str = ""
 
     def __enter__(self) -> Self:
-        self.prefix.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO = partial_path(self._bin).open("wb")
+        self._partial = own_partial_path(self._bin)
+        with writing(self._bin):
+            self.prefix.parent.mkdir(parents=True, exist_ok=True)
+            self._file: BinaryIO = self._partial.open("wb")
         self._digest = hashlib.sha256()
         return self
 
@@ -139,14 +141,17 @@ class TokenShardWriter:
         self.lengths.append(len(ids))
 
     def __exit__(self, kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
-        with writing(self._bin):
-            self._file.close()
-        if kind is not None:
-            partial_path(self._bin).unlink(missing_ok=True)
-            return
-        self.sha256 = self._digest.hexdigest()
-        partial_path(self._bin).replace(self._bin)
-        write_whole(self.prefix.with_name(self.prefix.name + ".idx"), self._index())
+        try:
+            with writing(self._bin):
+                self._file.close()
+                if kind is None:
+                    self._partial.replace(self._bin)
+        finally:
+            self._partial.unlink(missing_ok=True)
+        if kind is None:
+            self.sha256 = self._digest.hexdigest()
+            index = _index(np.array(self.lengths, dtype=np.int32), self.dtype)
+            write_whole(self.prefix.with_name(self.prefix.name + ".idx"), index)
 
     @property
     def tokens(self) -> int:
@@ -156,21 +161,13 @@ class TokenShardWriter:
     def _bin(self) -> Path:
         return self.prefix.with_name(self.prefix.name + ".bin")
 
-    def _index(self) -> bytes:
-        lengths = np.array(self.lengths, dtype=np.int32)
-        ends = np.cumsum(lengths, dtype=np.int64) * self.dtype.itemsize
-        pointers = np.concatenate([np.zeros(1, np.int64), ends])[: len(lengths)]
-        documents = np.arange(len(lengths) + 1, dtype=np.int64)
-        header = _HEADER.pack(MAGIC, 1, _CODES[self.dtype], len(lengths), len(documents))
-        return header + lengths.tobytes() + pointers.tobytes() + documents.tobytes()
-
 
 class TokenShard:
     """A shard, memory-mapped: `shard[i]` is document i's ids, `shard.tokens` all of them, flat."""
 
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
-        index = prefix.with_name(prefix.name + ".idx").read_bytes()
+        index = _read(prefix.with_name(prefix.name + ".idx"))
         if len(index) < _HEADER.size or not index.startswith(MAGIC):
             raise InputError(f"{prefix}.idx is not a Megatron index: run tokenize_corpus again")
         _, _, code, sequences, documents = _HEADER.unpack_from(index)
@@ -178,6 +175,10 @@ class TokenShard:
             raise InputError(f"{prefix}.idx is damaged or of a dtype we do not write: run tokenize_corpus again")
         self.lengths = np.frombuffer(index, np.int32, sequences, _HEADER.size)
         self.offsets = np.frombuffer(index, np.int64, sequences, _HEADER.size + 4 * sequences)
+        if index != _index(self.lengths, _DTYPE_CODES[code]):
+            raise InputError(
+                f"{prefix}.idx is damaged, or of documents of several sequences: run tokenize_corpus again"
+            )
         self.tokens = _map(prefix.with_name(prefix.name + ".bin"), _DTYPE_CODES[code])
         if len(self.tokens) != int(self.lengths.sum()):
             raise InputError(f"{prefix}.bin and .idx disagree on the number of tokens: run tokenize_corpus again")
@@ -200,7 +201,7 @@ def open_shards(folder: Path) -> tuple[Manifest, list[TokenShard]]:
 
 
 def verify(folder: Path) -> Manifest:
-    """Check every shard of a folder against its manifest: checksum, documents, tokens.
+    """Check every shard of a folder against its manifest: checksum, documents, tokens, and where documents end.
 
     Raises InputError naming the first shard that differs.
     """
@@ -208,12 +209,32 @@ def verify(folder: Path) -> Manifest:
     for record, shard in zip(manifest.shards, shards, strict=True):
         bin_path = folder / f"{record.name}.bin"
         found = (len(shard), len(shard.tokens), sha256_file(bin_path))
-        if found != (record.documents, record.tokens, record.sha256):
+        last = shard.tokens[np.cumsum(shard.lengths, dtype=np.int64) - 1]
+        ended = bool((last == manifest.tokenizer.end_of_document).all())
+        if found != (record.documents, record.tokens, record.sha256) or not ended:
             raise InputError(f"{bin_path} is not what {MANIFEST} recorded: run tokenize_corpus again")
     return manifest
 
 
+def _index(lengths: NDArray[np.int32], dtype: np.dtype) -> bytes:
+    """The index of documents of so many tokens."""
+    ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
+    pointers = np.concatenate([np.zeros(1, np.int64), ends])[: len(lengths)]
+    documents = np.arange(len(lengths) + 1, dtype=np.int64)
+    header = _HEADER.pack(MAGIC, 1, _CODES[dtype], len(lengths), len(documents))
+    return header + lengths.tobytes() + pointers.tobytes() + documents.tobytes()
+
+
 def _map(path: Path, dtype: np.dtype) -> NDArray[np.integer]:
-    if path.stat().st_size == 0:
-        return np.empty(0, dtype)  # an empty file cannot be mapped
-    return np.memmap(path, dtype, mode="r")
+    try:
+        size = path.stat().st_size
+        return np.memmap(path, dtype, mode="r") if size else np.empty(0, dtype)  # nothing cannot be mapped
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not readable ({error}): run tokenize_corpus again") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} is not readable ({error}): run tokenize_corpus again") from error

@@ -53,7 +53,8 @@ class Rejects:
 
     def __init__(self, output: Path) -> None:
         self.path = rejects_path(output)
-        self.path.unlink(missing_ok=True)
+        with writing(self.path):
+            self.path.unlink(missing_ok=True)
 
     def add(self, file: str, row: int, reason: str, record: bytes | dict[str, Any]) -> None:
         raw = record if isinstance(record, bytes) else msgspec.json.encode(record, enc_hook=str)

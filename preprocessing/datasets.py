@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.errors import UsageError
 from pipeline.ledger import MALFORMED, READ, WRITTEN, Counts
@@ -64,7 +65,7 @@ def shares(weights: Mapping[str, float], counts: Counts) -> Table:
             f"{weight * asked[source][i] / wanted[i]:.2%} → {got / (every or 1):.2%}"
             for i, (got, every) in enumerate([(written.documents, total.documents), (written.bytes, total.bytes)])
         ]
-        table.add_row(source, f"{weight:g}", f"{written.documents:,}", *cells)
+        table.add_row(Text(source), f"{weight:g}", f"{written.documents:,}", *cells)
     return table
 
 

@@ -5,6 +5,7 @@ import sys
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from pipeline.errors import UsageError
 from pipeline.files import rejects_path, whole_file
 from pipeline.ledger import CHANGED, WRITTEN, Counts, Ledger
 from pipeline.reading import Slice, plan_slices, read_documents
-from pipeline.stage import STATE, How, Options, Task, is_done, refuse_strangers, run_stage
+from pipeline.stage import STATE, How, Options, Task, is_done, refuse_overlap, refuse_strangers, run_stage
 from pipeline.text import utf8_size
 from pipeline.writing import Rejects, open_lines
 
@@ -52,6 +53,7 @@ def normalize_text(
         Documents read, written and malformed per source.
     """
     files = list_corpus(data_dir)
+    refuse_overlap(data_dir, target_dir)
     targets = {file.name: target_dir / output_name(file.name, zst) for file in files}
     _refuse_collisions(targets)
     chosen = files if idx < 0 else files[idx * FILES_PER_INDEX : (idx + 1) * FILES_PER_INDEX]
@@ -60,10 +62,11 @@ def normalize_text(
     state = target_dir / STATE
     tasks, pieces = _plan(chosen, targets, state, ftfy)
     refuse_strangers(target_dir, targets.values(), SUFFIXES, state / f"{NAME}.jsonl")
-    if pieces:
-        run_stage(PIECES, pieces, state, how, scope=None)
+    if pieces:  # whether too much is malformed is asked of the whole, below
+        run_stage(PIECES, pieces, state, replace(how, max_malformed=1.0), scope=None)
     counts = run_stage(NAME, tasks, state, how, scope=None if idx >= 0 else "")
-    shutil.rmtree(state / PIECES, ignore_errors=True)
+    for file in chosen:  # no others: another --idx may be at work beside this one
+        shutil.rmtree(_pieces_of(state, file.name, ftfy), ignore_errors=True)
     return counts
 
 
@@ -114,7 +117,7 @@ def _plan(files: list[CorpusFile], targets: dict[str, Path], state: Path, ftfy: 
         if len(slices) == 1:
             tasks.append(_slice_task(slices[0], target, ftfy))
             continue
-        parts = [_slice_task(part, _piece_path(state, target, part), ftfy) for part in slices]
+        parts = [_slice_task(part, _piece_path(state, target, part, ftfy), ftfy) for part in slices]
         paths = {part.name: part.outputs[0] for part in parts}
         arguments = {"ledger": state / f"{PIECES}.jsonl", "pieces": paths, "target": target}
         join = Task(file.name, join_pieces, arguments, (file.path,), (target,), file.size)
@@ -129,9 +132,16 @@ def _slice_task(part: Slice, target: Path, ftfy: bool) -> Task:
     return Task(part.label, normalize_slice, arguments, (Path(part.path),), (target,), part.size)
 
 
-def _piece_path(state: Path, target: Path, part: Slice) -> Path:
-    """Unlike for each piece, with the suffix of the target, which says how it is compressed."""
-    return state / PIECES / part.name / f"{part.start}{target.name.removeprefix(stem(target.name))}"
+def _piece_path(state: Path, target: Path, part: Slice, ftfy: bool) -> Path:
+    """Unlike for each piece, with the suffix of the target, which says how it is compressed.
+
+    The task that joins pieces knows them by their paths: what they depend on must show in these.
+    """
+    return _pieces_of(state, part.name, ftfy) / f"{part.start}{target.name.removeprefix(stem(target.name))}"
+
+
+def _pieces_of(state: Path, name: str, ftfy: bool) -> Path:
+    return state / PIECES / ("ftfy" if ftfy else "nfc") / name
 
 
 def _refuse_collisions(targets: dict[str, Path]) -> None:

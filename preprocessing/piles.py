@@ -20,7 +20,7 @@ import pyarrow.ipc
 import zstandard
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, reading
 from pipeline.files import whole_file
 from pipeline.writing import zstd_compressor
 
@@ -108,7 +108,7 @@ class Pile:
 
     def read_part(self, part: int) -> Iterator[tuple[bytes, int]]:
         """(line, number in the pile) of every document of a part. InputError if the pile is damaged."""
-        with self.path.open("rb") as file:
+        with reading(self.path), self.path.open("rb") as file:
             for frame in self.frames:
                 if frame.part != part:
                     continue

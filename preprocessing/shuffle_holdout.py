@@ -23,7 +23,7 @@ from pipeline.errors import InputError, UsageError
 from pipeline.files import write_whole
 from pipeline.ledger import READ, WRITTEN, Counts
 from pipeline.reading import Slice, plan_slices
-from pipeline.stage import STATE, How, Options, Task, outputs_of, refuse_strangers, run_stage
+from pipeline.stage import STATE, How, Options, Task, outputs_of, refuse_overlap, refuse_strangers, run_stage
 from pipeline.writing import open_lines
 from preprocessing.datasets import shares, source_weights
 from preprocessing.mixing import (
@@ -72,16 +72,17 @@ def pass1(
         Documents read, written, repeated and dropped, per source and reason.
     """
     files = list_corpus(input_dir)
+    refuse_overlap(input_dir, out_dir)
     slices = [part for file in files for part in plan_slices(file)]
     epochs = source_weights(weights, {file.source for file in files})
     state = out_dir / STATE
     drops = {file.name: state / "drops" / f"{file.name}.npz" for file in files}
     _divide_drops(drops, duplicates, short_docs, state, how)
     sets = tuple(path for path in (duplicates, short_docs) if path)
-    chosen = _choose_shares(epochs, slices, drops, sets, seed, state, how)
+    chosen = _choose_shares(epochs, slices, drops, seed, state, how)
     parts = max(FEWEST_PARTS, math.ceil(sum(_text_size(part) for part in slices) / PART_BYTES))
     tasks = [
-        _mix_task(part, drops[part.name], chosen[part.source], parts, seed, out_dir / f"{part.label}{SUFFIX}", sets)
+        _mix_task(part, drops[part.name], chosen[part.source], parts, seed, out_dir / f"{part.label}{SUFFIX}")
         for part in slices
     ]
     refuse_strangers(out_dir, outputs_of(tasks), SUFFIXES, state / f"{PASS_1}.jsonl")
@@ -126,6 +127,8 @@ def pass2(
         raise UsageError(f"parts {start} to {end}: pass1 made {head.parts} parts: wanted 0 ≤ start < end")
     if not 0 <= holdout < 1:
         raise UsageError(f"--holdout {holdout}: wanted a fraction of 0 or more and less than 1, such as 0.0017")
+    if train_dir.resolve() == holdout_dir.resolve():
+        raise UsageError(f"--train_dir and --holdout_dir are both {train_dir}: wanted two folders")
     limits = _holdout_limits(input_dir, head, holdout)
     tasks = []
     for part in range(start, min(end, head.parts)):
@@ -180,9 +183,8 @@ def _divide_drops(
 
 
 def _choose_shares(
-    weights: dict[str, float], slices: list[Slice], drops: dict[str, Path], sets: tuple[Path, ...],
-    seed: int, state: Path, how: How,
-) -> dict[str, Share]:  # fmt: skip
+    weights: dict[str, float], slices: list[Slice], drops: dict[str, Path], seed: int, state: Path, how: How
+) -> dict[str, Share]:
     """Turn weights into shares: for a fraction, find the draw up to which exactly that many documents lie."""
     found, tasks = {}, []
     for source, parts in group_by_source(slices).items():
@@ -193,7 +195,7 @@ def _choose_shares(
         outputs = [state / "survey" / f"{part.label}.npy" for part in parts]
         tasks += [
             Task(part.label, survey_slice, {"part": part, "drops": drops[part.name], "seed": seed, "output": output},
-                 (Path(part.path), *sets), (output,), part.size)
+                 (Path(part.path), drops[part.name]), (output,), part.size)
             for part, output in zip(parts, outputs, strict=True)
         ]  # fmt: skip
         found[source] = Share(whole, None)
@@ -212,11 +214,9 @@ def _threshold(outputs: list[Path], fraction: float) -> int | None:
     return None if limit is None else int(limit)
 
 
-def _mix_task(
-    part: Slice, drops: Path, share: Share, parts: int, seed: int, output: Path, sets: tuple[Path, ...]
-) -> Task:
+def _mix_task(part: Slice, drops: Path, share: Share, parts: int, seed: int, output: Path) -> Task:
     arguments = {"part": part, "drops": drops, "share": share, "parts": parts, "seed": seed, "output": output}
-    return Task(part.label, mix_slice, arguments, (Path(part.path), *sets), (output, index_path(output)), part.size)
+    return Task(part.label, mix_slice, arguments, (Path(part.path), drops), (output, index_path(output)), part.size)
 
 
 def _check_dropped(counts: Counts, drops: Iterable[Path], sets: tuple[Path, ...]) -> None:
@@ -248,7 +248,7 @@ def _read_head(folder: Path) -> PassOne:
         raise UsageError(f"{folder} holds no {path.name}: wanted the folder that pass1 wrote. Run pass1 to its end")
     try:
         return msgspec.json.decode(path.read_bytes(), type=PassOne)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is damaged ({error}): run pass1 again") from error
 
 

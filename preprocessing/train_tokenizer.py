@@ -123,6 +123,8 @@ def train_model(samples: tuple[Path, ...], model: Path, vocab_size: int, model_t
                 max_sentence_length=_LONGEST, num_threads=_THREADS, minloglevel=2,
             )  # fmt: skip
         except (RuntimeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise  # the model could not be written
             raise UsageError(
                 f"SentencePiece cannot make {vocab_size:,} pieces of this sample ({_last_words(error)}): "
                 "give a smaller --vocab_size, or more text"

@@ -1,0 +1,90 @@
+"""Decontamination: no text of the holdout stays in the train set, and none is lost besides."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dedup import dedup_train
+from dedup.dedup_train import CONTAMINATED
+from pipeline.documents import ORIGIN
+from pipeline.errors import UsageError
+from pipeline.ledger import READ, WRITTEN
+from pipeline.lines import read_lines
+from pipeline.stage import How
+from pipeline.writing import open_lines
+
+HOW = How(workers=1, quiet=True)
+TRAIN = [("a/x.jsonl@0", "Kept, one."), ("a/x.jsonl@1", "Held out."), ("b/y.jsonl@0", "held out"),
+         ("b/y.jsonl@1", "Also held out, elsewhere."), ("b/y.jsonl@2", "Held out.")]  # fmt: skip
+
+
+def write(path: Path, documents: list[tuple[str, str]]) -> None:
+    with open_lines(path) as sink:
+        for key, text in documents:
+            sink.write(msgspec.json.encode({"id": 7, "text": text, ORIGIN: key}) + b"\n")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """OUT/train of two chunks and OUT/holdout of two."""
+    write(tmp_path / "train/chunk1/a.jsonl.zst", TRAIN)
+    write(tmp_path / "train/chunk2/a.jsonl.zst", TRAIN[:1])
+    write(tmp_path / "holdout/chunk1/a.jsonl.zst", [("a/x.jsonl@5", "Held out.")])
+    write(tmp_path / "holdout/chunk2/a.jsonl.zst", [("b/y.jsonl@9", "Also held out, elsewhere.")])
+    return tmp_path
+
+
+def clean(out: Path, chunk: int = 1) -> object:
+    return dedup_train(chunk, out / "train", out / "holdout", out / "train_deduped", how=HOW)
+
+
+def test_texts_of_every_chunk_of_the_holdout_are_removed(out: Path) -> None:
+    counts = clean(out)
+    lines = [msgspec.json.decode(line) for line in read_lines(out / "train_deduped/chunk1/a.jsonl.zst")]
+    assert lines == [{"id": 7, "text": text, ORIGIN: key} for key, text in (TRAIN[0], TRAIN[2])]
+    found = {
+        source: [counts.total(reason, source).documents for reason in (READ, WRITTEN, CONTAMINATED)]
+        for source in counts.tallies
+    }
+    assert found == {"a": [2, 1, 1], "b": [3, 1, 2]}
+
+
+def test_a_chunk_beside_another_is_left_alone(out: Path) -> None:
+    clean(out, 1)
+    first = (out / "train_deduped/chunk1/a.jsonl.zst").stat().st_mtime_ns
+    clean(out, 2)
+    assert (out / "train_deduped/chunk1/a.jsonl.zst").stat().st_mtime_ns == first
+    assert len(list(read_lines(out / "train_deduped/chunk2/a.jsonl.zst"))) == 1
+
+
+def test_another_holdout_is_read_anew(out: Path) -> None:
+    clean(out)
+    write(out / "holdout/chunk3/a.jsonl.zst", [("a/x.jsonl@6", "Kept, one.")])
+    assert clean(out).total(CONTAMINATED).documents == 4
+    assert len(list(read_lines(out / "train_deduped/chunk1/a.jsonl.zst"))) == 1
+
+
+def test_a_chunk_that_is_not_there(out: Path) -> None:
+    with pytest.raises(UsageError, match="chunk9: wanted a chunk that pass2 wrote; .* has chunk1, chunk2"):
+        clean(out, 9)
+    with pytest.raises(UsageError, match="has no chunk"):
+        dedup_train(1, out / "nowhere", out / "holdout", out / "train_deduped", how=HOW)
+
+
+def test_a_holdout_that_is_not_there(out: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere"):
+        dedup_train(1, out / "train", out / "nowhere", out / "train_deduped", how=HOW)
+
+
+def test_by_its_command_line_chunks_beside_one_another(run: Callable, out: Path) -> None:
+    line = "python dedup/dedup_train.py {chunk} --src_dir {out}/train --tgt_dir {out}/holdout --out_dir {out}/clean"
+    with ThreadPoolExecutor(2) as both:
+        ended = list(both.map(lambda chunk: run(line.format(chunk=chunk, out=out)), (1, 2)))
+    assert "5 read = 2 written + 3 contaminated" in ended[0].stderr
+    assert "1 read = 1 written" in ended[1].stderr
+    assert not list((out / "clean").rglob("*.partial"))
+    ended = [run(line.format(chunk=3, out=out), fails=2)]
+    assert "has chunk1, chunk2" in ended[0].stderr

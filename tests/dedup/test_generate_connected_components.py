@@ -1,0 +1,128 @@
+"""Clusters from pair lines, and the keys to remove from clusters."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dedup import generate_connected_components, generate_duplicates_dict
+from dedup.generate_connected_components import read_pairs
+from pipeline.errors import InputError, UsageError
+from pipeline.stage import How
+
+HOW = How(workers=1, quiet=True)
+NAMES = [
+    "arxiv/a b.jsonl",
+    "arxiv/x@3.jsonl",
+    "book/c :: d.jsonl.zst",
+    "書/é@1@2.parquet",
+    "wiki/'\"[red].jsonl",
+    "root.jsonl",
+]
+
+
+def clusters_in(path: Path) -> list[list[str]]:
+    components, _, keys = pickle.loads(path.read_bytes())
+    return [[keys[number] for number in component] for component in components]
+
+
+def unite(folder: Path, lines: list[str]) -> list[list[str]]:
+    (folder / "duplicate_pairs.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    generate_connected_components(folder, folder / "connected_components.pickle", how=HOW)
+    return clusters_in(folder / "connected_components.pickle")
+
+
+def test_chains_join_and_members_stand_in_key_order(tmp_path: Path) -> None:
+    lines = ["b/x@10 :: b/x@9", "a/y@0 :: b/x@10", "c/z@1 :: c/z@0", "b/x@9 :: b/x@10"]
+    assert unite(tmp_path, lines) == [["a/y@0", "b/x@9", "b/x@10"], ["c/z@0", "c/z@1"]]
+
+
+def test_no_pair_at_all(tmp_path: Path) -> None:
+    assert unite(tmp_path, []) == []
+    generate_duplicates_dict(tmp_path / "connected_components.pickle", tmp_path / "duplicates.pickle", how=HOW)
+    assert pickle.loads((tmp_path / "duplicates.pickle").read_bytes()) == {}
+    generate_connected_components(tmp_path, tmp_path / "components.parquet", how=HOW)
+    generate_duplicates_dict(tmp_path / "components.parquet", tmp_path / "other.parquet", how=HOW)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(*[st.sampled_from(NAMES), st.integers(0, 12)] * 2), max_size=30))
+def test_names_of_any_kind_travel_unharmed(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple]) -> None:
+    folder = tmp_path_factory.mktemp("pairs")
+    path = folder / "duplicate_pairs.txt"
+    path.write_text("".join(f"{a}@{i} :: {b}@{j}\n" for a, i, b, j in pairs), encoding="utf-8")
+    names, nodes, edges = read_pairs((path,))
+    found = [tuple((names[nodes[n]["file"]], nodes[n]["row"]) for n in edge) for edge in edges]
+    assert found == [((a, i), (b, j)) for a, i, b, j in pairs]
+
+
+@pytest.mark.parametrize(
+    "bad", ["no pair", "a/x@1 : a/x@2", "a/x :: a/x@2", "a/x@1 :: a/x@", "", "a/x@1 :: a/x@-2", "a/x@1 :: b@2 :: a/y@3"]
+)
+def test_a_malformed_line_is_named(tmp_path: Path, bad: str) -> None:
+    with pytest.raises(InputError, match=r"duplicate_pairs\.txt line 2: wanted .* got "):
+        unite(tmp_path, ["a/x@1 :: a/x@2", bad, "a/x@3 :: a/x@2"])
+    assert not (tmp_path / "connected_components.pickle").exists()
+
+
+def test_pairs_that_are_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "duplicate_pairs.txt").write_bytes(b"a/x@1 :: a/x@2\n\xff@1 :: a/x@2\n")
+    with pytest.raises(InputError, match="line 2"):
+        generate_connected_components(tmp_path, tmp_path / "c.pickle", how=HOW)
+
+
+def test_several_files_of_pairs(tmp_path: Path) -> None:
+    (tmp_path / "duplicate_pairs_2.txt").write_text("a/x@1 :: a/x@2\n")
+    assert unite(tmp_path, ["a/x@2 :: a/x@3"]) == [["a/x@1", "a/x@2", "a/x@3"]]
+
+
+def test_without_pairs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="generate_duplicate_pairs writes them"):
+        generate_connected_components(tmp_path, tmp_path / "c.pickle", how=HOW)
+
+
+def test_a_name_that_is_neither_pickle_nor_table(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\.pickle .* or \.parquet"):
+        generate_connected_components(tmp_path, tmp_path / "c.txt", how=HOW)
+
+
+def test_a_result_elsewhere_leaves_the_first_one_be(tmp_path: Path) -> None:
+    unite(tmp_path, ["a/x@2 :: a/x@3"])
+    generate_connected_components(tmp_path, tmp_path / "other/connected_components.pickle", how=HOW)
+    first, other = tmp_path / "connected_components.pickle", tmp_path / "other/connected_components.pickle"
+    assert first.read_bytes() == other.read_bytes()
+
+
+def test_all_but_the_first_are_duplicates(tmp_path: Path) -> None:
+    unite(tmp_path, ["b/x@10 :: b/x@9", "a/y@0 :: b/x@10", "c/z@1 :: c/z@0"])
+    counts = generate_duplicates_dict(tmp_path / "connected_components.pickle", tmp_path / "d.pickle", how=HOW)
+    assert pickle.loads((tmp_path / "d.pickle").read_bytes()) == {"b/x": {9, 10}, "c/z": {1}}
+    assert (counts.total("kept").documents, counts.total("duplicate").documents) == (2, 3)
+
+
+def test_slimpajamas_components_are_read(tmp_path: Path) -> None:
+    """Its components are sets as networkit numbers them; the first in its order is the one it keeps."""
+    components = ([[1, 0], [2, 3]], 2, {0: "a/x@5", 1: "b/x@3", 2: "a/x@1", 3: "a/y@1"})
+    (tmp_path / "c.pickle").write_bytes(pickle.dumps(components))
+    generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", how=HOW)
+    assert pickle.loads((tmp_path / "d.pickle").read_bytes()) == {"a/x": {5}, "a/y": {1}}
+
+
+class Surprise:
+    def __reduce__(self) -> tuple:
+        return print, ("this code must not run",)
+
+
+@pytest.mark.parametrize("value", [Surprise(), {"a": {1}}, ([[0, 9]], 1, {0: "a@1"}), ([[0]], 1, {0: "no key"}), 7])
+def test_pickles_that_hold_something_else(tmp_path: Path, value: object, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "c.pickle").write_bytes(pickle.dumps(value))
+    with pytest.raises((InputError, UsageError), match=r"c\.pickle"):
+        generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", how=HOW)
+    assert "must not run" not in capsys.readouterr().out
+
+
+def test_no_components(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is none"):
+        generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", how=HOW)

@@ -1,0 +1,122 @@
+"""Pairs: the same for any memory, workers and bands asked for earlier; nothing stale is ever read."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dedup import Sketch, generate_duplicate_pairs
+from dedup.generate_duplicate_pairs import ALONE, NAME, PAIRED, write_pairs
+from dedup.shards import write_shard
+from pipeline.errors import InputError, UsageError
+from pipeline.ledger import READ
+from pipeline.stage import STATE, How
+
+HOW = How(workers=1, quiet=True)
+SHARDS, EACH = 3, 200
+NAMED = write_pairs.__module__  # `dedup.generate_duplicate_pairs` is the function
+
+
+@pytest.fixture(scope="module")
+def minhash(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of random signatures, a third of which share bands with others."""
+    chance, folder = np.random.default_rng(0), tmp_path_factory.mktemp("MINHASH")
+    values = chance.integers(0, 2**32, (SHARDS * EACH, 128), np.uint32)
+    for i in range(0, len(values), 6):
+        for copy in (i + 1, len(values) - 1 - i):
+            bands = chance.choice(9, chance.integers(1, 4), replace=False)
+            for band in bands:
+                values[copy, band * 13 : band * 13 + 13] = values[i, band * 13 : band * 13 + 13]
+    for number, part in enumerate(np.split(values, SHARDS)):
+        with write_shard(folder / f"{number}.signatures.arrow", f"s{number}/a.jsonl", Sketch()) as shard:
+            shard.add(range(EACH), part)
+    np.save(folder / "values.npy", values)
+    return folder
+
+
+def pairs_of(values: np.ndarray, rows: int, bands: int) -> list[set[tuple[int, int]]]:
+    """A plain reference: of each band, (document, first document of its bucket)."""
+    found = []
+    for band in range(bands):
+        first: dict[bytes, int] = {}
+        keys = [row[band * rows : band * rows + rows].tobytes() for row in values]
+        found.append({(i, first[key]) for i, key in enumerate(keys) if first.setdefault(key, i) != i})
+    return found
+
+
+def key(document: int) -> str:
+    return f"s{document // EACH}/a.jsonl@{document % EACH}"
+
+
+@pytest.mark.parametrize(("rows", "bands"), [(13, 9), (4, 30), (128, 1)])
+def test_pairs_are_those_of_a_plain_search(minhash: Path, tmp_path: Path, rows: int, bands: int) -> None:
+    out = tmp_path / "duplicate_pairs.txt"
+    counts = generate_duplicate_pairs(minhash, out, rows, bands, how=HOW)
+    expected = pairs_of(np.load(minhash / "values.npy"), rows, bands)
+    lines = out.read_text().splitlines()
+    assert sorted(lines) == sorted(f"{key(a)} :: {key(b)}" for band in expected for a, b in band)
+    paired = {document for band in expected for pair in band for document in pair}
+    found = [counts.total(reason).documents for reason in (READ, PAIRED, ALONE)]
+    assert found == [SHARDS * EACH, len(paired), SHARDS * EACH - len(paired)]
+
+
+@pytest.mark.parametrize(("memory", "workers"), [("20K", 1), ("3K", 2), ("1K", 2)])
+def test_many_partitions_give_the_same_bytes(
+    minhash: Path, tmp_path: Path, memory: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate_duplicate_pairs(minhash, tmp_path / "one.txt", how=HOW)
+    used: list[int] = []
+
+    def counted(shards: list[Path], work: Path, out_file: Path) -> object:
+        used.append(len(list((work / "edges").glob("*.npy"))))
+        return write_pairs(shards, work, out_file)
+
+    monkeypatch.setattr(sys.modules[NAMED], "write_pairs", counted)
+    generate_duplicate_pairs(minhash, tmp_path / "other.txt", how=replace(HOW, memory=memory, workers=workers))
+    assert (tmp_path / "one.txt").read_bytes() == (tmp_path / "other.txt").read_bytes()
+    assert used[0] >= 9 * 4
+
+
+def test_other_bands_are_other_work(minhash: Path, tmp_path: Path) -> None:
+    out = tmp_path / "duplicate_pairs.txt"
+    generate_duplicate_pairs(minhash, out, 13, 9, how=HOW)
+    first = out.read_bytes()
+    generate_duplicate_pairs(minhash, out, 4, 30, how=HOW)
+    assert out.read_bytes() != first
+    generate_duplicate_pairs(minhash, out, 13, 9, how=HOW)
+    assert out.read_bytes() == first
+
+
+def test_edges_that_a_killed_run_left_are_not_read(minhash: Path, tmp_path: Path) -> None:
+    generate_duplicate_pairs(minhash, tmp_path / "clean.txt", how=HOW)
+    edges = tmp_path / STATE / f"{NAME}-pairs.txt-13x9" / "edges"
+    edges.mkdir(parents=True)
+    np.save(edges / "0000-000003.npy", np.array([[5, 1]], np.uint64))
+    generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", how=HOW)
+    assert (tmp_path / "pairs.txt").read_bytes() == (tmp_path / "clean.txt").read_bytes()
+    assert not edges.exists()
+
+
+@pytest.mark.parametrize(("rows", "bands"), [(13, 10), (0, 9), (13, -1)])
+def test_bands_that_do_not_fit(minhash: Path, tmp_path: Path, rows: int, bands: int) -> None:
+    with pytest.raises(UsageError, match="128 permutations"):
+        generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", rows, bands, how=HOW)
+
+
+def test_a_damaged_shard_is_named(minhash: Path, tmp_path: Path) -> None:
+    for path in minhash.glob("*.arrow"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "1.signatures.arrow").write_bytes(b"ARROW1\0\0 and no more")
+    with pytest.raises(InputError, match=r"1\.signatures\.arrow is not a readable"):
+        generate_duplicate_pairs(tmp_path, tmp_path / "pairs.txt", how=HOW)
+    assert not (tmp_path / "pairs.txt").exists()
+
+
+def test_shards_without_a_signature(tmp_path: Path) -> None:
+    with write_shard(tmp_path / "a.signatures.arrow", "a.jsonl", Sketch()):
+        pass
+    counts = generate_duplicate_pairs(tmp_path, tmp_path / "pairs.txt", how=HOW)
+    assert (tmp_path / "pairs.txt").read_bytes() == b""
+    assert list(counts.tallies) == ["corpus"]

@@ -1,0 +1,76 @@
+"""SIGKILL in the middle of a stage, and the same command again: the same bytes, nothing unfinished."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TO_HASH = "python dedup/to_hash.py wiki {norm}/wiki {out} 0 0 0 999 --hash sha1 --workers {workers}"
+PAIRS = (
+    "python dedup/generate_duplicate_pairs.py --input_dir {minhash} --out_file {out}/duplicate_pairs.txt "
+    "--range 13 --bands 9 --processes {workers} --memory 4K"
+)
+FILES, EACH = 24, 12
+
+
+@pytest.fixture(scope="module")
+def norm(write: Callable, texts_of: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files that take a while to sign, every third of which repeats one before it."""
+    root = tmp_path_factory.mktemp("interrupted")
+    for number in range(FILES):
+        write(root / f"wiki/{number:03}.jsonl", [" ".join(texts_of(6, number // 3 * 900 + 6 * i)) for i in range(EACH)])
+    return root
+
+
+@pytest.fixture(scope="module")
+def minhash(norm: Path, run: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole")
+    run(TO_HASH.format(norm=norm, out=out, workers=2))
+    return out
+
+
+def kill_when(process: subprocess.Popen[bytes], folder: Path, pattern: str, count: int) -> None:
+    """Kill a process once so many files are there; it must have been in the middle."""
+    end = time.monotonic() + 60
+    while len(list(folder.rglob(pattern))) < count:
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+
+def assert_whole(found: dict[str, bytes], expected: dict[str, bytes]) -> None:
+    assert sorted(found) == sorted(expected)
+    assert [name for name in expected if found[name] != expected[name]] == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_to_hash(
+    norm: Path, minhash: Path, tmp_path: Path, run: Callable, start: Callable, contents: Callable, workers: int
+) -> None:
+    line = TO_HASH.format(norm=norm, out=tmp_path, workers=workers)
+    kill_when(start(line), tmp_path, "*.signatures.arrow", 3)
+    assert len(list(tmp_path.rglob("*.signatures.arrow"))) < FILES
+    ended = run(line)
+    assert "tasks done before" in ended.stderr
+    assert_whole(contents(tmp_path), contents(minhash))
+
+
+@pytest.mark.parametrize(("pattern", "workers"), [("bands/*.bin", 2), ("edges/*.npy", 1)])
+def test_generate_duplicate_pairs(
+    minhash: Path, tmp_path: Path, run: Callable, start: Callable, contents: Callable, pattern: str, workers: int
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    line = PAIRS.format(minhash=minhash, out=killed, workers=workers)
+    kill_when(start(line), killed, pattern, 3)
+    assert not (killed / "duplicate_pairs.txt").exists()
+    line = line.replace("4K", "100M")
+    run(line.replace(str(killed), str(whole)))
+    run(line)  # other partitions than those that the killed run left
+    assert_whole(contents(killed), contents(whole))
+    assert contents(killed)["duplicate_pairs.txt"].count(b" :: ") > FILES * EACH // 2
+    assert not list(killed.rglob("*.np[yz]"))

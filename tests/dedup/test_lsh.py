@@ -1,0 +1,87 @@
+"""Bands, edges and union-find against plain references, and the detection curve against its formula."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dedup import Sketch, deduplicate, jaccard, signatures
+from dedup.lsh import RECORD, band_digests, check_bands, connected, star_edges
+from pipeline.errors import UsageError
+
+NODES = 30
+SETS = Sketch(width=1)
+_CHARACTERS = [chr(code) for code in [*range(0x4E00, 0x9FA0), *range(0xAC00, 0xD700)]]
+_PAIRS = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=60)
+
+
+@pytest.mark.parametrize(("rows", "bands"), [(13, 10), (129, 1), (0, 9), (13, 0), (-1, -9)])
+def test_bands_that_do_not_fit(rows: int, bands: int) -> None:
+    with pytest.raises(UsageError, match=rf"--range {rows} × --bands {bands}.*128 permutations"):
+        check_bands(rows, bands, 128)
+
+
+@pytest.mark.parametrize(("rows", "bands"), [(13, 9), (128, 1), (1, 128), (1, 1)])
+def test_bands_that_fit(rows: int, bands: int) -> None:
+    check_bands(rows, bands, 128)
+
+
+def test_a_digest_depends_on_every_row_of_its_band_and_on_nothing_else() -> None:
+    values = np.random.default_rng(0).integers(0, 2**32, (1, 128), np.uint32)
+    before = band_digests(values, 13, 9)
+    for slot in range(128):
+        changed = values.copy()
+        changed[0, slot] ^= 1
+        differs = band_digests(changed, 13, 9)[:, 0] != before[:, 0]
+        assert differs.tolist() == [band == slot // 13 for band in range(9)]
+
+
+def test_digests_depend_on_the_order_of_rows() -> None:
+    values = np.array([[1, 2], [2, 1], [1, 2]], np.uint32)
+    one, other, again = band_digests(values, 2, 1)[0]
+    assert one == again != other
+
+
+@given(st.lists(st.integers(0, 5), max_size=40), st.randoms())
+def test_edges_link_each_bucket_to_its_first(buckets: list[int], chance: random.Random) -> None:
+    records = [(bucket << 60, document) for document, bucket in enumerate(buckets)]
+    chance.shuffle(records)
+    edges = star_edges(np.array(records, RECORD)).tolist()
+    firsts = {bucket: buckets.index(bucket) for bucket in buckets}
+    ordered = sorted(range(len(buckets)), key=lambda document: (buckets[document], document))
+    assert edges == [[i, firsts[buckets[i]]] for i in ordered if firsts[buckets[i]] != i]
+
+
+@given(_PAIRS)
+def test_components_are_those_of_a_plain_search(pairs: list[tuple[int, int]]) -> None:
+    label = list(range(NODES))
+    for _ in range(NODES):
+        for a, b in pairs:
+            label[a] = label[b] = min(label[a], label[b])
+    assert connected(np.array(pairs, np.int64).reshape(-1, 2), NODES).tolist() == label
+
+
+def test_a_long_chain_is_one_component() -> None:
+    count = 200_000
+    chain = np.stack([np.arange(1, count), np.arange(count - 1)], axis=1)
+    assert not connected(chain, count).any()
+    assert not connected(np.random.default_rng(0).permutation(chain)[:, ::-1], count).any()
+
+
+@pytest.mark.parametrize(("common", "each"), [(600, 120), (640, 80), (720, 40), (760, 20)])
+def test_pairs_are_found_as_often_as_the_curve_says(common: int, each: int) -> None:
+    """Shingles of one character make sets of any similarity: `common` characters shared, `each` its own."""
+    chance, pairs, sketch = random.Random(common), 400, SETS
+    similarity = common / (common + 2 * each)
+    texts = []
+    for _ in range(pairs):
+        characters = chance.sample(_CHARACTERS, common + 2 * each)
+        texts += ["".join(characters[: common + each]), "".join(characters[:common] + characters[common + each :])]
+    found = deduplicate(texts, sketch).duplicate_of.reshape(-1, 2)
+    rate = np.mean(found[:, 1] == found[:, 0])
+    expected = 1 - (1 - similarity**13) ** 9
+    assert abs(rate - expected) < 4 * (expected * (1 - expected) / pairs) ** 0.5 + 1 / pairs
+    agreement = [jaccard(*signatures(texts[i : i + 2], sketch)[0]) for i in range(0, 100, 2)]
+    assert abs(np.mean(agreement) - similarity) < 0.02

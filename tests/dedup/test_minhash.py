@@ -1,0 +1,185 @@
+"""Signatures are datasketch's, bit for bit, for both families, any script and any length."""
+
+import hashlib
+import random
+import re
+import string
+from functools import cache
+
+import numpy as np
+import pytest
+import xxhash
+from datasketch import MinHash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dedup.minhash import EMPTY, MERSENNE, Sketch, jaccard, signatures
+from pipeline.errors import UsageError
+from pipeline.text import matching_form
+
+SCRIPTS = [
+    range(0x20, 0x7F), range(0x61, 0x7B), range(0xC0, 0x250), range(0x370, 0x400), range(0x400, 0x500),
+    range(0x5D0, 0x5EB), range(0x620, 0x64B), range(0x900, 0x980), range(0xE00, 0xE5B), range(0x1200, 0x1280),
+    range(0x3040, 0x3100), range(0x4E00, 0x5000), range(0xAC00, 0xAD00), range(0x10330, 0x1034B),
+    range(0x1F300, 0x1F650), range(0x1E900, 0x1E944), range(0x300, 0x370),
+]  # fmt: skip
+SPACES = " \t\n\v\f\r\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2003\u200a\u2028\u2029\u202f\u205f\u3000"
+NOT_SPACES = "\u200b\u180e\ufeff\u2060\0\x7f\x80"
+ODD = [
+    "", " ", "!", "a", "a" * 12, "a" * 13, "a" * 14, "abcdefghijkl", "abcdefghijklm", "abcdefghijklmn",
+    "İstanbul'da İİİ bir şey İ", "ὈΔΥΣΣΕΎΣ ΤΗΣ ΟΔΟΣ. Σ ΣΑΣ", "Kelvin \u212a and Ångström \u212b, ẞ ß ﬁ ǅ",
+    "nul\0in the\0middle of the text", "👩‍👩‍👧‍👦🇩🇪 emoji families 👍🏽 and flags 🏴‍☠️", "...!!!???" * 9, "a.b,c;d!e " * 9,
+    f"a{SPACES}b" * 9, f"{SPACES}leading and trailing, beyond ASCII{SPACES}", f"{NOT_SPACES} are no spaces {NOT_SPACES}",
+    " ".join(f"wo{space}rd" for space in SPACES + NOT_SPACES), "x" * 5000, "\U0010ffff\uffff\ue000" * 9,
+]  # fmt: skip
+SKETCHES = [Sketch("xxh32"), Sketch("sha1")]
+
+
+def some_texts(count: int, seed: int) -> list[str]:
+    """Texts that mix scripts, spaces and punctuation, of many lengths."""
+    chance = random.Random(seed)
+    texts = []
+    for _ in range(count):
+        scripts = chance.sample(SCRIPTS, chance.randint(1, 3))
+        pieces = [chr(chance.choice(chance.choice(scripts))) for _ in range(chance.choice([5, 13, 40, 200]))]
+        for _ in range(len(pieces) // 6):
+            pieces[chance.randrange(len(pieces))] = chance.choice(SPACES + string.punctuation + NOT_SPACES)
+        texts.append("".join(pieces))
+    return texts
+
+
+def shingles_of(text: str, width: int) -> list[bytes]:
+    form = matching_form(text)
+    return [form[i : i + width].encode() for i in range(len(form) - width + 1)]
+
+
+@cache
+def blank(sketch: Sketch) -> MinHash:
+    if sketch.hash == "sha1":
+        return MinHash(sketch.permutations, seed=sketch.seed, scheme="legacy")
+    return MinHash(sketch.permutations, seed=sketch.seed, hashfunc=xxhash.xxh32_intdigest)
+
+
+def assert_equal_to_datasketch(texts: list[str], sketch: Sketch) -> None:
+    values, shingles = signatures(texts, sketch)
+    for text, ours, count in zip(texts, values, shingles, strict=True):
+        windows, peer = shingles_of(text, sketch.width), blank(sketch).copy()
+        if windows:
+            peer.update_batch(windows)
+        assert count == len(windows), text
+        assert ours.tolist() == peer.hashvalues.tolist(), text
+
+
+@pytest.mark.parametrize("sketch", SKETCHES, ids=str)
+def test_equal_to_datasketch_in_many_scripts(sketch: Sketch) -> None:
+    assert_equal_to_datasketch(ODD + some_texts(400, seed=5), sketch)
+
+
+@pytest.mark.parametrize("hash", ["xxh32", "sha1"])
+@pytest.mark.parametrize("width", [1, 3, 4, 5, 12, 15, 16, 17, 20, 33, 64])
+def test_equal_to_datasketch_at_every_width(hash: str, width: int) -> None:
+    assert_equal_to_datasketch(ODD + some_texts(30, seed=width), Sketch(hash, width))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hash", ["xxh32", "sha1"])
+@pytest.mark.parametrize(("permutations", "seed"), [(1, 1), (7, 3), (64, 1), (129, 1), (256, 42)])
+def test_equal_to_datasketch_for_permutations_and_seeds(hash: str, permutations: int, seed: int) -> None:
+    sketch = Sketch(hash, permutations=permutations, seed=seed)  # type: ignore[arg-type]
+    assert_equal_to_datasketch(ODD + some_texts(30, seed), sketch)
+
+
+@pytest.mark.parametrize("sketch", SKETCHES, ids=str)
+@pytest.mark.parametrize("letters", [string.ascii_letters + "  ", "абвгдежзиклмн  ", "漢字テスト文書abc "])
+def test_equal_to_datasketch_around_the_borders_of_a_block(sketch: Sketch, letters: str) -> None:
+    chance = random.Random(1)
+    text = matching_form("".join(chance.choices(letters, k=4000)))
+    counts = [1, 7, 8, 9, 1023, 1024, 1025, 2047, 2048, 2049]
+    texts = [text[: count + sketch.width - 2].strip() + "z" for count in counts]
+    assert_equal_to_datasketch(texts, sketch)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), max_size=4), st.sampled_from(SKETCHES))
+def test_equal_to_datasketch_for_any_text(texts: list[str], sketch: Sketch) -> None:
+    assert_equal_to_datasketch(texts, sketch)
+
+
+def test_sha1_is_datasketch_1() -> None:
+    """Golden values, and the formula of datasketch 1.x in Python's integers."""
+    text = "The Quick, Brown Fox jumps over the lazy dog."
+    drawn = np.random.RandomState(1)
+    expected = []
+    for _ in range(128):
+        a = int(drawn.randint(1, MERSENNE, dtype=np.uint64))
+        b = int(drawn.randint(0, MERSENNE, dtype=np.uint64))
+        hashes = [int.from_bytes(hashlib.sha1(s).digest()[:4], "little") for s in shingles_of(text, 13)]
+        expected.append(min((a * h + b) % 2**64 % MERSENNE & 0xFFFFFFFF for h in hashes))
+    assert expected[:3] + expected[-1:] == [16577316, 19445529, 41971003, 43048091]
+    assert signatures([text], Sketch("sha1"))[0][0].tolist() == expected
+
+
+def test_a_lone_surrogate_is_a_character_like_any_other() -> None:
+    values, shingles = signatures(["\ud800" * 13, "a" * 12 + "\udfff", "é" * 13])
+    assert shingles.tolist() == [1, 1, 1]
+    assert len(np.unique(values[:, 0])) == 3
+
+
+def test_every_code_point_is_matched_as_python_does() -> None:
+    """Case, punctuation and white space, one code point at a time, between letters."""
+    texts = [f"ab{chr(code)}cd{chr(code)}" for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    forms = [matching_form(text) for text in texts]
+    sketch = Sketch(width=4, permutations=1)
+    ours, counts = signatures(texts, sketch)
+    expected, expected_counts = signatures(forms, sketch)
+    assert (counts == expected_counts).all()
+    assert (counts == [max(len(form) - 3, 0) for form in forms]).all()
+    assert (ours == expected).all()
+
+
+def test_the_matching_form_of_every_code_point() -> None:
+    punctuation = re.compile(f"[{re.escape(string.punctuation)}]")
+    for first in range(0, 0x110000, 256):
+        text = "".join(f"A{chr(code)}b{chr(code)}{chr(code)} c" for code in range(first, first + 256))
+        assert matching_form(text) == re.sub(r"\s+", " ", punctuation.sub("", text.lower())).strip(" ")
+
+
+def test_a_text_without_a_shingle_has_an_empty_signature() -> None:
+    values, shingles = signatures(["", "twelve chars", "a. b! c? d: e;"])
+    assert shingles.tolist() == [0, 0, 0]
+    assert (values == EMPTY).all()
+
+
+def test_no_text_at_all() -> None:
+    values, shingles = signatures([])
+    assert values.shape == (0, 128)
+    assert shingles.shape == (0,)
+
+
+def test_a_signature_does_not_depend_on_its_neighbours() -> None:
+    texts = ODD + some_texts(50, seed=2)
+    together = signatures(texts)[0]
+    assert (together == np.concatenate([signatures([text])[0] for text in texts])).all()
+
+
+@pytest.mark.parametrize("sketch", SKETCHES, ids=str)
+@pytest.mark.parametrize("similarity", [0.5, 0.8, 0.95])
+def test_estimates_are_close_to_exact_similarities(sketch: Sketch, similarity: float) -> None:
+    chance = random.Random(3)
+    exact, estimated = [], []
+    for _ in range(60):
+        words = ["".join(chance.choices(string.ascii_lowercase, k=6)) for _ in range(300)]
+        common = int(300 * 2 * similarity / (1 + similarity))
+        one, other = " ".join(words), " ".join(words[:common] + [word[::-1] for word in words[common:]])
+        a, b = set(shingles_of(one, 13)), set(shingles_of(other, 13))
+        exact.append(len(a & b) / len(a | b))
+        estimated.append(jaccard(*signatures([one, other], sketch)[0]))
+    errors = np.array(estimated) - np.array(exact)
+    deviation = (similarity * (1 - similarity) / sketch.permutations) ** 0.5
+    assert abs(errors.mean()) < 4 * deviation / 60**0.5
+    assert (errors**2).mean() ** 0.5 < 1.5 * deviation
+
+
+@pytest.mark.parametrize("bad", [{"hash": "md5"}, {"width": 0}, {"permutations": 0}, {"permutations": 5000}])
+def test_a_sketch_that_cannot_be(bad: dict) -> None:
+    with pytest.raises(UsageError, match="wanted"):
+        Sketch(**bad)

@@ -1,0 +1,152 @@
+"""Signature shards: what is in them, which files are signed, what is refused."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dedup import Sketch, signatures, to_hash
+from dedup.minhash import Hash
+from dedup.shards import list_shards, open_shard, write_shard
+from dedup.to_hash import SIGNED, TOO_SHORT
+from pipeline.errors import InputError, UsageError
+from pipeline.ledger import READ, Counts
+from pipeline.stage import How
+
+HOW = How(workers=1, quiet=True)
+Write = Callable[[Path, list[str]], None]
+
+
+def sign(norm: Path, out: Path, source: str = "all", **options: object) -> Counts:
+    return to_hash(source, norm, out, 0, "0", 0, 9999, how=HOW, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hash", ["xxh32", "sha1"])
+def test_a_shard_holds_the_signatures_of_its_file(
+    norm: Path, tmp_path: Path, planted: dict[str, list[str]], hash: Hash
+) -> None:
+    counts = sign(norm, tmp_path, hash=hash, seed=7, batch=2)
+    shards = {shard.head.file: shard for shard in map(open_shard, list_shards(tmp_path))}
+    assert sorted(shards) == sorted(planted)
+    for name, texts in planted.items():
+        values, shingles = signatures(texts, Sketch(hash, seed=7))
+        assert (np.concatenate(list(shards[name].signatures())) == values[shingles > 0]).all()
+        assert shards[name].rows().tolist() == np.flatnonzero(shingles).tolist()
+    found = [counts.total(reason).documents for reason in (READ, SIGNED, TOO_SHORT)]
+    assert found == [15, 10, 5]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 10_000])
+def test_a_batch_changes_no_signature(norm: Path, tmp_path: Path, batch: int) -> None:
+    sign(norm, tmp_path / "one")
+    sign(norm, tmp_path / "other", batch=batch)
+    for one, other in zip(list_shards(tmp_path / "one"), list_shards(tmp_path / "other"), strict=True):
+        both = [np.concatenate(list(open_shard(path).signatures())) for path in (one, other)]
+        assert (both[0] == both[1]).all()
+
+
+def test_indices_choose_files(write: Write, texts_of: Callable, tmp_path: Path) -> None:
+    for number, text in enumerate(texts_of(5, 0)):
+        write(tmp_path / f"NORM/wiki/{number}.jsonl", [text])
+    for start, end in ((1, 3), (3, 99), (0, 1)):
+        to_hash("wiki", tmp_path / "NORM/wiki", tmp_path / "out", 0, "job", start, end, how=HOW)
+        found = [open_shard(path).head.file for path in list_shards(tmp_path / "out")]
+        wanted = {1: ["1", "2"], 3: ["1", "2", "3", "4"], 0: ["0", "1", "2", "3", "4"]}[start]
+        assert found == [f"wiki/{number}.jsonl" for number in wanted]
+
+
+@pytest.mark.parametrize(("start", "end"), [(3, 9), (1, 1), (2, 1), (-1, 2)])
+def test_indices_that_choose_nothing(norm: Path, tmp_path: Path, start: int, end: int) -> None:
+    with pytest.raises(UsageError, match=f"files {start} to {end}"):
+        to_hash("all", norm, tmp_path, 0, "0", start, end, how=HOW)
+
+
+def test_a_folder_of_all_data_sets_or_of_one(norm: Path, tmp_path: Path) -> None:
+    sign(norm, tmp_path / "one", "arxiv")
+    sign(norm / "arxiv", tmp_path / "other", "arxiv")
+    names = [path.relative_to(tmp_path / "one") for path in list_shards(tmp_path / "one")]
+    assert names == [path.relative_to(tmp_path / "other") for path in list_shards(tmp_path / "other")]
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+
+
+def test_a_file_that_changed_is_signed_again_and_one_that_went_is_forgotten(
+    write: Write, texts_of: Callable, tmp_path: Path
+) -> None:
+    one, other = tmp_path / "NORM/wiki/a.jsonl", tmp_path / "NORM/wiki/b.jsonl"
+    write(one, texts_of(2, 0))
+    write(other, texts_of(2, 5))
+    sign(tmp_path / "NORM", tmp_path / "out")
+    before = {path.name: path.stat().st_mtime_ns for path in list_shards(tmp_path / "out")}
+    write(one, texts_of(3, 0))
+    sign(tmp_path / "NORM", tmp_path / "out")
+    after = {path.name: path.stat().st_mtime_ns for path in list_shards(tmp_path / "out")}
+    assert [after[name] == before[name] for name in sorted(before)] == [False, True]
+    assert len(open_shard(list_shards(tmp_path / "out")[0])) == 3
+    other.unlink()
+    sign(tmp_path / "NORM", tmp_path / "out")
+    assert len(list_shards(tmp_path / "out")) == 1
+
+
+@pytest.mark.parametrize("change", [{"hash": "sha1"}, {"width": 12}, {"permutations": 130}, {"seed": 2}], ids=str)
+def test_shards_that_cannot_be_compared_are_both_named(norm: Path, tmp_path: Path, change: dict) -> None:
+    sign(norm, tmp_path / "arxiv", "arxiv")
+    sign(norm, tmp_path / "book", "book", **change)
+    with pytest.raises(UsageError, match=r"cannot be compared: .*arxiv/a\.jsonl.* holds xxh32 .*; .*book/.* holds "):
+        list_shards(tmp_path)
+
+
+def test_a_folder_without_shards(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="run to_hash first"):
+        list_shards(tmp_path)
+    with pytest.raises(UsageError, match="none of that name"):
+        list_shards(tmp_path / "absent")
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    path = tmp_path / "a.signatures.arrow"
+    with write_shard(path, "wiki/a.jsonl", Sketch()) as writer:
+        writer.add([4, 9], signatures(["thirteen or more characters", "in each of these texts"])[0])
+        writer.add([], np.empty((0, 128), np.uint32))
+    return path
+
+
+def test_a_shard_is_read_as_written(shard: Path) -> None:
+    opened = open_shard(shard)
+    assert (len(opened), opened.rows().tolist(), opened.head.file) == (2, [4, 9], "wiki/a.jsonl")
+    assert [part.shape for part in opened.signatures()] == [(2, 128), (0, 128)]
+
+
+@pytest.mark.parametrize("keep", [0, 1, 7, 100, 500, 0.5, 0.9, -1])
+def test_a_truncated_shard(shard: Path, keep: float) -> None:
+    size = shard.stat().st_size
+    os.truncate(shard, size + keep if keep < 0 else int(keep * size) if isinstance(keep, float) else keep)
+    with pytest.raises(InputError, match=r"a\.signatures\.arrow is not a readable signature shard.*run to_hash again"):
+        open_shard(shard)
+
+
+@pytest.mark.parametrize("data", [b"not arrow at all" * 99, bytes(5000)])
+def test_a_file_that_is_no_shard(shard: Path, data: bytes) -> None:
+    shard.write_bytes(data)
+    with pytest.raises(InputError, match="not a readable signature shard"):
+        open_shard(shard)
+
+
+def test_arrow_files_of_others(shard: Path) -> None:
+    import pyarrow as pa
+
+    with pa.ipc.new_file(str(shard), pa.schema({"row": pa.int64()})):
+        pass
+    with pytest.raises(InputError, match="not a readable signature shard"):
+        open_shard(shard)
+
+
+def test_how_it_runs_changes_no_byte(norm: Path, tmp_path: Path) -> None:
+    sign(norm, tmp_path / "one")
+    to_hash("all", norm, tmp_path / "other", 0, "0", 0, 99, how=replace(HOW, workers=2, memory="1MiB"))
+    for one, other in zip(list_shards(tmp_path / "one"), list_shards(tmp_path / "other"), strict=True):
+        assert one.read_bytes() == other.read_bytes()
