@@ -10,6 +10,9 @@ _U = np.uint32
 _P1, _P2, _P3, _P4, _P5 = map(_U, (2654435761, 2246822519, 3266489917, 668265263, 374761393))
 _SHA1_STATE = np.array([0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476, 0xC3D2E1F0], np.uint32)
 _SHA1_ROUND = np.array([0x5A827999, 0x6ED9EBA1, 0x8F1BBCDC, 0xCA62C1D6], np.uint32)
+LANES = 512  # messages hashed side by side
+SHA1_ROWS = 22
+ONE_BLOCK = 55  # bytes of a message that SHA-1 hashes in one block
 
 
 @nb.njit(inline="always")
@@ -103,9 +106,76 @@ def sha1_32(data: np.ndarray, start: int, end: int, schedule: np.ndarray) -> np.
     for block in range((length + 8) // 64 + 1):
         _sha1_load(data, start, length, block, schedule)
         _sha1_compress(state, schedule)
-    first = state[0]
-    swapped = (first >> _U(24)) | ((first >> _U(8)) & _U(0xFF00)) | ((first << _U(8)) & _U(0xFF0000))
-    return _U(swapped | (first << _U(24)))
+    return _swap(state[0])
+
+
+@nb.njit(nogil=True, cache=True)
+def sha1_32_lanes(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, values: np.ndarray, rows: np.ndarray) -> None:
+    """sha1_32 of data[starts[i] : ends[i]], of ONE_BLOCK bytes at most, for LANES messages, vectorised over them.
+
+    `rows` is scratch, SHA1_ROWS × LANES: 16 words of the message in a ring, and 6 links of a chain. The
+    chain is SHA-1's a, round by round; its b, c, d and e are the a of one to four rounds ago, rotated.
+    """
+    words, chain = rows[:16], rows[16:]
+    for lane in range(LANES):
+        _sha1_pad(data[starts[lane] : ends[lane]], words[:, lane])
+    for back in range(5):
+        chain[4 - back] = _SHA1_STATE[back] if back < 2 else rotate(_SHA1_STATE[back], 2)
+    for t in range(80):
+        word = words[t % 16]
+        if t >= 16:
+            _sha1_expand(word, words[(t - 14) % 16], words[(t - 8) % 16], words[(t - 3) % 16])
+        a, b, c = chain[(t + 4) % 6], chain[(t + 3) % 6], chain[(t + 2) % 6]
+        _sha1_round(t, a, b, c, chain[(t + 1) % 6], chain[t % 6], word, chain[(t + 5) % 6])
+    last = chain[84 % 6]
+    for i in range(LANES):
+        values[i] = _swap(_U(last[i] + _SHA1_STATE[0]))
+
+
+@nb.njit(inline="always")
+def _sha1_pad(message: np.ndarray, words: np.ndarray) -> None:
+    """A message of at most ONE_BLOCK bytes as 16 big-endian words: itself, one bit, zeros, its length."""
+    whole = len(message) // 4
+    for k in range(whole):
+        words[k] = _swap(word(message, 4 * k))
+    tail = _U(0x80)
+    for at in range(len(message) - 1, 4 * whole - 1, -1):
+        tail = _U((tail << _U(8)) | _U(message[at]))
+    words[whole] = _swap(tail)
+    words[whole + 1 : 15] = 0
+    words[15] = _U(len(message) * 8)
+
+
+@nb.njit(nogil=True, cache=True)
+def _sha1_expand(word: np.ndarray, w2: np.ndarray, w8: np.ndarray, w13: np.ndarray) -> None:
+    for i in range(LANES):
+        word[i] = rotate(word[i] ^ w2[i] ^ w8[i] ^ w13[i], 1)
+
+
+@nb.njit(nogil=True, cache=True)
+def _sha1_round(
+    t: int, a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray, e: np.ndarray, word: np.ndarray, new: np.ndarray
+) -> None:
+    constant = _SHA1_ROUND[t // 20]
+    for i in range(LANES):
+        mixed = _sha1_mix(t, b[i], rotate(c[i], 30), rotate(d[i], 30))
+        new[i] = _U(_U(rotate(a[i], 5) + mixed) + _U(_U(rotate(e[i], 30) + word[i]) + constant))
+
+
+@nb.njit(inline="always")
+def _swap(value: np.uint32) -> np.uint32:
+    """The four bytes the other way round."""
+    high = (value << _U(24)) | ((value << _U(8)) & _U(0xFF0000))
+    return _U(high | ((value >> _U(8)) & _U(0xFF00)) | (value >> _U(24)))
+
+
+@nb.njit(inline="always")
+def _sha1_mix(t: int, b: np.uint32, c: np.uint32, d: np.uint32) -> np.uint32:
+    if t < 20:
+        return _U((b & c) | (~b & d))
+    if 40 <= t < 60:
+        return _U((b & c) | (b & d) | (c & d))
+    return _U(b ^ c ^ d)
 
 
 @nb.njit(nogil=True, cache=True)
@@ -130,13 +200,7 @@ def _sha1_load(data: np.ndarray, start: int, length: int, block: int, schedule: 
 def _sha1_compress(state: np.ndarray, schedule: np.ndarray) -> None:
     a, b, c, d, e = state[0], state[1], state[2], state[3], state[4]
     for t in range(80):
-        if t < 20:
-            f = (b & c) | (~b & d)
-        elif 40 <= t < 60:
-            f = (b & c) | (b & d) | (c & d)
-        else:
-            f = b ^ c ^ d
-        total = _U(_U(rotate(a, 5) + _U(f)) + _U(_U(e + schedule[t]) + _SHA1_ROUND[t // 20]))
+        total = _U(_U(rotate(a, 5) + _sha1_mix(t, b, c, d)) + _U(_U(e + schedule[t]) + _SHA1_ROUND[t // 20]))
         a, b, c, d, e = total, a, rotate(b, 30), c, d
     state[0] = _U(state[0] + a)
     state[1] = _U(state[1] + b)

@@ -28,7 +28,7 @@ EMPTY = np.uint32(0xFFFFFFFF)  # every slot of a document without a shingle
 MERSENNE = (1 << 61) - 1
 _BLOCK = 1024  # shingles hashed at a time: their hashes stay in the first-level cache
 _UNROLL = 8
-_DROP, _SPACE, _KEEP = 0, 1, 2
+_FEW = 64  # so many windows are worth hashing together
 
 
 @dataclass(frozen=True)
@@ -89,20 +89,10 @@ def _permutations(sketch: Sketch) -> tuple[NDArray[np.uint64], NDArray[np.uint64
     return a.astype(np.uint64), b.astype(np.uint64)
 
 
-def _byte_classes() -> NDArray[np.uint8]:
-    classes = np.full(256, _KEEP, np.uint8)
-    classes[[ord(mark) for mark in string.punctuation]] = _DROP
-    classes[[code for code in range(128) if chr(code).isspace()]] = _SPACE
-    return classes
-
-
-def _lower_bytes() -> NDArray[np.uint8]:
-    lowered = [ord(chr(code).lower()) if code < 128 else code for code in range(256)]
-    return np.where(_byte_classes() == _SPACE, 32, np.array(lowered)).astype(np.uint8)
-
-
-_CLASS = _byte_classes()
-_LOWER = _lower_bytes()
+_SPACE = np.array([code < 128 and chr(code).isspace() for code in range(256)], np.uint8)
+_DROP = np.array([chr(code) in string.punctuation for code in range(256)], np.uint8)
+_LOWER = np.array([ord(chr(code).lower()) if code < 128 else code for code in range(256)], np.uint8)
+_LOWER[_SPACE == 1] = 32
 
 
 @nb.njit(nogil=True, cache=True)
@@ -118,18 +108,20 @@ def _sketch_all(
     words = np.empty(_BLOCK + 12, np.uint32)
     a32, b32 = a.astype(np.uint32), b.astype(np.uint32)
     for i in range(len(offsets) - 1):
-        size, is_ascii = _matching_bytes(data[offsets[i] : offsets[i + 1]], form)
+        size = _matching_bytes(data[offsets[i] : offsets[i + 1]], form)
         start = end = 0
         for _ in range(width - 1):  # the first window, but for its last character
             if end < size:
                 end = _next(form, end)
         while end < size:
-            if is_ascii and not sha1 and width < 16:
-                count = min(_BLOCK, size - end)
-                xxh32_windows(form[start : start + count + width - 1], width, hashes[:count], words)
+            plain = _ascii_windows(form[start : min(size, end + _BLOCK)], width) if width < 16 and not sha1 else 0
+            if plain >= _FEW:
+                count = plain
+                xxh32_windows(form[start : end + count], width, hashes[:count], words)
                 start, end = start + count, end + count
             else:
-                count, start, end = _hash_windows(form, size, start, end, sha1, hashes, words)
+                most = _BLOCK if sha1 or width >= 16 else _FEW
+                count, start, end = _hash_windows(form, size, start, end, sha1, hashes[:most], words)
             if sha1:
                 _update_mersenne(hashes, count, a, b, values[i])
             else:
@@ -149,12 +141,26 @@ def _next(form: np.ndarray, at: int) -> int:
 
 
 @nb.njit(nogil=True, cache=True)
+def _ascii_windows(form: np.ndarray, width: int) -> int:
+    """How many windows of `width` bytes follow one another before the first byte beyond ASCII."""
+    high = np.uint8(0)
+    for byte in form:  # vectorised, as most blocks hold none
+        high |= byte
+    size = len(form)
+    if high >= 0x80:
+        size = 0
+        while form[size] < 0x80:
+            size += 1
+    return max(size - width + 1, 0)
+
+
+@nb.njit(nogil=True, cache=True)
 def _hash_windows(
     form: np.ndarray, size: int, start: int, end: int, sha1: bool, hashes: np.ndarray, schedule: np.ndarray
 ) -> tuple[int, int, int]:
     """Hash windows one by one until the block is full or the text ends: (how many, new start, new end)."""
     count = 0
-    while end < size and count < _BLOCK:
+    while end < size and count < len(hashes):
         end = _next(form, end)
         hashes[count] = sha1_32(form, start, end, schedule) if sha1 else xxh32(form, start, end)
         start = _next(form, start)
@@ -163,24 +169,23 @@ def _hash_windows(
 
 
 @nb.njit(nogil=True, cache=True)
-def _matching_bytes(text: np.ndarray, form: np.ndarray) -> tuple[int, bool]:
-    """Write the matching form of UTF-8 `text`, lower-cased already where not ASCII: (size, whether it is ASCII)."""
-    size, at, after_space, high = 0, 0, True, np.uint8(0)
+def _matching_bytes(text: np.ndarray, form: np.ndarray) -> int:
+    """Write the matching form of UTF-8 `text`, lower-cased already where not ASCII; return its size."""
+    at, size, after_space = np.uintp(0), np.uintp(0), np.uintp(1)  # unsigned: numba then wraps no negative index
     while at < len(text):
         byte = text[at]
-        kind, step = _CLASS[byte], 1
+        letter, space, drop, step = _LOWER[byte], np.uintp(_SPACE[byte]), np.uintp(_DROP[byte]), np.uintp(1)
         if byte >= 0x80:
-            high |= byte
-            step = _wide_space(text, at)
-            kind = _SPACE if step else _KEEP
-            step = max(step, 1)
-        form[size] = _LOWER[byte] if byte < 0x80 or kind == _KEEP else 32
-        size += kind != _DROP and not (kind == _SPACE and after_space)
-        after_space = kind == _SPACE or (kind == _DROP and after_space)
+            wide = np.uintp(_wide_space(text, at))
+            if wide:
+                letter, space, step = np.uint8(32), np.uintp(1), wide
+        form[size] = letter  # overwritten by the next one, unless it counts: no branch to mispredict
+        size += np.uintp(1) - drop - (space & after_space)
+        after_space = space | (drop & after_space)
         at += step
-    if size and form[size - 1] == 32:
-        size -= 1
-    return size, high == 0
+    if size and form[size - np.uintp(1)] == 32:
+        size -= np.uintp(1)
+    return np.int64(size)
 
 
 @nb.njit(nogil=True, cache=True)

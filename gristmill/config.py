@@ -59,6 +59,8 @@ class Tokenizer:
     """Kind of model."""
     sample: str = "64MiB"
     """Text to train on."""
+    exact: bool = True
+    """Fail where the sample cannot fill the vocabulary, rather than make fewer pieces."""
 
 
 @dataclass(frozen=True)

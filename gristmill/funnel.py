@@ -55,9 +55,7 @@ def show_funnel(out: Positional[Path]) -> Funnel:
     """
     path = out / FILE
     if not path.is_file():
-        raise UsageError(
-            f"{path}: wanted the funnel of a run, and there is none: let `gristmill run` end first"
-        )
+        raise UsageError(f"{path}: wanted the funnel of a run, and there is none: let `gristmill run` end first")
     return msgspec.json.decode(path.read_bytes(), type=Funnel)
 
 

@@ -56,8 +56,9 @@ def run(config: RunConfig) -> Funnel:
 
     spec = config.tokenizer
     train_tokenizer(
-        out / "train_deduped", out / "tokenizer", spec.vocab_size, spec.model_type, spec.sample, config.seed, how
-    )
+        out / "train_deduped", out / "tokenizer", spec.vocab_size, spec.model_type, spec.sample, spec.exact,
+        config.seed, how,
+    )  # fmt: skip
     model = out / "tokenizer" / MODEL
     encoded = tokenize_corpus(out / "train_deduped", model, out / "tokens" / TRAIN, how)
     encoded_holdout = tokenize_corpus(out / "holdout", model, out / "tokens" / HELD_OUT, how)

@@ -39,6 +39,7 @@ def train_tokenizer(
     vocab_size: int = 32_000,
     model_type: Literal["bpe", "unigram"] = "bpe",
     sample: str = "64MiB",
+    exact: bool = True,
     seed: int = 1,
     how: Options = How(),
 ) -> Counts:
@@ -54,6 +55,7 @@ def train_tokenizer(
         vocab_size: Pieces, the 256 bytes and 3 control pieces included.
         model_type: bpe or unigram.
         sample: Text to train on.
+        exact: Fail where the sample cannot fill the vocabulary, rather than make fewer pieces.
         seed: Seed of the sample.
         how: How to run.
 
@@ -72,7 +74,10 @@ def train_tokenizer(
     ]
     counts = run_stage(NAME, tasks, state, how)
     samples = tuple(task.outputs[0] for task in tasks)
-    arguments = {"samples": samples, "model": out_dir / MODEL, "vocab_size": vocab_size, "model_type": model_type}
+    arguments = {
+        "samples": samples, "model": out_dir / MODEL,
+        "vocab_size": vocab_size, "model_type": model_type, "exact": exact,
+    }  # fmt: skip
     train = Task("train", train_model, arguments, samples, (out_dir / MODEL,))
     run_stage(f"{NAME}-model", [train], state, replace(how, quiet=True))
     return counts
@@ -110,14 +115,14 @@ def sentences(text: str) -> Iterator[str]:
         yield from (line[i : i + _LONGEST // 4] for i in range(0, len(line), _LONGEST // 4))
 
 
-def train_model(samples: tuple[Path, ...], model: Path, vocab_size: int, model_type: str) -> Counts:
+def train_model(samples: tuple[Path, ...], model: Path, vocab_size: int, model_type: str, exact: bool) -> Counts:
     """Train on sentences; the model appears whole. UsageError if the text cannot fill the vocabulary."""
     with whole_file(model) as temporary, temporary.open("wb") as file:
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=_stored_sentences(samples), model_writer=file,
                 vocab_size=vocab_size, model_type=model_type,
-                byte_fallback=True, split_digits=True, normalization_rule_name="identity",
+                hard_vocab_limit=exact, byte_fallback=True, split_digits=True, normalization_rule_name="identity",
                 remove_extra_whitespaces=False, add_dummy_prefix=False, allow_whitespace_only_pieces=True,
                 unk_id=0, bos_id=1, eos_id=2, pad_id=-1,
                 max_sentence_length=_LONGEST, num_threads=_THREADS, minloglevel=2,

@@ -28,8 +28,10 @@ NOT_SPACES = "\u200b\u180e\ufeff\u2060\0\x7f\x80"
 ODD = [
     "", " ", "!", "a", "a" * 12, "a" * 13, "a" * 14, "abcdefghijkl", "abcdefghijklm", "abcdefghijklmn",
     "İstanbul'da İİİ bir şey İ", "ὈΔΥΣΣΕΎΣ ΤΗΣ ΟΔΟΣ. Σ ΣΑΣ", "Kelvin \u212a and Ångström \u212b, ẞ ß ﬁ ǅ",
-    "nul\0in the\0middle of the text", "👩‍👩‍👧‍👦🇩🇪 emoji families 👍🏽 and flags 🏴‍☠️", "...!!!???" * 9, "a.b,c;d!e " * 9,
-    f"a{SPACES}b" * 9, f"{SPACES}leading and trailing, beyond ASCII{SPACES}", f"{NOT_SPACES} are no spaces {NOT_SPACES}",
+    "nul\0in the\0middle of the text", "👩‍👩‍👧‍👦🇩🇪 emoji families 👍🏽 and flags 🏴‍☠️",
+    "...!!!???" * 9, "a.b,c;d!e " * 9,
+    f"a{SPACES}b" * 9, f"{SPACES}leading and trailing, beyond ASCII{SPACES}",
+    f"{NOT_SPACES} are no spaces {NOT_SPACES}",
     " ".join(f"wo{space}rd" for space in SPACES + NOT_SPACES), "x" * 5000, "\U0010ffff\uffff\ue000" * 9,
 ]  # fmt: skip
 SKETCHES = [Sketch("xxh32"), Sketch("sha1")]

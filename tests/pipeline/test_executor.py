@@ -50,7 +50,7 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         "from subprocess import run\n"
         "from pipeline.executor import Call, execute\n"
         "if __name__ == '__main__':\n"
-        f"    nap = {{'args': [sys.executable, '-c', 'import sys, time; time.sleep(3)']}}\n"
+        "    nap = {'args': [sys.executable, '-c', 'import sys, time; time.sleep(3)']}\n"
         "    list(execute([Call(run, nap)] * 4, 2))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

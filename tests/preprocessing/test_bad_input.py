@@ -1,0 +1,244 @@
+"""Bad input and bad disks, through the real command line: named, counted, never half written, never a traceback."""
+
+import base64
+import gzip
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+
+NORMALIZE = "preprocessing/normalize_text.py"
+GOOD = b'{"text":"good"}\n'
+MANY = b"".join(b'{"text":"document number %d"}\n' % i for i in range(20_000))
+
+MALFORMED = {
+    b'{"text": "broken': "broken JSON",
+    b'{"text": "a"} {"text": "b"}': "broken JSON",
+    b'{"text": "a", "score": NaN}': "broken JSON",
+    b'{"text": "raw \x00 NUL"}': "broken JSON",
+    b"[1, 2]": "not an object",
+    b'"text"': "not an object",
+    b"null": "not an object",
+    b'{"body": "a"}': "no text",
+    b"{}": "no text",
+    b'{"text": null}': "text is null",
+    b'{"text": 5}': "text is not a string",
+    b'{"text": ["a"]}': "text is not a string",
+    b'{"text": "\xff\xfe"}': "invalid UTF-8",
+    b'{"text": "a", "other": "\xc3\x28"}': "invalid UTF-8",
+    b'{"text": "CESU \xed\xa0\xbd\xed\xb8\x80"}': "invalid UTF-8",
+    b'{"text": "escaped \\ud83d alone"}': "lone surrogate",
+    b'{"text": "a", "other": "\\udc00"}': "lone surrogate",
+    b'{"text": "a", "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}": "broken JSON",
+}
+
+
+@pytest.fixture
+def said(run, tmp_path):
+    """Run a command that must fail; check what no failure may do; return the exit code and what it said."""
+
+    def said(*arguments: object) -> tuple[int, str]:
+        done = run(*arguments)
+        assert done.returncode != 0, done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stderr.startswith("error: ") or "\nerror: " in done.stderr
+        assert not list(tmp_path.rglob("*.partial"))
+        return done.returncode, done.stderr
+
+    return said
+
+
+def put(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def test_malformed_records_are_counted_and_kept_apart(tmp_path: Path, run, read) -> None:
+    lines = list(MALFORMED)
+    path = put(tmp_path / "in" / "book" / "a.jsonl", GOOD + b"".join(line + b"\n" + GOOD for line in lines))
+    arguments = (NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out")
+    stopped = run(*arguments)
+    assert stopped.returncode == 1 and "Traceback" not in stopped.stderr
+    assert f"{len(lines)} of {2 * len(lines) + 1} records are malformed" in stopped.stderr
+    assert f"{path} line 2: {MALFORMED[lines[0]]}" in stopped.stderr and "--max_malformed" in stopped.stderr
+
+    passed = run(*arguments, "--max_malformed", "0.5")
+    assert passed.returncode == 0, passed.stderr
+    for reason in set(MALFORMED.values()):
+        assert f"{list(MALFORMED.values()).count(reason)} malformed: {reason}" in passed.stderr
+    assert read(tmp_path / "out") == [{"text": "good"}] * (len(lines) + 1)
+
+    rejects = (tmp_path / "out" / "book" / "a.jsonl.malformed").read_bytes().splitlines()
+    for i, (line, entry) in enumerate(zip(lines, map(json.loads, rejects), strict=True)):
+        raw = entry["raw"].encode() if "raw" in entry else base64.b64decode(entry["raw_base64"])
+        assert (entry["file"], entry["line"], entry["reason"]) == (str(path), 2 * i + 2, MALFORMED[line])
+        assert raw == line
+
+
+def test_odd_and_valid_records_are_documents(tmp_path: Path, run, read_texts) -> None:
+    texts = ["", " ", "escaped \0 NUL", "\u2028 and \u2029 and \x85", "pair 😀", "\ufeffmark within"]
+    lines = [json.dumps({"text": text}).encode() for text in texts]
+    nested = b'{"text":"deep","x":' + b"[" * 500 + b"]" * 500 + b"}"
+    put(tmp_path / "in" / "a.jsonl", b"\xef\xbb\xbf" + b"\r\n".join([*lines, b"", b"  \t", nested, b""]))
+    put(tmp_path / "in" / "empty" / "a.jsonl", b"")
+    put(tmp_path / "in" / "empty" / "a.jsonl.gz", b"")
+    put(tmp_path / "in" / "empty" / "mark.jsonl", b"\xef\xbb\xbf")
+    done = run(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out", "--max_malformed", "0")
+    assert done.returncode == 0, done.stderr
+    assert read_texts(tmp_path / "out") == [*texts, "deep"]
+    assert (tmp_path / "out" / "empty" / "mark.jsonl").read_bytes() == b""
+
+
+def test_a_line_of_100_megabytes_is_a_document(tmp_path: Path, run) -> None:
+    put(tmp_path / "in" / "a.jsonl", GOOD + b'{"text":"' + b"long " * 20_000_000 + b'"}\n' + GOOD)
+    start = time.perf_counter()
+    done = run(NORMALIZE, "-d", tmp_path / "in", "-t", tmp_path / "out")
+    assert done.returncode == 0 and "3 read = 3 written" in done.stderr
+    assert (tmp_path / "out" / "a.jsonl").read_bytes() == (tmp_path / "in" / "a.jsonl").read_bytes()
+    assert time.perf_counter() - start < 30
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.jsonl.zst", zstandard.compress(MANY)[:-7]),
+        ("a.jsonl.gz", gzip.compress(MANY)[:-7]),
+        ("b.jsonl.zst", zstandard.compress(MANY)[:9000] + b"\0" * 99 + zstandard.compress(MANY)[9099:]),
+        ("b.jsonl.gz", gzip.compress(MANY)[:9000] + b"\0" * 99 + gzip.compress(MANY)[9099:]),
+        ("c.jsonl.zst", MANY),
+        ("c.jsonl.gz", MANY),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_damaged_compression_is_named(tmp_path: Path, said, name: str, data: bytes) -> None:
+    path = put(tmp_path / "in" / name, data)
+    code, text = said(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out")
+    assert code == 1 and f"{path}: the compressed data is truncated or corrupt after line" in text
+    assert "fetch the file again" in text
+    assert not (tmp_path / "out" / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "wanted"),
+    [
+        ("none", "wanted a folder, and there is none"),
+        ("in/book/a.jsonl", "wanted a folder, and it is a file"),
+        ("empty", "holds no corpus file: wanted *.jsonl"),
+        ("clash", "a.arrow and a.parquet would both be written to"),
+        ("loose", "cannot read"),
+    ],
+)
+def test_what_is_no_corpus_says_what_was_wanted(tmp_path: Path, said, folder: str, wanted: str) -> None:
+    put(tmp_path / "in" / "book" / "a.jsonl", GOOD)
+    put(tmp_path / "empty" / "notes.txt", GOOD)
+    put(tmp_path / "clash" / "a.parquet", GOOD)
+    put(tmp_path / "clash" / "a.arrow", GOOD)
+    (tmp_path / "loose").mkdir()
+    (tmp_path / "loose" / "a.jsonl").symlink_to("nowhere")
+    code, text = said(NORMALIZE, "--data_dir", tmp_path / folder, "--target_dir", tmp_path / "out")
+    assert code in (1, 2) and wanted in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_of_others_are_not_mixed_in(tmp_path: Path, said) -> None:
+    put(tmp_path / "in" / "a.jsonl", GOOD)
+    put(tmp_path / "out" / "older.jsonl", GOOD)
+    code, text = said(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out")
+    assert code == 1 and "'older.jsonl'" in text and "empty or new folder" in text
+    assert not (tmp_path / "out" / "a.jsonl").exists()
+
+
+@pytest.mark.parametrize("target", ["in", "in/out"])
+def test_a_corpus_is_not_written_over(tmp_path: Path, said, target: str) -> None:
+    path = put(tmp_path / "in" / "a.jsonl", '{"text": "e\u0301"}\n'.encode())
+    before = path.read_bytes()
+    code, text = said(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / target)
+    assert code == 2 and "beside it" in text
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("target", ["file", "file/below", "/proc/none", "blocked"])
+def test_what_cannot_be_written_says_so(tmp_path: Path, said, target: str) -> None:
+    """(Root may write anywhere, so permissions cannot be tested; paths that cannot be can.)"""
+    put(tmp_path / "in" / "a.jsonl", GOOD)
+    put(tmp_path / "file", b"")
+    (tmp_path / "blocked" / "a.jsonl").mkdir(parents=True)
+    code, text = said(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / target)
+    assert code == 1 and "cannot write" in text and "hoose another folder" in text
+
+
+def test_a_key_set_that_cannot_be_written_says_so(tmp_path: Path, said) -> None:
+    put(tmp_path / "in" / "a.jsonl", GOOD)
+    put(tmp_path / "file", b"")
+    _, text = said("preprocessing/filter.py", tmp_path / "in", tmp_path / "file" / "short.pickle", 0, "all", 200)
+    assert "cannot write" in text
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB, where we may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("no permission to mount a small file system")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_says_so_and_the_same_command_goes_on(tmp_path: Path, said, run, tiny_disk: Path) -> None:
+    put(tmp_path / "in" / "a.jsonl", GOOD)
+    put(tmp_path / "in" / "b.jsonl", MANY)
+    arguments = (NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tiny_disk, "--workers", 1)
+    code, text = said(*arguments)
+    assert code == 1 and "the disk is full: free some space and run the same command again" in text
+    assert "b.jsonl" in text and not (tiny_disk / "b.jsonl").exists()
+    subprocess.run(["mount", "-o", "remount,size=64m", str(tiny_disk)], check=True)
+    done = run(*arguments)
+    assert done.returncode == 0 and "1 of 2 tasks done before" in done.stderr
+    assert (tiny_disk / "b.jsonl").read_bytes() == MANY
+
+
+def test_a_disk_full_to_the_last_byte_says_so(tmp_path: Path, said, tiny_disk: Path) -> None:
+    put(tmp_path / "in" / "a.jsonl", GOOD)
+    with (tiny_disk / "ballast").open("wb", buffering=0) as ballast:
+        while ballast.write(b"x" * 4096) == 4096 and os.statvfs(tiny_disk).f_bfree:
+            pass
+    for command in (
+        (NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tiny_disk),
+        ("preprocessing/filter.py", tmp_path / "in", tiny_disk / "short.pickle", 0, "all", 200),
+        ("preprocessing/shuffle_holdout.py", "pass1", "--input_dir", tmp_path / "in", "--out_dir", tiny_disk),
+    ):
+        _, text = said(*command)
+        assert "the disk is full" in text
+
+
+def test_a_wrong_number_of_documents_is_pointed_out_and_no_more(tmp_path: Path, run) -> None:
+    put(tmp_path / "norm" / "book" / "a.jsonl", GOOD * 3)
+    filter = ("preprocessing/filter.py", tmp_path / "norm" / "book", tmp_path / "short.pickle")
+    wrong = run(*filter, 5, "book", 200)
+    right = run(*filter, 3, "book", 200)
+    assert (wrong.returncode, right.returncode) == (0, 0)
+    assert "n_docs was given as 5; 3 documents were found" in wrong.stderr
+    assert "n_docs" not in right.stderr
+
+
+def test_a_name_that_looks_like_markup_is_said_as_it_is(tmp_path: Path, said) -> None:
+    put(tmp_path / "in" / "[bold]:apple:[" / "a.jsonl.gz", b"no gzip")
+    _, text = said(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out")
+    assert "[bold]:apple:[/a.jsonl.gz" in text
+
+
+def test_a_wrong_command_line_is_no_traceback(run) -> None:
+    done = run(NORMALIZE, "--data_dri", "x")
+    assert done.returncode == 2 and "Traceback" not in done.stderr

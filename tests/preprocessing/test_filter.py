@@ -1,0 +1,94 @@
+"""filter: who is short, and key sets that grow data set by data set."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from pipeline import reading
+from pipeline.errors import UsageError
+from pipeline.keys import read_keys
+from pipeline.ledger import READ
+from pipeline.stage import How
+from preprocessing.filter import filter as find_short
+
+FILTER = "preprocessing/filter.py"
+
+
+def short_of(path: Path) -> dict[str, set[int]]:
+    with path.open("rb") as file:
+        return pickle.load(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("abcde", 5),
+        ("  ab,  c\n\td!  ", 6),
+        ("?!.,;:-_()[]{}", 0),
+        ("ÄÖÜß—“”", 7),  # only ASCII punctuation goes
+        ("日本語", 3),
+        ("😀" * 4, 4),
+        ("İ", 2),  # lower case is two code points
+        ("", 0),
+    ],
+)
+def test_length_is_in_characters_of_the_matching_form(tmp_path, quiet: How, write, text: str, length: int) -> None:
+    write(tmp_path / "norm" / "book" / "a.jsonl", [{"text": text}, {"text": "long enough"}])
+    for threshold, wanted in ((length, {}), (length + 1, {"book/a.jsonl": {0}})):
+        find_short(tmp_path / "norm", tmp_path / "short.pickle", 2, "all", threshold, quiet)
+        assert short_of(tmp_path / "short.pickle") == wanted
+
+
+def test_slimpajamas_own_folders_and_the_root_give_the_same(tmp_path: Path, quiet: How, corpus) -> None:
+    norm = corpus(book=6, c4=4)
+    find_short(norm, tmp_path / "all.pickle", 10, "all", 30, quiet)
+    for source in ("c4", "book"):
+        find_short(norm / source, tmp_path / "each.pickle", 5, source, 30, quiet)
+        find_short(norm, tmp_path / "named.pickle", 5, source, 30, quiet)
+    assert short_of(tmp_path / "all.pickle") == short_of(tmp_path / "each.pickle") == short_of(tmp_path / "named.pickle")
+    assert {name.split("/")[0] for name in short_of(tmp_path / "all.pickle")} == {"book", "c4"}
+
+
+def test_a_second_call_replaces_its_own_data_set_only(tmp_path: Path, quiet: How, write) -> None:
+    write(tmp_path / "norm" / "book" / "a.jsonl", [{"text": "abc"}, {"text": "abcdef"}])
+    write(tmp_path / "norm" / "book" / "b.jsonl", [{"text": "abc"}])
+    write(tmp_path / "norm" / "c4" / "a.jsonl", [{"text": "abc"}])
+    out = tmp_path / "short.pickle"
+    find_short(tmp_path / "norm" / "book", out, 0, "book", 10, quiet)
+    find_short(tmp_path / "norm" / "c4", out, 0, "c4", 10, quiet)
+    assert short_of(out) == {"book/a.jsonl": {0, 1}, "book/b.jsonl": {0}, "c4/a.jsonl": {0}}
+    (tmp_path / "norm" / "book" / "b.jsonl").unlink()
+    find_short(tmp_path / "norm" / "book", out, 0, "book", 5, quiet)
+    assert short_of(out) == {"book/a.jsonl": {0}, "c4/a.jsonl": {0}}
+    find_short(tmp_path / "norm" / "c4", out, 0, "c4", 0, quiet)
+    assert short_of(out) == {"book/a.jsonl": {0}}
+
+
+def test_two_at_once_lose_nothing(tmp_path: Path, start, corpus) -> None:
+    sizes = {f"s{i}": 3 + i for i in range(4)}
+    norm = corpus(files=1, **sizes)
+    started = [start(FILTER, norm / name, tmp_path / "short.pickle", size, name, 10_000) for name, size in sizes.items()]
+    assert [process.wait(60) for process in started] == [0] * 4
+    for process in started:
+        process.communicate()
+    assert short_of(tmp_path / "short.pickle") == {f"{s}/0.jsonl": set(range(n)) for s, n in sizes.items()}
+
+
+def test_the_table_says_the_same(tmp_path: Path, quiet: How, corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = corpus(book=30)
+    find_short(norm, tmp_path / "a.pickle", 0, "all", 40, quiet)
+    monkeypatch.setattr(reading, "SLICE_BYTES", 300)
+    counts = find_short(norm, tmp_path / "a.parquet", 0, "all", 40, quiet)
+    table = {file: set(rows.tolist()) for file, rows in read_keys(tmp_path / "a.parquet").items()}
+    assert table == short_of(tmp_path / "a.pickle")
+    assert counts.total("short").documents == sum(map(len, table.values())) > 0
+    assert counts.total(READ).documents == 30
+
+
+def test_what_cannot_be_done_is_refused_before_the_work(tmp_path: Path, quiet: How, corpus) -> None:
+    with pytest.raises(UsageError, match="threshold -1"):
+        find_short(corpus(book=1), tmp_path / "a.pickle", 0, "all", -1, quiet)
+    with pytest.raises(UsageError, match=r"\.pickle"):
+        find_short(corpus(book=1), tmp_path / "a.txt", 0, "all", 1, quiet)
+    assert not (tmp_path / ".gristmill").exists()

@@ -1,0 +1,327 @@
+"""shuffle_holdout: exact epochs, an exact holdout, a real shuffle, and not a document lost or invented."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from pipeline import reading
+from pipeline.errors import InputError, UsageError
+from pipeline.keys import write_keys, write_table
+from pipeline.ledger import READ, REPEATED, WRITTEN
+from pipeline.stage import How
+from preprocessing.datasets import shares, source_weights
+from preprocessing.sampling import draws, smallest
+from preprocessing.shuffle_holdout import pass1, pass2
+
+ALL = 10**9
+Mix = Callable[..., Counter]
+
+
+def keys_of(records: list[dict]) -> list[str]:
+    return [record["gristmill_key"] for record in records]
+
+
+@pytest.fixture
+def mix(tmp_path: Path, quiet: How, read) -> Callable[..., list[str]]:
+    """Both passes; the keys of what comes out, train and holdout together."""
+
+    def mix(norm: Path, name: str = "mixed", holdout: float = 0.0, **options) -> list[str]:
+        out = tmp_path / name
+        pass1(norm, out / "pass1", how=quiet, **options)
+        pass2(0, ALL, 1, out / "pass1", out / "train", out / "holdout", holdout, quiet)
+        return keys_of(read(out / "train")) + keys_of(read(out / "holdout"))
+
+    return mix
+
+
+def test_without_weights_every_document_comes_once_with_all_it_had(tmp_path: Path, corpus, mix, read) -> None:
+    norm = corpus(book=30, c4=25)
+    keys = mix(norm, holdout=0.1)
+    assert sorted(keys) == sorted(set(keys)) and len(keys) == 55
+    before = {f"{s}/{i % 2}.jsonl@{i // 2}": (s, i) for s, n in (("book", 30), ("c4", 25)) for i in range(n)}
+    assert set(keys) == set(before)
+    for record in read(tmp_path / "mixed" / "train"):
+        source, number = before[record["gristmill_key"]]
+        assert record["id"] == number and record["text"].startswith(f"{source} document {number} ")
+
+
+@pytest.mark.parametrize("slices", [False, True])
+def test_weights_are_exact(corpus, mix, monkeypatch: pytest.MonkeyPatch, slices: bool) -> None:
+    if slices:
+        monkeypatch.setattr(reading, "SLICE_BYTES", 400)
+    norm = corpus(once=10, more=40, quarter=80, none=10, third=10)
+    times = Counter(mix(norm, weights="more=2.5,quarter=0.25,none=0,third=0.33"))
+    copies = {source: Counter() for source in ("once", "more", "quarter", "none", "third")}
+    for key, many in times.items():
+        copies[key.split("/")[0]][many] += 1
+    assert copies == {"once": {1: 10}, "more": {2: 20, 3: 20}, "quarter": {1: 20}, "none": {}, "third": {1: 3}}
+
+
+def test_weights_count_what_is_left(tmp_path: Path, corpus, mix) -> None:
+    """Half of a source is half of its documents that are neither short nor duplicates."""
+    norm = corpus(files=1, book=30)
+    write_keys(tmp_path / "short.pickle", {"book/0.jsonl": np.arange(6)})
+    write_keys(tmp_path / "dup.pickle", {"book/0.jsonl": np.arange(4, 10)})
+    keys = mix(norm, weights="book=0.5", short_docs=tmp_path / "short.pickle", duplicates=tmp_path / "dup.pickle")
+    assert len(keys) == 10
+    assert all(int(key.partition("@")[2]) >= 10 for key in keys)
+
+
+def test_counts_say_where_each_document_went(tmp_path: Path, quiet: How, corpus) -> None:
+    norm = corpus(files=1, book=20, c4=8)
+    write_keys(tmp_path / "short.pickle", {"book/0.jsonl": np.arange(4)})
+    write_keys(tmp_path / "dup.parquet", {"c4/0.jsonl": np.arange(2)})
+    with pytest.raises(InputError, match="no column kept_file, kept_row"):
+        pass1(norm, tmp_path / "out", tmp_path / "dup.parquet", how=quiet)
+    write_provenance(tmp_path / "dup.parquet", [("c4/0.jsonl", 0, "c4/0.jsonl", 5), ("c4/0.jsonl", 1, "c4/0.jsonl", 5)])
+    counts = pass1(norm, tmp_path / "out", tmp_path / "dup.parquet", tmp_path / "short.pickle", "book=1.5", how=quiet)
+    of = {reason: counts.total(reason).documents for reason in counts.reasons}
+    assert of == {READ: 28, REPEATED: 8, WRITTEN: 30, "short": 4, "duplicate": 2}
+
+
+def test_shares_are_requested_and_realised(tmp_path: Path, quiet: How, write) -> None:
+    write(tmp_path / "norm" / "book" / "a.jsonl", [{"text": "x" * 10}] * 30)
+    write(tmp_path / "norm" / "c4" / "a.jsonl", [{"text": "x" * 30}] * 10)
+    counts = pass1(tmp_path / "norm", tmp_path / "out", weights="c4=3", how=quiet)
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(shares({"book": 1.0, "c4": 3.0}, counts))
+    rows = [line.split() for line in shown.get().splitlines() if line.startswith(("book", "c4"))]
+    assert rows == [
+        ["book", "1", "30", "50.00%", "→", "50.00%", "25.00%", "→", "25.00%"],
+        ["c4", "3", "30", "50.00%", "→", "50.00%", "75.00%", "→", "75.00%"],
+    ]
+
+
+def test_weights_from_a_file(tmp_path: Path, corpus, mix) -> None:
+    (tmp_path / "mix.toml").write_text("book = 2\n'c4' = 0.5\n")
+    times = Counter(key.split("/")[0] for key in mix(corpus(book=4, c4=4), weights=str(tmp_path / "mix.toml")))
+    assert times == {"book": 8, "c4": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("boook=2", "names boook: the corpus has the sources book, c4"),
+        ("book=-1", "0 or more"),
+        ("book=nan", "0 or more"),
+        ("book=inf", "0 or more"),
+        ("book", "source=epochs"),
+        ("book=two", "source=epochs"),
+        ("none.toml", "wanted a TOML file"),
+    ],
+)
+def test_weights_that_are_none_are_refused(given: str, wanted: str) -> None:
+    with pytest.raises(UsageError, match=wanted):
+        source_weights(given, ["book", "c4"])
+
+
+def test_another_seed_takes_other_documents_and_another_order(corpus, mix) -> None:
+    norm = corpus(book=40)
+    one, again, two = (mix(norm, name, weights="book=0.5", seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    assert one == again and sorted(one) != sorted(two)
+
+
+def write_provenance(path: Path, lines: list[tuple[str, int, str, int]]) -> None:
+    columns = zip(*lines, strict=True)
+    write_table(path, {n: pa.array(c) for n, c in zip(("file", "row", "kept_file", "kept_row"), columns, strict=True)})
+
+
+@pytest.mark.parametrize("given", [".pickle", ".parquet"])
+def test_a_cluster_whose_kept_document_is_short_keeps_the_next(tmp_path: Path, corpus, mix, given: str) -> None:
+    norm = corpus(files=1, book=12)
+    file = "book/0.jsonl"
+    # clusters {0, 3, 5} and {1, 4} with a short first document, {2, 7} without; {6, 8} all short
+    write_keys(tmp_path / "short.pickle", {file: np.array([0, 1, 3, 6, 8])})
+    write_keys(tmp_path / "dup.pickle", {file: np.array([3, 4, 5, 7, 8])})
+    pairs = [(3, 0), (4, 1), (5, 0), (7, 2), (8, 6)]
+    write_provenance(tmp_path / "dup.parquet", [(file, row, file, kept) for row, kept in pairs])
+    keys = mix(norm, duplicates=tmp_path / f"dup{given}", short_docs=tmp_path / "short.pickle")
+    assert sorted(int(key.partition("@")[2]) for key in keys) == [2, 4, 5, 9, 10, 11]
+
+
+def test_provenance_that_came_late_is_heeded(tmp_path: Path, corpus, mix) -> None:
+    norm = corpus(files=1, book=6)
+    write_keys(tmp_path / "short.pickle", {"book/0.jsonl": np.array([0])})
+    write_keys(tmp_path / "dup.pickle", {"book/0.jsonl": np.array([3])})
+    sets = {"duplicates": tmp_path / "dup.pickle", "short_docs": tmp_path / "short.pickle"}
+    assert len(mix(norm, **sets)) == 4
+    write_provenance(tmp_path / "dup.parquet", [("book/0.jsonl", 3, "book/0.jsonl", 0)])
+    assert len(mix(norm, **sets)) == 5
+
+
+def test_provenance_of_other_duplicates_is_not_heeded(tmp_path: Path, corpus, mix) -> None:
+    norm = corpus(files=1, book=6)
+    write_keys(tmp_path / "short.pickle", {"book/0.jsonl": np.array([0])})
+    write_keys(tmp_path / "dup.pickle", {"book/0.jsonl": np.array([3])})
+    write_provenance(tmp_path / "dup.parquet", [("book/0.jsonl", 4, "book/0.jsonl", 0)])
+    assert len(mix(norm, duplicates=tmp_path / "dup.pickle", short_docs=tmp_path / "short.pickle")) == 4
+
+
+@pytest.mark.parametrize("suffix", [".pickle", ".parquet"])
+def test_no_duplicates_and_none_short_is_a_key_set_too(tmp_path: Path, corpus, mix, suffix: str) -> None:
+    write_keys(tmp_path / f"short{suffix}", {})
+    write_keys(tmp_path / "dup.pickle", {})
+    none = {"file": pa.array([], pa.string()), "row": pa.array([], pa.int64())}
+    write_table(tmp_path / "dup.parquet", none | {"kept_file": none["file"], "kept_row": none["row"]})
+    sets = {"duplicates": tmp_path / f"dup{suffix}", "short_docs": tmp_path / f"short{suffix}"}
+    assert len(mix(corpus(book=5), **sets)) == 5
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ({"other/0.jsonl": [1]}, "names 1 files that the corpus does not have, 'other/0.jsonl'"),
+        ({"book/0.jsonl": [0, 99]}, "name 2 documents, and 1 of them are in the corpus"),
+    ],
+)
+@pytest.mark.parametrize("option", ["duplicates", "short_docs"])
+def test_key_sets_of_another_corpus_are_refused(tmp_path, quiet: How, corpus, keys, wanted: str, option: str) -> None:
+    write_keys(tmp_path / "keys.pickle", {file: np.array(rows) for file, rows in keys.items()})
+    with pytest.raises(InputError, match=wanted):
+        pass1(corpus(book=6), tmp_path / "out", how=quiet, **{option: tmp_path / "keys.pickle"})
+
+
+def test_missing_key_sets_are_refused(tmp_path: Path, quiet: How, corpus) -> None:
+    for option in ("duplicates", "short_docs"):
+        with pytest.raises(UsageError, match="Run the stage that writes it"):
+            pass1(corpus(book=6), tmp_path / "out", how=quiet, **{option: tmp_path / "none.pickle"})
+
+
+def test_ranges_of_parts_give_the_whole(tmp_path: Path, quiet: How, corpus, read, digest) -> None:
+    norm, out = corpus(book=60, c4=30), tmp_path / "out"
+    pass1(norm, out / "pass1", how=quiet)
+    for chunk, (start, end) in enumerate([(10, 20), (0, 3), (3, 10)], 1):
+        pass2(start, end, chunk, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
+    keys = keys_of(read(out / "train")) + keys_of(read(out / "holdout"))
+    assert len(keys) == 90 == len(set(keys))
+    pass2(0, ALL, 1, out / "pass1", out / "train1", out / "holdout1", 0.1, quiet)
+    whole = {Path(name).name: value for name, value in (digest(out / "train1") | digest(out / "holdout1")).items()}
+    assert {Path(name).name: value for name, value in (digest(out / "train") | digest(out / "holdout")).items()} == whole
+
+
+def test_a_part_asked_into_another_chunk_moves(tmp_path: Path, quiet: How, corpus, read) -> None:
+    norm, out = corpus(book=60), tmp_path / "out"
+    pass1(norm, out / "pass1", how=quiet)
+    pass2(0, 20, 1, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
+    pass2(5, 8, 2, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
+    for folder, kind in ((out / "train", "train"), (out / "holdout", "holdout")):
+        moved = {f"example_{kind}_{i}.jsonl.zst" for i in (5, 6, 7)}
+        assert {path.name for path in (folder / "chunk2").iterdir()} == moved
+        assert len(list((folder / "chunk1").iterdir())) == 17
+    assert len(set(keys_of(read(out / "train")) + keys_of(read(out / "holdout")))) == 60
+
+
+@pytest.mark.parametrize(("fraction", "held"), [(0.1, 4), (0.0017, 1), (0.26, 10), (0.0, 0)])
+def test_the_holdout_is_exact(tmp_path: Path, corpus, mix, read, fraction: float, held: int) -> None:
+    mix(corpus(book=40, one=1, two=2), holdout=fraction)
+    found = Counter(key.split("/")[0] for key in keys_of(read(tmp_path / "mixed" / "holdout")))
+    two = max(round(2 * fraction), 1 if fraction else 0)
+    assert found == Counter(book=held, two=two)
+
+
+def test_of_a_repeated_document_one_copy_at_most_is_held_out(tmp_path: Path, corpus, mix, read) -> None:
+    mix(corpus(book=40), holdout=0.5, weights="book=3")
+    held = keys_of(read(tmp_path / "mixed" / "holdout"))
+    assert len(held) == 20 == len(set(held))
+
+
+def test_a_smaller_holdout_is_part_of_a_larger_one(tmp_path: Path, quiet: How, corpus, read) -> None:
+    pass1(corpus(book=60), tmp_path / "pass1", how=quiet)
+    held = []
+    for fraction in (0.1, 0.3):
+        pass2(0, ALL, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", fraction, quiet)
+        held.append(set(keys_of(read(tmp_path / "holdout"))))
+    assert len(held[0]) == 6 and len(held[1]) == 18 and held[0] < held[1]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 10])
+def test_the_smallest_corpora_work(tmp_path: Path, corpus, mix, write, size: int) -> None:
+    norm = corpus(files=1, book=size, c4=3)
+    write(norm / "empty" / "a.jsonl", [])
+    keys = mix(norm, holdout=0.0017, weights="book=0.5,empty=1.5")
+    assert len(keys) == 3 + round(size / 2)
+
+
+def test_the_order_is_a_shuffle(tmp_path: Path, quiet: How, corpus, read) -> None:
+    norm, out = corpus(book=300, c4=300), tmp_path / "out"
+    pass1(norm, out / "pass1", how=quiet)
+    pass2(0, ALL, 1, out / "pass1", out / "train", out / "holdout", 0.0, quiet)
+    sizes = [len(path.read_bytes()) for path in sorted((out / "train").rglob("*.zst"))]
+    assert len(sizes) == 20 and min(sizes) > 100  # every part has its share of 30 on average
+    keys = keys_of(read(out / "train"))
+    is_book = np.array([key.startswith("book") for key in keys])
+    changes = (is_book[1:] != is_book[:-1]).sum()
+    assert 240 < changes < 360  # 300 ± 12 in a random order, 1 in the order of input, 19 if parts were not mixed
+    places = np.array([int(key.partition("@")[2]) for key in keys])
+    ascending = (np.diff(places) > 0).mean()
+    assert 0.42 < ascending < 0.58
+    assert abs(np.corrcoef(places, np.arange(len(keys)))[0, 1]) < 0.2
+
+
+def test_a_part_holds_documents_in_no_order_either(tmp_path: Path, quiet: How, corpus, read) -> None:
+    pass1(corpus(book=300), tmp_path / "pass1", how=quiet)
+    pass2(3, 4, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", 0.0, quiet)
+    keys = keys_of(read(tmp_path / "train"))
+    assert len(keys) > 4 and keys != sorted(keys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [((5, 5), "0 ≤ start < end"), ((-1, 5), "0 ≤ start"), ((20, 21), "pass1 made 20 parts")],
+)
+def test_parts_that_are_not_there_are_refused(tmp_path: Path, quiet: How, corpus, arguments, wanted: str) -> None:
+    pass1(corpus(book=6), tmp_path / "pass1", how=quiet)
+    with pytest.raises(UsageError, match=wanted):
+        pass2(*arguments, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", how=quiet)
+
+
+def test_what_pass_2_cannot_do_is_refused(tmp_path: Path, quiet: How, corpus) -> None:
+    folders = (tmp_path / "train", tmp_path / "holdout")
+    with pytest.raises(UsageError, match="Run pass1"):
+        pass2(0, 5, 1, tmp_path / "none", *folders, how=quiet)
+    pass1(corpus(book=6), tmp_path / "pass1", how=quiet)
+    with pytest.raises(UsageError, match="--holdout 1"):
+        pass2(0, 5, 1, tmp_path / "pass1", *folders, 1.0, quiet)
+    with pytest.raises(UsageError, match="wanted two folders"):
+        pass2(0, 5, 1, tmp_path / "pass1", tmp_path / "x", tmp_path / "x", how=quiet)
+
+
+@pytest.mark.parametrize("damage", ["pile", "pile gone", "index", "index gone", "head"])
+def test_a_damaged_pass_1_is_recognised(tmp_path: Path, quiet: How, corpus, damage: str) -> None:
+    folder = tmp_path / "pass1"
+    pass1(corpus(book=60), folder, how=quiet)
+    suffix = {"pile": ".jsonl.zst", "index": ".pile.arrow", "head": ".json"}[damage.split()[0]]
+    path = next(path for path in sorted(folder.rglob(f"*{suffix}")) if ".gristmill" not in path.parts)
+    if damage.endswith("gone"):
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(InputError):
+        pass2(0, ALL, 1, folder, tmp_path / "train", tmp_path / "holdout", how=quiet)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=20), max_size=5), st.integers(0, 30))
+def test_smallest_is_the_nth_smallest(pieces: list[list[int]], count: int) -> None:
+    arrays = [np.array(piece, np.uint64) for piece in pieces]
+    whole = sorted(sum(pieces, start=[]))
+    if count <= len(whole):
+        found = smallest(lambda: arrays, count)
+        assert (int(found) if found is not None else None) == (whole[count - 1] if count else None)
+
+
+def test_draws_are_uniform_and_independent() -> None:
+    rows = np.arange(4096)
+    one, two = (draws(1, purpose, "book/a.jsonl", rows) / 2**64 for purpose in ("weight", "holdout"))
+    assert len(set(one)) == 4096
+    for drawn in (one, two):
+        assert abs(drawn.mean() - 0.5) < 0.02 and np.histogram(drawn, 8, (0, 1))[0].min() > 420
+    assert abs(np.corrcoef(one, two)[0, 1]) < 0.05
+    assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.05
