@@ -10,7 +10,7 @@ _U = np.uint32
 _P1, _P2, _P3, _P4, _P5 = map(_U, (2654435761, 2246822519, 3266489917, 668265263, 374761393))
 _SHA1_STATE = np.array([0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476, 0xC3D2E1F0], np.uint32)
 _SHA1_ROUND = np.array([0x5A827999, 0x6ED9EBA1, 0x8F1BBCDC, 0xCA62C1D6], np.uint32)
-LANES = 512  # messages hashed side by side
+LANES = 256  # messages hashed side by side
 SHA1_ROWS = 22
 ONE_BLOCK = 55  # bytes of a message that SHA-1 hashes in one block
 

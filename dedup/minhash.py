@@ -20,15 +20,15 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.hashing import fmix32, sha1_32, xxh32, xxh32_windows
+from dedup.hashing import LANES, ONE_BLOCK, SHA1_ROWS, fmix32, sha1_32, sha1_32_lanes, xxh32, xxh32_windows
 from pipeline.errors import UsageError
 
 Hash = Literal["xxh32", "sha1"]
 EMPTY = np.uint32(0xFFFFFFFF)  # every slot of a document without a shingle
 MERSENNE = (1 << 61) - 1
-_BLOCK = 1024  # shingles hashed at a time: their hashes stay in the first-level cache
+_BLOCK = 4 * LANES  # shingles hashed at a time: their hashes stay in the first-level cache
 _UNROLL = 8
-_FEW = 64  # so many windows are worth hashing together
+_FEW = 64  # from so many on it pays to hash windows together
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,11 @@ def _sketch_all(
         longest = max(longest, offsets[i + 1] - offsets[i])
     form = np.empty(longest + 16, np.uint8)
     hashes = np.empty(_BLOCK, np.uint32)
-    words = np.empty(_BLOCK + 12, np.uint32)
+    starts, ends = np.empty(_BLOCK, np.int64), np.empty(_BLOCK, np.int64)
+    words, rows = np.empty(_BLOCK + 12, np.uint32), np.empty((SHA1_ROWS, LANES), np.uint32)
     a32, b32 = a.astype(np.uint32), b.astype(np.uint32)
+    by_run = width < 16 and not sha1
+    most = _FEW if by_run else _BLOCK
     for i in range(len(offsets) - 1):
         size = _matching_bytes(data[offsets[i] : offsets[i + 1]], form)
         start = end = 0
@@ -114,14 +117,13 @@ def _sketch_all(
             if end < size:
                 end = _next(form, end)
         while end < size:
-            plain = _ascii_windows(form[start : min(size, end + _BLOCK)], width) if width < 16 and not sha1 else 0
-            if plain >= _FEW:
-                count = plain
+            count = _ascii_windows(form[start : min(size, end + _BLOCK)], width) if by_run else 0
+            if count >= _FEW:
                 xxh32_windows(form[start : end + count], width, hashes[:count], words)
                 start, end = start + count, end + count
             else:
-                most = _BLOCK if sha1 or width >= 16 else _FEW
-                count, start, end = _hash_windows(form, size, start, end, sha1, hashes[:most], words)
+                count, start, end = _cut_windows(form, size, start, end, starts[:most], ends)
+                _hash_windows(form, starts, ends, count, sha1, hashes, rows)
             if sha1:
                 _update_mersenne(hashes, count, a, b, values[i])
             else:
@@ -155,21 +157,37 @@ def _ascii_windows(form: np.ndarray, width: int) -> int:
 
 
 @nb.njit(nogil=True, cache=True)
-def _hash_windows(
-    form: np.ndarray, size: int, start: int, end: int, sha1: bool, hashes: np.ndarray, schedule: np.ndarray
+def _cut_windows(
+    form: np.ndarray, size: np.int64, start: int, end: int, starts: np.ndarray, ends: np.ndarray
 ) -> tuple[int, int, int]:
-    """Hash windows one by one until the block is full or the text ends: (how many, new start, new end)."""
+    """Where windows start and end, until `starts` is full or the text ends: (how many, new start, new end)."""
     count = 0
-    while end < size and count < len(hashes):
+    while end < size and count < len(starts):
         end = _next(form, end)
-        hashes[count] = sha1_32(form, start, end, schedule) if sha1 else xxh32(form, start, end)
+        starts[count], ends[count] = start, end
         start = _next(form, start)
         count += 1
     return count, start, end
 
 
 @nb.njit(nogil=True, cache=True)
-def _matching_bytes(text: np.ndarray, form: np.ndarray) -> int:
+def _hash_windows(
+    form: np.ndarray, starts: np.ndarray, ends: np.ndarray, count: int, sha1: bool, hashes: np.ndarray, rows: np.ndarray
+) -> None:
+    """Hash windows of any size in bytes: SHA-1 side by side where each is one block, others one by one."""
+    done = 0
+    if sha1 and np.max(ends[:count] - starts[:count]) <= ONE_BLOCK:
+        while count - done >= _FEW:
+            lanes = slice(done, done + LANES)
+            starts[count : done + LANES], ends[count : done + LANES] = starts[count - 1], ends[count - 1]
+            sha1_32_lanes(form, starts[lanes], ends[lanes], hashes[lanes], rows)
+            done += LANES
+    for i in range(done, count):
+        hashes[i] = sha1_32(form, starts[i], ends[i], rows[0]) if sha1 else xxh32(form, starts[i], ends[i])
+
+
+@nb.njit(nogil=True, cache=True)
+def _matching_bytes(text: np.ndarray, form: np.ndarray) -> np.int64:
     """Write the matching form of UTF-8 `text`, lower-cased already where not ASCII; return its size."""
     at, size, after_space = np.uintp(0), np.uintp(0), np.uintp(1)  # unsigned: numba then wraps no negative index
     while at < len(text):
@@ -189,7 +207,7 @@ def _matching_bytes(text: np.ndarray, form: np.ndarray) -> int:
 
 
 @nb.njit(nogil=True, cache=True)
-def _wide_space(text: np.ndarray, at: int) -> int:
+def _wide_space(text: np.ndarray, at: np.uintp) -> int:
     """Bytes of the white space that stands at `at`, 0 if none does: what str.isspace knows beyond ASCII."""
     lead = text[at]
     if lead == 0xC2:

@@ -182,8 +182,8 @@ def code_version(file: str) -> str:
 
 def _retire(tasks: Sequence[Task], entries: dict[str, Entry], scope: str | None) -> None:
     """Remove outputs that earlier runs wrote for tasks that are planned otherwise or no longer."""
-    planned = {task.name: {os.path.abspath(path) for path in task.outputs} for task in tasks}
-    kept = set().union(*planned.values())
+    planned = {task.name for task in tasks}
+    kept = {os.path.abspath(path) for output in outputs_of(tasks) for path in (output, rejects_path(output))}
     for name, entry in entries.items():
         if name in planned or (scope is not None and name.startswith(scope)):
             for path in set(entry.outputs) - kept:

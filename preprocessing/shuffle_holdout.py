@@ -186,26 +186,22 @@ def _choose_shares(
     weights: dict[str, float], slices: list[Slice], drops: dict[str, Path], seed: int, state: Path, how: How
 ) -> dict[str, Share]:
     """Turn weights into shares: for a fraction, find the draw up to which exactly that many documents lie."""
-    found, tasks = {}, []
-    for source, parts in group_by_source(slices).items():
-        whole = math.floor(weights[source])
-        found[source] = Share(whole)
-        if weights[source] == whole:
-            continue
-        outputs = [state / "survey" / f"{part.label}.npy" for part in parts]
-        tasks += [
-            Task(part.label, survey_slice, {"part": part, "drops": drops[part.name], "seed": seed, "output": output},
-                 (Path(part.path), drops[part.name]), (output,), part.size)
-            for part, output in zip(parts, outputs, strict=True)
-        ]  # fmt: skip
-        found[source] = Share(whole, None)
-    run_stage(f"{PASS_1} survey", tasks, state, replace(how, quiet=how.quiet or not tasks))
-    for task in tasks:
-        source = task.arguments["part"].source
-        if found[source].threshold is None:
-            outputs = [other.outputs[0] for other in tasks if other.arguments["part"].source == source]
-            found[source] = Share(found[source].whole, _threshold(outputs, weights[source] - found[source].whole))
-    return found
+    surveys = {
+        source: [_survey_task(part, drops[part.name], seed, state) for part in parts]
+        for source, parts in group_by_source(slices).items()
+        if weights[source] % 1
+    }
+    tasks = [task for some in surveys.values() for task in some]
+    if tasks:
+        run_stage(f"{PASS_1} survey", tasks, state, how)
+    limits = {source: _threshold(outputs_of(some), weights[source] % 1) for source, some in surveys.items()}
+    return {source: Share(math.floor(weight), limits.get(source)) for source, weight in weights.items()}
+
+
+def _survey_task(part: Slice, drops: Path, seed: int, state: Path) -> Task:
+    output = state / "survey" / f"{part.label}.npy"
+    arguments = {"part": part, "drops": drops, "seed": seed, "output": output}
+    return Task(part.label, survey_slice, arguments, (Path(part.path), drops), (output,), part.size)
 
 
 def _threshold(outputs: list[Path], fraction: float) -> int | None:

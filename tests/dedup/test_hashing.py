@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from dedup.hashing import sha1_32, xxh32, xxh32_windows
+from dedup.hashing import LANES, ONE_BLOCK, SHA1_ROWS, sha1_32, sha1_32_lanes, xxh32, xxh32_windows
 
 LENGTHS = [*range(140), 183, 184, 247, 248, 1000]  # past several blocks of 16 and of 64 bytes
 
@@ -36,3 +36,14 @@ def test_windows_are_hashed_as_one_by_one(width: int) -> None:
         values = np.empty(count, np.uint32)
         xxh32_windows(data, width, values, words)
         assert values.tolist() == [xxhash.xxh32_intdigest(data[i : i + width].tobytes()) for i in range(count)]
+
+
+def test_sha1_side_by_side() -> None:
+    data, chance = np.frombuffer(random.Random(3).randbytes(1000), np.uint8), np.random.default_rng(0)
+    values, rows = np.empty(LANES, np.uint32), np.empty((SHA1_ROWS, LANES), np.uint32)
+    for _ in range(8):
+        starts = chance.integers(0, 900, LANES)
+        ends = starts + chance.permutation(np.arange(LANES) % (ONE_BLOCK + 1))
+        sha1_32_lanes(data, starts, ends, values, rows)
+        digests = [hashlib.sha1(data[i:j].tobytes()).digest() for i, j in zip(starts, ends, strict=True)]
+        assert values.tolist() == [int.from_bytes(digest[:4], "little") for digest in digests]

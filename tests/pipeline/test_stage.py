@@ -9,6 +9,7 @@ from pipeline.errors import ConservationError, OutputError, UsageError
 from pipeline.files import whole_file, write_whole
 from pipeline.ledger import READ, WRITTEN, Counts
 from pipeline.stage import How, Task, parse_size, refuse_overlap, refuse_strangers, run_stage
+from pipeline.writing import Rejects
 
 QUIET = How(workers=1, quiet=True)
 
@@ -183,3 +184,19 @@ def test_what_cannot_be_written_says_so(tmp_path: Path, below_a_file: bool) -> N
     with pytest.raises(OutputError, match="cannot write"), whole_file(target) as temporary:
         temporary.touch()
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def reject_half(source: Path, target: Path, log: Path) -> Counts:
+    Rejects(target).add("in", 0, "no text", b"{}")
+    return copy_upper(source, target, log)
+
+
+def test_what_was_malformed_is_kept_and_does_not_redo_the_task(tmp_path: Path, task: Task) -> None:
+    arguments = {key: value for key, value in task.arguments.items() if key != "suffix"}
+    rejecting = Task("one", reject_half, arguments, task.inputs, task.outputs)
+    assert [runs(tmp_path, rejecting), runs(tmp_path, rejecting)] == [1, 0]
+    assert (tmp_path / "out" / "one.malformed").read_bytes().count(b"\n") == 1
+    (tmp_path / "out" / "one.malformed").unlink()
+    assert runs(tmp_path, rejecting) == 1
+    assert runs(tmp_path, make_task(tmp_path, target="out/two")) == 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["two"]

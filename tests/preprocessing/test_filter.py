@@ -46,7 +46,9 @@ def test_slimpajamas_own_folders_and_the_root_give_the_same(tmp_path: Path, quie
     for source in ("c4", "book"):
         find_short(norm / source, tmp_path / "each.pickle", 5, source, 30, quiet)
         find_short(norm, tmp_path / "named.pickle", 5, source, 30, quiet)
-    assert short_of(tmp_path / "all.pickle") == short_of(tmp_path / "each.pickle") == short_of(tmp_path / "named.pickle")
+    assert (
+        short_of(tmp_path / "all.pickle") == short_of(tmp_path / "each.pickle") == short_of(tmp_path / "named.pickle")
+    )
     assert {name.split("/")[0] for name in short_of(tmp_path / "all.pickle")} == {"book", "c4"}
 
 
@@ -68,7 +70,9 @@ def test_a_second_call_replaces_its_own_data_set_only(tmp_path: Path, quiet: How
 def test_two_at_once_lose_nothing(tmp_path: Path, start, corpus) -> None:
     sizes = {f"s{i}": 3 + i for i in range(4)}
     norm = corpus(files=1, **sizes)
-    started = [start(FILTER, norm / name, tmp_path / "short.pickle", size, name, 10_000) for name, size in sizes.items()]
+    started = [
+        start(FILTER, norm / name, tmp_path / "short.pickle", size, name, 10_000) for name, size in sizes.items()
+    ]
     assert [process.wait(60) for process in started] == [0] * 4
     for process in started:
         process.communicate()

@@ -204,7 +204,9 @@ def test_ranges_of_parts_give_the_whole(tmp_path: Path, quiet: How, corpus, read
     assert len(keys) == 90 == len(set(keys))
     pass2(0, ALL, 1, out / "pass1", out / "train1", out / "holdout1", 0.1, quiet)
     whole = {Path(name).name: value for name, value in (digest(out / "train1") | digest(out / "holdout1")).items()}
-    assert {Path(name).name: value for name, value in (digest(out / "train") | digest(out / "holdout")).items()} == whole
+    assert {
+        Path(name).name: value for name, value in (digest(out / "train") | digest(out / "holdout")).items()
+    } == whole
 
 
 def test_a_part_asked_into_another_chunk_moves(tmp_path: Path, quiet: How, corpus, read) -> None:

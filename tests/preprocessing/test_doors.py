@@ -1,0 +1,117 @@
+"""Four doors, one code: by path, as a module, by the command `gristmill`, and imported."""
+
+import ast
+import importlib
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from gristmill.__main__ import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+MENDING = "if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip\n"
+PACKAGES = ("preprocessing", "dedup", "training")
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).glob("*.py"))
+RUNNABLE = [path for path in FILES if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")]
+STAGES = ["normalize_text", "filter", "shuffle_holdout", "train_tokenizer", "tokenize_corpus"]
+PROBE = """
+if __name__ == "__main__":
+    import datasets
+    from {package}.{stem} import *
+    print(datasets.__file__)
+"""
+
+
+def name_of(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+def test_every_stage_is_runnable() -> None:
+    stages = {
+        f"{module.replace('.', '/')}.py" for module, _, _ in COMMANDS.values() if module.split(".")[0] in PACKAGES
+    }
+    assert stages <= {name_of(path) for path in RUNNABLE}
+
+
+@pytest.mark.parametrize("path", RUNNABLE, ids=name_of)
+def test_the_mending_line_is_the_same_everywhere_and_comes_first(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert source.splitlines(keepends=True).count(MENDING) == 1
+    before = ast.parse(source[: source.index(MENDING)])
+    imported = [node for node in ast.walk(before) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in imported}
+    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names  # the rest would be looked for here
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path not in RUNNABLE], ids=name_of)
+def test_the_mending_line_is_nowhere_else(path: Path) -> None:
+    assert "__package__" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_file_hides_a_module_of_the_standard_library(path: Path) -> None:
+    assert path.stem == "__init__" or path.stem not in sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("name", ["normalize_text", "filter", "train_tokenizer", "tokenize_corpus", "pass1", "pass2"])
+def test_the_package_offers_the_function_of_the_file(name: str) -> None:
+    package = importlib.import_module("preprocessing")
+    file = "shuffle_holdout" if name.startswith("pass") else name
+    function = getattr(package, name)
+    assert callable(function) and function.__module__ == f"preprocessing.{file}"
+    assert name in COMMANDS[file][1] and COMMANDS[file][0] == f"preprocessing.{file}"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_door_gives_the_same_help(run, stage: str) -> None:
+    doors = [(f"preprocessing/{stage}.py",), ("-m", f"preprocessing.{stage}"), ("-m", "gristmill", stage)]
+    helps = [run(*door, "--help") for door in doors]
+    assert [done.returncode for done in helps] == [0, 0, 0], helps[0].stderr
+    texts = [done.stdout.split("\n", 1)[1] for done in helps]  # the first line says how it was called
+    bodies = [text[text.index("\n\n") :] for text in texts]
+    assert (bodies[0] == bodies[1] == bodies[2] and "--workers" in bodies[0]) or stage == "shuffle_holdout"
+
+
+@pytest.mark.parametrize("door", ["path", "module", "gristmill"])
+def test_through_every_door_datasets_is_hugging_faces(run, tmp_path: Path, door: str) -> None:
+    """A copy of the house whose filter imports `datasets` when it has been started, and in its workers."""
+    house = tmp_path / "house"
+    for package in ("pipeline", "preprocessing", "gristmill", "dedup", "training"):
+        shutil.copytree(ROOT / package, house / package, ignore=shutil.ignore_patterns("__pycache__"))
+    stage = house / "preprocessing" / "normalize_text.py"
+    told = 'import os, datasets\n    open(f"{target}.told", "w").write(f"{os.getpid()} {datasets.__file__}")\n    '
+    source = stage.read_text(encoding="utf-8")
+    stage.write_text(source.replace("fix = _ftfy()", f"{told}fix = _ftfy()"), encoding="utf-8")
+    (tmp_path / "in").mkdir()
+    for name in "ab":
+        (tmp_path / "in" / f"{name}.jsonl").write_text('{"text": "a"}\n')
+    start = {
+        "path": [str(stage)],
+        "module": ["-c", f"import sys, runpy; sys.path.insert(0, {str(house)!r}); "
+                   "runpy.run_module('preprocessing.normalize_text', run_name='__main__', alter_sys=True)"],
+        "gristmill": ["-c", f"import sys; sys.path.insert(0, {str(house)!r}); sys.argv[0] = 'gristmill'; "
+                      "sys.argv.insert(1, 'normalize_text'); from gristmill.__main__ import main\n"
+                      "if __name__ == '__main__': main()"],
+    }[door]  # fmt: skip
+    done = run(*start, "-d", tmp_path / "in", "-t", tmp_path / "out", "--workers", 2)
+    assert done.returncode == 0, done.stderr
+    told = [(tmp_path / "out" / f"{name}.jsonl.told").read_text().split(" ", 1) for name in "ab"]
+    assert all(Path(file).parts[-2:] == ("datasets", "__init__.py") for _, file in told), told
+
+
+def test_slimpajamas_command_lines_run_as_they_are(tmp_path: Path, run, corpus) -> None:
+    corpus("in", book=12)
+    out = tmp_path / "out"
+    lines = [
+        "preprocessing/normalize_text.py --data_dir in/book/ --target_dir norm/book/ --zst --idx 0",
+        "preprocessing/filter.py norm/book/ short.pickle 12 book 10",
+        "preprocessing/shuffle_holdout.py pass1 --input_dir norm/ --short_docs short.pickle --out_dir out/pass1",
+        "preprocessing/shuffle_holdout.py pass2 0 20 1 --input_dir out/pass1 --train_dir out/train --holdout_dir out/holdout",
+    ]
+    for line in lines:
+        done = run(*line.split())
+        assert done.returncode == 0, done.stderr
+    assert len(list((out / "train" / "chunk1").glob("example_train_*.jsonl.zst"))) == 20
+    assert len(list((out / "holdout" / "chunk1").glob("example_holdout_*.jsonl.zst"))) == 20

@@ -1,0 +1,207 @@
+"""train_tokenizer and tokenize_corpus: no character lost, and token shards that say exactly what SentencePiece says."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import InputError, OutputError, UsageError
+from pipeline.ledger import READ, WRITTEN
+from pipeline.stage import How
+from pipeline.tokens import Manifest, open_shards, verify
+from preprocessing.tokenize_corpus import tokenize_corpus
+from preprocessing.train_tokenizer import sentences, train_tokenizer
+
+VOCABULARY = 400
+ADVERSARIAL = [
+    "",
+    " ",
+    "   leading and trailing   ",
+    "\ttabs\t\tand\nnew\n\n\nlines\r\n",
+    "NUL \0 within\0",
+    "😀👩‍👩‍👧‍👦🏳️‍🌈",
+    "ᚠᛇᚻ 𐎀𐎁 ꙮ 𒀀 འ༽ ﷽",
+    "1234567890 3.14159",
+    "<s> </s> <unk> <0x41> [MASK]",
+    "e\u0301 \u00e9 \ufb01 \u212b",
+    "\ufeff\u200b\u00a0\u3000\u2028",
+    "\U0010ffff\ufffe\ue000",
+    "a" * 10_000,
+    " " * 1000,
+]
+LOSSY = "a\u2581b"
+
+
+@pytest.fixture(scope="module")
+def prose() -> list[str]:
+    words = [
+        "the",
+        "mill",
+        "grinds",
+        "grain",
+        "into",
+        "flour",
+        "while",
+        "water",
+        "turns",
+        "its",
+        "wheel",
+        "and",
+        "nobody",
+        "counts",
+        "12",
+        "or",
+        "7",
+        "sacks",
+    ]
+    return [" ".join(words[i * j % len(words)] for j in range(1, 30)) + ".\n\tNext line." for i in range(1, 60)]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory, prose: list[str]) -> Path:
+    import msgspec
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    (folder / "in").mkdir()
+    (folder / "in" / "a.jsonl").write_bytes(b"".join(msgspec.json.encode({"text": text}) + b"\n" for text in prose))
+    train_tokenizer(folder / "in", folder / "out", VOCABULARY, how=How(workers=1, quiet=True))
+    return folder / "out" / "tokenizer.model"
+
+
+@pytest.fixture(scope="module")
+def model(model_path: Path) -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_file=str(model_path))
+
+
+@pytest.mark.parametrize("text", ADVERSARIAL)
+def test_no_character_is_lost(model, text: str) -> None:
+    assert model.decode(model.encode(text)) == text
+
+
+@given(st.text().filter(lambda text: "\u2581" not in text))
+def test_no_character_of_any_text_is_lost(model, text: str) -> None:
+    assert model.decode(model.encode(text)) == text
+
+
+def test_the_vocabulary_is_as_asked(model) -> None:
+    assert model.vocab_size() == VOCABULARY
+    assert (model.unk_id(), model.bos_id(), model.eos_id(), model.pad_id()) == (0, 1, 2, -1)
+    assert len(model.encode("12345")) >= 5  # digits one by one
+    assert len(model.encode("the mill grinds")) < 8  # it has learnt words
+    assert model.unk_id() not in model.encode("ꙮ \0")
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_a_vocabulary_too_large_says_what_to_do(tmp_path: Path, quiet: How, write, prose, model_type: str) -> None:
+    write(tmp_path / "in" / "a.jsonl", [{"text": text} for text in prose])
+    with pytest.raises(UsageError, match="smaller --vocab_size, or more text"):
+        train_tokenizer(tmp_path / "in", tmp_path / "out", 60_000, model_type, how=quiet)
+    assert not (tmp_path / "out" / "tokenizer.model").exists()
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.parametrize("vocabulary", [0, 259])
+def test_a_vocabulary_too_small_is_refused(tmp_path: Path, quiet: How, corpus, vocabulary: int) -> None:
+    with pytest.raises(UsageError, match="300 or more"):
+        train_tokenizer(corpus(book=3), tmp_path / "out", vocabulary, how=quiet)
+
+
+def test_no_text_to_train_on_says_so(tmp_path: Path, quiet: How, write) -> None:
+    write(tmp_path / "in" / "a.jsonl", [{"text": ""}, {"text": "\n\n"}])
+    with pytest.raises(UsageError, match="more text"):
+        train_tokenizer(tmp_path / "in", tmp_path / "out", 300, how=quiet)
+
+
+def test_the_sample_is_of_all_files_and_of_the_size_asked(tmp_path: Path, quiet: How, write) -> None:
+    for name in "abcd":
+        write(tmp_path / "in" / name / "a.jsonl", [{"text": f"{name}{i:03} " + "word " * 19} for i in range(100)])
+    with pytest.raises(UsageError):  # 8 different words are no vocabulary; the sample stands all the same
+        train_tokenizer(tmp_path / "in", tmp_path / "out", 3000, sample="10000", how=quiet)
+    samples = sorted((tmp_path / "out" / ".gristmill" / "sample").rglob("*.txt"))
+    texts = [path.read_text().splitlines() for path in samples]
+    assert all(15 <= len(lines) <= 25 for lines in texts)
+    assert all(lines == sorted(lines) for lines in texts)
+    assert len({line[1:4] for lines in texts for line in lines}) > 30  # not the same rows of each file, nor the first
+
+
+def test_sentences_are_what_the_trainer_can_read() -> None:
+    text = "a\tb\0c\r\n" + "é" * 5000
+    assert "".join(sentences(text)) == text.translate(dict.fromkeys(map(ord, "\t\0\r\n")))
+    assert max(len(line.encode()) for line in sentences("😀" * 5000)) <= 4096
+
+
+@pytest.fixture
+def texts(tmp_path: Path, write, prose: list[str]) -> dict[str, list[str]]:
+    texts = {"book/a.jsonl": ADVERSARIAL, "c4/b@1 x.jsonl": [*prose[:7], LOSSY, LOSSY]}
+    for name, found in texts.items():
+        write(tmp_path / "in" / name, [{"text": text, "n": i} for i, text in enumerate(found)])
+    return texts
+
+
+def test_shards_are_what_sentencepiece_says(tmp_path: Path, quiet: How, texts, model_path: Path, model) -> None:
+    counts = tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
+    manifest, shards = open_shards(tmp_path / "out")
+    wanted = [[[*model.encode(text), model.eos_id()] for text in found] for found in texts.values()]
+    assert [[ids.tolist() for ids in shard] for shard in shards] == wanted
+    assert [record.name for record in manifest.shards] == ["book/a.jsonl+0", "c4/b@1 x.jsonl+0"]
+    assert counts.total(READ) == counts.total(WRITTEN)
+    assert verify(tmp_path / "out") == manifest
+
+
+def test_the_manifest_counts_what_the_shards_hold(tmp_path: Path, quiet: How, texts, model_path, model) -> None:
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
+    manifest = Manifest.load(tmp_path / "out")
+    assert manifest.lossy_documents == 2
+    assert manifest.dtype == "uint16" and manifest.tokenizer.end_of_document == model.eos_id()
+    for (source, record), found in zip(sorted(manifest.sources.items()), texts.values(), strict=True):
+        assert source in ("book", "c4") and record.documents == len(found)
+        assert record.bytes == sum(len(text.encode()) for text in found)
+        assert record.tokens == sum(len(model.encode(text)) + 1 for text in found)
+    assert (tmp_path / "out" / manifest.tokenizer.path).read_bytes() == model_path.read_bytes()
+
+
+def test_sources_are_those_the_documents_carry(tmp_path: Path, quiet: How, write, model_path: Path) -> None:
+    keys = ["book/a.jsonl@3", "c4/b@2.jsonl@0", "book/a.jsonl@4"]
+    write(tmp_path / "in" / "chunk1" / "a.jsonl", [{"text": "a", "gristmill_key": key} for key in keys])
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
+    sources = Manifest.load(tmp_path / "out").sources
+    assert {name: record.documents for name, record in sources.items()} == {"book": 2, "c4": 1}
+
+
+def test_another_tokenizer_encodes_again(tmp_path: Path, quiet: How, texts, model_path: Path, prose, write) -> None:
+    own = tmp_path / "own.model"
+    shutil.copy(model_path, own)
+    tokenize_corpus(tmp_path / "in", own, tmp_path / "out", quiet)
+    before = Manifest.load(tmp_path / "out")
+    write(tmp_path / "prose" / "a.jsonl", [{"text": text.upper()} for text in prose])
+    train_tokenizer(tmp_path / "prose", tmp_path / "other", 310, how=quiet)
+    shutil.copy(tmp_path / "other" / "tokenizer.model", own)
+    # (`load_tokenizer` is cached by path for the life of a process: a new process reads the new model)
+    tokenize_corpus(tmp_path / "in", tmp_path / "other" / "tokenizer.model", tmp_path / "out", quiet)
+    after = verify(tmp_path / "out")
+    assert after.tokenizer.vocab_size == 310 and after.tokens > before.tokens
+    assert after.tokenizer.sha256 != before.tokenizer.sha256
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path, quiet: How, texts) -> None:
+    with pytest.raises(UsageError, match="Run train_tokenizer"):
+        tokenize_corpus(tmp_path / "in", tmp_path / "none.model", tmp_path / "out", quiet)
+    (tmp_path / "bad.model").write_bytes(b"no model")
+    with pytest.raises(UsageError, match="is not a SentencePiece model"):
+        tokenize_corpus(tmp_path / "in", tmp_path / "bad.model", tmp_path / "out", quiet)
+
+
+def test_shards_of_others_are_not_mixed_in(tmp_path: Path, quiet: How, texts, model_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old.bin").touch()
+    with pytest.raises(OutputError, match=r"'old\.bin'"):
+        tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
+
+
+def test_a_carried_key_that_is_none_is_no_traceback(tmp_path: Path, quiet: How, write, model_path: Path) -> None:
+    write(tmp_path / "in" / "a.jsonl", [{"text": "a", "gristmill_key": 5}])
+    with pytest.raises((InputError, UsageError), match="not a document's key"):
+        tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
