@@ -1,6 +1,7 @@
 """Base hashes of shingles, compiled: XXH32 and SHA-1, over bytes, and the finaliser fmix32.
 
-All arithmetic is modulo 2^32; numba widens integers at every step, so each is narrowed again.
+All arithmetic is modulo 2^32; numba widens integers at every step, so each is narrowed again. What
+is compiled is kept by the age of its own file: after a change here, `touch minhash.py`, which calls it.
 """
 
 import numba as nb

@@ -28,7 +28,7 @@ EMPTY = np.uint32(0xFFFFFFFF)  # every slot of a document without a shingle
 MERSENNE = (1 << 61) - 1
 _BLOCK = 4 * LANES  # shingles hashed at a time: their hashes stay in the first-level cache
 _UNROLL = 8
-_FEW = 64  # from so many on it pays to hash windows together
+_FEW = 16  # from so many on it pays to hash windows together
 
 
 @dataclass(frozen=True)
@@ -145,13 +145,15 @@ def _next(form: np.ndarray, at: int) -> int:
 @nb.njit(nogil=True, cache=True)
 def _ascii_windows(form: np.ndarray, width: int) -> int:
     """How many windows of `width` bytes follow one another before the first byte beyond ASCII."""
-    high = np.uint8(0)
-    for byte in form:  # vectorised, as most blocks hold none
-        high |= byte
-    size = len(form)
-    if high >= 0x80:
-        size = 0
-        while form[size] < 0x80:
+    size, high = 0, np.uint8(0)
+    while size < min(len(form), width + _FEW) and form[size] < 0x80:
+        size += 1
+    if size == width + _FEW:
+        for byte in form:  # vectorised: where the first few are ASCII, most often all are
+            high |= byte
+        if high < 0x80:
+            size = len(form)
+        while size < len(form) and form[size] < 0x80:
             size += 1
     return max(size - width + 1, 0)
 
@@ -177,7 +179,7 @@ def _hash_windows(
     """Hash windows of any size in bytes: SHA-1 side by side where each is one block, others one by one."""
     done = 0
     if sha1 and np.max(ends[:count] - starts[:count]) <= ONE_BLOCK:
-        while count - done >= _FEW:
+        while count - done >= LANES // 4:  # fewer are as fast one by one
             lanes = slice(done, done + LANES)
             starts[count : done + LANES], ends[count : done + LANES] = starts[count - 1], ends[count - 1]
             sha1_32_lanes(form, starts[lanes], ends[lanes], hashes[lanes], rows)

@@ -5,6 +5,7 @@ first folder. A document is a record with a string `text` and anything else, whi
 Its key is `<path relative to ROOT>@<row>`, rows counted from 0 by physical line.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -18,6 +19,9 @@ JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 TABLES = (".parquet", ".arrow")
 SUFFIXES = JSONL + TABLES
 ORIGIN = "gristmill_key"  # the field that carries a document's key once it has left its file
+
+
+_LIKE_A_PAIR = re.compile(r"@\d+ :: ")  # as lines of duplicate_pairs.txt are
 
 
 class DocKey(NamedTuple):
@@ -80,7 +84,7 @@ class Document(msgspec.Struct):
         carried = self.fields.get(ORIGIN)
         if carried is None:
             return self.key
-        return DocKey.parse(msgspec.json.decode(carried) if isinstance(carried, msgspec.Raw) else carried)
+        return DocKey.parse(str(msgspec.json.decode(carried) if isinstance(carried, msgspec.Raw) else carried))
 
     def to_json(self) -> bytes:
         """The record as one JSON line, newline included."""
@@ -136,8 +140,8 @@ def _size(path: Path) -> int:
 
 def _relative_name(path: Path, root: Path) -> str:
     name = path.relative_to(root).as_posix()
-    if not name.isprintable():
-        raise UsageError(f"the file name {name!r} holds characters that cannot be written in a key: rename it")
+    if not name.isprintable() or _LIKE_A_PAIR.search(name):
+        raise UsageError(f"the file name {name!r} holds what cannot be written in a key or a pair of keys: rename it")
     return name
 
 

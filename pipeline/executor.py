@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import GristmillError
@@ -37,8 +39,8 @@ def execute(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
 
 def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
     # A fork server starts clean (no threads of ours to inherit) and warm (imports are done once).
+    _start_fork_server(sorted({call.function.__module__ for call in calls}))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(sorted({call.function.__module__ for call in calls}))
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent)
     try:
         futures = {pool.submit(call): position for position, call in enumerate(calls)}
@@ -51,6 +53,25 @@ def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int,
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_fork_server(modules: list[str]) -> None:
+    """Have it import `modules` from where this file stands.
+
+    It knows nothing of our sys.path, and would take another copy of ours that is installed, or that
+    the working folder holds.
+    """
+    forkserver.set_forkserver_preload(modules)
+    places = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    wanted = {"PYTHONPATH": os.pathsep.join(places), "PYTHONSAFEPATH": "1"}
+    before = {name: os.environ.pop(name, None) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            os.environ.update({name: value} if value is not None else {})
 
 
 def _die_with_parent() -> None:

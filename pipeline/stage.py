@@ -134,14 +134,14 @@ def refuse_strangers(folder: Path, planned: Iterable[Path], suffixes: tuple[str,
 
     The next stage reads the whole folder: what another run left there would join the corpus.
     """
-    known = {os.path.abspath(path) for path in planned}
-    for entry in Ledger(ledger).read().values():
-        known.update(entry.outputs)
-    found = (path for path in walk(folder) if path.name.endswith(suffixes))
-    strangers = [path for path in found if os.path.abspath(path) not in known]
+    ours = {os.path.abspath(path) for path in planned}
+    strangers = {os.path.abspath(path) for path in walk(folder) if path.name.endswith(suffixes)} - ours
+    for wait in (0.0, 1.0):  # a process beside this one may have written a file, and not yet its line in the ledger
+        time.sleep(wait if strangers else 0.0)
+        strangers -= {path for entry in Ledger(ledger).read().values() for path in entry.outputs}
     if strangers:
         raise OutputError(
-            f"{folder} holds {len(strangers):,} files that {ledger.stem} did not write, {strangers[0].name!r} "
+            f"{folder} holds {len(strangers):,} files that {ledger.stem} did not write, {min(strangers)!r} "
             "the first: it may be another run's output. Give an empty or new folder, or remove them."
         )
 
@@ -196,7 +196,7 @@ def _with_progress(name: str, tasks: Sequence[Task], how: How) -> Iterator[tuple
     with Progress(
         *columns, TimeRemainingColumn(), console=console, transient=True, disable=how.quiet or not console.is_terminal
     ) as progress:
-        bar = progress.add_task(name, total=sum(task.size for task in tasks))
+        bar = progress.add_task(name.partition("-")[0], total=sum(task.size for task in tasks))
         calls = [Call(task.function, task.arguments) for task in tasks]
         for position, counts in execute(calls, how.processes):
             yield tasks[position], counts

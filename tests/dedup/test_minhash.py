@@ -100,6 +100,17 @@ def test_equal_to_datasketch_around_the_borders_of_a_block(sketch: Sketch, lette
     assert_equal_to_datasketch(texts, sketch)
 
 
+@pytest.mark.parametrize("sketch", [*SKETCHES, Sketch(width=1), Sketch(width=15), Sketch("sha1", width=20)], ids=str)
+def test_equal_to_datasketch_where_runs_of_ascii_begin_and_end(sketch: Sketch) -> None:
+    chance = random.Random(4)
+    letters = chance.choices(string.ascii_lowercase, k=3000)
+    texts = []
+    for gap in (2, 12, 13, 14, 15, 16, 27, 28, 29, 30, 31, 64, 300, 1023, 1024, 1036, 1037, 1053, 2900):
+        for wide in "é’漢👍":
+            texts.append("".join(wide if i % gap == gap - 1 else letter for i, letter in enumerate(letters)))
+    assert_equal_to_datasketch(texts[:: 1 if sketch in SKETCHES else 3], sketch)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), max_size=4), st.sampled_from(SKETCHES))
 def test_equal_to_datasketch_for_any_text(texts: list[str], sketch: Sketch) -> None:

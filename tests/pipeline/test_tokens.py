@@ -101,31 +101,44 @@ def swap_lengths(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+def cut(size: int):
+    return lambda path: path.write_bytes(path.read_bytes()[:size])
+
+
+def replace(old: bytes, new: bytes):
+    return lambda path: path.write_bytes(path.read_bytes().replace(old, new, 1))
+
+
+def at(position: int):
+    return lambda path: flip(path, position)
+
+
+BIN, IDX = "a/x.jsonl+0.bin", "a/x.jsonl+0.idx"
 DAMAGE = {
-    "token changed": ("a/x.jsonl+0.bin", lambda path: flip(path, 3)),
-    "tokens cut": ("a/x.jsonl+0.bin", lambda path: path.write_bytes(path.read_bytes()[:-2])),
-    "half a token cut": ("a/x.jsonl+0.bin", lambda path: path.write_bytes(path.read_bytes()[:-1])),
-    "tokens gone": ("a/x.jsonl+0.bin", Path.unlink),
-    "tokens empty": ("a/x.jsonl+0.bin", lambda path: path.write_bytes(b"")),
-    "index magic": ("a/x.jsonl+0.idx", lambda path: flip(path, 0)),
-    "index version": ("a/x.jsonl+0.idx", lambda path: flip(path, 9)),
-    "index dtype": ("a/x.jsonl+0.idx", lambda path: flip(path, 17)),
-    "index dtype, one of ours": ("a/x.jsonl+0.idx", lambda path: path.write_bytes(path.read_bytes()[:17] + b"\4" + path.read_bytes()[18:])),
-    "index count": ("a/x.jsonl+0.idx", lambda path: flip(path, 18)),
-    "index length": ("a/x.jsonl+0.idx", lambda path: flip(path, 34)),
-    "index lengths": ("a/x.jsonl+0.idx", swap_lengths),
-    "index offset": ("a/x.jsonl+0.idx", lambda path: flip(path, 60)),
-    "index document": ("a/x.jsonl+0.idx", lambda path: flip(path, 34 + 16 + 32 + 9)),
-    "index cut": ("a/x.jsonl+0.idx", lambda path: path.write_bytes(path.read_bytes()[:-8])),
-    "index empty": ("a/x.jsonl+0.idx", lambda path: path.write_bytes(b"")),
-    "index gone": ("a/x.jsonl+0.idx", Path.unlink),
-    "manifest cut": ("manifest.json", lambda path: path.write_bytes(path.read_bytes()[:-9])),
-    "manifest empty": ("manifest.json", lambda path: path.write_bytes(b"")),
-    "manifest not UTF-8": ("manifest.json", lambda path: path.write_bytes(path.read_bytes().replace(b"empty", b"\xffmpty"))),
+    "token changed": (BIN, at(3)),
+    "tokens cut": (BIN, cut(-2)),
+    "half a token cut": (BIN, cut(-1)),
+    "tokens empty": (BIN, cut(0)),
+    "tokens gone": (BIN, Path.unlink),
+    "index magic": (IDX, at(0)),
+    "index version": (IDX, at(9)),
+    "index dtype": (IDX, at(17)),
+    "index dtype, another of ours": (IDX, replace(b"\1\0\0\0\0\0\0\0\x08", b"\1\0\0\0\0\0\0\0\x04")),
+    "index count": (IDX, at(18)),
+    "index length": (IDX, at(34)),
+    "index lengths": (IDX, swap_lengths),
+    "index offset": (IDX, at(60)),
+    "index document": (IDX, at(34 + 16 + 32 + 9)),
+    "index cut": (IDX, cut(-8)),
+    "index empty": (IDX, cut(0)),
+    "index gone": (IDX, Path.unlink),
+    "manifest cut": ("manifest.json", cut(-9)),
+    "manifest empty": ("manifest.json", cut(0)),
+    "manifest not UTF-8": ("manifest.json", replace(b"empty", b"\xffmpty")),
     "manifest of another kind": ("manifest.json", lambda path: path.write_bytes(b'{"shards": 3}')),
-    "manifest count": ("manifest.json", lambda path: path.write_bytes(path.read_bytes().replace(b'"documents": 4', b'"documents": 5', 1))),
-    "manifest names another shard": ("manifest.json", lambda path: path.write_bytes(path.read_bytes().replace(b'"empty"', b'"other"'))),
-}  # fmt: skip
+    "manifest count": ("manifest.json", replace(b'"documents": 4', b'"documents": 5')),
+    "manifest names another shard": ("manifest.json", replace(b'"empty"', b'"other"')),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -16,12 +16,6 @@ PACKAGES = ("preprocessing", "dedup", "training")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).glob("*.py"))
 RUNNABLE = [path for path in FILES if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")]
 STAGES = ["normalize_text", "filter", "shuffle_holdout", "train_tokenizer", "tokenize_corpus"]
-PROBE = """
-if __name__ == "__main__":
-    import datasets
-    from {package}.{stem} import *
-    print(datasets.__file__)
-"""
 
 
 def name_of(path: Path) -> str:
@@ -69,21 +63,23 @@ def test_every_door_gives_the_same_help(run, stage: str) -> None:
     doors = [(f"preprocessing/{stage}.py",), ("-m", f"preprocessing.{stage}"), ("-m", "gristmill", stage)]
     helps = [run(*door, "--help") for door in doors]
     assert [done.returncode for done in helps] == [0, 0, 0], helps[0].stderr
-    texts = [done.stdout.split("\n", 1)[1] for done in helps]  # the first line says how it was called
-    bodies = [text[text.index("\n\n") :] for text in texts]
-    assert (bodies[0] == bodies[1] == bodies[2] and "--workers" in bodies[0]) or stage == "shuffle_holdout"
+    options = [done.stdout.partition("╭")[2] for done in helps]  # before it stands how it was called
+    assert options[0] and options[0] == options[1] == options[2]
 
 
 @pytest.mark.parametrize("door", ["path", "module", "gristmill"])
 def test_through_every_door_datasets_is_hugging_faces(run, tmp_path: Path, door: str) -> None:
-    """A copy of the house whose filter imports `datasets` when it has been started, and in its workers."""
+    """A copy of the house whose stage imports `datasets` in its workers, and says what it got."""
     house = tmp_path / "house"
     for package in ("pipeline", "preprocessing", "gristmill", "dedup", "training"):
         shutil.copytree(ROOT / package, house / package, ignore=shutil.ignore_patterns("__pycache__"))
     stage = house / "preprocessing" / "normalize_text.py"
-    told = 'import os, datasets\n    open(f"{target}.told", "w").write(f"{os.getpid()} {datasets.__file__}")\n    '
+    told = 'import datasets\n    counts.add_example(f"{__file__} {datasets.__file__}")\n    '
     source = stage.read_text(encoding="utf-8")
-    stage.write_text(source.replace("fix = _ftfy()", f"{told}fix = _ftfy()"), encoding="utf-8")
+    source = source.replace("fix = _ftfy()", f"{told}fix = _ftfy()")
+    stage.write_text(
+        source.replace("    return counts\n", "    print(*counts.examples, sep='\\n')\n    return counts\n", 1)
+    )
     (tmp_path / "in").mkdir()
     for name in "ab":
         (tmp_path / "in" / f"{name}.jsonl").write_text('{"text": "a"}\n')
@@ -97,8 +93,11 @@ def test_through_every_door_datasets_is_hugging_faces(run, tmp_path: Path, door:
     }[door]  # fmt: skip
     done = run(*start, "-d", tmp_path / "in", "-t", tmp_path / "out", "--workers", 2)
     assert done.returncode == 0, done.stderr
-    told = [(tmp_path / "out" / f"{name}.jsonl.told").read_text().split(" ", 1) for name in "ab"]
-    assert all(Path(file).parts[-2:] == ("datasets", "__init__.py") for _, file in told), told
+    told = [line.split(" ") for line in done.stdout.splitlines() if line.endswith("__init__.py")]
+    assert len(told) == 2, done.stdout
+    for own, file in told:
+        assert own == str(stage)  # a worker must not run another copy, the one that is installed
+        assert Path(file).parts[-2:] == ("datasets", "__init__.py") and str(house) not in file
 
 
 def test_slimpajamas_command_lines_run_as_they_are(tmp_path: Path, run, corpus) -> None:
@@ -108,7 +107,8 @@ def test_slimpajamas_command_lines_run_as_they_are(tmp_path: Path, run, corpus) 
         "preprocessing/normalize_text.py --data_dir in/book/ --target_dir norm/book/ --zst --idx 0",
         "preprocessing/filter.py norm/book/ short.pickle 12 book 10",
         "preprocessing/shuffle_holdout.py pass1 --input_dir norm/ --short_docs short.pickle --out_dir out/pass1",
-        "preprocessing/shuffle_holdout.py pass2 0 20 1 --input_dir out/pass1 --train_dir out/train --holdout_dir out/holdout",
+        "preprocessing/shuffle_holdout.py pass2 0 20 1 --input_dir out/pass1 --train_dir out/train "
+        "--holdout_dir out/holdout",
     ]
     for line in lines:
         done = run(*line.split())

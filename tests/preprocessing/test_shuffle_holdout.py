@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from pipeline import reading
@@ -16,8 +14,7 @@ from pipeline.errors import InputError, UsageError
 from pipeline.keys import write_keys, write_table
 from pipeline.ledger import READ, REPEATED, WRITTEN
 from pipeline.stage import How
-from preprocessing.datasets import shares, source_weights
-from preprocessing.sampling import draws, smallest
+from preprocessing.datasets import shares
 from preprocessing.shuffle_holdout import pass1, pass2
 
 ALL = 10**9
@@ -104,23 +101,6 @@ def test_weights_from_a_file(tmp_path: Path, corpus, mix) -> None:
     (tmp_path / "mix.toml").write_text("book = 2\n'c4' = 0.5\n")
     times = Counter(key.split("/")[0] for key in mix(corpus(book=4, c4=4), weights=str(tmp_path / "mix.toml")))
     assert times == {"book": 8, "c4": 2}
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ("boook=2", "names boook: the corpus has the sources book, c4"),
-        ("book=-1", "0 or more"),
-        ("book=nan", "0 or more"),
-        ("book=inf", "0 or more"),
-        ("book", "source=epochs"),
-        ("book=two", "source=epochs"),
-        ("none.toml", "wanted a TOML file"),
-    ],
-)
-def test_weights_that_are_none_are_refused(given: str, wanted: str) -> None:
-    with pytest.raises(UsageError, match=wanted):
-        source_weights(given, ["book", "c4"])
 
 
 def test_another_seed_takes_other_documents_and_another_order(corpus, mix) -> None:
@@ -308,22 +288,3 @@ def test_a_damaged_pass_1_is_recognised(tmp_path: Path, quiet: How, corpus, dama
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(InputError):
         pass2(0, ALL, 1, folder, tmp_path / "train", tmp_path / "holdout", how=quiet)
-
-
-@given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=20), max_size=5), st.integers(0, 30))
-def test_smallest_is_the_nth_smallest(pieces: list[list[int]], count: int) -> None:
-    arrays = [np.array(piece, np.uint64) for piece in pieces]
-    whole = sorted(sum(pieces, start=[]))
-    if count <= len(whole):
-        found = smallest(lambda: arrays, count)
-        assert (int(found) if found is not None else None) == (whole[count - 1] if count else None)
-
-
-def test_draws_are_uniform_and_independent() -> None:
-    rows = np.arange(4096)
-    one, two = (draws(1, purpose, "book/a.jsonl", rows) / 2**64 for purpose in ("weight", "holdout"))
-    assert len(set(one)) == 4096
-    for drawn in (one, two):
-        assert abs(drawn.mean() - 0.5) < 0.02 and np.histogram(drawn, 8, (0, 1))[0].min() > 420
-    assert abs(np.corrcoef(one, two)[0, 1]) < 0.05
-    assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.05

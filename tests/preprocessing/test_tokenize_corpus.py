@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 import sentencepiece
 from hypothesis import given
@@ -37,33 +38,13 @@ LOSSY = "a\u2581b"
 
 @pytest.fixture(scope="module")
 def prose() -> list[str]:
-    words = [
-        "the",
-        "mill",
-        "grinds",
-        "grain",
-        "into",
-        "flour",
-        "while",
-        "water",
-        "turns",
-        "its",
-        "wheel",
-        "and",
-        "nobody",
-        "counts",
-        "12",
-        "or",
-        "7",
-        "sacks",
-    ]
+    line = "the mill grinds grain into flour while water turns its wheel and nobody counts 12 or 7 sacks"
+    words = line.split(" ")
     return [" ".join(words[i * j % len(words)] for j in range(1, 30)) + ".\n\tNext line." for i in range(1, 60)]
 
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory, prose: list[str]) -> Path:
-    import msgspec
-
     folder = tmp_path_factory.mktemp("tokenizer")
     (folder / "in").mkdir()
     (folder / "in" / "a.jsonl").write_bytes(b"".join(msgspec.json.encode({"text": text}) + b"\n" for text in prose))

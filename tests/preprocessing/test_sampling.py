@@ -1,0 +1,26 @@
+"""Draws and exact fractions: hashes that behave like dice."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preprocessing.sampling import draws, smallest
+
+
+@given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=20), max_size=5), st.integers(0, 30))
+def test_smallest_is_the_nth_smallest(pieces: list[list[int]], count: int) -> None:
+    arrays = [np.array(piece, np.uint64) for piece in pieces]
+    whole = sorted(sum(pieces, start=[]))
+    if count <= len(whole):
+        found = smallest(lambda: arrays, count)
+        assert (int(found) if found is not None else None) == (whole[count - 1] if count else None)
+
+
+def test_draws_are_uniform_and_independent() -> None:
+    rows = np.arange(4096)
+    one, two = (draws(1, purpose, "book/a.jsonl", rows) / 2**64 for purpose in ("weight", "holdout"))
+    assert len(set(one)) == 4096
+    for drawn in (one, two):
+        assert abs(drawn.mean() - 0.5) < 0.02 and np.histogram(drawn, 8, (0, 1))[0].min() > 420
+    assert abs(np.corrcoef(one, two)[0, 1]) < 0.05
+    assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.05
