@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 from rich.table import Table
+from rich.text import Text
 from tyro.conf import Positional
 
 from pipeline.errors import ConservationError, UsageError
@@ -43,7 +44,7 @@ class Funnel(msgspec.Struct):
             cells = [f"{counts.total(name, source).documents:,}" for name in columns]
             sizes = [f"{counts.total(name, source).bytes / 1e6:,.2f}" for name in (READ, TRAIN)]
             tokens = sum(self.tokens[TRAIN].get(s, 0) for s in ([source] if source else self.tokens[TRAIN]))
-            table.add_row(source or "all", *cells, *sizes, f"{tokens:,}", style="" if source else "bold")
+            table.add_row(Text(source or "all"), *cells, *sizes, f"{tokens:,}", style="" if source else "bold")
         return table
 
 

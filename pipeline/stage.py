@@ -141,7 +141,7 @@ def refuse_strangers(folder: Path, planned: Iterable[Path], suffixes: tuple[str,
         strangers -= {path for entry in Ledger(ledger).read().values() for path in entry.outputs}
     if strangers:
         raise OutputError(
-            f"{folder} holds {len(strangers):,} files that {ledger.stem} did not write, {min(strangers)!r} "
+            f"{folder} holds {len(strangers):,} files that {ledger.stem} did not write, {Path(min(strangers)).name!r} "
             "the first: it may be another run's output. Give an empty or new folder, or remove them."
         )
 

@@ -1,5 +1,5 @@
 # Sourced by the other scripts: a virtual environment in .venv with gristmill installed into it.
-# Usage: . scripts/environment.sh EXTRAS      (train, or train,test)
+# Usage: . scripts/environment.sh EXTRAS      (train, or ftfy,train,test)
 
 find_python() {
     local name

@@ -2,7 +2,7 @@
 # The tests, on a machine that has Python and nothing else of ours. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-. scripts/environment.sh train,test
+. scripts/environment.sh ftfy,train,test
 ruff check .
 ruff format --check .
 mypy

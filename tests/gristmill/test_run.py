@@ -15,13 +15,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from gristmill.config import RunConfig, Tokenizer
 from gristmill.funnel import Funnel
 from gristmill.run import run as run_here
 from pipeline.documents import list_corpus
 from pipeline.errors import ConservationError
-from pipeline.ledger import Counts
+from pipeline.ledger import Counts, Tally
 from pipeline.lines import read_lines
 from pipeline.tokens import verify
 from tests.gristmill.corpus import make_corpus, run, run_arguments, tree
@@ -230,3 +231,11 @@ def test_interrupt_is_answered_in_one_line(finished, tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "interrupted" in errors and "Traceback" not in errors
+
+
+def test_a_source_named_like_markup_is_shown_as_it_is():
+    funnel = Funnel({"[red]": {"read": Tally(1, 2), "train": Tally(1, 2)}}, {"train": {"[red]": 3}})
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(funnel)
+    assert "[red]" in shown.get()

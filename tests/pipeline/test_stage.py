@@ -145,7 +145,7 @@ def test_strangers_are_refused(tmp_path: Path, task: Task) -> None:
     refuse_strangers(out, [], ("one", "other"), ledger)  # the ledger knows it
     (out / "other").touch()
     refuse_strangers(out, [out / "other"], ("one", "other"), ledger)  # the plan does
-    with pytest.raises(OutputError, match=r"1 files that stage did not write, '.*other'"):
+    with pytest.raises(OutputError, match="1 files that stage did not write, 'other'"):
         refuse_strangers(out, [], ("one", "other"), ledger)
 
 
