@@ -48,7 +48,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
-            _flush(temporary)
+            flush_to_disk(temporary)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _flush(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
     """Bytes reach the disk before the name does, so that a power cut cannot leave an empty file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError, UsageError, writing
-from pipeline.files import own_partial_path, sha256_file, write_whole
+from pipeline.files import flush_to_disk, own_partial_path, sha256_file, write_whole
 
 MAGIC = b"MMIDIDX\x00\x00"
 MANIFEST = "manifest.json"
@@ -145,6 +145,7 @@ class TokenShardWriter:
             with writing(self._bin):
                 self._file.close()
                 if kind is None:
+                    flush_to_disk(self._partial)
                     self._partial.replace(self._bin)
         finally:
             self._partial.unlink(missing_ok=True)

@@ -111,9 +111,14 @@ def write_manifest(reports: tuple[Path, ...], tokenizer: Path, out_dir: Path) ->
     return Counts({}, [])
 
 
-@cache
 def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
     """A SentencePiece model. UsageError if it is none, or cannot mark the end of a document."""
+    return _load(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _load(path: Path, version: int) -> sentencepiece.SentencePieceProcessor:  # noqa: ARG001
+    """The model at a path, read once a process for each `version` of it."""
     model = sentencepiece.SentencePieceProcessor()
     try:
         model.Load(str(path))

@@ -186,3 +186,12 @@ def test_a_carried_key_that_is_none_is_no_traceback(tmp_path: Path, quiet: How, 
     write(tmp_path / "in" / "a.jsonl", [{"text": "a", "gristmill_key": 5}])
     with pytest.raises((InputError, UsageError), match="not a document's key"):
         tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
+
+
+def test_a_tokenizer_made_anew_is_read_anew(tmp_path: Path, quiet: How, corpus) -> None:
+    """In one process, as in a notebook that tries two vocabularies."""
+    norm = corpus(files=1, book=40)
+    for size in (300, 310):
+        train_tokenizer(norm, tmp_path / "tokenizer", size, how=quiet)
+        tokenize_corpus(norm, tmp_path / "tokenizer" / "tokenizer.model", tmp_path / "tokens", quiet)
+        assert verify(tmp_path / "tokens").tokenizer.vocab_size == size
