@@ -60,11 +60,12 @@ def test_killed_in_every_stage_and_run_again(finished, tmp_path):
         for line in process.stderr if before else ():
             if line.startswith(f"{before}:"):
                 break
-        time.sleep(chance.uniform(0.0, 0.25) if before else 1.2)
+        time.sleep(chance.uniform(0.0, 0.2) if before else 1.2)
         process.send_signal(signal.SIGKILL)  # the parent alone: its workers must see to themselves
         _, errors = process.communicate()
         killed.append(process.returncode)
-        assert process.returncode == -signal.SIGKILL, (stage, errors)
+        assert process.returncode in (-signal.SIGKILL, 0), (stage, errors)
+    assert killed.count(0) <= 1  # the last stage may end before it is killed
     last = run(finished[0], tmp_path / "out", "--workers", "2")
     assert last.returncode == 0, last.stderr
     partial = [path for path in (tmp_path / "out").rglob("*.partial") if ".gristmill" not in path.parts]
