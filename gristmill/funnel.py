@@ -1,6 +1,5 @@
 """The funnel: where every document of a run went, per source, adding up exactly."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -92,14 +91,6 @@ def check_handover(giver: str, given: Counts, reason: str, taker: str, taken: Co
                 f"were handed over and {into.documents:,} ({into.bytes:,} bytes) were read. Was a file in between "
                 "changed by hand? Remove it and run again"
             )
-
-
-def merged(parts: Iterable[Counts]) -> Counts:
-    """The sum of several counts."""
-    total = Counts({}, [])
-    for part in parts:
-        total.merge(part)
-    return total
 
 
 def _sign(name: str) -> str:

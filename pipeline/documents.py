@@ -1,4 +1,4 @@
-"""Document and DocKey, and the one way to read and write them in every format.
+"""Document and DocKey, and the files of a corpus (reading.py reads them, writing.py writes them).
 
 A corpus is a folder, `ROOT/<source>/**/*.jsonl[.gz|.zst] | .parquet | .arrow`; the source is the
 first folder. A document is a record with a string `text` and anything else, which stays as it is.
@@ -19,8 +19,6 @@ JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 TABLES = (".parquet", ".arrow")
 SUFFIXES = JSONL + TABLES
 ORIGIN = "gristmill_key"  # the field that carries a document's key once it has left its file
-
-
 _LIKE_A_PAIR = re.compile(r"@\d+ :: ")  # as lines of duplicate_pairs.txt are
 
 

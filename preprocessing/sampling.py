@@ -48,7 +48,7 @@ def smallest(pieces: Callable[[], Iterable[Draws]], count: int) -> np.uint64 | N
 
 
 def batched(items: Iterable, size: int) -> Iterator[list]:
-    """Lists of `size` items, the last one shorter."""
+    """Lists of `size` items, the last one shorter (itertools.batched, which Python 3.11 has not)."""
     batch = []
     for item in items:
         batch.append(item)

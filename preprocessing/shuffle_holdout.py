@@ -175,6 +175,12 @@ def _divide_drops(
 ) -> None:
     sets = [duplicates, short_docs, duplicates and duplicates.with_suffix(".parquet")]
     inputs = tuple(dict.fromkeys(path for path in sets if path and path.is_file()))
+    if duplicates and not duplicates.with_suffix(".parquet").is_file() and not how.quiet:
+        print(
+            f"note: no {duplicates.with_suffix('.parquet')} says which documents were kept for these duplicates: where "
+            "the kept one is short, its whole cluster is dropped (generate_duplicates_dict writes that table)",
+            file=sys.stderr,
+        )
     arguments = {
         "duplicates": duplicates, "short_docs": short_docs, "files": list(drops), "outputs": list(drops.values()),
     }  # fmt: skip

@@ -13,6 +13,7 @@ from pipeline import reading
 from pipeline.errors import InputError, UsageError
 from pipeline.keys import write_keys, write_table
 from pipeline.ledger import READ, REPEATED, WRITTEN
+from pipeline.pickles import dump_pickle
 from pipeline.stage import How
 from preprocessing.datasets import shares
 from preprocessing.shuffle_holdout import pass1, pass2
@@ -288,3 +289,10 @@ def test_a_damaged_pass_1_is_recognised(tmp_path: Path, quiet: How, corpus, dama
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(InputError):
         pass2(0, ALL, 1, folder, tmp_path / "train", tmp_path / "holdout", how=quiet)
+
+
+def test_missing_provenance_is_pointed_out(tmp_path: Path, corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    norm = corpus(files=1, book=3)
+    dump_pickle(tmp_path / "d.pickle", {})
+    pass1(norm, tmp_path / "out", tmp_path / "d.pickle", how=How(workers=1))
+    assert "note: no " in capsys.readouterr().err
