@@ -80,20 +80,22 @@ class Sorter:
             self._runs.append(path)
 
     def _merge(self) -> Iterator[NDArray]:
-        """Blocks of every run; what is not greater than the smallest of their last records is complete."""
+        """Of every run a block; what is below the smallest of their last records is complete."""
         size = max(_FEWEST, self.most // len(self._runs))
         runs = [_Run(path, self.dtype, size) for path in self._runs]
         while runs := [run for run in runs if run.fill()]:
-            bound = min((run.block[-1:] for run in runs), key=lambda last: tuple(last[key][0] for key in self.keys))
-            yield self._in_order([run.take(self._upto(run.block, bound)) for run in runs])
+            first = min(range(len(runs)), key=lambda i: tuple(runs[i].block[-1][key] for key in self.keys))
+            bound = runs[first].block[-1]
+            # Runs after that one give up what equals the bound only later: it may have more of these to come.
+            yield self._in_order([run.take(self._upto(run.block, bound, i <= first)) for i, run in enumerate(runs)])
 
-    def _upto(self, records: NDArray, bound: NDArray) -> int:
-        """How many of sorted `records` are not greater than `bound`."""
+    def _upto(self, records: NDArray, bound: np.void, equal: bool) -> int:
+        """How many of sorted `records` are less than `bound`, or `equal` to it."""
         low, high = 0, len(records)
         for key in self.keys:
-            column, value = records[key][low:high], bound[key][0]
+            column, value = records[key][low:high], bound[key]
             low, high = low + int(np.searchsorted(column, value)), low + int(np.searchsorted(column, value, "right"))
-        return high
+        return high if equal else low
 
 
 class _Run:
