@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.lsh import RECORD, band_digests, check_bands, connected, star_edges
+from dedup.components import connected
+from dedup.lsh import RECORD, band_digests, check_bands, star_edges
 from dedup.minhash import Sketch, signatures
 
 

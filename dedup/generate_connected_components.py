@@ -1,115 +1,141 @@
 """Stage: clusters, the connected components of the graph of candidate pairs."""
 
-import re
+import shutil
 import sys
-from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
-
-from dedup.lsh import connected
+from dedup.cluster_files import write_clusters
+from dedup.components import Forest, find_labels
+from dedup.linking import EDGES, Bands, fits_in_memory, link, read_edges, unite_signatures
+from dedup.lsh import check_bands
+from dedup.numbering import Numbering, is_of_index
+from dedup.pair_lines import ParsedPairs, parse_pairs
+from dedup.signed import Scope, Signed, list_signed, rows_of
 from pipeline.command import command
 from pipeline.documents import source_of
-from pipeline.errors import InputError, UsageError
-from pipeline.keys import is_table, write_table
-from pipeline.ledger import READ, Counts
-from pipeline.pickles import dump_pickle
-from pipeline.stage import STATE, How, Options, Task, run_stage
+from pipeline.errors import UsageError
+from pipeline.keys import is_table
+from pipeline.ledger import READ, Counts, Ledger
+from pipeline.stage import STATE, Budget, How, Options, Task, is_done, run_stage
 
 NAME = "generate_connected_components"
 CLUSTERED = "clustered"
-_PAIR = re.compile(r"(.+)@(\d+) :: (.+)@(\d+)")
-_JOINT = re.compile(r"@\d+ :: ")
-_CHUNK = 1 << 20  # pairs parsed at a time
+ALONE = "alone"
 
 
-def generate_connected_components(input_dir: Path, out_file: Path, how: Options = How()) -> Counts:
+def generate_connected_components(
+    input_dir: Path,
+    out_file: Path,
+    signatures: Path | None = None,
+    range: int = 13,
+    bands: int = 9,
+    index: tuple[str, ...] = (),
+    scope: Scope = "global",
+    how: Options = How(),
+) -> Counts:
     """Write the clusters of near-duplicates: all documents that chains of pairs join.
+
+    With `signatures` it finds the pairs by itself and writes none: what generate_duplicate_pairs would
+    write is not needed, though any there is counts too. In memory where that fits into the budget.
 
     Args:
         input_dir: DUP, the folder that holds duplicate_pairs*.txt.
         out_file: DUP/connected_components.pickle, as SlimPajama's: (components, how many, {number: key}),
             each component ascending in key order; or .parquet, a table of cluster, file and row.
+        signatures: MINHASH/, to unite documents that share a band of their signatures.
+        range: Rows of a band, for --signatures.
+        bands: Number of bands, for --signatures.
+        index: For --signatures, folders of shards, or NAME=FOLDER, of corpora deduplicated before: their
+            documents come first, as index:NAME:<key>, and are not compared among themselves.
+        scope: For --signatures; per-source compares documents only with those of their own source.
         how: How to run.
 
     Returns:
-        Documents read (all those in a pair) and clustered, per source.
+        Documents read (all that are signed, or in a pair), clustered and alone, per source.
     """
     is_table(out_file)
-    files = tuple(sorted(input_dir.glob("duplicate_pairs*.txt")))
-    if not files:
-        raise UsageError(f"{input_dir}: wanted duplicate_pairs*.txt in it; generate_duplicate_pairs writes them")
-    arguments = {"files": files, "out_file": out_file}
-    size = sum(path.stat().st_size for path in files)
-    task = Task("write", write_components, arguments, files, (out_file,), size)
-    return run_stage(f"{NAME}-{out_file.name}", [task], out_file.parent / STATE, how)
+    pairs = tuple(sorted(input_dir.glob("duplicate_pairs*.txt")))
+    if not pairs and not signatures:
+        raise UsageError(
+            f"{input_dir}: wanted duplicate_pairs*.txt in it, which generate_duplicate_pairs writes, or --signatures"
+        )
+    shards, permutations = list_signed(signatures, index) if signatures else ([], 0)
+    compared = Bands(range, bands, scope)
+    if signatures:
+        check_bands(range, bands, permutations)
+    state, name = out_file.parent / STATE, f"{NAME}-{out_file.name}"
+    work = state / f"{name}-work"
+    arguments = {"pairs": pairs, "shards": shards, "compared": compared, "work": work, "out_file": out_file,
+                 "memory": Budget(how.memory_bytes)}  # fmt: skip
+    inputs = (*pairs, *(shard.path for shard in shards))
+    size = sum(path.stat().st_size for path in inputs)
+    final = Task("write", write_components, arguments, inputs, (out_file,), size)
+    if not is_done(final, Ledger(state / f"{name}.jsonl").read(), final.fingerprint()):
+        _prepare(pairs, shards, compared, work, how)
+    counts = run_stage(name, [final], state, how)
+    shutil.rmtree(work, ignore_errors=True)
+    return counts
 
 
-def write_components(files: tuple[Path, ...], out_file: Path) -> Counts:
-    """Unite the pairs of all files and write the clusters."""
-    names, nodes, edges = read_pairs(files)
-    roots = connected(edges, len(nodes))
-    order = np.argsort(roots, kind="stable")  # by cluster, within it by key
-    starts = np.flatnonzero(np.diff(roots[order], prepend=-1))
-    if is_table(out_file):
-        clusters = np.repeat(np.arange(len(starts)), np.diff([*starts, len(order)]))
-        files_of = pa.DictionaryArray.from_arrays(pa.array(nodes["file"][order]), pa.array(names, pa.string()))
-        rows = pa.array(nodes["row"][order])
-        write_table(out_file, {"cluster": pa.array(clusters), "file": files_of.cast(pa.string()), "row": rows})
+def _prepare(pairs: tuple[Path, ...], shards: list[Signed], compared: Bands, work: Path, how: How) -> None:
+    """Parse the pairs, and link what of the signatures cannot be united in memory."""
+    parsed = ParsedPairs(work)
+    parse = Task("parse", parse_pairs, {"files": pairs, "work": work}, pairs, (parsed.ends, parsed.files))
+    run_stage("pairs", [parse], work, replace(how, quiet=True))
+    numbering = _number(shards, parsed)
+    if shards and not fits_in_memory(shards, numbering, compared, how.memory_bytes):
+        link(shards, numbering, compared, work, how)
     else:
-        components = [part.tolist() for part in np.split(order, starts[1:])] if len(order) else []
-        keys = {i: f"{names[file]}@{row}" for i, (file, row) in enumerate(nodes.tolist())}
-        dump_pickle(out_file, (components, len(components), keys))
-    return _count(names, nodes)
+        shutil.rmtree(work / EDGES, ignore_errors=True)  # of a killed run that had less memory
 
 
-def read_pairs(files: tuple[Path, ...]) -> tuple[list[str], NDArray, NDArray[np.int64]]:
-    """File names, nodes (file, row) in key order, and edges (n × 2) among their numbers."""
-    numbers: dict[str, int] = {}
-    chunks = [_parse(chunk, numbers) for path in files for chunk in _chunks(path)]
-    ends = np.concatenate([*chunks, np.empty((0, 2, 2), np.int64)])
-    names = sorted(numbers)
-    rank = np.empty(len(names), np.int64)
-    rank[[numbers[name] for name in names]] = np.arange(len(names))
-    packed = np.empty((len(ends), 2), np.dtype([("file", "<i8"), ("row", "<i8")]))
-    packed["file"], packed["row"] = rank[ends[:, :, 0]] if len(names) else ends[:, :, 0], ends[:, :, 1]
-    nodes, edges = np.unique(packed, return_inverse=True)
-    return names, nodes, edges.reshape(-1, 2)
+def write_components(
+    pairs: tuple[Path, ...],  # noqa: ARG001
+    shards: list[Signed],
+    compared: Bands,
+    work: Path,
+    out_file: Path,
+    memory: int,
+) -> Counts:
+    """Unite the pairs and the bands of all shards, and write the clusters."""
+    parsed = ParsedPairs(work)
+    numbering = _number(shards, parsed)
+    edges = parsed.edges(numbering)
+    if (work / EDGES).exists() or not shards:
+        labels = find_labels(chain(edges, read_edges(work)), len(numbering), work, memory // 2)
+    else:
+        forest = Forest(len(numbering))
+        for some in edges:
+            forest.unite(some)
+        unite_signatures(shards, numbering, compared, forest)
+        labels = forest.labels()
+    clustered = write_clusters(out_file, labels, numbering, work, memory // 2)
+    return _count(shards, numbering, clustered)
 
 
-def _chunks(path: Path) -> Iterator[list[tuple[str, ...]]]:
-    found: list[tuple[str, ...]] = []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            text = line.rstrip(b"\n").decode(errors="surrogateescape")  # which is not printable
-            pair = _PAIR.fullmatch(text)
-            if pair is None or not text.isprintable() or len(_JOINT.findall(text)) > 1:
-                raise InputError(f"{path} line {number}: wanted `<file>@<row> :: <file>@<row>`, got {text[:80]!r}")
-            found.append(pair.groups())
-            if len(found) == _CHUNK:
-                yield found
-                found = []
-    yield found
+def _number(shards: list[Signed], parsed: ParsedPairs) -> Numbering:
+    """Numbers for all documents that are signed or in a pair."""
+    rows = rows_of(shards)
+    for file, count in parsed.rows().items():
+        rows[file] = max(count, rows.get(file, 0))
+    return Numbering.of(rows)
 
 
-def _parse(pairs: list[tuple[str, ...]], numbers: dict[str, int]) -> NDArray[np.int64]:
-    """Pairs × two ends × (file number, row); new files are numbered as they come."""
-
-    def number(file: str) -> int:
-        return numbers.setdefault(file, len(numbers))
-
-    return np.array([(number(a), int(i), number(b), int(j)) for a, i, b, j in pairs], np.int64).reshape(-1, 2, 2)
-
-
-def _count(names: list[str], nodes: NDArray) -> Counts:
-    counts = Counts({}, [])
-    for file, many in zip(*np.unique(nodes["file"], return_counts=True), strict=True):
-        counts.add(source_of(names[file]), READ, 0, int(many))
-        counts.add(source_of(names[file]), CLUSTERED, 0, int(many))
+def _count(shards: list[Signed], numbering: Numbering, clustered: list[int]) -> Counts:
+    """Documents that are signed, and those of files without a signature that are in a cluster."""
+    counts, signed = Counts({}, []), dict.fromkeys(numbering.names, 0)
+    for shard in shards:
+        signed[shard.file] += shard.documents
+    for name, many in zip(numbering.names, clustered, strict=True):
+        if not is_of_index(name):
+            read = max(signed[name], many)
+            counts.add(source_of(name), READ, 0, read)
+            counts.add(source_of(name), CLUSTERED, 0, many)
+            counts.add(source_of(name), ALONE, 0, read - many)
     return counts
 
 

@@ -46,8 +46,8 @@ def run(config: RunConfig) -> Funnel:
     pairs = generate_duplicate_pairs(
         out / "minhash", dup / "duplicate_pairs.txt", config.dedup.range, config.dedup.bands, how=how
     )
-    generate_connected_components(dup, dup / "connected_components.pickle", how)
-    generate_duplicates_dict(dup / "connected_components.pickle", dup / "duplicates.pickle", how)
+    generate_connected_components(dup, dup / "connected_components.pickle", how=how)
+    generate_duplicates_dict(dup / "connected_components.pickle", dup / "duplicates.pickle", how=how)
 
     weights = ",".join(f"{source}={weight!r}" for source, weight in config.mix.weights.items())
     mixed = pass1(clean, out / "pass1", dup / "duplicates.pickle", out / "filtered.pickle", weights, config.seed, how)

@@ -40,13 +40,16 @@ def execute(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
 def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
     # A fork server starts clean (no threads of ours to inherit) and warm (imports are done once).
     _start_fork_server(sorted({call.function.__module__ for call in calls}))
-    context = multiprocessing.get_context("forkserver")
+    context, others = multiprocessing.get_context("forkserver"), set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent)
     try:
         futures = {pool.submit(call): position for position, call in enumerate(calls)}
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BrokenProcessPool as error:
+        # A worker that started just as another died is missed by the pool, which would wait for it for ever.
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.kill()
         raise GristmillError(
             "a worker process died: most often the machine ran out of memory. Try fewer --workers or a smaller "
             "--memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"

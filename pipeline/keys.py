@@ -1,10 +1,12 @@
 """Sets of document keys on disk: SlimPajama's {file: {rows}} pickle, or a .parquet table."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet
 from numpy.typing import NDArray
 
@@ -14,30 +16,41 @@ from pipeline.pickles import dump_pickle, load_pickle
 
 Rows = NDArray[np.int64]
 KeySet = dict[str, Rows]  # file → its rows, ascending
+Columns = Mapping[str, pa.Array]
+ROW_GROUP = 1 << 17  # rows of a table that are written together, and the fewest that are read
 
 
-def read_keys(path: Path) -> KeySet:
-    """Read a key set from a .pickle or .parquet file. Raises UsageError or InputError."""
+def read_keys(path: Path, files: Collection[str] | None = None) -> KeySet:
+    """Read a key set from a .pickle or .parquet file, or what it says of some `files`.
+
+    Of a table that is sorted by file, as all of ours are, only the row groups of those files are
+    read: memory is bounded by their rows, not by the set. A pickle is always loaded whole.
+    Raises UsageError or InputError.
+    """
     if is_table(path):
-        return _from_table(read_table(path, {"file", "row"}))
+        return _from_table(read_table(path, {"file", "row"}, None if files is None else _is_one_of(files)))
     value = load_pickle(path)
     if not isinstance(value, Mapping):
         raise InputError(f"{path} holds a {type(value).__name__}: wanted a dict of file names to sets of rows")
     try:
-        return {str(file): np.unique(np.array(sorted(rows), np.int64)) for file, rows in value.items()}
+        return {
+            str(file): np.unique(np.array(sorted(rows), np.int64))
+            for file, rows in value.items()
+            if files is None or str(file) in files
+        }
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} is no dict of file names to sets of rows ({error})") from error
 
 
 def write_keys(path: Path, keys: KeySet) -> None:
-    """Write a key set; files without a row are left out."""
+    """Write a key set, sorted by file and row; files without a row are left out."""
     keys = {file: keys[file] for file in sorted(keys) if len(keys[file])}
     if not is_table(path):
         dump_pickle(path, {file: set(rows.tolist()) for file, rows in keys.items()})
         return
-    files = np.repeat(np.array(list(keys), dtype=object), [len(rows) for rows in keys.values()])
-    rows = np.concatenate([*keys.values(), np.empty(0, np.int64)])
-    write_table(path, {"file": pa.array(files, pa.string()), "row": pa.array(rows, pa.int64())})
+    with open_table(path, pa.schema({"file": pa.string(), "row": pa.int64()})) as write:
+        for file, rows in keys.items():
+            write({"file": pa.repeat(file, len(rows)), "row": pa.array(rows, pa.int64())})
 
 
 def is_table(path: Path) -> bool:
@@ -47,30 +60,64 @@ def is_table(path: Path) -> bool:
     return path.suffix == ".parquet"
 
 
-def read_table(path: Path, columns: set[str]) -> pa.Table:
-    """A Parquet table that has `columns`. Raises UsageError or InputError."""
+def read_table(path: Path, columns: Collection[str], where: pa.compute.Expression | None = None) -> pa.Table:
+    """Some `columns` of a Parquet table, and of its rows those that an expression holds of.
+
+    Row groups whose statistics rule it out are not read. Strings may come dictionary-encoded.
+    Raises UsageError or InputError.
+    """
     if not path.is_file():
         raise UsageError(f"{path}: wanted a .parquet file, and there is none. Run the stage that writes it")
     try:
-        table = pa.parquet.read_table(path)
+        found = pa.parquet.read_schema(path).names
+        if missing := set(columns) - set(found):
+            raise InputError(f"{path} has no column {', '.join(sorted(missing))}: it has {', '.join(found)}")
+        ordered = [name for name in found if name in columns]
+        encoded = ["file"] if where is None else []  # lean for a whole table, but Arrow then uses no statistics
+        return pa.parquet.read_table(path, columns=ordered, filters=where, read_dictionary=encoded)
     except (pa.ArrowException, OSError) as error:  # Arrow calls damaged pages an OSError
         raise InputError(f"{path} is not a readable Parquet file ({error}): make it again") from error
-    if missing := columns - set(table.column_names):
-        raise InputError(f"{path} has no column {', '.join(sorted(missing))}: it has {', '.join(table.column_names)}")
-    return table
 
 
-def write_table(path: Path, columns: dict[str, pa.Array]) -> None:
+def write_table(path: Path, columns: Columns) -> None:
     """Write a Parquet table, whole or not at all."""
-    with whole_file(path) as temporary:
-        pa.parquet.write_table(pa.table(columns), temporary, compression="zstd")
+    with open_table(path, pa.table(columns).schema) as write:
+        write(columns)
+
+
+@contextmanager
+def open_table(path: Path, schema: pa.Schema) -> Iterator[Callable[[Columns], None]]:
+    """Yield a function that appends rows to a Parquet table; the table appears when the block ends well.
+
+    However many rows each call brings, row groups hold ROW_GROUP of them: the same rows give the
+    same bytes, and memory holds a row group and what one call brings.
+    """
+    with whole_file(path) as temporary, pa.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        held = pa.Table.from_batches([], schema)
+
+        def write(columns: Columns) -> None:
+            nonlocal held
+            held = pa.concat_tables([held, pa.table(columns, schema=schema)])
+            while held.num_rows >= ROW_GROUP:
+                writer.write_table(held.slice(0, ROW_GROUP))
+                held = held.slice(ROW_GROUP)
+
+        yield write
+        if held.num_rows:
+            writer.write_table(held)
+
+
+def _is_one_of(files: Collection[str]) -> pa.compute.Expression:
+    named = pa.array(sorted(files), pa.string())
+    return pa.compute.field("file").isin(named) if files else pa.compute.scalar(False)  # Arrow cannot look in no set
 
 
 def _from_table(table: pa.Table) -> KeySet:
     if not table.num_rows:
         return {}
-    files = table.column("file").to_numpy(zero_copy_only=False)
-    rows = table.column("row").to_numpy()
-    order = np.lexsort((rows, files))
-    names, starts = np.unique(files[order], return_index=True)
-    return {str(name): part for name, part in zip(names, np.split(rows[order], starts[1:]), strict=True)}
+    encoded = table.column("file").dictionary_encode().unify_dictionaries().combine_chunks()
+    codes, rows = encoded.indices.to_numpy(), table.column("row").to_numpy()
+    order = np.lexsort((rows, codes))
+    found, starts = np.unique(codes[order], return_index=True)
+    names = encoded.dictionary.take(pa.array(found)).to_pylist()
+    return dict(sorted(zip(names, np.split(rows[order], starts[1:]), strict=True)))

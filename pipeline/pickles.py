@@ -1,13 +1,18 @@
 """SlimPajama's .pickle artefacts: plain containers, loaded without running code that a file names."""
 
 import pickle
+from collections.abc import Callable, Iterable, Iterator
+from io import BytesIO
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError, UsageError
-from pipeline.files import write_whole
+from pipeline.files import whole_file, write_whole
 
 PROTOCOL = 4
+_UNFRAMED = 3  # the last protocol without frames, so that pickles can be put together
+_BATCH = 1000  # items appended together
 _ADMITTED = {
     "builtins": {"set", "frozenset", "dict", "list", "tuple", "int", "str", "bytes", "bytearray", "bool", "float"},
     "collections": {"defaultdict", "OrderedDict"},
@@ -43,3 +48,51 @@ def load_pickle(path: Path) -> Any:
 def dump_pickle(path: Path, value: Any) -> None:
     """Write a pickle of builtins, whole or not at all."""
     write_whole(path, pickle.dumps(value, protocol=PROTOCOL))
+
+
+def stream_list(items: Iterable[Any]) -> Iterator[bytes]:
+    """The pickle of list(items), without PROTO and STOP, in pieces: the list is never in memory."""
+    yield pickle.EMPTY_LIST
+    for some in _batches(items):
+        yield pickle.MARK + b"".join(map(_bare, some)) + pickle.APPENDS
+
+
+def stream_dict(items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
+    """The pickle of dict(items), likewise."""
+    yield pickle.EMPTY_DICT
+    for some in _batches(items):
+        yield pickle.MARK + b"".join(_bare(key) + _bare(value) for key, value in some) + pickle.SETITEMS
+
+
+def stream_value(value: Callable[[], Any]) -> Iterator[bytes]:
+    """The pickle of what a function returns, called when the stream gets there."""
+    yield _bare(value())
+
+
+def write_tuple(path: Path, parts: Iterable[Iterable[bytes]]) -> None:
+    """Write a tuple whose items come as streams, whole or not at all.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.pickle"
+    >>> write_tuple(path, [stream_list([[1, 2], [3]]), stream_dict([("a", 1)])])
+    >>> load_pickle(path)
+    ([[1, 2], [3]], {'a': 1})
+    """
+    head, tail = pickle.PROTO + bytes([_UNFRAMED]) + pickle.MARK, pickle.TUPLE + pickle.STOP
+    with whole_file(path) as temporary, temporary.open("wb") as file:
+        file.writelines(chain([head], chain.from_iterable(parts), [tail]))
+
+
+def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
+    items = iter(items)
+    while some := list(islice(items, _BATCH)):
+        yield some
+
+
+def _bare(value: Any) -> bytes:
+    """The pickle of a value that may stand within another: no PROTO, no frame, no memo, no STOP."""
+    buffer = BytesIO()
+    pickler = pickle.Pickler(buffer, _UNFRAMED)
+    pickler.fast = True
+    pickler.dump(value)
+    return buffer.getvalue()[2:-1]

@@ -1,7 +1,7 @@
 """External sort: records in ascending order, in memory as long as they fit, else by runs on disk."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import writing
+from pipeline.files import whole_file
 
 _IN_FLIGHT = 4  # copies of a record while it is sorted or merged: the record, its order, and what comes of both
 _FEWEST = 1024  # records of a block, however small the budget
@@ -116,3 +117,17 @@ class _Run:
     def take(self, count: int) -> NDArray:
         taken, self.block = self.block[:count], self.block[count:]
         return taken
+
+
+def write_records(path: Path, blocks: Iterable[NDArray]) -> None:
+    """Write records one after another, replacing the file only once the last is there."""
+    with whole_file(path) as temporary, temporary.open("wb") as file:
+        for records in blocks:
+            file.write(np.ascontiguousarray(records).view(np.uint8).data)
+
+
+def read_records(path: Path, dtype: np.dtype, size: int) -> Iterator[NDArray]:
+    """The records of a file, `size` at a time."""
+    with path.open("rb") as file:
+        while len(records := np.fromfile(file, dtype, size)):
+            yield records

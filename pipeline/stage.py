@@ -53,6 +53,13 @@ class How:
 Options = Annotated[How, tyro.conf.arg(name="")]  # --workers, not --how.workers
 
 
+class Budget(int):
+    """Bytes of memory a task may take: an argument that changes nothing in what it writes, nor in its fingerprint."""
+
+    def __repr__(self) -> str:
+        return "Budget"
+
+
 @dataclass(frozen=True)
 class Task:
     """A piece of work: a module-level function, its arguments, the files it reads and those it writes.

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup import generate_connected_components, generate_duplicates_dict
-from dedup.generate_connected_components import read_pairs
+from dedup.numbering import Numbering
+from dedup.pair_lines import ParsedPairs, parse_pairs
 from pipeline.errors import InputError, UsageError
 from pipeline.stage import How
 
@@ -53,9 +54,11 @@ def test_names_of_any_kind_travel_unharmed(tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("pairs")
     path = folder / "duplicate_pairs.txt"
     path.write_text("".join(f"{a}@{i} :: {b}@{j}\n" for a, i, b, j in pairs), encoding="utf-8")
-    names, nodes, edges = read_pairs((path,))
-    found = [tuple((names[nodes[n]["file"]], nodes[n]["row"]) for n in edge) for edge in edges]
-    assert found == [((a, i), (b, j)) for a, i, b, j in pairs]
+    parse_pairs((path,), folder)
+    parsed = ParsedPairs(folder)
+    numbering = Numbering.of(parsed.rows())
+    found = [tuple(numbering.keys(edge).to_pylist()) for edges in parsed.edges(numbering) for edge in edges]
+    assert found == [(f"{a}@{i}", f"{b}@{j}") for a, i, b, j in pairs]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,7 @@ def test_several_files_of_pairs(tmp_path: Path) -> None:
 
 
 def test_without_pairs(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="generate_duplicate_pairs writes them"):
+    with pytest.raises(UsageError, match="which generate_duplicate_pairs writes, or --signatures"):
         generate_connected_components(tmp_path, tmp_path / "c.pickle", how=HOW)
 
 

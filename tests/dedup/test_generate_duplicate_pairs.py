@@ -1,5 +1,6 @@
 """Pairs: the same for any memory, workers and bands asked for earlier; nothing stale is ever read."""
 
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -62,16 +63,16 @@ def test_pairs_are_those_of_a_plain_search(minhash: Path, tmp_path: Path, rows: 
     assert found == [SHARDS * EACH, len(paired), SHARDS * EACH - len(paired)]
 
 
-@pytest.mark.parametrize(("memory", "workers"), [("20K", 1), ("3K", 2)])
+@pytest.mark.parametrize(("memory", "workers"), [("10K", 1), ("3K", 2)])
 def test_many_partitions_give_the_same_bytes(
     minhash: Path, tmp_path: Path, memory: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generate_duplicate_pairs(minhash, tmp_path / "one.txt", how=HOW)
     used: list[int] = []
 
-    def counted(shards: list[Path], work: Path, out_file: Path) -> object:
+    def counted(work: Path, **arguments: object) -> object:
         used.append(len(list((work / "edges").glob("*.npy"))))
-        return write_pairs(shards, work, out_file)
+        return write_pairs(work=work, **arguments)
 
     monkeypatch.setattr(sys.modules[NAMED], "write_pairs", counted)
     generate_duplicate_pairs(minhash, tmp_path / "other.txt", how=replace(HOW, memory=memory, workers=workers))
@@ -91,7 +92,7 @@ def test_other_bands_are_other_work(minhash: Path, tmp_path: Path) -> None:
 
 def test_edges_that_a_killed_run_left_are_not_read(minhash: Path, tmp_path: Path) -> None:
     generate_duplicate_pairs(minhash, tmp_path / "clean.txt", how=HOW)
-    edges = tmp_path / STATE / f"{NAME}-pairs.txt-13x9" / "edges"
+    edges = tmp_path / STATE / f"{NAME}-pairs.txt-work" / "edges"
     edges.mkdir(parents=True)
     np.save(edges / "0000-000003.npy", np.array([[5, 1]], np.uint64))
     generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", how=HOW)
@@ -120,3 +121,53 @@ def test_shards_without_a_signature(tmp_path: Path) -> None:
     counts = generate_duplicate_pairs(tmp_path, tmp_path / "pairs.txt", how=HOW)
     assert (tmp_path / "pairs.txt").read_bytes() == b""
     assert list(counts.tallies) == ["corpus"]
+
+
+def test_an_index_comes_first_and_is_not_paired_within(minhash: Path, tmp_path: Path) -> None:
+    for number, folder in enumerate(["old", "old", "new"]):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        shutil.copy(minhash / f"{number}.signatures.arrow", tmp_path / folder)
+    counts = generate_duplicate_pairs(tmp_path / "new", tmp_path / "pairs.txt", index=(str(tmp_path / "old"),), how=HOW)
+    expected = set()
+    for band in pairs_of(np.load(minhash / "values.npy"), 13, 9):
+        expected |= {(a, b) for a, b in band if a >= 2 * EACH}
+    names = [f"index:old:{key(i)}" if i < 2 * EACH else key(i) for i in range(SHARDS * EACH)]
+    lines = (tmp_path / "pairs.txt").read_text().splitlines()
+    assert sorted(set(lines)) == sorted(f"{names[a]} :: {names[b]}" for a, b in expected)
+    assert counts.total(READ).documents == EACH
+    assert counts.total(PAIRED).documents == len({end for pair in expected for end in pair if end >= 2 * EACH})
+
+
+@pytest.mark.parametrize(
+    ("index", "wanted"),
+    [
+        (("nowhere",), "nowhere: wanted the folder"),
+        (("MINHASH", "a=MINHASH", "MINHASH"), "a name of its own"),
+        (("a/b=MINHASH",), "neither : nor /"),
+    ],
+)
+def test_an_index_that_cannot_be(
+    minhash: Path, tmp_path: Path, index: tuple[str, ...], wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "MINHASH").symlink_to(minhash)
+    with pytest.raises(UsageError, match=wanted):
+        generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", index=index, how=HOW)
+
+
+def test_an_index_made_otherwise(minhash: Path, tmp_path: Path) -> None:
+    with write_shard(tmp_path / "old/a.signatures.arrow", "a.jsonl", Sketch(width=5)) as shard:
+        shard.add([0], np.zeros((1, 128), np.uint32))
+    with pytest.raises(UsageError, match=r"cannot be compared.*5-character.*that the index was made with"):
+        generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", index=(str(tmp_path / "old"),), how=HOW)
+
+
+def test_per_source_compares_within_sources_only(minhash: Path, tmp_path: Path) -> None:
+    generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", scope="per-source", how=HOW)
+    values = np.load(minhash / "values.npy")
+    expected = []
+    for source in range(SHARDS):
+        for band in pairs_of(values[source * EACH : source * EACH + EACH], 13, 9):
+            expected += [f"{key(source * EACH + a)} :: {key(source * EACH + b)}" for a, b in band]
+    assert sorted((tmp_path / "pairs.txt").read_text().splitlines()) == sorted(expected)
+    assert expected

@@ -4,17 +4,16 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup import Sketch, deduplicate, jaccard, signatures
-from dedup.lsh import RECORD, band_digests, check_bands, connected, star_edges
+from dedup.components import Forest, connected
+from dedup.lsh import RECORD, band_digests, check_bands, star_edges, unite_buckets
 from pipeline.errors import UsageError
 
-NODES = 30
 SETS = Sketch(width=1)
 _CHARACTERS = [chr(code) for code in [*range(0x4E00, 0x9FA0), *range(0xAC00, 0xD700)]]
-_PAIRS = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=60)
 
 
 @pytest.mark.parametrize(("rows", "bands"), [(13, 10), (129, 1), (0, 9), (13, 0), (-1, -9)])
@@ -44,30 +43,25 @@ def test_digests_depend_on_the_order_of_rows() -> None:
     assert one == again != other
 
 
-@given(st.lists(st.integers(0, 5), max_size=40), st.randoms())
-def test_edges_link_each_bucket_to_its_first(buckets: list[int], chance: random.Random) -> None:
+@given(st.lists(st.integers(0, 5), max_size=40))
+def test_edges_link_each_bucket_to_its_first(buckets: list[int]) -> None:
     records = [(bucket << 60, document) for document, bucket in enumerate(buckets)]
-    chance.shuffle(records)
     edges = star_edges(np.array(records, RECORD)).tolist()
     firsts = {bucket: buckets.index(bucket) for bucket in buckets}
     ordered = sorted(range(len(buckets)), key=lambda document: (buckets[document], document))
     assert edges == [[i, firsts[buckets[i]]] for i in ordered if firsts[buckets[i]] != i]
 
 
-@given(_PAIRS)
-def test_components_are_those_of_a_plain_search(pairs: list[tuple[int, int]]) -> None:
-    label = list(range(NODES))
-    for _ in range(NODES):
-        for a, b in pairs:
-            label[a] = label[b] = min(label[a], label[b])
-    assert connected(np.array(pairs, np.int64).reshape(-1, 2), NODES).tolist() == label
-
-
-def test_a_long_chain_is_one_component() -> None:
-    count = 200_000
-    chain = np.stack([np.arange(1, count), np.arange(count - 1)], axis=1)
-    assert not connected(chain, count).any()
-    assert not connected(np.random.default_rng(0).permutation(chain)[:, ::-1], count).any()
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 60_000), st.integers(0, 100))
+def test_buckets_unite_as_their_edges_do(seed: int, count: int, first: int) -> None:
+    digests = np.random.default_rng(seed).integers(0, count, count).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    records = np.empty(count, RECORD)
+    records["digest"], records["document"] = digests, np.arange(count)
+    edges = star_edges(records)
+    forest = Forest(count)
+    unite_buckets(digests, np.arange(count, dtype=np.uint32), forest.parent, first)
+    assert forest.roots().tolist() == connected(edges[edges[:, 0] >= first].astype(np.int64), count).tolist()
 
 
 @pytest.mark.parametrize(("common", "each"), [(600, 120), (640, 80), (720, 40), (760, 20)])

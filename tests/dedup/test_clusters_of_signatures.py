@@ -1,0 +1,106 @@
+"""Clusters straight from signatures: those that pairs on disk give, whatever the memory, and for any file asked for."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from dedup import Sketch, generate_connected_components, generate_duplicate_pairs
+from dedup.shards import write_shard
+from pipeline.errors import UsageError
+from pipeline.ledger import READ
+from pipeline.pickles import load_pickle
+from pipeline.stage import How
+
+HOW = How(workers=1, quiet=True)
+SHARDS, EACH = 5, 3000
+
+
+@pytest.fixture(scope="module")
+def minhash(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random signatures, a fifth of which copy one band of another document; rows with gaps, two shards of one file."""
+    chance, folder = np.random.default_rng(0), tmp_path_factory.mktemp("MINHASH")
+    values = chance.integers(0, 2**32, (SHARDS * EACH, 128), np.uint32)
+    for i in chance.choice(len(values), len(values) // 5, replace=False):
+        band, other = chance.integers(9), chance.integers(len(values))
+        values[i, band * 13 : band * 13 + 13] = values[other, band * 13 : band * 13 + 13]
+    for number, part in enumerate(np.split(values, SHARDS)):
+        file, start = ("s0/a.jsonl", number * 3 * EACH) if number < 2 else (f"s{number}/b c.jsonl", 0)
+        with write_shard(folder / f"s{number}.signatures.arrow", file, Sketch()) as shard:
+            for some in range(0, EACH, 500):
+                shard.add(np.arange(some, some + 500) * 3 + start, part[some : some + 500])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_pairs(minhash: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("DUP")
+    generate_duplicate_pairs(minhash, folder / "duplicate_pairs.txt", how=HOW)
+    for name in ("c.parquet", "c.pickle"):
+        generate_connected_components(folder, folder / name, how=HOW)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["c.parquet", "c.pickle"])
+@pytest.mark.parametrize(("memory", "workers"), [("4G", 1), ("1M", 1), ("300M", 2), ("50K", 2)])
+def test_the_same_bytes_by_any_way(
+    minhash: Path, by_pairs: Path, tmp_path: Path, name: str, memory: str, workers: int
+) -> None:
+    how = replace(HOW, memory=memory, workers=workers)
+    counts = generate_connected_components(tmp_path, tmp_path / name, minhash, how=how)
+    assert (tmp_path / name).read_bytes() == (by_pairs / name).read_bytes()
+    assert counts.total(READ).documents == SHARDS * EACH
+    generate_connected_components(by_pairs, by_pairs / f"again-{name}", how=how)
+    assert (by_pairs / f"again-{name}").read_bytes() == (by_pairs / name).read_bytes()
+
+
+def test_both_files_say_the_same(by_pairs: Path) -> None:
+    components, count, keys = load_pickle(by_pairs / "c.pickle")
+    table = pq.read_table(by_pairs / "c.parquet").to_pydict()
+    found: dict[int, list[str]] = {}
+    for cluster, file, row in zip(table["cluster"], table["file"], table["row"], strict=True):
+        found.setdefault(cluster, []).append(f"{file}@{row}")
+    assert list(found) == list(range(count))
+    assert [[keys[node] for node in component] for component in components] == list(found.values())
+    assert len(components) == count > 1000
+    assert sorted(node for component in components for node in component) == list(range(len(keys)))
+
+
+def test_pairs_and_signatures_together(minhash: Path, by_pairs: Path, tmp_path: Path) -> None:
+    """As where exact copies were paired, and not signed."""
+    lines = (by_pairs / "duplicate_pairs.txt").read_text().splitlines()
+    (tmp_path / "duplicate_pairs_exact.txt").write_text("s0/a.jsonl@0 :: extra/z.jsonl@99999\n" + lines[0] + "\n")
+    for memory in ("4G", "1M"):
+        how = replace(HOW, memory=memory)
+        generate_connected_components(tmp_path, tmp_path / f"{memory}.pickle", minhash, how=how)
+    assert (tmp_path / "4G.pickle").read_bytes() == (tmp_path / "1M.pickle").read_bytes()
+    components, _, keys = load_pickle(tmp_path / "4G.pickle")
+    expected, _, _ = load_pickle(by_pairs / "c.pickle")
+    assert any({"s0/a.jsonl@0", "extra/z.jsonl@99999"} <= {keys[node] for node in some} for some in components)
+    assert len(expected) <= len(components) <= len(expected) + 1
+
+
+@pytest.mark.parametrize("memory", ["4G", "1M"])
+def test_an_index_gives_the_clusters_it_shares_with_the_corpus(minhash: Path, tmp_path: Path, memory: str) -> None:
+    for path in minhash.glob("*.arrow"):
+        folder = tmp_path / ("new" if path.name < "s3" else "old")
+        folder.mkdir(exist_ok=True)
+        (folder / path.name).symlink_to(path)
+    index, how = (f"2023={tmp_path / 'old'}",), replace(HOW, memory=memory)
+    counts = generate_connected_components(tmp_path, tmp_path / "c.parquet", tmp_path / "new", index=index, how=how)
+    generate_duplicate_pairs(tmp_path / "new", tmp_path / "duplicate_pairs.txt", index=index, how=how)
+    generate_connected_components(tmp_path, tmp_path / "by_pairs.parquet", how=how)
+    assert (tmp_path / "c.parquet").read_bytes() == (tmp_path / "by_pairs.parquet").read_bytes()
+    table = pq.read_table(tmp_path / "c.parquet").to_pydict()
+    firsts = dict(zip(table["cluster"][::-1], table["file"][::-1], strict=True))
+    has_index = {c for c, file in zip(table["cluster"], table["file"], strict=True) if file.startswith("index:2023:s")}
+    assert {cluster for cluster, file in firsts.items() if file.startswith("index:")} == has_index != set()
+    assert counts.total(READ).documents == 3 * EACH
+    assert counts.total("clustered").documents == sum(not file.startswith("index:") for file in table["file"])
+
+
+def test_bands_that_do_not_fit(minhash: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--range 20 × --bands 9"):
+        generate_connected_components(tmp_path, tmp_path / "c.parquet", minhash, range=20, how=HOW)
