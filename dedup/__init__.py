@@ -1,22 +1,33 @@
 """Near-duplicates: MinHash signatures, LSH pairs, connected components, what to remove."""
 
+from dedup.bands import Bands, band_parameters, detection
+from dedup.cluster_graph import cluster_graph
 from dedup.dedup_train import dedup_train
 from dedup.deduplicate import Deduplicated, deduplicate
 from dedup.generate_connected_components import generate_connected_components
 from dedup.generate_duplicate_pairs import generate_duplicate_pairs
 from dedup.generate_duplicates_dict import generate_duplicates_dict
-from dedup.minhash import Sketch, jaccard, signatures
+from dedup.generate_exact_pairs import generate_exact_pairs
+from dedup.minhash import DATATROVE, Sketch, jaccard, signatures
+from dedup.shingles import shingle_sets
 from dedup.to_hash import to_hash
 
 __all__ = [
+    "DATATROVE",
+    "Bands",
     "Deduplicated",
     "Sketch",
+    "band_parameters",
+    "cluster_graph",
     "dedup_train",
     "deduplicate",
+    "detection",
     "generate_connected_components",
     "generate_duplicate_pairs",
     "generate_duplicates_dict",
+    "generate_exact_pairs",
     "jaccard",
+    "shingle_sets",
     "signatures",
     "to_hash",
 ]

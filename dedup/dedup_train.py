@@ -2,7 +2,6 @@
 
 import hashlib
 import sys
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def dedup_train(chunk: Positional[int], src_dir: Path, tgt_dir: Path, out_dir: P
     slices = [part for file in held for part in plan_slices(file)]
     gather = Task("digests", gather_digests, {"slices": slices, "output": digests}, holdout, (digests,))
     with locked(state / f"{NAME}-digests.lock"):  # SlimPajama's users run one chunk beside another
-        run_stage(f"{NAME}-digests", [gather], state, replace(how, quiet=True))
+        run_stage(f"{NAME}-digests", [gather], state, how, summary=False)
     tasks = [
         Task(part.label, clean_slice, {"part": part, "digests": digests, "output": out_dir / part.name},
              (Path(part.path), digests), (out_dir / part.name,), part.size)

@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from dataclasses import replace
+import time
 from itertools import chain
 from pathlib import Path
 
@@ -10,7 +10,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 from dedup.cluster_files import write_clusters
 from dedup.components import Forest, find_labels
-from dedup.linking import EDGES, Bands, fits_in_memory, link, read_edges, unite_signatures
+from dedup.linking import EDGES, Comparison, fits_in_memory, link, read_edges, unite_signatures
 from dedup.lsh import check_bands
 from dedup.numbering import Numbering, is_of_index
 from dedup.pair_lines import ParsedPairs, parse_pairs
@@ -57,6 +57,7 @@ def generate_connected_components(
     Returns:
         Documents read (all that are signed, or in a pair), clustered and alone, per source.
     """
+    start = time.perf_counter()
     is_table(out_file)
     pairs = tuple(sorted(input_dir.glob("duplicate_pairs*.txt")))
     if not pairs and not signatures:
@@ -64,7 +65,7 @@ def generate_connected_components(
             f"{input_dir}: wanted duplicate_pairs*.txt in it, which generate_duplicate_pairs writes, or --signatures"
         )
     shards, permutations = list_signed(signatures, index) if signatures else ([], 0)
-    compared = Bands(range, bands, scope)
+    compared = Comparison(range, bands, scope)
     if signatures:
         check_bands(range, bands, permutations)
     state, name = out_file.parent / STATE, f"{NAME}-{out_file.name}"
@@ -76,16 +77,17 @@ def generate_connected_components(
     final = Task("write", write_components, arguments, inputs, (out_file,), size)
     if not is_done(final, Ledger(state / f"{name}.jsonl").read(), final.fingerprint()):
         _prepare(pairs, shards, compared, work, how)
-    counts = run_stage(name, [final], state, how)
+    counts = run_stage(name, [final], state, how, since=start)
     shutil.rmtree(work, ignore_errors=True)
     return counts
 
 
-def _prepare(pairs: tuple[Path, ...], shards: list[Signed], compared: Bands, work: Path, how: How) -> None:
+def _prepare(pairs: tuple[Path, ...], shards: list[Signed], compared: Comparison, work: Path, how: How) -> None:
     """Parse the pairs, and link what of the signatures cannot be united in memory."""
     parsed = ParsedPairs(work)
-    parse = Task("parse", parse_pairs, {"files": pairs, "work": work}, pairs, (parsed.ends, parsed.files))
-    run_stage("pairs", [parse], work, replace(how, quiet=True))
+    outputs, size = (parsed.ends, parsed.files), sum(path.stat().st_size for path in pairs)
+    parse = Task("parse", parse_pairs, {"files": pairs, "work": work}, pairs, outputs, size)
+    run_stage("pairs", [parse], work, how, summary=False)
     numbering = _number(shards, parsed)
     if shards and not fits_in_memory(shards, numbering, compared, how.memory_bytes):
         link(shards, numbering, compared, work, how)
@@ -96,7 +98,7 @@ def _prepare(pairs: tuple[Path, ...], shards: list[Signed], compared: Bands, wor
 def write_components(
     pairs: tuple[Path, ...],  # noqa: ARG001
     shards: list[Signed],
-    compared: Bands,
+    compared: Comparison,
     work: Path,
     out_file: Path,
     memory: int,

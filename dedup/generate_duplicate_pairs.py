@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dedup.linking import Bands, link, read_edges
+from dedup.linking import Comparison, link, read_edges
 from dedup.lsh import check_bands
 from dedup.numbering import Numbering, is_of_index
 from dedup.signed import Scope, Signed, list_signed, number_of
@@ -56,10 +57,11 @@ def generate_duplicate_pairs(
     Returns:
         Signatures read, paired with another, and alone, per source; an index's are not counted.
     """
+    start = time.perf_counter()
     shards, permutations = list_signed(input_dir, index)
     check_bands(range, bands, permutations)
     how = replace(how, workers=how.workers or processes)
-    compared, numbering = Bands(range, bands, scope), number_of(shards)
+    compared, numbering = Comparison(range, bands, scope), number_of(shards)
     state = out_file.parent / STATE
     name = f"{NAME}-{out_file.name}"
     work = state / f"{name}-work"
@@ -69,12 +71,12 @@ def generate_duplicate_pairs(
     entries = Ledger(state / f"{name}.jsonl").read()
     if not is_done(final, entries, final.fingerprint()):
         link(shards, numbering, compared, work, how)
-    counts = run_stage(name, [final], state, how)
+    counts = run_stage(name, [final], state, how, since=start)
     shutil.rmtree(work, ignore_errors=True)
     return counts
 
 
-def write_pairs(shards: list[Signed], compared: Bands, work: Path, out_file: Path) -> Counts:  # noqa: ARG001
+def write_pairs(shards: list[Signed], compared: Comparison, work: Path, out_file: Path) -> Counts:  # noqa: ARG001
     """Write edges as lines of keys, band by band in hash order, and count who is paired."""
     numbering = number_of(shards)
     paired = np.zeros(len(numbering) // 8 + 1, np.uint8)  # a bit a document

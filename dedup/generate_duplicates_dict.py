@@ -1,91 +1,175 @@
-"""Stage: what to remove, every document of a cluster but the one that is kept."""
+"""Stage: what to remove, every document of a cluster but the one that is kept, or but those that resemble none."""
 
+import shutil
 import sys
-from collections import defaultdict
+import time
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-import numpy as np
-import pyarrow as pa
+import msgspec
+from numpy.typing import NDArray
 
+from dedup.clusters import KEEP_ORDER, MEMBER, Clusters, Order
+from dedup.gather import Plan
+from dedup.judge_corpus import DIGEST, Settings, Sources, gather_and_judge, judged_parts
+from dedup.judging import Verification
+from dedup.keeping import BySource, Longest, Newest, parse_keep
+from dedup.matching import Unit
+from dedup.minhash import Sketch
+from dedup.numbering import is_of_index
+from dedup.removals import BY_KEY, REMOVAL, Books, remove_all_but_first, write_removals
+from dedup.shards import open_shard
+from dedup.signed import Signed, list_signed
+from dedup.verify import Measure
 from pipeline.command import command
-from pipeline.documents import DocKey
-from pipeline.errors import InputError
-from pipeline.keys import is_table, read_table, write_keys, write_table
-from pipeline.ledger import READ, Counts
-from pipeline.pickles import load_pickle
-from pipeline.stage import STATE, How, Options, Task, run_stage
+from pipeline.documents import list_corpus
+from pipeline.errors import InputError, UsageError
+from pipeline.keys import ROW_GROUP, is_table, read_keys
+from pipeline.ledger import Counts, Ledger
+from pipeline.sorting import Sorter, read_records
+from pipeline.stage import STATE, Budget, How, Options, Task, is_done, run_stage
 
 NAME = "generate_duplicates_dict"
-KEPT = "kept"
-DUPLICATE = "duplicate"
 
 
-def generate_duplicates_dict(input_file: Path, out_file: Path, how: Options = How()) -> Counts:
-    """Write the keys of all duplicates: of each cluster, all but its first document.
+def generate_duplicates_dict(
+    input_file: Path,
+    out_file: Path,
+    how: Options = How(),
+    *,
+    keep: str = "first",
+    dropped: tuple[Path, ...] = (),
+    verify: Measure | None = None,
+    threshold: float = 0.8,
+    corpus: Path | None = None,
+    width: int = 13,
+    unit: Unit = "character",
+    index: tuple[str, ...] = (),
+) -> Counts:
+    """Write the keys of all duplicates: of each cluster, all but the document that is kept.
 
     Beside a .pickle it writes a .parquet table of the same name, which says for each duplicate
-    which document was kept in its place: shuffle_holdout uses it where the kept one is dropped.
+    which document was kept in its place, and how similar they are where that was measured.
+    Memory is bounded where the input is .parquet; a pickle is loaded whole.
+
+    With --verify each cluster is walked in keep order: a document is removed for the first one kept
+    before it whose similarity on the texts themselves reaches the threshold, or else kept itself. So
+    what LSH took for similar by chance stays, and what only a chain of others joins.
 
     Args:
         input_file: DUP/connected_components.pickle, ours or SlimPajama's; or .parquet.
         out_file: DUP/duplicates.pickle, as SlimPajama's: {file: {rows}}; or .parquet, the table alone.
         how: How to run.
+        keep: Which document of a cluster comes first: first (in key order), longest (in characters),
+            source:wikipedia,book (in that order, then all others), or newest:meta.timestamp (a field of the
+            record, a number or an ISO 8601 date; documents without it come last). Ties by key order.
+        dropped: Key sets (.pickle or .parquet) of documents that another stage drops, such as FILTERED.pickle:
+            they come last, so that no cluster loses its last copy.
+        verify: jaccard (shared shingles of all shingles of both), or containment (shared shingles of those of
+            the document that is removed). Without it nothing is measured.
+        threshold: The similarity from which on a document is removed.
+        corpus: NORM/, the folder whose files were signed; wanted for verify, longest and newest.
+        width: Units of a shingle, as to_hash was told.
+        unit: What a shingle is made of.
+        index: For --verify jaccard, the same folders of shards, or NAME=FOLDER, that the clusters were made with:
+            similarity to documents of an index is estimated from signatures, as their texts are not at hand.
 
     Returns:
-        Documents of clusters read, kept and duplicate, per source.
+        Documents of clusters read, kept and duplicate, per source; with --verify those spared, too.
     """
+    start = time.perf_counter()
     is_table(out_file)
     is_table(input_file)
-    outputs = tuple(dict.fromkeys([out_file, out_file.with_suffix(".parquet")]))
-    size = input_file.stat().st_size if input_file.is_file() else 0
-    inputs = (input_file,) if size else ()
-    task = Task("write", write_duplicates, {"input_file": input_file, "out_file": out_file}, inputs, outputs, size)
-    return run_stage(f"{NAME}-{out_file.name}", [task], out_file.parent / STATE, how)
-
-
-def write_duplicates(input_file: Path, out_file: Path) -> Counts:
-    """Write which documents are duplicates, and of which."""
-    clusters, counts = read_clusters(input_file), Counts({}, [])
-    removed = sorted((key, cluster[0]) for cluster in clusters for key in cluster[1:])
-    for cluster in clusters:
-        for key in cluster:
-            counts.add(key.source, READ, 0)
-            counts.add(key.source, KEPT if key is cluster[0] else DUPLICATE, 0)
-    write_table(
-        out_file.with_suffix(".parquet"),
-        {
-            "file": pa.array([key.file for key, _ in removed], pa.string()),
-            "row": pa.array([key.row for key, _ in removed], pa.int64()),
-            "kept_file": pa.array([kept.file for _, kept in removed], pa.string()),
-            "kept_row": pa.array([kept.row for _, kept in removed], pa.int64()),
-        },
-    )
-    if not is_table(out_file):
-        rows = defaultdict(list)
-        for key, _ in removed:
-            rows[key.file].append(key.row)
-        write_keys(out_file, {file: np.array(found, np.int64) for file, found in rows.items()})
+    policy = parse_keep(keep)
+    shards = _list_index(index) if verify else []
+    sketch = _sketch_of(shards[0]) if shards else None
+    verification = Verification(verify, threshold, width, unit, sketch) if verify else None
+    reads_corpus = verify is not None or isinstance(policy, Longest | Newest)
+    if reads_corpus and corpus is None:
+        asked = f"--verify {verify}" if verify else f"--keep {keep}"
+        raise UsageError(f"{asked} reads the documents: give --corpus NORM/, the folder whose files were signed")
+    settings = Settings(input_file, out_file, policy, tuple(dropped), verification)
+    name, state = f"{NAME}-{out_file.name}", out_file.parent / STATE
+    files = list_corpus(corpus) if corpus is not None and reads_corpus else []
+    work = state / f"{name}-{settings.digest}" if reads_corpus else None
+    corpus_files = (*(file.path for file in files), *(shard.path for shard in shards))
+    final = _final_task(settings, corpus_files, work, Budget(how.memory_bytes))
+    entries = Ledger(state / f"{name}.jsonl").read()
+    note = ""
+    if work and not is_done(final, entries, final.fingerprint()):
+        note = gather_and_judge(settings, Sources(files, shards), work, how)
+    counts = run_stage(name, [final], state, how, since=start)
+    for folder in state.glob(f"{name}-{'?' * DIGEST}"):  # killed runs with other options left theirs
+        shutil.rmtree(folder, ignore_errors=True)
+    if isinstance(policy, BySource) and (unseen := set(policy.sources) - set(counts.tallies)):
+        note += f"note: no cluster has a document of {', '.join(sorted(unseen))}; {', '.join(counts.tallies)} have\n"
+    if note and not how.quiet:
+        print(note, end="", file=sys.stderr, flush=True)
     return counts
 
 
-def read_clusters(path: Path) -> list[list[DocKey]]:
-    """The clusters of a connected_components file, each in its order there. UsageError or InputError."""
-    if is_table(path):
-        table = read_table(path, {"cluster", "file", "row"})
-        found = defaultdict(list)
-        for member in table.to_pylist():
-            found[member["cluster"]].append(DocKey(member["file"], member["row"]))
-        return list(found.values())
-    value = load_pickle(path)
+def _final_task(settings: Settings, read: tuple[Path, ...], work: Path | None, budget: Budget) -> Task:
+    """The task that writes the outputs, from the clusters and from what else was `read`."""
+    outputs = tuple(dict.fromkeys([settings.out_file, settings.out_file.with_suffix(".parquet")]))
+    arguments = {"settings": settings, "work": work, "budget": budget}
+    size = settings.input_file.stat().st_size if settings.input_file.is_file() else 0
+    return Task("write", write_duplicates, arguments, (*settings.inputs, *read), outputs, size)
+
+
+def write_duplicates(settings: Settings, work: Path | None, budget: Budget) -> Counts:
+    """Write which documents are duplicates, and of which: as judged in `work`, or by keys alone."""
+    if work:
+        plan, counts = Plan.load(work), Counts({}, [])
+        judged = judged_parts(plan, work)
+        for path in judged:
+            counts.merge(msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Counts))
+        found = chain.from_iterable(read_records(path, REMOVAL, ROW_GROUP) for path in judged)
+        _write(settings.out_file, plan.names, found, budget)
+        return counts
+    clusters = Clusters.open(settings.input_file)
+    books = Books(clusters.names)
+    order = Order(clusters.names, settings.keep, [read_keys(path, clusters.names) for path in settings.dropped])
+    blocks = map(order.assign, clusters.blocks())
+    if order.is_of_keys:
+        _write(settings.out_file, clusters.names, remove_all_but_first(blocks, books), budget)
+    else:
+        with Sorter(_runs(settings.out_file, "order"), MEMBER, KEEP_ORDER, budget // 2) as sorter:
+            for block in blocks:
+                sorter.add(block)
+            _write(settings.out_file, clusters.names, remove_all_but_first(sorter, books), budget // 2)
+    return books.counts()
+
+
+def _list_index(index: tuple[str, ...]) -> list[Signed]:
+    """The shards of indexes. UsageError where they cannot be compared."""
+    if not index:
+        return []
+    shards, _ = list_signed(Path(index[0].rpartition("=")[2]), index)  # its own folder, too, is compared with it
+    return [shard for shard in shards if is_of_index(shard.file)]
+
+
+def _sketch_of(shard: Signed) -> Sketch:
+    """How the signatures of an index were made, so that ours can be made alike."""
+    head = msgspec.structs.asdict(open_shard(shard.path).head)
     try:
-        components, _, keys = value
-        return [[DocKey.parse(keys[number]) for number in component] for component in components]
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise InputError(
-            f"{path} holds no (components, how many, keys): generate_connected_components writes it"
-        ) from error
+        return msgspec.convert({name: value for name, value in head.items() if name != "file"}, Sketch)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{shard.path}: signatures that are made in a way we do not know ({error})") from error
+
+
+def _write(out_file: Path, names: list[str], blocks: Iterable[NDArray], memory: int) -> None:
+    """Write REMOVALs in any order."""
+    with Sorter(_runs(out_file, "removals"), REMOVAL, BY_KEY, memory) as sorter:
+        for block in blocks:
+            sorter.add(block)
+        write_removals(out_file, names, sorter)
+
+
+def _runs(out_file: Path, what: str) -> Path:
+    return out_file.parent / STATE / f"{NAME}-{out_file.name}-{what}.runs"
 
 
 if __name__ == "__main__":

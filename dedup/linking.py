@@ -5,7 +5,7 @@ band is then gathered from all files within one worker's share of the memory.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,18 +27,19 @@ _PARTITIONING = 64  # bytes a document takes beside its digests while they are p
 
 
 @dataclass(frozen=True)
-class Bands:
-    """What of a signature is compared: so many bands of so many rows, among documents of one scope."""
+class Comparison:
+    """What is compared: of a signature so many bands of so many rows, among documents of one scope."""
 
     rows: int
     bands: int
     scope: Scope = "global"
 
 
-def link(shards: list[Signed], numbering: Numbering, compared: Bands, work: Path, how: How) -> None:
+def link(shards: list[Signed], numbering: Numbering, compared: Comparison, work: Path, how: How) -> None:
     """Write the edges of all bands below work/edges, in files whose names are in order of band and hash."""
-    quiet, share = replace(how, quiet=True), Budget(how.memory_bytes // how.processes)
-    parts = _parts(sum(shard.documents for shard in shards), share)
+    share = Budget(how.memory_bytes // how.processes)
+    documents = sum(shard.documents for shard in shards)
+    parts = _parts(documents, share)
     split = [
         Task(f"bands {number:06}-{parts}", partition_bands,
              {"shards": group, "bases": [bases[shard.file] for shard in group], "compared": compared, "parts": parts,
@@ -49,12 +50,12 @@ def link(shards: list[Signed], numbering: Numbering, compared: Bands, work: Path
         for number, group in enumerate(_groups(shards, compared, share, how.processes))
         for file in [work / "bands" / f"{number:06}.bin"]
     ]  # fmt: skip
-    run_stage("bands", split, work, quiet)
+    run_stage("bands", split, work, how, summary=False)
     files = [task.outputs[0] for task in split]
     edges = [
         Task(f"edges {band:04}-{part:06}", link_part,
              {"files": files, "band": band, "part": part, "first": numbering.first_of_corpus, "output": path},
-             tuple(files), (path,))
+             tuple(files), (path,), documents * RECORD.itemsize // parts)
         for band in range(compared.bands)
         for part in range(parts)
         for path in [work / EDGES / f"{band:04}-{part:06}.npy"]
@@ -62,7 +63,7 @@ def link(shards: list[Signed], numbering: Numbering, compared: Bands, work: Path
     planned = set(outputs_of(edges))
     for stray in set((work / EDGES).glob("*.npy")) - planned:  # of a killed run with another number of parts
         stray.unlink()
-    run_stage("edges", edges, work, quiet)
+    run_stage("edges", edges, work, how, summary=False)
 
 
 def read_edges(work: Path) -> Iterator[NDArray[np.uint64]]:
@@ -71,13 +72,13 @@ def read_edges(work: Path) -> Iterator[NDArray[np.uint64]]:
         yield np.load(path)
 
 
-def fits_in_memory(shards: Sequence[Signed], numbering: Numbering, compared: Bands, memory: int) -> bool:
+def fits_in_memory(shards: Sequence[Signed], numbering: Numbering, compared: Comparison, memory: int) -> bool:
     """Whether unite_signatures takes half of `memory` bytes or less."""
     documents = sum(shard.documents for shard in shards)
     return documents * (8 * compared.bands + _UNITING) <= memory // 2 and forest_fits(len(numbering), memory // 4)
 
 
-def unite_signatures(shards: Sequence[Signed], numbering: Numbering, compared: Bands, forest: Forest) -> None:
+def unite_signatures(shards: Sequence[Signed], numbering: Numbering, compared: Comparison, forest: Forest) -> None:
     """Unite the documents that share a band, in memory: no files between, no sort, no edges."""
     count = sum(shard.documents for shard in shards)
     digests = np.empty((compared.bands, count), np.uint64)
@@ -92,7 +93,7 @@ def unite_signatures(shards: Sequence[Signed], numbering: Numbering, compared: B
 
 
 def partition_bands(
-    shards: list[Signed], bases: list[int], compared: Bands, parts: int, memory: int, output: Path
+    shards: list[Signed], bases: list[int], compared: Comparison, parts: int, memory: int, output: Path
 ) -> Counts:
     """Write the records of shards by block, band and hash range, and beside them where each begins."""
     starts: list[NDArray[np.int64]] = []
@@ -134,7 +135,7 @@ def gather_records(files: list[Path], band: int, part: int) -> NDArray:
 
 
 def _blocks(
-    shards: list[Signed], bases: list[int], compared: Bands, most: int
+    shards: list[Signed], bases: list[int], compared: Comparison, most: int
 ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
     """Numbers (n) and digests (bands × n) of about `most` documents at a time, or of one batch."""
     held: list[tuple[NDArray[np.uint64], NDArray[np.uint64]]] = []
@@ -148,7 +149,7 @@ def _blocks(
 
 
 def digests_of(
-    shards: Sequence[Signed], bases: Sequence[int], compared: Bands
+    shards: Sequence[Signed], bases: Sequence[int], compared: Comparison
 ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
     """Numbers (n) and digests (bands × n) of the documents of shards, batch by batch."""
     for shard, base in zip(shards, bases, strict=True):
@@ -161,7 +162,7 @@ def _joined(held: list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]) -> tuple[
     return np.concatenate([numbers for numbers, _ in held]), np.concatenate([digests for _, digests in held], axis=1)
 
 
-def _groups(shards: list[Signed], compared: Bands, share: int, processes: int) -> list[list[Signed]]:
+def _groups(shards: list[Signed], compared: Comparison, share: int, processes: int) -> list[list[Signed]]:
     """Shards in runs of as many documents as are partitioned at once: few files lie between, in large pieces."""
     total = sum(shard.documents for shard in shards)
     most = min(_most(compared, share), total // (4 * processes))
@@ -176,9 +177,9 @@ def _groups(shards: list[Signed], compared: Bands, share: int, processes: int) -
     return groups
 
 
-def _most(compared: Bands, memory: int) -> int:
+def _most(compared: Comparison, memory: int) -> int:
     """Documents whose digests are partitioned at once within so many bytes."""
-    return memory // (8 * compared.bands + _PARTITIONING)
+    return memory // (2 * 8 * compared.bands + _PARTITIONING)  # digests as they come, and joined
 
 
 def _parts(documents: int, share: int) -> int:

@@ -16,7 +16,6 @@ from pipeline.errors import InputError, UsageError
 from pipeline.files import walk, whole_file
 
 SUFFIX = ".signatures.arrow"
-UNIT = "character"  # what `width` counts
 
 
 class ShardHead(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,7 +60,7 @@ class Shard:
 @contextmanager
 def write_shard(path: Path, file: str, sketch: Sketch) -> Iterator["ShardWriter"]:
     """Yield a writer of batches; the shard appears when the block ends well."""
-    head = ShardHead(file, sketch.hash, sketch.seed, sketch.permutations, UNIT, sketch.width)
+    head = ShardHead(file, sketch.hash, sketch.seed, sketch.permutations, sketch.unit, sketch.width)
     signature = pa.list_(pa.uint32(), sketch.permutations)
     schema = pa.schema({"row": pa.int64(), "signature": signature}, {"gristmill": msgspec.json.encode(head)})
     with whole_file(path) as temporary, pa.ipc.new_file(str(temporary), schema) as writer:

@@ -8,14 +8,19 @@ from typing import Annotated
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
+import numpy as np
 import tyro
+from numpy.typing import NDArray
 from tyro.conf import Positional
 
-from dedup.minhash import Hash, Sketch, signatures
+from dedup.families import Hash
+from dedup.matching import Unit
+from dedup.minhash import Sketch, signatures
 from dedup.shards import SUFFIX, write_shard
 from pipeline.command import command
 from pipeline.documents import Document, list_source
 from pipeline.errors import UsageError
+from pipeline.keys import is_table, read_keys
 from pipeline.ledger import Counts
 from pipeline.reading import Slice, plan_slices, read_documents
 from pipeline.stage import STATE, How, Options, Task, note_count, outputs_of, refuse_strangers, run_stage
@@ -25,7 +30,9 @@ from pipeline.writing import Rejects
 NAME = "to_hash"
 SIGNED = "signed"
 TOO_SHORT = "no shingle"  # documents that are shorter than one: SlimPajama took them all for one another's copies
+SKIPPED = "skipped"
 BATCH_CHARACTERS = 4 << 20
+_NO_ROWS = np.empty(0, np.int64)
 
 
 def to_hash(
@@ -38,9 +45,11 @@ def to_hash(
     index_end: Positional[int],
     width: Annotated[int, tyro.conf.arg(aliases=["-w"])] = 13,
     batch: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10_000,
+    unit: Unit = "character",
     hash: Hash = "xxh32",
     permutations: int = 128,
     seed: int = 1,
+    skip: Path | None = None,
     how: Options = How(),
 ) -> Counts:
     """Sign every document of the files index_start ≤ i < index_end of a data set, in name order.
@@ -56,17 +65,22 @@ def to_hash(
         iter: Accepted and ignored: SlimPajama's job number; ours need none to keep apart.
         index_start: The first file to sign.
         index_end: The first file not to sign; past the end means all.
-        width: Characters of a shingle.
+        width: Units of a shingle.
+        unit: Shingles of characters, or of words (datatrove's: --unit word -w 5 --permutations 112).
         batch: Documents of a batch within a shard.
-        hash: xxh32 (fast; datasketch 2.0's default scheme with XXH32) or sha1 (SlimPajama's values).
+        hash: xxh32 (datasketch 2.0's default scheme with XXH32), sha1 (datasketch 1.x: SlimPajama's values),
+            sha1-affine32 (datasketch 2.0 as it comes), xxh32-mersenne, or fss (fast similarity sketching:
+            the fastest, and nobody else's values).
         permutations: Slots of a signature.
         seed: Seed of the permutations.
+        skip: Documents not to sign, as they are known to be duplicates: a key set, .parquet (of which a worker
+            reads its own file's rows only) or .pickle, such as generate_exact_pairs writes.
         how: How to run.
 
     Returns:
-        Documents read, signed and too short to sign, per source.
+        Documents read, signed, skipped and too short to sign, per source.
     """
-    sketch = Sketch(hash, width, permutations, seed)
+    sketch = Sketch(hash, width, permutations, seed, unit)
     files = list_source(input_dir, dataset_name)
     chosen = files[index_start:index_end] if index_start >= 0 else []
     if not chosen or batch < 1:
@@ -74,8 +88,9 @@ def to_hash(
             f"files {index_start} to {index_end}, -k {batch}: {input_dir} has {len(files)} files, so wanted "
             f"0 ≤ index_start < index_end, index_start below {len(files)}, and batches of 1 document or more"
         )
+    _check_keys(skip)
     tasks = [
-        _slice_task(part, output_dir / f"{_below(part.label, dataset_name)}{SUFFIX}", sketch, batch)
+        _slice_task(part, output_dir / f"{_below(part.label, dataset_name)}{SUFFIX}", sketch, batch, skip)
         for file in chosen
         for part in plan_slices(file)
     ]
@@ -83,22 +98,40 @@ def to_hash(
     counts = run_stage(NAME, tasks, output_dir / STATE, how, scope="" if chosen == files else None)
     if chosen == files:
         note_count(n_docs, counts, how)
+    if skip is not None and not counts.total(SKIPPED).documents and not how.quiet:
+        print(f"note: no document of these files is among the keys of {skip}; none was skipped", file=sys.stderr)
     return counts
 
 
-def sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int) -> Counts:
+def sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int, skip: Path | None) -> Counts:
     """Write the signatures of one slice."""
-    counts = Counts({}, [])
+    counts, source = Counts({}, []), part.source
+    skipped = read_keys(skip, {part.name}).get(part.name, _NO_ROWS) if skip else _NO_ROWS
     documents = read_documents(part, counts, Rejects(output))
     with write_shard(output, part.name, sketch) as shard:
         for some in _batches(documents, batch):
-            values, shingles = signatures([document.text for document in some], sketch)
-            for document, count in zip(some, shingles, strict=True):
-                counts.add(part.source, SIGNED if count else TOO_SHORT, utf8_size(document.text))
-            signed = shingles > 0
-            rows = [document.key.row for document, has in zip(some, signed, strict=True) if has]
-            shard.add(rows, values[signed])
+            rows = np.array([document.key.row for document in some], np.int64)
+            is_skipped = _among(rows, skipped)
+            texts = [document.text for document, skip_it in zip(some, is_skipped, strict=True) if not skip_it]
+            values, shingles = signatures(texts, sketch)
+            is_signed = np.zeros(len(some), np.bool_)
+            is_signed[~is_skipped] = shingles > 0
+            shard.add(rows[is_signed], values[shingles > 0])
+            sizes = np.array([utf8_size(document.text) for document in some], np.int64)
+            for reason, chosen in (
+                (SIGNED, is_signed), (SKIPPED, is_skipped), (TOO_SHORT, ~is_signed & ~is_skipped)
+            ):  # fmt: skip
+                if chosen.any():
+                    counts.add(source, reason, int(sizes[chosen].sum()), int(chosen.sum()))
     return counts
+
+
+def _among(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which rows are among `wanted`, which ascend."""
+    at = np.searchsorted(wanted, rows)
+    found = at < len(wanted)
+    found[found] = wanted[at[found]] == rows[found]
+    return found
 
 
 def _batches(documents: Iterable[Document], most: int) -> Iterator[list[Document]]:
@@ -112,9 +145,18 @@ def _batches(documents: Iterable[Document], most: int) -> Iterator[list[Document
         yield some
 
 
-def _slice_task(part: Slice, output: Path, sketch: Sketch, batch: int) -> Task:
-    arguments = {"part": part, "output": output, "sketch": sketch, "batch": batch}
-    return Task(part.label, sign_slice, arguments, (Path(part.path),), (output,), part.size)
+def _check_keys(skip: Path | None) -> None:
+    if skip is None:
+        return
+    is_table(skip)
+    if not skip.is_file():
+        raise UsageError(f"--skip {skip}: wanted a key set, and there is no file of that name")
+
+
+def _slice_task(part: Slice, output: Path, sketch: Sketch, batch: int, skip: Path | None) -> Task:
+    arguments = {"part": part, "output": output, "sketch": sketch, "batch": batch, "skip": skip}
+    inputs = (Path(part.path), skip) if skip else (Path(part.path),)
+    return Task(part.label, sign_slice, arguments, inputs, (output,), part.size)
 
 
 def _below(label: str, dataset_name: str) -> str:

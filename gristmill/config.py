@@ -4,6 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from dedup.families import Hash
+from dedup.matching import Unit
+from dedup.signed import Scope
+from dedup.verify import Measure
 from pipeline.stage import How
 
 
@@ -27,16 +31,30 @@ class Filter:
 class Dedup:
     """[dedup]"""
 
-    hash: Literal["xxh32", "sha1"] = "xxh32"
-    """sha1 gives SlimPajama's own values."""
+    hash: Hash = "xxh32"
+    """Family of the signatures; sha1 gives SlimPajama's own values."""
+    unit: Unit = "character"
+    """What a shingle is made of: character, or word."""
     width: int = 13
-    """Characters of a shingle."""
+    """Units of a shingle."""
     permutations: int = 128
     """Slots of a signature."""
     range: int = 13
     """Rows of a band."""
     bands: int = 9
     """Bands of a signature."""
+    scope: Scope = "global"
+    """per-source compares documents only with those of their own source."""
+    index: tuple[str, ...] = ()
+    """Signatures (OUT/minhash) of runs before this one, or NAME=FOLDER: what they hold is removed here."""
+    exact: bool = False
+    """Find exact copies first, and do not sign them."""
+    keep: str = "first"
+    """Which document of a cluster to keep: first, longest, source:A,B, or newest:FIELD."""
+    verify: Measure | None = None
+    """Confirm each removal on the texts, by jaccard or containment; SlimPajama does not."""
+    threshold: float = 0.8
+    """The similarity from which on a verified document is removed."""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import msgspec
 
 from dedup.dedup_train import dedup_train
 from dedup.generate_connected_components import generate_connected_components
-from dedup.generate_duplicate_pairs import generate_duplicate_pairs
 from dedup.generate_duplicates_dict import generate_duplicates_dict
+from dedup.generate_exact_pairs import generate_exact_pairs
 from dedup.to_hash import SIGNED, to_hash
 from gristmill.config import RunConfig
 from gristmill.funnel import FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_handover
@@ -17,7 +18,7 @@ from pipeline.command import run_guarded, wide_console
 from pipeline.config import load_config
 from pipeline.errors import OutputError
 from pipeline.files import write_whole
-from pipeline.ledger import WRITTEN
+from pipeline.ledger import WRITTEN, Counts
 from pipeline.tokens import Manifest
 from preprocessing.filter import filter as find_short
 from preprocessing.normalize_text import normalize_text
@@ -29,6 +30,7 @@ ALL = sys.maxsize  # files, parts: past the end means all
 UNKNOWN = 0  # SlimPajama's n_docs, which nothing depends on
 CHUNK = 1
 RECORD = "run.json"
+DUPLICATES = "duplicates.parquet"
 
 
 def run(config: RunConfig) -> Funnel:
@@ -39,18 +41,10 @@ def run(config: RunConfig) -> Funnel:
     normalized = normalize_text(config.corpus, clean, ftfy=config.normalize.ftfy, how=how)
 
     filtered = find_short(clean, out / "filtered.pickle", UNKNOWN, "all", config.filter.threshold, how)
-    hashed = to_hash(
-        "all", clean, out / "minhash", UNKNOWN, "0", 0, ALL, config.dedup.width, hash=config.dedup.hash,
-        permutations=config.dedup.permutations, seed=config.seed, how=how,
-    )  # fmt: skip
-    pairs = generate_duplicate_pairs(
-        out / "minhash", dup / "duplicate_pairs.txt", config.dedup.range, config.dedup.bands, how=how
-    )
-    generate_connected_components(dup, dup / "connected_components.pickle", how=how)
-    generate_duplicates_dict(dup / "connected_components.pickle", dup / "duplicates.pickle", how=how)
+    hashed, compared = _find_duplicates(config, clean, dup)
 
     weights = ",".join(f"{source}={weight!r}" for source, weight in config.mix.weights.items())
-    mixed = pass1(clean, out / "pass1", dup / "duplicates.pickle", out / "filtered.pickle", weights, config.seed, how)
+    mixed = pass1(clean, out / "pass1", dup / DUPLICATES, out / "filtered.pickle", weights, config.seed, how)
     split = pass2(0, ALL, CHUNK, out / "pass1", out / "train", out / "holdout", config.mix.holdout, how)
     cleaned = dedup_train(CHUNK, out / "train", out / "holdout", out / "train_deduped", how)
 
@@ -65,7 +59,8 @@ def run(config: RunConfig) -> Funnel:
 
     check_handover("normalize_text", normalized, WRITTEN, "filter", filtered)
     check_handover("normalize_text", normalized, WRITTEN, "to_hash", hashed)
-    check_handover("to_hash", hashed, SIGNED, "generate_duplicate_pairs", pairs, sizes=False)
+    if not config.dedup.exact:  # copies that are not signed are compared, too
+        check_handover("to_hash", hashed, SIGNED, "generate_connected_components", compared, sizes=False)
     check_handover("normalize_text", normalized, WRITTEN, "pass1", mixed)
     check_handover("pass1", mixed, WRITTEN, "pass2", split)
     check_handover("pass2", split, WRITTEN, "dedup_train", cleaned)
@@ -75,6 +70,30 @@ def run(config: RunConfig) -> Funnel:
     funnel = build_funnel(normalized, mixed, split, cleaned, manifests)
     funnel.save(out)
     return funnel
+
+
+def _find_duplicates(config: RunConfig, clean: Path, dup: Path) -> tuple[Counts, Counts]:
+    """From documents to dup/duplicates.parquet: the counts of those signed, and of those compared."""
+    how, spec, minhash = config.how, config.dedup, config.out / "minhash"
+    pairs = dup / "duplicate_pairs_exact.txt"
+    if spec.exact:
+        generate_exact_pairs(clean, pairs, scope=spec.scope, how=how)
+    else:
+        pairs.unlink(missing_ok=True)  # of a run with it: whatever pairs lie there count
+    hashed = to_hash(
+        "all", clean, minhash, UNKNOWN, "0", 0, ALL, spec.width, unit=spec.unit, hash=spec.hash,
+        permutations=spec.permutations, seed=config.seed, skip=pairs.with_suffix(".parquet") if spec.exact else None,
+        how=how,
+    )  # fmt: skip
+    clusters = dup / "connected_components.parquet"
+    compared = generate_connected_components(
+        dup, clusters, minhash, spec.range, spec.bands, spec.index, spec.scope, how=how
+    )
+    generate_duplicates_dict(
+        clusters, dup / DUPLICATES, how=how, keep=spec.keep, dropped=(config.out / "filtered.pickle",),
+        verify=spec.verify, threshold=spec.threshold, corpus=clean, width=spec.width, unit=spec.unit, index=spec.index,
+    )  # fmt: skip
+    return hashed, compared
 
 
 def main(argv: Sequence[str] | None = None) -> None:

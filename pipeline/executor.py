@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
@@ -43,7 +45,8 @@ def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int,
     context, others = multiprocessing.get_context("forkserver"), set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent)
     try:
-        futures = {pool.submit(call): position for position, call in enumerate(calls)}
+        with _uninterrupted():  # a worker that is half started when we leave fails with a traceback of its own
+            futures = {pool.submit(call): position for position, call in enumerate(calls)}
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BrokenProcessPool as error:
@@ -56,6 +59,16 @@ def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int,
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let an interrupt wait until the block ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_fork_server(modules: list[str]) -> None:

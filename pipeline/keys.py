@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,33 @@ def read_keys(path: Path, files: Collection[str] | None = None) -> KeySet:
         raise InputError(f"{path} is no dict of file names to sets of rows ({error})") from error
 
 
+def stream_keys(path: Path) -> Iterator[tuple[str, Rows]]:
+    """(file, its rows) of a key set in order of file; of a table that is sorted, as ours are, one file at a time."""
+    if not is_table(path) or not _is_sorted(path):
+        yield from read_keys(path).items()
+        return
+    name, held = "", np.empty(0, np.int64)
+    for table in stream_table(path, ["file", "row"]):
+        for file, rows in _from_table(table).items():
+            if file != name and len(held):
+                yield name, np.unique(held)
+                held = held[:0]
+            name, held = file, np.concatenate([held, rows])
+    if len(held):
+        yield name, np.unique(held)
+
+
+def stream_table(path: Path, columns: Collection[str]) -> Iterator[pa.Table]:
+    """Some columns of a Parquet table, a row group at a time. Raises UsageError or InputError."""
+    read_table(path, columns, pa.compute.scalar(False))  # it is there and has them
+    try:
+        with pa.parquet.ParquetFile(path, pre_buffer=False) as file:
+            for number in range(file.num_row_groups):
+                yield file.read_row_group(number, columns=list(columns))
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
 def write_keys(path: Path, keys: KeySet) -> None:
     """Write a key set, sorted by file and row; files without a row are left out."""
     keys = {file: keys[file] for file in sorted(keys) if len(keys[file])}
@@ -76,7 +104,7 @@ def read_table(path: Path, columns: Collection[str], where: pa.compute.Expressio
         encoded = ["file"] if where is None else []  # lean for a whole table, but Arrow then uses no statistics
         return pa.parquet.read_table(path, columns=ordered, filters=where, read_dictionary=encoded)
     except (pa.ArrowException, OSError) as error:  # Arrow calls damaged pages an OSError
-        raise InputError(f"{path} is not a readable Parquet file ({error}): make it again") from error
+        raise _unreadable(path, error) from error
 
 
 def write_table(path: Path, columns: Columns) -> None:
@@ -105,6 +133,21 @@ def open_table(path: Path, schema: pa.Schema) -> Iterator[Callable[[Columns], No
         yield write
         if held.num_rows:
             writer.write_table(held)
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} is not a readable Parquet file ({error}): make it again")
+
+
+def _is_sorted(path: Path) -> bool:
+    """Whether the statistics of a table's row groups say that it is in order of file from one group to the next."""
+    read_table(path, ["file", "row"], pa.compute.scalar(False))
+    with pa.parquet.ParquetFile(path) as file:
+        place = file.schema_arrow.get_field_index("file")
+        columns = [file.metadata.row_group(number).column(place) for number in range(file.num_row_groups)]
+    if any(column.statistics is None or not column.statistics.has_min_max for column in columns):
+        return len(columns) <= 1
+    return all(one.statistics.max <= other.statistics.min for one, other in pairwise(columns))
 
 
 def _is_one_of(files: Collection[str]) -> pa.compute.Expression:

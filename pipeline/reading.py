@@ -169,7 +169,7 @@ def _records(batch: pa.RecordBatch) -> Iterator[bytes | dict[str, Any]]:
 
 def _batches(part: Slice) -> Iterator[pa.RecordBatch]:
     if part.path.endswith(".parquet"):
-        with pa.parquet.ParquetFile(part.path) as file:
+        with pa.parquet.ParquetFile(part.path, pre_buffer=False) as file:
             _require_text(file.schema_arrow, part.path)
             groups = range(part.start, file.num_row_groups if part.end is None else part.end)
             yield from file.iter_batches(batch_size=1024, row_groups=list(groups))

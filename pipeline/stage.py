@@ -82,14 +82,24 @@ class Task:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def run_stage(name: str, tasks: Sequence[Task], state: Path, how: How, scope: str | None = "") -> Counts:
+def run_stage(
+    name: str,
+    tasks: Sequence[Task],
+    state: Path,
+    how: How,
+    scope: str | None = "",
+    *,
+    summary: bool = True,
+    since: float | None = None,
+) -> Counts:
     """Run the tasks that are not done, write each into the ledger, and balance the books of all.
 
     `state` is the folder beside the output that holds `name`.jsonl, the ledger. What earlier runs
     wrote for tasks within `scope` (a prefix of their names; None for none) that this one does not
-    plan is removed: the output of an input that is gone would be read as if it were not.
+    plan is removed: the output of an input that is gone would be read as if it were not. A step of a
+    larger stage gives no `summary`; the stage's own counts the time `since` its first step began.
     """
-    start = time.perf_counter()
+    start = time.perf_counter() if since is None else since
     ledger = Ledger(state / f"{name}.jsonl")
     entries = ledger.read()
     _retire(tasks, entries, scope)
@@ -105,7 +115,8 @@ def run_stage(name: str, tasks: Sequence[Task], state: Path, how: How, scope: st
     total = Counts({}, [])
     for task in tasks:
         total.merge(entries[task.name].counts)
-    _say(name, tasks, todo, total, time.perf_counter() - start, how)
+    if summary and not how.quiet:
+        _say(name, tasks, todo, total, time.perf_counter() - start)
     total.check_malformed(name, how.max_malformed)
     return total
 
@@ -210,10 +221,8 @@ def _with_progress(name: str, tasks: Sequence[Task], how: How) -> Iterator[tuple
             progress.advance(bar, tasks[position].size)
 
 
-def _say(name: str, tasks: Sequence[Task], todo: Sequence[Task], total: Counts, seconds: float, how: How) -> None:
+def _say(name: str, tasks: Sequence[Task], todo: Sequence[Task], total: Counts, seconds: float) -> None:
     """One line: what came in, where it went, how fast."""
-    if how.quiet:
-        return
     went = {reason: total.total(reason).documents for reason in total.reasons}
     read = went.pop(READ, 0)
     parts = " + ".join(f"{count:,} {reason}" for reason, count in went.items() if count)

@@ -134,11 +134,16 @@ class TokenShardWriter:
 
     def add(self, ids: NDArray[np.integer] | list[int]) -> None:
         """Append one document's ids, end-of-document included."""
+        self.add_all(ids, [len(ids)])
+
+    def add_all(self, ids: NDArray[np.integer] | list[int], lengths: list[int]) -> None:
+        """Append many documents: their ids one after another, and how many each has."""
+        assert sum(lengths) == len(ids)
         data = np.asarray(ids, dtype=self.dtype).tobytes()
         with writing(self._bin):
             self._file.write(data)
         self._digest.update(data)
-        self.lengths.append(len(ids))
+        self.lengths += lengths
 
     def __exit__(self, kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
         try:

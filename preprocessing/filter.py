@@ -2,7 +2,6 @@
 
 import sys
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
@@ -97,7 +96,7 @@ def _write_all(name: str, state: Path, output_file: Path, how: How) -> None:
             parts[label.rpartition("+")[0]].append(rows)
     inputs = tuple(path for paths in parts.values() for path in paths)
     task = Task("gather", gather_rows, {"parts": dict(parts), "output_file": output_file}, inputs, (output_file,))
-    run_stage(f"{name}-gather", [task], state, replace(how, quiet=True))
+    run_stage(f"{name}-gather", [task], state, how, summary=False)
 
 
 if __name__ == "__main__":

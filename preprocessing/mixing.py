@@ -7,12 +7,13 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.documents import ORIGIN, DocKey, Document
 from pipeline.errors import InputError
 from pipeline.files import whole_file
-from pipeline.keys import KeySet, is_table, read_keys, read_table
+from pipeline.keys import KeySet, is_table, read_keys, stream_keys, stream_table
 from pipeline.ledger import REPEATED, WRITTEN, Counts
 from pipeline.partition import part_of
 from pipeline.reading import Slice, read_documents
@@ -63,42 +64,71 @@ class Drops:
 def write_drops(duplicates: Path | None, short_docs: Path | None, files: list[str], outputs: list[Path]) -> Counts:
     """Divide the key sets by file. A cluster whose kept document is short keeps its next one instead.
 
+    Of sets in .parquet tables only the short documents' keys are in memory, 8 bytes each.
     Raises InputError if a set names a file that the corpus does not have.
     """
     short = read_keys(short_docs) if short_docs else {}
-    removed = read_duplicates(duplicates, short) if duplicates else {}
-    for path, keys in ((short_docs, short), (duplicates, removed)):
-        if unknown := sorted(set(keys) - set(files)):
-            raise InputError(
-                f"{path} names {len(unknown):,} files that the corpus does not have, {unknown[0]!r} the first; "
-                f"it has {files[0]!r}, for example. Was it made from another folder? Names start with the source"
-            )
-    none = np.empty(0, np.int64)
-    for file, output in zip(files, outputs, strict=True):
-        with whole_file(output) as temporary, temporary.open("wb") as stored:
-            np.savez(stored, short=short.get(file, none), duplicate=removed.get(file, none))
+    heirs = find_heirs(duplicates, short) if duplicates else {}
+    none, waiting = np.empty(0, np.int64), dict(zip(files, outputs, strict=True))
+    _refuse_unknown(short_docs, set(short) - set(files), files)
+    for file, rows in stream_keys(duplicates) if duplicates else []:
+        _refuse_unknown(duplicates, {file} - set(waiting), files)
+        _write_drops(waiting.pop(file), short.get(file, none), np.setdiff1d(rows, heirs.get(file, none)))
+    for file, output in waiting.items():
+        _write_drops(output, short.get(file, none), none)
     return Counts({}, [])
 
 
-def read_duplicates(path: Path, short: KeySet) -> KeySet:
-    """The duplicates to drop, given which documents are short.
+def _refuse_unknown(path: Path | None, unknown: set[str], files: list[str]) -> None:
+    if unknown:
+        raise InputError(
+            f"{path} names {min(unknown)!r}, a file that the corpus does not have; it has {files[0]!r}, for example. "
+            "Was it made from another folder? Names start with the source"
+        )
+
+
+def _write_drops(output: Path, short: NDArray[np.int64], duplicate: NDArray[np.int64]) -> None:
+    with whole_file(output) as temporary, temporary.open("wb") as stored:
+        np.savez(stored, short=short, duplicate=duplicate)
+
+
+def find_heirs(path: Path, short: KeySet) -> KeySet:
+    """The duplicates to keep after all, given which documents are short.
 
     Where the provenance table says that the document kept for a cluster is short, the first of its
     duplicates that is not is spared: no cluster loses its last copy.
     """
-    removed = read_keys(path)
     table_path = path.with_suffix(".parquet")
-    if not is_table(path) and not _describes(table_path, removed):
-        return removed
-    short_keys = {DocKey(file, row) for file, rows in short.items() for row in rows.tolist()}
+    if not short or (not is_table(path) and not _describes(table_path, read_keys(path))):
+        return {}
+    numbers, keys = {file: number for number, file in enumerate(sorted(short))}, _packed_keys(short)
     heirs: dict[DocKey, DocKey] = {}
-    for line in read_table(table_path, {"file", "row", "kept_file", "kept_row"}).to_pylist():
-        key, kept = DocKey(line["file"], line["row"]), DocKey(line["kept_file"], line["kept_row"])
-        if kept in short_keys and key not in short_keys:
+    for table in stream_table(table_path, ["file", "row", "kept_file", "kept_row"]):
+        is_short = [_is_among(keys, numbers, table, *names) for names in (("file", "row"), ("kept_file", "kept_row"))]
+        for line in table.filter(pa.array(~is_short[0] & is_short[1])).to_pylist():
+            key, kept = DocKey(line["file"], line["row"]), DocKey(line["kept_file"], line["kept_row"])
             heirs[kept] = min(key, heirs.get(kept, key))
+    found: dict[str, list[int]] = defaultdict(list)
     for heir in heirs.values():
-        removed[heir.file] = removed[heir.file][removed[heir.file] != heir.row]
-    return removed
+        found[heir.file].append(heir.row)
+    return {file: np.array(sorted(rows), np.int64) for file, rows in found.items()}
+
+
+def _packed_keys(keys: KeySet) -> NDArray[np.uint64]:
+    """Keys as integers, ascending: the number of the file in name order above the row's 40 bits."""
+    parts = [np.uint64(i << 40) + keys[file].astype(np.uint64) for i, file in enumerate(sorted(keys))]
+    return np.concatenate([*parts, np.empty(0, np.uint64)])
+
+
+def _is_among(
+    keys: NDArray[np.uint64], numbers: dict[str, int], table: pa.Table, file: str, row: str
+) -> NDArray[np.bool_]:
+    """Whether the key in two columns of each line is one of sorted packed `keys`."""
+    encoded = table.column(file).combine_chunks().dictionary_encode()
+    places = np.array([numbers.get(name, len(numbers)) for name in encoded.dictionary.to_pylist()], np.uint64)
+    wanted = (places[encoded.indices.to_numpy()] << np.uint64(40)) + table.column(row).to_numpy().astype(np.uint64)
+    at = np.searchsorted(keys, wanted)
+    return (at < len(keys)) & (keys[np.minimum(at, len(keys) - 1)] == wanted)
 
 
 def survey_slice(part: Slice, drops: Path, seed: int, output: Path) -> Counts:

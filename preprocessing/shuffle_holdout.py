@@ -8,7 +8,6 @@ random order of the whole, whatever was done by which process when.
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
@@ -185,7 +184,7 @@ def _divide_drops(
         "duplicates": duplicates, "short_docs": short_docs, "files": list(drops), "outputs": list(drops.values()),
     }  # fmt: skip
     task = Task("drops", write_drops, arguments, inputs, tuple(drops.values()))
-    run_stage(f"{PASS_1}-drops", [task], state, replace(how, quiet=True))
+    run_stage(f"{PASS_1}-drops", [task], state, how, summary=False)
 
 
 def _choose_shares(
@@ -237,7 +236,7 @@ def _write_head(tasks: list[Task], head: PassOne, out_dir: Path, how: How) -> No
     piles = [task.outputs[0] for task in tasks]
     indexes = tuple(task.outputs[1] for task in tasks)
     task = Task("head", write_head, {"out_dir": out_dir, "piles": piles, "head": head}, indexes, (_head_path(out_dir),))
-    run_stage(f"{PASS_1}-head", [task], out_dir / STATE, replace(how, quiet=True))
+    run_stage(f"{PASS_1}-head", [task], out_dir / STATE, how, summary=False)
 
 
 def _head_path(folder: Path) -> Path:

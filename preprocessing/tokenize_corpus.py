@@ -2,17 +2,19 @@
 
 import shutil
 import sys
-from dataclasses import replace
-from functools import cache
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import msgspec
+import numpy as np
 import sentencepiece
 
 from pipeline.command import command
-from pipeline.documents import list_corpus
+from pipeline.documents import Document, list_corpus
 from pipeline.errors import UsageError
 from pipeline.files import sha256_file, whole_file, write_whole
 from pipeline.ledger import WRITTEN, Counts
@@ -29,11 +31,13 @@ from pipeline.tokens import (
     token_dtype,
 )
 from pipeline.writing import Rejects
-from preprocessing.sampling import batched
+
+if TYPE_CHECKING:
+    from preprocessing.encoder import Encoder
 
 NAME = "tokenize_corpus"
 _LOSSY = "\u2581"  # SentencePiece's own sign for a space
-_BATCH = 64
+_BATCH = 1 << 20  # characters encoded together
 
 
 class ShardReport(msgspec.Struct):
@@ -61,7 +65,9 @@ def tokenize_corpus(input_dir: Path, tokenizer: Path, out_dir: Path, how: Option
     """
     if not tokenizer.is_file():
         raise UsageError(f"{tokenizer}: wanted a SentencePiece model, and there is no such file. Run train_tokenizer")
-    load_tokenizer(tokenizer)
+    fallback = load_encoder(tokenizer)[1].fallback
+    if fallback and not how.quiet:
+        print(f"{NAME}: SentencePiece encodes each text as a whole, for {fallback}", file=sys.stderr)
     state = out_dir / STATE
     slices = [part for file in list_corpus(input_dir) for part in plan_slices(file)]
     tasks = [_slice_task(part, tokenizer, out_dir, state) for part in slices]
@@ -71,23 +77,24 @@ def tokenize_corpus(input_dir: Path, tokenizer: Path, out_dir: Path, how: Option
     outputs = (out_dir / MANIFEST, out_dir / tokenizer.name)
     arguments = {"reports": reports, "tokenizer": tokenizer, "out_dir": out_dir}
     manifest = Task("manifest", write_manifest, arguments, (*reports, tokenizer), outputs)
-    run_stage(f"{NAME}-manifest", [manifest], state, replace(how, quiet=True))
+    run_stage(f"{NAME}-manifest", [manifest], state, how, summary=False)
     return counts
 
 
 def encode_slice(part: Slice, tokenizer: Path, prefix: Path, report: Path) -> Counts:
     """Write the shard of one slice, and its report."""
-    counts, model = Counts({}, []), load_tokenizer(tokenizer)
+    counts, (model, encoder) = Counts({}, []), load_encoder(tokenizer)
     found = ShardReport(ShardRecord(part.label, 0, 0, 0, ""), {})
     documents = read_documents(part, counts, Rejects(report), carried=True)
     with TokenShardWriter(prefix, token_dtype(model.vocab_size())) as shard:
-        for some in batched(documents, _BATCH):
-            for document, ids in zip(some, model.encode([document.text for document in some]), strict=True):
-                ids.append(model.eos_id())
-                shard.add(ids)
+        for some in batches(documents):
+            ids, offsets = encoder.encode([document.text for document in some], model.eos_id())
+            lengths = np.diff(offsets).tolist()
+            shard.add_all(ids, lengths)
+            for document, tokens in zip(some, lengths, strict=True):
                 source, size = document.origin.source, utf8_size(document.text)
                 counts.add(source, WRITTEN, size)
-                _record(found, source, len(ids), size, _LOSSY in document.text)
+                _record(found, source, tokens, size, _LOSSY in document.text)
     found.shard.sha256 = shard.sha256
     write_whole(report, msgspec.json.encode(found))
     return counts
@@ -95,7 +102,7 @@ def encode_slice(part: Slice, tokenizer: Path, prefix: Path, report: Path) -> Co
 
 def write_manifest(reports: tuple[Path, ...], tokenizer: Path, out_dir: Path) -> Counts:
     """Gather the reports of all shards; put the tokenizer beside them."""
-    model = load_tokenizer(tokenizer)
+    model, _ = load_encoder(tokenizer)
     with whole_file(out_dir / tokenizer.name) as temporary:
         shutil.copyfile(tokenizer, temporary)
     record = TokenizerRecord(tokenizer.name, sha256_file(tokenizer), model.vocab_size(), model.eos_id())
@@ -111,14 +118,19 @@ def write_manifest(reports: tuple[Path, ...], tokenizer: Path, out_dir: Path) ->
     return Counts({}, [])
 
 
-def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
-    """A SentencePiece model. UsageError if it is none, or cannot mark the end of a document."""
+def load_encoder(path: Path) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:
+    """A SentencePiece model and its encoder, which remembers words from one slice to the next.
+
+    UsageError if it is no such model, or cannot mark the end of a document.
+    """
     return _load(path, path.stat().st_mtime_ns)
 
 
-@cache
-def _load(path: Path, version: int) -> sentencepiece.SentencePieceProcessor:  # noqa: ARG001
+@lru_cache(maxsize=1)
+def _load(path: Path, version: int) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:  # noqa: ARG001
     """The model at a path, read once a process for each `version` of it."""
+    from preprocessing.encoder import Encoder  # it compiles, and other stages need not wait for that
+
     model = sentencepiece.SentencePieceProcessor()
     try:
         model.Load(str(path))
@@ -126,7 +138,21 @@ def _load(path: Path, version: int) -> sentencepiece.SentencePieceProcessor:  # 
         raise UsageError(f"{path} is not a SentencePiece model: train_tokenizer writes one") from error
     if model.eos_id() < 0:
         raise UsageError(f"{path} has no end-of-sentence piece, which ends a document: train it with one (eos_id)")
-    return model
+    return model, Encoder(model)
+
+
+def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents in lists of a million characters, or of one document that has more."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        if batch and size + len(document.text) > _BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(document)
+        size += len(document.text)
+    if batch:
+        yield batch
 
 
 def _slice_task(part: Slice, tokenizer: Path, out_dir: Path, state: Path) -> Task:

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -79,7 +78,7 @@ def train_tokenizer(
         "vocab_size": vocab_size, "model_type": model_type, "exact": exact,
     }  # fmt: skip
     train = Task("train", train_model, arguments, samples, (out_dir / MODEL,))
-    run_stage(f"{NAME}-model", [train], state, replace(how, quiet=True))
+    run_stage(f"{NAME}-model", [train], state, how, summary=False)
     return counts
 
 

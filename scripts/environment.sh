@@ -26,5 +26,10 @@ install_gristmill() {
     echo "$wanted" > "$stamp"
 }
 
+forget_stale_kernels() {  # numba looks at the file of a function it compiled, and not at those it calls
+    find dedup preprocessing -name '*.nb[ic]' ! -newer "$(ls -t dedup/*.py preprocessing/*.py | head -n 1)" -delete
+}
+
 install_gristmill "$1"
+forget_stale_kernels
 PATH=$PWD/.venv/bin:$PATH

@@ -5,12 +5,18 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
+import datasets
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import dedup
 from dedup import Sketch, deduplicate
 from pipeline.errors import UsageError
+from pipeline.text import matching_form
 
 MODULES = sorted(path.stem for path in Path(dedup.__file__).parent.glob("*.py"))
 
@@ -48,6 +54,137 @@ def test_both_families_find_the_same_copies(texts_of: Callable[[int, int], list[
 def test_bands_beyond_the_permutations() -> None:
     with pytest.raises(UsageError, match="64 permutations"):
         deduplicate(["a text of some length"], Sketch(permutations=64))
+
+
+def shingles(text: str, width: int) -> set[str]:
+    form = matching_form(text)
+    return {form[i : i + width] for i in range(len(form) - width + 1)}
+
+
+LIKE = Sketch(width=2, permutations=16)  # 16 bands of 1 row: whoever shares some shingles is a candidate
+_WORDS = st.sampled_from(["grain", "flour", "mill", "wheel", "Water!", "каша", "a"])
+
+
+@settings(max_examples=60)
+@given(
+    texts=st.lists(st.lists(_WORDS, max_size=8).map(" ".join), max_size=20), keep=st.sampled_from(["first", "longest"])
+)
+def test_verified_duplicates_are_similar_and_what_is_kept_is_not(texts: list[str], keep: str) -> None:
+    found = deduplicate(texts, LIKE, 1, 16, verify="jaccard", threshold=0.6, keep=keep)
+    clusters = deduplicate(texts, LIKE, 1, 16, keep=keep).clusters
+    expected = np.arange(len(texts))
+    for cluster in clusters:
+        kept: list[int] = []
+        for i in sorted(cluster.tolist(), key=lambda i: (-len(texts[i]) if keep == "longest" else 0, i)):
+            sets = [(j, shingles(texts[i], 2), shingles(texts[j], 2)) for j in kept]
+            match = next(((j, len(a & b) / len(a | b)) for j, a, b in sets if len(a & b) / len(a | b) >= 0.6), None)
+            if match:
+                expected[i] = match[0]
+                assert found.similarity[i] == match[1]
+            else:
+                kept.append(i)
+                assert np.isnan(found.similarity[i])
+    assert found.duplicate_of.tolist() == expected.tolist()
+
+
+def test_verification_cuts_a_chain(texts_of: Callable[[int, int], list[str]]) -> None:
+    words, others = (text.split() for text in texts_of(2, 0))
+    chain = [" ".join(others[:i] + words[i:]) for i in range(0, 120, 2)]
+    found = deduplicate(chain, verify="jaccard")
+    assert 1 < len(found.kept) < 30
+    removed = np.setdiff1d(np.arange(len(chain)), found.kept)
+    assert (found.similarity[removed] >= 0.8).all()
+    assert np.isin(found.duplicate_of, found.kept).all()
+    assert [cluster[0] for cluster in found.clusters] == sorted({int(i) for i in found.duplicate_of[removed]})
+
+
+def columns(texts: list[str]) -> dict[str, list]:
+    return {
+        "body": texts,
+        "site": ["b", "a", "c", "a"],
+        "year": [2001, None, 2003, 2002],
+        "meta": [{"day": f"2020-01-0{i}"} for i in (4, 3, 2, 1)],
+    }
+
+
+@pytest.fixture
+def copies(texts_of: Callable[[int, int], list[str]]) -> list[str]:
+    """Four copies of a text, the second one longest."""
+    (text,) = texts_of(1, 0)
+    return [text, text + " !?", text.upper(), text]
+
+
+FORMS: list[Callable[[dict], object]] = [
+    pa.table,
+    pa.RecordBatch.from_pydict,
+    pd.DataFrame,
+    datasets.Dataset.from_dict,
+    lambda found: datasets.Dataset.from_dict(found).with_format("numpy"),
+    lambda found: datasets.Dataset.from_dict({k: v[::-1] for k, v in found.items()}).select([3, 2, 1, 0]),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [("first", 0), ("longest", 1), ("newest:year", 2), ("newest:meta.day", 0), ("source:site=c,a", 2),
+     ("source:site=a", 1)],
+)  # fmt: skip
+def test_tables_and_data_sets_with_any_policy(copies: list[str], form: Callable, keep: str, kept: int) -> None:
+    table = form(columns(copies))
+    for verify in (None, "jaccard"):
+        found = deduplicate(table, keep=keep, text="body", verify=verify)
+        assert found.duplicate_of.tolist() == [kept] * 4
+        assert found.clusters[0].tolist() == [kept, *(i for i in range(4) if i != kept)]
+    is_set = isinstance(table, datasets.Dataset)
+    chosen = table.select(found.kept) if is_set else table.take(found.kept)
+    assert [str(text) for text in chosen["body"]] == [copies[kept]]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        tuple,
+        iter,
+        pa.array,
+        lambda texts: pa.chunked_array([texts[:1], texts[1:]]),
+        lambda texts: pa.array(texts, pa.large_string()),
+        lambda texts: pa.array(texts).dictionary_encode(),
+    ],
+)
+def test_texts_in_any_form(texts_of: Callable[[int, int], list[str]], form: Callable) -> None:
+    texts = [*texts_of(300, 0), *texts_of(9, 250)]  # more than are read together
+    assert deduplicate(form(texts)).duplicate_of.tolist() == [*range(300), *range(250, 259)]
+
+
+def test_a_data_set_need_not_be_loaded_for_lists(run: Callable) -> None:
+    code = "import sys; from dedup import deduplicate; deduplicate(['a']); sys.exit('datasets' in sys.modules)"
+    run(f'python -c "{code}"')
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ("one text", {}, "texts in a str: wanted a list"),
+        ({"a": 1}, {}, "texts in a dict: wanted a list"),
+        (datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": ["a"]})}), {}, "in a DatasetDict: wanted"),
+        (datasets.Dataset.from_dict({"text": ["a"]}).to_iterable_dataset(), {}, "wanted one that is loaded"),
+        (7, {}, "texts in a int: wanted a list"),
+        (["a", None], {}, "text 1 is null"),
+        (pa.array(["a", None]), {}, "text 1 is null"),
+        ([b"a"], {}, "text 0 is of type bytes"),
+        (pa.table({"body": ["a"]}), {}, "no column 'text': wanted one of body"),
+        (pa.table({"text": ["a"]}), {"keep": "newest:year"}, "no column 'year': wanted one of text"),
+        (["a"], {"keep": "newest:year"}, "a list of texts has no columns"),
+        (["a"], {"keep": "source:a,b"}, "wanted the column and its values"),
+        (["a"], {"keep": "oldest"}, "--keep oldest: wanted one of first"),
+        (["a"], {"verify": "cosine"}, "verify 'cosine'"),
+        (["a"], {"verify": "jaccard", "threshold": 80}, "--threshold 80"),
+    ],
+)
+def test_what_cannot_be_deduplicated(texts: object, options: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        deduplicate(texts, **options)
 
 
 @pytest.mark.parametrize("module", MODULES)

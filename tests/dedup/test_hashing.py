@@ -1,49 +1,46 @@
-"""The compiled hashes are the real ones, at every length."""
+"""The compiled hashes are the real ones, at every length, one by one and side by side."""
 
-import hashlib
 import random
 
 import numpy as np
 import pytest
 import xxhash
 
-from dedup.hashing import LANES, ONE_BLOCK, SHA1_ROWS, sha1_32, sha1_32_lanes, xxh32, xxh32_windows
+from dedup.hashing import LONGEST, ROWS, STRIPE, gather_even, gather_uneven, xxh32, xxh32_even, xxh32_uneven
 
 LENGTHS = [*range(140), 183, 184, 247, 248, 1000]  # past several blocks of 16 and of 64 bytes
+DATA = np.frombuffer(random.Random(1).randbytes(2000), np.uint8)
+
+
+def expected(start: int, length: int) -> int:
+    return xxhash.xxh32_intdigest(DATA[start : start + length].tobytes())
 
 
 @pytest.mark.parametrize("start", [0, 5])
 def test_xxh32(start: int) -> None:
-    data = np.frombuffer(random.Random(1).randbytes(1100), np.uint8)
     for length in LENGTHS:
-        expected = xxhash.xxh32_intdigest(data[start : start + length].tobytes())
-        assert xxh32(data, start, start + length) == expected
+        assert xxh32(DATA, start, start + length) == expected(start, length)
 
 
-@pytest.mark.parametrize("start", [0, 5])
-def test_sha1_32(start: int) -> None:
-    data, schedule = np.frombuffer(random.Random(2).randbytes(1100), np.uint8), np.empty(1036, np.uint32)
-    for length in LENGTHS:
-        digest = hashlib.sha1(data[start : start + length].tobytes()).digest()
-        assert sha1_32(data, start, start + length, schedule) == int.from_bytes(digest[:4], "little")
+@pytest.mark.parametrize("count", [1, 17, 512])
+def test_windows_of_one_length(count: int) -> None:
+    rows, words = np.empty((ROWS, count + 5), np.uint32), np.empty(count + LONGEST, np.uint32)
+    values = np.empty(count, np.uint32)
+    lanes = np.empty((4, count), np.uint32)
+    for length in range(LONGEST + 1):
+        gather_even(DATA, length, count, rows, words)
+        if length < STRIPE:
+            xxh32_even(rows, length, values)
+        else:
+            xxh32_uneven(rows, np.full(count, length, np.uint32), length, values, lanes)
+        assert values.tolist() == [expected(i, length) for i in range(count)], length
 
 
-@pytest.mark.parametrize("width", range(1, 16))
-def test_windows_are_hashed_as_one_by_one(width: int) -> None:
-    words = np.empty(1024 + 12, np.uint32)
-    for count in (1, 2, 17, 1023, 1024):
-        data = np.frombuffer(random.Random(count).randbytes(count + width - 1), np.uint8)
-        values = np.empty(count, np.uint32)
-        xxh32_windows(data, width, values, words)
-        assert values.tolist() == [xxhash.xxh32_intdigest(data[i : i + width].tobytes()) for i in range(count)]
-
-
-def test_sha1_side_by_side() -> None:
-    data, chance = np.frombuffer(random.Random(3).randbytes(1000), np.uint8), np.random.default_rng(0)
-    values, rows = np.empty(LANES, np.uint32), np.empty((SHA1_ROWS, LANES), np.uint32)
-    for _ in range(8):
-        starts = chance.integers(0, 900, LANES)
-        ends = starts + chance.permutation(np.arange(LANES) % (ONE_BLOCK + 1))
-        sha1_32_lanes(data, starts, ends, values, rows)
-        digests = [hashlib.sha1(data[i:j].tobytes()).digest() for i, j in zip(starts, ends, strict=True)]
-        assert values.tolist() == [int.from_bytes(digest[:4], "little") for digest in digests]
+@pytest.mark.parametrize("most", [0, 3, 4, 15, 16, 31, 39, 63, 64])
+def test_messages_of_any_length(most: int) -> None:
+    chance = np.random.default_rng(most)
+    starts, lengths = chance.integers(0, 1900, 300, np.int32), chance.integers(0, most + 1, 300, np.uint32)
+    rows, lanes, values = np.empty((ROWS, 512), np.uint32), np.empty((4, 512), np.uint32), np.empty(300, np.uint32)
+    gather_uneven(DATA, starts, lengths, most, rows)
+    xxh32_uneven(rows, lengths, most, values, lanes)
+    assert values.tolist() == [expected(start, length) for start, length in zip(starts, lengths, strict=True)]

@@ -4,15 +4,18 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from dedup import Sketch, signatures, to_hash
-from dedup.minhash import Hash
+from dedup.families import Hash
+from dedup.minhash import DATATROVE
 from dedup.shards import list_shards, open_shard, write_shard
-from dedup.to_hash import SIGNED, TOO_SHORT
+from dedup.to_hash import SIGNED, SKIPPED, TOO_SHORT
 from pipeline.errors import InputError, UsageError
+from pipeline.keys import write_keys
 from pipeline.ledger import READ, Counts
 from pipeline.stage import How
 
@@ -24,7 +27,7 @@ def sign(norm: Path, out: Path, source: str = "all", **options: object) -> Count
     return to_hash(source, norm, out, 0, "0", 0, 9999, how=HOW, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("hash", ["xxh32", "sha1"])
+@pytest.mark.parametrize("hash", get_args(Hash))
 def test_a_shard_holds_the_signatures_of_its_file(
     norm: Path, tmp_path: Path, planted: dict[str, list[str]], hash: Hash
 ) -> None:
@@ -91,12 +94,74 @@ def test_a_file_that_changed_is_signed_again_and_one_that_went_is_forgotten(
     assert len(list_shards(tmp_path / "out")) == 1
 
 
-@pytest.mark.parametrize("change", [{"hash": "sha1"}, {"width": 12}, {"permutations": 130}, {"seed": 2}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{"hash": "sha1"}, {"width": 12}, {"permutations": 130}, {"seed": 2}, {"unit": "word"}, {"hash": "fss"}],
+    ids=str,
+)
 def test_shards_that_cannot_be_compared_are_both_named(norm: Path, tmp_path: Path, change: dict) -> None:
     sign(norm, tmp_path / "arxiv", "arxiv")
     sign(norm, tmp_path / "book", "book", **change)
     with pytest.raises(UsageError, match=r"cannot be compared: .*arxiv/a\.jsonl.* holds xxh32 .*; .*book/.* holds "):
         list_shards(tmp_path)
+
+
+def test_shingles_of_words(norm: Path, tmp_path: Path, planted: dict[str, list[str]], run: Callable) -> None:
+    run(f"python dedup/to_hash.py all {norm} {tmp_path} 0 0 0 99 --unit word -w 5 --permutations 112 --quiet")
+    for shard in map(open_shard, list_shards(tmp_path)):
+        assert (shard.head.unit, shard.head.width, shard.head.permutations) == ("word", 5, 112)
+        values, shingles = signatures(planted[shard.head.file], DATATROVE)
+        assert (np.concatenate(list(shard.signatures())) == values[shingles > 0]).all()
+
+
+@pytest.mark.parametrize("suffix", [".pickle", ".parquet"])
+@pytest.mark.parametrize("batch", [1, 10_000])
+def test_documents_that_are_skipped(
+    norm: Path, tmp_path: Path, planted: dict[str, list[str]], suffix: str, batch: int
+) -> None:
+    keys = tmp_path / f"exact{suffix}"
+    write_keys(
+        keys, {"arxiv/a.jsonl": np.array([1, 2]), "arxiv/b.jsonl.zst": np.array([3, 99]), "web/x": np.array([0])}
+    )
+    counts = sign(norm, tmp_path / "out", skip=keys, batch=batch)
+    sign(norm, tmp_path / "all")
+    rows = {shard.head.file: shard.rows().tolist() for shard in map(open_shard, list_shards(tmp_path / "out"))}
+    assert rows["arxiv/a.jsonl"] == [0, 3]
+    assert rows["arxiv/b.jsonl.zst"] == [0, 1]
+    found = [counts.total(reason).documents for reason in (READ, SIGNED, SKIPPED, TOO_SHORT)]
+    assert found == [15, 8, 3, 4]
+    assert counts.total(SKIPPED).bytes == sum(
+        len(text.encode()) for text in (*planted["arxiv/a.jsonl"][1:3], planted["arxiv/b.jsonl.zst"][3])
+    )
+    for one, other in zip(list_shards(tmp_path / "out"), list_shards(tmp_path / "all"), strict=True):
+        ours, everything = open_shard(one), open_shard(other)
+        kept = np.isin(everything.rows(), ours.rows())
+        both = [np.concatenate(list(shard.signatures())) for shard in (ours, everything)]
+        assert (both[0] == both[1][kept]).all()
+
+
+def test_keys_that_changed_are_skipped_anew(norm: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "exact.parquet"
+    write_keys(keys, {"arxiv/a.jsonl": np.array([0])})
+    assert sign(norm, tmp_path / "out", skip=keys).total(SKIPPED).documents == 1
+    write_keys(keys, {"arxiv/a.jsonl": np.array([0, 1, 3])})
+    assert sign(norm, tmp_path / "out", skip=keys).total(SKIPPED).documents == 3
+    assert sign(norm, tmp_path / "out").total(SKIPPED).documents == 0
+
+
+def test_keys_of_other_files_are_pointed_out(norm: Path, tmp_path: Path, run: Callable) -> None:
+    keys = tmp_path / "exact.pickle"
+    write_keys(keys, {"a.jsonl": np.array([0])})
+    ended = run(f"python dedup/to_hash.py all {norm} {tmp_path}/out 0 0 0 99 --skip {keys}")
+    assert "none was skipped" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("keys.txt", "wanted a name"), ("absent.pickle", "no file"), ("a.parquet", "no file")]
+)
+def test_keys_that_cannot_be_read(norm: Path, tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        sign(norm, tmp_path / "out", skip=tmp_path / name)
 
 
 def test_a_folder_without_shards(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from pipeline.tokens import verify
 from tests.gristmill.corpus import make_corpus, run, run_arguments, tree
 
 STAGES = (
-    "normalize_text", "filter", "to_hash", "generate_duplicate_pairs", "generate_connected_components",
-    "generate_duplicates_dict", "pass1", "pass2", "dedup_train", "train_tokenizer", "tokenize_corpus",
+    "normalize_text", "filter", "to_hash", "generate_connected_components", "generate_duplicates_dict", "pass1",
+    "pass2", "dedup_train", "train_tokenizer", "tokenize_corpus",
 )  # fmt: skip
 
 

@@ -66,6 +66,15 @@ def test_any_documents_are_read_as_written(tmp_path_factory: pytest.TempPathFact
     assert [ids.tolist() for ids in TokenShard(folder / "any")] == documents
 
 
+def test_many_documents_at_once_are_the_same_shard(tmp_path: Path) -> None:
+    one = write_shard(tmp_path, "one", [*DOCUMENTS, *DOCUMENTS])
+    with TokenShardWriter(tmp_path / "all", token_dtype(32_000)) as shard:
+        for _ in range(2):
+            shard.add_all(np.concatenate(DOCUMENTS), [len(ids) for ids in DOCUMENTS])
+    assert shard.sha256 == one.sha256
+    assert (tmp_path / "all.idx").read_bytes() == (tmp_path / "one.idx").read_bytes()
+
+
 @pytest.mark.parametrize("vocabulary", [32_000, 128_000])
 def test_megatron_reads_ours_token_for_token(tmp_path: Path, vocabulary: int) -> None:
     write_folder(tmp_path, vocabulary)

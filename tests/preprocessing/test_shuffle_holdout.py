@@ -77,7 +77,7 @@ def test_counts_say_where_each_document_went(tmp_path: Path, quiet: How, corpus)
     write_keys(tmp_path / "short.pickle", {"book/0.jsonl": np.arange(4)})
     write_keys(tmp_path / "dup.parquet", {"c4/0.jsonl": np.arange(2)})
     with pytest.raises(InputError, match="no column kept_file, kept_row"):
-        pass1(norm, tmp_path / "out", tmp_path / "dup.parquet", how=quiet)
+        pass1(norm, tmp_path / "out", tmp_path / "dup.parquet", tmp_path / "short.pickle", how=quiet)
     write_provenance(tmp_path / "dup.parquet", [("c4/0.jsonl", 0, "c4/0.jsonl", 5), ("c4/0.jsonl", 1, "c4/0.jsonl", 5)])
     counts = pass1(norm, tmp_path / "out", tmp_path / "dup.parquet", tmp_path / "short.pickle", "book=1.5", how=quiet)
     of = {reason: counts.total(reason).documents for reason in counts.reasons}
@@ -159,7 +159,7 @@ def test_no_duplicates_and_none_short_is_a_key_set_too(tmp_path: Path, corpus, m
 @pytest.mark.parametrize(
     ("keys", "wanted"),
     [
-        ({"other/0.jsonl": [1]}, "names 1 files that the corpus does not have, 'other/0.jsonl'"),
+        ({"other/0.jsonl": [1]}, "names 'other/0.jsonl', a file that the corpus does not have"),
         ({"book/0.jsonl": [0, 99]}, "name 2 documents, and 1 of them are in the corpus"),
     ],
 )

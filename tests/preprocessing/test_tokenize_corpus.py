@@ -160,11 +160,33 @@ def test_another_tokenizer_encodes_again(tmp_path: Path, quiet: How, texts, mode
     write(tmp_path / "prose" / "a.jsonl", [{"text": text.upper()} for text in prose])
     train_tokenizer(tmp_path / "prose", tmp_path / "other", 310, how=quiet)
     shutil.copy(tmp_path / "other" / "tokenizer.model", own)
-    # (`load_tokenizer` is cached by path for the life of a process: a new process reads the new model)
     tokenize_corpus(tmp_path / "in", tmp_path / "other" / "tokenizer.model", tmp_path / "out", quiet)
     after = verify(tmp_path / "out")
     assert after.tokenizer.vocab_size == 310 and after.tokens > before.tokens
     assert after.tokenizer.sha256 != before.tokenizer.sha256
+
+
+def test_a_model_that_is_not_merged_by_us_says_so(tmp_path: Path, texts, prose, write, capfd) -> None:
+    """And its shards are SentencePiece's all the same, whatever follows whatever."""
+    loud = How(workers=1)
+    write(tmp_path / "prose" / "a.jsonl", [{"text": text} for text in prose])
+    for kind in ("unigram", "bpe"):
+        train_tokenizer(tmp_path / "prose", tmp_path / kind, 310, kind, how=loud)
+        path = tmp_path / kind / "tokenizer.model"
+        tokenize_corpus(tmp_path / "in", path, tmp_path / "out" / kind, loud)
+        model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        wanted = [[[*ids, model.eos_id()] for ids in model.encode(found)] for found in texts.values()]
+        assert [[ids.tolist() for ids in shard] for shard in open_shards(tmp_path / "out" / kind)[1]] == wanted
+        said = "SentencePiece encodes each text as a whole" in capfd.readouterr().err
+        assert said == (kind == "unigram")
+
+
+def test_documents_of_more_than_a_batch_are_all_there(tmp_path: Path, quiet: How, write, model_path, model) -> None:
+    found = ["the mill " * 80_000, "grain", "flour " * 200_000, "", "water " * 100_000, "wheel"]
+    write(tmp_path / "in" / "a.jsonl", [{"text": text} for text in found])
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
+    (shard,) = open_shards(tmp_path / "out")[1]
+    assert [ids.tolist() for ids in shard] == [[*model.encode(text), model.eos_id()] for text in found]
 
 
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path, quiet: How, texts) -> None:

@@ -1,0 +1,190 @@
+"""Command: one cluster as a NetworkX graph, for looking at: who resembles whom, and what only a chain joins."""
+
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import Positional
+
+from dedup.cluster_members import Similarities, compare_signatures, compare_texts, read_cluster, read_texts
+from dedup.matching import Unit
+from dedup.numbering import is_of_index, scope_of
+from pipeline.command import command
+from pipeline.documents import DocKey
+from pipeline.errors import UsageError
+from pipeline.files import whole_file
+
+if TYPE_CHECKING:
+    import networkx
+
+EXCERPT = 80  # characters
+_SHOWN = 20  # members that are listed in the terminal
+
+
+def cluster_graph(
+    key: str,
+    clusters: Path,
+    corpus: Path | None = None,
+    minhash: Path | None = None,
+    threshold: float = 0.5,
+    width: int = 13,
+    unit: Unit = "character",
+    most: int = 2000,
+) -> "networkx.Graph":
+    """The cluster that a document belongs to, as a graph of its members.
+
+    A node is a key, in the order of the cluster (the first is what is kept by default), with `source`,
+    `first_similarity` and, where the text is at hand, `characters` and `excerpt`. An edge joins two
+    documents of Jaccard similarity `threshold` or more: `weight`, and `estimated`, which is False
+    where it was computed from the texts' sets of shingles (8 bytes a character are held in memory)
+    and True where it comes from signatures. The graph's attributes say how it was made.
+
+    Args:
+        key: A document's key, <file>@<row>.
+        clusters: DUP/connected_components.pickle or .parquet.
+        corpus: NORM/, the folder of all sources; only files that hold members are read.
+        minhash: MINHASH/, to estimate similarities from signatures instead, without the corpus.
+        threshold: Least similarity of an edge.
+        width: Units of a shingle.
+        unit: What a shingle is made of: character or word.
+        most: Largest cluster to compare: n documents are n² / 2 comparisons.
+
+    Raises:
+        UsageError: There is no such key, the cluster is too large, or there is nothing to compare with.
+        InputError: A file is damaged, or not of this corpus.
+    """
+    if not 0 <= threshold <= 1:
+        raise UsageError(f"--threshold {threshold}: wanted a similarity from 0 to 1, such as 0.5")
+    if corpus is None and minhash is None:
+        raise UsageError("nothing to compare the documents by: give --corpus NORM/, or --minhash MINHASH/ to estimate")
+    members = read_cluster(clusters, DocKey.parse(key), most)
+    graph = _networkx().Graph(cluster=str(members[0]), threshold=threshold)
+    graph.add_nodes_from((str(member), {"source": scope_of(member.file)}) for member in members)
+    if corpus is not None:
+        texts = dict(read_texts(corpus, [member for member in members if not is_of_index(member.file)]))
+        for member, text in texts.items():
+            graph.add_node(str(member), characters=len(text), excerpt=_excerpt(text))
+        values = compare_texts([texts.get(member) for member in members], width, unit)
+        graph.graph["similarity"] = f"Jaccard of {width}-{unit} shingles"
+    elif minhash is not None:
+        values, made_as = compare_signatures(minhash, members)
+        graph.graph["similarity"] = f"estimated Jaccard: {made_as}"
+    _add_edges(graph, members, values, threshold, estimated=corpus is None)
+    return graph
+
+
+def show_cluster(
+    key: Positional[str],
+    clusters: Path,
+    corpus: Path | None = None,
+    minhash: Path | None = None,
+    threshold: float = 0.5,
+    width: int = 13,
+    unit: Unit = "character",
+    most: int = 2000,
+    graph: Path | None = None,
+) -> Group:
+    """Show the cluster that a document belongs to, and write it as a graph for Gephi, Cytoscape or NetworkX.
+
+    Args:
+        key: A document's key, <file>@<row>.
+        clusters: DUP/connected_components.pickle or .parquet.
+        corpus: NORM/, the folder of all sources; only files that hold members are read.
+        minhash: MINHASH/, to estimate similarities from signatures instead, without the corpus.
+        threshold: Least similarity of an edge.
+        width: Units of a shingle.
+        unit: What a shingle is made of: character or word.
+        most: Largest cluster to compare: n documents are n² / 2 comparisons.
+        graph: A .graphml file to write.
+
+    Returns:
+        What there is to say of the cluster, and its members.
+    """
+    if graph is not None and graph.suffix != ".graphml":
+        raise UsageError(f"--graph {graph}: wanted a name that ends in .graphml")
+    found = cluster_graph(key, clusters, corpus, minhash, threshold, width, unit, most)
+    if graph is not None:
+        with whole_file(graph) as temporary:
+            _networkx().write_graphml_xml(found, temporary)
+    return Group(describe(found), "", _list_members(found))
+
+
+def describe(graph: "networkx.Graph") -> Table:
+    """A few lines: members, edges, similarities to the first, lengths, and what only a chain joins to it."""
+    first, *others = graph.nodes
+    similarity = {key: graph.nodes[key].get("first_similarity", np.nan) for key in others}
+    known = sorted(value for value in similarity.values() if not np.isnan(value))
+    pairs, sources = len(graph) * (len(graph) - 1) // 2, {source for _, source in graph.nodes(data="source")}
+    chained = [key for key, value in similarity.items() if value < graph.graph["threshold"]]
+    lines = {
+        "members": f"{len(graph):,} documents of {', '.join(sorted(sources))}",
+        "similarity": graph.graph["similarity"],
+        "edges": f"{graph.size():,} of {pairs:,} pairs at {graph.graph['threshold']:.2f} or more",
+        "first": first,
+        "to the first": f"{known[0]:.2f} to {known[-1]:.2f}, median {np.median(known):.2f}" if known else "unknown",
+        "chained": f"{len(chained):,} members are less similar than that to the first" + _some(chained, similarity),
+    }
+    lengths = {key: count for key, count in graph.nodes(data="characters") if count is not None}
+    for name, choose in (("longest", max), ("shortest", min)):
+        if lengths:
+            key = choose(lengths, key=lambda key: lengths[key])
+            lines[name] = f"{key}, {lengths[key]:,} characters"
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in lines.items():
+        table.add_row(Text(name, "bold"), Text(value))
+    return table
+
+
+def _list_members(graph: "networkx.Graph") -> Table:
+    table = Table("member", "characters", "to the first", "edges", "text", box=None, pad_edge=False)
+    for key in list(graph.nodes)[:_SHOWN]:
+        node = graph.nodes[key]
+        count, value = node.get("characters"), node.get("first_similarity")
+        table.add_row(
+            Text(key), "" if count is None else f"{count:,}", "" if value is None else f"{value:.2f}",
+            str(graph.degree(key)), Text(node.get("excerpt", "")[:40]),
+        )  # fmt: skip
+    if len(graph) > _SHOWN:
+        table.add_row(f"and {len(graph) - _SHOWN:,} more")
+    return table
+
+
+def _some(chained: Collection[str], similarity: dict[str, float]) -> str:
+    shown = ", ".join(f"{key} ({similarity[key]:.2f})" for key in sorted(chained, key=lambda key: similarity[key])[:3])
+    return f": {shown}{', …' if len(chained) > 3 else ''}" if shown else ""
+
+
+def _add_edges(
+    graph: "networkx.Graph", members: Sequence[DocKey], values: Similarities, threshold: float, estimated: bool
+) -> None:
+    names = [str(member) for member in members]
+    for name, value in zip(names, values[0].tolist(), strict=True):
+        if not np.isnan(value):
+            graph.nodes[name]["first_similarity"] = round(value, 6)
+    for one, other in np.argwhere(np.triu(values >= threshold, 1)).tolist():
+        graph.add_edge(names[one], names[other], weight=round(float(values[one, other]), 6), estimated=estimated)
+
+
+def _excerpt(text: str) -> str:
+    """The text's beginning as XML can hold it."""
+    start = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * EXCERPT])
+    return " ".join(start.split())[:EXCERPT]
+
+
+def _networkx() -> Any:
+    try:
+        import networkx
+    except ImportError as error:
+        raise UsageError("cluster_graph needs the package networkx: pip install 'gristmill[graph]'") from error
+    return networkx
+
+
+if __name__ == "__main__":
+    command(show_cluster)

@@ -1,0 +1,111 @@
+"""Texts in memory, read alike: a list, an Arrow column or table, a Hugging Face data set."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.errors import UsageError
+
+_ROWS = 256
+Indices = NDArray[np.int64]
+
+
+class Table(Protocol):
+    """Rows with a text each. What is asked for is copied out of it, and nothing else."""
+
+    def __len__(self) -> int: ...
+    def texts(self, indices: Indices) -> list[str]: ...
+    def values(self, column: str, indices: Indices) -> list[Any]: ...
+
+
+def as_table(texts: Any, text: str) -> Table:
+    """What `deduplicate` takes; `text` names the column that holds the texts. UsageError if it is something else."""
+    if isinstance(texts, pa.ChunkedArray | pa.Array):
+        return _ArrowTable(pa.table({text: texts}), text)
+    if isinstance(texts, pa.Table | pa.RecordBatch) or hasattr(texts, "columns"):  # a data frame, pandas' or polars'
+        return _ArrowTable(pa.table(texts), text)
+    if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
+        raise UsageError(
+            f"texts in a {type(texts).__name__}: wanted a list of strings, a table, or one datasets.Dataset"
+        )
+    if hasattr(texts, "with_format"):
+        if not hasattr(texts, "__len__"):
+            raise UsageError("texts in a data set that is streamed: wanted one that is loaded, as they are read twice")
+        return _HuggingFaceDataset(texts, text)
+    return _Strings(texts if isinstance(texts, Sequence) else list(texts))
+
+
+def text_batches(table: Table, rows: int = _ROWS) -> Iterator[list[str]]:
+    """All texts, so many at a time."""
+    for start in range(0, len(table), rows):
+        yield table.texts(np.arange(start, min(start + rows, len(table))))
+
+
+class _Strings:
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def texts(self, indices: Indices) -> list[str]:
+        return _checked([self._texts[i] for i in indices.tolist()], indices)
+
+    def values(self, column: str, indices: Indices) -> list[Any]:  # noqa: ARG002
+        raise UsageError(f"keep by {column!r}: a list of texts has no columns. Give a table, or keep first or longest")
+
+
+class _ArrowTable:
+    def __init__(self, table: pa.Table, text: str) -> None:
+        self._table, self._text = table, text
+        _check_column(text, table.column_names)
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def texts(self, indices: Indices) -> list[str]:
+        return _checked(self.values(self._text, indices), indices)
+
+    def values(self, column: str, indices: Indices) -> list[Any]:
+        _check_column(column, self._table.column_names)
+        found = self._table.column(column)
+        if len(indices) and indices[-1] - indices[0] == len(indices) - 1 and (np.diff(indices) == 1).all():
+            return found.slice(indices[0], len(indices)).to_pylist()
+        return found.take(pa.array(indices)).to_pylist()
+
+
+class _HuggingFaceDataset:
+    """A datasets.Dataset, known by what it can do: the package need not be installed for the others."""
+
+    def __init__(self, dataset: Any, text: str) -> None:
+        self._dataset, self._text = dataset, text
+        _check_column(text, dataset.column_names)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def texts(self, indices: Indices) -> list[str]:
+        return _checked(self.values(self._text, indices), indices)
+
+    def values(self, column: str, indices: Indices) -> list[Any]:
+        _check_column(column, self._dataset.column_names)
+        found = self._dataset.select_columns([column]).with_format("arrow")[indices.tolist()]
+        return found.column(column).to_pylist()
+
+
+def _check_column(column: str, columns: Sequence[str]) -> None:
+    if column not in columns:
+        raise UsageError(
+            f"there is no column {column!r}: wanted one of {', '.join(columns)}; text= names that of texts"
+        )
+
+
+def _checked(texts: list[Any], indices: Indices) -> list[str]:
+    for text, index in zip(texts, indices.tolist(), strict=True):
+        if not isinstance(text, str):
+            found = "null" if text is None else f"of type {type(text).__name__}"
+            raise UsageError(f"text {index} is {found}: wanted a string, an empty one where there is none")
+    return texts

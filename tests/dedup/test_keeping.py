@@ -1,0 +1,95 @@
+"""Keep policies: what a word means, and that ranks are in the order that they promise."""
+
+from datetime import UTC, date, datetime, timedelta
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dedup.keeping import LAST, BySource, First, Longest, Newest, parse_keep, rank_longest, rank_newest
+from pipeline.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("first", First()),
+        ("longest", Longest()),
+        ("source:wikipedia", BySource(("wikipedia",))),
+        ("source:wiki, lang=en,a:b", BySource(("wiki", "lang=en", "a:b"))),
+        ("newest:meta.timestamp", Newest("meta.timestamp")),
+    ],
+)
+def test_policies_by_name(text: str, policy: object) -> None:
+    assert parse_keep(text) == policy
+
+
+@pytest.mark.parametrize(
+    "text", ["", "last", "First", "first:", "longest:text", "source", "source:", "source:a,,b", "source:a,a", "newest",
+             "newest:", "newest:meta.", "newest:.x"]
+)  # fmt: skip
+def test_other_words_are_refused_with_what_is_possible(text: str) -> None:
+    with pytest.raises(UsageError, match=r"first, longest, source:.* newest:"):
+        parse_keep(text)
+
+
+def test_sources_in_the_given_order_and_then_all_others() -> None:
+    policy = BySource(("wiki", "book"))
+    assert policy.rank("wiki") < policy.rank("book") < policy.rank("c4") == policy.rank("arxiv")
+
+
+@given(st.integers(0, 2**40), st.integers(0, 2**40))
+def test_longer_comes_first(one: int, other: int) -> None:
+    assert (rank_longest(one) < rank_longest(other)) == (one > other)
+
+
+_NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53) | st.just(-0.0)
+
+
+@given(_NUMBERS, _NUMBERS)
+def test_greater_comes_first(one: float, other: float) -> None:
+    assert (rank_newest(one) < rank_newest(other)) == (one > other)
+    assert (rank_newest(one) == rank_newest(other)) == (one == other)
+    assert -(2**63) <= rank_newest(one) < LAST
+
+
+@given(*[st.datetimes(datetime(1700, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))] * 2)
+def test_later_comes_first_however_it_is_written(one: datetime, other: datetime) -> None:
+    if abs(one - other) > timedelta(milliseconds=1):
+        assert (rank_newest(one.isoformat()) < rank_newest(other)) == (one > other)
+
+
+def test_dates_and_times_of_many_forms() -> None:
+    same = ["2023-01-01", "2023-01-01T00:00:00Z", "2023-01-01 01:00+01:00", "20230101T000000", date(2023, 1, 1),
+            datetime(2023, 1, 1), 1672531200, 1672531200.0, " 2023-01-01 "]  # fmt: skip
+    assert {rank_newest(value) for value in same} == {rank_newest(same[0])}
+
+
+@pytest.mark.parametrize(
+    "value", [None, "", "yesterday", True, [], {}, float("nan"), float("inf"), 10**400, "2023-13-01"]
+)
+def test_neither_number_nor_date(value: object) -> None:
+    assert rank_newest(value) is None
+
+
+RECORDS = [
+    ({"meta": msgspec.Raw(b'{"year":7}')}, 7),  # as a .jsonl is read
+    ({"meta": {"year": 7}}, 7),  # a struct of a table
+    ({"meta": '{"year": 7}'}, 7),  # JSON within a string, as some tables have it
+    ({"meta": msgspec.Raw(b'"{\\"year\\":7}"')}, 7),
+    ({"meta": msgspec.Raw(b"[1]")}, None),
+    ({"meta": "{broken"}, None),
+    ({"meta": msgspec.Raw(b"null")}, None),
+    ({"year": 7}, None),
+    ({}, None),
+]
+
+
+@pytest.mark.parametrize(("record", "value"), RECORDS)
+def test_the_field_is_found_wherever_records_hold_it(record: dict, value: object) -> None:
+    assert Newest("meta.year").value(record) == value
+
+
+def test_a_field_at_the_top() -> None:
+    assert Newest("date").value({"date": msgspec.Raw(b'"2023-01-01"')}) == "2023-01-01"

@@ -1,0 +1,60 @@
+"""Sets of shingles are Python's, hashed."""
+
+import random
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dedup.matching import CHUNK, Unit
+from dedup.shingles import shingle_sets, xxh64
+from pipeline.errors import UsageError
+from pipeline.text import matching_form
+
+ODD = ["", "a", "...", "Hello, wörld! ΟΔΟΣ İ", "漢字" * 30, "👍" * 20, "one two three four five six seven " * 9]
+
+
+def hashes_of(text: str, width: int, unit: Unit) -> list[int]:
+    form = matching_form(text)
+    units, joint = (form, "") if unit == "character" else (form.split(), " ")
+    windows = {joint.join(units[i : i + width]) for i in range(len(units) - width + 1)}
+    return sorted(xxhash.xxh64_intdigest(window.encode("utf-8", "surrogatepass")) for window in windows)
+
+
+@pytest.mark.parametrize("unit", ["character", "word"])
+@pytest.mark.parametrize("width", [1, 2, 5, 13, 32, 40])
+def test_sets_are_those_of_python(width: int, unit: Unit) -> None:
+    for text, found in zip(ODD, shingle_sets(ODD, width, unit), strict=True):
+        assert found.dtype == np.uint64
+        assert found.tolist() == hashes_of(text, width, unit), text
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text(max_size=60), max_size=4), st.integers(1, 8), st.sampled_from(["character", "word"]))
+def test_any_text(texts: list[str], width: int, unit: Unit) -> None:
+    assert [found.tolist() for found in shingle_sets(texts, width, unit)] == [
+        hashes_of(text, width, unit) for text in texts
+    ]
+
+
+def test_more_texts_than_are_packed_at_a_time() -> None:
+    long = "".join(random.Random(1).choices("abcdefgh ", k=CHUNK + 9))
+    texts = ["a short one, and yet", long, "a short one, and yet"] * 2
+    together = shingle_sets(texts)
+    assert [len(found) for found in together] == [len(hashes_of(text, 13, "character")) for text in texts]
+    assert all((found == shingle_sets([text])[0]).all() for found, text in zip(together, texts, strict=True))
+    assert shingle_sets([]) == []
+
+
+def test_xxh64_at_every_length() -> None:
+    data = np.frombuffer(random.Random(1).randbytes(400), np.uint8)
+    for length in range(200):
+        assert int(xxh64(data, 5, 5 + length)) == xxhash.xxh64_intdigest(data[5 : 5 + length].tobytes())
+
+
+@pytest.mark.parametrize("bad", [{"width": 0}, {"unit": "line"}])
+def test_shingles_that_cannot_be(bad: dict) -> None:
+    with pytest.raises(UsageError, match="wanted"):
+        shingle_sets(["text"], **bad)

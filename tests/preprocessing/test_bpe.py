@@ -1,0 +1,67 @@
+"""Merging: vocabularies that no trainer would make, against SentencePiece itself."""
+
+import struct
+from itertools import product
+
+import numpy as np
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preprocessing.bpe import LONGEST
+from preprocessing.encoder import Encoder
+from preprocessing.vocabulary import Algorithm, Kind
+
+ALPHABET = "ab▁é水"
+vocabularies = st.dictionaries(st.text(ALPHABET, min_size=1, max_size=6), st.integers(-3, 3), max_size=30)
+texts = st.lists(st.text(ALPHABET.replace("▁", " ") + "☃", max_size=30), max_size=8)
+
+
+def field(number: int, value: bytes | int) -> bytes:
+    """A field of a protocol-buffer message, of bytes or an integer below 128."""
+    if isinstance(value, int):
+        return bytes([number << 3, value])
+    assert len(value) < 128
+    return bytes([number << 3 | 2, len(value)]) + value
+
+
+def piece(text: str, score: float, kind: Kind) -> bytes:
+    return field(1, field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + field(3, kind))
+
+
+def model_of(vocabulary: dict[str, int]) -> bytes:
+    """A BPE model that rewrites nothing, with the given pieces and scores."""
+    pieces = [piece(text, score, Kind.NORMAL) for text, score in vocabulary.items()]
+    trainer = field(2, field(3, Algorithm.BPE))
+    normalizer = field(3, field(3, 0) + field(4, 0))
+    return b"".join([piece("<unk>", 0, Kind.UNKNOWN), *pieces, trainer, normalizer])
+
+
+@given(vocabulary=vocabularies, found=texts)
+def test_any_vocabulary_merges_as_in_sentencepiece(vocabulary: dict[str, int], found: list[str]) -> None:
+    """Equal scores, pieces that nothing makes, and texts merged the short way and (repeated) the long way."""
+    model = sentencepiece.SentencePieceProcessor(model_proto=model_of(vocabulary))
+    found += [text * (LONGEST // len(text) + 1) for text in found if text]
+    encoder = Encoder(model)
+    ids, offsets = encoder.encode(found)
+    assert not encoder.fallback
+    assert [ids[offsets[i] : offsets[i + 1]].tolist() for i in range(len(found))] == model.encode(found)
+
+
+def test_unused_pieces_are_left_to_sentencepiece() -> None:
+    proto = model_of({"a": 0, "b": 0, "ab": 1}) + piece("abab", 2, Kind.UNUSED)
+    model = sentencepiece.SentencePieceProcessor(model_proto=proto)
+    encoder = Encoder(model)
+    assert encoder.fallback
+    assert encoder.encode(["ababab"])[0].tolist() == model.encode("ababab") == [3, 3, 3]
+
+
+def test_texts_of_equal_hashes_are_told_apart() -> None:
+    """Of so many words of one length, a few have their 31 bits of hash in common with another."""
+    model = sentencepiece.SentencePieceProcessor(
+        model_proto=model_of({text: i for i, text in enumerate([*"abcd", *map("".join, product("abcd", repeat=2))])})
+    )
+    letters = np.random.default_rng(1).choice(list("abcd"), (150_000, 16))
+    text = " ".join(map("".join, letters.tolist()))
+    ids, _ = Encoder(model).encode([text])
+    assert ids.tolist() == model.encode(text)
