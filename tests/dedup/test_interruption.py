@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.keys import read_table
+
 TO_HASH = "python dedup/to_hash.py wiki {norm}/wiki {out} 0 0 0 999 --hash sha1 --workers {workers}"
 PAIRS = (
     "python dedup/generate_duplicate_pairs.py --input_dir {minhash} --out_file {out}/duplicate_pairs.txt "
     "--range 13 --bands 9 --processes {workers} --memory 4K"
+)
+CLUSTERS = (
+    "python dedup/generate_connected_components.py --input_dir {out} --signatures {minhash} --out_file {out}/c.parquet "
+    "--workers {workers} --memory 4K"
 )
 FILES, EACH = 24, 12
 
@@ -74,3 +80,18 @@ def test_generate_duplicate_pairs(
     assert_whole(contents(killed), contents(whole))
     assert contents(killed)["duplicate_pairs.txt"].count(b" :: ") > FILES * EACH // 2
     assert not list(killed.rglob("*.np[yz]"))
+
+
+@pytest.mark.parametrize(("pattern", "workers"), [("bands/*.bin", 1), ("edges/*.npy", 2), ("sort/*.run", 1)])
+def test_generate_connected_components(
+    minhash: Path, tmp_path: Path, run: Callable, start: Callable, contents: Callable, pattern: str, workers: int
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    line = CLUSTERS.format(minhash=minhash, out=killed, workers=workers)
+    kill_when(start(line), killed, pattern, 1)
+    assert not (killed / "c.parquet").exists()
+    run(line.replace(str(killed), str(whole)).replace("4K", "1G"))
+    run(line)
+    assert_whole(contents(killed), contents(whole))
+    assert read_table(killed / "c.parquet", ["file", "row"]).num_rows > FILES * EACH // 2
+    assert not list(killed.rglob("*.np[yz]")) and not list(killed.rglob("*.run"))

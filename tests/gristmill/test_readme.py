@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.gristmill.corpus import ROOT, make_corpus
@@ -63,9 +64,13 @@ def test_run_pipeline_then_train(corpus: Path, tmp_path: Path) -> None:
 def test_stages_by_hand(corpus: Path, tmp_path: Path) -> None:
     block = next(block for block in SHELL if "normalize_text.py" in block).removeprefix(". .venv/bin/activate\n")
     block = block.replace("--vocab_size 1000", "--vocab_size 420")
-    done = shell(block, CORPUS=str(corpus), OUT=str(tmp_path / "out"))
+    curve, near = (block for block in SHELL if "gristmill bands" in block or "generate_exact_pairs" in block)
+    done = shell(block + curve + near, CORPUS=str(corpus), OUT=str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "tokens" / "holdout" / "manifest.json").is_file()
+    assert "9 bands" in done.stdout and "skipped" in done.stderr and "confirmed" in done.stderr
+    similar = pq.read_table(tmp_path / "out" / "NEAR" / "duplicates.parquet").column("similarity").to_pylist()
+    assert similar and min(similar) >= 0.8
 
 
 def test_library_example(capsys: pytest.CaptureFixture[str]) -> None:
