@@ -1,11 +1,46 @@
 """The memory for words: as large as asked and no larger, whatever it meets."""
 
-import pytest
+import io
+import random
 
-from preprocessing.word_memory import new_memory
+import numpy as np
+import pytest
+import sentencepiece
+
+from preprocessing.encoder import Encoder
+from preprocessing.word_memory import Memory, new_memory
+
+GUARD = 1 << 12
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 5000, 1 << 20, 32 << 20])
 def test_a_memory_takes_what_it_may(size: int) -> None:
     taken = sum(array.nbytes for array in new_memory(size))
     assert size // 2 <= taken <= size + 3072
+
+
+def guarded(memory: Memory) -> tuple[Memory, list[np.ndarray]]:
+    """The same memory with room behind its texts and ids that nobody may write to."""
+    wide = [np.full(len(array) + GUARD, 99, array.dtype) for array in (memory.text, memory.ids)]
+    return memory._replace(text=wide[0][:-GUARD], ids=wide[1][:-GUARD]), [array[-GUARD:] for array in wide]
+
+
+@pytest.mark.parametrize("longest", [16, 2])
+def test_words_of_many_bytes_or_of_many_ids_stay_within_it(longest: int) -> None:
+    """Of two letters in any order, so that no word can be cut; in pieces of 16 letters, or of two."""
+    chance = random.Random(0)
+    units = ["".join(chance.choices("ab", k=16)) for _ in range(6)]
+    words = [first + second + third for first in units for second in units for third in units]
+    trained = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(units * 20), model_writer=trained, vocab_size=380, model_type="bpe", byte_fallback=True,
+        normalization_rule_name="identity", hard_vocab_limit=False, remove_extra_whitespaces=False,
+        max_sentencepiece_length=longest, minloglevel=2,
+    )  # fmt: skip
+    model = sentencepiece.SentencePieceProcessor(model_proto=trained.getvalue())
+    encoder = Encoder(model, cache=0)
+    assert not encoder.fallback
+    encoder._memory, guards = guarded(encoder._memory)
+    ids, _ = encoder.encode([" ".join(words)])
+    assert ids.tolist() == model.encode(" ".join(words))
+    assert all((guard == 99).all() for guard in guards)
