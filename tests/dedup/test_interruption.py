@@ -82,7 +82,7 @@ def test_generate_duplicate_pairs(
     assert not list(killed.rglob("*.np[yz]"))
 
 
-@pytest.mark.parametrize(("pattern", "workers"), [("bands/*.bin", 1), ("edges/*.npy", 2), ("sort/*.run", 1)])
+@pytest.mark.parametrize(("pattern", "workers"), [("bands/*.bin", 1), ("edges/*.npy", 2)])
 def test_generate_connected_components(
     minhash: Path, tmp_path: Path, run: Callable, start: Callable, contents: Callable, pattern: str, workers: int
 ) -> None:
