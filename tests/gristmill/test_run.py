@@ -10,8 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
