@@ -4,13 +4,17 @@ import pickle
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline import reading
 from pipeline.errors import UsageError
 from pipeline.keys import read_keys
 from pipeline.ledger import READ
 from pipeline.stage import How
+from pipeline.text import matching_form
 from preprocessing.filter import filter as find_short
+from preprocessing.filter import is_short
 
 FILTER = "preprocessing/filter.py"
 
@@ -96,3 +100,12 @@ def test_what_cannot_be_done_is_refused_before_the_work(tmp_path: Path, quiet: H
     with pytest.raises(UsageError, match=r"\.pickle"):
         find_short(corpus(book=1), tmp_path / "a.txt", 0, "all", 1, quiet)
     assert not (tmp_path / ".gristmill").exists()
+
+
+@given(
+    st.lists(st.sampled_from([*"aB. ,!\tΣσİéß", "word ", " . ", "\u2003", "日本"]) | st.characters()),
+    st.integers(0, 12),
+)
+def test_short_by_its_beginning_is_short_by_all_of_it(pieces: list[str], threshold: int) -> None:
+    text = "".join(pieces)
+    assert is_short(text, threshold) == (len(matching_form(text)) < threshold)
