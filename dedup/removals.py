@@ -1,21 +1,17 @@
 """What to remove, and which document was kept in its place: as records, as a table, as SlimPajama's pickle."""
 
-import pickle
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet
 from numpy.typing import NDArray
 
 from dedup.keeping import INDEXED
 from pipeline.documents import source_of
-from pipeline.files import whole_file
-from pipeline.keys import ROW_GROUP, open_table
+from pipeline.keys import ROW_GROUP, open_table, stream_keys
 from pipeline.ledger import READ, Counts
-from pipeline.pickles import PROTOCOL
+from pipeline.pickles import stream_dict, write_stream
 
 KEPT = "kept"
 DUPLICATE = "duplicate"
@@ -110,36 +106,6 @@ def _regrouped(blocks: Iterable[NDArray], size: int) -> Iterator[NDArray]:
         yield np.concatenate(held)
 
 
-class _Items:
-    """Pickles as the dict of some items without ever holding them all."""
-
-    def __init__(self, items: Iterator[tuple[str, set[int]]]) -> None:
-        self.items = items
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (), None, None, self.items
-
-
 def _write_pickle(path: Path, table: Path) -> None:
     """SlimPajama's {file: {rows}}, from the table; one file's rows are in memory at a time."""
-    with whole_file(path) as temporary, temporary.open("wb") as file:
-        pickler = pickle.Pickler(file, PROTOCOL)
-        pickler.fast = True  # it would keep all that it has seen
-        pickler.dump(_Items(_rows_of_files(table)))
-
-
-def _rows_of_files(table: Path) -> Iterator[tuple[str, set[int]]]:
-    name, rows = "", set[int]()
-    with pa.parquet.ParquetFile(table, read_dictionary=["file"], pre_buffer=False) as file:
-        for batch in file.iter_batches(ROW_GROUP, columns=["file", "row"]):
-            column, row = batch.column("file"), batch.column("row").to_numpy()
-            number = column.indices.to_numpy()
-            for part in np.split(np.arange(len(row)), np.flatnonzero(np.diff(number)) + 1):
-                this = column.dictionary[int(number[part[0]])].as_py() if len(part) else name
-                if this != name and rows:
-                    yield name, rows
-                    rows = set()
-                name = this
-                rows.update(row[part].tolist())
-    if rows:
-        yield name, rows
+    write_stream(path, stream_dict((file, set(rows.tolist())) for file, rows in stream_keys(table)))

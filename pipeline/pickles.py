@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from pipeline.files import whole_file, write_whole
 
 PROTOCOL = 4
 _UNFRAMED = 3  # the last protocol without frames, so that pickles can be put together
-_BATCH = 1000  # items appended together
 _ADMITTED = {
     "builtins": {"set", "frozenset", "dict", "list", "tuple", "int", "str", "bytes", "bytearray", "bool", "float"},
     "collections": {"defaultdict", "OrderedDict"},
@@ -53,20 +52,24 @@ def dump_pickle(path: Path, value: Any) -> None:
 def stream_list(items: Iterable[Any]) -> Iterator[bytes]:
     """The pickle of list(items), without PROTO and STOP, in pieces: the list is never in memory."""
     yield pickle.EMPTY_LIST
-    for some in _batches(items):
-        yield pickle.MARK + b"".join(map(_bare, some)) + pickle.APPENDS
+    yield from chain([pickle.MARK], map(_bare, items), [pickle.APPENDS])
 
 
 def stream_dict(items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
     """The pickle of dict(items), likewise."""
     yield pickle.EMPTY_DICT
-    for some in _batches(items):
-        yield pickle.MARK + b"".join(_bare(key) + _bare(value) for key, value in some) + pickle.SETITEMS
+    yield from chain([pickle.MARK], (_bare(key) + _bare(value) for key, value in items), [pickle.SETITEMS])
 
 
 def stream_value(value: Callable[[], Any]) -> Iterator[bytes]:
     """The pickle of what a function returns, called when the stream gets there."""
     yield _bare(value())
+
+
+def write_stream(path: Path, stream: Iterable[bytes]) -> None:
+    """Write what comes as a stream, whole or not at all."""
+    with whole_file(path) as temporary, temporary.open("wb") as file:
+        file.writelines(chain([pickle.PROTO + bytes([_UNFRAMED])], stream, [pickle.STOP]))
 
 
 def write_tuple(path: Path, parts: Iterable[Iterable[bytes]]) -> None:
@@ -78,15 +81,7 @@ def write_tuple(path: Path, parts: Iterable[Iterable[bytes]]) -> None:
     >>> load_pickle(path)
     ([[1, 2], [3]], {'a': 1})
     """
-    head, tail = pickle.PROTO + bytes([_UNFRAMED]) + pickle.MARK, pickle.TUPLE + pickle.STOP
-    with whole_file(path) as temporary, temporary.open("wb") as file:
-        file.writelines(chain([head], chain.from_iterable(parts), [tail]))
-
-
-def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
-    items = iter(items)
-    while some := list(islice(items, _BATCH)):
-        yield some
+    write_stream(path, chain([pickle.MARK], chain.from_iterable(parts), [pickle.TUPLE]))
 
 
 def _bare(value: Any) -> bytes:
