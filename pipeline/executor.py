@@ -41,7 +41,8 @@ def execute(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
 
 def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
     # A fork server starts clean (no threads of ours to inherit) and warm (imports are done once).
-    _start_fork_server(sorted({call.function.__module__ for call in calls}))
+    with _uninterrupted():
+        _start_fork_server(sorted({call.function.__module__ for call in calls}))
     context, others = multiprocessing.get_context("forkserver"), set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent)
     try:
@@ -63,12 +64,22 @@ def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int,
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let an interrupt wait until the block ends."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Let an interrupt wait until the block ends.
+
+    Masking the signal would not do: another thread, of NumPy's say, would take it, and Python raise it here.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield  # an interrupt is raised in the main thread alone
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _start_fork_server(modules: list[str]) -> None:
