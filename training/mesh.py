@@ -13,13 +13,31 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from pipeline.errors import GristmillError, UsageError
+from training.layout import ParallelConfig
 
 Result = TypeVar("Result")
 
 
+AXES = ("pp", "replicate", "shard", "tp")  # the last varies fastest: neighbours talk most
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The processes along one axis of the mesh, and which of them this one is; no group where it is alone."""
+
+    name: str
+    size: int
+    rank: int
+    group: dist.ProcessGroup | None
+
+
 @dataclass(frozen=True)
 class World:
-    """All processes, and which one this is. `mesh` has one dimension, "dp": the replicas of the model."""
+    """All processes, and which one this is.
+
+    `mesh` has the dimensions of AXES. The replicas of the model, which read different samples, lie along
+    "replicate" and "shard"; those along "shard" divide among them what ZeRO divides.
+    """
 
     mesh: DeviceMesh
     device: torch.device
@@ -36,6 +54,21 @@ class World:
     def is_main(self) -> bool:
         """Whether this process speaks for all: prints, and writes what is written once."""
         return self.rank == 0
+
+    def axis(self, name: str) -> Axis:
+        part = self.mesh[name]
+        alone = part.size() == 1
+        return Axis(name, part.size(), part.get_local_rank(), None if alone else part.get_group())
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are: dp."""
+        return self.mesh["replicate"].size() * self.mesh["shard"].size()
+
+    @property
+    def replica(self) -> int:
+        """Which of the replicas this process belongs to."""
+        return self.mesh["replicate"].get_local_rank() * self.mesh["shard"].size() + self.mesh["shard"].get_local_rank()
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of every process's `x`, in `x`; of `self.device` or the CPU."""
@@ -63,11 +96,11 @@ class World:
 
 
 @contextmanager
-def open_world(device: Literal["auto", "cpu", "cuda"] = "auto", timeout: float = 60.0) -> Iterator[World]:
+def open_processes(device: Literal["auto", "cpu", "cuda"] = "auto", timeout: float = 60.0) -> Iterator[torch.device]:
     """Join the processes that torchrun (or torch.distributed.launch) started, or be the only one.
 
     A process group that the caller has made already is used and left open. `timeout` in seconds.
-    Raises UsageError for a GPU that is not there.
+    Yields this process's device. Raises UsageError for a GPU that is not there.
     """
     kind = _device_kind(device)
     place = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0))) if kind == "cuda" else torch.device(kind)
@@ -79,10 +112,16 @@ def open_world(device: Literal["auto", "cpu", "cuda"] = "auto", timeout: float =
     if ours:
         _init_process_group(kind, timeout)
     try:
-        yield World(init_device_mesh(kind, (dist.get_world_size(),), mesh_dim_names=("dp",)), place)
+        yield place
     finally:
         if ours:
             dist.destroy_process_group()
+
+
+def build_world(layout: ParallelConfig, device: torch.device) -> World:
+    """The mesh of a resolved layout over all processes; every process calls it."""
+    shape = (layout.pp, layout.dp // layout.shard, layout.shard, layout.tp)
+    return World(init_device_mesh(device.type, shape, mesh_dim_names=AXES), device)
 
 
 def _device_kind(asked: str) -> str:

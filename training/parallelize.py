@@ -1,14 +1,28 @@
 """How a model is spread over the processes: read this first.
 
-The model knows nothing of it. Whatever splits the model comes before what replicates it.
+The model knows nothing of it. Whatever splits the model comes before what replicates it, and all of it
+before there is memory for a single weight: each process makes only what it holds.
 """
 
-from torch import nn
+import torch
 
-from training.data_parallel import apply_data_parallel
+from training.config import ModelConfig
+from training.fsdp import apply_fsdp
+from training.layout import ParallelConfig
 from training.mesh import World
+from training.model import Decoder
+from training.stages import split_stages
+from training.tensor_parallel import apply_tensor_parallel
 
 
-def parallelize(model: nn.Module, world: World) -> nn.Module:
-    """The model as this process runs it: replicated over the mesh's "dp", last, around whatever it then is."""
-    return apply_data_parallel(model, world)
+def parallelize(
+    config: ModelConfig, layout: ParallelConfig, world: World, dtype: torch.dtype = torch.float32
+) -> list[Decoder]:
+    """This process's parts of the model, on the meta device: one, or its stages of the pipeline."""
+    parts = split_stages(config, layout, world.axis("pp").rank)  # first: the rest sees one stage
+    for part in parts:
+        part.to(dtype)
+        apply_tensor_parallel(part, world.axis("tp"), layout.sequence_parallel)  # shards, before any wrapper
+        if layout.zero == 3:
+            apply_fsdp(part, world)  # last: it gathers what all the others made; ZeRO-0 to 2 need no wrapper
+    return parts
