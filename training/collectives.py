@@ -51,13 +51,13 @@ class _Copy(torch.autograd.Function):
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+    def forward(_ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         x = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(x, group=axis.group)
         return x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(_ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 

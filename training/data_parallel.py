@@ -59,9 +59,8 @@ class Bucket:
 
     def publish(self) -> None:
         """Send everyone the rows that this process has updated, and take theirs."""
-        mine = torch.cat(
-            [nn.functional.pad(own.detach().flatten(), (0, n - own.numel())) for own, n in zip(self.own, self.lengths)]
-        )
+        own = zip(self.own, self.lengths, strict=True)
+        mine = torch.cat([nn.functional.pad(p.detach().flatten(), (0, n - p.numel())) for p, n in own])
         everyone = mine.new_empty(self.shard.size, len(mine))
         all_gather(everyone.flatten(), mine, group=self.shard.group)
         for p, values in zip(self.full, everyone.split(self.lengths, dim=1), strict=True):
@@ -69,8 +68,9 @@ class Bucket:
 
     def _pack(self, grads: Sequence[Tensor]) -> Tensor:
         parts = self.shard.size
-        padded = [nn.functional.pad(g.flatten(), (0, parts * n - g.numel())) for g, n in zip(grads, self.lengths)]
-        return torch.cat([g.view(parts, n) for g, n in zip(padded, self.lengths)], dim=1)
+        pairs = zip(grads, self.lengths, strict=True)
+        padded = [nn.functional.pad(g.flatten(), (0, parts * n - g.numel())).view(parts, n) for g, n in pairs]
+        return torch.cat(padded, dim=1)
 
 
 class Replicas:

@@ -2,7 +2,6 @@
 
 import math
 
-import torch
 from torch import Tensor
 
 from training.config import ModelConfig

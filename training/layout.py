@@ -124,8 +124,8 @@ def _check_pipeline(layout: ParallelConfig, model: ModelConfig) -> None:
     least = {"1f1b": layout.pp, "dualpipev": layout.stages}.get(name, 1)
     _require(
         rounds >= least,
-        f"parallel.micro_batches {rounds} are too few: schedule {name} of {layout.stages} stages takes {least} or more; "
-        f"try --parallel.micro_batches {least}",
+        f"parallel.micro_batches {rounds} are too few: schedule {name} of {layout.stages} stages takes {least} or "
+        f"more; try --parallel.micro_batches {least}",
     )
     groups = max(1, rounds // layout.pp)
     _require(
