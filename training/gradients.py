@@ -37,7 +37,12 @@ def _sum_tied(world: World, ends: tuple[int, int]) -> Summation:
     for pair in zip(ranks[ends[0]].flatten().tolist(), ranks[ends[1]].flatten().tolist(), strict=True):
         group = dist.new_group(list(pair))  # every process makes all of them
         mine = group if world.rank in pair else mine
-    return lambda weights: mine and _sum_over(mine, [w for w in weights if w.name == "embed.tokens.weight"])
+
+    def sum_tied(weights: Sequence[Weight]) -> None:
+        if mine is not None:
+            _sum_over(mine, [w for w in weights if w.name == "embed.tokens.weight"])
+
+    return sum_tied
 
 
 def _sum_over(group: dist.ProcessGroup | None, weights: Sequence[Weight]) -> None:

@@ -193,6 +193,11 @@ class Decoder(nn.Module):
         return self.head(x, targets) if self.head is not None else x
 
 
+def blocks_of(model: Decoder) -> list[Block]:
+    """The blocks in order: an nn.ModuleDict forgets their type."""
+    return [block for block in model.blocks.values() if isinstance(block, Block)]
+
+
 def flops_per_token(model: Decoder, seq_len: int) -> float:
     """Operations of one token, forward and backward: 6 N + 12 L D T (Chowdhery et al. 2022, appendix B).
 

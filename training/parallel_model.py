@@ -67,7 +67,8 @@ class ParallelModel:
         loss = self._pipelined(batch, scale) if self.pipeline else self._accumulated(batch, scale)
         for w in self.weights:
             if isinstance(w.full, DTensor):
-                w.own.grad = None if w.full.grad is None else w.full.grad.to_local()
+                grad = w.full.grad
+                w.own.grad = grad.to_local() if isinstance(grad, DTensor) else None
         for summation in self._summations:
             summation(self.weights)
         return loss
@@ -118,9 +119,10 @@ class ParallelModel:
         found = []
         for name, p in part.named_parameters():
             whole = whole_name(part, name)
-            own = (
-                nn.Parameter(p.to_local(), requires_grad=False) if isinstance(p, DTensor) else self.replicas.own[id(p)]
-            )
+            own = self.replicas.own.get(id(p))
+            if own is None:
+                assert isinstance(p, DTensor)
+                own = nn.Parameter(p.to_local(), requires_grad=False)
             piece = divided_piece(whole, shapes[whole], tp).part(0, shard.size, shard.rank)
             assert piece.size == tuple(own.shape), (name, piece, own.shape)
             held_alike = replicate.rank > 0 or (divided_dim(whole) is None and tp.rank > 0)

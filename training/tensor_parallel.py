@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from training.collectives import replicated_in, sequence_in, sequence_out, summed_out
 from training.cross_entropy import summed_cross_entropy
 from training.mesh import Axis
-from training.model import Decoder, Embedding, Head
+from training.model import Decoder, Embedding, Head, blocks_of
 from training.piece import Piece
 
 # Which dimension of a parameter is divided, by the end of its name; what is not here is whole on every process.
@@ -58,7 +58,7 @@ def apply_tensor_parallel(part: Decoder, axis: Axis, sequence_parallel: bool) ->
     part.tie()
     part.sequence_parts = axis.size if sequence_parallel else 1
     border = _Border(axis, sequence_parallel)
-    for block in part.blocks.values():
+    for block in blocks_of(part):
         for inner, last in ((block.attention, "o"), (block.mlp, "down")):
             inner.register_forward_pre_hook(border.enter)
             setattr(inner, last, _RowParallel(getattr(inner, last), border))
@@ -123,7 +123,8 @@ class _VocabularyHead(Head):
 
     def __init__(self, whole: Head, border: _Border, vocabulary: int) -> None:
         nn.Module.__init__(self)
-        self.weight, self.bias, self.border = whole.weight, None, border
+        self.weight, self.border = whole.weight, border
+        self.register_parameter("bias", None)
         self.in_features, self.out_features = whole.in_features, len(whole.weight)
         self.vocabulary = vocabulary
 
@@ -147,9 +148,9 @@ def summed_over_sequence(name: str) -> bool:
 
 def _divide_dropout(part: Decoder, rank: int, sequence_parallel: bool) -> None:
     """Tell each dropout which of the whole model's heads, or positions, it sees."""
-    for block in part.blocks.values():
+    for block in blocks_of(part):
         block.attention.dropout.part = rank
     if sequence_parallel:
-        outer = [d for block in part.blocks.values() for d in (block.attention_dropout, block.mlp_dropout)]
+        outer = [d for block in blocks_of(part) for d in (block.attention_dropout, block.mlp_dropout)]
         for dropout in [*outer, *([part.embed.dropout] if part.embed is not None else [])]:
             dropout.part = rank
