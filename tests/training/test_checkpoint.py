@@ -290,7 +290,7 @@ def test_what_is_saved_beside_the_training_is_what_was_there_when_it_began(
 
 
 def train_beside(folder: Path) -> tuple[float, bool]:
-    """Reduce over the training's group while a checkpoint is written; whether all sums were right, and it was beside."""
+    """Sum over the training's group while a checkpoint is written: the largest error, and whether it was meanwhile."""
     with open_world("cpu") as world:
         checkpoints = Checkpoints(folder, 1, world, print)
         weight = torch.ones(3_000_000)
