@@ -4,153 +4,268 @@ checkpoints/latest             the name of the one to go on from
 checkpoints/step-00000200/     torch's distributed checkpoint: parameters and optimizer state by name
     record.json                step, model, tokenizer, and the SHA-256 of every other file in here
 checkpoints/….partial          one that was being written when the run ended; never read
+
+Which data comes next is a function of the step, and every random choice (initial weights, order of
+the data, dropout, sampling) one of seed and step; so there is neither a position nor a generator's
+state to be kept.
 """
 
+import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch import Tensor
 
-from pipeline.errors import InputError, OutputError, writing
-from pipeline.files import partial_path, sha256_file, write_whole
+from pipeline.errors import InputError, UsageError, writing
+from pipeline.files import PARTIAL, flush_to_disk, partial_path, sha256_file, write_whole
 from pipeline.tokens import TokenizerRecord
 from training.mesh import World
+from training.peers import Peers
+from training.piece_storage import METADATA, State, read_pieces, share_out, write_pieces
 
 RECORD = "record.json"
 LATEST = "latest"
-_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)  # one key a tensor: any layout can read it
+VERSION = 2
 
 
-class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """What a checkpoint says of itself. `step`: how many steps were done."""
+class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a checkpoint says of itself.
+
+    `step`: how many batches were read. `updates`: how many of them changed the parameters; fewer where
+    steps were skipped. `layout`: how the run was spread, for a reader; loading does not depend on it.
+    `stability`: the state of loss scaling and of the policy for bad steps, finite numbers by name.
+    """
 
     step: int
+    updates: int
     processes: int
+    layout: dict[str, Any]
+    stability: dict[str, float]
     unigram_loss: float
     model: dict[str, Any]
     tokenizer: TokenizerRecord
     files: dict[str, str] = {}
-    version: int = 1
+    version: int = VERSION
 
 
 @dataclass
 class Checkpoints:
-    """The checkpoints in `folder`, of which `keep` are kept; `say` tells the user what happens to them."""
+    """The checkpoints in `folder`, of which `keep` are kept; `say` tells the user what happens to them.
+
+    Every process calls every method, and in the same order. What `save_async` began must be waited
+    for before the processes part, errors or not.
+    """
 
     folder: Path
     keep: int
     world: World
     say: Callable[[str], None]
+    _staged: dict[str, Tensor] = field(default_factory=dict, init=False)
+    _saving: Future[Path] | None = field(default=None, init=False)
+    _abandoned: list[Path] = field(default_factory=list, init=False)  # later than the one loaded
+
+    @cached_property
+    def peers(self) -> Peers:
+        return Peers.meet(self.world)
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "checkpoint")
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
-    def save(self, record: CheckpointRecord, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-        """Write a checkpoint; every rank calls it. Raises OutputError where it cannot be written."""
-        final = self.path(record.step)
-        temporary = partial_path(final)
-        self.world.main_only(lambda: _remove(temporary))
-        _save_state(_state(model, optimizer), temporary)
-        record.files = self._hashes(temporary)
-        self.world.main_only(lambda: self._publish(record, temporary, final))
-        return final
+    def save(self, record: CheckpointRecord, state: State) -> Path:
+        """Write a checkpoint. Raises OutputError where it cannot be written."""
+        self.wait()
+        return self._write(record, self._share(state))
 
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> CheckpointRecord | None:
-        """Load the latest whole checkpoint into `model` and `optimizer`; None where none was ever finished.
+    def save_async(self, record: CheckpointRecord, state: State) -> Path:
+        """The same, once what this process is to write of `state` has been copied; the rest happens beside the caller.
 
-        One that is damaged is passed over, and said so. Raises InputError where all are.
+        Returns the path that the checkpoint will have. What goes wrong is raised by the next `wait`, `save`,
+        `save_async` or `load`.
         """
-        candidates = self._candidates()
+        self.wait()
+        self._saving = self._thread.submit(self._write, record, self._stage(self._share(state)))
+        return self.path(record.step)
+
+    def wait(self) -> None:
+        """Let the checkpoint that is being written be finished; OutputError where it could not be."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def load(self, state: State) -> CheckpointRecord | None:
+        """Fill `state` from the latest whole checkpoint; None where none was ever finished.
+
+        One that is damaged is passed over, and said so. Raises InputError where all are, or where it
+        is not one of this state.
+        """
+        self.wait()
+        found = self.latest()
+        if found is None:
+            return None
+        path, record = found
+        read_pieces(state, path, self.peers.group)
+        return record
+
+    def latest(self) -> tuple[Path, CheckpointRecord] | None:
+        """The checkpoint that `load` reads, and its record."""
+        candidates, later = self.peers.main_only(self._finished)
         for path in candidates:
-            record, fault = self._check(path)
+            record, fault = check(path, self.peers)
             if record is not None:
-                state = _state(model, optimizer)
-                dcp.load(state, checkpoint_id=path)
-                set_state_dict(
-                    model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"], options=_OPTIONS
-                )
-                return record
-            self.say(f"checkpoint {path.name} is damaged ({fault}): trying the one before it")
+                self._abandoned = later
+                return path, record
+            self.say(f"checkpoint {path.name} cannot be used ({fault}): trying the one before it")
+            later = [*later, path]
         if candidates:
-            raise InputError(f"every checkpoint in {self.folder} is damaged; remove that folder to begin again")
+            raise InputError(f"no checkpoint in {self.folder} can be used; remove that folder to begin again")
         return None
 
-    def _publish(self, record: CheckpointRecord, temporary: Path, final: Path) -> None:
-        write_whole(temporary / RECORD, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-        _remove(final)  # a damaged or later one, when the run went on from an earlier one
-        with writing(final):
-            temporary.replace(final)
-        write_whole(self.folder / LATEST, final.name.encode())
-        for old in sorted(self.folder.glob("step-*[0-9]"))[: -self.keep]:
-            if old != final:
-                _remove(old)
-
-    def _candidates(self) -> list[Path]:
-        """Finished checkpoints, the one that `latest` names first, then earlier ones; the same on all ranks."""
-        return self.world.main_only(self._finished)
-
-    def _finished(self) -> list[Path]:
-        for partial in self.folder.glob("step-*.partial"):
+    def _finished(self) -> tuple[list[Path], list[Path]]:
+        """Finished checkpoints, the one that `latest` names first, then earlier ones; and those later than it."""
+        for partial in sorted(self.folder.glob(f"step-*[0-9]{PARTIAL}")):
             self.say(f"checkpoint {partial.stem} was never finished: passing it over")
         found = sorted(self.folder.glob("step-*[0-9]"), reverse=True)
         latest = self.folder / LATEST
         name = latest.read_text().strip() if latest.is_file() else ""
-        return [path for path in found if path.name <= name] if self.folder / name in found else found
+        later = [path for path in found if path.name > name] if self.folder / name in found else []
+        return [path for path in found if path not in later], later
 
-    def _check(self, path: Path) -> tuple[CheckpointRecord | None, str]:
-        """The record of a checkpoint whose files are what it says, or None and why; each rank reads a part."""
-        try:
-            record = msgspec.json.decode((path / RECORD).read_bytes(), type=CheckpointRecord)
-            names = sorted(record.files)[self.world.rank :: self.world.size]
-            faults = [f"{n} differs" for n in names if not _matches(path / n, record.files[n])]
-        except (OSError, msgspec.DecodeError) as error:
-            record, faults = None, [f"{RECORD}: {error}"]
-        everyone: list[list[str]] = [[] for _ in range(self.world.size)]
-        dist.all_gather_object(everyone, faults)
-        first = next((fault for faults in everyone for fault in faults), "")
-        return (None, first) if first else (record, "")
+    def _share(self, state: State) -> State:
+        """What of `state` this process is to write, so that each piece is written by one of those that hold it."""
+        held = self.peers.gather(lambda: {key: piece for key, (_, piece) in state.items()})
+        mine = share_out(held)[self.world.rank]
+        return {key: state[key] for key in sorted(mine)}
 
-    def _hashes(self, folder: Path) -> dict[str, str]:
-        """The SHA-256 of every file in `folder`, a part of them computed by each rank."""
-        dist.barrier()  # every rank's files are there
-        names = sorted(path.name for path in folder.iterdir())[self.world.rank :: self.world.size]
-        everyone: list[dict[str, str]] = [{} for _ in range(self.world.size)]
-        dist.all_gather_object(everyone, {name: sha256_file(folder / name) for name in names})
-        return {name: digest for part in everyone for name, digest in part.items()}
+    def _stage(self, state: State) -> State:
+        """A copy of `state` in this machine's memory, in the buffers of the copy before it where they fit."""
+        old, self._staged = self._staged, {}
+        for key, (tensor, _) in state.items():
+            buffer = old.get(key)
+            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._staged[key] = buffer.copy_(tensor.detach(), non_blocking=True)
+        if self.world.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()  # the copies are there
+        return {key: (self._staged[key], piece) for key, (_, piece) in state.items()}
+
+    def _write(self, record: CheckpointRecord, share: State) -> Path:
+        assert all(map(math.isfinite, record.stability.values())), "JSON holds finite numbers only"
+        final = self.path(record.step)
+        temporary = partial_path(final)
+        self.peers.main_only(lambda: self._begin(temporary))
+        write_pieces(share, temporary, self.peers.group)
+        hashes = self.peers.gather(lambda: _hashes(temporary, self.world.rank))
+        files = {name: digest for part in hashes for name, digest in part.items()}
+        self.peers.main_only(lambda: self._commit(msgspec.structs.replace(record, files=files), temporary, final))
+        return final
+
+    def _begin(self, temporary: Path) -> None:
+        for leftover in self.folder.glob(f"*{PARTIAL}"):
+            _remove(leftover)
+        with writing(temporary):
+            temporary.mkdir(parents=True)
+
+    def _commit(self, record: CheckpointRecord, temporary: Path, final: Path) -> None:
+        """Give a written checkpoint its name, and make it the latest: until then that is the one before it."""
+        write_whole(temporary / RECORD, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+        with writing(final):
+            flush_to_disk(temporary)  # torch has flushed the files; this flushes their names
+            if final.exists():  # a damaged one, when the run went on from an earlier one
+                final.replace(final.with_name(f"{final.name}.replaced{PARTIAL}"))
+            temporary.replace(final)
+            write_whole(self.folder / LATEST, final.name.encode())
+            flush_to_disk(self.folder)
+        self._prune(final)
+
+    def _prune(self, final: Path) -> None:
+        old = [path for path in sorted(self.folder.glob("step-*[0-9]")) if path not in (final, *self._abandoned)]
+        keep = self.keep - 1
+        for path in [*old[: len(old) - keep], *self._abandoned, *self.folder.glob(f"*{PARTIAL}")]:
+            if path != final:
+                _remove(path)
 
 
-def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    parameters, moments = get_state_dict(model, optimizer, options=_OPTIONS)
-    return {"model": parameters, "optim": moments}
+def open_checkpoint(folder: Path, peers: Peers, say: Callable[[str], None]) -> tuple[Path, CheckpointRecord]:
+    """The checkpoint that a user names: itself, a folder of them, or a training run's folder.
+
+    Raises UsageError where there is none, InputError where it is damaged.
+    """
+    if (folder / RECORD).is_file():
+        record, fault = check(folder, peers)
+        if record is None:
+            raise InputError(f"the checkpoint {folder} cannot be used ({fault})")
+        return folder, record
+    inside = folder / "checkpoints"
+    checkpoints = Checkpoints(inside if inside.is_dir() else folder, 1, peers.world, say)
+    checkpoints.peers = peers
+    found = checkpoints.latest()
+    if found is None:
+        raise UsageError(f"{folder}: wanted a checkpoint with its {RECORD}, a folder of them, or a run's --out_dir")
+    return found
 
 
-def _save_state(state: dict[str, Any], folder: Path) -> None:
-    """torch's save, whose failure is one line and not a traceback from every rank."""
+def load_model(folder: Path, state: State, world: World, say: Callable[[str], None]) -> CheckpointRecord:
+    """Fill `state`, such as a model's parameters alone, from the checkpoint that `folder` is or holds the latest of.
+
+    Every process calls it. Raises UsageError where there is none, InputError where it is damaged or of
+    another model. The caller compares what shapes do not show: the record's model and tokenizer.
+    """
+    peers = Peers.meet(world)
+    path, record = open_checkpoint(folder, peers, say)
+    read_pieces(state, path, peers.group)
+    return record
+
+
+def check(path: Path, peers: Peers) -> tuple[CheckpointRecord | None, str]:
+    """The record of a checkpoint whose files are what it says, or None and why; each process reads a part of them."""
+    record, fault = peers.main_only(lambda: _read_record(path))
+    if record is None:
+        return None, fault
+    names = sorted(record.files)[peers.world.rank :: peers.world.size]
+    everyone = peers.gather(lambda: [name for name in names if not _matches(path / name, record.files[name])])
+    faults = sorted(name for part in everyone for name in part)
+    return (None, f"{faults[0]} is missing or damaged") if faults else (record, "")
+
+
+def _read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
     try:
-        dcp.save(state, checkpoint_id=folder)
-    except dcp.CheckpointException as error:
-        # torch's file writer loses the reason: it meets a full disk as a position it did not expect
-        reason = next(iter(error.failures.values()))[0]
-        free = shutil.disk_usage(next(path for path in folder.parents if path.is_dir())).free >> 20
-        raise OutputError(
-            f"cannot write the checkpoint {folder} ({str(reason).strip()}; {free:,} MiB "
-            "are free there): make room, or choose another folder, and run the same command again"
-        ) from error
+        found = msgspec.json.decode((path / RECORD).read_bytes())
+        if isinstance(found, dict) and found.get("version") != VERSION:
+            return None, f"it is of version {found.get('version')}, and this is version {VERSION}"
+        record = msgspec.convert(found, CheckpointRecord)
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        return None, f"{RECORD}: {error}"
+    return (record, "") if METADATA in record.files else (None, f"{RECORD} names no {METADATA}")
+
+
+def _hashes(folder: Path, rank: int) -> dict[str, str]:
+    """The SHA-256 of every file that this process wrote."""
+    with writing(folder):
+        names = sorted(path.name for path in folder.glob(f"__{rank}_*")) + [METADATA] * (rank == 0)
+        return {name: sha256_file(folder / name) for name in names}
 
 
 def _matches(path: Path, digest: str) -> bool:
-    return path.is_file() and sha256_file(path) == digest
+    try:
+        return sha256_file(path) == digest
+    except OSError:
+        return False
 
 
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        with writing(folder):
-            shutil.rmtree(folder)
+def _remove(path: Path) -> None:
+    with writing(path):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
