@@ -1,0 +1,106 @@
+"""Token shards of a text's characters, its end held out: what small models are compared on.
+
+python scripts/prepare_characters.py input.txt OUT
+python training/train.py --config configs/nanogpt_cpu.toml --data.train OUT/train --data.holdout OUT/holdout …
+"""
+
+import io
+import sys
+from pathlib import Path
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+import numpy as np
+import sentencepiece
+import tyro
+from numpy.typing import NDArray
+
+from pipeline.command import run_guarded
+from pipeline.errors import InputError, UsageError, reading
+from pipeline.files import sha256_file, write_whole
+from pipeline.tokens import Manifest, ShardRecord, SourceRecord, TokenizerRecord, TokenShardWriter, token_dtype
+
+SHARD, TOKENIZER = "characters", "tokenizer.model"
+_SPACE = "\u2581"  # what SentencePiece writes for a space
+
+
+def prepare_characters(
+    text: tyro.conf.Positional[Path], out_dir: tyro.conf.Positional[Path], holdout: float = 0.1
+) -> None:
+    """Write OUT/train and OUT/holdout: the text's characters as token shards, each with its tokenizer.
+
+    The first part of the text is trained on, the rest held out; each is one document. There is an id
+    for each different character, and a last one that ends a document and stands for unknown ones.
+
+    Args:
+        text: A text file in UTF-8.
+        out_dir: Folder for the two folders.
+        holdout: The part of the characters that is held out, from the end.
+    """
+    if not 0 < holdout < 1:
+        raise UsageError(f"--holdout {holdout}: wanted more than 0 and less than 1, such as 0.1")
+    codes = read_characters(text)
+    cut = int(len(codes) * (1 - holdout))
+    if not 0 < cut < len(codes):
+        raise UsageError(
+            f"{text} has {len(codes)} characters, too few to hold out {holdout} of them; give a longer one"
+        )
+    characters, ids = np.unique(codes, return_inverse=True)
+    alphabet = "".join(map(chr, characters))
+    model, pieces = character_model(alphabet, text)
+    ids = pieces[ids]
+    sizes = np.array([len(c.encode()) for c in alphabet])[np.argsort(pieces)]  # of each id, in bytes
+    for name, part in (("train", ids[:cut]), ("holdout", ids[cut:])):
+        write_part(out_dir / name, part, int(sizes[part].sum()), model, len(alphabet), text.name)
+    print(f"{len(alphabet)} different characters; {cut:,} to train on, {len(ids) - cut:,} held out")
+
+
+def read_characters(text: Path) -> NDArray[np.uint32]:
+    """The code points of a text file, line ends as they are; InputError if it is not UTF-8."""
+    if not text.is_file():
+        raise UsageError(f"{text}: wanted a text file, and there is none")
+    with reading(text):
+        data = text.read_bytes()
+    try:
+        return np.frombuffer(data.decode().encode("utf-32-le"), np.uint32)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{text} is not UTF-8 ({error}); convert it first") from error
+
+
+def character_model(alphabet: str, text: Path) -> tuple[bytes, NDArray[np.int64]]:
+    """A SentencePiece model whose pieces are the characters, and the id that it gives to each.
+
+    The unknown piece, which it must have, comes last. UsageError for what it could not give back.
+    """
+    written = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([alphabet]), model_writer=written, model_type="char", vocab_size=len(alphabet) + 1,
+            character_coverage=1.0, normalization_rule_name="identity", remove_extra_whitespaces=False,
+            add_dummy_prefix=False, unk_id=len(alphabet), bos_id=-1, eos_id=-1, pad_id=-1,
+            max_sentence_length=4 * len(alphabet) + 1, minloglevel=3,
+        )  # fmt: skip
+        model = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+        ids = np.array([model.piece_to_id(_SPACE if c == " " else c) for c in alphabet], np.int64)
+        kept = model.decode(ids.tolist()) == alphabet and model.encode(alphabet) == ids.tolist()
+    except RuntimeError:  # its trainer refuses NUL, and an alphabet of one
+        kept = False
+    if not kept:
+        strange = sorted(set(alphabet) & set(f"\0{_SPACE}")) or sorted(alphabet)[:8]
+        raise UsageError(f"SentencePiece has no character model of {text} (see {strange}); replace such characters")
+    return written.getvalue(), ids
+
+
+def write_part(folder: Path, ids: NDArray[np.int64], size: int, model: bytes, end: int, source: str) -> None:
+    """One folder of one shard of one document, `size` bytes of text."""
+    dtype = token_dtype(end + 1)
+    with TokenShardWriter(folder / SHARD, dtype) as shard:
+        shard.add(np.append(ids, end))
+    write_whole(folder / TOKENIZER, model)
+    tokenizer = TokenizerRecord(TOKENIZER, sha256_file(folder / TOKENIZER), end + 1, end)
+    record = ShardRecord(SHARD, 1, shard.tokens, size, shard.sha256)
+    Manifest(tokenizer, dtype.name, [record], {source: SourceRecord(1, shard.tokens, size)}).save(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(lambda: tyro.cli(prepare_characters)))

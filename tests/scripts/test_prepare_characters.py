@@ -1,0 +1,84 @@
+"""prepare_characters loses no character, and the configurations beside it train on what it writes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config import load_config
+from pipeline.errors import InputError, UsageError
+from pipeline.tokens import open_shards, verify
+from scripts.prepare_characters import TOKENIZER, prepare_characters
+from training.config import TrainConfig
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROSE = "ROMEO:\nO, she doth teach  the torches to burn bright!\r\n\n水車 🙂\n " * 40
+
+
+def read_back(out_dir: Path) -> list[str]:
+    """The text of both folders, decoded by their own tokenizers."""
+    texts = []
+    for part in ("train", "holdout"):
+        manifest, (shard,) = verify(out_dir / part), open_shards(out_dir / part)[1]
+        tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(out_dir / part / TOKENIZER))
+        ids = shard.tokens.tolist()
+        assert ids.pop() == manifest.tokenizer.end_of_document and ids.count(manifest.tokenizer.end_of_document) == 0
+        texts.append(tokenizer.decode(ids))
+        assert tokenizer.encode(texts[-1]) == ids and manifest.bytes == len(texts[-1].encode())
+    return texts
+
+
+def test_nine_tenths_and_one(tmp_path: Path) -> None:
+    (tmp_path / "input.txt").write_bytes(PROSE.encode())
+    prepare_characters(tmp_path / "input.txt", tmp_path / "out")
+    cut = len(PROSE) * 9 // 10
+    assert read_back(tmp_path / "out") == [PROSE[:cut], PROSE[cut:]]
+    assert verify(tmp_path / "out/train").tokenizer.vocab_size == len(set(PROSE)) + 1
+
+
+@settings(max_examples=50)
+@given(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\u2581"), min_size=2).filter(
+        lambda text: len(set(text)) > 1
+    )
+)
+def test_any_text_comes_back(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "input.txt").write_bytes(text.encode())
+    prepare_characters(folder / "input.txt", folder / "out", holdout=0.5)
+    assert "".join(read_back(folder / "out")) == text
+
+
+@pytest.mark.parametrize("data", [b"", b"a", b"aaaa", b"a\0b" * 9, "a ▁ b".encode() * 9, b"\xff\xfe\x00"])
+def test_what_cannot_be_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "input.txt").write_bytes(data)
+    with pytest.raises((UsageError, InputError), match=r"input\.txt"):
+        prepare_characters(tmp_path / "input.txt", tmp_path / "out")
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("nanogpt_cpu", 804_096), ("nanogpt_cpu_llama", 808_320)])
+def test_the_configurations_are_of_the_size_they_say(name: str, parameters: int, tmp_path: Path) -> None:
+    (tmp_path / "input.txt").write_bytes((PROSE * 3).encode())
+    subprocess.run(
+        [sys.executable, REPOSITORY / "scripts/prepare_characters.py", "input.txt", "out"], cwd=tmp_path, check=True
+    )
+    command = [sys.executable, REPOSITORY / "training/train.py", "--config", REPOSITORY / f"configs/{name}.toml"]
+    command += ["--data.train", "out/train", "--data.holdout", "out/holdout", "--out_dir", "run"]
+    subprocess.run([*command, "--optim.steps", "2", "--model.vocab_size", "65"], cwd=tmp_path, check=True)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["parameters"] == parameters
+
+
+def test_gpt2_124m_is_what_it_says(tmp_path: Path) -> None:
+    folders = ["--data.train", "a", "--data.holdout", "b", "--out_dir", "c"]
+    config = load_config(TrainConfig, ["--config", str(REPOSITORY / "configs/nanogpt_124m.toml"), *folders])
+    model = config.model.resolve(50_257, config.data.seq_len)
+    blocks = model.layers * (12 * model.width**2 + 2 * model.width)
+    size = blocks + (model.vocab_size + model.context + 1) * model.width
+    assert size == 124_373_760 and config.data.batch_size * config.data.seq_len == 491_520
+    assert np.isclose(config.optim.min_lr * 10, config.optim.lr)
