@@ -45,6 +45,12 @@ class ConservationError(GristmillError):
     """Documents read and documents accounted for differ."""
 
 
+def require(condition: bool, message: str) -> None:
+    """Raise UsageError with `message` unless `condition` holds."""
+    if not condition:
+        raise UsageError(message)
+
+
 _WRITE_HINTS = {
     errno.ENOSPC: "the disk is full: free some space and run the same command again, it goes on from here",
     errno.EDQUOT: "the disk quota is used up: free some space and run the same command again",

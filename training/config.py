@@ -1,92 +1,15 @@
 """What a training run is configured by: dataclasses, one a section."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pipeline.errors import UsageError
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The decoder: its sizes, and of which parts it is made."""
-
-    preset: Literal["llama", "gpt2"] = "llama"
-    """Names the parts below that are left at None."""
-    layers: int = 4
-    width: int = 256
-    """Features of the residual stream."""
-    heads: int = 4
-    """Query heads of width / heads features each."""
-    kv_heads: int = 0
-    """Key and value heads, each shared by heads / kv_heads query heads; 0: as many as heads."""
-    hidden: int = 0
-    """Features inside the MLP; 0: 4 x width, or 8/3 x width to the next multiple of 32 where it is gated."""
-    vocab_size: int = 0
-    """0: the tokenizer's."""
-    context: int = 0
-    """The longest sequence, where positions are learned; 0: data.seq_len."""
-    norm: Literal["rms", "layer"] | None = None
-    positions: Literal["rope", "learned"] | None = None
-    mlp: Literal["swiglu", "gelu"] | None = None
-    bias: bool | None = None
-    """Biases in the linear layers."""
-    tied: bool | None = None
-    """One matrix for the embedding and the output."""
-    dropout: float = 0.0
-    rope_base: float = 10_000.0
-    norm_eps: float = 1e-5
-    init_std: float = 0.02
-
-    def resolve(self, vocab_size: int, seq_len: int) -> "ModelConfig":
-        """The same with nothing left open: no None, no 0; UsageError where the sizes do not fit together."""
-        parts = {key: value for key, value in PRESETS[self.preset].items() if getattr(self, key) is None}
-        full = replace(self, **parts)
-        gated = -(-8 * self.width // 3 // 32) * 32
-        full = replace(
-            full,
-            kv_heads=self.kv_heads or self.heads,
-            hidden=self.hidden or (gated if full.mlp == "swiglu" else 4 * self.width),
-            vocab_size=self.vocab_size or vocab_size,
-            context=self.context or seq_len,
-        )
-        full.check(vocab_size, seq_len)
-        return full
-
-    def check(self, vocab_size: int, seq_len: int) -> None:
-        """Raise UsageError unless a resolved configuration can be built and can read such sequences."""
-        sizes = (self.layers, self.width, self.heads, self.kv_heads, self.hidden, self.vocab_size, self.context)
-        _require(min(sizes) > 0, f"model sizes are {sizes}; wanted all of them above 0")
-        _require(
-            self.width % self.heads == 0,
-            f"model.width {self.width} is not divisible by model.heads {self.heads}; try --model.width "
-            f"{-(-self.width // self.heads) * self.heads}",
-        )
-        _require(
-            self.heads % self.kv_heads == 0,
-            f"model.heads {self.heads} is not divisible by model.kv_heads {self.kv_heads}; try one of its divisors",
-        )
-        _require(
-            self.positions != "rope" or self.width // self.heads % 2 == 0,
-            f"rotary positions turn pairs of features, a head has {self.width // self.heads}; try other --model.heads",
-        )
-        _require(
-            self.vocab_size >= vocab_size,
-            f"model.vocab_size {self.vocab_size} is below the tokenizer's {vocab_size}; raise it, or leave it at 0",
-        )
-        _require(
-            self.context >= seq_len,
-            f"model.context {self.context} is below data.seq_len {seq_len}; raise it, or leave it at 0",
-        )
-        _require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}; wanted 0 <= dropout < 1")
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    # Touvron et al. 2023, "LLaMA", section 2.2
-    "llama": {"norm": "rms", "positions": "rope", "mlp": "swiglu", "bias": False, "tied": False},
-    # Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3
-    "gpt2": {"norm": "layer", "positions": "learned", "mlp": "gelu", "bias": True, "tied": True},
-}
+from pipeline.errors import require
+from training.layout import ParallelConfig
+from training.memory import MemoryConfig
+from training.model_config import ModelConfig
+from training.precision import Precision
+from training.stability import StabilityConfig
 
 
 @dataclass(frozen=True)
@@ -101,8 +24,6 @@ class DataConfig:
     """Tokens in a sequence."""
     batch_size: int = 32
     """Sequences in a step, over all processes."""
-    micro_batch: int = 0
-    """Sequences a process passes through the model at once; 0: its whole share. Smaller needs less memory."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +68,8 @@ class CheckpointConfig:
     """Steps between checkpoints; 0: only after the last step."""
     keep: int = 2
     """How many of the latest to keep."""
+    beside: bool = True
+    """Write them while the training goes on, from a copy in memory."""
 
 
 @dataclass(frozen=True)
@@ -172,9 +95,17 @@ class TrainConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    stability: StabilityConfig = field(default_factory=StabilityConfig)
     seed: int = 1
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: the matrix products in bfloat16; parameters, norms' sums and the loss stay in float32."""
+    precision: Precision = "fp32"
+    """bf16, fp16: the matrix products in that; parameters, sums of gradients and the loss stay in float32.
+    fp64: everything in float64, to see what is rounding and what is not."""
+    compile: bool = False
+    """Compile each block with torch.compile: faster on a GPU, after a minute's wait."""
+    init_from: Path | None = None
+    """A checkpoint whose parameters a new run begins with, such as import_hf writes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     timeout: float = 60.0
     """Seconds one process waits for another before it gives up."""
@@ -196,7 +127,6 @@ class TrainConfig:
             "optim.warmup_steps": optim.warmup_steps,
             "optim.weight_decay": optim.weight_decay,
             "optim.clip": optim.clip,
-            "data.micro_batch": data.micro_batch,
             "eval.every": self.eval.every,
             "eval.sequences": self.eval.sequences,
             "eval.sample_tokens": self.eval.sample_tokens,
@@ -204,11 +134,7 @@ class TrainConfig:
             "checkpoint.every": self.checkpoint.every,
         }
         for key, value in above_zero.items():
-            _require(value > 0, f"{key} is {value}; wanted more than 0")
+            require(value > 0, f"{key} is {value}; wanted more than 0")
         for key, value in not_below_zero.items():
-            _require(value >= 0, f"{key} is {value}; wanted 0 or more")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise UsageError(message)
+            require(value >= 0, f"{key} is {value}; wanted 0 or more")
+        self.stability.check()

@@ -1,4 +1,4 @@
-"""Fixed-length sequences, packed from documents, and which of them a rank reads in which step.
+"""Fixed-length sequences, packed from documents, and which of them a replica reads in which step.
 
 Sequence i of length T is tokens [iT, iT + T] of all shards laid end to end: T inputs, and the same
 shifted by one as targets. Documents were shuffled when the shards were made.
@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, require
 from pipeline.tokens import open_shards
 from training.config import DataConfig
+from training.layout import ParallelConfig
 
 
 class TokenSequences(Dataset[Tensor]):
@@ -63,56 +64,66 @@ class TokenSequences(Dataset[Tensor]):
 
 
 @dataclass(frozen=True)
-class BatchSplit:
-    """How a step's sequences are divided: `ranks` ranks x `rounds` forward passes x `micro` sequences."""
+class Batch:
+    """A replica's share of a step: ids and targets (B, T) int64, and the sequences' numbers (B,) int64."""
 
-    ranks: int
+    ids: Tensor
+    targets: Tensor
+    samples: Tensor
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(*(t.to(device, non_blocking=True) for t in (self.ids, self.targets, self.samples)))
+
+
+@dataclass(frozen=True)
+class BatchSplit:
+    """How a step's sequences are divided: `replicas` x `rounds` micro-batches x `micro` sequences."""
+
+    replicas: int
     rounds: int
     micro: int
 
     @classmethod
-    def of(cls, config: DataConfig, ranks: int) -> "BatchSplit":
+    def of(cls, config: DataConfig, layout: ParallelConfig) -> "BatchSplit":
         """Raises UsageError where `data.batch_size` does not divide evenly."""
-        share = config.batch_size // ranks
-        micro = config.micro_batch or share
-        if config.batch_size % ranks or share % micro:
-            unit = ranks * (config.micro_batch or 1)
-            raise UsageError(
-                f"data.batch_size {config.batch_size} is not divisible by {ranks} processes x data.micro_batch "
-                f"{config.micro_batch or 'any'}; try --data.batch_size {-(-config.batch_size // unit) * unit}"
-            )
-        return cls(ranks, share // micro, micro)
+        parts = layout.dp * layout.micro_batches
+        require(
+            config.batch_size % parts == 0,
+            f"data.batch_size {config.batch_size} is not divisible by parallel.dp {layout.dp} x parallel.micro_batches "
+            f"{layout.micro_batches}; try --data.batch_size {-(-config.batch_size // parts) * parts}",
+        )
+        return cls(layout.dp, layout.micro_batches, config.batch_size // parts)
 
     @property
     def batch_size(self) -> int:
-        return self.ranks * self.rounds * self.micro
+        return self.replicas * self.rounds * self.micro
 
 
 class Batches:
-    """This rank's batches: a function of (seed, step).
+    """One replica's batches: a function of (seed, step).
 
-    `DistributedSampler` deals an epoch's permutation to the ranks like cards, so that the first n of
-    every rank are the first n x ranks of the permutation. A step takes the next batch of it, and so the
-    same sequences for any number of ranks. An epoch is as many whole batches as there are; the few
+    `DistributedSampler` deals an epoch's permutation to the replicas like cards, so that the first n of
+    each are the first n x replicas of the permutation. A step takes the next batch of it, and so the
+    same sequences for any number of replicas. An epoch is as many whole batches as there are; the few
     sequences left over sit this epoch out, other ones in each.
     """
 
-    def __init__(self, data: TokenSequences, split: BatchSplit, rank: int, seed: int) -> None:
-        self.data, self.split = data, split
+    def __init__(self, data: TokenSequences, split: BatchSplit, replica: int, seed: int) -> None:
+        self.data, self.split, self.replica, self.seed = data, split, replica, seed
         self.sampler: DistributedSampler[Tensor] = DistributedSampler(
-            data, num_replicas=split.ranks, rank=rank, shuffle=True, seed=seed, drop_last=True
+            data, num_replicas=split.replicas, rank=replica, shuffle=True, seed=seed, drop_last=True
         )
         self.steps_per_epoch = len(data) // split.batch_size
-        self.order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))  # epoch, this rank's indices
+        self.order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))  # epoch, this replica's indices
         if self.steps_per_epoch < 1:
             raise UsageError(
                 f"{data.folder} holds {len(data)} sequences of {data.length} tokens, less than one batch; "
-                f"try --data.batch_size {len(data) // split.ranks * split.ranks or split.ranks}, "
+                f"try --data.batch_size {len(data) // split.replicas * split.replicas or split.replicas}, "
                 "a lower --data.seq_len or more text"
             )
 
     def indices(self, step: int) -> NDArray[np.int64]:
-        """Which sequences this rank reads in a step (from 0), in order."""
+        """Which sequences this replica reads in a step (from 0), in order."""
         epoch, position = divmod(step, self.steps_per_epoch)
         if self.order[0] != epoch:
             self.sampler.set_epoch(epoch)
@@ -120,7 +131,9 @@ class Batches:
         share = self.split.rounds * self.split.micro
         return self.order[1][position * share : (position + 1) * share]
 
-    def step(self, step: int) -> list[tuple[Tensor, Tensor]]:
-        """A step's micro-batches: inputs and targets, each (micro, T) int64 on the CPU."""
-        rounds = self.indices(step).reshape(self.split.rounds, self.split.micro)
-        return [(tokens[:, :-1], tokens[:, 1:]) for tokens in map(self.data.batch, rounds)]
+    def step(self, step: int) -> Batch:
+        """A step's batch, on the CPU. A sequence's number is the seed's, the step's and its place in the step."""
+        tokens = self.data.batch(self.indices(step))
+        place = torch.arange(len(tokens)) * self.split.replicas + self.replica
+        numbers = (self.seed << 40) + step * self.split.batch_size + place
+        return Batch(tokens[:, :-1], tokens[:, 1:], numbers)

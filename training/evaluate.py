@@ -5,26 +5,27 @@ import math
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from pipeline.tokens import Manifest
+from training.cross_entropy import IGNORED
 from training.data import TokenSequences
 from training.mesh import World
-from training.model import summed_loss
+from training.parallel_model import ParallelModel
 
 _CHUNK = 1 << 24  # tokens counted at once
 
 
-def evaluate(model: nn.Module, data: TokenSequences, count: int, micro: int, world: World) -> float:
+def evaluate(model: ParallelModel, data: TokenSequences, count: int, micro: int) -> float:
     """Mean cross-entropy in nats a token over the first `count` sequences, `micro` at a time; every rank calls it."""
-    model.eval()
+    world = model.world
+    share = -(-count // world.replicas)  # as many for each replica: they may have to wait for each other
+    mine = np.arange(share) * world.replicas + world.replica
     total = torch.zeros((), dtype=torch.float64, device=world.device)
-    mine = np.arange(world.rank, count, world.size)
-    with torch.no_grad():
-        for start in range(0, len(mine), micro):
-            tokens = data.batch(mine[start : start + micro]).to(world.device)
-            total += summed_loss(model(tokens[:, :-1]), tokens[:, 1:]).double()
-    model.train()
+    for start in range(0, share, micro):
+        here = mine[start : start + micro]
+        tokens = data.batch(np.minimum(here, count - 1)).to(world.device)
+        targets = tokens[:, 1:].masked_fill(torch.from_numpy(here >= count).to(world.device)[:, None], IGNORED)
+        total += model.loss([tokens[:, :-1]], [targets])
     return world.sum(total).item() / (count * data.length)
 
 

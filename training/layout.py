@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pipeline.errors import UsageError
-from training.config import ModelConfig
+from pipeline.errors import require
+from training.model_config import ModelConfig
 
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv", "dualpipev"]
 
@@ -51,6 +51,18 @@ class ParallelConfig:
         full.check(processes, model, seq_len)
         return full
 
+    def describe(self) -> str:
+        """In a few words, for people."""
+        words = [f"dp {self.dp}"]
+        if self.zero:
+            words.append(f"ZeRO-{self.zero}" + (f" over {self.shard}" if self.shard != self.dp else ""))
+        if self.tp > 1:
+            words.append(f"tp {self.tp}" + (" with sequence parallelism" if self.sequence_parallel else ""))
+        if self.pp > 1:
+            turns = f", {self.virtual_stages} stages each" if self.virtual_stages > 1 else ""
+            words.append(f"pp {self.pp} ({self.schedule}{turns})")
+        return " x ".join(words)
+
     @property
     def stages(self) -> int:
         return self.pp * self.virtual_stages
@@ -62,26 +74,26 @@ class ParallelConfig:
         _check_tensor(self, model, seq_len)
         if self.pp > 1:
             _check_pipeline(self, model)
-        _require(self.micro_batches > 0, f"parallel.micro_batches is {self.micro_batches}; wanted 1 or more")
+        require(self.micro_batches > 0, f"parallel.micro_batches is {self.micro_batches}; wanted 1 or more")
 
 
 def _check_product(layout: ParallelConfig, processes: int) -> None:
     dp, tp, pp = layout.dp, layout.tp, layout.pp
-    _require(min(dp, tp, pp) > 0, f"parallel.dp, tp and pp are {dp}, {tp} and {pp}; wanted 1 or more of each")
+    require(min(dp, tp, pp) > 0, f"parallel.dp, tp and pp are {dp}, {tp} and {pp}; wanted 1 or more of each")
     fits = processes % (tp * pp) == 0
     advice = f"--parallel.dp {processes // (tp * pp)}" if fits else f"{dp * tp * pp} processes"
-    _require(
+    require(
         dp * tp * pp == processes,
         f"dp {dp} x tp {tp} x pp {pp} = {dp * tp * pp} processes, and {processes} were started; try {advice}",
     )
 
 
 def _check_replicas(layout: ParallelConfig) -> None:
-    _require(
+    require(
         layout.zero > 0 or layout.shard == 1,
         f"parallel.shard {layout.shard} divides nothing with parallel.zero 0; try --parallel.zero 2",
     )
-    _require(
+    require(
         layout.shard > 0 and layout.dp % layout.shard == 0,
         f"parallel.dp {layout.dp} is not divisible by parallel.shard {layout.shard}; try one of its divisors",
     )
@@ -92,16 +104,16 @@ def _check_tensor(layout: ParallelConfig, model: ModelConfig, seq_len: int) -> N
     for name in ("heads", "kv_heads", "hidden"):
         size = getattr(model, name)
         limit = [n for n in range(1, size + 1) if size % n == 0 and n <= tp][-1]
-        _require(size % tp == 0, f"model.{name} {size} is not divisible by parallel.tp {tp}; try --parallel.tp {limit}")
-    _require(
+        require(size % tp == 0, f"model.{name} {size} is not divisible by parallel.tp {tp}; try --parallel.tp {limit}")
+    require(
         model.vocab_size >= tp * tp,  # so that the last rank has one, too
         f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}",
     )
-    _require(
+    require(
         not layout.sequence_parallel or tp > 1,
         "parallel.sequence_parallel divides the sequence over parallel.tp, which is 1; try --parallel.tp 2",
     )
-    _require(
+    require(
         not layout.sequence_parallel or seq_len % tp == 0,
         f"data.seq_len {seq_len} is not divisible by parallel.tp {tp}, over which sequence_parallel divides it; "
         f"try --data.seq_len {-(-seq_len // tp) * tp}",
@@ -110,36 +122,31 @@ def _check_tensor(layout: ParallelConfig, model: ModelConfig, seq_len: int) -> N
 
 def _check_pipeline(layout: ParallelConfig, model: ModelConfig) -> None:
     name, wanted = layout.schedule, STAGES_PER_RANK[layout.schedule]
-    _require(
+    require(
         layout.virtual_stages == wanted if wanted else layout.virtual_stages > 1,
         f"parallel.virtual_stages is {layout.virtual_stages}; schedule {name} is defined for {wanted or '2 or more'} "
         f"stages a process; try --parallel.virtual_stages {wanted or 2}",
     )
-    _require(
+    require(
         model.layers >= layout.stages,
         f"model.layers {model.layers} cannot fill {layout.stages} pipeline stages ({layout.pp} processes x "
         f"{layout.virtual_stages}); try --parallel.pp {max(1, model.layers // layout.virtual_stages)}",
     )
     rounds = layout.micro_batches
     least = {"1f1b": layout.pp, "dualpipev": layout.stages}.get(name, 1)
-    _require(
+    require(
         rounds >= least,
         f"parallel.micro_batches {rounds} are too few: schedule {name} of {layout.stages} stages takes {least} or "
         f"more; try --parallel.micro_batches {least}",
     )
     groups = max(1, rounds // layout.pp)
-    _require(
+    require(
         layout.virtual_stages == 1 or rounds % groups == 0,
         f"parallel.micro_batches {rounds} do not divide into rounds of {layout.pp}, as schedule {name} takes them; "
         f"try --parallel.micro_batches {-(-rounds // layout.pp) * layout.pp}",
     )
-    _require(
+    require(
         layout.zero < 3 or name not in SPLIT_BACKWARD,
         f"parallel.zero 3 frees parameters that schedule {name} still needs for the second half of its backward pass "
         "(torch leaves gradients out, or computes wrong ones); try --parallel.zero 2, or --parallel.schedule 1f1b",
     )
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise UsageError(message)

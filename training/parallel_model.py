@@ -1,49 +1,47 @@
 """A model spread over processes, as one of them sees it: forward, backward, and the weights it updates."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from training.collectives import all_gather
 from training.config import ModelConfig
+from training.data import Batch
 from training.data_parallel import Replicas
 from training.fsdp import synchronize_gradients
 from training.gradients import summations
 from training.initialize import fill_initial
 from training.layout import ParallelConfig
+from training.memory import Recompute
 from training.mesh import World
 from training.model import Decoder
 from training.parallelize import parallelize
-from training.piece import Weight
+from training.piece import Weight, part_range
 from training.pipeline_parallel import Pipeline
 from training.precision import autocast
-from training.stages import whole_name
+from training.stages import stage_owner, whole_name
 from training.tensor_parallel import divided_dim, divided_piece
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A replica's share of a step: ids and targets (B, T) int64, and the sequences' numbers (B,) int64."""
-
-    ids: Tensor
-    targets: Tensor
-    samples: Tensor
-
-    def to(self, device: torch.device) -> "Batch":
-        return Batch(*(t.to(device, non_blocking=True) for t in (self.ids, self.targets, self.samples)))
 
 
 class ParallelModel:
     """This process's parts, their weights, and what is done with them together with the other processes."""
 
     def __init__(
-        self, config: ModelConfig, layout: ParallelConfig, world: World, seed: int, precision: str = "fp32"
+        self,
+        config: ModelConfig,
+        layout: ParallelConfig,
+        world: World,
+        seed: int,
+        precision: str = "fp32",
+        recompute: Recompute = "none",
+        compiled: bool = False,
     ) -> None:
         self.config, self.layout, self.world, self.precision = config, layout, world, precision
         dtype = torch.float64 if precision == "fp64" else torch.float32
-        self.parts = parallelize(config, layout, world, dtype)
+        self.parts = parallelize(config, layout, world, dtype, recompute, compiled)
         for part in self.parts:
             part.to_empty(device=world.device)
             part.tie()  # to_empty gave the tied matrices a memory each
@@ -61,8 +59,7 @@ class ParallelModel:
     def forward_backward(self, batch: Batch, scale: float) -> Tensor:
         """Set the gradients of `scale` x the loss summed over all replicas' targets, on what is updated here.
 
-        Returns this process's part of the summed loss in nats, 0-d: it is the same for all that divide a
-        matrix, and lies with the last stage.
+        Returns this process's part of the summed loss in nats, 0-d.
         """
         loss = self._pipelined(batch, scale) if self.pipeline else self._accumulated(batch, scale)
         for w in self.weights:
@@ -71,21 +68,59 @@ class ParallelModel:
                 w.own.grad = grad.to_local() if isinstance(grad, DTensor) else None
         for summation in self._summations:
             summation(self.weights)
-        return loss
+        return self._counted(loss)
 
-    def zero_grad(self) -> None:
-        for w in self.weights:
-            w.own.grad = w.full.grad = None
-
+    @torch.no_grad()
     def loss(self, ids: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-        """The micro-batches' summed loss in nats without gradients, 0-d float64: zero but with the last stage."""
-        with self.evaluating(), autocast(self.world.device, self.precision):
+        """This process's part of the micro-batches' summed loss in nats, 0-d float64; no dropout, no gradients."""
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        for output in self._evaluate(ids, targets):
+            total += output.double().sum()
+        return self._counted(total)
+
+    @torch.no_grad()
+    def next_logits(self, ids: Tensor) -> Tensor:
+        """The logits (V,) of what follows `ids` (1, T); every process calls it with the same, and has the same."""
+        length, parts = ids.shape[1], self.parts[0].sequence_parts
+        padded = torch.nn.functional.pad(ids, (0, -length % parts)).to(self.world.device)  # causal: no harm
+        found = self._evaluate([padded], None)
+        here = found[0][0, length - 1] if found else None
+        return self._from_last_stage(self._whole_vocabulary(here) if here is not None else None)
+
+    def _evaluate(self, ids: Sequence[Tensor], targets: Sequence[Tensor] | None) -> list[Tensor]:
+        for part in self.parts:
+            part.eval()
+        with autocast(self.world.device, self.precision):
             if self.pipeline:
                 outputs = self.pipeline.forward(ids, targets)
             else:
-                outputs = [self.parts[0](i, t) for i, t in zip(ids, targets, strict=True)]
-        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        return total + sum(output.double().sum() for output in outputs)
+                outputs = [self.parts[0](x, targets[i] if targets else None) for i, x in enumerate(ids)]
+        for part in self.parts:
+            part.train()
+        return outputs
+
+    def _counted(self, loss: Tensor) -> Tensor:
+        """All that divide a matrix have the same loss: it is the first one's."""
+        return loss if self.world.axis("tp").rank == 0 else torch.zeros_like(loss)
+
+    def _whole_vocabulary(self, logits: Tensor) -> Tensor:
+        """Of this process's part of the logits."""
+        axis, size = self.world.axis("tp"), self.config.vocab_size
+        if axis.size == 1:
+            return logits
+        step = part_range(size, axis.size, 0)[1]
+        everyone = logits.new_empty(axis.size * step)
+        all_gather(everyone, torch.nn.functional.pad(logits, (0, step - len(logits))), group=axis.group)
+        return everyone[:size]
+
+    def _from_last_stage(self, logits: Tensor | None) -> Tensor:
+        axis = self.world.axis("pp")
+        if axis.size == 1:
+            assert logits is not None
+            return logits
+        logits = torch.empty(self.config.vocab_size, device=self.world.device) if logits is None else logits.float()
+        dist.broadcast(logits, group=axis.group, group_src=stage_owner(self.layout, self.layout.stages - 1))
+        return logits
 
     def _accumulated(self, batch: Batch, scale: float) -> Tensor:
         """Micro-batch by micro-batch; only the last one's gradients travel, or with ZeRO-2 each one's."""
@@ -128,23 +163,3 @@ class ParallelModel:
             held_alike = replicate.rank > 0 or (divided_dim(whole) is None and tp.rank > 0)
             found.append(Weight(whole, p, own, piece, not held_alike and whole == name))
         return found
-
-    def evaluating(self) -> "_Evaluating":
-        return _Evaluating(self.parts)
-
-
-class _Evaluating:
-    """While open: no dropout, no gradients."""
-
-    def __init__(self, parts: Sequence[nn.Module]) -> None:
-        self.parts, self.no_grad = parts, torch.no_grad()
-
-    def __enter__(self) -> None:
-        self.no_grad.__enter__()
-        for part in self.parts:
-            part.eval()
-
-    def __exit__(self, *error: object) -> None:
-        self.no_grad.__exit__(None, None, None)
-        for part in self.parts:
-            part.train()

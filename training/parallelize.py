@@ -9,20 +9,36 @@ import torch
 from training.config import ModelConfig
 from training.fsdp import apply_fsdp
 from training.layout import ParallelConfig
+from training.memory import Recompute
 from training.mesh import World
 from training.model import Decoder
+from training.recompute import checkpoint_activations
 from training.stages import split_stages
 from training.tensor_parallel import apply_tensor_parallel
 
 
 def parallelize(
-    config: ModelConfig, layout: ParallelConfig, world: World, dtype: torch.dtype = torch.float32
+    config: ModelConfig,
+    layout: ParallelConfig,
+    world: World,
+    dtype: torch.dtype = torch.float32,
+    recompute: Recompute = "none",
+    compiled: bool = False,
 ) -> list[Decoder]:
     """This process's parts of the model, on the meta device: one, or its stages of the pipeline."""
     parts = split_stages(config, layout, world.axis("pp").rank)  # first: the rest sees one stage
     for part in parts:
         part.to(dtype)
         apply_tensor_parallel(part, world.axis("tp"), layout.sequence_parallel)  # shards, before any wrapper
+        checkpoint_activations(part, recompute)
+        if compiled:
+            compile_blocks(part)  # after recomputation, before FSDP
         if layout.zero == 3:
             apply_fsdp(part, world)  # last: it gathers what all the others made; ZeRO-0 to 2 need no wrapper
     return parts
+
+
+def compile_blocks(part: Decoder) -> None:
+    """Compile block by block: they are alike, and so one compilation serves all."""
+    for block in part.blocks.values():
+        block.compile()

@@ -10,7 +10,7 @@ from pipeline.errors import UsageError
 from pipeline.files import sha256_file
 from pipeline.tokens import Manifest
 from training.config import EvalConfig
-from training.model import Decoder
+from training.parallel_model import ParallelModel
 
 
 class Sampler:
@@ -28,19 +28,16 @@ class Sampler:
         self.start = [manifest.tokenizer.end_of_document, *self.tokenizer.encode(config.prompt)]
         self.end, self.config, self.seed = manifest.tokenizer.end_of_document, config, seed
 
-    def text(self, model: Decoder) -> str:
-        """The prompt, continued until the end of the document or for `sample_tokens` tokens."""
-        device = next(model.parameters()).device
+    def text(self, model: ParallelModel) -> str:
+        """The prompt, continued until the end of the document or for `sample_tokens` tokens; every rank calls it."""
         generator = torch.Generator().manual_seed(self.seed)
         ids = list(self.start)
-        model.eval()
-        with torch.no_grad():
-            for _ in range(self.config.sample_tokens):
-                window = torch.tensor([ids[-model.config.context :]], device=device)
-                ids.append(self._choose(model(window)[0, -1].float().cpu(), generator))
-                if ids[-1] == self.end:
-                    break
-        model.train()
+        for _ in range(self.config.sample_tokens):
+            logits = model.next_logits(torch.tensor([ids[-model.config.context :]]))
+            chosen = model.world.main_only(lambda: self._choose(logits.float().cpu(), generator))  # noqa: B023
+            ids.append(chosen)
+            if chosen == self.end:
+                break
         return self.tokenizer.decode([i for i in ids if i != self.end])
 
     def _choose(self, logits: Tensor, generator: torch.Generator) -> int:

@@ -14,7 +14,7 @@ from pipeline.config import load_config
 from pipeline.errors import GristmillError
 from training.config import TrainConfig
 from training.identity import claim
-from training.mesh import open_world
+from training.mesh import open_processes
 from training.stop import StopSignals
 from training.trainer import Summary, Trainer
 
@@ -26,8 +26,9 @@ def train(config: TrainConfig) -> Summary:
     cannot run; on SIGINT or SIGTERM it saves a checkpoint and raises SystemExit(128 + signal).
     """
     config.check()
-    with open_world(config.device, config.timeout) as world, StopSignals() as stop:
-        trainer = Trainer(config, world)
+    with open_processes(config.device, config.timeout) as device, StopSignals() as stop:
+        trainer = Trainer(config, device)
+        world = trainer.world
         with claim(config.out_dir, trainer.identity, config.optim.steps, world), trainer.reporter:
             trainer.resume()
             for step in range(trainer.done + 1, config.optim.steps + 1):
@@ -43,6 +44,7 @@ def train(config: TrainConfig) -> Summary:
                 if saves:
                     trainer.save(step)
                 if signal and not last:
+                    trainer.checkpoints.wait()
                     trainer.reporter.say(f"stopped after step {step}; the same command goes on from there")
                     sys.exit(128 + signal)
             return trainer.finish()

@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pipeline.errors import UsageError
 from pipeline.files import write_whole
-from training.checkpoint import CheckpointRecord, Checkpoints
+from training.checkpoint import CheckpointRecord, Checkpoints, load_model
 from training.config import TrainConfig
 from training.data import Batches, BatchSplit, TokenSequences
 from training.evaluate import bits_per_byte, evaluate, unigram_loss
-from training.forward_backward import autocast, forward_backward
+from training.gradients import scale_gradients, squared_norm
 from training.identity import identity
-from training.initialize import materialize
-from training.mesh import World
+from training.mesh import build_world
 from training.metrics import METRICS, Reporter, memory_bytes, peak_tflops, read_metrics
 from training.model import Decoder, flops_per_token
-from training.optim import build_optimizer, clip_gradients, learning_rate, set_learning_rate
-from training.parallelize import parallelize
+from training.optim import build_optimizer, learning_rate
+from training.parallel_model import ParallelModel
+from training.piece_storage import model_state
 from training.sample import Sampler
+from training.stability import Stability
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,22 @@ class Summary:
     checkpoint: str
 
 
+@dataclass(frozen=True)
+class Step:
+    """What is told of a step: the mean loss in nats a token, the gradient's 2-norm, whether it was skipped."""
+
+    number: int
+    rate: float
+    loss: float
+    norm: float
+    skipped: bool
+
+
 class Trainer:
     """A run's parts, and what is done with them. `done` counts the steps taken."""
 
-    def __init__(self, config: TrainConfig, world: World) -> None:
-        self.config, self.world = config, world
+    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+        self.config = config
         data = config.data
         self.data = TokenSequences(data.train, data.seq_len)
         self.holdout = TokenSequences(data.holdout, data.seq_len)
@@ -55,76 +66,88 @@ class Trainer:
         self.tokenizer = self.data.manifest.tokenizer
         self.model_config = config.model.resolve(self.tokenizer.vocab_size, data.seq_len)
         self.identity = identity(config, self.model_config, self.data.manifest, self.holdout.manifest)
-        self.split = BatchSplit.of(data, world.size)
-        self.batches = Batches(self.data, self.split, world.rank, config.seed)
+        self.layout = config.parallel.resolve(torch.distributed.get_world_size(), self.model_config, data.seq_len)
+        self.split = BatchSplit.of(data, self.layout)
+        self.world = world = build_world(self.layout, device)
+        self.batches = Batches(self.data, self.split, world.replica, config.seed)
         self.sampler = (
             Sampler(data.train, self.data.manifest, config.eval, config.seed) if config.eval.sample_tokens else None
         )
-        with torch.device("meta"):
-            model = Decoder(self.model_config)
-        self.model = materialize(model, world.device, config.seed)
-        self.parallel = parallelize(self.model, world)
-        self.optimizer = build_optimizer(self.model, config.optim)
+        self.model = ParallelModel(
+            self.model_config, self.layout, world, config.seed, config.precision, config.memory.recompute, config.compile
+        )
+        self.optimizer = build_optimizer(self.model.weights, config.optim, config.memory)
+        self.stability = Stability(config.stability, config.precision)
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics.tensorboard)
         self.checkpoints = Checkpoints(config.out_dir / "checkpoints", config.checkpoint.keep, world, self.reporter.say)
         self.tokens_per_step = data.batch_size * data.seq_len
         self.eval_sequences = min(config.eval.sequences or len(self.holdout), len(self.holdout))
+        with torch.device("meta"):
+            whole = Decoder(self.model_config)
+        self.parameters = sum(p.numel() for p in whole.parameters())
+        self.flops_per_token = flops_per_token(whole, data.seq_len)
         self.done = 0
-        self.pending: list[tuple[int, float, Tensor, Tensor]] = []  # step, learning rate, loss sum, gradient norm
+        self.pending: list[Step] = []
 
     def resume(self) -> None:
         """Load the latest checkpoint, or measure what a new run is to be compared with; then say what runs."""
-        record = self.checkpoints.load(self.model, self.optimizer)
+        record = self.checkpoints.load(self._state())
         if record is not None:
             self.done, self.unigram = record.step, record.unigram_loss
+            self.optimizer.updates, self.stability.state = record.updates, record.stability
+            self.optimizer.loaded()
         else:
+            if self.config.init_from is not None:
+                load_model(self.config.init_from, model_state(self.model.weights), self.world, self.reporter.say)
             self.unigram = unigram_loss(self.data, self.holdout, self.eval_sequences, self.world)
+        self.model.replicas.publish()
         self.reporter.start(self.done)
         self._say_header(record)
         self.since = time.perf_counter()
 
     def step(self, step: int) -> None:
-        """One update of the parameters."""
-        if self.model_config.dropout:
-            # a function of the step, so that a resumed run drops what the uninterrupted one drops
-            torch.manual_seed(hash((self.config.seed, step, self.world.rank)))
+        """One update of the parameters, or none where `stability` says so; every rank decides alike."""
         rate = learning_rate(step - 1, self.config.optim)
-        set_learning_rate(self.optimizer, rate)
-        batch = self.batches.step(step - 1)
-        loss = forward_backward(self.parallel, batch, self.tokens_per_step, self.world, self.config.precision)
-        norm = clip_gradients(self.model, self.config.optim.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        batch = self.batches.step(step - 1).to(self.world.device)
+        scale = self.stability.scale / self.tokens_per_step
+        loss, norm = self._measure(self.model.forward_backward(batch, scale))
+        accepted = self.stability.accepts(step, loss, norm)
+        if accepted:
+            clip = self.config.optim.clip
+            shorten = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+            scale_gradients(self.model.weights, shorten / self._loss_scale)
+            self.optimizer.step(rate)
+            self.model.replicas.publish()
+        self.optimizer.zero_grad()
         self.done = step
-        self.pending.append((step, rate, loss, norm))
+        self.pending.append(Step(step, rate, loss, norm, not accepted))
+
+    def _measure(self, loss: torch.Tensor) -> tuple[float, float]:
+        """The mean loss, and the 2-norm of the gradient, of all processes: what every decision is made by."""
+        self._loss_scale = self.stability.scale  # of these gradients
+        parts = torch.stack([loss.double(), squared_norm(self.model.weights, self.world.device)])
+        total, squares = self.world.sum(parts).tolist()
+        return total / self.tokens_per_step, math.sqrt(squares) / self._loss_scale
 
     def report(self) -> None:
-        """Record the steps since the last report, and print the last of them; every rank calls it.
-
-        Losses are read back here and not step by step, so that an accelerator is never waited for.
-        """
-        count = len(self.pending)
-        losses = self.world.sum(torch.stack([loss for _, _, loss, _ in self.pending]).double()) / self.tokens_per_step
-        norms = torch.stack([norm for *_, norm in self.pending]).tolist()
-        seconds = (time.perf_counter() - self.since) / count
-        speed = self._speed(seconds)
-        for (step, rate, _, _), loss, norm in zip(self.pending, losses.tolist(), norms, strict=True):
-            self.reporter.record("step", step, loss=loss, lr=rate, grad_norm=norm, **speed)
-            if not math.isfinite(loss):
-                raise UsageError(
-                    f"the loss is {loss} at step {step}; go on from the last checkpoint with a lower --optim.lr, "
-                    "more --optim.warmup_steps, or --precision fp32"
-                )
-        self._say_step(step, loss, rate, norm, speed)
+        """Record the steps since the last report, and print the last of them."""
+        speed = self._speed((time.perf_counter() - self.since) / len(self.pending))
+        for step in self.pending:
+            told = {"loss": step.loss, "grad_norm": step.norm}
+            finite = {key: value if math.isfinite(value) else None for key, value in told.items()}
+            skipped = {"skipped": True} if step.skipped else {}
+            self.reporter.record("step", step.number, lr=step.rate, **finite, **speed, **skipped)
+        if skipped := [step.number for step in self.pending if step.skipped]:
+            self.reporter.say(f"skipped step {', '.join(map(str, skipped))}: loss or gradient not finite, or leaping")
+        self._say_step(self.pending[-1], speed)
         self.pending.clear()
         self.since = time.perf_counter()
 
     def evaluate(self, step: int) -> None:
         """Measure the holdout and draw some text; every rank calls it."""
-        with autocast(self.world.device, self.config.precision):
-            loss = evaluate(self.model, self.holdout, self.eval_sequences, self.split.micro, self.world)
+        loss = evaluate(self.model, self.holdout, self.eval_sequences, self.split.micro)
         bits = bits_per_byte(loss, self.holdout.manifest)
-        text = self.sampler.text(self.model) if self.sampler and self.world.is_main else ""
+        text = self.sampler.text(self.model) if self.sampler else ""
         self.reporter.record("eval", step, loss=loss, bits_per_byte=bits, text=text)
         self.reporter.say(
             f"holdout after step {step}: loss {loss:.4f} (unigram {self.unigram:.4f}), {bits:.4f} bits per byte"
@@ -134,21 +157,33 @@ class Trainer:
         self.since = time.perf_counter()
 
     def save(self, step: int) -> None:
-        """Write a checkpoint; every rank calls it."""
+        """Write a checkpoint, or begin to; every rank calls it."""
         record = CheckpointRecord(
-            step, self.world.size, self.unigram, dataclasses.asdict(self.model_config), self.tokenizer
+            step=step,
+            updates=self.optimizer.updates,
+            processes=self.world.size,
+            layout=dataclasses.asdict(self.layout),
+            stability=self.stability.state,
+            unigram_loss=self.unigram,
+            model=dataclasses.asdict(self.model_config),
+            tokenizer=self.tokenizer,
         )
-        self.checkpoints.save(record, self.model, self.optimizer)
+        write = self.checkpoints.save_async if self.config.checkpoint.beside else self.checkpoints.save
+        write(record, self._state())
         self.since = time.perf_counter()
 
     def finish(self) -> Summary:
         """Write summary.json from what was recorded, and say where everything is."""
+        self.checkpoints.wait()
         out_dir = self.config.out_dir
         summary = self.world.main_only(self._summarize)
         self.reporter.say(f"done: holdout loss {summary.holdout_loss:.4f}, unigram {summary.unigram_loss:.4f}")
         self.reporter.say(f"    checkpoint  {summary.checkpoint}\n    metrics     {out_dir / METRICS}")
         self.reporter.say(f"    curve       python -m training.plot {out_dir}")
         return summary
+
+    def _state(self) -> Any:
+        return model_state(self.model.weights, self.optimizer.moments())
 
     def _summarize(self) -> Summary:
         records = list(read_metrics(self.reporter.path))
@@ -161,7 +196,7 @@ class Trainer:
             bits_per_byte=measured["bits_per_byte"],
             unigram_loss=self.unigram,
             tokens_per_second=statistics.median(record["tokens_per_second"] for record in steps),
-            parameters=self._parameters(),
+            parameters=self.parameters,
             processes=self.world.size,
             checkpoint=str(self.checkpoints.path(self.done)),
         )
@@ -169,14 +204,11 @@ class Trainer:
         write_whole(self.config.out_dir / "summary.json", text.encode() + b"\n")
         return summary
 
-    def _parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
-
     def _speed(self, seconds: float) -> dict[str, Any]:
         """Seconds a step, tokens a second of all ranks, model FLOPs utilisation (None: peak unknown), bytes."""
         rate = self.tokens_per_step / seconds
         peak = self.config.metrics.peak_tflops or peak_tflops(self.world.device, self.config.precision)
-        flops = flops_per_token(self.model, self.config.data.seq_len) * rate
+        flops = self.flops_per_token * rate
         return {
             "step_seconds": seconds,
             "tokens_per_second": rate,
@@ -184,24 +216,25 @@ class Trainer:
             "memory_bytes": memory_bytes(self.world.device),
         }
 
-    def _say_step(self, step: int, loss: float, rate: float, norm: float, speed: dict[str, Any]) -> None:
+    def _say_step(self, step: Step, speed: dict[str, Any]) -> None:
         width = len(str(self.config.optim.steps))
         mfu = "n/a" if speed["mfu"] is None else f"{speed['mfu']:.1%}"
+        scale = f"  scale {self.stability.scale:g}" if self.stability.scales else ""
         self.reporter.say(
-            f"step {step:{width}}/{self.config.optim.steps}  loss {loss:.4f}  lr {rate:.2e}  grad {norm:.2f}  "
-            f"{speed['step_seconds'] * 1000:.0f} ms  {speed['tokens_per_second']:,.0f} tokens/s  MFU {mfu}  "
-            f"{speed['memory_bytes'] / 2**30:.2f} GiB"
+            f"step {step.number:{width}}/{self.config.optim.steps}  loss {step.loss:.4f}  lr {step.rate:.2e}  "
+            f"grad {step.norm:.2f}{scale}  {speed['step_seconds'] * 1000:.0f} ms  "
+            f"{speed['tokens_per_second']:,.0f} tokens/s  MFU {mfu}  {speed['memory_bytes'] / 2**30:.2f} GiB"
         )
 
     def _say_header(self, record: CheckpointRecord | None) -> None:
         model, split, say = self.model_config, self.split, self.reporter.say
         threads = f" x {torch.get_num_threads()} threads" if self.world.device.type == "cpu" else ""
         say(
-            f"{model.preset}: {self._parameters():,} parameters, {model.layers} layers of width {model.width}, "
+            f"{model.preset}: {self.parameters:,} parameters, {model.layers} layers of width {model.width}, "
             f"vocabulary {model.vocab_size}\n"
-            f"{self.world.device.type}{threads}, {self.config.precision}; a step is "
-            f"{self.tokens_per_step:,} tokens: {split.ranks} processes x {split.rounds} x {split.micro} sequences x "
-            f"{self.config.data.seq_len}\n"
+            f"{self.world.size} processes ({self.world.device.type}{threads}, {self.config.precision}): "
+            f"{self.layout.describe()}; a step is {self.tokens_per_step:,} tokens: {split.replicas} replicas x "
+            f"{split.rounds} micro-batches x {split.micro} sequences x {self.config.data.seq_len}\n"
             f"train {self.data.tokens:,} tokens, {self.batches.steps_per_epoch} steps an epoch; "
             f"holdout {self.eval_sequences} sequences, unigram loss {self.unigram:.4f}"
         )
@@ -210,7 +243,7 @@ class Trainer:
         self.reporter.record(
             "run",
             self.done,
-            parameters=self._parameters(),
+            parameters=self.parameters,
             processes=self.world.size,
             tokens_per_step=self.tokens_per_step,
             unigram_loss=self.unigram,
