@@ -30,6 +30,8 @@ class DataConfig:
 class OptimConfig:
     """AdamW and its learning rate: linear warm-up, then half a cosine."""
 
+    name: Literal["adamw", "sgd"] = "adamw"
+    """sgd: plain, without momentum or decay; its updates show every error in a gradient's scale."""
     steps: int = 1000
     lr: float = 1e-3
     """The highest learning rate, at the end of the warm-up."""

@@ -1,21 +1,200 @@
-"""AdamW, its parameter groups, and the learning rate as a function of the step."""
+"""AdamW and SGD over what a process updates, wherever its states are; the learning rate as a function of the step."""
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.adamw import adamw
 
 from training.config import OptimConfig
+from training.memory import MemoryConfig
+from training.offload import BUCKET, Bucket, InPlace, Moments, MomentsInMemory, MomentsOnDisk, Staged, plan
+from training.piece import Weight
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019, algorithm 2) that decays matrices, and neither norms nor biases."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=config.betas, eps=config.eps, fused=True)
+class Optimizer:
+    """What updates `weights` by their gradients.
+
+    A name that occurs twice (a tied matrix that two stages hold) has one state: the first is updated, the
+    second becomes its copy. Every other weight that is not empty must have a gradient.
+    """
+
+    def __init__(self, weights: Sequence[Weight]) -> None:
+        self.weights = list(weights)
+        self.updates = 0
+        """Steps taken; to be set when states are loaded."""
+        leaders = {weight.name: weight for weight in reversed(self.weights) if weight.own.numel()}
+        self.updated = [w for w in self.weights if leaders.get(w.name) is w]
+        pairs = [(w, leaders[w.name]) for w in self.weights if leaders.get(w.name, w) is not w]
+        self._copies = [(copy, of) for copy, of in pairs if copy.own is not of.own]
+        assert all(copy.piece == of.piece for copy, of in self._copies), "one name, two different pieces"
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Update the weights at this learning rate."""
+        for weight in self.updated:
+            assert weight.own.grad is not None, f"no gradient reached {weight.name}"
+        self.updates += 1
+        self._update(rate)
+        for copy, of in self._copies:
+            copy.own.copy_(of.own)
+
+    def _update(self, rate: float) -> None:
+        raise NotImplementedError
+
+    def zero_grad(self) -> None:
+        """Forget the gradients, and give their memory back."""
+        for weight in self.weights:
+            weight.own.grad = weight.full.grad = None
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """By parameter and state: tensors of the own pieces' shapes, to be read, or written and then `loaded`."""
+        return {weight.name: {} for weight in self.weights}
+
+    def loaded(self) -> None:
+        """To be called after what `moments` returned was written, by every process."""
+
+    def close(self) -> None:
+        """Remove what was kept in files. The states are gone then."""
+
+
+class SGD(Optimizer):
+    """w - rate * gradient: no momentum, no decay, no state."""
+
+    def _update(self, rate: float) -> None:
+        for weight in self.updated:
+            assert weight.own.grad is not None
+            weight.own.sub_(weight.own.grad, alpha=rate)
+
+
+class AdamW(Optimizer):
+    """Loshchilov & Hutter 2019, algorithm 2; matrices decay, norms and biases do not.
+
+    `moments` says where the states are, `values` where parameters and gradients are while a bucket is
+    updated. Bit for bit what torch.optim.AdamW(fused=True) computes, however the elements are divided.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Weight],
+        config: OptimConfig,
+        buckets: list[Bucket],
+        moments: Moments,
+        values: InPlace | Staged,
+        after_bucket: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(weights)
+        self.config, self.buckets = config, buckets
+        self._moments, self._values, self._after_bucket = moments, values, after_bucket
+
+    def _update(self, rate: float) -> None:
+        self._begin(0)
+        for number, bucket in enumerate(self.buckets):
+            self._begin(number + 1)  # while this one is computed
+            first, second = self._moments.take(number)
+            values, gradients = self._values.take(number)
+            for decays in (True, False):
+                chosen = [i for i, cut in enumerate(bucket.cuts) if self._decays(cut.weight) is decays]
+                cuts = [bucket.cuts[i] for i in chosen]
+                self._compute(
+                    [values[i] for i in chosen],
+                    [gradients[i] for i in chosen],
+                    [first[cut.at : cut.at + cut.length] for cut in cuts],
+                    [second[cut.at : cut.at + cut.length] for cut in cuts],
+                    rate,
+                    self.config.weight_decay if decays else 0.0,
+                )
+            self._values.put(number)
+            self._moments.put(number)
+            if self._after_bucket is not None:
+                self._after_bucket()
+        self._values.finish()
+        self._moments.finish()
+
+    def _begin(self, number: int) -> None:
+        if number < len(self.buckets):
+            self._values.begin(number)
+            self._moments.begin(number)
+
+    def _decays(self, weight: int) -> bool:
+        return len(self.updated[weight].piece.shape) >= 2
+
+    def _compute(
+        self, values: list[Tensor], gradients: list[Tensor], first: list[Tensor], second: list[Tensor],
+        rate: float, decay: float,
+    ) -> None:  # fmt: skip
+        if not values:
+            return
+        before = torch.full((len(values),), float(self.updates - 1), device=values[0].device)
+        beta1, beta2 = self.config.betas
+        adamw(
+            values, gradients, first, second, [], list(before.unbind()), fused=True, amsgrad=False, maximize=False,
+            beta1=beta1, beta2=beta2, lr=rate, weight_decay=decay, eps=self.config.eps,
+        )  # fmt: skip
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """`exp_avg` and `exp_avg_sq` of every parameter, zeros before the first step.
+
+        On disk, they map the files: reading them takes no memory that the system could not take back.
+        Raises InputError where a file was damaged.
+        """
+        flat = self._moments.whole()
+        found = {}
+        for weight in self.weights:
+            if not weight.own.numel():
+                found[weight.name] = {name: torch.empty_like(weight.own.detach()) for name in flat}
+        for weight, at in zip(self.updated, self._offsets(), strict=True):
+            shape, stop = weight.own.shape, at + weight.own.numel()
+            found[weight.name] = {name: values[at:stop].view(shape) for name, values in flat.items()}
+        return found
+
+    def _offsets(self) -> list[int]:
+        starts: dict[int, int] = {}
+        for bucket in self.buckets:
+            for cut in bucket.cuts:
+                starts.setdefault(cut.weight, bucket.start + cut.at)
+        return [starts[i] for i in range(len(self.updated))]
+
+    def loaded(self) -> None:
+        self._moments.renew()
+
+    def close(self) -> None:
+        self._moments.close()
+
+
+def build_optimizer(
+    weights: Sequence[Weight],
+    config: OptimConfig,
+    memory: MemoryConfig | None = None,
+    rank: int = 0,
+    bucket: int = BUCKET,
+    after_bucket: Callable[[], None] | None = None,
+) -> Optimizer:
+    """The optimizer that `config` names, with its states where `memory` says.
+
+    Files are in memory.folder/rank-00000 and so on; `bucket` is how many elements of each state are in memory
+    at a time then. `after_bucket` is called when another bucket of parameters is done with.
+    Raises OutputError where the disk has no room for the files.
+    """
+    if config.name == "sgd":
+        return SGD(weights)
+    memory = memory or MemoryConfig()
+    own = [weight.own.detach() for weight in Optimizer(weights).updated]
+    assert len({(x.dtype, x.device) for x in own}) <= 1, "the weights differ in type or place"
+    device, dtype = (own[0].device, own[0].dtype) if own else (torch.device("cpu"), torch.float32)
+    staged = memory.optimizer != "device" and device.type != "cpu"
+    divided = staged or memory.optimizer == "disk" or after_bucket is not None
+    total, buckets = plan([x.numel() for x in own], bucket if divided else None)
+    moments: Moments
+    if memory.optimizer == "disk":
+        assert memory.folder is not None, "the caller decides where files are"
+        moments = MomentsOnDisk(memory.folder / f"rank-{rank:05d}", total, buckets, dtype)
+    else:
+        moments = MomentsInMemory(total, buckets, dtype, torch.device("cpu") if staged else device)
+    updated = Optimizer(weights).updated
+    values = Staged(updated, buckets, dtype) if staged else InPlace(updated, buckets)
+    return AdamW(weights, config, buckets, moments, values, after_bucket)
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:
@@ -29,13 +208,3 @@ def learning_rate(step: int, config: OptimConfig) -> float:
         return config.lr * (step + 1) / config.warmup_steps
     progress = (step + 1 - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
     return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
-def clip_gradients(model: nn.Module, longest: float) -> Tensor:
-    """Scale the gradients to a 2-norm of `longest` at most (0: leave them); return the norm they had, 0-d."""
-    return nn.utils.clip_grad_norm_(model.parameters(), longest or math.inf)

@@ -1,0 +1,307 @@
+"""Where AdamW's states are: on the device, in the machine's memory, or in files; a bucket of them at a time.
+
+All of a process's elements are laid out in one row, every parameter at a multiple of ALIGNED, and cut into
+buckets at multiples of it too: AdamW's vectorised kernel then rounds each element as it does uncut. While a
+bucket is updated, the next is read and the one before is written (Rajbhandari et al. 2021, "ZeRO-Infinity",
+section 5.2.2; the update on the CPU is Ren et al. 2021, "ZeRO-Offload").
+"""
+
+import os
+import shutil
+import weakref
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import InputError, reading, writing
+from training.piece import Weight
+
+ALIGNED = 64  # elements: what the kernel gives a thread is a multiple of it, and so is what it vectorises
+BUCKET = 1 << 22  # elements of a bucket, unless told otherwise: 96 MiB of float32 states are in memory then
+SLOTS = 3  # buckets in memory: being read, updated, written
+STATES = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Elements of one weight that are in a bucket: `length` of them, from `start` of the weight and `at` of it."""
+
+    weight: int
+    start: int
+    length: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Elements `start` … `start + length` of the row."""
+
+    start: int
+    length: int
+    cuts: tuple[Cut, ...]
+
+
+def plan(sizes: Sequence[int], most: int | None) -> tuple[int, list[Bucket]]:
+    """The row's length, and buckets of `most` elements or fewer (None: one) for weights of so many elements.
+
+    >>> plan([70, 64], 128)[1][0].cuts
+    (Cut(weight=0, start=0, length=70, at=0),)
+    """
+    width = most and max(ALIGNED, most // ALIGNED * ALIGNED)
+    buckets: list[Bucket] = []
+    start = at = 0
+    cuts: list[Cut] = []
+    for weight, size in enumerate(sizes):
+        done = 0
+        while done < size:
+            length = min(size - done, width - at) if width else size
+            cuts.append(Cut(weight, done, length, at))
+            done, at = done + length, at + -(-length // ALIGNED) * ALIGNED
+            if at == width:
+                buckets.append(Bucket(start, at, tuple(cuts)))
+                start, at, cuts = start + at, 0, []
+    if cuts:
+        buckets.append(Bucket(start, at, tuple(cuts)))
+    return start + at, buckets
+
+
+class Moments(Protocol):
+    """Both states of every bucket. A bucket is begun, taken, changed in place, put; at the end all is finished."""
+
+    def begin(self, number: int) -> None: ...
+    def take(self, number: int) -> tuple[Tensor, Tensor]: ...
+    def put(self, number: int) -> None: ...
+    def finish(self) -> None: ...
+    def whole(self) -> dict[str, Tensor]: ...
+    def renew(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class MomentsInMemory:
+    """On the device, or on the CPU: pinned there if a GPU is to copy from it."""
+
+    def __init__(self, total: int, buckets: list[Bucket], dtype: torch.dtype, device: torch.device) -> None:
+        pinned = device.type == "cpu" and torch.cuda.is_available()
+        self.buckets = buckets
+        self.flat = {name: torch.zeros(total, dtype=dtype, device=device, pin_memory=pinned) for name in STATES}
+
+    def begin(self, number: int) -> None:
+        pass
+
+    def take(self, number: int) -> tuple[Tensor, Tensor]:
+        bucket = self.buckets[number]
+        first, second = (self.flat[name][bucket.start : bucket.start + bucket.length] for name in STATES)
+        return first, second
+
+    def put(self, number: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def whole(self) -> dict[str, Tensor]:
+        return self.flat
+
+    def renew(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.flat = {}
+
+
+class MomentsOnDisk:
+    """In two files, of which SLOTS buckets are in memory: one thread reads ahead, another writes behind.
+
+    Every bucket's CRC-32 is kept in memory, and compared when the bucket is read. The files are scratch:
+    room for them is taken at the start (OutputError where there is none), and given back by `close`.
+    """
+
+    def __init__(self, folder: Path, total: int, buckets: list[Bucket], dtype: torch.dtype) -> None:
+        self.folder, self.total, self.buckets, self.dtype = folder, total, buckets, dtype
+        self.paths = {name: folder / f"{name}.bin" for name in STATES}
+        self.sums: dict[str, list[int | None]] = {name: [None] * len(buckets) for name in STATES}
+        with writing(folder):
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+            folder.mkdir(parents=True)
+        self.files = {name: _open(path, total * dtype.itemsize) for name, path in self.paths.items()}
+        longest = max((bucket.length for bucket in buckets), default=0)
+        self.slots = [tuple(torch.empty(longest, dtype=dtype) for _ in STATES) for _ in range(SLOTS)]
+        self.reader, self.writer = ThreadPoolExecutor(1, "read ahead"), ThreadPoolExecutor(1, "write behind")
+        self.reads: dict[int, Future[None]] = {}
+        self.writes: dict[int, Future[None]] = {}
+        self.close = weakref.finalize(self, _close, folder, list(self.files.values()), [self.reader, self.writer])
+
+    def begin(self, number: int) -> None:
+        self.reads[number] = self.reader.submit(self._read, number, self.writes.pop(number - SLOTS, None))
+
+    def take(self, number: int) -> tuple[Tensor, Tensor]:
+        self.reads.pop(number).result()
+        first, second = self._slot(number)
+        return first, second
+
+    def put(self, number: int) -> None:
+        self.writes[number] = self.writer.submit(self._write, number)
+
+    def finish(self) -> None:
+        for number in list(self.writes):
+            self.writes.pop(number).result()
+
+    def whole(self) -> dict[str, Tensor]:
+        """The states, mapped; compared with their sums first, as a checkpoint must not take what is damaged."""
+        for number in range(len(self.buckets)):
+            self._read(number, None)
+        return {name: _map(path, self.total, self.dtype) for name, path in self.paths.items()}
+
+    def renew(self) -> None:
+        """Take the files as they are."""
+        self.sums = {name: [None] * len(self.buckets) for name in STATES}
+        for number in range(len(self.buckets)):
+            self._read(number, None)
+            for name, values in zip(STATES, self._slot(number), strict=True):
+                self.sums[name][number] = zlib.crc32(_bytes(values))
+
+    def _slot(self, number: int) -> tuple[Tensor, ...]:
+        return tuple(values[: self.buckets[number].length] for values in self.slots[number % SLOTS])
+
+    def _read(self, number: int, before: Future[None] | None) -> None:
+        """Fill the bucket's slot, when what it held `before` is written."""
+        if before is not None:
+            before.result()
+        at = self.buckets[number].start * self.dtype.itemsize
+        for name, values in zip(STATES, self._slot(number), strict=True):
+            path, room, wanted = self.paths[name], _bytes(values), self.sums[name][number]
+            with reading(path):
+                whole = _read_at(self.files[name], room, at)
+            if not whole or wanted not in (None, zlib.crc32(room)):
+                raise InputError(
+                    f"{path}: bytes {at} to {at + len(room)} are not what was written there, so this run's optimizer "
+                    "states are lost. Run the same command again, it goes on from the last checkpoint; if it happens "
+                    "again, mistrust that disk and choose another with --memory.folder"
+                )
+
+    def _write(self, number: int) -> None:
+        at = self.buckets[number].start * self.dtype.itemsize
+        for name, values in zip(STATES, self._slot(number), strict=True):
+            data = _bytes(values)
+            self.sums[name][number] = zlib.crc32(data)
+            with writing(self.paths[name]):
+                _write_at(self.files[name], data, at)
+
+
+def _open(path: Path, size: int) -> int:
+    """A new file of zeros with all its room taken: a full disk is met here, and not by a mapping, as a signal."""
+    with writing(path):
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        if size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, size)
+        os.truncate(file, size)
+    return file
+
+
+def _map(path: Path, length: int, dtype: torch.dtype) -> Tensor:
+    return torch.from_file(str(path), shared=True, size=length, dtype=dtype) if length else torch.empty(0, dtype=dtype)
+
+
+def _bytes(values: Tensor) -> memoryview:
+    return memoryview(values.numpy()).cast("B")
+
+
+def _read_at(file: int, room: memoryview, at: int) -> bool:
+    done = 0
+    while done < len(room):
+        count = os.preadv(file, [room[done:]], at + done)
+        if not count:
+            return False
+        done += count
+    return True
+
+
+def _write_at(file: int, data: memoryview, at: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(file, data[done:], at + done)
+
+
+def _close(folder: Path, files: list[int], pools: list[ThreadPoolExecutor]) -> None:
+    for pool in pools:
+        pool.shutdown()
+    for file in files:
+        os.close(file)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class InPlace:
+    """Parameters and gradients that are updated where they are."""
+
+    def __init__(self, weights: Sequence[Weight], buckets: list[Bucket]) -> None:
+        self.weights, self.buckets = weights, buckets
+
+    def begin(self, number: int) -> None:
+        pass
+
+    def take(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The values of a bucket's cuts, and their gradients: flat."""
+        cuts = self.buckets[number].cuts
+        return [_values(self.weights, cut) for cut in cuts], [_gradients(self.weights, cut) for cut in cuts]
+
+    def put(self, number: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class Staged:
+    """Parameters and gradients of a GPU, copied to the CPU and back while other buckets are computed."""
+
+    def __init__(self, weights: Sequence[Weight], buckets: list[Bucket], dtype: torch.dtype) -> None:
+        self.weights, self.buckets = weights, buckets
+        longest = max((bucket.length for bucket in buckets), default=0)
+        self.slots = [torch.empty(2, longest, dtype=dtype, pin_memory=True) for _ in range(SLOTS)]
+        self.down, self.up = torch.cuda.Stream(), torch.cuda.Stream()
+        self.arrived, self.left = ([torch.cuda.Event() for _ in range(SLOTS)] for _ in range(2))
+
+    def begin(self, number: int) -> None:
+        if number == 0:
+            self.down.wait_stream(torch.cuda.current_stream())  # the gradients are there
+        self.left[number % SLOTS].synchronize()
+        with torch.cuda.stream(self.down):
+            for cut, value, gradient in self._places(number):
+                value.copy_(_values(self.weights, cut), non_blocking=True)
+                gradient.copy_(_gradients(self.weights, cut), non_blocking=True)
+            self.arrived[number % SLOTS].record()
+
+    def take(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
+        self.arrived[number % SLOTS].synchronize()
+        places = self._places(number)
+        return [value for _, value, _ in places], [gradient for *_, gradient in places]
+
+    def put(self, number: int) -> None:
+        with torch.cuda.stream(self.up):
+            for cut, value, _ in self._places(number):
+                _values(self.weights, cut).copy_(value, non_blocking=True)
+            self.left[number % SLOTS].record()
+
+    def finish(self) -> None:
+        torch.cuda.current_stream().wait_stream(self.up)
+
+    def _places(self, number: int) -> list[tuple[Cut, Tensor, Tensor]]:
+        values, gradients = self.slots[number % SLOTS]
+        cuts = self.buckets[number].cuts
+        return [(c, values[c.at : c.at + c.length], gradients[c.at : c.at + c.length]) for c in cuts]
+
+
+def _values(weights: Sequence[Weight], cut: Cut) -> Tensor:
+    return weights[cut.weight].own.detach().view(-1)[cut.start : cut.start + cut.length]
+
+
+def _gradients(weights: Sequence[Weight], cut: Cut) -> Tensor:
+    gradient = weights[cut.weight].own.grad
+    assert gradient is not None
+    return gradient.reshape(-1)[cut.start : cut.start + cut.length]
