@@ -8,8 +8,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -80,10 +79,7 @@ class Reporter:
 
                 self._board = SummaryWriter(str(self.path.parent / "tensorboard"), purge_step=step + 1)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
+    def close(self) -> None:
         if hasattr(self, "_file"):
             self._file.close()
         if hasattr(self, "_board"):

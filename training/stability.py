@@ -37,7 +37,7 @@ class StabilityConfig:
                 raise UsageError(f"stability.{name} is {value}; wanted {least} or more")
         if not 0 < self.floor <= self.loss_scale:
             raise UsageError(
-                f"stability.floor {self.floor} and stability.loss_scale {self.loss_scale}: wanted 0 < floor <= loss_scale"
+                f"stability.floor {self.floor} and loss_scale {self.loss_scale}: wanted 0 < floor <= loss_scale"
             )
 
 

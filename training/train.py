@@ -28,25 +28,22 @@ def train(config: TrainConfig) -> Summary:
     config.check()
     with open_processes(config.device, config.timeout) as device, StopSignals() as stop:
         trainer = Trainer(config, device)
-        world = trainer.world
-        with claim(config.out_dir, trainer.identity, config.optim.steps, world), trainer.reporter:
+        with claim(config.out_dir, trainer.identity, config.optim.steps, trainer.world), trainer:
             trainer.resume()
             for step in range(trainer.done + 1, config.optim.steps + 1):
-                trainer.step(step)
-                signal = world.max(stop.received)
+                asked = trainer.step(step, stop.received)
                 last = step == config.optim.steps
                 evaluates = last or _due(step, config.eval.every)
-                saves = signal or last or _due(step, config.checkpoint.every)
+                saves = asked or last or _due(step, config.checkpoint.every)
                 if evaluates or saves or _due(step, config.metrics.log_every):
                     trainer.report()  # before a checkpoint: what is not recorded by then never will be
                 if evaluates:
                     trainer.evaluate(step)
                 if saves:
                     trainer.save(step)
-                if signal and not last:
-                    trainer.checkpoints.wait()
-                    trainer.reporter.say(f"stopped after step {step}; the same command goes on from there")
-                    sys.exit(128 + signal)
+                if asked and not last:
+                    trainer.say_stopped(step)
+                    sys.exit(128 + trainer.world.max(stop.received))
             return trainer.finish()
 
 

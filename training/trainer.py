@@ -6,7 +6,8 @@ import math
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
@@ -74,9 +75,16 @@ class Trainer:
             Sampler(data.train, self.data.manifest, config.eval, config.seed) if config.eval.sample_tokens else None
         )
         self.model = ParallelModel(
-            self.model_config, self.layout, world, config.seed, config.precision, config.memory.recompute, config.compile
+            self.model_config,
+            self.layout,
+            world,
+            config.seed,
+            config.precision,
+            recompute=config.memory.recompute,
+            compiled=config.compile,
         )
-        self.optimizer = build_optimizer(self.model.weights, config.optim, config.memory)
+        memory = dataclasses.replace(config.memory, folder=config.memory.folder or config.out_dir / "offload")
+        self.optimizer = build_optimizer(self.model.weights, config.optim, memory, world.rank)
         self.stability = Stability(config.stability, config.precision)
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics.tensorboard)
         self.checkpoints = Checkpoints(config.out_dir / "checkpoints", config.checkpoint.keep, world, self.reporter.say)
@@ -88,6 +96,17 @@ class Trainer:
         self.flops_per_token = flops_per_token(whole, data.seq_len)
         self.done = 0
         self.pending: list[Step] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
+        """Let go of files; a checkpoint that is being written is finished first, whatever ended the run."""
+        try:
+            self.checkpoints.wait()
+        finally:
+            self.optimizer.close()
+            self.reporter.close()
 
     def resume(self) -> None:
         """Load the latest checkpoint, or measure what a new run is to be compared with; then say what runs."""
@@ -105,12 +124,15 @@ class Trainer:
         self._say_header(record)
         self.since = time.perf_counter()
 
-    def step(self, step: int) -> None:
-        """One update of the parameters, or none where `stability` says so; every rank decides alike."""
+    def step(self, step: int, stop: int = 0) -> bool:
+        """One update of the parameters, or none where `stability` says so; every rank decides alike.
+
+        Returns whether any rank was told to `stop`.
+        """
         rate = learning_rate(step - 1, self.config.optim)
         batch = self.batches.step(step - 1).to(self.world.device)
         scale = self.stability.scale / self.tokens_per_step
-        loss, norm = self._measure(self.model.forward_backward(batch, scale))
+        loss, norm, stops = self._measure(self.model.forward_backward(batch, scale), stop)
         accepted = self.stability.accepts(step, loss, norm)
         if accepted:
             clip = self.config.optim.clip
@@ -121,13 +143,15 @@ class Trainer:
         self.optimizer.zero_grad()
         self.done = step
         self.pending.append(Step(step, rate, loss, norm, not accepted))
+        return stops
 
-    def _measure(self, loss: torch.Tensor) -> tuple[float, float]:
-        """The mean loss, and the 2-norm of the gradient, of all processes: what every decision is made by."""
+    def _measure(self, loss: torch.Tensor, stop: int) -> tuple[float, float, bool]:
+        """The mean loss, the 2-norm of the gradient, whether to stop: of all processes, in one collective."""
         self._loss_scale = self.stability.scale  # of these gradients
-        parts = torch.stack([loss.double(), squared_norm(self.model.weights, self.world.device)])
-        total, squares = self.world.sum(parts).tolist()
-        return total / self.tokens_per_step, math.sqrt(squares) / self._loss_scale
+        squares = squared_norm(self.model.weights, self.world.device)
+        parts = torch.stack([loss.double(), squares, torch.full_like(squares, stop)])
+        total, square, stops = self.world.sum(parts).tolist()
+        return total / self.tokens_per_step, math.sqrt(square) / self._loss_scale, stops > 0
 
     def report(self) -> None:
         """Record the steps since the last report, and print the last of them."""
@@ -137,8 +161,8 @@ class Trainer:
             finite = {key: value if math.isfinite(value) else None for key, value in told.items()}
             skipped = {"skipped": True} if step.skipped else {}
             self.reporter.record("step", step.number, lr=step.rate, **finite, **speed, **skipped)
-        if skipped := [step.number for step in self.pending if step.skipped]:
-            self.reporter.say(f"skipped step {', '.join(map(str, skipped))}: loss or gradient not finite, or leaping")
+        if left_out := [step.number for step in self.pending if step.skipped]:
+            self.reporter.say(f"skipped step {', '.join(map(str, left_out))}: loss or gradient not finite, or leaping")
         self._say_step(self.pending[-1], speed)
         self.pending.clear()
         self.since = time.perf_counter()
@@ -171,6 +195,11 @@ class Trainer:
         write = self.checkpoints.save_async if self.config.checkpoint.beside else self.checkpoints.save
         write(record, self._state())
         self.since = time.perf_counter()
+
+    def say_stopped(self, step: int) -> None:
+        """After the checkpoint is whole."""
+        self.checkpoints.wait()
+        self.reporter.say(f"stopped after step {step}; the same command goes on from there")
 
     def finish(self) -> Summary:
         """Write summary.json from what was recorded, and say where everything is."""
