@@ -37,7 +37,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_quickstart_on_a_corpus(corpus: Path, tmp_path: Path) -> None:
     assert SHELL[0].strip() == "bash scripts/quickstart.sh"
     small = "--optim.steps 12 --eval.every 6 --model.width 64 --model.layers 2 --data.seq_len 32 --data.batch_size 4"
-    options = f"{small} --data.micro_batch 2"
+    options = f"{small} --parallel.micro_batches 2"
     done = shell(
         f"bash scripts/quickstart.sh {corpus} {options}", OUT=str(tmp_path / "out"), QUICKSTART_VOCABULARY="420"
     )

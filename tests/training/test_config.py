@@ -5,6 +5,7 @@ import pytest
 
 from pipeline.errors import UsageError
 from training.config import CheckpointConfig, DataConfig, ModelConfig, OptimConfig, TrainConfig
+from training.stability import StabilityConfig
 
 
 def test_resolving_leaves_nothing_open() -> None:
@@ -38,7 +39,7 @@ def test_values_no_run_could_have_are_errors() -> None:
     for wrong, key in [
         (replace(config, optim=OptimConfig(steps=0)), "optim.steps is 0"),
         (replace(config, checkpoint=CheckpointConfig(keep=0)), "checkpoint.keep is 0"),
-        (replace(config, data=replace(config.data, micro_batch=-1)), "data.micro_batch is -1"),
+        (replace(config, stability=StabilityConfig(floor=0.0)), "stability.floor 0.0"),
     ]:
         with pytest.raises(UsageError, match=key):
             wrong.check()

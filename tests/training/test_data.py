@@ -7,6 +7,7 @@ import pytest
 from pipeline.errors import UsageError
 from training.config import DataConfig
 from training.data import Batches, BatchSplit, TokenSequences
+from training.layout import ParallelConfig
 
 Shards = Callable[..., Path]
 
@@ -49,7 +50,7 @@ def test_every_number_of_ranks_sees_the_same_global_batches_and_each_sequence_on
     data = TokenSequences(counting(shards, tmp_path, sequences * 2 + 1, [13]), 2)
     seen = {}
     for ranks in (1, 2, 3):
-        split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=6), ranks)
+        split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=6), ParallelConfig(dp=ranks, micro_batches=1))
         batches = [Batches(data, split, rank, seed=4) for rank in range(ranks)]
         seen[ranks] = [sorted(int(i) for b in batches for i in b.indices(step)) for step in range(12)]
     assert seen[1] == seen[2] == seen[3]
@@ -61,7 +62,7 @@ def test_every_number_of_ranks_sees_the_same_global_batches_and_each_sequence_on
 
 def test_a_step_s_batch_does_not_depend_on_what_was_read_before(shards: Shards, tmp_path: Path) -> None:
     data = TokenSequences(counting(shards, tmp_path, 101, []), 5)
-    split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=4, micro_batch=2), 1)
+    split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=4), ParallelConfig(dp=1, micro_batches=2))
     through = Batches(data, split, 0, seed=1)
     ahead = [through.indices(step).tolist() for step in range(11)]
     assert Batches(data, split, 0, seed=1).indices(10).tolist() == ahead[10]
@@ -70,21 +71,35 @@ def test_a_step_s_batch_does_not_depend_on_what_was_read_before(shards: Shards, 
 
 def test_micro_batches_are_inputs_and_the_same_shifted_by_one(shards: Shards, tmp_path: Path) -> None:
     data = TokenSequences(counting(shards, tmp_path, 101, [50]), 5)
-    split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=8, micro_batch=2), 2)
+    split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=8), ParallelConfig(dp=2, micro_batches=2))
     assert (split.rounds, split.micro, split.batch_size) == (2, 2, 8)
-    step = Batches(data, split, 1, seed=1).step(0)
-    assert len(step) == 2
-    for inputs, targets in step:
-        assert inputs.shape == targets.shape == (2, 5) and (targets == inputs + 1).all()
+    batch = Batches(data, split, 1, seed=1).step(0)
+    assert batch.ids.shape == batch.targets.shape == (4, 5) and (batch.targets == batch.ids + 1).all()
 
 
-@pytest.mark.parametrize(("ranks", "micro", "advice"), [(3, 0, 12), (2, 3, 12), (4, 0, 12)])
-def test_a_batch_that_does_not_divide_is_an_error_that_names_one_that_does(ranks: int, micro: int, advice: int) -> None:
+def test_a_sequence_has_the_same_number_in_whichever_replica_and_no_other_has_it(
+    shards: Shards, tmp_path: Path
+) -> None:
+    data = TokenSequences(counting(shards, tmp_path, 101, []), 5)
+    seen = []
+    for dp in (1, 2, 4):
+        split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=8), ParallelConfig(dp=dp, micro_batches=1))
+        replicas = [Batches(data, split, replica, seed=3) for replica in range(dp)]
+        batches = [replica.step(step) for step in range(4) for replica in replicas]
+        seen.append(
+            {int(n): ids.tolist() for batch in batches for n, ids in zip(batch.samples, batch.ids, strict=True)}
+        )
+    assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 32
+
+
+@pytest.mark.parametrize(("dp", "rounds", "advice"), [(3, 1, 12), (2, 3, 12), (4, 1, 12)])
+def test_a_batch_that_does_not_divide_is_an_error_that_names_one_that_does(dp: int, rounds: int, advice: int) -> None:
     with pytest.raises(UsageError, match=f"--data.batch_size {advice}"):
-        BatchSplit.of(DataConfig(Path(), Path(), batch_size=10, micro_batch=micro), ranks)
+        BatchSplit.of(DataConfig(Path(), Path(), batch_size=10), ParallelConfig(dp=dp, micro_batches=rounds))
 
 
 def test_less_than_one_batch_is_an_error(shards: Shards, tmp_path: Path) -> None:
     data = TokenSequences(counting(shards, tmp_path, 26, []), 5)
+    split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=8), ParallelConfig(dp=2, micro_batches=1))
     with pytest.raises(UsageError, match=r"5 sequences.*--data.batch_size 4"):
-        Batches(data, BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=8), 2), 0, seed=1)
+        Batches(data, split, 0, seed=1)

@@ -5,24 +5,29 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from training.config import ModelConfig
 from training.data import TokenSequences
 from training.evaluate import bits_per_byte, evaluate, unigram_loss
-from training.initialize import materialize
-from training.mesh import open_world
-from training.model import Decoder
+from training.layout import ParallelConfig
+from training.mesh import build_world, open_processes
+from training.parallel_model import ParallelModel
 
 Shards = Callable[..., Path]
 
 
-def measured(train: Path, holdout: Path) -> tuple[float, float]:
-    with open_world("cpu") as world:
-        with torch.device("meta"):
-            model = Decoder(ModelConfig(layers=1, width=16, init_std=0.5).resolve(10, 4))
+def measured(train: Path, holdout: Path, layout: ParallelConfig = ParallelConfig()) -> tuple[float, float]:
+    with open_processes("cpu") as device:
+        model = build(layout, device)
         data = TokenSequences(holdout, 4)
-        loss = evaluate(materialize(model, world.device, 1), data, 5, 2, world)
-        return loss, unigram_loss(TokenSequences(train, 4), data, 5, world)
+        return evaluate(model, data, 5, 2), unigram_loss(TokenSequences(train, 4), data, 5, model.world)
+
+
+def build(layout: ParallelConfig, device: torch.device) -> ParallelModel:
+    config = ModelConfig(layers=2, width=16, heads=2, init_std=0.5).resolve(10, 4)
+    layout = layout.resolve(dist.get_world_size(), config, 4)
+    return ParallelModel(config, layout, build_world(layout, device), seed=1)
 
 
 @pytest.fixture
@@ -33,9 +38,8 @@ def folders(shards: Shards, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_loss_is_the_mean_over_all_targets_of_the_sequences_asked_for(folders: tuple[Path, Path]) -> None:
-    with torch.device("meta"):
-        model = Decoder(ModelConfig(layers=1, width=16, init_std=0.5).resolve(10, 4))
-    materialize(model, torch.device("cpu"), 1)
+    with open_processes("cpu") as device:
+        model = build(ParallelConfig(), device).parts[0]
     data = TokenSequences(folders[1], 4)
     losses = [-model(data[i][None, :-1])[0].log_softmax(-1)[range(4), data[i][1:]].mean() for i in range(5)]
     assert math.isclose(measured(*folders)[0], float(sum(losses).detach()) / 5, rel_tol=1e-5)
@@ -49,12 +53,20 @@ def test_unigram_loss_by_hand(folders: tuple[Path, Path]) -> None:
     assert math.isclose(measured(*folders)[1], by_hand, rel_tol=1e-12)
 
 
+LAYOUTS = [
+    ParallelConfig(),  # five sequences for two replicas: one of them has one less
+    ParallelConfig(zero=3),
+    ParallelConfig(tp=2, sequence_parallel=True),
+    ParallelConfig(pp=2),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_two_processes_measure_the_same(
-    folders: tuple[Path, Path], run_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+    folders: tuple[Path, Path], run_ranks: Callable[..., list[Any]], layout: ParallelConfig
 ) -> None:
-    monkeypatch.setattr("training.evaluate._CHUNK", 7)
     alone = measured(*folders)
-    for both in run_ranks(2, measured, *folders):
+    for both in run_ranks(2, measured, *folders, layout):
         assert both == pytest.approx(alone, rel=1e-6)
 
 

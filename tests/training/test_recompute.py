@@ -123,7 +123,9 @@ def test_collectives_in_a_block_are_repeated_and_never_counted_twice(run_ranks: 
     for got in run_ranks(2, reduced_gradients):
         assert "overwrites a kept product" in got.pop(("selective", True))
         expected = got.pop(("none", False))
-        assert len(got) == 4 and all(torch.equal(a, b) for case in got.values() for a, b in zip(case, expected, strict=True))
+        assert len(got) == 4 and all(
+            torch.equal(a, b) for case in got.values() for a, b in zip(case, expected, strict=True)
+        )
 
 
 def sharded_gradients() -> dict[tuple[str, bool], list[Tensor]]:

@@ -15,7 +15,9 @@ import torch
 
 from pipeline.errors import OutputError, UsageError
 from training.config import CheckpointConfig, TrainConfig
+from training.layout import ParallelConfig
 from training.metrics import METRICS, read_metrics
+from training.stability import StabilityConfig
 from training.train import Summary, main, train
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -95,7 +97,7 @@ def test_an_out_dir_that_holds_another_run_is_an_error_that_says_what_differs(co
         UsageError, match=r"model.layers \(2 there, 1 now\); seed \(1 there, 2 now\).*another --out_dir"
     ):
         train(other)
-    train(replace(config, data=replace(config.data, micro_batch=3)))  # how the work is shared is no difference
+    train(replace(config, parallel=ParallelConfig(micro_batches=3)))  # how the work is shared is no difference
 
 
 def test_two_runs_in_one_out_dir_are_an_error(config: TrainConfig) -> None:
@@ -114,9 +116,12 @@ def test_different_tokenizers_are_an_error(config: TrainConfig, shards: Callable
         train(replace(config, data=replace(config.data, holdout=holdout)))
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(config: TrainConfig) -> None:
-    with pytest.raises(UsageError, match=r"the loss is (nan|inf) at step .*lower --optim.lr"):
-        train(replace(config, optim=replace(config.optim, lr=1e30, clip=0.0)))
+def test_a_loss_that_is_not_finite_ends_the_run_or_is_skipped(config: TrainConfig) -> None:
+    bad = replace(config, optim=replace(config.optim, lr=1e30, clip=0.0))
+    with pytest.raises(UsageError, match=r"is (nan|inf) at step .*policy is stop; .*lower --optim.lr"):
+        train(replace(bad, stability=StabilityConfig(policy="stop")))
+    with pytest.raises(UsageError, match=r"5 of the last thousand steps had to be skipped"):
+        train(replace(bad, stability=StabilityConfig(budget=4)))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +130,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(config: TrainConfig) -> None:
         (["--optim.stepz", "3"], "did you mean --optim.steps?"),
         (["--optim.steps", "many"], "--optim.steps"),
         (["--optim.steps", "0"], "optim.steps is 0; wanted more than 0"),
-        (["--data.batch_size", "10", "--data.micro_batch", "3"], "try --data.batch_size 12"),
+        (["--data.batch_size", "10", "--parallel.micro_batches", "3"], "try --data.batch_size 12"),
         (["--data.seq_len", "100000"], "try a lower --data.seq_len"),
         (["--model.vocab_size", "20"], "below the tokenizer's 300"),
         (["--data.train", "nowhere"], "make it with tokenize_corpus"),
