@@ -123,13 +123,19 @@ def read_pieces(state: State, folder: Path, group: dist.ProcessGroup) -> None:
         dcp.load(dict(state), storage_reader=reader, planner=PieceLoadPlanner(), process_group=group)
 
 
+def stored_types(folder: Path) -> dict[str, torch.dtype]:
+    """The types of the tensors in the checkpoint in `folder`, by key."""
+    stored = _Reader(folder).read_metadata().state_dict_metadata
+    return {key: entry.properties.dtype for key, entry in stored.items() if isinstance(entry, TensorStorageMetadata)}
+
+
 class PieceSavePlanner(SavePlanner):
     """Writes every piece of the state it is given. Together they must make up each whole tensor, without overlap."""
 
     def set_up_planner(
         self,
         state_dict: dict[str, Any],
-        storage_meta: StorageMeta | None = None,
+        storage_meta: StorageMeta | None = None,  # noqa: ARG002
         is_coordinator: bool = False,  # noqa: ARG002
     ) -> None:
         self.state: State = state_dict
