@@ -23,8 +23,7 @@ from pipeline.tokens import TokenizerRecord
 from training.checkpoint import CheckpointRecord, open_checkpoint
 from training.config import ModelConfig
 from training.hugging_face import CONFIG, INDEX, TOKENIZER, WEIGHTS, Theirs, form_of, their_tensors, to_config
-from training.mesh import open_world
-from training.peers import Peers
+from training.peers import alone
 from training.piece import Piece
 from training.piece_storage import read_pieces, stored_types
 
@@ -49,8 +48,7 @@ def export_hf(
     limit = parse_size(shard_size)
     require_empty(out_dir)
     partial = partial_path(out_dir)
-    with open_world("cpu") as world, writing(out_dir):
-        peers = Peers.meet(world)
+    with alone() as peers, writing(out_dir):
         path, record = open_checkpoint(checkpoint, peers, lambda text: print(text, file=sys.stderr))
         model = model_config(record)
         form = form_of(model)
@@ -102,7 +100,7 @@ def _write_weights(
         name = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         filled = {theirs.name: torch.empty(theirs.shape, dtype=dtype) for theirs in shard}
         views = [view for theirs in shard for view in theirs.views(filled[theirs.name]).items()]
-        state = {f"model.{ours}": (view, Piece.whole(tuple(view.shape))) for ours, view in views}
+        state = {f"model.{ours}": [(view, Piece.whole(tuple(view.shape)))] for ours, view in views}
         read_pieces(state, source, group)
         try:
             safetensors.torch.save_file(filled, folder / name, metadata={"format": "pt"})

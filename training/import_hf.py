@@ -23,9 +23,9 @@ from training.checkpoint import CheckpointRecord, Checkpoints
 from training.config import ModelConfig
 from training.export_hf import require_empty
 from training.hugging_face import BODIES, BUFFERS, CONFIG, INDEX, TOKENIZER, WEIGHTS, from_config, their_tensors
-from training.mesh import open_world
+from training.peers import alone
 from training.piece import Piece
-from training.piece_storage import State
+from training.piece_plans import State
 
 
 def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
@@ -48,7 +48,7 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
         form, model = from_config(config)
     except (UsageError, InputError) as error:
         raise type(error)(f"{hf_folder / CONFIG}: {error}") from error
-    with ExitStack() as files, open_world("cpu") as world:
+    with ExitStack() as files, alone() as peers:
         tensors = _open_tensors(hf_folder, BODIES[form], files)
         state = _state(form, model, tensors)
         tokenizer = _copy_tokenizer(hf_folder / TOKENIZER, out_dir, model, config)
@@ -62,7 +62,7 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
             model=asdict(model),
             tokenizer=tokenizer,
         )
-        path = Checkpoints(out_dir, 1, world, print).save(record, state)
+        path = Checkpoints(out_dir, 1, peers.world, print).save(record, state)
     return f"{form} model, {len(state)} parameters, in {path}\ntrain it with --init_from {out_dir} {options(model)}"
 
 
@@ -90,7 +90,7 @@ def _state(form: str, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -
         if tuple(tensor.shape) != theirs.shape:
             raise InputError(f"{name} is of shape {tuple(tensor.shape)}, and {CONFIG} makes it {theirs.shape}")
         state |= {
-            f"model.{ours}": (view, Piece.whole(tuple(view.shape))) for ours, view in theirs.views(tensor).items()
+            f"model.{ours}": [(view, Piece.whole(tuple(view.shape)))] for ours, view in theirs.views(tensor).items()
         }
     return state
 

@@ -19,9 +19,9 @@ from training.config import ModelConfig
 from training.export_hf import export_hf
 from training.hugging_face import form_of
 from training.import_hf import import_hf
-from training.initialize import materialize
-from training.mesh import open_world
-from training.model import Decoder, summed_loss
+from training.initialize import fill_initial
+from training.model import Decoder
+from training.peers import alone
 from training.piece import Piece, Weight
 from training.piece_storage import model_state
 
@@ -49,10 +49,12 @@ def build(config: ModelConfig) -> Decoder:
     """A model whose norms and biases are not the trivial ones they begin with."""
     with torch.device("meta"):
         model = Decoder(config.resolve(50, 12))
-    model = materialize(model, torch.device("cpu"), seed=1)
+    model.to_empty(device="cpu")
+    model.tie()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
+            fill_initial(parameter, name, Piece.whole(tuple(parameter.shape)), model.config, 1)
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     return model.eval()
 
@@ -72,16 +74,16 @@ def save(model: Decoder, folder: Path, tokenizer: TokenizerRecord | None = None)
         model=asdict(model.config),
         tokenizer=tokenizer or TokenizerRecord("t.model", "0", 50, END),
     )
-    with open_world("cpu") as world:
-        Checkpoints(folder / "checkpoints", 1, world, print).save(record, model_state(weights(model)))
+    with alone() as peers:
+        Checkpoints(folder / "checkpoints", 1, peers.world, print).save(record, model_state(weights(model)))
     return folder
 
 
 def load_ours(folder: Path) -> Decoder:
     """A model of what `folder` says it holds."""
-    with open_world("cpu") as world:
+    with alone() as peers:
         model = build(ModelConfig(**json.loads(next(folder.glob("step-*/record.json")).read_text())["model"]))
-        assert load_model(folder, model_state(weights(model)), world, print).step == 0
+        assert load_model(folder, model_state(weights(model)), peers.world, print).step == 0
     return model
 
 
@@ -138,7 +140,7 @@ def test_theirs_becomes_ours_with_the_same_logits_and_the_same_loss(tmp_path: Pa
     with torch.no_grad():
         logits, wanted = ours(ids()), theirs(ids(), labels=ids())
         assert (logits - wanted.logits).abs().max() < 1e-5
-        loss = summed_loss(logits[:, :-1], ids()[:, 1:]) / ids()[:, 1:].numel()
+        loss = ours(ids()[:, :-1], ids()[:, 1:]) / ids()[:, 1:].numel()  # as training computes it
     assert abs(float(loss - wanted.loss)) < 1e-5
 
 
@@ -191,9 +193,9 @@ def test_the_tokenizer_goes_along_both_ways(tmp_path: Path) -> None:
     assert (tmp_path / "hf/tokenizer.model").read_bytes() == content
     import_hf(tmp_path / "hf", tmp_path / "start")
     assert (tmp_path / "start/tokenizer.model").read_bytes() == content
-    with open_world("cpu") as world:
+    with alone() as peers:
         model = build(MODELS["llama"])
-        found = load_model(tmp_path / "start", model_state(weights(model)), world, print).tokenizer
+        found = load_model(tmp_path / "start", model_state(weights(model)), peers.world, print).tokenizer
     assert (found.path, found.sha256, found.end_of_document) == ("tokenizer.model", record.sha256, END)
     (tokens / "grain.model").write_bytes(b"another")
     with pytest.raises(UsageError, match="is not the tokenizer"):
