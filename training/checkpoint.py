@@ -28,7 +28,8 @@ from pipeline.files import PARTIAL, flush_to_disk, partial_path, sha256_file, wr
 from pipeline.tokens import TokenizerRecord
 from training.mesh import World
 from training.peers import Peers
-from training.piece_storage import METADATA, State, read_pieces, share_out, write_pieces
+from training.piece_plans import State
+from training.piece_storage import METADATA, Held, held_in, read_pieces, share_out, write_pieces
 
 RECORD = "record.json"
 LATEST = "latest"
@@ -67,7 +68,7 @@ class Checkpoints:
     keep: int
     world: World
     say: Callable[[str], None]
-    _staged: dict[str, Tensor] = field(default_factory=dict, init=False)
+    _staged: dict[Held, Tensor] = field(default_factory=dict, init=False)
     _saving: Future[Path] | None = field(default=None, init=False)
     _abandoned: list[Path] = field(default_factory=list, init=False)  # later than the one loaded
 
@@ -143,21 +144,25 @@ class Checkpoints:
 
     def _share(self, state: State) -> State:
         """What of `state` this process is to write, so that each piece is written by one of those that hold it."""
-        held = self.peers.gather(lambda: {key: piece for key, (_, piece) in state.items()})
-        mine = share_out(held)[self.world.rank]
-        return {key: state[key] for key in sorted(mine)}
+        mine = share_out(self.peers.gather(lambda: held_in(state)))[self.world.rank]
+        share: State = {}
+        for key in sorted(state):
+            once = {piece: tensor for tensor, piece in state[key] if (key, piece) in mine}
+            share |= {key: [(tensor, piece) for piece, tensor in once.items()]} if once else {}
+        return share
 
     def _stage(self, state: State) -> State:
         """A copy of `state` in this machine's memory, in the buffers of the copy before it where they fit."""
         old, self._staged = self._staged, {}
-        for key, (tensor, _) in state.items():
-            buffer = old.get(key)
-            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._staged[key] = buffer.copy_(tensor.detach(), non_blocking=True)
+        for key, entries in state.items():
+            for tensor, piece in entries:
+                buffer = old.get((key, piece))
+                if buffer is None or buffer.dtype != tensor.dtype:
+                    buffer = torch.empty(piece.size, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._staged[key, piece] = buffer.copy_(tensor, non_blocking=True)
         if self.world.device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # the copies are there
-        return {key: (self._staged[key], piece) for key, (_, piece) in state.items()}
+        return {key: [(self._staged[key, piece], piece) for _, piece in entries] for key, entries in state.items()}
 
     def _write(self, record: CheckpointRecord, share: State) -> Path:
         assert all(map(math.isfinite, record.stability.values())), "JSON holds finite numbers only"

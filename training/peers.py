@@ -1,6 +1,7 @@
 """The processes of a run, to agree on something beside the training: a gloo group of their own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -8,7 +9,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from pipeline.errors import GristmillError
-from training.mesh import World
+from training.layout import ParallelConfig
+from training.mesh import World, build_world, open_processes
 
 Result = TypeVar("Result")
 # of one process for another: a disk may be slow. That a process has died is noticed at once
@@ -48,3 +50,10 @@ class Peers:
         """Let the main process act while the others wait: all get its result, or raise the error it met."""
         # nothing else is gathered, and so nothing is None but what the others did not do
         return self.gather(lambda: action() if self.world.is_main else None)[0]  # type: ignore[return-value]
+
+
+@contextmanager
+def alone() -> Iterator[Peers]:
+    """This process by itself, for tools that read and write checkpoints."""
+    with open_processes("cpu") as device:
+        yield Peers.meet(build_world(ParallelConfig(dp=1, shard=1), device))

@@ -3,7 +3,8 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,20 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from pipeline.errors import InputError, OutputError, UsageError
 from pipeline.tokens import TokenizerRecord
 from training.checkpoint import CheckpointRecord, Checkpoints, load_model
-from training.mesh import open_world
+from training.layout import ParallelConfig
+from training.mesh import World, build_world, open_processes
 from training.piece import Piece, Weight, assemble
 from training.piece_storage import model_state
 
 SHAPES = {"embed.tokens.weight": (7, 6), "blocks.0.mlp.up.weight": (5, 4), "norm.weight": (6,)}
 Held = dict[str, tuple[Piece, Tensor]]
 Ranks = Callable[..., list[Any]]
+
+
+@contextmanager
+def open_world() -> Iterator[World]:
+    with open_processes("cpu") as device:
+        yield build_world(ParallelConfig(dp=int(os.environ.get("WORLD_SIZE", 1)), shard=1), device)
 
 
 def value(key: str, shape: tuple[int, ...], seed: int) -> Tensor:
@@ -70,13 +78,13 @@ def record(step: int, size: int = 1) -> CheckpointRecord:
 def save(folder: Path, layout: str, steps: list[int], keep: int = 2, asynchronous: bool = False) -> list[str]:
     """Save at each of `steps` a state of that seed; what was said."""
     said: list[str] = []
-    with open_world("cpu") as world:
+    with open_world() as world:
         checkpoints = Checkpoints(folder, keep, world, said.append)
         for step in steps:
             state = model_state(*weights_and_moments(layout, world.size, world.rank, step))
             (checkpoints.save_async if asynchronous else checkpoints.save)(record(step, world.size), state)
             if asynchronous:
-                for tensor, _ in state.values():
+                for ((tensor, _),) in state.values():
                     tensor.fill_(torch.nan)  # as the next step would
         checkpoints.wait()
     return said
@@ -84,10 +92,10 @@ def save(folder: Path, layout: str, steps: list[int], keep: int = 2, asynchronou
 
 def load(folder: Path, layout: str) -> tuple[CheckpointRecord | None, Held, list[str]]:
     said: list[str] = []
-    with open_world("cpu") as world:
+    with open_world() as world:
         state = model_state(*weights_and_moments(layout, world.size, world.rank, seed=99))
         found = Checkpoints(folder, 2, world, said.append).load(state)
-        return found, {key: (piece, tensor) for key, (tensor, piece) in state.items()}, said
+        return found, {key: (piece, tensor) for key, [(tensor, piece)] in state.items()}, said
 
 
 def is_seed(held: list[Held], seed: int) -> bool:
@@ -191,7 +199,7 @@ def test_all_processes_pass_over_what_one_found_damaged(tmp_path: Path, run_rank
 
 def go_on(folder: Path, step: int) -> int:
     """Load, then save `step`, as a run does that goes on; the step begun at."""
-    with open_world("cpu") as world:
+    with open_world() as world:
         checkpoints = Checkpoints(folder, 2, world, [].append)
         state = model_state(*weights_and_moments("rows", 1, 0, seed=step))
         found = checkpoints.load(state)
@@ -232,7 +240,7 @@ def test_when_none_can_be_used_the_run_does_not_quietly_begin_again(tmp_path: Pa
 
 def load_another(folder: Path, name: str, shape: tuple[int, ...]) -> str:
     """Load a model that has a parameter more, or another shape of one, on the last process."""
-    with open_world("cpu") as world:
+    with open_world() as world:
         weights, moments = weights_and_moments("rows", world.size, world.rank, 1)
         if world.rank == world.size - 1:
             own = nn.Parameter(torch.zeros(shape))
@@ -257,11 +265,11 @@ def test_a_missing_parameter_and_another_shape_are_named_by_every_process(tmp_pa
 def test_a_model_alone_is_begun_from_a_run_a_folder_or_one_checkpoint(tmp_path: Path) -> None:
     save(tmp_path / "run/checkpoints", "rows", [2, 3])
     for folder, seed in (("run", 3), ("run/checkpoints", 3), ("run/checkpoints/step-00000002", 2)):
-        with open_world("cpu") as world:
+        with open_world() as world:
             state = model_state(weights_and_moments("rows", 1, 0, seed=99)[0])
             assert load_model(tmp_path / folder, state, world, print).step == seed
-            assert is_seed([{key: (piece, tensor) for key, (tensor, piece) in state.items()}], seed)
-    with open_world("cpu") as world:
+            assert is_seed([{key: (piece, tensor) for key, [(tensor, piece)] in state.items()}], seed)
+    with open_world() as world:
         with pytest.raises(UsageError, match="wanted a checkpoint"):
             load_model(tmp_path / "nowhere", state, world, print)
         flip_a_bit(tmp_path / "run/checkpoints/step-00000002")
@@ -291,7 +299,7 @@ def test_what_is_saved_beside_the_training_is_what_was_there_when_it_began(
 
 def train_beside(folder: Path) -> tuple[float, bool]:
     """Sum over the training's group while a checkpoint is written: the largest error, and whether it was meanwhile."""
-    with open_world("cpu") as world:
+    with open_world() as world:
         checkpoints = Checkpoints(folder, 1, world, print)
         weight = torch.ones(3_000_000)
         own = nn.Parameter(weight)
@@ -317,7 +325,7 @@ def run_out_of_room(folder: Path, asynchronous: bool) -> tuple[str, str]:
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     said = ["", ""]
-    with open_world("cpu") as world:
+    with open_world() as world:
         checkpoints = Checkpoints(folder, 2, world, print)
         for step, room in ((1, resource.RLIM_INFINITY), (2, 2000), (3, resource.RLIM_INFINITY)):
             resource.setrlimit(resource.RLIMIT_FSIZE, (room if world.rank == world.size - 1 else -1, -1))
@@ -365,7 +373,7 @@ def save_until_killed(folder: Path, moment: str) -> None:
             time.sleep(0.0005)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with open_world("cpu") as world:
+    with open_world() as world:
         checkpoints = Checkpoints(folder, 2, world, print)
         threading.Thread(target=watch, daemon=True).start()
         for step in range(1, 100):
@@ -380,8 +388,8 @@ def test_a_kill_in_the_middle_leaves_one_to_go_on_from(tmp_path: Path, run_ranks
     with pytest.raises(AssertionError, match="-9"):
         run_ranks(2, save_until_killed, tmp_path, moment)
     latest = (tmp_path / "latest").read_text()
-    with open_world("cpu") as world:
-        state = {"model.w": (torch.zeros(8_000_000), Piece.whole((8_000_000,)))}
+    with open_world() as world:
+        state = {"model.w": [(torch.zeros(8_000_000), Piece.whole((8_000_000,)))]}
         found = Checkpoints(tmp_path, 2, world, print).load(state)
     assert found is not None and f"step-{found.step:08d}" == latest and found.step in (2, 3, 4)
-    assert bool((state["model.w"][0] == found.step).all())
+    assert bool((state["model.w"][0][0] == found.step).all())
