@@ -9,7 +9,8 @@ from torch.optim.adamw import adamw
 
 from training.config import OptimConfig
 from training.memory import MemoryConfig
-from training.offload import BUCKET, Bucket, InPlace, Moments, MomentsInMemory, MomentsOnDisk, Staged, plan
+from training.offload import Moments, MomentsInMemory, MomentsOnDisk
+from training.offload_buckets import BUCKET, Bucket, InPlace, Staged, plan
 from training.piece import Weight
 
 
@@ -24,9 +25,9 @@ class Optimizer:
         self.weights = list(weights)
         self.updates = 0
         """Steps taken; to be set when states are loaded."""
-        leaders = {weight.name: weight for weight in reversed(self.weights) if weight.own.numel()}
-        self.updated = [w for w in self.weights if leaders.get(w.name) is w]
-        pairs = [(w, leaders[w.name]) for w in self.weights if leaders.get(w.name, w) is not w]
+        self.updated = first_of_each(weights)
+        first = {weight.name: weight for weight in self.updated}
+        pairs = [(w, first[w.name]) for w in self.weights if w.own.numel()]
         self._copies = [(copy, of) for copy, of in pairs if copy.own is not of.own]
         assert all(copy.piece == of.piece for copy, of in self._copies), "one name, two different pieces"
 
@@ -180,21 +181,30 @@ def build_optimizer(
     if config.name == "sgd":
         return SGD(weights)
     memory = memory or MemoryConfig()
-    own = [weight.own.detach() for weight in Optimizer(weights).updated]
-    assert len({(x.dtype, x.device) for x in own}) <= 1, "the weights differ in type or place"
-    device, dtype = (own[0].device, own[0].dtype) if own else (torch.device("cpu"), torch.float32)
+    updated = first_of_each(weights)
+    kinds = {(weight.own.dtype, weight.own.device) for weight in updated} or {(torch.float32, torch.device("cpu"))}
+    assert len(kinds) == 1, f"the weights differ in type or place: {kinds}"
+    dtype, device = kinds.pop()
     staged = memory.optimizer != "device" and device.type != "cpu"
     divided = staged or memory.optimizer == "disk" or after_bucket is not None
-    total, buckets = plan([x.numel() for x in own], bucket if divided else None)
+    total, buckets = plan([weight.own.numel() for weight in updated], bucket if divided else None)
     moments: Moments
     if memory.optimizer == "disk":
         assert memory.folder is not None, "the caller decides where files are"
         moments = MomentsOnDisk(memory.folder / f"rank-{rank:05d}", total, buckets, dtype)
     else:
         moments = MomentsInMemory(total, buckets, dtype, torch.device("cpu") if staged else device)
-    updated = Optimizer(weights).updated
     values = Staged(updated, buckets, dtype) if staged else InPlace(updated, buckets)
     return AdamW(weights, config, buckets, moments, values, after_bucket)
+
+
+def first_of_each(weights: Sequence[Weight]) -> list[Weight]:
+    """The first of those that have one name, without those that are empty."""
+    found: dict[str, Weight] = {}
+    for weight in weights:
+        if weight.own.numel():
+            found.setdefault(weight.name, weight)
+    return list(found.values())
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:
