@@ -42,9 +42,9 @@ def execute(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
 def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
     # A fork server starts clean (no threads of ours to inherit) and warm (imports are done once).
     with _uninterrupted():
-        _start_fork_server(sorted({call.function.__module__ for call in calls}))
+        start_fork_server(sorted({call.function.__module__ for call in calls}))
     context, others = multiprocessing.get_context("forkserver"), set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=die_with_parent)
     try:
         with _uninterrupted():  # a worker that is half started when we leave fails with a traceback of its own
             futures = {pool.submit(call): position for position, call in enumerate(calls)}
@@ -82,7 +82,7 @@ def _uninterrupted() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-def _start_fork_server(modules: list[str]) -> None:
+def start_fork_server(modules: list[str]) -> None:
     """Have it import `modules` from where this file stands.
 
     It knows nothing of our sys.path, and would take another copy of ours that is installed, or that
@@ -101,7 +101,7 @@ def _start_fork_server(modules: list[str]) -> None:
             os.environ.update({name: value} if value is not None else {})
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """End this worker when the process that started it is killed, so that none writes on unseen."""
     parent = multiprocessing.parent_process()
     assert parent is not None

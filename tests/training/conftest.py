@@ -1,10 +1,7 @@
 """Small corpora of token shards, and processes to train on them."""
 
 import hashlib
-import multiprocessing
 import os
-import runpy
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,9 +15,9 @@ import torch
 
 from pipeline.tokens import Manifest, ShardRecord, TokenizerRecord, TokenShardWriter, token_dtype
 from training.config import DataConfig, EvalConfig, MetricsConfig, ModelConfig, OptimConfig, TrainConfig
+from training.ranks import Ranks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-RANK = Path(__file__).with_name("rank.py")
 VOCABULARY = 300  # byte fallback takes 256 of them
 
 torch.set_num_threads(1)  # as many as the processes beside it have: results are compared bit for bit
@@ -96,46 +93,17 @@ def config(corpus: Path, tmp_path: Path) -> TrainConfig:
     )
 
 
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Eight processes at most, which all the tests share."""
+    with Ranks(8) as ranks:
+        yield ranks
+
+
 @pytest.fixture
-def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
-    """`run_ranks(size, function, *arguments)`: what the function returned in each of `size` real processes.
-
-    They are forked from a server that has imported torch already: a tenth of a second, not eight.
-    The function is one of a test module's own, found again by its file and name.
-    """
-
-    def run(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        out, port = tmp_path_factory.mktemp("ranks"), _free_port()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pytest", "training.trainer"])
-        started = []
-        for rank in range(size):
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-            job = {
-                "environment": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-                | {key: str(value) for key, value in place.items()},
-                "file": function.__code__.co_filename,
-                "function": function.__name__,
-                "arguments": arguments,
-                "result": out / f"{rank}.pt",
-            }
-            started.append(context.Process(target=runpy.run_path, args=(str(RANK), {"job": job}, "rank")))
-            started[-1].start()
-        for process in started:
-            process.join(90)
-        codes = [process.exitcode for process in started]
-        for process in started:
-            process.kill()
-        assert codes == [0] * size
-        return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(size)]
-
-    return run
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+def run_ranks(ranks: Ranks) -> Callable[..., list[Any]]:
+    """`run_ranks(size, function, *arguments)`: what a test module's function returned in each of `size` processes."""
+    return ranks.run
 
 
 @pytest.fixture
