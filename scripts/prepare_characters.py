@@ -78,15 +78,15 @@ def character_model(alphabet: str, text: Path) -> tuple[bytes, NDArray[np.int64]
             sentence_iterator=iter([alphabet]), model_writer=written, model_type="char", vocab_size=len(alphabet) + 1,
             character_coverage=1.0, normalization_rule_name="identity", remove_extra_whitespaces=False,
             add_dummy_prefix=False, unk_id=len(alphabet), bos_id=-1, eos_id=-1, pad_id=-1,
-            max_sentence_length=4 * len(alphabet) + 1, minloglevel=3,
+            max_sentence_length=4 * len(alphabet) + 16, minloglevel=3,
         )  # fmt: skip
         model = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
         ids = np.array([model.piece_to_id(_SPACE if c == " " else c) for c in alphabet], np.int64)
         kept = model.decode(ids.tolist()) == alphabet and model.encode(alphabet) == ids.tolist()
-    except RuntimeError:  # its trainer refuses NUL, and an alphabet of one
+    except RuntimeError:  # its trainer refuses some control characters, and nothing but line ends
         kept = False
     if not kept:
-        strange = sorted(set(alphabet) & set(f"\0{_SPACE}")) or sorted(alphabet)[:8]
+        strange = [c for c in alphabet if c == _SPACE or (c < " " and c not in "\t\n\r")] or [alphabet[:8]]
         raise UsageError(f"SentencePiece has no character model of {text} (see {strange}); replace such characters")
     return written.getvalue(), ids
 
