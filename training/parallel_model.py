@@ -1,6 +1,7 @@
 """A model spread over processes, as one of them sees it: forward, backward, and the weights it updates."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,10 +21,12 @@ from training.mesh import World
 from training.model import Decoder
 from training.parallelize import parallelize
 from training.piece import Weight, part_range
-from training.pipeline_parallel import Pipeline
 from training.precision import autocast
 from training.stages import stage_owner, whole_name
 from training.tensor_parallel import divided_dim, divided_piece
+
+if TYPE_CHECKING:
+    from training.pipeline_parallel import Pipeline
 
 
 class ParallelModel:
@@ -50,7 +53,7 @@ class ParallelModel:
         self.replicas = Replicas(plain, shard, replicate, layout.zero)
         self.weights = [w for part in self.parts for w in self._weights(part)]
         self._summations = summations(layout, bool(config.tied), world)
-        self.pipeline = Pipeline(self.parts, layout, world.axis("pp"), world.device) if layout.pp > 1 else None
+        self.pipeline = self._pipeline() if layout.pp > 1 else None
         with torch.no_grad():
             for w in self.weights:
                 fill_initial(w.own, w.name, w.piece, config, seed)
@@ -146,6 +149,11 @@ class ParallelModel:
             loss = self.pipeline.forward_backward(batch.ids, batch.targets, batch.samples, scale)
         self.replicas.finish()  # not during the schedule: only it knows which backward pass is the last
         return loss
+
+    def _pipeline(self) -> "Pipeline":
+        from training.pipeline_parallel import Pipeline  # a second of imports, which the others need not wait for
+
+        return Pipeline(self.parts, self.layout, self.world.axis("pp"), self.world.device)
 
     def _weights(self, part: Decoder) -> list[Weight]:
         tp, shard, replicate = (self.world.axis(name) for name in ("tp", "shard", "replicate"))

@@ -113,7 +113,9 @@ def _sequence_sums(step: Step, parameters: Mapping[int, Mapping[str, Shape]]) ->
     """What is used where the sequence is divided has a gradient from each part of it: one sum of all of them."""
     if not step.layout.sequence_parallel:
         return {}
-    alike = [_own_numel(step, n, s) for named in parameters.values() for n, s in named.items() if divided_dim(n) is None]
+    alike = [
+        _own_numel(step, n, s) for named in parameters.values() for n, s in named.items() if divided_dim(n) is None
+    ]
     return {("tp", "all-reduce"): Volume(bool(alike), sum(alike) * step.itemsize)}
 
 
@@ -188,7 +190,9 @@ def _tied(step: Step) -> Traffic:
     if not step.config.tied or ends[0] == ends[1] or step.world.axis("pp").rank not in ends:
         return {}
     shape = (step.config.vocab_size, step.config.width)
-    numel = _own_numel(step, "embed.tokens.weight", divided_piece("embed.tokens.weight", shape, step.world.axis("tp")).size)
+    numel = _own_numel(
+        step, "embed.tokens.weight", divided_piece("embed.tokens.weight", shape, step.world.axis("tp")).size
+    )
     return {("tied", "all-reduce"): Volume(1, numel * step.itemsize)}
 
 
@@ -201,7 +205,9 @@ def _parameters(step: Step, stage: int) -> dict[str, Shape]:
     found = {}
     for name, p in whole.named_parameters():
         kind, _, rest = name.partition(".")
-        if {"embed": first, "blocks": rest.split(".")[0].isdigit() and int(rest.split(".")[0]) in layers}.get(kind, last):
+        if {"embed": first, "blocks": rest.split(".")[0].isdigit() and int(rest.split(".")[0]) in layers}.get(
+            kind, last
+        ):
             found[name] = divided_piece(name, tuple(p.shape), step.world.axis("tp")).size
     if step.config.tied and last and not first:
         shape = tuple(whole.get_parameter("embed.tokens.weight").shape)
