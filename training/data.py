@@ -5,6 +5,7 @@ shifted by one as targets. Documents were shuffled when the shards were made.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +71,10 @@ class Batch:
     ids: Tensor
     targets: Tensor
     samples: Tensor
+
+    def pinned(self) -> "Batch":
+        """In memory from which a GPU can copy while others compute."""
+        return Batch(*(t.pin_memory() for t in (self.ids, self.targets, self.samples)))
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(t.to(device, non_blocking=True) for t in (self.ids, self.targets, self.samples)))
@@ -137,3 +142,25 @@ class Batches:
         place = torch.arange(len(tokens)) * self.split.replicas + self.replica
         numbers = (self.seed << 40) + step * self.split.batch_size + place
         return Batch(tokens[:, :-1], tokens[:, 1:], numbers)
+
+
+class Ahead:
+    """A replica's batches, of which the next one is read while the model computes with this one."""
+
+    def __init__(self, batches: Batches, device: torch.device) -> None:
+        self.batches, self.device = batches, device
+        self._reader = ThreadPoolExecutor(1, "data")
+        self._next: tuple[int, Future[Batch]] | None = None
+
+    def step(self, step: int) -> Batch:
+        """A step's batch, on the device."""
+        asked = self._next if self._next and self._next[0] == step else (step, self._reader.submit(self._read, step))
+        self._next = step + 1, self._reader.submit(self._read, step + 1)
+        return asked[1].result().to(self.device)
+
+    def close(self) -> None:
+        self._reader.shutdown(cancel_futures=True)
+
+    def _read(self, step: int) -> Batch:
+        batch = self.batches.step(step)
+        return batch.pinned() if self.device.type == "cuda" else batch

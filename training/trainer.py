@@ -15,7 +15,7 @@ from pipeline.errors import UsageError
 from pipeline.files import write_whole
 from training.checkpoint import CheckpointRecord, Checkpoints, load_model
 from training.config import TrainConfig
-from training.data import Batches, BatchSplit, TokenSequences
+from training.data import Ahead, Batches, BatchSplit, TokenSequences
 from training.evaluate import bits_per_byte, evaluate, unigram_loss
 from training.gradients import scale_gradients, squared_norm
 from training.identity import identity
@@ -71,6 +71,7 @@ class Trainer:
         self.split = BatchSplit.of(data, self.layout)
         self.world = world = build_world(self.layout, device)
         self.batches = Batches(self.data, self.split, world.replica, config.seed)
+        self.ahead = Ahead(self.batches, device)
         self.sampler = (
             Sampler(data.train, self.data.manifest, config.eval, config.seed) if config.eval.sample_tokens else None
         )
@@ -105,6 +106,7 @@ class Trainer:
         try:
             self.checkpoints.wait()
         finally:
+            self.ahead.close()
             self.optimizer.close()
             self.reporter.close()
 
@@ -130,7 +132,7 @@ class Trainer:
         Returns whether any rank was told to `stop`.
         """
         rate = learning_rate(step - 1, self.config.optim)
-        batch = self.batches.step(step - 1).to(self.world.device)
+        batch = self.ahead.step(step - 1)
         scale = self.stability.scale / self.tokens_per_step
         loss, norm, stops = self._measure(self.model.forward_backward(batch, scale), stop)
         accepted = self.stability.accepts(step, loss, norm)

@@ -3,10 +3,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pipeline.errors import UsageError
 from training.config import DataConfig
-from training.data import Batches, BatchSplit, TokenSequences
+from training.data import Ahead, Batches, BatchSplit, TokenSequences
 from training.layout import ParallelConfig
 
 Shards = Callable[..., Path]
@@ -90,6 +91,17 @@ def test_a_sequence_has_the_same_number_in_whichever_replica_and_no_other_has_it
             {int(n): ids.tolist() for batch in batches for n, ids in zip(batch.samples, batch.ids, strict=True)}
         )
     assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 32
+
+
+def test_reading_ahead_gives_the_same_batches_in_whatever_order_they_are_asked_for(
+    shards: Shards, tmp_path: Path
+) -> None:
+    data = TokenSequences(counting(shards, tmp_path, 101, []), 5)
+    split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=8), ParallelConfig(dp=1, micro_batches=1))
+    plain, ahead = Batches(data, split, 0, seed=3), Ahead(Batches(data, split, 0, seed=3), torch.device("cpu"))
+    for step in (0, 1, 2, 7, 8, 3):
+        assert torch.equal(ahead.step(step).ids, plain.step(step).ids)
+    ahead.close()
 
 
 @pytest.mark.parametrize(("dp", "rounds", "advice"), [(3, 1, 12), (2, 3, 12), (4, 1, 12)])
