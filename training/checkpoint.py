@@ -22,7 +22,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from pipeline.errors import InputError, UsageError, writing
+from pipeline.errors import InputError, OutputError, UsageError, writing
 from pipeline.files import PARTIAL, flush_to_disk, partial_path, sha256_file, write_whole
 from training.checkpoint_record import RECORD, CheckpointRecord, check
 from training.mesh import World
@@ -146,7 +146,12 @@ class Checkpoints:
         final = self.path(record.step)
         temporary = partial_path(final)
         self.peers.main_only(lambda: self._begin(temporary))
-        write_pieces(share, temporary, self.peers.group)
+        try:
+            write_pieces(share, temporary, self.peers.group)
+        except OutputError:
+            if self.world.is_main:
+                shutil.rmtree(temporary, ignore_errors=True)  # room, which may be what is missing
+            raise
         hashes = self.peers.gather(lambda: _hashes(temporary, self.world.rank))
         files = {name: digest for part in hashes for name, digest in part.items()}
         self.peers.main_only(lambda: self._commit(msgspec.structs.replace(record, files=files), temporary, final))

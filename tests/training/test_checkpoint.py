@@ -379,6 +379,7 @@ def run_out_of_room(folder: Path, asynchronous: bool) -> tuple[str, str]:
                     checkpoints.save(record(step), state)
             except OutputError as error:
                 said[step - 2] = str(error)
+                assert not (world.is_main and [*folder.glob("*.partial")]), "room was not given back"
     return said[0], said[1]
 
 
