@@ -17,43 +17,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from pipeline.errors import InputError, UsageError, writing
+from pipeline.errors import InputError, OutputError, UsageError, writing
 from pipeline.files import PARTIAL, flush_to_disk, partial_path, sha256_file, write_whole
-from pipeline.tokens import TokenizerRecord
+from training.checkpoint_record import RECORD, CheckpointRecord, check
 from training.mesh import World
 from training.peers import Peers
 from training.piece_plans import State
 from training.piece_storage import METADATA, Held, held_in, read_pieces, share_out, write_pieces
 
-RECORD = "record.json"
 LATEST = "latest"
-VERSION = 2
-
-
-class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a checkpoint says of itself.
-
-    `step`: how many batches were read. `updates`: how many of them changed the parameters; fewer where
-    steps were skipped. `layout`: how the run was spread, for a reader; loading does not depend on it.
-    `stability`: the state of loss scaling and of the policy for bad steps, finite numbers by name.
-    """
-
-    step: int
-    updates: int
-    processes: int
-    layout: dict[str, Any]
-    stability: dict[str, float]
-    unigram_loss: float
-    model: dict[str, Any]
-    tokenizer: TokenizerRecord
-    files: dict[str, str] = {}
-    version: int = VERSION
 
 
 @dataclass
@@ -169,7 +146,12 @@ class Checkpoints:
         final = self.path(record.step)
         temporary = partial_path(final)
         self.peers.main_only(lambda: self._begin(temporary))
-        write_pieces(share, temporary, self.peers.group)
+        try:
+            write_pieces(share, temporary, self.peers.group)
+        except OutputError:
+            if self.world.is_main:
+                shutil.rmtree(temporary, ignore_errors=True)  # room, which may be what is missing
+            raise
         hashes = self.peers.gather(lambda: _hashes(temporary, self.world.rank))
         files = {name: digest for part in hashes for name, digest in part.items()}
         self.peers.main_only(lambda: self._commit(msgspec.structs.replace(record, files=files), temporary, final))
@@ -224,7 +206,7 @@ def load_model(folder: Path, state: State, world: World, say: Callable[[str], No
     """Fill `state`, such as a model's parameters alone, from the checkpoint that `folder` is or holds the latest of.
 
     Every process calls it. Raises UsageError where there is none, InputError where it is damaged or of
-    another model. The caller compares what shapes do not show: the record's model and tokenizer.
+    another model. What shapes do not show, require_same_model compares.
     """
     peers = Peers.meet(world)
     path, record = open_checkpoint(folder, peers, say)
@@ -232,40 +214,11 @@ def load_model(folder: Path, state: State, world: World, say: Callable[[str], No
     return record
 
 
-def check(path: Path, peers: Peers) -> tuple[CheckpointRecord | None, str]:
-    """The record of a checkpoint whose files are what it says, or None and why; each process reads a part of them."""
-    record, fault = peers.main_only(lambda: _read_record(path))
-    if record is None:
-        return None, fault
-    names = sorted(record.files)[peers.world.rank :: peers.world.size]
-    everyone = peers.gather(lambda: [name for name in names if not _matches(path / name, record.files[name])])
-    faults = sorted(name for part in everyone for name in part)
-    return (None, f"{faults[0]} is missing or damaged") if faults else (record, "")
-
-
-def _read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
-    try:
-        found = msgspec.json.decode((path / RECORD).read_bytes())
-        if isinstance(found, dict) and found.get("version") != VERSION:
-            return None, f"it is of version {found.get('version')}, and this is version {VERSION}"
-        record = msgspec.convert(found, CheckpointRecord)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        return None, f"{RECORD}: {error}"
-    return (record, "") if METADATA in record.files else (None, f"{RECORD} names no {METADATA}")
-
-
 def _hashes(folder: Path, rank: int) -> dict[str, str]:
     """The SHA-256 of every file that this process wrote."""
     with writing(folder):
         names = sorted(path.name for path in folder.glob(f"__{rank}_*")) + [METADATA] * (rank == 0)
         return {name: sha256_file(folder / name) for name in names}
-
-
-def _matches(path: Path, digest: str) -> bool:
-    try:
-        return sha256_file(path) == digest
-    except OSError:
-        return False
 
 
 def _remove(path: Path) -> None:

@@ -16,8 +16,12 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from pipeline.errors import InputError, OutputError, UsageError
 from pipeline.tokens import TokenizerRecord
 from training.checkpoint import CheckpointRecord, Checkpoints, load_model
+from training.config import OptimConfig
 from training.layout import ParallelConfig
 from training.mesh import World, build_world, open_processes
+from training.model_config import ModelConfig
+from training.optim import build_optimizer
+from training.parallel_model import ParallelModel
 from training.piece import Piece, Weight, assemble
 from training.piece_storage import model_state
 
@@ -131,6 +135,42 @@ def test_copies_are_written_once_and_by_all(tmp_path: Path, run_ranks: Ranks) ->
     (one,) = [file.stat().st_size for file in tmp_path.glob("1/*/*.distcp")]
     sizes = [file.stat().st_size for file in tmp_path.glob("3/*/*.distcp")]
     assert sum(sizes) == one and len(sizes) == 3 and min(sizes) > one / 6
+
+
+def pass_on(folder: Path, layout: dict[str, Any], step: int) -> bool:
+    """Load checkpoint `step` into a model under `layout`, save it as the next; whether it is the model of seed 1."""
+    config = ModelConfig(preset="gpt2", layers=4, width=8, heads=2).resolve(21, 8)
+    with open_processes("cpu") as device:
+        resolved = ParallelConfig(**layout).resolve(torch.distributed.get_world_size(), config, 8)
+        world = build_world(resolved, device)
+        found, wanted = (ParallelModel(config, resolved, world, seed) for seed in (2 if step else 1, 1))
+        optimizer = build_optimizer(found.weights, OptimConfig())
+        moments = optimizer.moments()
+        checkpoints = Checkpoints(folder, 1, world, print)
+        if step:
+            checkpoints.load(model_state(found.weights, moments))
+        else:
+            for weight in found.weights:
+                moments[weight.name]["exp_avg"].copy_(weight.own.detach() * 2)
+        checkpoints.save(record(step + 1), model_state(found.weights, moments))
+        return all(
+            torch.equal(weight.own, of.own)
+            and torch.equal(moments[weight.name]["exp_avg"], of.own * 2)
+            and not moments[weight.name]["exp_avg_sq"].any()
+            for weight, of in zip(found.weights, wanted.weights, strict=True)
+        )
+
+
+def test_a_model_goes_from_layout_to_layout(tmp_path: Path, run_ranks: Ranks) -> None:
+    layouts: list[tuple[int, dict[str, Any]]] = [
+        (2, {"pp": 2, "schedule": "zbv"}),  # the first process holds the tied matrix twice
+        (4, {"tp": 2, "dp": 2, "zero": 1}),  # 21 rows over 2, and each part over 2
+        (2, {"pp": 2, "schedule": "zbv"}),
+        (3, {"dp": 3, "zero": 3}),
+        (1, {}),
+    ]
+    for step, (size, layout) in enumerate(layouts):
+        assert run_ranks(size, pass_on, tmp_path, layout, step) == [True] * size, layout
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -339,6 +379,7 @@ def run_out_of_room(folder: Path, asynchronous: bool) -> tuple[str, str]:
                     checkpoints.save(record(step), state)
             except OutputError as error:
                 said[step - 2] = str(error)
+                assert not (world.is_main and [*folder.glob("*.partial")]), "room was not given back"
     return said[0], said[1]
 
 

@@ -12,18 +12,23 @@ import torch
 import transformers
 from torch import Tensor
 
+from pipeline.config import load_config
 from pipeline.errors import GristmillError, InputError, OutputError, UsageError
 from pipeline.tokens import TokenizerRecord
 from training.checkpoint import CheckpointRecord, Checkpoints, load_model
-from training.config import ModelConfig
+from training.config import ModelConfig, TrainConfig
+from training.data import Batches, BatchSplit, TokenSequences
 from training.export_hf import export_hf
 from training.hugging_face import form_of
 from training.import_hf import import_hf
 from training.initialize import fill_initial
+from training.layout import ParallelConfig
+from training.metrics import METRICS, read_metrics
 from training.model import Decoder
 from training.peers import alone
 from training.piece import Piece, Weight
 from training.piece_storage import model_state
+from training.train import train
 
 SIZES = ModelConfig(layers=2, width=24, heads=4, hidden=40, init_std=0.3, norm_eps=1e-4)
 MODELS = {
@@ -121,13 +126,16 @@ THEIRS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
 }
 
 
-def build_theirs(name: str, folder: Path, **options: Any) -> transformers.PreTrainedModel:
+def build_theirs(name: str, folder: Path, **sizes: int) -> transformers.PreTrainedModel:
     torch.manual_seed(4)
-    model = THEIRS[name]().eval()
+    config = THEIRS[name]().config
+    for key in sizes.keys() & config.to_dict().keys():
+        setattr(config, key, sizes[key])
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
-    model.save_pretrained(folder, **options)
+    model.save_pretrained(folder)
     return model
 
 
@@ -142,6 +150,31 @@ def test_theirs_becomes_ours_with_the_same_logits_and_the_same_loss(tmp_path: Pa
         assert (logits - wanted.logits).abs().max() < 1e-5
         loss = ours(ids()[:, :-1], ids()[:, 1:]) / ids()[:, 1:].numel()  # as training computes it
     assert abs(float(loss - wanted.loss)) < 1e-5
+
+
+def told_config(said: str, config: TrainConfig) -> TrainConfig:
+    """What import_hf says to train with, read as a command line."""
+    told = said.partition("train it with ")[2].split()
+    given = {"data.train": config.data.train, "data.holdout": config.data.holdout, "out_dir": config.out_dir}
+    words = [word for key, value in {**given, "data.seq_len": 16}.items() for word in (f"--{key}", str(value))]
+    return load_config(TrainConfig, [*told, *words], prog="train.py")
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_training_begins_with_their_loss(tmp_path: Path, config: TrainConfig, name: str) -> None:
+    wide = {"vocab_size": 300, "max_position_embeddings": 20, "n_positions": 20}
+    theirs = build_theirs(name, tmp_path / "hf", **wide)
+    told = told_config(import_hf(tmp_path / "hf", tmp_path / "start"), config)
+    config = replace(config, model=told.model, init_from=told.init_from, optim=replace(config.optim, steps=1))
+    train(config)
+    (loss,) = [line["loss"] for line in read_metrics(config.out_dir / METRICS) if line["kind"] == "step"]
+    sequences = TokenSequences(config.data.train, 16)
+    split = BatchSplit.of(config.data, ParallelConfig(dp=1, micro_batches=1))
+    batch = Batches(sequences, split, 0, config.seed).step(0)
+    with torch.no_grad():
+        logits = theirs(batch.ids).logits
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+    assert abs(loss - float(wanted)) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["llama, tied, biases", "gpt2, untied"])
