@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pipeline.errors import InputError, reading, writing
 from training.offload_buckets import SLOTS, Bucket
+from training.offload_files import scratch_file, scratch_folder
 
 STATES = ("exp_avg", "exp_avg_sq")
 
@@ -76,10 +77,8 @@ class MomentsOnDisk:
         self.folder, self.total, self.buckets, self.dtype = folder, total, buckets, dtype
         self.paths = {name: folder / f"{name}.bin" for name in STATES}
         self.sums: dict[str, list[int | None]] = {name: [None] * len(buckets) for name in STATES}
-        with writing(folder):
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
-            folder.mkdir(parents=True)
-        self.files = {name: _open(path, total * dtype.itemsize) for name, path in self.paths.items()}
+        scratch_folder(folder)
+        self.files = {name: scratch_file(path, total * dtype.itemsize) for name, path in self.paths.items()}
         longest = max((bucket.length for bucket in buckets), default=0)
         self.slots = [tuple(torch.empty(longest, dtype=dtype) for _ in STATES) for _ in range(SLOTS)]
         self.reader, self.writer = ThreadPoolExecutor(1, "read ahead"), ThreadPoolExecutor(1, "write behind")
@@ -142,16 +141,6 @@ class MomentsOnDisk:
             self.sums[name][number] = zlib.crc32(data)
             with writing(self.paths[name]):
                 _write_at(self.files[name], data, at)
-
-
-def _open(path: Path, size: int) -> int:
-    """A new file of zeros with all its room taken: a full disk is met here, and not by a mapping, as a signal."""
-    with writing(path):
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        if size and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, size)
-        os.truncate(file, size)
-    return file
 
 
 def _map(path: Path, length: int, dtype: torch.dtype) -> Tensor:
