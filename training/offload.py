@@ -25,6 +25,8 @@ STATES = ("exp_avg", "exp_avg_sq")
 class Moments(Protocol):
     """Both states of every bucket. A bucket is begun, taken, changed in place, put; at the end all is finished."""
 
+    @property
+    def memory_bytes(self) -> int: ...
     def begin(self, number: int) -> None: ...
     def take(self, number: int) -> tuple[Tensor, Tensor]: ...
     def put(self, number: int) -> None: ...
@@ -41,6 +43,10 @@ class MomentsInMemory:
         pinned = device.type == "cpu" and torch.cuda.is_available()
         self.buckets = buckets
         self.flat = {name: torch.zeros(total, dtype=dtype, device=device, pin_memory=pinned) for name in STATES}
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(values.nbytes for values in self.flat.values())
 
     def begin(self, number: int) -> None:
         pass
@@ -80,14 +86,18 @@ class MomentsOnDisk:
         scratch_folder(folder)
         self.files = {name: scratch_file(path, total * dtype.itemsize) for name, path in self.paths.items()}
         longest = max((bucket.length for bucket in buckets), default=0)
-        self.slots = [tuple(torch.empty(longest, dtype=dtype) for _ in STATES) for _ in range(SLOTS)]
+        self.slots = [tuple(torch.empty(longest, dtype=dtype) for _ in STATES) for _ in range(min(SLOTS, len(buckets)))]
         self.reader, self.writer = ThreadPoolExecutor(1, "read ahead"), ThreadPoolExecutor(1, "write behind")
         self.reads: dict[int, Future[None]] = {}
         self.writes: dict[int, Future[None]] = {}
         self.close = weakref.finalize(self, _close, folder, list(self.files.values()), [self.reader, self.writer])
 
+    @property
+    def memory_bytes(self) -> int:
+        return sum(values.nbytes for slot in self.slots for values in slot)
+
     def begin(self, number: int) -> None:
-        self.reads[number] = self.reader.submit(self._read, number, self.writes.pop(number - SLOTS, None))
+        self.reads[number] = self.reader.submit(self._read, number, self.writes.pop(number - len(self.slots), None))
 
     def take(self, number: int) -> tuple[Tensor, Tensor]:
         self.reads.pop(number).result()
@@ -116,7 +126,7 @@ class MomentsOnDisk:
                 self.sums[name][number] = zlib.crc32(_bytes(values))
 
     def _slot(self, number: int) -> tuple[Tensor, ...]:
-        return tuple(values[: self.buckets[number].length] for values in self.slots[number % SLOTS])
+        return tuple(values[: self.buckets[number].length] for values in self.slots[number % len(self.slots)])
 
     def _read(self, number: int, before: Future[None] | None) -> None:
         """Fill the bucket's slot, when what it held `before` is written."""

@@ -53,6 +53,11 @@ class Optimizer:
         for weight in self.weights:
             weight.own.grad = weight.full.grad = None
 
+    @property
+    def memory_bytes(self) -> int:
+        """What the states take of memory, in bytes; files not counted."""
+        return 0
+
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """By parameter and state: tensors of the own pieces' shapes, to be read, or written and then `loaded`."""
         return {weight.name: {} for weight in self.weights}
@@ -138,6 +143,10 @@ class AdamW(Optimizer):
             values, gradients, first, second, [], list(before.unbind()), fused=True, amsgrad=False, maximize=False,
             beta1=beta1, beta2=beta2, lr=rate, weight_decay=decay, eps=self.config.eps,
         )  # fmt: skip
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._moments.memory_bytes
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """`exp_avg` and `exp_avg_sq` of every parameter, zeros before the first step.
