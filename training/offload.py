@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pipeline.errors import InputError, reading, writing
 from training.offload_buckets import SLOTS, Bucket
+from training.offload_files import scratch_file, scratch_folder
 
 STATES = ("exp_avg", "exp_avg_sq")
 
@@ -24,6 +25,8 @@ STATES = ("exp_avg", "exp_avg_sq")
 class Moments(Protocol):
     """Both states of every bucket. A bucket is begun, taken, changed in place, put; at the end all is finished."""
 
+    @property
+    def memory_bytes(self) -> int: ...
     def begin(self, number: int) -> None: ...
     def take(self, number: int) -> tuple[Tensor, Tensor]: ...
     def put(self, number: int) -> None: ...
@@ -40,6 +43,10 @@ class MomentsInMemory:
         pinned = device.type == "cpu" and torch.cuda.is_available()
         self.buckets = buckets
         self.flat = {name: torch.zeros(total, dtype=dtype, device=device, pin_memory=pinned) for name in STATES}
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(values.nbytes for values in self.flat.values())
 
     def begin(self, number: int) -> None:
         pass
@@ -76,19 +83,21 @@ class MomentsOnDisk:
         self.folder, self.total, self.buckets, self.dtype = folder, total, buckets, dtype
         self.paths = {name: folder / f"{name}.bin" for name in STATES}
         self.sums: dict[str, list[int | None]] = {name: [None] * len(buckets) for name in STATES}
-        with writing(folder):
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
-            folder.mkdir(parents=True)
-        self.files = {name: _open(path, total * dtype.itemsize) for name, path in self.paths.items()}
+        scratch_folder(folder)
+        self.files = {name: scratch_file(path, total * dtype.itemsize) for name, path in self.paths.items()}
         longest = max((bucket.length for bucket in buckets), default=0)
-        self.slots = [tuple(torch.empty(longest, dtype=dtype) for _ in STATES) for _ in range(SLOTS)]
+        self.slots = [tuple(torch.empty(longest, dtype=dtype) for _ in STATES) for _ in range(min(SLOTS, len(buckets)))]
         self.reader, self.writer = ThreadPoolExecutor(1, "read ahead"), ThreadPoolExecutor(1, "write behind")
         self.reads: dict[int, Future[None]] = {}
         self.writes: dict[int, Future[None]] = {}
         self.close = weakref.finalize(self, _close, folder, list(self.files.values()), [self.reader, self.writer])
 
+    @property
+    def memory_bytes(self) -> int:
+        return sum(values.nbytes for slot in self.slots for values in slot)
+
     def begin(self, number: int) -> None:
-        self.reads[number] = self.reader.submit(self._read, number, self.writes.pop(number - SLOTS, None))
+        self.reads[number] = self.reader.submit(self._read, number, self.writes.pop(number - len(self.slots), None))
 
     def take(self, number: int) -> tuple[Tensor, Tensor]:
         self.reads.pop(number).result()
@@ -117,7 +126,7 @@ class MomentsOnDisk:
                 self.sums[name][number] = zlib.crc32(_bytes(values))
 
     def _slot(self, number: int) -> tuple[Tensor, ...]:
-        return tuple(values[: self.buckets[number].length] for values in self.slots[number % SLOTS])
+        return tuple(values[: self.buckets[number].length] for values in self.slots[number % len(self.slots)])
 
     def _read(self, number: int, before: Future[None] | None) -> None:
         """Fill the bucket's slot, when what it held `before` is written."""
@@ -142,16 +151,6 @@ class MomentsOnDisk:
             self.sums[name][number] = zlib.crc32(data)
             with writing(self.paths[name]):
                 _write_at(self.files[name], data, at)
-
-
-def _open(path: Path, size: int) -> int:
-    """A new file of zeros with all its room taken: a full disk is met here, and not by a mapping, as a signal."""
-    with writing(path):
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        if size and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, size)
-        os.truncate(file, size)
-    return file
 
 
 def _map(path: Path, length: int, dtype: torch.dtype) -> Tensor:

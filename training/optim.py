@@ -13,6 +13,8 @@ from training.offload import Moments, MomentsInMemory, MomentsOnDisk
 from training.offload_buckets import BUCKET, Bucket, InPlace, Staged, plan
 from training.piece import Weight
 
+AfterUpdate = Callable[[Weight, int, int], None]  # a weight, of which elements start … stop are updated
+
 
 class Optimizer:
     """What updates `weights` by their gradients.
@@ -21,8 +23,9 @@ class Optimizer:
     second becomes its copy. Every other weight that is not empty must have a gradient.
     """
 
-    def __init__(self, weights: Sequence[Weight]) -> None:
+    def __init__(self, weights: Sequence[Weight], after_update: AfterUpdate | None = None) -> None:
         self.weights = list(weights)
+        self.after_update = after_update or (lambda *_: None)
         self.updates = 0
         """Steps taken; to be set when states are loaded."""
         self.updated = first_of_each(weights)
@@ -40,6 +43,7 @@ class Optimizer:
         self._update(rate)
         for copy, of in self._copies:
             copy.own.copy_(of.own)
+            self.after_update(copy, 0, copy.own.numel())
 
     def _update(self, rate: float) -> None:
         raise NotImplementedError
@@ -48,6 +52,11 @@ class Optimizer:
         """Forget the gradients, and give their memory back."""
         for weight in self.weights:
             weight.own.grad = weight.full.grad = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the states take of memory, in bytes; files not counted."""
+        return 0
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """By parameter and state: tensors of the own pieces' shapes, to be read, or written and then `loaded`."""
@@ -67,6 +76,7 @@ class SGD(Optimizer):
         for weight in self.updated:
             assert weight.own.grad is not None
             weight.own.sub_(weight.own.grad, alpha=rate)
+            self.after_update(weight, 0, weight.own.numel())
 
 
 class AdamW(Optimizer):
@@ -83,11 +93,11 @@ class AdamW(Optimizer):
         buckets: list[Bucket],
         moments: Moments,
         values: InPlace | Staged,
-        after_bucket: Callable[[], None] | None,
+        after_update: AfterUpdate | None = None,
     ) -> None:
-        super().__init__(weights)
+        super().__init__(weights, after_update)
         self.config, self.buckets = config, buckets
-        self._moments, self._values, self._after_bucket = moments, values, after_bucket
+        self._moments, self._values = moments, values
 
     def _update(self, rate: float) -> None:
         self._begin(0)
@@ -108,8 +118,8 @@ class AdamW(Optimizer):
                 )
             self._values.put(number)
             self._moments.put(number)
-            if self._after_bucket is not None:
-                self._after_bucket()
+            for cut in bucket.cuts:
+                self.after_update(self.updated[cut.weight], cut.start, cut.start + cut.length)
         self._values.finish()
         self._moments.finish()
 
@@ -133,6 +143,10 @@ class AdamW(Optimizer):
             values, gradients, first, second, [], list(before.unbind()), fused=True, amsgrad=False, maximize=False,
             beta1=beta1, beta2=beta2, lr=rate, weight_decay=decay, eps=self.config.eps,
         )  # fmt: skip
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._moments.memory_bytes
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """`exp_avg` and `exp_avg_sq` of every parameter, zeros before the first step.
@@ -170,23 +184,23 @@ def build_optimizer(
     memory: MemoryConfig | None = None,
     rank: int = 0,
     bucket: int = BUCKET,
-    after_bucket: Callable[[], None] | None = None,
+    after_update: AfterUpdate | None = None,
 ) -> Optimizer:
     """The optimizer that `config` names, with its states where `memory` says.
 
     Files are in memory.folder/rank-00000 and so on; `bucket` is how many elements of each state are in memory
-    at a time then. `after_bucket` is called when another bucket of parameters is done with.
+    at a time then. `after_update` is called when a weight, or part of it, is updated: its parts in order.
     Raises OutputError where the disk has no room for the files.
     """
     if config.name == "sgd":
-        return SGD(weights)
+        return SGD(weights, after_update)
     memory = memory or MemoryConfig()
     updated = first_of_each(weights)
     kinds = {(weight.own.dtype, weight.own.device) for weight in updated} or {(torch.float32, torch.device("cpu"))}
     assert len(kinds) == 1, f"the weights differ in type or place: {kinds}"
     dtype, device = kinds.pop()
     staged = memory.optimizer != "device" and device.type != "cpu"
-    divided = staged or memory.optimizer == "disk" or after_bucket is not None
+    divided = staged or memory.optimizer == "disk" or after_update is not None
     total, buckets = plan([weight.own.numel() for weight in updated], bucket if divided else None)
     moments: Moments
     if memory.optimizer == "disk":
@@ -195,7 +209,7 @@ def build_optimizer(
     else:
         moments = MomentsInMemory(total, buckets, dtype, torch.device("cpu") if staged else device)
     values = Staged(updated, buckets, dtype) if staged else InPlace(updated, buckets)
-    return AdamW(weights, config, buckets, moments, values, after_bucket)
+    return AdamW(weights, config, buckets, moments, values, after_update)
 
 
 def first_of_each(weights: Sequence[Weight]) -> list[Weight]:
