@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from training.config import ModelConfig
+from training.model_config import ModelConfig
 from training.data_parallel import BUCKET_BYTES
 from training.layout import ParallelConfig
 from training.memory import Recompute
