@@ -106,7 +106,7 @@ def _computed_again(step: Step, stage: int) -> int:
     if step.recompute == "none":
         return 0
     order = step.orders.get(stage, "B" * step.layout.micro_batches)
-    return sum(order.count(kind) for kind in "BIW")
+    return sum(order.count(kind) for kind in ("BIW" if stage else "BW"))  # the first stage's input has no gradient
 
 
 def _sequence_sums(step: Step, parameters: Mapping[int, Mapping[str, Shape]]) -> Traffic:
