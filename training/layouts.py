@@ -84,20 +84,20 @@ def small_model(preset: Literal["llama", "gpt2"], layers: int) -> ModelConfig:
 
 
 def all_cases(processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:
-    """Every layout of 1 … `processes` processes, with both models; and those refused, with the reason.
+    """Every layout of 1 … `processes` processes; and those refused, with the reason.
 
-    A layout's two cases differ in micro-batches, as many as stages and more of them or fewer; recomputation
-    is drawn, as a function of the case.
+    Its model, its micro-batches (as many as stages, more, or fewer) and what is recomputed are drawn, as a
+    function of the layout.
     """
     cases, refused = [], {}
     for layout in _layouts(processes):
         found, reason = _micro_batches(layout)
-        if reason:
+        draw = key_of(f"{layout}")
+        if found:
+            preset, recompute = _PRESETS[draw % 2], _RECOMPUTE[(draw >> 8) % 3]
+            cases.append(Case.of(preset, found[(draw >> 16) % len(found)], recompute))
+        else:
             refused[layout] = reason
-        for i, preset in enumerate(_PRESETS if found else ()):
-            draw = key_of(f"{layout}")
-            case = Case.of(preset, found[(draw + i) % 2 * ((draw >> 8) % max(1, len(found) - 1) + 1) % len(found)])
-            cases.append(replace(case, recompute=_RECOMPUTE[key_of(f"{case}") % 3]))
     return cases, refused
 
 
