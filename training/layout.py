@@ -1,5 +1,6 @@
 """The layout of a run: how model and memory are divided, and which divisions are possible."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -43,10 +44,10 @@ class ParallelConfig:
         """The same with no 0 left; UsageError for a layout that is impossible, saying what would be possible."""
         full = replace(
             self,
-            dp=self.dp or max(1, processes // (self.tp * self.pp)),
+            dp=self.dp or max(1, processes // max(1, self.tp * self.pp)),
             virtual_stages=self.virtual_stages or (1 if self.pp == 1 else STAGES_PER_RANK[self.schedule] or 2),
         )
-        full = replace(full, shard=full.shard or full.dp if full.zero else 1)
+        full = replace(full, shard=full.shard or (full.dp if full.zero else 1))
         full = replace(full, micro_batches=full.micro_batches or (full.stages if full.pp > 1 else 1))
         full.check(processes, model, seq_len)
         return full
@@ -72,6 +73,11 @@ class ParallelConfig:
         _check_product(self, processes)
         _check_replicas(self)
         _check_tensor(self, model, seq_len)
+        require(
+            self.pp > 1 or self.virtual_stages == 1,
+            f"parallel.virtual_stages {self.virtual_stages} divides what a pipeline's process has, and parallel.pp is "
+            "1; try --parallel.pp 2, or --parallel.virtual_stages 1",
+        )
         if self.pp > 1:
             _check_pipeline(self, model)
         require(self.micro_batches > 0, f"parallel.micro_batches is {self.micro_batches}; wanted 1 or more")
@@ -101,13 +107,14 @@ def _check_replicas(layout: ParallelConfig) -> None:
 
 def _check_tensor(layout: ParallelConfig, model: ModelConfig, seq_len: int) -> None:
     tp = layout.tp
+    common = math.gcd(model.heads, model.kv_heads, model.hidden)
+    limit = max(n for n in range(1, tp + 1) if common % n == 0 and n * n <= model.vocab_size)
     for name in ("heads", "kv_heads", "hidden"):
         size = getattr(model, name)
-        limit = [n for n in range(1, size + 1) if size % n == 0 and n <= tp][-1]
         require(size % tp == 0, f"model.{name} {size} is not divisible by parallel.tp {tp}; try --parallel.tp {limit}")
     require(
         model.vocab_size >= tp * tp,  # so that the last rank has one, too
-        f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}",
+        f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}; try --parallel.tp {limit}",
     )
     require(
         not layout.sequence_parallel or tp > 1,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pipeline.errors import UsageError
-from training.config import ModelConfig
+from training.model_config import ModelConfig
 from training.keyed import key_of
 from training.layout import STAGES_PER_RANK, ParallelConfig, Schedule
 from training.memory import Recompute
@@ -29,22 +29,24 @@ class Case:
 
     preset: Literal["llama", "gpt2"]
     layout: ParallelConfig
+    layers: int
+    sequences: int
+    """In a step, over all replicas."""
     recompute: Recompute = "none"
     precision: Literal["fp64", "fp32"] = "fp64"
 
+    @classmethod
+    def of(cls, preset: Literal["llama", "gpt2"], layout: ParallelConfig, recompute: Recompute = "none") -> "Case":
+        parts = layout.dp * layout.micro_batches
+        return cls(preset, layout, _layers(layout), -(-_SEQUENCES // parts) * parts, recompute)
+
     @property
     def model(self) -> ModelConfig:
-        return small_model(self.preset, self.layout.stages)
+        return small_model(self.preset, self.layers)
 
     @property
     def processes(self) -> int:
         return self.layout.dp * self.layout.tp * self.layout.pp
-
-    @property
-    def sequences(self) -> int:
-        """Sequences in a step, over all replicas."""
-        parts = self.layout.dp * self.layout.micro_batches
-        return -(-_SEQUENCES // parts) * parts
 
     @property
     def alone(self) -> "Case":
@@ -62,11 +64,16 @@ class Case:
         return " ".join([*words, *["fp32"] * (self.precision == "fp32")])
 
 
-def small_model(preset: Literal["llama", "gpt2"], stages: int) -> ModelConfig:
-    """A model whose heads divide by 2, 3, 4, 6 and 8, and whose layers do not divide by its stages."""
+def _layers(layout: ParallelConfig) -> int:
+    """One more than stages, so that those differ."""
+    return max(4, layout.stages + 1)
+
+
+def small_model(preset: Literal["llama", "gpt2"], layers: int) -> ModelConfig:
+    """A model whose heads divide by 2, 3, 4, 6 and 8."""
     return ModelConfig(
         preset=preset,
-        layers=max(4, stages + 1),
+        layers=layers,
         width=96,
         heads=48,
         kv_heads=24 if preset == "llama" else 0,  # grouped queries
@@ -77,20 +84,20 @@ def small_model(preset: Literal["llama", "gpt2"], stages: int) -> ModelConfig:
 
 
 def all_cases(processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:
-    """Every layout of 1 … `processes` processes, with both models; and those refused, with the reason.
+    """Every layout of 1 … `processes` processes; and those refused, with the reason.
 
-    A layout's two cases differ in micro-batches, as many as stages and more of them or fewer; recomputation
-    is drawn, as a function of the case.
+    Its model, its micro-batches (as many as stages, more, or fewer) and what is recomputed are drawn, as a
+    function of the layout.
     """
     cases, refused = [], {}
     for layout in _layouts(processes):
         found, reason = _micro_batches(layout)
-        if reason:
+        draw = key_of(f"{layout}")
+        if found:
+            preset, recompute = _PRESETS[draw % 2], _RECOMPUTE[(draw >> 8) % 3]
+            cases.append(Case.of(preset, found[(draw >> 16) % len(found)], recompute))
+        else:
             refused[layout] = reason
-        for i, preset in enumerate(_PRESETS if found else ()):
-            draw = key_of(f"{layout}")
-            case = Case(preset, found[(draw + i) % 2 * ((draw >> 8) % max(1, len(found) - 1) + 1) % len(found)])
-            cases.append(replace(case, recompute=_RECOMPUTE[key_of(f"{case}") % 3]))
     return cases, refused
 
 
@@ -133,7 +140,7 @@ def _micro_batches(layout: ParallelConfig) -> tuple[list[ParallelConfig], str]:
     for number in dict.fromkeys(numbers):
         try:
             resolved = replace(layout, micro_batches=number).resolve(
-                layout.dp * layout.tp * layout.pp, small_model("llama", layout.stages), SEQ_LEN
+                layout.dp * layout.tp * layout.pp, small_model("llama", _layers(layout)), SEQ_LEN
             )
         except UsageError as error:
             reason = reason or str(error)
@@ -145,7 +152,7 @@ def _micro_batches(layout: ParallelConfig) -> tuple[list[ParallelConfig], str]:
 def covering_cases(processes: int = 4) -> list[Case]:
     """Few cases of up to so many processes in which every pair of two axes' values occurs that can; and 2 x 2 x 2."""
     candidates = [
-        Case(preset, layout, recompute)
+        Case.of(preset, layout, recompute)
         for each in _layouts(processes)
         for layout in _micro_batches(each)[0]
         for preset in _PRESETS
@@ -193,7 +200,7 @@ def _pairs(case: Case) -> set[frozenset[tuple[str, object]]]:
 
 
 _THREE_DIMENSIONS = [
-    Case("gpt2", ParallelConfig(2, 1, 2, 2, True, 2, "1f1b", 1, 3)),
-    Case("llama", ParallelConfig(2, 2, 2, 2, False, 2, "zbv", 2, 4), "full"),
-    Case("llama", ParallelConfig(1, 0, 1, 4, True, 2, "interleaved-1f1b", 2, 4), "selective"),
+    Case.of("gpt2", ParallelConfig(2, 1, 2, 2, True, 2, "1f1b", 1, 3)),
+    Case.of("llama", ParallelConfig(2, 2, 2, 2, False, 2, "zbv", 2, 4), "full"),
+    Case.of("llama", ParallelConfig(1, 0, 1, 4, True, 2, "interleaved-1f1b", 2, 4), "selective"),
 ]

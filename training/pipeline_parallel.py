@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, schedules
+from torch.utils.checkpoint import GraphExecGroup
 
 from training.layout import ParallelConfig
 from training.mesh import Axis
@@ -24,6 +25,14 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
 }
 
 
+class _Stage(PipelineStage):
+    """torch asks for a stage's gradients of weights group by group: recomputed blocks are to be so once for all."""
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        with GraphExecGroup():
+            super().backward_weight_one_chunk(*args, **kwargs)
+
+
 class Pipeline:
     """This process's stages in their schedule; `axis` is "pp"."""
 
@@ -32,7 +41,7 @@ class Pipeline:
         self.numbers = stage_numbers(layout, axis.rank)
         self.parts = dict(zip(self.numbers, parts, strict=True))
         self.owners = [stage_owner(layout, stage) for stage in range(layout.stages)]
-        stages = [PipelineStage(self.parts[n], n, layout.stages, device, group=axis.group) for n in self.numbers]
+        stages = [_Stage(self.parts[n], n, layout.stages, device, group=axis.group) for n in self.numbers]
         self.scale: Tensor | float = 1.0
         self.schedule = SCHEDULES[layout.schedule](
             stages[0] if layout.virtual_stages == 1 else stages,

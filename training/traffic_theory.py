@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from training.config import ModelConfig
+from training.model_config import ModelConfig
 from training.data_parallel import BUCKET_BYTES
 from training.layout import ParallelConfig
 from training.memory import Recompute
@@ -106,7 +106,7 @@ def _computed_again(step: Step, stage: int) -> int:
     if step.recompute == "none":
         return 0
     order = step.orders.get(stage, "B" * step.layout.micro_batches)
-    return sum(order.count(kind) for kind in "BIW")
+    return sum(order.count(kind) for kind in ("BIW" if stage else "BW"))  # the first stage's input has no gradient
 
 
 def _sequence_sums(step: Step, parameters: Mapping[int, Mapping[str, Shape]]) -> Traffic:
