@@ -69,7 +69,7 @@ class Trainer:
         self.identity = identity(config, self.model_config, self.data.manifest, self.holdout.manifest)
         self.layout = config.parallel.resolve(torch.distributed.get_world_size(), self.model_config, data.seq_len)
         self.split = BatchSplit.of(data, self.layout)
-        self.world = world = build_world(self.layout, device)
+        self.world = world = build_world(self.layout, device, config.timeout)
         self.batches = Batches(self.data, self.split, world.replica, config.seed)
         self.sampler = (
             Sampler(data.train, self.data.manifest, config.eval, config.seed) if config.eval.sample_tokens else None
