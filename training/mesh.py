@@ -18,6 +18,7 @@ from training.layout import ParallelConfig
 Result = TypeVar("Result")
 
 
+_STARTING = timedelta(minutes=5)
 AXES = ("pp", "replicate", "shard", "tp")  # the last varies fastest: neighbours talk most
 
 
@@ -163,7 +164,21 @@ def _init_process_group(kind: str, timeout: float) -> None:
     if "RANK" not in os.environ:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=patience)
         return
-    store, rank, size = next(dist.rendezvous("env://", timeout=patience))
+    store, rank, size = next(dist.rendezvous("env://", timeout=_STARTING))
     # torchrun may serve every attempt from one store, in which the dead processes' addresses are still written
     store = dist.PrefixStore(attempt(), store)
+    _await_all(store, size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+
+
+def _await_all(store: dist.Store, size: int) -> None:
+    """Until all processes have started, which may take longer than they wait for each other later."""
+    if store.add("started", 1) == size:
+        store.set("all started", "")
+    try:
+        store.wait(["all started"], _STARTING)
+    except dist.DistStoreError as error:
+        raise UsageError(
+            f"{store.add('started', 0)} of {size} processes have started within {_STARTING}; "
+            "look at what the launcher says of the others"
+        ) from error

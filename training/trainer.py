@@ -27,6 +27,7 @@ from training.parallel_model import ParallelModel
 from training.piece_storage import model_state
 from training.sample import Sampler
 from training.stability import Stability
+from training.watch import lost_contact
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,11 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
-        """Let go of files; a checkpoint that is being written is finished first, whatever ended the run."""
+    def __exit__(self, _k: type[BaseException] | None, error: BaseException | None, _t: TracebackType | None) -> None:
+        """Let go of files; a checkpoint that is being written is finished first, if all are there to finish it."""
         try:
-            self.checkpoints.wait()
+            if not lost_contact(error):
+                self.checkpoints.wait()
         finally:
             self.optimizer.close()
             self.reporter.close()
