@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from training.collectives import all_gather, reduce_scatter
 from training.mesh import Axis
 from training.piece import part_range
+from training.watch import wait
 
 BUCKET_BYTES = 25 << 20  # large enough to fill a link, small enough to overlap
 
@@ -49,7 +50,7 @@ class Bucket:
     def finish(self) -> None:
         """Wait for the sums, and add them to the gradients of what this process updates."""
         assert self._flat is not None and self._work is not None
-        self._work.wait()
+        wait(self._work, self.replicate.group if self.shard.size == 1 else self.shard.group)
         if self.shard.size > 1 and self.replicate.size > 1:
             dist.all_reduce(self._flat, group=self.replicate.group)
         for own, values in zip(self.own, self._flat.split(self.lengths), strict=True):

@@ -35,7 +35,9 @@ def _sum_tied(world: World, ends: tuple[int, int]) -> Summation:
     """The embedding is also the output matrix, which another process has: their gradients are summed."""
     mine, ranks = None, world.mesh.mesh  # (pp, replicate, shard, tp)
     for pair in zip(ranks[ends[0]].flatten().tolist(), ranks[ends[1]].flatten().tolist(), strict=True):
-        group = dist.new_group(list(pair))  # every process makes all of them
+        group = dist.new_group(
+            list(pair), timeout=world.timeout, group_desc="tied embedding"
+        )  # every process makes all
         mine = group if world.rank in pair else mine
 
     def sum_tied(weights: Sequence[Weight]) -> None:

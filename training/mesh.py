@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from pipeline.errors import GristmillError, UsageError
 from training.layout import ParallelConfig
@@ -18,6 +18,7 @@ from training.layout import ParallelConfig
 Result = TypeVar("Result")
 
 
+_STARTING = timedelta(minutes=5)
 AXES = ("pp", "replicate", "shard", "tp")  # the last varies fastest: neighbours talk most
 
 
@@ -36,11 +37,13 @@ class World:
     """All processes, and which one this is.
 
     `mesh` has the dimensions of AXES. The replicas of the model, which read different samples, lie along
-    "replicate" and "shard"; those along "shard" divide among them what ZeRO divides.
+    "replicate" and "shard"; those along "shard" divide among them what ZeRO divides. `timeout` is how long
+    one waits for another.
     """
 
     mesh: DeviceMesh
     device: torch.device
+    timeout: timedelta
 
     @property
     def rank(self) -> int:
@@ -118,10 +121,21 @@ def open_processes(device: Literal["auto", "cpu", "cuda"] = "auto", timeout: flo
             dist.destroy_process_group()
 
 
-def build_world(layout: ParallelConfig, device: torch.device) -> World:
-    """The mesh of a resolved layout over all processes; every process calls it."""
-    shape = (layout.pp, layout.dp // layout.shard, layout.shard, layout.tp)
-    return World(init_device_mesh(device.type, shape, mesh_dim_names=AXES), device)
+def build_world(layout: ParallelConfig, device: torch.device, timeout: float = 60.0) -> World:
+    """The mesh of a resolved layout over all processes; every process calls it. `timeout` in seconds."""
+    ranks = torch.arange(dist.get_world_size()).view(layout.pp, layout.dp // layout.shard, layout.shard, layout.tp)
+    patience = timedelta(seconds=timeout)
+    groups = []
+    for dim, name in enumerate(AXES):  # init_device_mesh would have them wait for half an hour
+        lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
+        groups.append(dist.new_subgroups_by_enumeration(lines, timeout=patience, group_desc=name)[0])
+    mesh = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=AXES)
+    return World(mesh, device, patience)
+
+
+def attempt() -> str:
+    """Which of torchrun's attempts to run these processes this is."""
+    return f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
 
 
 def _device_kind(asked: str) -> str:
@@ -150,7 +164,21 @@ def _init_process_group(kind: str, timeout: float) -> None:
     if "RANK" not in os.environ:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=patience)
         return
-    store, rank, size = next(dist.rendezvous("env://", timeout=patience))
+    store, rank, size = next(dist.rendezvous("env://", timeout=_STARTING))
     # torchrun may serve every attempt from one store, in which the dead processes' addresses are still written
-    store = dist.PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    store = dist.PrefixStore(attempt(), store)
+    _await_all(store, size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+
+
+def _await_all(store: dist.Store, size: int) -> None:
+    """Until all processes have started, which may take longer than they wait for each other later."""
+    if store.add("started", 1) == size:
+        store.set("all started", "")
+    try:
+        store.wait(["all started"], _STARTING)
+    except dist.DistStoreError as error:
+        raise UsageError(
+            f"{store.add('started', 0)} of {size} processes have started within {_STARTING}; "
+            "look at what the launcher says of the others"
+        ) from error

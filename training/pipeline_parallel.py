@@ -13,6 +13,7 @@ from training.layout import ParallelConfig
 from training.mesh import Axis
 from training.model import Decoder
 from training.stages import stage_numbers, stage_owner
+from training.watch import wait
 
 SCHEDULES: dict[str, Callable[..., Any]] = {
     "gpipe": schedules.ScheduleGPipe,  # Huang et al. 2019
@@ -77,7 +78,7 @@ class Pipeline:
                     assert work is not None
                     sent.append(work)
         for work in sent:
-            work.wait()
+            wait(work, self.axis.group)
         return outputs.get(self.layout.stages - 1, [])
 
     def _receive(self, stage: int, outputs: dict[int, list[Tensor]], i: int, tokens: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from training.identity import claim
 from training.mesh import open_processes
 from training.stop import StopSignals
 from training.trainer import Summary, Trainer
+from training.watch import watched
 
 
 def train(config: TrainConfig) -> Summary:
@@ -61,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         with contextlib.nullcontext() if rank == 0 else contextlib.redirect_stdout(io.StringIO()):  # --help
             config = load_config(TrainConfig, arguments, prog="train.py")
-        train(config)
+        config.check()
+        with open_processes(config.device, config.timeout), watched():
+            train(config)
     except GristmillError as error:
         if rank != 0:
             # the main process met it too and is about to tell; the launcher ends all when the first one ends

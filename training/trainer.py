@@ -27,6 +27,7 @@ from training.parallel_model import ParallelModel
 from training.piece_storage import model_state
 from training.sample import Sampler
 from training.stability import Stability
+from training.watch import lost_contact
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Trainer:
         self.identity = identity(config, self.model_config, self.data.manifest, self.holdout.manifest)
         self.layout = config.parallel.resolve(torch.distributed.get_world_size(), self.model_config, data.seq_len)
         self.split = BatchSplit.of(data, self.layout)
-        self.world = world = build_world(self.layout, device)
+        self.world = world = build_world(self.layout, device, config.timeout)
         self.batches = Batches(self.data, self.split, world.replica, config.seed)
         self.ahead = Ahead(self.batches, device)
         self.sampler = (
@@ -101,10 +102,11 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
-        """Let go of files; a checkpoint that is being written is finished first, whatever ended the run."""
+    def __exit__(self, _k: type[BaseException] | None, error: BaseException | None, _t: TracebackType | None) -> None:
+        """Let go of files; a checkpoint that is being written is finished first, if all are there to finish it."""
         try:
-            self.checkpoints.wait()
+            if not lost_contact(error):
+                self.checkpoints.wait()
         finally:
             self.ahead.close()
             self.optimizer.close()
