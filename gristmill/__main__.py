@@ -26,6 +26,9 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "tokenize_corpus": ("preprocessing.tokenize_corpus", ("tokenize_corpus",), "documents to Megatron token shards"),
     "funnel": ("gristmill.funnel", ("show_funnel",), "what became of every document of a run"),
     "train": ("training.train", ("main",), "pre-train a decoder on token shards (with torchrun: training/train.py)"),
+    "parity": ("training.parity", ("parity",), "the certificate: every layout trains as one process does"),
+    "export_hf": ("training.export_hf", ("export_hf",), "a checkpoint as a Hugging Face model"),
+    "import_hf": ("training.import_hf", ("import_hf",), "a Hugging Face model, to train on from"),
 }  # fmt: skip
 
 

@@ -54,11 +54,15 @@ def test_the_test_command_is_what_ci_runs() -> None:
 
 
 def test_run_pipeline_then_train(corpus: Path, tmp_path: Path) -> None:
-    pipeline, training = (block for block in SHELL if "run_pipeline.sh" in block or "torchrun" in block)
+    words = ("run_pipeline.sh", "torchrun", "_hf", "parity")
+    pipeline, *training = (block for block in SHELL if any(word in block for word in words))
+    assert len(training) == 4
     block = pipeline.replace("--tokenizer.vocab_size 1000", "--tokenizer.vocab_size 420 --mix.holdout 0.05")
-    done = shell(block + training, CORPUS=str(corpus), OUT=str(tmp_path / "out"))
+    done = shell(block + "".join(training), CORPUS=str(corpus), OUT=str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert "funnel: documents" in done.stdout and "+ repeated" in done.stdout and "step 20/20" in done.stdout
+    assert "tp 2 with sequence parallelism x pp 2" in done.stdout and "step 30/30" in done.stdout
+    assert (tmp_path / "out/hf/model.safetensors").is_file() and list((tmp_path / "out/from_hf").iterdir())
 
 
 def test_stages_by_hand(corpus: Path, tmp_path: Path) -> None:
