@@ -74,7 +74,9 @@ def data(case: Case, step: int) -> tuple[Batch, int]:
     targets[torch.rand(targets.shape, generator=generator) < 0.2] = IGNORED
     targets[::4, 1:] = IGNORED
     targets[0] = IGNORED
-    return Batch(tokens[:, :-1], targets, torch.arange(len(tokens)) + step * len(tokens)), int((targets != IGNORED).sum())
+    return Batch(tokens[:, :-1], targets, torch.arange(len(tokens)) + step * len(tokens)), int(
+        (targets != IGNORED).sum()
+    )
 
 
 def replica_share(batch: Batch, world: World) -> Batch:

@@ -14,6 +14,7 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.files import write_whole
 from training.checkpoint import CheckpointRecord, Checkpoints, load_model
+from training.checkpoint_record import require_same_model
 from training.config import TrainConfig
 from training.data import Ahead, Batches, BatchSplit, TokenSequences
 from training.evaluate import bits_per_byte, evaluate, unigram_loss
@@ -121,7 +122,9 @@ class Trainer:
             self.optimizer.loaded()
         else:
             if self.config.init_from is not None:
-                load_model(self.config.init_from, model_state(self.model.weights), self.world, self.reporter.say)
+                state = model_state(self.model.weights)
+                found = load_model(self.config.init_from, state, self.world, self.reporter.say)
+                require_same_model(found, self.model_config, self.tokenizer)
             self.unigram = unigram_loss(self.data, self.holdout, self.eval_sequences, self.world)
         self.model.replicas.publish()
         self.reporter.start(self.done)
