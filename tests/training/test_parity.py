@@ -42,8 +42,8 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(scope="module")
-def certifier(ranks: Ranks) -> Certifier:
-    return Certifier(ranks)
+def certifier(rank_pool: Ranks) -> Certifier:
+    return Certifier(rank_pool)
 
 
 def case(preset: Any, recompute: Any = "none", precision: Any = "fp64", **layout: Any) -> Case:
@@ -246,8 +246,8 @@ BROKEN: list[tuple[Callable[[Patch], None], Case, str]] = [
 
 
 @pytest.mark.parametrize(("what", "chosen", "seen_in"), BROKEN, ids=[f"{b[0].__name__}-{b[1]}" for b in BROKEN])
-def test_what_is_broken_turns_red(ranks: Ranks, what: Callable[[Patch], None], chosen: Case, seen_in: str) -> None:
-    row = Certifier(ranks, partial(broken, what)).certify(chosen)
+def test_what_is_broken_turns_red(rank_pool: Ranks, what: Callable[[Patch], None], chosen: Case, seen_in: str) -> None:
+    row = Certifier(rank_pool, partial(broken, what)).certify(chosen)
     assert not row.green and getattr(row, seen_in) > 1e-6, row.reason
 
 
@@ -264,8 +264,8 @@ def superfluous_sum(chosen: Case) -> Seen:
         return measure(chosen)
 
 
-def test_superfluous_communication_turns_red(ranks: Ranks) -> None:
-    row = Certifier(ranks, superfluous_sum).certify(case("llama", dp=2))
+def test_superfluous_communication_turns_red(rank_pool: Ranks) -> None:
+    row = Certifier(rank_pool, superfluous_sum).certify(case("llama", dp=2))
     assert not row.green and row.worst < LIMITS["fp64"]
     assert "rank 0 takes part in 2 all-reduce" in row.reason and "theory has 1 of" in row.reason
 
@@ -274,8 +274,8 @@ def fail(chosen: Case) -> Seen:
     raise ValueError(f"no {chosen}")
 
 
-def test_a_rank_that_fails_turns_red_and_the_next_case_runs(ranks: Ranks, certifier: Certifier) -> None:
-    row = Certifier(ranks, fail).certify(case("llama", dp=2))
+def test_a_rank_that_fails_turns_red_and_the_next_case_runs(rank_pool: Ranks, certifier: Certifier) -> None:
+    row = Certifier(rank_pool, fail).certify(case("llama", dp=2))
     assert not row.green and "ValueError: no llama dp2" in row.reason
     assert certifier.certify(case("llama", dp=2)).green
 
