@@ -24,7 +24,7 @@ from pipeline.errors import GristmillError, UsageError
 from pipeline.files import write_whole
 from training.certificate import LIMITS, Certifier, Row
 from training.layout import ParallelConfig
-from training.layouts import Case, all_cases, covering_cases
+from training.parity_cases import Case, all_cases, covering_cases
 from training.ranks import Ranks
 
 _FEW = 12  # cases of the covering set that are repeated in float32
@@ -98,7 +98,14 @@ def _cells(row: Row) -> list[str]:
     calls, size = (sum(v[i] for v in row.counted.values()) for i in (0, 1))
     sign = "≠" if "theory" in row.wrong else "="
     numbers = [f"{n:.1e}" for n in (row.loss, row.gradient, row.weight)]
-    return [str(row.case), str(row.case.processes), *numbers, f"{calls}", f"{size / 1024:.0f} {sign}", f"{row.seconds:.1f}"]
+    return [
+        str(row.case),
+        str(row.case.processes),
+        *numbers,
+        f"{calls}",
+        f"{size / 1024:.0f} {sign}",
+        f"{row.seconds:.1f}",
+    ]
 
 
 def _refusals(refused: dict[ParallelConfig, str]) -> Table:

@@ -27,7 +27,9 @@ def setting(zero: int, shard: int) -> tuple[World, list[nn.Parameter], Replicas]
 def example(number: int, rank: int, turn: int) -> Tensor:
     """A gradient of parameter `number`: every element of every rank and turn another one."""
     shape = SHAPES[number]
-    return 1000.0 * number + 100.0 * (rank + 1) + 10.0 * turn + torch.arange(float(torch.Size(shape).numel())).view(shape)
+    return (
+        1000.0 * number + 100.0 * (rank + 1) + 10.0 * turn + torch.arange(float(torch.Size(shape).numel())).view(shape)
+    )
 
 
 def loss(parameters: list[nn.Parameter], rank: int, turn: int, unused: int | None) -> Tensor:

@@ -8,6 +8,7 @@ from training.model import Decoder
 from training.model_config import ModelConfig
 from training.piece import Piece
 
+
 def build(seed: int = 1, layers: int = 2, **sizes: int) -> Decoder:
     model = Decoder(ModelConfig(layers=layers, width=64, heads=4, **sizes).resolve(100, 8))  # type: ignore[arg-type]
     with torch.no_grad():

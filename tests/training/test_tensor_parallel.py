@@ -101,7 +101,9 @@ def memory(layout: ParallelConfig) -> tuple[int, int]:
     with open_processes("cpu") as device:
         world = build_world(layout.resolve(dist.get_world_size(), config, 16), device)
         parts = parallelize(config, layout.resolve(dist.get_world_size(), config, 16), world)
-    return sum(p.numel() for part in parts for p in part.parameters()), sum(p.numel() for p in whole("llama").parameters())
+    return sum(p.numel() for part in parts for p in part.parameters()), sum(
+        p.numel() for p in whole("llama").parameters()
+    )
 
 
 def test_a_process_holds_little_more_than_its_share(run_ranks: RunRanks) -> None:

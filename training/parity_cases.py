@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pipeline.errors import UsageError
-from training.model_config import ModelConfig
 from training.keyed import key_of
 from training.layout import STAGES_PER_RANK, ParallelConfig, Schedule
 from training.memory import Recompute
+from training.model_config import ModelConfig
 
 VOCABULARY = 67  # a prime: divides by no number of processes
 SEQ_LEN = 24
