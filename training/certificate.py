@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from training.layouts import Case
+from training.parity_cases import Case
 from training.parity_rank import Held, Seen, measure
 from training.piece import Piece, assemble
 from training.ranks import RankError, Ranks

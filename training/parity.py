@@ -24,7 +24,7 @@ from pipeline.errors import GristmillError, UsageError
 from pipeline.files import write_whole
 from training.certificate import LIMITS, Certifier, Row
 from training.layout import ParallelConfig
-from training.layouts import Case, all_cases, covering_cases
+from training.parity_cases import Case, all_cases, covering_cases
 from training.ranks import Ranks
 
 _FEW = 12  # cases of the covering set that are repeated in float32

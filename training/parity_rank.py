@@ -3,17 +3,15 @@
 import contextlib
 import re
 import time
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from training.cross_entropy import IGNORED
-from training.layouts import SEQ_LEN, VOCABULARY, Case
 from training.mesh import World, build_world
 from training.parallel_model import Batch, ParallelModel
+from training.parity_cases import SEQ_LEN, VOCABULARY, Case
 from training.piece import Piece
 from training.pipeline_parallel import Pipeline
 from training.traffic import Traffic, TrafficCount
@@ -118,6 +116,6 @@ def pass_orders(pipeline: Pipeline) -> dict[int, str]:
         actions = str(schedule.pipeline_order[pipeline.axis.rank])
         return {stage: "".join(re.findall(rf"\b{stage}([FBIW])\d", actions)) for stage in pipeline.numbers}
     if pipeline.layout.schedule == "gpipe":
-        return {stage: "F" * count + "B" * count for stage in pipeline.numbers}
+        return dict.fromkeys(pipeline.numbers, "F" * count + "B" * count)
     ahead = {stage: min(count, pipeline.layout.stages - stage) for stage in pipeline.numbers}
     return {stage: "F" * n + "BF" * (count - n) + "B" * n for stage, n in ahead.items()}

@@ -88,31 +88,35 @@ class Ranks:
     def _collect(self, size: int) -> list[Any]:
         waiting = {self._ranks[rank].connection: rank for rank in range(size)}
         results: dict[int, Any] = {}
-        failures: dict[int, str] = {}
+        failures: dict[int, tuple[float, str]] = {}  # when, and what: the first is the cause of the others
         deadline = time.monotonic() + self.limit
         try:
             while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
                 for connection in ready:
                     assert isinstance(connection, Connection)
                     rank = waiting.pop(connection)
-                    good, value = self._receive(rank)
-                    (results if good else failures)[rank] = value
+                    good, value, when = self._receive(rank)
+                    if good:
+                        results[rank] = value
+                    else:
+                        failures[rank] = when, value
                 if failures:
                     deadline = min(deadline, time.monotonic() + _GRACE)
         finally:
             self._kill(list(waiting.values()))  # also where we are interrupted: they would be in the midst of it
         if failures or waiting:
-            raise RankError(failures, sorted(waiting.values()))
+            first_to_last = sorted(failures, key=lambda rank: failures[rank][0])
+            raise RankError({rank: failures[rank][1] for rank in first_to_last}, sorted(waiting.values()))
         return [pickle.loads(results[rank]) for rank in range(size)]
 
-    def _receive(self, rank: int) -> tuple[bool, Any]:
+    def _receive(self, rank: int) -> tuple[bool, Any, float]:
         try:
             return self._ranks[rank].connection.recv()
         except (EOFError, ConnectionResetError):
             process = self._ranks[rank].process
             process.join(_GRACE)
             self._kill([rank])
-            return False, f"died with exit code {process.exitcode}"
+            return False, f"died with exit code {process.exitcode}", 0.0
 
     def _start(self, rank: int) -> _Rank:
         context = multiprocessing.get_context("forkserver")
@@ -134,7 +138,7 @@ class Ranks:
 
 
 def _serve(connection: Connection, rank: int, threads: int, port: int, timeout: float) -> None:
-    """Be a rank: answer each job with (whether it went well, the pickled result or the error's text)."""
+    """Be a rank: answer each job with (whether it went well, the pickled result or the error's text, the time)."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of the terminal; the parent will end us
     torch.set_num_threads(threads)
@@ -148,13 +152,19 @@ def _serve(connection: Connection, rank: int, threads: int, port: int, timeout: 
             return
         try:
             with _process_group(dist.PrefixStore(f"job{number}", store), rank, size, timeout):
-                function, arguments = pickle.loads(job)
-                answer = True, pickle.dumps(function(*arguments))
-            del function, arguments
-        except BaseException:  # SystemExit, too, is a job's
-            answer = False, traceback.format_exc()
+                answer = _answer(job)
+        except Exception:  # no group came about
+            answer = False, traceback.format_exc(), time.monotonic()
         gc.collect()  # models and groups refer to each other
         connection.send(answer)
+
+
+def _answer(job: bytes) -> tuple[bool, bytes | str, float]:
+    try:
+        function, arguments = pickle.loads(job)
+        return True, pickle.dumps(function(*arguments)), 0.0
+    except BaseException:  # SystemExit, too, is a job's
+        return False, traceback.format_exc(), time.monotonic()  # before the group is left, which the others would meet
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """What a step communicates: counted where torch hands it to a process group."""
 
 from collections import Counter
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch

@@ -4,16 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from training.model_config import ModelConfig
 from training.data_parallel import BUCKET_BYTES
 from training.layout import ParallelConfig
 from training.memory import Recompute
 from training.mesh import World
-from training.model import Decoder
+from training.model_config import ModelConfig
 from training.piece import Piece
-from training.stages import stage_layers, stage_numbers, stage_owner
+from training.stages import split_stages, stage_layers, stage_numbers, stage_owner
 from training.tensor_parallel import divided_dim, divided_piece
 from training.traffic import Traffic, Volume
 
@@ -52,7 +49,7 @@ class Step:
 
 def expected_traffic(step: Step) -> Traffic:
     """What this process takes part in from the forward pass to the updated weights, by axis and operation."""
-    parameters = {stage: _parameters(step, stage) for stage in step.stages}
+    parameters = _parameters(step)
     parts = [
         _tensor(step),
         _sequence_sums(step, parameters),
@@ -113,9 +110,7 @@ def _sequence_sums(step: Step, parameters: Mapping[int, Mapping[str, Shape]]) ->
     """What is used where the sequence is divided has a gradient from each part of it: one sum of all of them."""
     if not step.layout.sequence_parallel:
         return {}
-    alike = [
-        _own_numel(step, n, s) for named in parameters.values() for n, s in named.items() if divided_dim(n) is None
-    ]
+    alike = [_own_numel(step, s) for named in parameters.values() for n, s in named.items() if divided_dim(n) is None]
     return {("tp", "all-reduce"): Volume(bool(alike), sum(alike) * step.itemsize)}
 
 
@@ -186,33 +181,22 @@ def _pipeline(step: Step) -> Traffic:
 
 def _tied(step: Step) -> Traffic:
     """The two ends of a pipeline add up the gradients of the matrix they share (Narayanan et al. 2021, section 3.2)."""
-    layout, ends = step.layout, (stage_owner(step.layout, 0), stage_owner(step.layout, step.layout.stages - 1))
+    ends = stage_owner(step.layout, 0), stage_owner(step.layout, step.layout.stages - 1)
     if not step.config.tied or ends[0] == ends[1] or step.world.axis("pp").rank not in ends:
         return {}
     shape = (step.config.vocab_size, step.config.width)
-    numel = _own_numel(
-        step, "embed.tokens.weight", divided_piece("embed.tokens.weight", shape, step.world.axis("tp")).size
-    )
+    numel = _own_numel(step, divided_piece("embed.tokens.weight", shape, step.world.axis("tp")).size)
     return {("tied", "all-reduce"): Volume(1, numel * step.itemsize)}
 
 
-def _parameters(step: Step, stage: int) -> dict[str, Shape]:
-    """What this process has of a stage's parameters, before the replicas divide it."""
-    with torch.device("meta"):
-        whole = Decoder(step.config)
-    layers = stage_layers(step.config, step.layout.stages)[stage]
-    first, last = stage == 0, stage == step.layout.stages - 1
-    found = {}
-    for name, p in whole.named_parameters():
-        kind, _, rest = name.partition(".")
-        if {"embed": first, "blocks": rest.split(".")[0].isdigit() and int(rest.split(".")[0]) in layers}.get(
-            kind, last
-        ):
-            found[name] = divided_piece(name, tuple(p.shape), step.world.axis("tp")).size
-    if step.config.tied and last and not first:
-        shape = tuple(whole.get_parameter("embed.tokens.weight").shape)
-        found["head.weight"] = divided_piece("head.weight", shape, step.world.axis("tp")).size
-    return found
+def _parameters(step: Step) -> dict[int, dict[str, Shape]]:
+    """What this process has of its stages' parameters, before the replicas divide it."""
+    parts = zip(step.stages, split_stages(step.config, step.layout, step.world.axis("pp").rank), strict=True)
+    tp = step.world.axis("tp")
+    return {
+        stage: {name: divided_piece(name, tuple(p.shape), tp).size for name, p in part.named_parameters()}
+        for stage, part in parts
+    }
 
 
 def _layers(step: Step, stage: int) -> int:
@@ -224,7 +208,7 @@ def _padded(shape: Sequence[int], parts: int) -> int:
     return -(-shape[0] // parts) * parts * math.prod(shape[1:])
 
 
-def _own_numel(step: Step, _name: str, shape: Shape) -> int:
+def _own_numel(step: Step, shape: Shape) -> int:
     """Elements of the rows that this process updates."""
     shard = step.world.axis("shard")
     return Piece.whole(shape).part(0, shard.size, shard.rank).numel

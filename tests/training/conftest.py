@@ -94,16 +94,16 @@ def config(corpus: Path, tmp_path: Path) -> TrainConfig:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
+def rank_pool() -> Iterator[Ranks]:
     """Eight processes at most, which all the tests share."""
     with Ranks(8) as ranks:
         yield ranks
 
 
 @pytest.fixture
-def run_ranks(ranks: Ranks) -> Callable[..., list[Any]]:
+def run_ranks(rank_pool: Ranks) -> Callable[..., list[Any]]:
     """`run_ranks(size, function, *arguments)`: what a test module's function returned in each of `size` processes."""
-    return ranks.run
+    return rank_pool.run
 
 
 @pytest.fixture

@@ -1,16 +1,20 @@
+import pytest
 import torch
 
-from training.config import ModelConfig
-from training.initialize import keyed_normal, materialize
+import training.initialize
+from training.initialize import fill_initial
+from training.keyed import keyed_normal, splitmix64
 from training.model import Decoder
-
-CPU = torch.device("cpu")
+from training.model_config import ModelConfig
+from training.piece import Piece
 
 
 def build(seed: int = 1, layers: int = 2, **sizes: int) -> Decoder:
-    with torch.device("meta"):
-        model = Decoder(ModelConfig(layers=layers, width=64, heads=4, **sizes).resolve(100, 8))
-    return materialize(model, CPU, seed)
+    model = Decoder(ModelConfig(layers=layers, width=64, heads=4, **sizes).resolve(100, 8))  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            fill_initial(parameter, name, Piece.whole(tuple(parameter.shape)), model.config, seed)
+    return model
 
 
 def test_weights_are_a_function_of_seed_and_name_and_not_of_order_or_of_torch_s_generator() -> None:
@@ -29,8 +33,22 @@ def test_weights_are_a_function_of_seed_and_name_and_not_of_order_or_of_torch_s_
 
 
 def test_a_shard_draws_its_own_elements() -> None:
-    whole = keyed_normal(5, "w", torch.arange(1000))
-    assert torch.equal(whole[300:400], keyed_normal(5, "w", torch.arange(300, 400)))
+    model = build()
+    for name, whole in model.named_parameters():
+        piece = Piece.whole(tuple(whole.shape)).part(0, 3, 1).part(whole.ndim - 1, 2, 1)
+        values = torch.empty(piece.size)
+        fill_initial(values, name, piece, model.config, 1)
+        assert torch.equal(values, whole[piece.slices]), name
+
+
+def test_a_large_parameter_is_drawn_in_chunks_and_in_its_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    piece, config = Piece.whole((50, 30)).part(1, 4, 3), build().config
+    values = [torch.empty(piece.size, dtype=dtype) for dtype in (torch.float64, torch.float64, torch.float32)]
+    fill_initial(values[0], "head.weight", piece, config, 1)
+    monkeypatch.setattr(training.initialize, "_CHUNK", 7)
+    fill_initial(values[1], "head.weight", piece, config, 1)
+    fill_initial(values[2], "head.weight", piece, config, 1)
+    assert torch.equal(values[0], values[1]) and torch.equal(values[0].float(), values[2])
 
 
 def test_values_are_normal_and_uncorrelated() -> None:
@@ -41,11 +59,9 @@ def test_values_are_normal_and_uncorrelated() -> None:
 
 
 def test_splitmix64_is_the_published_one() -> None:
-    from training.initialize import _splitmix64
-
     # the first outputs of the reference implementation from state 1234567
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    assert [int(v) % 2**64 for v in _splitmix64(torch.arange(1, 4), 1234567)] == expected
+    assert [int(v) % 2**64 for v in splitmix64(torch.arange(1, 4), 1234567)] == expected
 
 
 def test_deviations() -> None:

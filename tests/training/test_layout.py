@@ -28,33 +28,39 @@ def test_what_is_left_open_is_filled_in() -> None:
     assert ParallelConfig(zero=2, shard=2).resolve(4, MODEL, SEQ_LEN).shard == 2
 
 
+def of(**layout: Any) -> dict[str, Any]:
+    return layout
+
+
 # what was asked, on how many processes; what is said; what that proposes, on how many, and must then work
 REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
-    (dict(dp=3, tp=2), 8, r"dp 3 x tp 2 x pp 1 = 6 processes, and 8 were started; try --parallel.dp 4", dict(dp=4), 8),
-    (dict(tp=3), 8, r"dp 2 x tp 3 x pp 1 = 6 processes, and 8 were started; try 6 processes", {}, 6),
-    (dict(tp=0), 1, r"parallel.dp, tp and pp are 1, 0 and 1; wanted 1 or more of each", dict(tp=1), 1),
-    (dict(dp=-2), 2, r"parallel.dp, tp and pp are -2, 1 and 1; wanted 1 or more of each", dict(dp=2), 2),
-    (dict(shard=2), 4, r"shard 2 divides nothing with parallel.zero 0; try --parallel.zero 2", dict(zero=2), 4),
-    (dict(zero=1, shard=3), 4, r"dp 4 is not divisible by parallel.shard 3; try one of its divisors", dict(shard=2), 4),
-    (dict(tp=4), 4, r"model.kv_heads 6 is not divisible by parallel.tp 4; try --parallel.tp 3", dict(tp=3), 3),
-    (dict(tp=5), 5, r"model.heads 12 is not divisible by parallel.tp 5; try --parallel.tp 3", dict(tp=3), 3),
-    (dict(sequence_parallel=True), 2, r"over parallel.tp, which is 1; try --parallel.tp 2", dict(tp=2), 2),
-    (dict(virtual_stages=2), 1, r"virtual_stages 2 divides .* parallel.pp is 1; try", dict(virtual_stages=1), 1),
-    (dict(pp=2, virtual_stages=2), 2, r"1f1b is defined for 1 stages .*virtual_stages 1", dict(virtual_stages=1), 2),
-    (dict(pp=2, schedule="zbv", virtual_stages=3), 2, r"zbv is defined for 2 .* 2", dict(virtual_stages=2), 2),
-    (dict(pp=2, schedule="looped-bfs", virtual_stages=1), 2, r"for 2 or more stages", dict(virtual_stages=2), 2),
-    (dict(pp=9), 9, r"layers 8 cannot fill 9 pipeline stages .9 processes x 1.; try --parallel.pp 8", dict(pp=8), 8),
-    (dict(pp=6, schedule="zbv"), 6, r"8 cannot fill 12 pipeline stages .6 processes x 2.; try .*pp 4", dict(pp=4), 4),
-    (dict(pp=4, micro_batches=3), 4, r"3 are too few: .* takes 4 or more; try .* 4", dict(micro_batches=4), 4),
-    (dict(pp=2, schedule="dualpipev", micro_batches=2), 2, r"of 4 stages takes 4 or more", dict(micro_batches=4), 2),
-    (dict(pp=2, schedule="interleaved-1f1b", micro_batches=5), 2, r"5 do not divide.*batches 6", dict(micro_batches=6), 2),
-    (dict(pp=2, zero=3, schedule="zbv"), 4, r"zero 3 frees .*schedule zbv.* try --parallel.zero 2, or", dict(zero=2), 4),
-    (dict(pp=2, zero=3, schedule="dualpipev"), 4, r"or --parallel.schedule 1f1b", dict(schedule="1f1b"), 4),
-    (dict(micro_batches=-1), 1, r"parallel.micro_batches is -1; wanted 1 or more", dict(micro_batches=1), 1),
+    (of(dp=3, tp=2), 8, r"dp 3 x tp 2 x pp 1 = 6 processes, and 8 were started; try --parallel.dp 4", of(dp=4), 8),
+    (of(tp=3), 8, r"dp 2 x tp 3 x pp 1 = 6 processes, and 8 were started; try 6 processes", {}, 6),
+    (of(tp=0), 1, r"parallel.dp, tp and pp are 1, 0 and 1; wanted 1 or more of each", of(tp=1), 1),
+    (of(dp=-2), 2, r"parallel.dp, tp and pp are -2, 1 and 1; wanted 1 or more of each", of(dp=2), 2),
+    (of(shard=2), 4, r"shard 2 divides nothing with parallel.zero 0; try --parallel.zero 2", of(zero=2), 4),
+    (of(zero=1, shard=3), 4, r"dp 4 is not divisible by parallel.shard 3; try one of its divisors", of(shard=2), 4),
+    (of(tp=4), 4, r"model.kv_heads 6 is not divisible by parallel.tp 4; try --parallel.tp 3", of(tp=3), 3),
+    (of(tp=5), 5, r"model.heads 12 is not divisible by parallel.tp 5; try --parallel.tp 3", of(tp=3), 3),
+    (of(sequence_parallel=True), 2, r"over parallel.tp, which is 1; try --parallel.tp 2", of(tp=2), 2),
+    (of(virtual_stages=2), 1, r"virtual_stages 2 divides .* parallel.pp is 1; try", of(virtual_stages=1), 1),
+    (of(pp=2, virtual_stages=2), 2, r"1f1b is defined for 1 stages .*virtual_stages 1", of(virtual_stages=1), 2),
+    (of(pp=2, schedule="zbv", virtual_stages=3), 2, r"zbv is defined for 2 .* 2", of(virtual_stages=2), 2),
+    (of(pp=2, schedule="looped-bfs", virtual_stages=1), 2, r"for 2 or more stages", of(virtual_stages=2), 2),
+    (of(pp=9), 9, r"layers 8 cannot fill 9 pipeline stages .9 processes x 1.; try --parallel.pp 8", of(pp=8), 8),
+    (of(pp=6, schedule="zbv"), 6, r"8 cannot fill 12 pipeline stages .6 processes x 2.; try .*pp 4", of(pp=4), 4),
+    (of(pp=4, micro_batches=3), 4, r"3 are too few: .* takes 4 or more; try .* 4", of(micro_batches=4), 4),
+    (of(pp=2, schedule="dualpipev", micro_batches=2), 2, r"of 4 stages takes 4 or more", of(micro_batches=4), 2),
+    (of(pp=2, schedule="interleaved-1f1b", micro_batches=5), 2, r"5 do not divide.*batches 6", of(micro_batches=6), 2),
+    (of(pp=2, zero=3, schedule="zbv"), 4, r"zero 3 frees .*schedule zbv.* try --parallel.zero 2, or", of(zero=2), 4),
+    (of(pp=2, zero=3, schedule="dualpipev"), 4, r"or --parallel.schedule 1f1b", of(schedule="1f1b"), 4),
+    (of(micro_batches=-1), 1, r"parallel.micro_batches is -1; wanted 1 or more", of(micro_batches=1), 1),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("asked", "processes", "message", "proposed", "then"), REFUSED, ids=[str(r[0]) for r in REFUSED])
+@pytest.mark.parametrize(
+    ("asked", "processes", "message", "proposed", "then"), REFUSED, ids=[str(r[0]) for r in REFUSED]
+)
 def test_a_refusal_says_what_would_work(
     asked: dict[str, Any], processes: int, message: str, proposed: dict[str, Any], then: int
 ) -> None:

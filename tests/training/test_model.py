@@ -5,20 +5,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.config import ModelConfig
-from training.initialize import materialize
-from training.model import IGNORED, Decoder, flops_per_token, rotary_table, rotate, summed_loss
+from training.initialize import fill_initial
+from training.model import Decoder, flops_per_token, rotary_table, rotate
+from training.model_config import ModelConfig
+from training.piece import Piece
 
 SIZES = ModelConfig(layers=2, width=24, heads=4, kv_heads=2, init_std=0.3)
 
 
 def build(config: ModelConfig, vocabulary: int = 50, seq_len: int = 12) -> Decoder:
     """A model in float64 whose norms and biases are not the trivial ones they begin with."""
-    with torch.device("meta"):
-        model = Decoder(config.resolve(vocabulary, seq_len))
-    model = materialize(model, torch.device("cpu"), seed=1).double()
+    model = Decoder(config.resolve(vocabulary, seq_len)).double()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            fill_initial(parameter, name, Piece.whole(tuple(parameter.shape)), model.config, 1)
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -125,7 +126,7 @@ def test_stages_with_parts_removed_make_up_the_whole() -> None:
 def test_gradients_reach_every_parameter() -> None:
     for preset in ("llama", "gpt2"):
         model = build(replace(SIZES, preset=preset))
-        summed_loss(model(ids()), ids()).backward()
+        model(ids(), ids()).backward()
         assert all(
             p.grad is not None and p.grad.abs().sum() > 0
             for name, p in model.named_parameters()
@@ -133,11 +134,27 @@ def test_gradients_reach_every_parameter() -> None:
         )
 
 
-def test_loss_is_a_float32_sum_over_the_targets_that_count() -> None:
-    logits, targets = torch.randn(2, 3, 5), torch.tensor([[0, 1, IGNORED], [2, IGNORED, 4]])
-    by_hand = -sum(logits[b, t].log_softmax(0)[targets[b, t]] for b, t in [(0, 0), (0, 1), (1, 0), (1, 2)])
-    torch.testing.assert_close(summed_loss(logits, targets), by_hand)
-    assert summed_loss(logits.bfloat16(), targets).dtype == torch.float32
+def test_with_targets_the_loss_is_returned() -> None:
+    model = build(SIZES)
+    logits = model(ids()).log_softmax(-1)
+    expected = -logits.gather(-1, ids(2, 12).roll(1, 1)[..., None]).sum()
+    torch.testing.assert_close(model(ids(), ids().roll(1, 1))[0], expected)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_attention_with_dropout_is_the_fused_one_where_nothing_is_dropped(kv_heads: int) -> None:
+    """Whose weights it has in memory, and whose groups of heads it makes itself."""
+    model = build(replace(SIZES, kv_heads=kv_heads, dropout=1e-12))
+    samples = torch.arange(2)
+    assert torch.allclose(model(ids(), samples=samples), model.eval()(ids()), rtol=0, atol=1e-9)
+
+
+def test_dropout_changes_training_alone_and_by_the_sequences_numbers() -> None:
+    model = build(replace(SIZES, dropout=0.2))
+    first, second = (model(ids(), samples=torch.tensor(numbers)) for numbers in ([0, 1], [0, 2]))
+    assert torch.equal(first[0], second[0]) and not torch.equal(first[1], second[1])
+    model.eval()
+    assert torch.equal(model(ids()), model(ids()))
 
 
 def test_flops_by_hand() -> None:

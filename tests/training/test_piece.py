@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -15,7 +16,7 @@ SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple)
 def test_parts_are_consecutive_and_divided_as_torch_chunk_does(length: int, parts: int) -> None:
     ranges = [part_range(length, parts, number) for number in range(parts)]
     assert ranges[0][0] == 0 and ranges[-1][1] == length
-    assert all(before[1] == after[0] for before, after in zip(ranges, ranges[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
     chunks = [list(range(*r)) for r in ranges if r[0] < r[1]]
     assert chunks == [c.tolist() for c in torch.arange(length).chunk(parts) if len(c)]
 

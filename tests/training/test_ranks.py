@@ -3,6 +3,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,7 +78,9 @@ def test_a_rank_that_died_between_two_jobs_is_told(ranks: Ranks) -> None:
 
 
 def test_a_rank_that_hangs_is_told_and_replaced() -> None:
-    with Ranks(2, limit=1.0) as ranks:
+    with Ranks(2) as ranks:
+        ranks.run(2, add, 1)
+        ranks.limit = 2.0
         with pytest.raises(RankError, match="no answer from rank 1, which had to be killed"):
             ranks.run(2, hang_on_one)
         ranks.limit = 30.0
@@ -101,17 +104,17 @@ if __name__ == "__main__":
 """
 
 
-def test_ranks_die_with_the_process_that_started_them(tmp_path) -> None:
+def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     parent = subprocess.Popen(
-        [sys.executable, script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
+        [sys.executable, script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())}
     )
     assert parent.stdout is not None
     pids = [int(word) for word in parent.stdout.readline().split()]
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 10
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(pids) == 2 and not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)

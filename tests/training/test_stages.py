@@ -13,7 +13,9 @@ def model(layers: int, vocabulary: int = 100, **sizes: object) -> ModelConfig:
 
 
 @given(st.integers(1, 12), st.integers(0, 20), st.integers(10, 100_000))
-def test_layers_are_consecutive_and_no_stage_could_give_one_to_a_cheaper_one(stages: int, more: int, vocab: int) -> None:
+def test_layers_are_consecutive_and_no_stage_could_give_one_to_a_cheaper_one(
+    stages: int, more: int, vocab: int
+) -> None:
     config = model(stages + more, vocab)
     layers = stage_layers(config, stages)
     assert [i for stage in layers for i in stage] == list(range(config.layers))
