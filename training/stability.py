@@ -18,7 +18,8 @@ class StabilityConfig:
     """What is done about a step whose loss or gradient is not finite, or whose loss leaps."""
 
     policy: Literal["skip", "stop"] = "skip"
-    """skip: leave the parameters as they are and go on; stop: end the run, to go on from the last checkpoint."""
+    """skip: leave the parameters as they are and go on; stop: end the run, to go on from the last checkpoint.
+    An overflow of fp16 that a smaller scale of the loss can mend is skipped either way."""
     budget: int = 20
     """Steps that may be skipped among any thousand; one more ends the run."""
     leap: float = 0.0
@@ -50,21 +51,24 @@ class Stability:
         self.grown = 0  # steps since the scale was last changed
         self.skipped: list[int] = []  # steps, the last thousand's
         self.seen, self.mean, self.variance = 0, 0.0, 0.0
+        self.fault = ""  # why the last step was not accepted
 
     def accepts(self, step: int, loss: float, norm: float) -> bool:
         """Whether the parameters are to be updated with this step's gradients, of 2-norm `norm`.
 
         Raises UsageError where the policy, the budget or the floor of the scale ends the run.
         """
-        fault = self._fault(loss, norm)
-        self._rescale(step, overflow=bool(fault) and math.isfinite(loss) and not math.isfinite(norm))
+        self.fault = fault = self._fault(loss, norm)
         if not fault:
             self._remember(loss)
             return True
+        overflow = self.scales and math.isfinite(loss) and not math.isfinite(norm)
+        if overflow:
+            self._halve(step)
         advice = (
             "go on from the last checkpoint with a lower --optim.lr, more --optim.warmup_steps, or --precision fp32"
         )
-        if self.config.policy == "stop":
+        if self.config.policy == "stop" and not overflow:
             raise UsageError(f"{fault} at step {step}, and stability.policy is stop; {advice}")
         self.skipped = [s for s in self.skipped if s > step - 1000] + [step]
         if len(self.skipped) > self.config.budget:
@@ -100,21 +104,17 @@ class Stability:
 
     def _remember(self, loss: float) -> None:
         self.seen += 1
+        self.grown += 1
+        if self.scales and self.grown >= self.config.growth:
+            self.scale, self.grown = self.scale * 2, 0
         weight = max(1 / self.seen, 1 - _MEMORY)
         before, self.mean = self.mean, self.mean + weight * (loss - self.mean)
         self.variance += weight * ((loss - before) * (loss - self.mean) - self.variance)
 
-    def _rescale(self, step: int, overflow: bool) -> None:
-        if not self.scales:
-            return
-        if overflow:
-            if self.scale / 2 < self.config.floor:
-                raise UsageError(
-                    f"fp16 gradients overflow at step {step} with the smallest loss scale, stability.floor "
-                    f"{self.config.floor:g}; try --precision bf16, or a lower --optim.lr"
-                )
-            self.scale, self.grown = self.scale / 2, 0
-        else:
-            self.grown += 1
-            if self.grown >= self.config.growth:
-                self.scale, self.grown = self.scale * 2, 0
+    def _halve(self, step: int) -> None:
+        if self.scale / 2 < self.config.floor:
+            raise UsageError(
+                f"fp16 gradients overflow at step {step} with a loss scale of {self.scale:g}, and stability.floor is "
+                f"{self.config.floor:g}; try --precision bf16, or a lower --optim.lr"
+            )
+        self.scale, self.grown = self.scale / 2, 0

@@ -48,13 +48,13 @@ class Summary:
 
 @dataclass(frozen=True)
 class Step:
-    """What is told of a step: the mean loss in nats a token, the gradient's 2-norm, whether it was skipped."""
+    """What is told of a step: the mean loss in nats a token, the gradient's 2-norm, why it was skipped if it was."""
 
     number: int
     rate: float
     loss: float
     norm: float
-    skipped: bool
+    fault: str
 
 
 class Trainer:
@@ -149,7 +149,7 @@ class Trainer:
             self.model.replicas.publish()
         self.optimizer.zero_grad()
         self.done = step
-        self.pending.append(Step(step, rate, loss, norm, not accepted))
+        self.pending.append(Step(step, rate, loss, norm, self.stability.fault))
         return stops
 
     def _measure(self, loss: torch.Tensor, stop: int) -> tuple[float, float, bool]:
@@ -166,10 +166,10 @@ class Trainer:
         for step in self.pending:
             told = {"loss": step.loss, "grad_norm": step.norm}
             finite = {key: value if math.isfinite(value) else None for key, value in told.items()}
-            skipped = {"skipped": True} if step.skipped else {}
+            skipped = {"skipped": True} if step.fault else {}
             self.reporter.record("step", step.number, lr=step.rate, **finite, **speed, **skipped)
-        if left_out := [step.number for step in self.pending if step.skipped]:
-            self.reporter.say(f"skipped step {', '.join(map(str, left_out))}: loss or gradient not finite, or leaping")
+            if step.fault:
+                self.reporter.say(f"skipped step {step.number}: {step.fault}")
         self._say_step(self.pending[-1], speed)
         self.pending.clear()
         self.since = time.perf_counter()

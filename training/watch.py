@@ -68,7 +68,8 @@ def watched() -> Iterator[None]:
     except Exception as error:
         with StopSignals():  # a launcher tells those who survive a death to end: they have something to say first
             _tell(error, store, rank)
-            listening.join()  # which ends the process
+            listening.join()  # which ends the process, if the store is still there
+            os._exit(1)
     finally:
         done.set()
         listening.join()
@@ -131,7 +132,7 @@ def _open_store() -> dist.Store:
 def _listen(store: dist.Store, rank: int, thread: int, done: threading.Event) -> None:
     """Once a process has failed, write what `thread` is doing if that is asked, and end when all is told."""
     until = math.inf
-    try:
+    with suppress(RuntimeError):  # the store is gone, and with it the process that held it: it may have been done
         while not done.wait(_PERIOD) and time.monotonic() < until:
             if store.check(["failed"]):
                 until = min(until, time.monotonic() + _PATIENCE)
@@ -140,16 +141,14 @@ def _listen(store: dist.Store, rank: int, thread: int, done: threading.Event) ->
                     store.set(f"doing{rank}", json.dumps(describe(lines[::-1])))
                 if store.check(["told"]):
                     break
-    except RuntimeError:  # the store is gone, and with it the process that held it
-        until = 0.0
-    if not done.is_set():
-        done.wait(1.0 if until < math.inf else 0.0)  # the launcher shall find first the one that failed first
+    if until < math.inf and not done.wait(1.0):  # the launcher shall find first the one that failed first
+        _write_error_file("ended because another process had failed")
         os._exit(1)  # not held up by anything that waits for the others
 
 
 def _tell(error: Exception, store: dist.Store, rank: int) -> None:
     """Say what ended the run, and end this process, if it is the first to fail."""
-    with suppress(RuntimeError):  # the store is gone: its process was the first
+    try:
         first = store.add("failed", 1) == 1
         if lost_contact(error):
             store.set(f"doing{rank}", json.dumps(describe(_frames(error))))
@@ -159,6 +158,9 @@ def _tell(error: Exception, store: dist.Store, rank: int) -> None:
             _write_error_file(text)
             store.set("told", "")
             os._exit(error.exit_code if isinstance(error, GristmillError) else 1)
+    except RuntimeError:
+        place = describe(_frames(error)).text
+        print(f"error: rank {rank} lost the others, and the store in which they met: {place}", file=sys.stderr)
 
 
 def _explain(error: Exception, store: dist.Store, rank: int) -> str:
@@ -176,8 +178,10 @@ def _explain(error: Exception, store: dist.Store, rank: int) -> str:
         for other in set(range(size)) - set(answers):
             if store.check([f"doing{other}"]):
                 answers[other] = Doing(*json.loads(store.get(f"doing{other}")))
-    late = any(_LATE.search(str(e)) for e in _chain(error))
-    return accuse(answers, sorted(set(range(size)) - set(answers)), late)
+    met = next(str(e) for e in _chain(error) if _GONE.search(str(e)) or _LATE.search(str(e)))
+    accused = accuse(answers, sorted(set(range(size)) - set(answers)), late=bool(_LATE.search(met)))
+    met = met.rpartition("] ")[2].partition(". ")[0]  # without the place in gloo's source, and its advice
+    return f"{accused}\n    rank {rank} was the first to notice: {met:.120}\n    {_advice()}"
 
 
 def accuse(answers: dict[int, Doing], silent: list[int], late: bool) -> str:
@@ -195,7 +199,7 @@ def accuse(answers: dict[int, Doing], silent: list[int], late: bool) -> str:
     for doing, same in groupby(by_text, key=lambda item: item[1]):
         ranks = _ranks(sorted(rank for rank, _ in same))
         lines.append(f"    {ranks}: {'waited for others' if doing.waits else 'busy'}: {doing.text}")
-    return "\n".join([*lines, f"    {_advice()}"])
+    return "\n".join(lines)
 
 
 def _advice() -> str:

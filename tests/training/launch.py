@@ -1,0 +1,100 @@
+"""Training processes of their own, as a launcher starts them: to be killed, stopped and signalled."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.executor import start_fork_server
+from training.config import TrainConfig
+from training.mesh import open_processes
+from training.train import train
+from training.trainer import Trainer
+from training.watch import watched
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What befalls a rank when it begins a step: raise, sleep, or a signal's name."""
+
+    kind: str
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Processes by rank; what each writes to its stderr is in `folder`."""
+
+    processes: list[BaseProcess]
+    folder: Path
+
+    def codes(self, but: Sequence[int] = (), seconds: float = 90.0) -> list[int | None]:
+        """The exit codes, when all `but` some ranks have ended or so much time has passed; None where none is."""
+        deadline = time.monotonic() + seconds
+        for rank, process in enumerate(self.processes):
+            if rank not in but:
+                process.join(max(0.0, deadline - time.monotonic()))
+        return [process.exitcode for process in self.processes]
+
+    def said(self) -> list[str]:
+        return [(self.folder / f"{rank}.err").read_text() for rank in range(len(self.processes))]
+
+
+@contextmanager
+def launch(size: int, config: TrainConfig, folder: Path, *faults: Fault) -> Iterator[Launched]:
+    """`size` processes that train; they are killed at the end if they still run."""
+    start_fork_server(["pytest", "training.train"])
+    context = multiprocessing.get_context("forkserver")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun's agent has it
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments = [(rank, size, store.port, config, folder, faults) for rank in range(size)]
+    processes: list[BaseProcess] = [context.Process(target=be_rank, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    try:
+        yield Launched(processes, folder)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def be_rank(rank: int, size: int, port: int, config: TrainConfig, folder: Path, faults: tuple[Fault, ...]) -> None:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    os.environ.update({key: str(value) for key, value in place.items()})
+    os.dup2(os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    sys.stderr = os.fdopen(2, "w")
+    torch.set_num_threads(1)
+    step = Trainer.step
+
+    def faulty(self: Trainer, number: int, *arguments: Any) -> bool:
+        for fault in faults:
+            if (fault.rank, fault.step) == (rank, number):
+                befall(fault.kind)
+        return step(self, number, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "step", faulty)
+        with open_processes("cpu", config.timeout), watched():
+            train(config)
+
+
+def befall(kind: str) -> None:
+    if kind == "raise":
+        raise ValueError("an error of our own")
+    if kind == "sleep":
+        time.sleep(1000)
+    os.kill(os.getpid(), getattr(signal, kind))

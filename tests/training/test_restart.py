@@ -1,0 +1,57 @@
+"""Runs that are killed or told to stop: nothing is lost, and the losses are those of a run left alone."""
+
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scripts.kill_training import differences, kill_at_random, start, steps_done, values, words
+from tests.training.launch import launch
+from training.config import CheckpointConfig, TrainConfig
+from training.layout import ParallelConfig
+
+
+def test_processes_killed_at_random_are_started_anew_and_nothing_is_lost(corpus: Path, tmp_path: Path) -> None:
+    sizes = {"model.layers": 2, "model.width": 32, "data.seq_len": 16, "data.batch_size": 8, "device": "cpu"}
+    often = {"checkpoint.every": 4, "metrics.log_every": 1, "eval.every": 10, "eval.sample_tokens": 8}
+    folders = {"data.train": corpus / "tokens/train", "data.holdout": corpus / "tokens/holdout"}
+    options = words(
+        {**sizes, **often, **folders, "optim.steps": 30, "parallel.zero": 3, "metrics.tensorboard": "false"}
+    )
+    assert start(tmp_path / "whole", 2, 0, options).wait() == 0
+    seed = random.randrange(1 << 30)
+    launcher = start(tmp_path / "killed", 2, 2, options)
+    kills = kill_at_random(launcher, tmp_path / "killed", 2, 30, random.Random(seed))
+    said = f"seed {seed}: {kills}\n{launcher.wait()}\n{(tmp_path / 'killed.log').read_text()}"
+    assert launcher.returncode == 0 and len(kills) == 2, said
+    assert differences(tmp_path / "whole", tmp_path / "killed", 30) == [], said
+    assert said.count("step 30/30") == 1, said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_process_told_to_stop_stops_all_and_they_go_on_with_the_same_losses(
+    config: TrainConfig, tmp_path: Path, number: signal.Signals
+) -> None:
+    config = replace(config, parallel=ParallelConfig(tp=2, pp=2), checkpoint=CheckpointConfig(every=50))
+    config = replace(config, optim=replace(config.optim, steps=40), metrics=replace(config.metrics, log_every=1))
+    stopped = replace(config, out_dir=tmp_path / "stopped")
+    with launch(4, config, tmp_path) as launched:
+        assert launched.codes() == [0] * 4, launched.said()
+    with launch(4, stopped, tmp_path) as launched:
+        deadline = time.monotonic() + 90
+        while steps_done(stopped.out_dir) < 5 and time.monotonic() < deadline:
+            time.sleep(0.002)
+        pid = launched.processes[2].pid
+        assert pid is not None
+        os.kill(pid, number)
+        assert launched.codes() == [128 + number] * 4 and launched.said() == [""] * 4
+    done = steps_done(stopped.out_dir)
+    assert 5 <= done < 40 and (stopped.out_dir / f"checkpoints/step-{done:08d}/record.json").is_file()
+    with launch(4, stopped, tmp_path) as launched:
+        assert launched.codes() == [0] * 4, launched.said()
+    for kind, name in (("step", "loss"), ("step", "grad_norm"), ("eval", "loss"), ("eval", "text")):
+        assert values(stopped.out_dir, kind, name) == values(config.out_dir, kind, name)
