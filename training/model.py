@@ -97,15 +97,16 @@ class GatedMLP(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(gelu(up x)), with GPT-2's tanh form of GELU."""
+    """down(gelu(up x)): GELU in GPT-2's tanh form, or exact (Hendrycks & Gimpel 2016, section 2)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.up = nn.Linear(config.width, config.hidden, bias=bool(config.bias))
         self.down = nn.Linear(config.hidden, config.width, bias=bool(config.bias))
+        self.form = "none" if config.mlp == "gelu-exact" else "tanh"
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        return self.down(F.gelu(self.up(x), approximate=self.form))
 
 
 class Block(nn.Module):
