@@ -7,7 +7,7 @@ from torch import Tensor
 
 from training.config import ModelConfig
 from training.initialize import materialize
-from training.model import IGNORED, Decoder, flops_per_token, rotary_table, rotate, summed_loss
+from training.model import IGNORED, Decoder, RMSNorm, flops_per_token, rotary_table, rotate, summed_loss
 
 SIZES = ModelConfig(layers=2, width=24, heads=4, kv_heads=2, init_std=0.3)
 
@@ -147,3 +147,16 @@ def test_flops_by_hand() -> None:
     assert flops_per_token(build(config), 12) == expected
     tied = flops_per_token(build(replace(config, tied=True)), 12)
     assert tied == expected
+
+
+def test_rms_norm_is_torchs_and_so_are_its_gradients() -> None:
+    torch.manual_seed(0)
+    norm = RMSNorm(6, 1e-5).double()
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(norm(x), torch.nn.functional.rms_norm(x, (6,), norm.weight, 1e-5))
+    assert torch.autograd.gradcheck(norm, (x,))
+    given = torch.randn(2, 3, 6, dtype=torch.float64)
+    theirs = torch.nn.functional.rms_norm(x, (6,), norm.weight, 1e-5)
+    for ours, wanted in zip(*(torch.autograd.grad(y, (x, norm.weight), given) for y in (norm(x), theirs)), strict=True):
+        torch.testing.assert_close(ours, wanted)
