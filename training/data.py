@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
-from torch.utils.data.distributed import DistributedSampler
 
 from pipeline.errors import UsageError, require
 from pipeline.tokens import open_shards
@@ -107,17 +106,15 @@ class BatchSplit:
 class Batches:
     """One replica's batches: a function of (seed, step).
 
-    `DistributedSampler` deals an epoch's permutation to the replicas like cards, so that the first n of
-    each are the first n x replicas of the permutation. A step takes the next batch of it, and so the
-    same sequences for any number of replicas. An epoch is as many whole batches as there are; the few
-    sequences left over sit this epoch out, other ones in each.
+    An epoch's permutation is dealt to the replicas like cards (what torch's DistributedSampler does,
+    which makes a Python list of it), so that the first n of each are the first n x replicas of it. A
+    step takes the next batch of it, and so the same sequences for any number of replicas. An epoch is
+    as many whole batches as there are; the few sequences left over sit this epoch out, other ones in
+    each.
     """
 
     def __init__(self, data: TokenSequences, split: BatchSplit, replica: int, seed: int) -> None:
         self.data, self.split, self.replica, self.seed = data, split, replica, seed
-        self.sampler: DistributedSampler[Tensor] = DistributedSampler(
-            data, num_replicas=split.replicas, rank=replica, shuffle=True, seed=seed, drop_last=True
-        )
         self.steps_per_epoch = len(data) // split.batch_size
         self.order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))  # epoch, this replica's indices
         if self.steps_per_epoch < 1:
@@ -131,8 +128,8 @@ class Batches:
         """Which sequences this replica reads in a step (from 0), in order."""
         epoch, position = divmod(step, self.steps_per_epoch)
         if self.order[0] != epoch:
-            self.sampler.set_epoch(epoch)
-            self.order = epoch, np.fromiter(self.sampler, np.int64, len(self.sampler))
+            shuffled = torch.randperm(len(self.data), generator=torch.Generator().manual_seed(self.seed + epoch))
+            self.order = epoch, shuffled[self.replica :: self.split.replicas].numpy()
         share = self.split.rounds * self.split.micro
         return self.order[1][position * share : (position + 1) * share]
 

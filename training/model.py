@@ -6,9 +6,12 @@ plan may shard each by name, and `embed`, `blocks`, `norm` and `head` may each b
 pipeline stage is the same class with some of them removed.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from training.config import ModelConfig
 from training.cross_entropy import summed_cross_entropy
@@ -24,7 +27,29 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+        x = x.to(self.weight.dtype)
+        if x.device.type == "cpu":
+            return _RMSNorm.apply(x, self.weight, self.eps)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """The same where torch has no backward of its own, and would record each of its parts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        inverse = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, inverse, weight)
+        return (x * inverse).mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, inverse, weight = ctx.saved_tensors
+        normal = x * inverse
+        product = grad * normal
+        along = (product @ weight).div_(-x.shape[-1])[..., None]  # how much of the gradient lies along x
+        return torch.addcmul(grad * weight, normal, along).mul_(inverse), product.flatten(0, -2).sum(0), None
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
@@ -34,17 +59,20 @@ def build_norm(config: ModelConfig) -> nn.Module:
 
 
 def rotary_table(positions: Tensor, features: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of position × frequency, each (T, features / 2), float32 (Su et al. 2021, equation 15)."""
+    """cos and sin of position × frequency, float32 (Su et al. 2021, equation 15).
+
+    Each (T, features), for both members of a pair; the first one's sin is negative.
+    """
     frequencies = base ** (-torch.arange(0, features, 2, device=positions.device, dtype=torch.float32) / features)
     angles = positions.float()[:, None] * frequencies
-    return angles.cos(), angles.sin()
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair (x[i], x[i + E/2]) of `x` (B, heads, T, E) by its position's angle."""
     cos, sin = (t.to(x.dtype) for t in table)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 class Attention(nn.Module):
@@ -97,15 +125,16 @@ class GatedMLP(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(gelu(up x)), with GPT-2's tanh form of GELU."""
+    """down(gelu(up x)): GELU in GPT-2's tanh form, or exact (Hendrycks & Gimpel 2016, section 2)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.up = nn.Linear(config.width, config.hidden, bias=bool(config.bias))
         self.down = nn.Linear(config.hidden, config.width, bias=bool(config.bias))
+        self.form = "none" if config.mlp == "gelu-exact" else "tanh"
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        return self.down(F.gelu(self.up(x), approximate=self.form))
 
 
 class Block(nn.Module):

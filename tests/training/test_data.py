@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.data.distributed import DistributedSampler
 
 from pipeline.errors import UsageError
 from training.config import DataConfig
@@ -115,3 +116,16 @@ def test_less_than_one_batch_is_an_error(shards: Shards, tmp_path: Path) -> None
     split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=8), ParallelConfig(dp=2, micro_batches=1))
     with pytest.raises(UsageError, match=r"5 sequences.*--data.batch_size 4"):
         Batches(data, split, 0, seed=1)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_the_order_is_that_of_torchs_sampler(shards: Shards, tmp_path: Path, replicas: int) -> None:
+    data = TokenSequences(counting(shards, tmp_path, 157, []), 4)
+    for replica in range(replicas):
+        sampler = DistributedSampler(data, replicas, replica, shuffle=True, seed=7, drop_last=True)
+        batches = Batches(data, BatchSplit(replicas, 1, 2), replica, 7)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            first = epoch * batches.steps_per_epoch
+            found = np.concatenate([batches.indices(first + step) for step in range(batches.steps_per_epoch)])
+            assert found.tolist() == list(sampler)[: len(found)]

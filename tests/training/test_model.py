@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from training.initialize import fill_initial
-from training.model import Decoder, flops_per_token, rotary_table, rotate
+from training.model import Decoder, RMSNorm, flops_per_token, rotary_table, rotate
 from training.model_config import ModelConfig
 from training.piece import Piece
 
@@ -164,3 +164,16 @@ def test_flops_by_hand() -> None:
     assert flops_per_token(build(config), 12) == expected
     tied = flops_per_token(build(replace(config, tied=True)), 12)
     assert tied == expected
+
+
+def test_rms_norm_is_torchs_and_so_are_its_gradients() -> None:
+    torch.manual_seed(0)
+    norm = RMSNorm(6, 1e-5).double()
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(norm(x), torch.nn.functional.rms_norm(x, (6,), norm.weight, 1e-5))
+    assert torch.autograd.gradcheck(norm, (x,))
+    given = torch.randn(2, 3, 6, dtype=torch.float64)
+    theirs = torch.nn.functional.rms_norm(x, (6,), norm.weight, 1e-5)
+    for ours, wanted in zip(*(torch.autograd.grad(y, (x, norm.weight), given) for y in (norm(x), theirs)), strict=True):
+        torch.testing.assert_close(ours, wanted)

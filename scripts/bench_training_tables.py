@@ -1,0 +1,125 @@
+"""What bench_training.py measured, as tables."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Column, Table
+
+PEER = "nanoGPT"
+
+
+@dataclass
+class Line:
+    """One that is timed, and for each round the reports of its processes."""
+
+    name: str
+    path: Path
+    """Its configuration; a peer's folder."""
+    options: dict[str, Any] = field(default_factory=dict)
+    processes: int = 1
+    what: str = "ours"
+    rounds: list[list[dict[str, Any]]] = field(default_factory=list)
+
+    def seconds(self) -> list[float]:
+        """Of every step of every round, as the slowest process had it."""
+        return [
+            max(of_step) for reports in self.rounds for of_step in zip(*(r["seconds"] for r in reports), strict=True)
+        ]
+
+    def rates(self) -> list[float]:
+        """Tokens a second of each round, from its median step."""
+        return [
+            reports[0]["tokens_per_step"] / max(statistics.median(r["seconds"]) for r in reports)
+            for reports in self.rounds
+        ]
+
+    def utilisation(self) -> float:
+        """Model operations a second, of what as many processes' matrix products reach at best in the same runs."""
+        peak = max(report["peak"] for reports in self.rounds for report in reports)
+        return statistics.median(self.rates()) * self.rounds[0][0]["flops_per_token"] / (peak * self.processes)
+
+    def bubble(self) -> float:
+        """The time in which processes waited for each other, over that in which they computed."""
+        shares = [
+            sum(sum(r["seconds"]) for r in reports) / max(1e-9, sum(sum(r["busy"]) for r in reports)) - 1
+            for reports in self.rounds
+        ]
+        return statistics.median(shares)
+
+
+def speed_table(lines: Sequence[Line]) -> Table:
+    """One row a configuration; ratios are the median of those round by round."""
+    peer = next((line for line in lines if line.name == PEER), None)
+    ratio = [f"x {PEER}'s"] if peer else []
+    head = (
+        "parameters",
+        "ms a step",
+        "p10..p90",
+        "tokens/s",
+        *ratio,
+        "peak product GFLOP/s",
+        "utilisation",
+        "memory MiB",
+    )
+    table = Table("training", *(Column(name, justify="right") for name in head), title=_title(lines))
+    for line in lines:
+        versus = [f"{_ratio(line, peer):.3f}"] if peer else []
+        table.add_row(line.name, *_sizes(line), *_times(line), *versus, *_costs(line))
+    return table
+
+
+def layout_table(lines: Sequence[Line]) -> Table:
+    """One row a layout, beside the first line's one process."""
+    head = ("ms a step", "p10..p90", "tokens/s", "x one process", "peak product GFLOP/s", "utilisation", "memory MiB")
+    table = Table("layout", *(Column(name, justify="right") for name in head), title=_title(lines))
+    for line in lines:
+        table.add_row(line.name, *_times(line), f"{_ratio(line, lines[0]):.2f}", *_costs(line))
+    return table
+
+
+def pipeline_table(lines: Sequence[Line]) -> Table:
+    """What of a pipeline's time is waiting, beside what its schedule would leave idle if all stages were alike.
+
+    A bubble is over the time that is computed (Narayanan et al. 2021, section 2.2.1); what is measured holds
+    communication and all other waiting, too.
+    """
+    head = ("stages", "micro-batches", "(p-1)/(v m)", "measured bubble", "tokens/s")
+    table = Table("pipeline", *(Column(name, justify="right") for name in head))
+    for line in lines:
+        report = line.rounds[0][0]
+        p, stages, m = report["pp"], report["stages"], report["micro_batches"]
+        table.add_row(
+            line.name, str(stages), str(m), f"{(p - 1) / (stages // p * m):.1%}", f"{line.bubble():.1%}",
+            f"{statistics.median(line.rates()):,.0f}",
+        )  # fmt: skip
+    return table
+
+
+def _title(lines: Sequence[Line]) -> str:
+    return f"median of {len(lines[0].rounds)} rounds of {len(lines[0].rounds[0][0]['seconds'])} steps, taking turns"
+
+
+def _sizes(line: Line) -> tuple[str, ...]:
+    size = line.rounds[0][0].get("parameters")
+    return (f"{size:,}" if size else "",)
+
+
+def _times(line: Line) -> tuple[str, str, str]:
+    times = sorted(1000 * seconds for seconds in line.seconds())
+    low, high = (times[int(len(times) * part)] for part in (0.1, 0.9))
+    return f"{statistics.median(times):.1f}", f"{low:.1f}..{high:.1f}", f"{statistics.median(line.rates()):,.0f}"
+
+
+def _ratio(line: Line, other: Line) -> float:
+    return statistics.median(one / two for one, two in zip(line.rates(), other.rates(), strict=True))
+
+
+def _costs(line: Line) -> tuple[str, str, str]:
+    if "peak" not in line.rounds[0][0]:
+        return "", "", ""
+    reports = [report for reports in line.rounds for report in reports]
+    peak, memory = (max(report[key] for report in reports) for key in ("peak", "memory"))
+    return f"{peak / 1e9:,.0f}", f"{line.utilisation():.1%}", f"{memory / 2**20:,.0f}"
