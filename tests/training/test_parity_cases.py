@@ -34,6 +34,6 @@ def test_the_full_set_has_every_layout_and_says_what_it_refuses() -> None:
 
 def test_the_covering_set_is_small_and_deterministic() -> None:
     first, second = covering_cases(), covering_cases()
-    assert first == second and len(first) < 60
+    assert first == second and len(first) < 80
     assert {c.layout.schedule for c in first} == {c.layout.schedule for c in all_cases(8)[0]}
     assert {(c.layout.dp, c.layout.tp, c.layout.pp) for c in first} >= {(2, 2, 2), (1, 4, 2)}
