@@ -34,6 +34,7 @@ from training.ranks import Ranks
 from training.traffic import Volume
 
 Patch = pytest.MonkeyPatch
+COVERING = covering_cases()
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +50,13 @@ def case(preset: Any, recompute: Any = "none", precision: Any = "fp64", **layout
     return replace(Case.of(preset, asked.resolve(processes, model, 24), recompute), precision=precision)
 
 
-@pytest.mark.parametrize("chosen", covering_cases(), ids=str)
+@pytest.mark.parametrize("chosen", COVERING, ids=str)
 def test_a_covering_set_of_layouts_computes_and_communicates_as_it_should(certifier: Certifier, chosen: Case) -> None:
     row = certifier.certify(chosen)
     assert row.green, row.reason
 
 
-@pytest.mark.parametrize("chosen", [c for c in covering_cases() if c.processes > 2][:4], ids=str)
+@pytest.mark.parametrize("chosen", [c for c in COVERING if c.processes > 2][:4], ids=str)
 def test_float32_agrees_to_rounding(certifier: Certifier, chosen: Case) -> None:
     row = certifier.certify(replace(chosen, precision="fp32"))
     assert row.green, row.reason
