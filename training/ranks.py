@@ -26,6 +26,7 @@ import torch.distributed as dist
 from pipeline.executor import die_with_parent, start_fork_server
 
 _GRACE = 1.0  # seconds that the others have to tell their own errors after the first one
+_JOBS = 25  # for one process: torch leaves threads and sockets of every group behind
 _PRELOAD = ["training.parallel_model"]  # imports torch and all that a model spread over processes needs
 
 
@@ -40,10 +41,11 @@ class RankError(RuntimeError):
         super().__init__("\n".join(parts))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Rank:
     process: ForkServerProcess
     connection: Connection
+    jobs: int = 0
 
 
 class Ranks:
@@ -76,11 +78,13 @@ class Ranks:
         assert 0 < size <= self.size, f"{size} ranks of {self.size}"
         job = pickle.dumps((function, arguments))
         start_fork_server(_PRELOAD)
+        self._kill([rank for rank, worn in self._ranks.items() if worn.jobs >= _JOBS])
         for rank in range(size):
             if rank not in self._ranks:
                 self._ranks[rank] = self._start(rank)
         self._jobs += 1
         for rank in range(size):
+            self._ranks[rank].jobs += 1
             with contextlib.suppress(BrokenPipeError):  # it died since the last job: read below
                 self._ranks[rank].connection.send((self._jobs, size, job))
         return self._collect(size)

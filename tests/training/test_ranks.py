@@ -118,3 +118,10 @@ def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_processes_are_replaced_before_what_torch_leaves_in_them_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.ranks._JOBS", 3)
+    with Ranks(2) as ranks:
+        pids = [ranks.run(2, os.getpid)[0] for _ in range(7)]
+    assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3, 1]
