@@ -113,11 +113,11 @@ def kill_at_random(
     kills: list[Kill] = []
     seen: set[int] = set()
     for part in range(count):
-        # the last step is not waited for: the run could end first
-        goal = draw.randint(part * (steps - 2) // count, (part + 1) * (steps - 2) // count)
+        most = steps * 3 // 4  # so that the run does not end first
+        goal = draw.randint(part * most // count, (part + 1) * most // count)
         while launcher.poll() is None and steps_done(out_dir) < goal:
             time.sleep(0.005)
-        time.sleep(draw.random() * 0.3)  # within a step, or while a checkpoint is written
+        time.sleep(draw.random() * 0.1)  # within a step, or while a checkpoint is written
         workers = ranks_of(launcher.pid, seen)
         while launcher.poll() is None and not workers:
             time.sleep(0.05)

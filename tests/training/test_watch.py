@@ -35,10 +35,11 @@ STOPPED = ("error: no answer from rank 1: stopped, or cut off", "    rank 0: wai
 def test_who_keeps_the_others_waiting_is_named_and_all_end(
     config: TrainConfig, tmp_path: Path, fault: str, layout: ParallelConfig, told: tuple[str, ...], codes: list[int]
 ) -> None:
-    config = replace(config, parallel=layout, timeout=4.0)
+    config = replace(config, parallel=layout, timeout=6.0)
     with launch(2, config, tmp_path, Fault(fault, 1, 4)) as launched:
-        assert launched.codes(but=[rank for rank, code in enumerate(codes) if code is None]) == codes
+        found = launched.codes(but=[rank for rank, code in enumerate(codes) if code is None])
         said = launched.said()
+        assert found == codes, said
     assert all(words in said[0] for words in told) and said[0].startswith(told[0]), said
     assert "the same command goes on from the last checkpoint" in said[0] and "Traceback" not in "".join(said)
     assert said[1] == ""
