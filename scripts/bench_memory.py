@@ -224,12 +224,14 @@ def bench_memory(
     """
     config = ModelConfig(layers=layers, width=width, heads=heads).resolve(vocab_size, seq_len)
     results = {}
+    context = multiprocessing.get_context("forkserver")  # whose processes begin alike, with torch imported once
+    context.set_forkserver_preload(["training.optim", "training.parallelize", "training.offload_parameters", "rich"])
     for name, (zero, places) in SETTINGS.items():
         if only and name not in only:
             continue
         with TemporaryDirectory(dir=folder) as files:
             memory = MemoryConfig(**places, folder=Path(files))
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            with ProcessPoolExecutor(1, context) as pool:
                 results[name] = pool.submit(measure, config, zero, memory, device, batch_size, steps).result()
     with torch.device("meta"):
         size = sum(p.numel() for p in Decoder(config).parameters())
