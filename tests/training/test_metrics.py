@@ -1,4 +1,5 @@
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from training.metrics import METRICS, Reporter, memory_bytes, peak_tflops, read_
 
 
 def write(out_dir: Path, begin: int, steps: range, active: bool = True) -> None:
-    with Reporter(out_dir, active, tensorboard=True) as reporter:
+    with closing(Reporter(out_dir, active, tensorboard=True)) as reporter:
         reporter.start(begin)
         for step in steps:
             reporter.record("step", step, loss=1.0 / step, mfu=None)

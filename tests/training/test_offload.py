@@ -1,8 +1,9 @@
-import multiprocessing
 import os
 import resource
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from training.offload import MomentsOnDisk
 from training.offload_buckets import ALIGNED, plan
 from training.optim import Optimizer, build_optimizer
 from training.piece import Piece, Weight
+from training.ranks import RankError
 
+RunRanks = Callable[..., list[Any]]
 SHAPES = [(30, 41), (41,), (501, 7), (1,), (0, 3), (64, 64), (3, 41)]
 
 
@@ -124,10 +127,9 @@ def _killed(folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_what_a_killed_run_left_is_neither_read_nor_in_the_way(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("fork").Process(target=_killed, args=(tmp_path,))
-    process.start()
-    process.join(30)
+def test_what_a_killed_run_left_is_neither_read_nor_in_the_way(tmp_path: Path, run_ranks: RunRanks) -> None:
+    with pytest.raises(RankError, match="died with exit code -9"):
+        run_ranks(1, _killed, tmp_path)
     assert any((tmp_path / "rank-00000/exp_avg.bin").read_bytes())
     moments = build_optimizer(make_weights(), OptimConfig(), on_disk(tmp_path)).moments()
     assert all(not values.any() for states in moments.values() for values in states.values())
@@ -147,11 +149,9 @@ def _without_room(folder: Path) -> None:
         os._exit(7)
 
 
-def test_a_disk_without_room_is_met_at_the_start(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("fork").Process(target=_without_room, args=(tmp_path,))
-    process.start()
-    process.join(30)
-    assert process.exitcode == 7
+def test_a_disk_without_room_is_met_at_the_start(tmp_path: Path, run_ranks: RunRanks) -> None:
+    with pytest.raises(RankError, match="died with exit code 7"):
+        run_ranks(1, _without_room, tmp_path)
     with pytest.raises(OutputError, match="a part of that path is a file"):
         (tmp_path / "file").touch()
         build_optimizer(make_weights(), OptimConfig(), on_disk(tmp_path / "file"))
