@@ -95,7 +95,7 @@ class Run:
 
     def __init__(self, config: ModelConfig, world: World, zero: int, memory: MemoryConfig) -> None:
         layout = ParallelConfig(zero=zero).resolve(world.size, config, config.context)  # type: ignore[arg-type]
-        (self.part,) = parallelize(config, layout, world, recompute=memory.recompute)
+        (self.part,) = parallelize(config, layout, world, memory=memory)
         self.files = ParametersOnDisk(memory.folder, world.rank) if memory.parameters == "disk" else None
         if self.files is not None:
             self.files.materialize(self.part)

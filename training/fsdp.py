@@ -3,16 +3,21 @@
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from training.memory import Place
 from training.mesh import World
 from training.model import Decoder
+from training.offload_parameters import offload_policy
 
 
-def apply_fsdp(part: Decoder, world: World) -> None:
-    """Divide every parameter of a decoder, or a stage of one, over the replicas along "shard"."""
+def apply_fsdp(part: Decoder, world: World, place: Place = "device") -> None:
+    """Divide every parameter of a decoder, or a stage of one, over the replicas along "shard".
+
+    `place` is where they are between uses.
+    """
     hybrid = world.mesh["replicate"].size() > 1
     mesh = world.mesh["replicate", "shard"] if hybrid else world.mesh["shard"]
     for module in [*part.blocks.values(), part]:
-        fully_shard(module, mesh=mesh)
+        fully_shard(module, mesh=mesh, offload_policy=offload_policy(place))
         assert isinstance(module, FSDPModule)
         # gradients are to be summed, by a plain sum: gloo has no other
         module.set_gradient_divide_factor(1.0)

@@ -70,7 +70,7 @@ def squared_norm(weights: Sequence[Weight], device: torch.device) -> Tensor:
     grads = [w.own.grad for w in weights if w.counted and w.own.grad is not None and w.own.numel()]
     if not grads:
         return torch.zeros((), dtype=torch.float64, device=device)
-    return torch.stack(torch._foreach_norm(grads)).double().square().sum()
+    return torch.stack(torch._foreach_norm(grads)).double().square().sum().to(device)
 
 
 def scale_gradients(weights: Sequence[Weight], factor: float) -> None:

@@ -1,6 +1,7 @@
 """A model spread over processes, as one of them sees it: forward, backward, and the weights it updates."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,9 +17,10 @@ from training.fsdp import synchronize_gradients
 from training.gradients import summations
 from training.initialize import fill_initial
 from training.layout import ParallelConfig
-from training.memory import Recompute
+from training.memory import MemoryConfig
 from training.mesh import World
 from training.model import Decoder
+from training.offload_parameters import ParametersOnDisk
 from training.parallelize import parallelize
 from training.piece import Weight, part_range
 from training.precision import autocast
@@ -39,14 +41,18 @@ class ParallelModel:
         world: World,
         seed: int,
         precision: str = "fp32",
-        recompute: Recompute = "none",
+        memory: MemoryConfig = MemoryConfig(),
         compiled: bool = False,
     ) -> None:
         self.config, self.layout, self.world, self.precision = config, layout, world, precision
         dtype = torch.float64 if precision == "fp64" else torch.float32
-        self.parts = parallelize(config, layout, world, dtype, recompute, compiled)
+        self.parts = parallelize(config, layout, world, dtype, memory, compiled)
+        self.files = ParametersOnDisk(_folder(memory), world.rank) if memory.parameters == "disk" else None
         for part in self.parts:
-            part.to_empty(device=world.device)
+            if self.files is not None:
+                self.files.materialize(part)
+            else:
+                part.to_empty(device=world.device if memory.parameters == "device" else "cpu")
             part.tie()  # to_empty gave the tied matrices a memory each
         shard, replicate = world.axis("shard"), world.axis("replicate")
         plain = [p for part in self.parts for p in part.parameters() if not isinstance(p, DTensor)]
@@ -57,7 +63,23 @@ class ParallelModel:
         with torch.no_grad():
             for w in self.weights:
                 fill_initial(w.own, w.name, w.piece, config, seed)
+                self.loaded()
         self.replicas.publish()
+
+    def loaded(self) -> None:
+        """To be called when weights were written otherwise than by an update."""
+        if self.files is not None:
+            self.files.loaded()
+
+    def check(self) -> None:
+        """Raise InputError for weights that are not what they were updated to: before they are saved."""
+        if self.files is not None:
+            self.files.check()
+
+    def close(self) -> None:
+        """Remove the files that weights are in."""
+        if self.files is not None:
+            self.files.close()
 
     def forward_backward(self, batch: Batch, scale: float) -> Tensor:
         """Set the gradients of `scale` x the loss summed over all replicas' targets, on what is updated here.
@@ -171,3 +193,8 @@ class ParallelModel:
             held_alike = replicate.rank > 0 or (divided_dim(whole) is None and tp.rank > 0)
             found.append(Weight(whole, p, own, piece, not held_alike and whole == name))
         return found
+
+
+def _folder(memory: MemoryConfig) -> Path:
+    assert memory.folder is not None, "the caller decides where files are"
+    return memory.folder

@@ -9,7 +9,7 @@ import torch
 from training.config import ModelConfig
 from training.fsdp import apply_fsdp
 from training.layout import ParallelConfig
-from training.memory import Recompute
+from training.memory import MemoryConfig
 from training.mesh import World
 from training.model import Decoder
 from training.recompute import checkpoint_activations
@@ -22,7 +22,7 @@ def parallelize(
     layout: ParallelConfig,
     world: World,
     dtype: torch.dtype = torch.float32,
-    recompute: Recompute = "none",
+    memory: MemoryConfig = MemoryConfig(),
     compiled: bool = False,
 ) -> list[Decoder]:
     """This process's parts of the model, on the meta device: one, or its stages of the pipeline."""
@@ -30,11 +30,13 @@ def parallelize(
     for part in parts:
         part.to(dtype)
         apply_tensor_parallel(part, world.axis("tp"), layout.sequence_parallel)  # shards, before any wrapper
-        checkpoint_activations(part, recompute)
+        checkpoint_activations(part, memory.recompute)
         if compiled:
             compile_blocks(part)  # after recomputation, before FSDP
         if layout.zero == 3:
-            apply_fsdp(part, world)  # last: it gathers what all the others made; ZeRO-0 to 2 need no wrapper
+            apply_fsdp(
+                part, world, memory.parameters
+            )  # last: it gathers what all the others made; ZeRO-0 to 2 need no wrapper
     return parts
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from training.cross_entropy import IGNORED
+from training.memory import MemoryConfig
 from training.mesh import World, build_world
 from training.parallel_model import Batch, ParallelModel
 from training.parity_cases import SEQ_LEN, VOCABULARY, Case
@@ -44,7 +45,7 @@ class Seen:
 def measure(case: Case) -> Seen:
     """Run a case; each of its processes calls it, in a process group of them all."""
     world = build_world(case.layout, torch.device("cpu"))
-    model = ParallelModel(case.model, case.layout, world, _SEED, case.precision, case.recompute)
+    model = ParallelModel(case.model, case.layout, world, _SEED, case.precision, MemoryConfig(case.recompute))
     losses, gradients = [], Held()
     traffic = TrafficCount(world)
     started = time.perf_counter()

@@ -77,17 +77,13 @@ class Trainer:
         self.sampler = (
             Sampler(data.train, self.data.manifest, config.eval, config.seed) if config.eval.sample_tokens else None
         )
-        self.model = ParallelModel(
-            self.model_config,
-            self.layout,
-            world,
-            config.seed,
-            config.precision,
-            recompute=config.memory.recompute,
-            compiled=config.compile,
-        )
         memory = dataclasses.replace(config.memory, folder=config.memory.folder or config.out_dir / "offload")
-        self.optimizer = build_optimizer(self.model.weights, config.optim, memory, world.rank)
+        memory.check(self.layout.zero)
+        self.model = ParallelModel(
+            self.model_config, self.layout, world, config.seed, config.precision, memory, config.compile
+        )
+        updated = self.model.files.updated if self.model.files is not None else None
+        self.optimizer = build_optimizer(self.model.weights, config.optim, memory, world.rank, after_update=updated)
         self.stability = Stability(config.stability, config.precision)
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics.tensorboard)
         self.checkpoints = Checkpoints(config.out_dir / "checkpoints", config.checkpoint.keep, world, self.reporter.say)
@@ -111,6 +107,7 @@ class Trainer:
         finally:
             self.ahead.close()
             self.optimizer.close()
+            self.model.close()
             self.reporter.close()
 
     def resume(self) -> None:
@@ -126,6 +123,7 @@ class Trainer:
                 found = load_model(self.config.init_from, state, self.world, self.reporter.say)
                 require_same_model(found, self.model_config, self.tokenizer)
             self.unigram = unigram_loss(self.data, self.holdout, self.eval_sequences, self.world)
+        self.model.loaded()
         self.model.replicas.publish()
         self.reporter.start(self.done)
         self._say_header(record)
@@ -199,6 +197,7 @@ class Trainer:
             model=dataclasses.asdict(self.model_config),
             tokenizer=self.tokenizer,
         )
+        self.model.check()
         write = self.checkpoints.save_async if self.config.checkpoint.beside else self.checkpoints.save
         write(record, self._state())
         self.since = time.perf_counter()
@@ -274,6 +273,8 @@ class Trainer:
             f"train {self.data.tokens:,} tokens, {self.batches.steps_per_epoch} steps an epoch; "
             f"holdout {self.eval_sequences} sequences, unigram loss {self.unigram:.4f}"
         )
+        for remark in self.config.memory.remarks(self.world.device.type):
+            say(remark)
         if record is not None:
             say(f"going on from {self.checkpoints.path(record.step)}")
         self.reporter.record(

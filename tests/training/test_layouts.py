@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from pipeline.errors import UsageError
 from training.config import CheckpointConfig, TrainConfig
 from training.layout import ParallelConfig
 from training.memory import MemoryConfig
 from training.metrics import METRICS, read_metrics
+from training.ranks import RankError
 from training.train import train
 
 RunRanks = Callable[..., list[Any]]
@@ -72,3 +74,18 @@ def test_what_is_kept_on_disk_trains_the_same(
     spread(replace(exact, memory=memory), tmp_path / "disk", ParallelConfig(zero=3), 8, run_ranks, 2)
     assert_same(tmp_path / "through", tmp_path / "disk")
     assert not list((tmp_path / "disk/offload").glob("**/*.*"))
+
+
+@pytest.mark.parametrize("place", ["optimizer", "parameters"])
+def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(
+    exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    memory = MemoryConfig(folder=tmp_path / "file", **{place: "disk"})  # type: ignore[arg-type]
+    with pytest.raises(RankError, match="a part of that path is a file"):
+        spread(replace(exact, memory=memory), tmp_path / "run", ParallelConfig(zero=3), 8, run_ranks, 2)
+
+
+def test_parameters_elsewhere_want_zero_3(exact: TrainConfig) -> None:
+    with pytest.raises(UsageError, match=r"try --parallel.zero 3"):
+        train(replace(exact, memory=MemoryConfig(parameters="cpu")))
