@@ -34,9 +34,8 @@ def parallelize(
         if compiled:
             compile_blocks(part)  # after recomputation, before FSDP
         if layout.zero == 3:
-            apply_fsdp(
-                part, world, memory.parameters
-            )  # last: it gathers what all the others made; ZeRO-0 to 2 need no wrapper
+            # last: it gathers what all the others made; ZeRO-0 to 2 need no wrapper
+            apply_fsdp(part, world, memory.parameters)
     return parts
 
 
