@@ -10,6 +10,7 @@ between: what was left of it after the step. The loss is the same to the last di
 
 import gc
 import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
@@ -224,6 +225,8 @@ def bench_memory(
     """
     config = ModelConfig(layers=layers, width=width, heads=heads).resolve(vocab_size, seq_len)
     results = {}
+    # glibc is to give back at once what is freed: what is resident is then what is used
+    os.environ |= {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_TRIM_THRESHOLD_": "1000000"}
     context = multiprocessing.get_context("forkserver")  # whose processes begin alike, with torch imported once
     context.set_forkserver_preload(["training.optim", "training.parallelize", "training.offload_parameters", "rich"])
     for name, (zero, places) in SETTINGS.items():
