@@ -71,7 +71,7 @@ class CheckpointConfig:
     keep: int = 2
     """How many of the latest to keep."""
     beside: bool = True
-    """Write them while the training goes on, from a copy in memory."""
+    """Write them while the training goes on, from a copy in memory; not where [memory] keeps states on disk."""
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,9 @@ class Trainer:
             tokenizer=self.tokenizer,
         )
         self.model.check()
-        write = self.checkpoints.save_async if self.config.checkpoint.beside else self.checkpoints.save
+        kept_on_disk = "disk" in (self.config.memory.optimizer, self.config.memory.parameters)  # a copy would not fit
+        beside = self.config.checkpoint.beside and not kept_on_disk
+        write = self.checkpoints.save_async if beside else self.checkpoints.save
         write(record, self._state())
         self.since = time.perf_counter()
 
