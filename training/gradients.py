@@ -70,7 +70,10 @@ def squared_norm(weights: Sequence[Weight], device: torch.device) -> Tensor:
     grads = [w.own.grad for w in weights if w.counted and w.own.grad is not None and w.own.numel()]
     if not grads:
         return torch.zeros((), dtype=torch.float64, device=device)
-    return torch.stack(torch._foreach_norm(grads)).double().square().sum().to(device)
+    # row by row, and float64 from there: over a million elements float32 loses the fifth digit, and not the same one
+    # in every layout
+    rows = [torch.linalg.vector_norm(g, dim=-1).view(-1) for g in grads]
+    return torch.cat(rows).double().square().sum().to(device)
 
 
 def scale_gradients(weights: Sequence[Weight], factor: float) -> None:
