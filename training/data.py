@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from pipeline.errors import UsageError, require
 from pipeline.tokens import open_shards
 from training.config import DataConfig
+from training.keyed import key_of
 from training.layout import ParallelConfig
 
 
@@ -137,7 +138,7 @@ class Batches:
         """A step's batch, on the CPU. A sequence's number is the seed's, the step's and its place in the step."""
         tokens = self.data.batch(self.indices(step))
         place = torch.arange(len(tokens)) * self.split.replicas + self.replica
-        numbers = (self.seed << 40) + step * self.split.batch_size + place
+        numbers = place + step * self.split.batch_size + key_of(f"{self.seed}/sequences")  # wraps, as int64 does
         return Batch(tokens[:, :-1], tokens[:, 1:], numbers)
 
 

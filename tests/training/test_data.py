@@ -86,7 +86,7 @@ def test_a_sequence_has_the_same_number_in_whichever_replica_and_no_other_has_it
     seen = []
     for dp in (1, 2, 4):
         split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=8), ParallelConfig(dp=dp, micro_batches=1))
-        replicas = [Batches(data, split, replica, seed=3) for replica in range(dp)]
+        replicas = [Batches(data, split, replica, seed=3_000_000_000) for replica in range(dp)]
         batches = [replica.step(step) for step in range(4) for replica in replicas]
         seen.append(
             {int(n): ids.tolist() for batch in batches for n, ids in zip(batch.samples, batch.ids, strict=True)}
