@@ -1,7 +1,7 @@
 """The processes of a run: the process group, this process's device, the mesh of all of them."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipeline.errors import GristmillError, UsageError
+from training.allocator import keep_freed_memory
 from training.layout import ParallelConfig
 
 Result = TypeVar("Result")
@@ -42,6 +43,7 @@ class World:
     """
 
     mesh: DeviceMesh
+    axes: Mapping[str, Axis]
     device: torch.device
     timeout: timedelta
 
@@ -59,23 +61,22 @@ class World:
         return self.rank == 0
 
     def axis(self, name: str) -> Axis:
-        part = self.mesh[name]
-        alone = part.size() == 1
-        return Axis(name, part.size(), part.get_local_rank(), None if alone else part.get_group())
+        return self.axes[name]
 
     @property
     def replicas(self) -> int:
         """How many replicas there are: dp."""
-        return self.mesh["replicate"].size() * self.mesh["shard"].size()
+        return self.axes["replicate"].size * self.axes["shard"].size
 
     @property
     def replica(self) -> int:
         """Which of the replicas this process belongs to."""
-        return self.mesh["replicate"].get_local_rank() * self.mesh["shard"].size() + self.mesh["shard"].get_local_rank()
+        return self.axes["replicate"].rank * self.axes["shard"].size + self.axes["shard"].rank
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of every process's `x`, in `x`; of `self.device` or the CPU."""
-        dist.all_reduce(x)
+        if self.size > 1:
+            dist.all_reduce(x)
         return x
 
     def max(self, value: int) -> int:
@@ -111,6 +112,7 @@ def open_processes(device: Literal["auto", "cpu", "cuda"] = "auto", timeout: flo
         torch.cuda.set_device(place)
     else:
         _share_cores()
+        keep_freed_memory()
     ours = not dist.is_initialized()
     if ours:
         _init_process_group(kind, timeout)
@@ -130,7 +132,11 @@ def build_world(layout: ParallelConfig, device: torch.device, timeout: float = 6
         lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
         groups.append(dist.new_subgroups_by_enumeration(lines, timeout=patience, group_desc=name)[0])
     mesh = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=AXES)
-    return World(mesh, device, patience)
+    return World(mesh, {name: _axis(mesh[name], name) for name in AXES}, device, patience)
+
+
+def _axis(line: DeviceMesh, name: str) -> Axis:
+    return Axis(name, line.size(), line.get_local_rank(), line.get_group() if line.size() > 1 else None)
 
 
 def attempt() -> str:

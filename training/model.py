@@ -1,7 +1,7 @@
 """The decoder: one model, configured to be Llama or GPT-2, written for a single device.
 
 Shapes: B sequences, T tokens, D = width, H heads of E = D / H features, V = vocabulary. Every product
-of a matrix is an `nn.Linear` of its own (`q`, `k`, `v`, `o`, `gate`, `up`, `down`, `head`), so that a
+of a matrix is a `Linear` of its own (`q`, `k`, `v`, `o`, `gate`, `up`, `down`, `head`), so that a
 plan may shard each by name, and `embed`, `blocks`, `norm` and `head` may each be absent, so that a
 pipeline stage is the same class with some of them removed.
 """
@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from training.config import ModelConfig
 from training.cross_entropy import summed_cross_entropy
 from training.dropout import Dropout
+from training.linear import Linear, linears
 
 
 class RMSNorm(nn.Module):
@@ -71,8 +72,22 @@ def rotary_table(positions: Tensor, features: int, base: float) -> tuple[Tensor,
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair (x[i], x[i + E/2]) of `x` (B, heads, T, E) by its position's angle."""
-    cos, sin = (t.to(x.dtype) for t in table)
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    return _Rotation.apply(x, *(t.to(x.dtype) for t in table))
+
+
+class _Rotation(torch.autograd.Function):
+    """Its gradient is turned back: half of what autograd would do, step by step."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return torch.addcmul(grad * cos, grad.roll(grad.shape[-1] // 2, -1), sin, value=-1), None, None
 
 
 class Attention(nn.Module):
@@ -84,14 +99,15 @@ class Attention(nn.Module):
         self.dropout = Dropout(config.dropout, f"{site}.attention")
         inner, kv = config.width, config.kv_heads * self.head_width
         bias = bool(config.bias)
-        self.q = nn.Linear(config.width, inner, bias=bias)
-        self.k = nn.Linear(config.width, kv, bias=bias)
-        self.v = nn.Linear(config.width, kv, bias=bias)
-        self.o = nn.Linear(inner, config.width, bias=bias)
+        self.q = Linear(config.width, inner, bias=bias)
+        self.k = Linear(config.width, kv, bias=bias)
+        self.v = Linear(config.width, kv, bias=bias)
+        self.o = Linear(inner, config.width, bias=bias)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, samples: Tensor | None) -> Tensor:
         # the number of heads follows from the projection's width, which may be a shard of the whole
-        q, k, v = (layer(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        projected = linears(x, (self.q, self.k, self.v))
+        q, k, v = (y.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for y in projected)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
         if self.training and self.dropout.p:
@@ -116,12 +132,13 @@ class GatedMLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         bias = bool(config.bias)
-        self.gate = nn.Linear(config.width, config.hidden, bias=bias)
-        self.up = nn.Linear(config.width, config.hidden, bias=bias)
-        self.down = nn.Linear(config.hidden, config.width, bias=bias)
+        self.gate = Linear(config.width, config.hidden, bias=bias)
+        self.up = Linear(config.width, config.hidden, bias=bias)
+        self.down = Linear(config.hidden, config.width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        gate, up = linears(x, (self.gate, self.up))
+        return self.down(F.silu(gate) * up)
 
 
 class MLP(nn.Module):
@@ -129,8 +146,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.width, config.hidden, bias=bool(config.bias))
-        self.down = nn.Linear(config.hidden, config.width, bias=bool(config.bias))
+        self.up = Linear(config.width, config.hidden, bias=bool(config.bias))
+        self.down = Linear(config.hidden, config.width, bias=bool(config.bias))
         self.form = "none" if config.mlp == "gelu-exact" else "tanh"
 
     def forward(self, x: Tensor) -> Tensor:

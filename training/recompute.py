@@ -13,9 +13,10 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from training.memory import Recompute
 
 _aten = torch.ops.aten
-# What costs most to compute; as autograd hands it on: `linear` and `matmul` arrive here as mm and addmm
+# What costs most to compute; as autograd hands it on: F.linear and matmul arrive here as mm and addmm
 _KEPT = {
     _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default,
+    torch.ops.mkldnn._linear_pointwise.default,
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,
