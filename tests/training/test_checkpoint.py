@@ -1,112 +1,35 @@
-import os
 import shutil
-import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from pipeline.errors import InputError, OutputError, UsageError
-from pipeline.tokens import TokenizerRecord
-from training.checkpoint import CheckpointRecord, Checkpoints, load_model
+from pipeline.errors import InputError, UsageError
+from tests.training.small_state import (
+    SHAPES,
+    Ranks,
+    flip_a_bit,
+    is_seed,
+    load,
+    open_world,
+    record,
+    save,
+    value,
+    weights_and_moments,
+)
+from training.checkpoint import Checkpoints, load_model
 from training.config import OptimConfig
 from training.layout import ParallelConfig
-from training.mesh import World, build_world, open_processes
+from training.mesh import build_world, open_processes
 from training.model_config import ModelConfig
 from training.optim import build_optimizer
 from training.parallel_model import ParallelModel
-from training.piece import Piece, Weight, assemble
+from training.piece import Piece, Weight
 from training.piece_storage import model_state
-from training.ranks import RankError
-
-SHAPES = {"embed.tokens.weight": (7, 6), "blocks.0.mlp.up.weight": (5, 4), "norm.weight": (6,)}
-Held = dict[str, tuple[Piece, Tensor]]
-Ranks = Callable[..., list[Any]]
-
-
-@contextmanager
-def open_world() -> Iterator[World]:
-    with open_processes("cpu") as device:
-        yield build_world(ParallelConfig(dp=torch.distributed.get_world_size(), shard=1), device)
-
-
-def value(key: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed + sum(key.encode()))
-    return torch.randn(shape, generator=generator)
-
-
-def cut(shape: tuple[int, ...], layout: str, parts: int, number: int) -> Piece:
-    """The piece of one of `parts` processes: rows, columns, both, or all of it on each; vectors are never cut."""
-    whole = Piece.whole(shape)
-    if len(shape) < 2 or layout == "copies":
-        return whole
-    if layout == "both":
-        return whole.part(1, 2, number % 2).part(0, -(-parts // 2), number // 2)
-    return whole.part({"rows": 0, "columns": 1}[layout], parts, number)
-
-
-def weights_and_moments(
-    layout: str, parts: int, number: int, seed: int
-) -> tuple[list[Weight], dict[str, dict[str, Tensor]]]:
-    """What process `number` of `parts` holds; its values follow from `seed` and the place in the whole."""
-    weights, moments = [], {}
-    for name, shape in SHAPES.items():
-        piece = cut(shape, layout, parts, number)
-        own = nn.Parameter(value(f"model.{name}", shape, seed)[piece.slices].clone())
-        weights.append(Weight(name, own, own, piece, True))
-        moments[name] = {
-            m: value(f"optim.{name}.{m}", shape, seed)[piece.slices].clone() for m in ("exp_avg", "exp_avg_sq")
-        }
-    return weights, moments
-
-
-def record(step: int, size: int = 1) -> CheckpointRecord:
-    return CheckpointRecord(
-        step=step,
-        updates=step - 1,
-        processes=size,
-        layout={"dp": size},
-        stability={"scale": 1024.0},
-        unigram_loss=1.5,
-        model={"layers": 1},
-        tokenizer=TokenizerRecord("t.model", "0", 30, 2),
-    )
-
-
-def save(folder: Path, layout: str, steps: list[int], keep: int = 2, asynchronous: bool = False) -> list[str]:
-    """Save at each of `steps` a state of that seed; what was said."""
-    said: list[str] = []
-    with open_world() as world:
-        checkpoints = Checkpoints(folder, keep, world, said.append)
-        for step in steps:
-            state = model_state(*weights_and_moments(layout, world.size, world.rank, step))
-            (checkpoints.save_async if asynchronous else checkpoints.save)(record(step, world.size), state)
-            if asynchronous:
-                for ((tensor, _),) in state.values():
-                    tensor.fill_(torch.nan)  # as the next step would
-        checkpoints.wait()
-    return said
-
-
-def load(folder: Path, layout: str) -> tuple[CheckpointRecord | None, Held, list[str]]:
-    said: list[str] = []
-    with open_world() as world:
-        state = model_state(*weights_and_moments(layout, world.size, world.rank, seed=99))
-        found = Checkpoints(folder, 2, world, said.append).load(state)
-        return found, {key: (piece, tensor) for key, [(tensor, piece)] in state.items()}, said
-
-
-def is_seed(held: list[Held], seed: int) -> bool:
-    """Whether what the processes hold together is, to the bit, the state of `seed`."""
-    wholes = {key: assemble({pieces[key][0]: pieces[key][1] for pieces in held}) for key in held[0]}
-    return all(torch.equal(whole, value(key, tuple(whole.shape), seed)) for key, whole in wholes.items())
 
 
 @pytest.mark.parametrize("written", ["rows", "copies"])
@@ -192,93 +115,6 @@ def test_the_last_few_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000004"]
 
 
-def flip_a_bit(checkpoint: Path) -> None:
-    file = next(checkpoint.glob("*.distcp"))
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-
-
-def truncate(checkpoint: Path) -> None:
-    file = next(checkpoint.glob("*.distcp"))
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def make_old(checkpoint: Path) -> None:
-    file = checkpoint / "record.json"
-    file.write_text(file.read_text().replace('"version": 2', '"version": 1'))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        flip_a_bit,
-        truncate,
-        make_old,
-        lambda checkpoint: next(checkpoint.glob("*.distcp")).unlink(),
-        lambda checkpoint: (checkpoint / ".metadata").write_bytes(b""),
-        lambda checkpoint: (checkpoint / "record.json").write_text('{"step": 3'),
-        lambda checkpoint: (checkpoint / "record.json").write_bytes(b"\xff\xfe"),
-        lambda checkpoint: (checkpoint / "record.json").unlink(),
-    ],
-    ids=["bit", "truncated", "version", "no file", "empty metadata", "half a record", "no text", "no record"],
-)
-def test_a_damaged_checkpoint_is_passed_over_and_said_so(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    save(tmp_path, "rows", [2, 3])
-    damage(tmp_path / "step-00000003")
-    found, held, said = load(tmp_path, "columns")
-    assert found is not None and found.step == 2 and is_seed([held], 2)
-    assert len(said) == 1 and "step-00000003 cannot be used" in said[0]
-
-
-def test_all_processes_pass_over_what_one_found_damaged(tmp_path: Path, run_ranks: Ranks) -> None:
-    run_ranks(3, save, tmp_path, "rows", [2, 3])
-    (tmp_path / "step-00000003/__1_0.distcp").write_bytes(b"something else")
-    results = run_ranks(3, load, tmp_path, "rows")
-    assert [found.step for found, _, _ in results] == [2, 2, 2] and is_seed([held for _, held, _ in results], 2)
-
-
-def go_on(folder: Path, step: int) -> int:
-    """Load, then save `step`, as a run does that goes on; the step begun at."""
-    with open_world() as world:
-        checkpoints = Checkpoints(folder, 2, world, [].append)
-        state = model_state(*weights_and_moments("rows", 1, 0, seed=step))
-        found = checkpoints.load(state)
-        checkpoints.save(record(step), state)
-        return found.step if found else 0
-
-
-def test_what_is_later_than_where_a_run_went_on_gives_way_to_it(tmp_path: Path) -> None:
-    save(tmp_path, "rows", [2, 3])
-    flip_a_bit(tmp_path / "step-00000003")
-    assert go_on(tmp_path, 4) == 2  # and not 3 and 4, of which one is damaged
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002", "step-00000004"]
-    (tmp_path / "latest").write_text("step-00000002")
-    assert go_on(tmp_path, 4) == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002", "step-00000004"]
-    assert go_on(tmp_path, 5) == 4
-    (tmp_path / "latest").unlink()
-    assert go_on(tmp_path, 6) == 5
-
-
-def test_a_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
-    save(tmp_path, "rows", [2])
-    shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000003.partial")
-    found, _, said = load(tmp_path, "rows")
-    assert found is not None and found.step == 2
-    assert said == ["checkpoint step-00000003 was never finished: passing it over"]
-    save(tmp_path, "rows", [5])
-    assert not list(tmp_path.rglob("*.partial"))
-
-
-def test_when_none_can_be_used_the_run_does_not_quietly_begin_again(tmp_path: Path) -> None:
-    assert load(tmp_path, "rows")[0] is None
-    save(tmp_path, "rows", [2])
-    flip_a_bit(tmp_path / "step-00000002")
-    with pytest.raises(InputError, match="remove that folder"):
-        load(tmp_path, "rows")
-
-
 def load_another(folder: Path, name: str, shape: tuple[int, ...]) -> str:
     """Load a model that has a parameter more, or another shape of one, on the last process."""
     with open_world() as world:
@@ -358,80 +194,3 @@ def train_beside(folder: Path) -> tuple[float, bool]:
 
 def test_the_training_goes_on_beside(tmp_path: Path, run_ranks: Ranks) -> None:
     assert run_ranks(2, train_beside, tmp_path) == [(0.0, True)] * 2
-
-
-def run_out_of_room(folder: Path, asynchronous: bool) -> tuple[str, str]:
-    """What is said when there is no room for the second checkpoint, and whether the next one can be saved."""
-    import resource
-
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    said = ["", ""]
-    with open_world() as world:
-        checkpoints = Checkpoints(folder, 2, world, print)
-        for step, room in ((1, resource.RLIM_INFINITY), (2, 2000), (3, resource.RLIM_INFINITY)):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (room if world.rank == world.size - 1 else -1, -1))
-            state = model_state(*weights_and_moments("copies", world.size, world.rank, step))
-            state = {f"{key}.{i}": held for key, held in state.items() for i in range(4)}  # 2000 bytes, and more
-            try:
-                if asynchronous:
-                    checkpoints.save_async(record(step), state)
-                    checkpoints.wait()
-                else:
-                    checkpoints.save(record(step), state)
-            except OutputError as error:
-                said[step - 2] = str(error)
-                assert not (world.is_main and [*folder.glob("*.partial")]), "room was not given back"
-    return said[0], said[1]
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_no_room_on_one_process_is_an_error_of_all_and_the_one_before_it_is_left(
-    tmp_path: Path, run_ranks: Ranks, asynchronous: bool
-) -> None:
-    for first, then in run_ranks(2, run_out_of_room, tmp_path, asynchronous):
-        assert "cannot write the checkpoint" in first and "MiB are free there" in first and "\n" not in first
-        assert then == ""
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001", "step-00000003"]
-
-
-def test_a_folder_that_cannot_be_is_an_error(tmp_path: Path, run_ranks: Ranks) -> None:
-    (tmp_path / "file").write_text("")
-    assert all("cannot write" in said for said in run_ranks(2, save_into_a_file, tmp_path / "file/checkpoints"))
-
-
-def save_into_a_file(folder: Path) -> str:
-    try:
-        save(folder, "rows", [1])
-    except OutputError as error:
-        return str(error)
-    return ""
-
-
-def save_until_killed(folder: Path, moment: str) -> None:
-    """Save large checkpoints until a path appears, then die at once, as all processes do."""
-
-    def watch() -> None:
-        while not (folder / moment).exists():
-            time.sleep(0.0005)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with open_world() as world:
-        checkpoints = Checkpoints(folder, 2, world, print)
-        threading.Thread(target=watch, daemon=True).start()
-        for step in range(1, 100):
-            own = nn.Parameter(torch.full((4_000_000,), float(step)))
-            piece = Piece.whole((4_000_000 * world.size,)).part(0, world.size, world.rank)
-            checkpoints.save_async(record(step), model_state([Weight("w", own, own, piece, True)]))
-        checkpoints.wait()
-
-
-@pytest.mark.parametrize("moment", ["step-00000003.partial", "step-00000003.partial/__1_0.distcp", "step-00000004"])
-def test_a_kill_in_the_middle_leaves_one_to_go_on_from(tmp_path: Path, run_ranks: Ranks, moment: str) -> None:
-    with pytest.raises(RankError, match="-9"):
-        run_ranks(2, save_until_killed, tmp_path, moment)
-    latest = (tmp_path / "latest").read_text()
-    with open_world() as world:
-        state = {"model.w": [(torch.zeros(8_000_000), Piece.whole((8_000_000,)))]}
-        found = Checkpoints(tmp_path, 2, world, print).load(state)
-    assert found is not None and f"step-{found.step:08d}" == latest and found.step in (2, 3, 4)
-    assert bool((state["model.w"][0][0] == found.step).all())

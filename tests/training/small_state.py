@@ -1,0 +1,105 @@
+"""A small state for checkpoints: made of a seed, cut in some layout, saved and loaded."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.tokens import TokenizerRecord
+from training.checkpoint import CheckpointRecord, Checkpoints
+from training.layout import ParallelConfig
+from training.mesh import World, build_world, open_processes
+from training.piece import Piece, Weight, assemble
+from training.piece_storage import model_state
+
+SHAPES = {"embed.tokens.weight": (7, 6), "blocks.0.mlp.up.weight": (5, 4), "norm.weight": (6,)}
+Held = dict[str, tuple[Piece, Tensor]]
+Ranks = Callable[..., list[Any]]
+
+
+@contextmanager
+def open_world() -> Iterator[World]:
+    with open_processes("cpu") as device:
+        yield build_world(ParallelConfig(dp=torch.distributed.get_world_size(), shard=1), device)
+
+
+def value(key: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(key.encode()))
+    return torch.randn(shape, generator=generator)
+
+
+def cut(shape: tuple[int, ...], layout: str, parts: int, number: int) -> Piece:
+    """The piece of one of `parts` processes: rows, columns, both, or all of it on each; vectors are never cut."""
+    whole = Piece.whole(shape)
+    if len(shape) < 2 or layout == "copies":
+        return whole
+    if layout == "both":
+        return whole.part(1, 2, number % 2).part(0, -(-parts // 2), number // 2)
+    return whole.part({"rows": 0, "columns": 1}[layout], parts, number)
+
+
+def weights_and_moments(
+    layout: str, parts: int, number: int, seed: int
+) -> tuple[list[Weight], dict[str, dict[str, Tensor]]]:
+    """What process `number` of `parts` holds; its values follow from `seed` and the place in the whole."""
+    weights, moments = [], {}
+    for name, shape in SHAPES.items():
+        piece = cut(shape, layout, parts, number)
+        own = nn.Parameter(value(f"model.{name}", shape, seed)[piece.slices].clone())
+        weights.append(Weight(name, own, own, piece, True))
+        moments[name] = {
+            m: value(f"optim.{name}.{m}", shape, seed)[piece.slices].clone() for m in ("exp_avg", "exp_avg_sq")
+        }
+    return weights, moments
+
+
+def record(step: int, size: int = 1) -> CheckpointRecord:
+    return CheckpointRecord(
+        step=step,
+        updates=step - 1,
+        processes=size,
+        layout={"dp": size},
+        stability={"scale": 1024.0},
+        unigram_loss=1.5,
+        model={"layers": 1},
+        tokenizer=TokenizerRecord("t.model", "0", 30, 2),
+    )
+
+
+def save(folder: Path, layout: str, steps: list[int], keep: int = 2, asynchronous: bool = False) -> list[str]:
+    """Save at each of `steps` a state of that seed; what was said."""
+    said: list[str] = []
+    with open_world() as world:
+        checkpoints = Checkpoints(folder, keep, world, said.append)
+        for step in steps:
+            state = model_state(*weights_and_moments(layout, world.size, world.rank, step))
+            (checkpoints.save_async if asynchronous else checkpoints.save)(record(step, world.size), state)
+            if asynchronous:
+                for ((tensor, _),) in state.values():
+                    tensor.fill_(torch.nan)  # as the next step would
+        checkpoints.wait()
+    return said
+
+
+def load(folder: Path, layout: str) -> tuple[CheckpointRecord | None, Held, list[str]]:
+    said: list[str] = []
+    with open_world() as world:
+        state = model_state(*weights_and_moments(layout, world.size, world.rank, seed=99))
+        found = Checkpoints(folder, 2, world, said.append).load(state)
+        return found, {key: (piece, tensor) for key, [(tensor, piece)] in state.items()}, said
+
+
+def is_seed(held: list[Held], seed: int) -> bool:
+    """Whether what the processes hold together is, to the bit, the state of `seed`."""
+    wholes = {key: assemble({pieces[key][0]: pieces[key][1] for pieces in held}) for key in held[0]}
+    return all(torch.equal(whole, value(key, tuple(whole.shape), seed)) for key, whole in wholes.items())
+
+
+def flip_a_bit(checkpoint: Path) -> None:
+    file = next(checkpoint.glob("*.distcp"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
