@@ -1,8 +1,7 @@
 """Fixed-length sequences, packed from documents, and which of them a replica reads in which step.
 
 Sequence i of length T is tokens [iT, iT + T] of all shards laid end to end: T inputs, and the same
-shifted by one as targets. Documents were shuffled when the shards were made. From the second epoch on
-the tokens are cut elsewhere, so that each meets another beginning.
+shifted by one as targets. Documents were shuffled when the shards were made.
 """
 
 from collections.abc import Sequence
@@ -48,21 +47,21 @@ class TokenSequences(Dataset[Tensor]):
     def __getitem__(self, i: int) -> Tensor:
         return self.batch([i])[0]
 
-    def batch(self, indices: Sequence[int] | NDArray[np.int64], shift: int = 0) -> Tensor:
-        """Sequences `indices`, `shift` tokens further on, as (len(indices), T + 1) int64; the end joins the start."""
+    def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        """Sequences `indices` as (len(indices), T + 1) int64."""
         out = np.empty((len(indices), self.length + 1), np.int64)
         for row, i in zip(out, indices, strict=True):
-            self._read((int(i) * self.length + shift) % self.tokens, row)
+            self._read(int(i) * self.length, row)
         return torch.from_numpy(out)
 
     def _read(self, start: int, row: NDArray[np.int64]) -> None:
-        """Fill `row` with the tokens from `start`, over the border of a shard, and from the last to the first."""
+        """Fill `row` with the tokens from `start`, over the border of a shard where need be."""
         shard, filled = int(np.searchsorted(self.starts, start, side="right")) - 1, 0
         while filled < len(row):
-            offset = (start + filled) % self.tokens - int(self.starts[shard])
+            offset = start + filled - int(self.starts[shard])
             piece = self.shards[shard][offset : offset + len(row) - filled]
             row[filled : filled + len(piece)] = piece
-            filled, shard = filled + len(piece), (shard + 1) % len(self.shards)
+            filled, shard = filled + len(piece), shard + 1
 
 
 @dataclass(frozen=True)
@@ -135,13 +134,9 @@ class Batches:
         share = self.split.rounds * self.split.micro
         return self.order[1][position * share : (position + 1) * share]
 
-    def shift(self, epoch: int) -> int:
-        """By how many tokens an epoch's sequences begin later than the first one's."""
-        return key_of(f"{self.seed}/shift/{epoch}") % self.data.length if epoch else 0
-
     def step(self, step: int) -> Batch:
         """A step's batch, on the CPU. A sequence's number is the seed's, the step's and its place in the step."""
-        tokens = self.data.batch(self.indices(step), self.shift(step // self.steps_per_epoch))
+        tokens = self.data.batch(self.indices(step))
         place = torch.arange(len(tokens)) * self.split.replicas + self.replica
         numbers = place + step * self.split.batch_size + key_of(f"{self.seed}/sequences")  # wraps, as int64 does
         return Batch(tokens[:, :-1], tokens[:, 1:], numbers)

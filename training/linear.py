@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 _HAS_ONEDNN = torch.backends.mkldnn.is_available()
 
@@ -25,16 +24,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + bias: `x` (…, inputs), `weight` (outputs, inputs), `bias` (outputs,) or None; (…, outputs)."""
     if not _suits(x, weight):
         return F.linear(x, weight, bias)
-    (y,) = _Products.apply(x, weight.T)
+    y: Tensor = _Product.apply(x, weight.T)
     return y if bias is None else y + bias
 
 
-def linears(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor]:
-    """What each of the layers makes of `x`, whose gradient is summed while it is multiplied."""
+def linears(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
+    """What each of the layers makes of `x`: one product, as a call of oneDNN costs as much as a small one."""
     if not _suits(x, layers[0].weight):
         return [layer(x) for layer in layers]
-    found = _Products.apply(x, *(layer.weight.T for layer in layers))
-    return [y if layer.bias is None else y + layer.bias for y, layer in zip(found, layers, strict=True)]
+    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    y = linear(x, torch.cat([layer.weight for layer in layers]), bias)
+    return y.split([len(layer.weight) for layer in layers], -1)
 
 
 def _suits(x: Tensor, weight: Tensor) -> bool:
@@ -53,26 +53,21 @@ def _suits(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-class _Products(torch.autograd.Function):
-    """x (…, inputs) times each of some matrices (inputs, outputs)."""
+class _Product(torch.autograd.Function):
+    """x (…, inputs) times a matrix (inputs, outputs)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *matrices: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(x, *matrices)
-        return tuple(_product(x, matrix.T) for matrix in matrices)
+    def forward(ctx: Any, x: Tensor, matrix: Tensor) -> Tensor:
+        ctx.save_for_backward(x, matrix)
+        return _product(x, matrix.T)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, *matrices = ctx.saved_tensors
-        # a pipeline may ask for the gradients of inputs and of weights at different times
-        wants_x, *wanted = (_is_wanted(node) for node, _ in ctx.next_functions)
-        dx = None
-        if wants_x:
-            for grad, matrix in zip(grads, matrices, strict=True):
-                dx = _product(grad, matrix, dx)
-        pairs = zip(grads, wanted, strict=True)
-        return dx, *(_matrix_gradient(x, grad) if asked else None for grad, asked in pairs)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, matrix = ctx.saved_tensors
+        # a pipeline may ask for the two at different times
+        wants_x, wants_matrix = (_is_wanted(node) for node, _ in ctx.next_functions)
+        dx = _product(grad, matrix) if wants_x else None
+        return dx, (grad.flatten(0, -2).T @ x.flatten(0, -2)).T if wants_matrix else None
 
 
 def _is_wanted(node: Any) -> bool:
@@ -82,14 +77,6 @@ def _is_wanted(node: Any) -> bool:
     return bool(torch._C._will_engine_execute_node(node))
 
 
-def _product(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
-    """x W^T, and what is added to it."""
-    if added is None:
-        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-    return torch.ops.mkldnn._linear_pointwise.binary(x, added, weight, None, "add")
-
-
-def _matrix_gradient(x: Tensor, grad: Tensor) -> Tensor:
-    """x^T grad; the narrower one is transposed, at which MKL is 10 % faster than at the other."""
-    x, grad = x.flatten(0, -2), grad.flatten(0, -2)
-    return x.T @ grad if x.shape[1] <= grad.shape[1] else (grad.T @ x).T
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], "")
+    return y

@@ -123,10 +123,15 @@ class Staged:
 
 
 def _values(weights: Sequence[Weight], cut: Cut) -> Tensor:
-    return weights[cut.weight].own.detach().view(-1)[cut.start : cut.start + cut.length]
+    return _cut(weights[cut.weight].own.detach(), cut)
 
 
 def _gradients(weights: Sequence[Weight], cut: Cut) -> Tensor:
     gradient = weights[cut.weight].own.grad
     assert gradient is not None
-    return gradient.reshape(-1)[cut.start : cut.start + cut.length]
+    return _cut(gradient, cut)
+
+
+def _cut(values: Tensor, cut: Cut) -> Tensor:
+    flat = values.reshape(-1)
+    return flat if len(flat) == cut.length else flat[cut.start : cut.start + cut.length]

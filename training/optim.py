@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from training.config import OptimConfig
 from training.memory import MemoryConfig
@@ -103,19 +103,12 @@ class AdamW(Optimizer):
         self._begin(0)
         for number, bucket in enumerate(self.buckets):
             self._begin(number + 1)  # while this one is computed
-            first, second = self._moments.take(number)
-            values, gradients = self._values.take(number)
+            moments = [_cut(flat, bucket) for flat in self._moments.take(number)]
+            tensors = list(zip(*self._values.take(number), *moments, strict=True))
             for decays in (True, False):
-                chosen = [i for i, cut in enumerate(bucket.cuts) if self._decays(cut.weight) is decays]
-                cuts = [bucket.cuts[i] for i in chosen]
-                self._compute(
-                    [values[i] for i in chosen],
-                    [gradients[i] for i in chosen],
-                    [first[cut.at : cut.at + cut.length] for cut in cuts],
-                    [second[cut.at : cut.at + cut.length] for cut in cuts],
-                    rate,
-                    self.config.weight_decay if decays else 0.0,
-                )
+                chosen = [t for t, cut in zip(tensors, bucket.cuts, strict=True) if self._decays(cut.weight) is decays]
+                if chosen:
+                    self._compute(chosen, rate, self.config.weight_decay if decays else 0.0)
             self._values.put(number)
             self._moments.put(number)
             for cut in bucket.cuts:
@@ -131,16 +124,14 @@ class AdamW(Optimizer):
     def _decays(self, weight: int) -> bool:
         return len(self.updated[weight].piece.shape) >= 2
 
-    def _compute(
-        self, values: list[Tensor], gradients: list[Tensor], first: list[Tensor], second: list[Tensor],
-        rate: float, decay: float,
-    ) -> None:  # fmt: skip
-        if not values:
-            return
-        before = torch.full((len(values),), float(self.updates - 1), device=values[0].device)
+    def _compute(self, tensors: Sequence[tuple[Tensor, ...]], rate: float, decay: float) -> None:
+        """Update values by gradients and both moments, of one type and on one device; as torch.optim calls it, but
+        that sorts by type and device at every step, which takes as long as to update a small model."""
+        values, gradients, first, second = (list(column) for column in zip(*tensors, strict=True))
+        steps = torch.full((len(values),), float(self.updates), device=values[0].device)
         beta1, beta2 = self.config.betas
-        adamw(
-            values, gradients, first, second, [], list(before.unbind()), fused=True, amsgrad=False, maximize=False,
+        torch._fused_adamw_(
+            values, gradients, first, second, [], list(steps.unbind()), amsgrad=False, maximize=False,
             beta1=beta1, beta2=beta2, lr=rate, weight_decay=decay, eps=self.config.eps,
         )  # fmt: skip
 
@@ -210,6 +201,14 @@ def build_optimizer(
         moments = MomentsInMemory(total, buckets, dtype, torch.device("cpu") if staged else device)
     values = Staged(updated, buckets, dtype) if staged else InPlace(updated, buckets)
     return AdamW(weights, config, buckets, moments, values, after_update)
+
+
+def _cut(flat: Tensor, bucket: Bucket) -> list[Tensor]:
+    """A bucket's part of a state, as its cuts divide it; in one operation, as there are many."""
+    starts = [cut.at for cut in bucket.cuts] + [bucket.length]
+    parts = flat[: bucket.length].split([stop - start for start, stop in pairwise(starts)])
+    pairs = zip(parts, bucket.cuts, strict=True)
+    return [part if len(part) == cut.length else part[: cut.length] for part, cut in pairs]
 
 
 def first_of_each(weights: Sequence[Weight]) -> list[Weight]:

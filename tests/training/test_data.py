@@ -79,22 +79,6 @@ def test_micro_batches_are_inputs_and_the_same_shifted_by_one(shards: Shards, tm
     assert batch.ids.shape == batch.targets.shape == (4, 5) and (batch.targets == batch.ids + 1).all()
 
 
-def test_each_epoch_but_the_first_cuts_the_tokens_elsewhere(shards: Shards, tmp_path: Path) -> None:
-    """Every token is still an input once an epoch, the last ones' sequence going on with the first."""
-    tokens, length = 120, 24
-    data = TokenSequences(counting(shards, tmp_path, tokens + 1, [50, 50, 119]), length)
-    split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=5), ParallelConfig(dp=1, micro_batches=1))
-    batches, beginnings = Batches(data, split, 0, seed=3), []
-    for epoch in range(6):
-        batch = batches.step(epoch)
-        beginnings.append(int(batch.ids[:, 0].min()) % length)
-        assert ((batch.ids[:, 1:] - batch.ids[:, :-1]) % (tokens + 1) == 1).all()
-        assert torch.equal(batch.ids[:, 1:], batch.targets[:, :-1])
-        assert len(batch.ids.unique()) == tokens
-    assert beginnings[0] == 0 and len(set(beginnings)) > 3
-    assert Batches(data, split, 0, seed=4).shift(1) != batches.shift(1)
-
-
 def test_a_sequence_has_the_same_number_in_whichever_replica_and_no_other_has_it(
     shards: Shards, tmp_path: Path
 ) -> None:
