@@ -47,10 +47,10 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, inverse, weight = ctx.saved_tensors
-        normal = x * inverse
-        product = grad * normal
-        along = (product @ weight).div_(-x.shape[-1])[..., None]  # how much of the gradient lies along x
-        return torch.addcmul(grad * weight, normal, along).mul_(inverse), product.flatten(0, -2).sum(0), None
+        product = grad * x
+        along = (product @ weight)[..., None] * inverse**3 / -x.shape[-1]  # how much of the gradient lies along x
+        dx = (grad * weight).mul_(inverse).addcmul_(x, along)
+        return dx, inverse.flatten() @ product.flatten(0, -2), None
 
 
 def build_norm(config: ModelConfig) -> nn.Module:

@@ -98,6 +98,7 @@ class AdamW(Optimizer):
         super().__init__(weights, after_update)
         self.config, self.buckets = config, buckets
         self._moments, self._values = moments, values
+        self._decays = [len(weight.piece.shape) >= 2 for weight in self.updated]
 
     def _update(self, rate: float) -> None:
         self._begin(0)
@@ -106,7 +107,7 @@ class AdamW(Optimizer):
             moments = [_cut(flat, bucket) for flat in self._moments.take(number)]
             tensors = list(zip(*self._values.take(number), *moments, strict=True))
             for decays in (True, False):
-                chosen = [t for t, cut in zip(tensors, bucket.cuts, strict=True) if self._decays(cut.weight) is decays]
+                chosen = [t for t, cut in zip(tensors, bucket.cuts, strict=True) if self._decays[cut.weight] is decays]
                 if chosen:
                     self._compute(chosen, rate, self.config.weight_decay if decays else 0.0)
             self._values.put(number)
@@ -121,17 +122,14 @@ class AdamW(Optimizer):
             self._values.begin(number)
             self._moments.begin(number)
 
-    def _decays(self, weight: int) -> bool:
-        return len(self.updated[weight].piece.shape) >= 2
-
     def _compute(self, tensors: Sequence[tuple[Tensor, ...]], rate: float, decay: float) -> None:
         """Update values by gradients and both moments, of one type and on one device; as torch.optim calls it, but
         that sorts by type and device at every step, which takes as long as to update a small model."""
         values, gradients, first, second = (list(column) for column in zip(*tensors, strict=True))
-        steps = torch.full((len(values),), float(self.updates), device=values[0].device)
+        steps = [torch.tensor(float(self.updates), device=values[0].device)] * len(values)
         beta1, beta2 = self.config.betas
         torch._fused_adamw_(
-            values, gradients, first, second, [], list(steps.unbind()), amsgrad=False, maximize=False,
+            values, gradients, first, second, [], steps, amsgrad=False, maximize=False,
             beta1=beta1, beta2=beta2, lr=rate, weight_decay=decay, eps=self.config.eps,
         )  # fmt: skip
 
