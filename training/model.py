@@ -50,7 +50,7 @@ class _RMSNorm(torch.autograd.Function):
         product = grad * x
         along = (product @ weight)[..., None] * inverse**3 / -x.shape[-1]  # how much of the gradient lies along x
         dx = (grad * weight).mul_(inverse).addcmul_(x, along)
-        return dx, inverse.flatten() @ product.flatten(0, -2), None
+        return dx, product.flatten(0, -2).T @ inverse.flatten(), None
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
