@@ -78,7 +78,7 @@ def bench_training(
         folder = Path(name)
         arguments = ["--data.train", str(folder / "tokens"), "--data.holdout", str(folder / "tokens"), *_SHORT]
         first = load_config(TrainConfig, ["--config", str(configs[0]), *arguments, *_flags(changes), "--out_dir", name])
-        largest = max(_tokens_per_step(path, arguments) for path in configs)
+        largest = max(_tokens_per_step(path, [*arguments, *_flags(changes)]) for path in configs)
         write_tokens(folder / "tokens", 2 * largest + 1)
         lines = [Line(PEER, peer)] if peer is not None and not layouts else []
         lines += two_processes(configs[0], first, only) if layouts else one_process(configs, first.device)

@@ -60,11 +60,11 @@ def test_ours_and_a_peer_by_one_command(tmp_path: Path) -> None:
 def test_two_processes_of_a_pipeline(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
     command = [sys.executable, str(SCRIPT), "tiny.toml", "--steps", "3", "--rounds", "1", "--layouts"]
-    command += ["--only", "pp 2, 1f1b"]
+    command += ["--only", "pp 2, 1f1b", "--options", "data.batch_size=12"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     one, two, pipeline = cells(done.stdout)
-    assert (one[0], two[0], pipeline[:4]) == ("one process", "pp 2, 1f1b", ["pp 2, 1f1b", "2", "4", "25.0%"])
+    assert (one[0], two[0], pipeline[:4]) == ("one process", "pp 2, 1f1b", ["pp 2, 1f1b", "2", "6", "16.7%"])
 
 
 def test_ratios_are_by_round_and_bubbles_by_computed_time() -> None:
