@@ -1,5 +1,6 @@
 """The output matrix and the cross-entropy in one: chunk by chunk of the tokens, so that no full logits exist."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -32,8 +33,10 @@ class _SummedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, first: int, group: dist.ProcessGroup | None
     ) -> Tensor:
-        low = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        with torch.autocast(x.device.type, enabled=False):
+        device = x.device.type
+        casts = torch.is_autocast_enabled(device)
+        low = torch.get_autocast_dtype(device) if casts else x.dtype
+        with torch.autocast(device, enabled=False) if casts else nullcontext():
             inputs, matrix = x.to(low), weight.to(low)
             total = torch.zeros(1, dtype=_sum_dtype(low), device=x.device)
             dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
@@ -45,10 +48,11 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 total += loss
                 if dx is not None and dw is not None:
                     dlogits = dlogits.to(low)
-                    dx[here] = dlogits @ matrix
                     if low == dw.dtype:
+                        torch.mm(dlogits, matrix, out=dx[here])
                         dw.addmm_(dlogits.T, inputs[here])
                     else:
+                        dx[here] = dlogits @ matrix
                         dw += dlogits.T @ inputs[here]
         ctx.save_for_backward(dx, dw)
         return total
@@ -66,23 +70,32 @@ def _chunk(
 ) -> tuple[Tensor, Tensor]:
     """The chunk's summed loss, (), and the gradient of its logits, (N, V / n)."""
     logits = (x @ weight.T).to(_sum_dtype(x.dtype))
-    largest = logits.amax(-1, keepdim=True)
+    valid, local = targets != IGNORED, targets - first
+    mine = (local >= 0) & (local < len(weight)) if group is not None else valid
+    place = local.clamp(0, len(weight) - 1)[:, None]
+    logs = logits.log_softmax(-1)  # of the probabilities within this part of the vocabulary
+    chosen, share = logs.gather(1, place)[:, 0], valid.to(logs.dtype)
     if group is not None:
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-    logits -= largest
-    local = (targets - first)[:, None]
-    mine = (local >= 0) & (local < len(weight))
-    local = local.clamp(0, len(weight) - 1)
-    chosen = torch.where(mine, logits.gather(1, local), 0.0)
-    powers = logits.exp_()
-    sums = torch.cat([powers.sum(-1, keepdim=True), chosen], 1)
-    if group is not None:
-        dist.all_reduce(sums, group=group)
-    valid = targets != IGNORED
-    loss = (sums[:, 0].log() - sums[:, 1])[valid].sum()
-    gradient = powers.mul_((valid / sums[:, 0])[:, None])
-    gradient.scatter_add_(1, local, -(mine & valid[:, None]).to(gradient.dtype))
+        chosen, part = _whole(chosen, logits[:, 0] - logs[:, 0], mine, group)
+        share *= part
+    loss = torch.where(valid, -chosen, 0.0).sum()
+    gradient = logs.exp_().mul_(share[:, None])
+    gradient.scatter_add_(1, place, -(mine & valid)[:, None].to(gradient.dtype))
     return loss, gradient
+
+
+def _whole(chosen: Tensor, here: Tensor, mine: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+    """The log-probability of each target, (N,), and how much of all probability is in this part, (N,).
+
+    `chosen` is the former within this part, where the target is `mine`; `here` the log of the part's sum of
+    exponentials.
+    """
+    largest = here.clone()
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    here = here - largest
+    sums = torch.stack([here.exp(), torch.where(mine, chosen + here, 0.0)], 1)
+    dist.all_reduce(sums, group=group)
+    return sums[:, 1] - sums[:, 0].log(), here.exp() / sums[:, 0]
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
