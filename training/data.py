@@ -49,13 +49,20 @@ class TokenSequences(Dataset[Tensor]):
 
     def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """Sequences `indices` as (len(indices), T + 1) int64."""
-        out = np.empty((len(indices), self.length + 1), np.int64)
-        for row, i in zip(out, indices, strict=True):
-            self._read(int(i) * self.length, row)
+        starts = np.asarray(indices, np.int64) * self.length
+        out = np.empty((len(starts), self.length + 1), np.int64)
+        shards = np.searchsorted(self.starts, starts, side="right") - 1
+        inside = starts + self.length < self.starts[shards + 1]
+        for shard in np.unique(shards[inside]):
+            rows = inside & (shards == shard)
+            offsets = starts[rows] - self.starts[shard]
+            out[rows] = self.shards[shard][offsets[:, None] + np.arange(self.length + 1)]
+        for row in np.flatnonzero(~inside):
+            self._read(int(starts[row]), out[row])
         return torch.from_numpy(out)
 
     def _read(self, start: int, row: NDArray[np.int64]) -> None:
-        """Fill `row` with the tokens from `start`, over the border of a shard where need be."""
+        """Fill `row` with the tokens from `start`, over the borders of shards."""
         shard, filled = int(np.searchsorted(self.starts, start, side="right")) - 1, 0
         while filled < len(row):
             offset = start + filled - int(self.starts[shard])
