@@ -29,8 +29,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linears(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
-    """What each of the layers makes of `x`: one product, as a call of oneDNN costs as much as a small one."""
-    if not _suits(x, layers[0].weight):
+    """What each of the layers makes of `x`.
+
+    Small ones are one product, as a call of oneDNN costs as much as a small product does. For that the weights
+    are copied side by side, and kept for the backward pass: so only where they are no larger than `x`.
+    """
+    if sum(layer.weight.numel() for layer in layers) > x.numel() or not _suits(x, layers[0].weight):
         return [layer(x) for layer in layers]
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
     y = linear(x, torch.cat([layer.weight for layer in layers]), bias)

@@ -66,8 +66,8 @@ def test_what_is_computed_again() -> None:
         with torch.no_grad(), LiveBytes() as live:
             model(ids)
         assert live.calls["aten.gelu.default"] == 4
-    # of 4 products a block (q, k and v are one) the outputs and the gradients of inputs
-    assert counts == {"none": [32, 4], "selective": [32, 8], "full": [32 + 16, 8]}
+    # of 6 products a block the outputs and the gradients of inputs
+    assert counts == {"none": [48, 4], "selective": [48, 8], "full": [48 + 24, 8]}
 
 
 def test_a_copy_of_the_model_is_its_own() -> None:
