@@ -19,9 +19,9 @@ def summed_cross_entropy(
 
     `x` (B, T, D), `targets` (B, T) int64. Where `group` is given, `weight` (V / n, D) is this process's
     part of the vocabulary, which begins with id `first`; all of the group pass the same x and targets, and
-    the gradient of x is this process's part of a sum. The maximum and the pair (sum of exponentials, the
-    target's logit) are what is communicated (Shoeybi et al. 2019, section 3). Float32 or better whatever x
-    is: a bfloat16 log-sum-exp loses the second digit.
+    the gradient of x is this process's part of a sum. The largest log-sum-exp of the parts and the pair (sum of
+    exponentials, the target's logit) are what is communicated (after Shoeybi et al. 2019, section 3). Float32 or
+    better whatever x is: a bfloat16 log-sum-exp loses the second digit.
     """
     return _SummedCrossEntropy.apply(x.flatten(0, 1), weight, targets.flatten(), first, group)
 

@@ -12,10 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_HAS_ONEDNN = torch.backends.mkldnn.is_available()
+ONEDNN = torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None
+"""(x, weight, bias, …) to x W^T; None where torch was built without it."""
 
 
 class Linear(nn.Linear):
+    """torch's layer; its products are made by `linear`."""
+
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
@@ -45,7 +48,7 @@ def _suits(x: Tensor, weight: Tensor) -> bool:
     """Whether a product is trained through, of numbers that oneDNN is better at; it prepares itself for each shape,
     which sampling, where each is another, would wait for."""
     return (
-        _HAS_ONEDNN
+        ONEDNN is not None
         and x.dtype is weight.dtype is torch.float32
         and weight.requires_grad
         and torch.is_grad_enabled()
@@ -82,5 +85,6 @@ def _is_wanted(node: Any) -> bool:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], "")
+    assert ONEDNN is not None
+    y: Tensor = ONEDNN(x, weight, None, "none", [], "")
     return y

@@ -37,9 +37,9 @@ class Axis:
 class World:
     """All processes, and which one this is.
 
-    `mesh` has the dimensions of AXES. The replicas of the model, which read different samples, lie along
-    "replicate" and "shard"; those along "shard" divide among them what ZeRO divides. `timeout` is how long
-    one waits for another.
+    `mesh` has the dimensions of AXES; `axes` is what this process sees of each. The replicas of the model,
+    which read different samples, lie along "replicate" and "shard"; those along "shard" divide among them
+    what ZeRO divides. `timeout` is how long one waits for another.
     """
 
     mesh: DeviceMesh

@@ -7,6 +7,7 @@ CPU is ZeRO-Offload's idea (Ren et al. 2021).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -35,6 +36,13 @@ class Bucket:
     start: int
     length: int
     cuts: tuple[Cut, ...]
+
+    def divide(self, row: Tensor) -> list[Tensor]:
+        """The cuts of this bucket's part of a row, as views; in one operation, as there are many."""
+        starts = [cut.at for cut in self.cuts] + [self.length]
+        parts = row[: self.length].split([stop - start for start, stop in pairwise(starts)])
+        pairs = zip(parts, self.cuts, strict=True)
+        return [part if len(part) == cut.length else part[: cut.length] for part, cut in pairs]
 
 
 def plan(sizes: Sequence[int], most: int | None) -> tuple[int, list[Bucket]]:
@@ -123,15 +131,14 @@ class Staged:
 
 
 def _values(weights: Sequence[Weight], cut: Cut) -> Tensor:
-    return _cut(weights[cut.weight].own.detach(), cut)
+    return _cut(weights[cut.weight].own.detach().view(-1), cut)
 
 
 def _gradients(weights: Sequence[Weight], cut: Cut) -> Tensor:
     gradient = weights[cut.weight].own.grad
     assert gradient is not None
-    return _cut(gradient, cut)
+    return _cut(gradient.reshape(-1), cut)
 
 
-def _cut(values: Tensor, cut: Cut) -> Tensor:
-    flat = values.reshape(-1)
+def _cut(flat: Tensor, cut: Cut) -> Tensor:
     return flat if len(flat) == cut.length else flat[cut.start : cut.start + cut.length]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -104,7 +103,7 @@ class AdamW(Optimizer):
         self._begin(0)
         for number, bucket in enumerate(self.buckets):
             self._begin(number + 1)  # while this one is computed
-            moments = [_cut(flat, bucket) for flat in self._moments.take(number)]
+            moments = [bucket.divide(flat) for flat in self._moments.take(number)]
             tensors = list(zip(*self._values.take(number), *moments, strict=True))
             for decays in (True, False):
                 chosen = [t for t, cut in zip(tensors, bucket.cuts, strict=True) if self._decays[cut.weight] is decays]
@@ -199,14 +198,6 @@ def build_optimizer(
         moments = MomentsInMemory(total, buckets, dtype, torch.device("cpu") if staged else device)
     values = Staged(updated, buckets, dtype) if staged else InPlace(updated, buckets)
     return AdamW(weights, config, buckets, moments, values, after_update)
-
-
-def _cut(flat: Tensor, bucket: Bucket) -> list[Tensor]:
-    """A bucket's part of a state, as its cuts divide it; in one operation, as there are many."""
-    starts = [cut.at for cut in bucket.cuts] + [bucket.length]
-    parts = flat[: bucket.length].split([stop - start for start, stop in pairwise(starts)])
-    pairs = zip(parts, bucket.cuts, strict=True)
-    return [part if len(part) == cut.length else part[: cut.length] for part, cut in pairs]
 
 
 def first_of_each(weights: Sequence[Weight]) -> list[Weight]:

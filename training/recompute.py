@@ -10,18 +10,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from training.linear import ONEDNN
 from training.memory import Recompute
 
 _aten = torch.ops.aten
 # What costs most to compute; as autograd hands it on: F.linear and matmul arrive here as mm and addmm
 _KEPT = {
     _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default,
-    torch.ops.mkldnn._linear_pointwise.default,
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
-}  # fmt: skip
+} | ({ONEDNN} if ONEDNN is not None else set())  # fmt: skip
 
 
 def checkpoint_activations(part: nn.Module, recompute: Recompute) -> None:

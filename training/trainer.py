@@ -94,8 +94,7 @@ class Trainer:
             whole = Decoder(self.model_config)
         self.parameters = sum(p.numel() for p in whole.parameters())
         self.flops_per_token = flops_per_token(whole, data.seq_len)
-        self.done = 0
-        self.pending: list[Step] = []
+        self.done, self.pending = 0, list[Step]()
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,6 @@
 """Low precision under every layout: what must stay in float32 does, and the layouts agree to rounding."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -42,6 +43,7 @@ def measure(config: TrainConfig) -> tuple[set[torch.dtype], float, Gradients, li
                 gradients.setdefault(weight.name, {})[weight.piece] = weight.own.grad.clone() / scale
         loss = trainer.world.sum(part.double()).item() / trainer.tokens_per_step
         trainer.optimizer.zero_grad()
+        assert gc.get_freeze_count() > 0  # what was there by then is not searched for garbage at every step
         for step in range(1, config.optim.steps + 1):
             trainer.step(step)
         kept |= {moment.dtype for moments in trainer.optimizer.moments().values() for moment in moments.values()}
