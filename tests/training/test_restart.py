@@ -6,6 +6,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,15 @@ from training.config import CheckpointConfig, TrainConfig
 from training.layout import ParallelConfig
 
 
-def test_processes_killed_at_random_are_started_anew_and_nothing_is_lost(corpus: Path, tmp_path: Path) -> None:
+def small_run(corpus: Path) -> dict[str, Any]:
     sizes = {"model.layers": 2, "model.width": 32, "data.seq_len": 16, "data.batch_size": 8, "device": "cpu"}
     often = {"checkpoint.every": 4, "metrics.log_every": 1, "eval.every": 10, "eval.sample_tokens": 8}
     folders = {"data.train": corpus / "tokens/train", "data.holdout": corpus / "tokens/holdout"}
-    options = words(
-        {**sizes, **often, **folders, "optim.steps": 60, "parallel.zero": 3, "metrics.tensorboard": "false"}
-    )
+    return {**sizes, **often, **folders, "metrics.tensorboard": "false"}
+
+
+def test_processes_killed_at_random_are_started_anew_and_nothing_is_lost(corpus: Path, tmp_path: Path) -> None:
+    options = words({**small_run(corpus), "optim.steps": 60, "parallel.zero": 3})
     assert start(tmp_path / "whole", 2, 0, options).wait() == 0
     seed = random.randrange(1 << 30)
     launcher = start(tmp_path / "killed", 2, 2, options)
@@ -30,6 +33,25 @@ def test_processes_killed_at_random_are_started_anew_and_nothing_is_lost(corpus:
     assert launcher.returncode == 0 and len(kills) == 2, said
     assert differences(tmp_path / "whole", tmp_path / "killed", 60) == [], said
     assert "torchrun starts all of them anew" in said, said
+
+
+def test_an_error_an_exit_and_a_hang_are_each_told_and_started_anew_from(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = words({**small_run(corpus), "optim.steps": 40, "parallel.tp": 2, "timeout": 5})
+    assert start(tmp_path / "whole", 2, 0, options).wait() == 0
+    monkeypatch.setenv("FAULTS", "1:6:raise 0:15:exit 1:26:hang")
+    launcher = start(tmp_path / "failed", 2, 3, options, "tests/training/failing.py")
+    code = launcher.wait()
+    said = (tmp_path / "failed.log").read_text()
+    assert code == 0, said
+    assert differences(tmp_path / "whole", tmp_path / "failed", 40) == [], said
+    assert "error: rank 1 failed: RuntimeError: as was asked" in said, said
+    assert "error: rank 0 ended without a word" in said, said
+    assert "error: the others waited in vain for rank 1" in said and "in fail" in said, said
+    assert [line.rpartition("-")[2].lstrip("0") for line in said.splitlines() if "going on from" in line] == [
+        "4", "12", "24",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
