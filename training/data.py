@@ -21,6 +21,9 @@ from training.config import DataConfig
 from training.keyed import key_of
 from training.layout import ParallelConfig
 
+_STEPS_AHEAD = 16
+_TOKENS_AHEAD = 1 << 20  # or fewer steps: 8 MiB
+
 
 class TokenSequences(Dataset[Tensor]):
     """The sequences of one folder of token shards, memory-mapped; `data[i]` is (T + 1,) int64."""
@@ -143,29 +146,45 @@ class Batches:
 
     def step(self, step: int) -> Batch:
         """A step's batch, on the CPU. A sequence's number is the seed's, the step's and its place in the step."""
-        tokens = self.data.batch(self.indices(step))
-        place = torch.arange(len(tokens)) * self.split.replicas + self.replica
-        numbers = place + step * self.split.batch_size + key_of(f"{self.seed}/sequences")  # wraps, as int64 does
-        return Batch(tokens[:, :-1], tokens[:, 1:], numbers)
+        return self.steps(step, 1)[0]
+
+    def steps(self, first: int, count: int) -> list[Batch]:
+        """The batches of `count` steps, read at once."""
+        tokens = self.data.batch(np.concatenate([self.indices(step) for step in range(first, first + count)]))
+        size = self.split.batch_size
+        place = torch.arange(self.replica, size, self.split.replicas)
+        numbers = torch.arange(first, first + count)[:, None] * size + place + key_of(f"{self.seed}/sequences")  # wraps
+        return [Batch(t[:, :-1], t[:, 1:], n) for t, n in zip(tokens.chunk(count), numbers, strict=True)]
 
 
 class Ahead:
-    """A replica's batches, of which the next one is read while the model computes with this one."""
+    """A replica's batches, of which the next ones are read while the model computes with these.
+
+    Some at a time: to hand work to another thread takes longer than to read a small batch does.
+    """
 
     def __init__(self, batches: Batches, device: torch.device) -> None:
         self.batches, self.device = batches, device
+        split = batches.split
+        self.count = min(_STEPS_AHEAD, max(1, _TOKENS_AHEAD // (split.rounds * split.micro * batches.data.length)))
         self._reader = ThreadPoolExecutor(1, "data")
-        self._next: tuple[int, Future[Batch]] | None = None
+        self._here: dict[int, Batch] = {}
+        self._next: tuple[int, Future[list[Batch]]] | None = None
 
     def step(self, step: int) -> Batch:
         """A step's batch, on the device."""
-        asked = self._next if self._next and self._next[0] == step else (step, self._reader.submit(self._read, step))
-        self._next = step + 1, self._reader.submit(self._read, step + 1)
-        return asked[1].result().to(self.device)
+        if step not in self._here:
+            asked = self._next if self._next and self._next[0] == step else self._ask(step)
+            self._here = dict(enumerate(asked[1].result(), step))
+            self._next = self._ask(step + self.count)
+        return self._here[step].to(self.device)
 
     def close(self) -> None:
         self._reader.shutdown(cancel_futures=True)
 
-    def _read(self, step: int) -> Batch:
-        batch = self.batches.step(step)
-        return batch.pinned() if self.device.type == "cuda" else batch
+    def _ask(self, first: int) -> tuple[int, Future[list[Batch]]]:
+        return first, self._reader.submit(self._read, first)
+
+    def _read(self, first: int) -> list[Batch]:
+        batches = self.batches.steps(first, self.count)
+        return [batch.pinned() for batch in batches] if self.device.type == "cuda" else batches

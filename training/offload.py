@@ -23,12 +23,15 @@ STATES = ("exp_avg", "exp_avg_sq")
 
 
 class Moments(Protocol):
-    """Both states of every bucket. A bucket is begun, taken, changed in place, put; at the end all is finished."""
+    """Both states of every bucket. A bucket is begun, taken, changed in place, put; at the end all is finished.
+
+    What is taken are the two states of the bucket's cuts, flat.
+    """
 
     @property
     def memory_bytes(self) -> int: ...
     def begin(self, number: int) -> None: ...
-    def take(self, number: int) -> tuple[Tensor, Tensor]: ...
+    def take(self, number: int) -> tuple[list[Tensor], ...]: ...
     def put(self, number: int) -> None: ...
     def finish(self) -> None: ...
     def whole(self) -> dict[str, Tensor]: ...
@@ -41,8 +44,8 @@ class MomentsInMemory:
 
     def __init__(self, total: int, buckets: list[Bucket], dtype: torch.dtype, device: torch.device) -> None:
         pinned = device.type == "cpu" and torch.cuda.is_available()
-        self.buckets = buckets
         self.flat = {name: torch.zeros(total, dtype=dtype, device=device, pin_memory=pinned) for name in STATES}
+        self.cuts = [tuple(bucket.divide(row[bucket.start :]) for row in self.flat.values()) for bucket in buckets]
 
     @property
     def memory_bytes(self) -> int:
@@ -51,10 +54,8 @@ class MomentsInMemory:
     def begin(self, number: int) -> None:
         pass
 
-    def take(self, number: int) -> tuple[Tensor, Tensor]:
-        bucket = self.buckets[number]
-        first, second = (self.flat[name][bucket.start : bucket.start + bucket.length] for name in STATES)
-        return first, second
+    def take(self, number: int) -> tuple[list[Tensor], ...]:
+        return self.cuts[number]
 
     def put(self, number: int) -> None:
         pass
@@ -69,7 +70,7 @@ class MomentsInMemory:
         pass
 
     def close(self) -> None:
-        self.flat = {}
+        self.flat, self.cuts = {}, []
 
 
 class MomentsOnDisk:
@@ -99,10 +100,9 @@ class MomentsOnDisk:
     def begin(self, number: int) -> None:
         self.reads[number] = self.reader.submit(self._read, number, self.writes.pop(number - len(self.slots), None))
 
-    def take(self, number: int) -> tuple[Tensor, Tensor]:
+    def take(self, number: int) -> tuple[list[Tensor], ...]:
         self.reads.pop(number).result()
-        first, second = self._slot(number)
-        return first, second
+        return tuple(self.buckets[number].divide(row) for row in self._slot(number))
 
     def put(self, number: int) -> None:
         self.writes[number] = self.writer.submit(self._write, number)

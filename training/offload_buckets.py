@@ -74,14 +74,14 @@ class InPlace:
 
     def __init__(self, weights: Sequence[Weight], buckets: list[Bucket]) -> None:
         self.weights, self.buckets = weights, buckets
+        self.values = [[_values(weights, cut) for cut in bucket.cuts] for bucket in buckets]
 
     def begin(self, number: int) -> None:
         pass
 
     def take(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
         """The values of a bucket's cuts, and their gradients: flat."""
-        cuts = self.buckets[number].cuts
-        return [_values(self.weights, cut) for cut in cuts], [_gradients(self.weights, cut) for cut in cuts]
+        return self.values[number], [_gradients(self.weights, cut) for cut in self.buckets[number].cuts]
 
     def put(self, number: int) -> None:
         pass

@@ -103,8 +103,7 @@ class AdamW(Optimizer):
         self._begin(0)
         for number, bucket in enumerate(self.buckets):
             self._begin(number + 1)  # while this one is computed
-            moments = [bucket.divide(flat) for flat in self._moments.take(number)]
-            tensors = list(zip(*self._values.take(number), *moments, strict=True))
+            tensors = list(zip(*self._values.take(number), *self._moments.take(number), strict=True))
             for decays in (True, False):
                 chosen = [t for t, cut in zip(tensors, bucket.cuts, strict=True) if self._decays[cut.weight] is decays]
                 if chosen:

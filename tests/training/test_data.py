@@ -100,9 +100,20 @@ def test_reading_ahead_gives_the_same_batches_in_whatever_order_they_are_asked_f
     data = TokenSequences(counting(shards, tmp_path, 101, []), 5)
     split = BatchSplit.of(DataConfig(tmp_path, tmp_path, batch_size=8), ParallelConfig(dp=1, micro_batches=1))
     plain, ahead = Batches(data, split, 0, seed=3), Ahead(Batches(data, split, 0, seed=3), torch.device("cpu"))
-    for step in (0, 1, 2, 7, 8, 3):
-        assert torch.equal(ahead.step(step).ids, plain.step(step).ids)
+    for step in (0, 1, 2, 7, 8, 3, *range(4, 40)):
+        read, wanted = ahead.step(step), plain.step(step)
+        assert torch.equal(read.ids, wanted.ids) and torch.equal(read.targets, wanted.targets)
+        assert torch.equal(read.samples, wanted.samples)
     ahead.close()
+
+
+@pytest.mark.parametrize(("most", "count"), [(1 << 20, 16), (200, 5), (39, 1)])
+def test_what_is_read_ahead_is_bounded_in_tokens(
+    shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, count: int
+) -> None:
+    monkeypatch.setattr("training.data._TOKENS_AHEAD", most)
+    data = TokenSequences(counting(shards, tmp_path, 101, []), 5)
+    assert Ahead(Batches(data, BatchSplit(1, 2, 4), 0, seed=3), torch.device("cpu")).count == count
 
 
 @pytest.mark.parametrize(("dp", "rounds", "advice"), [(3, 1, 12), (2, 3, 12), (4, 1, 12)])

@@ -169,7 +169,7 @@ def test_memory_is_bounded_by_buckets_not_by_the_model(tmp_path: Path) -> None:
         for number in range(len(buckets)):
             if number + 1 < len(buckets):
                 moments.begin(number + 1)
-            for values in moments.take(number):
+            for (values,) in moments.take(number):
                 values.add_(1.0)
             moments.put(number)
             most = max(most, _resident() - before)
