@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.errors import require
-from training.layout import ParallelConfig
+from training.layout import SPLIT_BACKWARD, ParallelConfig
 from training.memory import MemoryConfig
 from training.model_config import ModelConfig
 from training.precision import Precision
@@ -105,7 +105,8 @@ class TrainConfig:
     """bf16, fp16: the matrix products in that; parameters, sums of gradients and the loss stay in float32.
     fp64: everything in float64, to see what is rounding and what is not."""
     compile: bool = False
-    """Compile each block with torch.compile: faster on a GPU, after a minute's wait."""
+    """Compile each block with torch.compile: faster on a GPU, after a minute's wait. Not with schedules that compute
+    the two kinds of gradients apart."""
     init_from: Path | None = None
     """A checkpoint whose parameters a new run begins with, such as import_hf writes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -139,4 +140,10 @@ class TrainConfig:
             require(value > 0, f"{key} is {value}; wanted more than 0")
         for key, value in not_below_zero.items():
             require(value >= 0, f"{key} is {value}; wanted 0 or more")
+        require(
+            not self.compile or self.parallel.pp == 1 or self.parallel.schedule not in SPLIT_BACKWARD,
+            f"compile and parallel.schedule {self.parallel.schedule}: a compiled block computes the gradients of its "
+            "input and of its weights at once, and this schedule fills its bubbles with the latter; "
+            "try --parallel.schedule interleaved-1f1b, or --compile false",
+        )
         self.stability.check()

@@ -23,7 +23,8 @@ def keyed_normal(seed: int, name: str, index: Tensor) -> Tensor:
 
 def keyed_below(p: float, key: Tensor, index: Tensor) -> Tensor:
     """True with probability `p`, for each index under its key; both int64, of shapes that broadcast."""
-    return _shift_right(splitmix64(index + 1, key), 11) < int(p * 2**53)
+    counter = -(~index)  # + 1, but not so that torch.compile multiplies it out, to factors beyond int64
+    return _shift_right(splitmix64(counter, key), 11) < int(p * 2**53)
 
 
 def splitmix64(counter: Tensor, key: Tensor | int) -> Tensor:

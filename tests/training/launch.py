@@ -26,7 +26,7 @@ from training.watch import watched
 
 @dataclass(frozen=True)
 class Fault:
-    """What befalls a rank when it begins a step: raise, sleep, or a signal's name."""
+    """What befalls a rank when it begins a step: raise, exit, sleep, or a signal's name."""
 
     kind: str
     rank: int
@@ -79,6 +79,13 @@ def be_rank(rank: int, size: int, port: int, config: TrainConfig, folder: Path, 
     os.dup2(os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     sys.stderr = os.fdopen(2, "w")
     torch.set_num_threads(1)
+    with faults_of(rank, faults), open_processes("cpu", config.timeout), watched():
+        train(config)
+
+
+@contextmanager
+def faults_of(rank: int, faults: Sequence[Fault]) -> Iterator[None]:
+    """Let them befall this rank."""
     step = Trainer.step
 
     def faulty(self: Trainer, number: int, *arguments: Any) -> bool:
@@ -89,13 +96,14 @@ def be_rank(rank: int, size: int, port: int, config: TrainConfig, folder: Path, 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "step", faulty)
-        with open_processes("cpu", config.timeout), watched():
-            train(config)
+        yield
 
 
 def befall(kind: str) -> None:
     if kind == "raise":
         raise ValueError("an error of our own")
+    if kind == "exit":
+        os._exit(3)
     if kind == "sleep":
         time.sleep(1000)
     os.kill(os.getpid(), getattr(signal, kind))

@@ -40,15 +40,15 @@ def test_an_error_an_exit_and_a_hang_are_each_told_and_started_anew_from(
 ) -> None:
     options = words({**small_run(corpus), "optim.steps": 40, "parallel.tp": 2, "timeout": 5})
     assert start(tmp_path / "whole", 2, 0, options).wait() == 0
-    monkeypatch.setenv("FAULTS", "1:6:raise 0:15:exit 1:26:hang")
+    monkeypatch.setenv("FAULTS", "raise:1:6 exit:0:15 sleep:1:26")
     launcher = start(tmp_path / "failed", 2, 3, options, "tests/training/failing.py")
     code = launcher.wait()
     said = (tmp_path / "failed.log").read_text()
     assert code == 0, said
     assert differences(tmp_path / "whole", tmp_path / "failed", 40) == [], said
-    assert "error: rank 1 failed: RuntimeError: as was asked" in said, said
+    assert "error: rank 1 failed: ValueError: an error of our own" in said, said
     assert "error: rank 0 ended without a word" in said, said
-    assert "error: the others waited in vain for rank 1" in said and "in fail" in said, said
+    assert "error: the others waited in vain for rank 1" in said and "in befall" in said, said
     assert [line.rpartition("-")[2].lstrip("0") for line in said.splitlines() if "going on from" in line] == [
         "4", "12", "24",
     ]  # fmt: skip

@@ -1,0 +1,68 @@
+"""torch.compile changes the time that a step takes, and nothing else; and says with what it can't be used."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.errors import UsageError
+from training.config import EvalConfig, TrainConfig
+from training.layout import SPLIT_BACKWARD, ParallelConfig, Schedule
+from training.memory import MemoryConfig, Recompute
+from training.metrics import METRICS, read_metrics
+from training.train import train
+
+needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+
+
+def graphs_of(config: TrainConfig) -> int:
+    """Train; how many graphs the compiler has made of it."""
+    import torch._dynamo.utils  # by those who need it: a second of imports
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    train(config)
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def losses(out_dir: Path) -> list[float]:
+    return [r["loss"] for r in read_metrics(out_dir / METRICS) if r["kind"] != "run"]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("layout", "recompute", "dropout"),
+    [
+        (ParallelConfig(tp=2, sequence_parallel=True), "none", 0.1),
+        (ParallelConfig(zero=3), "selective", 0.0),
+    ],
+)
+def test_compiled_blocks_have_the_same_losses(
+    config: TrainConfig,
+    run_ranks: Callable[..., list[Any]],
+    tmp_path: Path,
+    layout: ParallelConfig,
+    recompute: Recompute,
+    dropout: float,
+) -> None:
+    model = replace(config.model, preset="gpt2", kv_heads=4, dropout=dropout)
+    config = replace(config, model=model, precision="fp64", eval=EvalConfig(sample_tokens=0, sequences=10))
+    assert run_ranks(1, graphs_of, config) == [0]
+    memory = MemoryConfig(recompute=recompute)
+    compiled = replace(config, out_dir=tmp_path / "compiled", compile=True, parallel=layout, memory=memory)
+    assert min(run_ranks(2, graphs_of, compiled)) > 0
+    expected = losses(config.out_dir)
+    assert len(expected) == 13 and losses(compiled.out_dir) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("schedule", SPLIT_BACKWARD)
+def test_compiled_blocks_cannot_give_their_gradients_apart(config: TrainConfig, schedule: Schedule) -> None:
+    split = replace(config, compile=True, parallel=ParallelConfig(pp=2, schedule=schedule, micro_batches=4))
+    with pytest.raises(UsageError, match=rf"{schedule}.*try --parallel\.schedule interleaved-1f1b"):
+        split.check()
+    replace(split, compile=False).check()
+    replace(split, parallel=ParallelConfig(schedule=schedule)).check()
