@@ -1,4 +1,4 @@
-"""training/train.py with faults: for each of torchrun's attempts, FAULTS names what befalls which rank in which step."""
+"""training/train.py with faults: for each of torchrun's attempts, FAULTS names what befalls which rank, and when."""
 
 import os
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from pipeline.errors import UsageError
 from training.config import EvalConfig, TrainConfig
