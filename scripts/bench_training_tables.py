@@ -51,9 +51,9 @@ class Line:
 
 
 def speed_table(lines: Sequence[Line]) -> Table:
-    """One row a configuration; ratios are the median of those round by round."""
+    """One row a configuration; ratios are the median of those round by round, the lowest and the highest."""
     peer = next((line for line in lines if line.name == PEER), None)
-    ratio = [f"x {PEER}'s"] if peer else []
+    ratio = [f"x {PEER}'s", "of the rounds"] if peer else []
     head = (
         "parameters",
         "ms a step",
@@ -66,8 +66,7 @@ def speed_table(lines: Sequence[Line]) -> Table:
     )
     table = Table("training", *(Column(name, justify="right") for name in head), title=_title(lines))
     for line in lines:
-        versus = [f"{_ratio(line, peer):.3f}"] if peer else []
-        table.add_row(line.name, *_sizes(line), *_times(line), *versus, *_costs(line))
+        table.add_row(line.name, *_sizes(line), *_times(line), *(_versus(line, peer) if peer else ()), *_costs(line))
     return table
 
 
@@ -76,7 +75,7 @@ def layout_table(lines: Sequence[Line]) -> Table:
     head = ("ms a step", "p10..p90", "tokens/s", "x one process", "peak product GFLOP/s", "utilisation", "memory MiB")
     table = Table("layout", *(Column(name, justify="right") for name in head), title=_title(lines))
     for line in lines:
-        table.add_row(line.name, *_times(line), f"{_ratio(line, lines[0]):.2f}", *_costs(line))
+        table.add_row(line.name, *_times(line), f"{statistics.median(_ratios(line, lines[0])):.2f}", *_costs(line))
     return table
 
 
@@ -113,8 +112,13 @@ def _times(line: Line) -> tuple[str, str, str]:
     return f"{statistics.median(times):.1f}", f"{low:.1f}..{high:.1f}", f"{statistics.median(line.rates()):,.0f}"
 
 
-def _ratio(line: Line, other: Line) -> float:
-    return statistics.median(one / two for one, two in zip(line.rates(), other.rates(), strict=True))
+def _versus(line: Line, peer: Line) -> tuple[str, str]:
+    ratios = _ratios(line, peer)
+    return f"{statistics.median(ratios):.3f}", f"{min(ratios):.2f}..{max(ratios):.2f}"
+
+
+def _ratios(line: Line, other: Line) -> list[float]:
+    return [one / two for one, two in zip(line.rates(), other.rates(), strict=True)]
 
 
 def _costs(line: Line) -> tuple[str, str, str]:

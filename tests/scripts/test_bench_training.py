@@ -50,7 +50,7 @@ def test_ours_and_a_peer_by_one_command(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     peer, ours = cells(done.stdout)
-    assert peer[0] == PEER and peer[2:6] == ["2000.0", "2000.0..2000.0", "16", "1.000"]
+    assert peer[0] == PEER and peer[2:7] == ["2000.0", "2000.0..2000.0", "16", "1.000", "1.00..1.00"]
     kv_heads_less = 2 * 2 * 8 * 16 // 2  # of two layers' key and value matrices, half
     layer = 4 * 16**2 + 3 * 16 * 64 + 2 * 16
     assert ours[:2] == ["tiny", f"{2 * layer + 16 + 2 * 65 * 16 - 2 * kv_heads_less:,}"]
@@ -69,10 +69,11 @@ def test_two_processes_of_a_pipeline(tmp_path: Path) -> None:
 
 def test_ratios_are_by_round_and_bubbles_by_computed_time() -> None:
     ours = Line("ours", Path(), rounds=[[report(), report(seconds=[2.0, 4.0, 4.0])], [report()]])
-    peer = Line(PEER, Path(), rounds=[[report(seconds=[8.0])], [report(seconds=[2.0])]])
+    peer = Line(PEER, Path(), rounds=[[report(seconds=[8.0])], [report(seconds=[4.0])]])
     assert ours.seconds() == [2.0, 4.0, 4.0, 2.0, 1.0, 1.0] and ours.rates() == [8.0, 32.0]
     assert ours.bubble() == pytest.approx((14 / 4 - 1 + 4 / 2 - 1) / 2)
-    assert speed_table([peer, ours]).columns[5]._cells == ["1.000", "2.000"]
+    columns = speed_table([peer, ours]).columns
+    assert [columns[5]._cells, columns[6]._cells] == [["1.000", "3.000"], ["1.00..1.00", "2.00..4.00"]]
     assert pipeline_table([ours]).columns[3]._cells == ["12.5%"]  # (p - 1) / (v m): two stages a process
 
 
