@@ -1,0 +1,114 @@
+"""Small models of ours and of transformers', to be turned into each other."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+
+from pipeline.tokens import TokenizerRecord
+from training.checkpoint import CheckpointRecord, Checkpoints, load_model
+from training.config import ModelConfig
+from training.initialize import fill_initial
+from training.model import Decoder
+from training.peers import alone
+from training.piece import Piece, Weight
+from training.piece_storage import model_state
+
+SIZES = ModelConfig(layers=2, width=24, heads=4, hidden=40, init_std=0.3, norm_eps=1e-4)
+MODELS = {
+    "llama": replace(SIZES, preset="llama"),
+    "llama, grouped": replace(SIZES, preset="llama", kv_heads=2, rope_base=500.0),
+    "llama, tied, biases": replace(SIZES, preset="llama", tied=True, bias=True),
+    "gpt2": replace(SIZES, preset="gpt2"),
+    "gpt2, untied": replace(SIZES, preset="gpt2", tied=False),
+}
+LLAMA = {
+    "vocab_size": 50, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 12, "initializer_range": 0.3, "rms_norm_eps": 1e-4,
+}  # fmt: skip
+GPT2 = {"vocab_size": 50, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 12, "initializer_range": 0.3}
+END = 7
+
+
+def ids(rows: int = 3, length: int = 12) -> Tensor:
+    return torch.randint(50, (rows, length), generator=torch.Generator().manual_seed(3))
+
+
+def build(config: ModelConfig) -> Decoder:
+    """A model whose norms and biases are not the trivial ones they begin with."""
+    with torch.device("meta"):
+        model = Decoder(config.resolve(50, 12))
+    model.to_empty(device="cpu")
+    model.tie()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            fill_initial(parameter, name, Piece.whole(tuple(parameter.shape)), model.config, 1)
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def weights(model: Decoder) -> list[Weight]:
+    return [Weight(name, p, p, Piece.whole(tuple(p.shape)), True) for name, p in model.named_parameters()]
+
+
+def save(model: Decoder, folder: Path, tokenizer: TokenizerRecord | None = None) -> Path:
+    record = CheckpointRecord(
+        step=5,
+        updates=5,
+        processes=1,
+        layout={},
+        stability={},
+        unigram_loss=1.5,
+        model=asdict(model.config),
+        tokenizer=tokenizer or TokenizerRecord("t.model", "0", 50, END),
+    )
+    with alone() as peers:
+        Checkpoints(folder / "checkpoints", 1, peers.world, print).save(record, model_state(weights(model)))
+    return folder
+
+
+def load_ours(folder: Path) -> Decoder:
+    """A model of what `folder` says it holds."""
+    with alone() as peers:
+        model = build(ModelConfig(**json.loads(next(folder.glob("step-*/record.json")).read_text())["model"]))
+        assert load_model(folder, model_state(weights(model)), peers.world, print).step == 0
+    return model
+
+
+def load_theirs(folder: Path) -> transformers.PreTrainedModel:
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report  # nothing missing, nothing unused
+    return model.eval()
+
+
+THEIRS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)),
+    "llama, grouped": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**LLAMA, num_key_value_heads=2, rope_theta=500.0, tie_word_embeddings=True)
+    ),
+    "llama, biases": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True)
+    ),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
+    "gpt2, untied": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**GPT2, n_inner=40, tie_word_embeddings=False)
+    ),
+}
+
+
+def build_theirs(name: str, folder: Path, **sizes: int) -> transformers.PreTrainedModel:
+    torch.manual_seed(4)
+    config = THEIRS[name]().config
+    for key in sizes.keys() & config.to_dict().keys():
+        setattr(config, key, sizes[key])
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    model.save_pretrained(folder)
+    return model
