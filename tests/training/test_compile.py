@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pipeline.errors import UsageError
 from training.config import EvalConfig, TrainConfig
+from training.dropout import Dropout
 from training.layout import SPLIT_BACKWARD, ParallelConfig, Schedule
 from training.memory import MemoryConfig, Recompute
 from training.metrics import METRICS, read_metrics
@@ -34,11 +36,8 @@ def losses(out_dir: Path) -> list[float]:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("layout", "recompute", "dropout"),
-    [
-        (ParallelConfig(tp=2, sequence_parallel=True), "none", 0.1),
-        (ParallelConfig(zero=3), "selective", 0.0),
-    ],
+    ("layout", "recompute"),
+    [(ParallelConfig(tp=2, sequence_parallel=True), "none"), (ParallelConfig(zero=3), "selective")],
 )
 def test_compiled_blocks_have_the_same_losses(
     config: TrainConfig,
@@ -46,16 +45,24 @@ def test_compiled_blocks_have_the_same_losses(
     tmp_path: Path,
     layout: ParallelConfig,
     recompute: Recompute,
-    dropout: float,
 ) -> None:
-    model = replace(config.model, preset="gpt2", kv_heads=4, dropout=dropout)
-    config = replace(config, model=model, precision="fp64", eval=EvalConfig(sample_tokens=0, sequences=10))
+    config = replace(config, precision="fp64", eval=EvalConfig(sample_tokens=0, sequences=10))
     assert run_ranks(1, graphs_of, config) == [0]
     memory = MemoryConfig(recompute=recompute)
     compiled = replace(config, out_dir=tmp_path / "compiled", compile=True, parallel=layout, memory=memory)
     assert min(run_ranks(2, graphs_of, compiled)) > 0
     expected = losses(config.out_dir)
     assert len(expected) == 13 and losses(compiled.out_dir) == pytest.approx(expected, rel=1e-10)
+
+
+@needs_compiler
+def test_compiled_dropout_drops_the_same() -> None:
+    dropout = Dropout(0.3, "site")
+    dropout.part = 1
+    x, samples = torch.ones(2, 3, 8, 16), torch.tensor([5, 2**40])
+    dropped = dropout(x, samples)
+    dropout.compile()
+    assert torch.equal(dropout(x, samples), dropped) and (dropped == 0).any()
 
 
 @pytest.mark.parametrize("schedule", SPLIT_BACKWARD)
