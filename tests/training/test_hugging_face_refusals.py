@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import GristmillError, InputError, OutputError, UsageError
-from tests.training.hf_models import (
-    MODELS,
-    SIZES,
-    build,
-    build_theirs,
-    save,
-)
+from tests.training.hf_models import MODELS, SIZES, build, build_theirs, save
 from training.export_hf import export_hf
 from training.hugging_face import form_of
 from training.import_hf import import_hf
