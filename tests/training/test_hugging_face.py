@@ -13,7 +13,18 @@ import transformers
 from pipeline.config import load_config
 from pipeline.errors import UsageError
 from pipeline.tokens import TokenizerRecord
-from tests.training.hf_models import END, MODELS, THEIRS, build, build_theirs, ids, load_ours, load_theirs, save, weights
+from tests.training.hf_models import (
+    END,
+    MODELS,
+    THEIRS,
+    build,
+    build_theirs,
+    ids,
+    load_ours,
+    load_theirs,
+    save,
+    weights,
+)
 from training.checkpoint import load_model
 from training.config import TrainConfig
 from training.data import Batches, BatchSplit, TokenSequences
