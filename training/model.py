@@ -6,16 +6,14 @@ plan may shard each by name, and `embed`, `blocks`, `norm` and `head` may each b
 pipeline stage is the same class with some of them removed.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from training.config import ModelConfig
 from training.cross_entropy import summed_cross_entropy
 from training.dropout import Dropout
+from training.elementwise import gelu, rms_norm, rotary_table, rotate, swiglu
 from training.linear import Linear, linears
 
 
@@ -28,66 +26,13 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.to(self.weight.dtype)
-        if x.device.type == "cpu":
-            return _RMSNorm.apply(x, self.weight, self.eps)
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
-class _RMSNorm(torch.autograd.Function):
-    """The same where torch has no backward of its own, and would record each of its parts."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        inverse = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        ctx.save_for_backward(x, inverse, weight)
-        return (x * inverse).mul_(weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, inverse, weight = ctx.saved_tensors
-        product = grad * x
-        along = (product @ weight)[..., None] * inverse**3 / -x.shape[-1]  # how much of the gradient lies along x
-        dx = (grad * weight).mul_(inverse).addcmul_(x, along)
-        return dx, product.flatten(0, -2).T @ inverse.flatten(), None
+        return rms_norm(x.to(self.weight.dtype), self.weight, self.eps)
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
     if config.norm == "rms":
         return RMSNorm(config.width, config.norm_eps)
     return nn.LayerNorm(config.width, config.norm_eps, bias=bool(config.bias))
-
-
-def rotary_table(positions: Tensor, features: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of position × frequency, float32 (Su et al. 2021, equation 15).
-
-    Each (T, features), for both members of a pair; the first one's sin is negative.
-    """
-    frequencies = base ** (-torch.arange(0, features, 2, device=positions.device, dtype=torch.float32) / features)
-    angles = positions.float()[:, None] * frequencies
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-
-
-def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (x[i], x[i + E/2]) of `x` (B, heads, T, E) by its position's angle."""
-    return _Rotation.apply(x, *(t.to(x.dtype) for t in table))
-
-
-class _Rotation(torch.autograd.Function):
-    """Its gradient is turned back: half of what autograd would do, step by step."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return torch.addcmul(grad * cos, grad.roll(grad.shape[-1] // 2, -1), sin, value=-1), None, None
 
 
 class Attention(nn.Module):
@@ -137,8 +82,7 @@ class GatedMLP(nn.Module):
         self.down = Linear(config.hidden, config.width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = linears(x, (self.gate, self.up))
-        return self.down(F.silu(gate) * up)
+        return self.down(swiglu(*linears(x, (self.gate, self.up))))
 
 
 class MLP(nn.Module):
@@ -151,7 +95,7 @@ class MLP(nn.Module):
         self.form = "none" if config.mlp == "gelu-exact" else "tanh"
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate=self.form))
+        return self.down(gelu(self.up(x), self.form))
 
 
 class Block(nn.Module):

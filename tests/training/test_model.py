@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from training.initialize import fill_initial
-from training.model import Decoder, RMSNorm, flops_per_token, rotary_table, rotate
+from training.model import Decoder, flops_per_token
 from training.model_config import ModelConfig
 from training.piece import Piece
 
@@ -97,17 +97,6 @@ def test_later_tokens_do_not_change_earlier_logits(preset: str) -> None:
     assert changed[:7].max() == 0 and changed[7:].min() > 1e-6
 
 
-def test_rotary_scores_depend_on_the_distance_alone() -> None:
-    q, k = (torch.randn(8, generator=torch.Generator().manual_seed(i)).double() for i in (1, 2))
-
-    def score(at: int, to: int) -> Tensor:
-        turned = [rotate(x, rotary_table(torch.tensor([p]), 8, 10_000.0)) for x, p in ((q, at), (k, to))]
-        return (turned[0] * turned[1]).sum()
-
-    assert torch.allclose(score(9, 4), score(105, 100), atol=1e-5)
-    assert not torch.allclose(score(9, 4), score(9, 3), atol=1e-2)
-
-
 def test_presets_choose_parts_and_each_part_can_be_chosen() -> None:
     llama, gpt2 = build(SIZES), build(replace(SIZES, preset="gpt2"))
     assert llama.head.weight is not llama.embed.tokens.weight and gpt2.head.weight is gpt2.embed.tokens.weight
@@ -164,16 +153,3 @@ def test_flops_by_hand() -> None:
     assert flops_per_token(build(config), 12) == expected
     tied = flops_per_token(build(replace(config, tied=True)), 12)
     assert tied == expected
-
-
-def test_rms_norm_is_torchs_and_so_are_its_gradients() -> None:
-    torch.manual_seed(0)
-    norm = RMSNorm(6, 1e-5).double()
-    torch.nn.init.normal_(norm.weight)
-    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
-    torch.testing.assert_close(norm(x), torch.nn.functional.rms_norm(x, (6,), norm.weight, 1e-5))
-    assert torch.autograd.gradcheck(norm, (x,))
-    given = torch.randn(2, 3, 6, dtype=torch.float64)
-    theirs = torch.nn.functional.rms_norm(x, (6,), norm.weight, 1e-5)
-    for ours, wanted in zip(*(torch.autograd.grad(y, (x, norm.weight), given) for y in (norm(x), theirs)), strict=True):
-        torch.testing.assert_close(ours, wanted)

@@ -1,0 +1,128 @@
+"""The decoder's elementwise steps on one core of a CPU: loops over float32 that numba compiles to vector code.
+
+torch makes each of them of several passes over memory, and its exponentials are slower than the memory is. Rows
+of a tensor are given as `Rows`: its numbers from the first to the last, and how far apart the rows begin.
+"""
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Rows = tuple[Floats, int]
+
+_f = np.float32
+_HALF, _ONE = _f(0.5), _f(1)
+
+
+@nb.njit(inline="always", error_model="numpy")
+def _row(x: Rows, r: int, width: int) -> Floats:
+    return x[0][r * x[1] : r * x[1] + width]
+
+
+@nb.njit(inline="always", error_model="numpy", fastmath={"contract"})
+def _exp(x: np.float32) -> np.float32:
+    """e^x of a number that is not positive, to 1e-7 of itself; the polynomial is Cephes' expf (Moshier 1992)."""
+    x = max(x, _f(-87))
+    twos = np.floor(x * _f(1.44269504) + _HALF)
+    r = x - twos * _f(0.693359375) + twos * _f(2.12194440e-4)  # ln 2 in two parts, the first of them exact
+    p = _f(1.9875691500e-4) * r + _f(1.3981999507e-3)
+    p = ((p * r + _f(8.3334519073e-3)) * r + _f(4.1665795894e-2)) * r + _f(1.6666665459e-1)
+    p = (p * r + _HALF) * r * r + r + _ONE
+    return p * np.int32((np.int32(twos) + np.int32(127)) * np.int32(1 << 23)).view(np.float32)
+
+
+@nb.njit(inline="always", error_model="numpy", fastmath={"contract"})
+def _sigmoid(x: np.float32) -> np.float32:
+    small = _exp(-abs(x))
+    large = _ONE / (_ONE + small)
+    return small * large if x < _f(0) else large
+
+
+@nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def gelu(x: Floats, y: Floats, slope: Floats) -> None:
+    """x Φ(x) and its derivative Φ(x) + x φ(x); Φ by Abramowitz & Stegun's 7.1.26, to 1e-7."""
+    for i in range(len(x)):
+        z = abs(x[i]) * _f(0.70710678118)
+        bell = _exp(-z * z)
+        t = _ONE / (_ONE + _f(0.3275911) * z)
+        p = (_f(1.061405429) * t + _f(-1.453152027)) * t + _f(1.421413741)
+        tail = _HALF * ((p * t + _f(-0.284496736)) * t + _f(0.254829592)) * t * bell
+        below = tail if x[i] < _f(0) else _ONE - tail
+        y[i] = x[i] * below
+        slope[i] = below + x[i] * bell * _f(0.3989422804)
+
+
+@nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def gelu_tanh(x: Floats, y: Floats, slope: Floats) -> None:
+    """x s and its derivative, where s = (1 + tanh u) / 2 = sigmoid(2 u) and u = √(2/π) (x + 0.044715 x³)."""
+    for i in range(len(x)):
+        square = x[i] * x[i]
+        s = _sigmoid(x[i] * (_f(1.5957691216) + _f(0.0713548163) * square))
+        y[i] = x[i] * s
+        slope[i] = s + y[i] * (_ONE - s) * (_f(1.5957691216) + _f(0.2140644488) * square)
+
+
+@nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def swiglu(gate: Rows, up: Rows, y: Floats) -> None:
+    """silu(gate) × up; `y` (rows, width)."""
+    rows, width = y.shape
+    for r in range(rows):
+        g, u, out = _row(gate, r, width), _row(up, r, width), y[r]
+        for i in range(width):
+            out[i] = g[i] * _sigmoid(g[i]) * u[i]
+
+
+@nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def swiglu_backward(gate: Rows, up: Rows, dy: Floats, dgate: Floats, dup: Floats) -> None:
+    """Its gradients, from that of y; each (rows, width)."""
+    rows, width = dy.shape
+    for r in range(rows):
+        g, u, d = _row(gate, r, width), _row(up, r, width), dy[r]
+        for i in range(width):
+            s = _sigmoid(g[i])
+            dgate[r, i] = d[i] * u[i] * (s + g[i] * s * (_ONE - s))
+            dup[r, i] = d[i] * g[i] * s
+
+
+@nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def rotate(x: Rows, cos: Floats, sin: Floats, sign: np.float32, y: Floats) -> None:
+    """x cos + roll(x) sin × `sign`, where roll changes a head's halves; `cos`, `sin` (T, E), `y` (rows, heads, E)."""
+    rows, heads, width = y.shape
+    half = width // 2
+    for r in range(rows):
+        c, s, row = cos[r % len(cos)], sin[r % len(sin)], _row(x, r, heads * width)
+        for h in range(heads):
+            first, second = row[h * width : h * width + half], row[h * width + half : (h + 1) * width]
+            for i in range(half):
+                y[r, h, i] = first[i] * c[i] + second[i] * (sign * s[i])
+                y[r, h, half + i] = second[i] * c[half + i] + first[i] * (sign * s[half + i])
+
+
+@nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc"})
+def rms_norm(x: Floats, weight: Floats, eps: np.float32, y: Floats, inverse: Floats) -> None:
+    """x × `inverse` × weight; `x`, `y` (rows, width), `inverse` (rows,) is 1 / √(mean of x² + eps)."""
+    rows, width = x.shape
+    for r in range(rows):
+        square = _f(0)
+        for i in range(width):
+            square += x[r, i] * x[r, i]
+        inverse[r] = _ONE / np.sqrt(square / _f(width) + eps)
+        for i in range(width):
+            y[r, i] = x[r, i] * inverse[r] * weight[i]
+
+
+@nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc"})
+def rms_norm_backward(
+    x: Floats, weight: Floats, inverse: Floats, dy: Floats, dx: Floats, dw: NDArray[np.float64]
+) -> None:
+    """Sets `dx` (rows, width), and adds to `dw` (width,), which is a sum over as many rows as there are."""
+    rows, width = x.shape
+    for r in range(rows):
+        along = _f(0)
+        for i in range(width):
+            along += dy[r, i] * weight[i] * x[r, i]
+        along *= inverse[r] * inverse[r] / _f(width)
+        for i in range(width):
+            dx[r, i] = (dy[r, i] * weight[i] - x[r, i] * along) * inverse[r]
+            dw[i] += dy[r, i] * x[r, i] * inverse[r]
