@@ -115,6 +115,7 @@ def _run_and_tell(arguments: list[str]) -> None:
         f"to train: torchrun --nproc_per_node=2 training/train.py --data.train {tokens / TRAIN} "
         f"--data.holdout {tokens / HELD_OUT} --out_dir {config.out / 'model'}",
         highlight=False,
+        markup=False,
     )
 
 

@@ -23,6 +23,7 @@ import msgspec
 import psutil
 import tyro
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.command import wide_console
 from training.checkpoint import LATEST, RECORD
@@ -89,8 +90,8 @@ def kill_training(
         went_on = [line.rpartition("step-")[2].lstrip("0") for line in said.splitlines() if "going on from" in line]
         told = ", ".join(f"{kill.rank} after {kill.step}" for kill in killed)
         seconds = f"{time.monotonic() - began:.0f}"
-        table.add_row(layout, str(processes), told, ", ".join(went_on), "; ".join(faults) or "nothing", seconds)
-        console.print(f"{layout}: {len(killed)} kills, differs: {'; '.join(faults) or 'nothing'}")
+        table.add_row(layout, str(processes), told, ", ".join(went_on), Text("; ".join(faults) or "nothing"), seconds)
+        console.print(f"{layout}: {len(killed)} kills, differs: {'; '.join(faults) or 'nothing'}", markup=False)
         good &= not faults and len(killed) == count
     console.print(table)
     sys.exit(0 if good else 1)

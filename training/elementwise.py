@@ -28,7 +28,7 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if _in_a_loop(x):
             y, inverse = torch.empty(x.shape), torch.empty(x[..., :1].shape)
-            loops.rms_norm(_array(x), weight.detach().numpy(), np.float32(eps), _array(y), inverse.view(-1).numpy())
+            loops.rms_norm(_array(x), _copy(weight), np.float32(eps), _array(y), inverse.view(-1).numpy())
         else:
             squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
             inverse = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
@@ -42,7 +42,7 @@ class _RMSNorm(torch.autograd.Function):
         x, inverse, weight = ctx.saved_tensors
         if _in_a_loop(x):
             dx, dw = torch.empty(x.shape), torch.zeros(weight.shape, dtype=torch.float64)
-            arrays = _array(x), weight.detach().numpy(), inverse.view(-1).numpy(), _array(grad), _array(dx), dw.numpy()
+            arrays = _array(x), _copy(weight), inverse.view(-1).numpy(), _array(grad), _array(dx), dw.numpy()
             loops.rms_norm_backward(*arrays)
             return dx, dw.float(), None
         product = grad * x
@@ -148,6 +148,12 @@ def _in_a_loop(x: Tensor) -> bool:
 def _array(x: Tensor) -> NDArray[np.float32]:
     """`x` (…, N) as (rows, N); a copy only where its numbers do not lie in order."""
     array: NDArray[np.float32] = x.detach().contiguous().flatten(0, -2).numpy()
+    return array
+
+
+def _copy(weight: Tensor) -> NDArray[np.float32]:
+    """Memory that numpy has seen can't be resized any more, as FSDP resizes that of parameters."""
+    array: NDArray[np.float32] = weight.detach().clone().numpy()
     return array
 
 

@@ -108,6 +108,13 @@ def test_what_is_not_finite_stays_so(name: str) -> None:
             assert y[0].isfinite().all()
 
 
+def test_memory_of_parameters_can_be_resized_as_before() -> None:
+    x, weight = torch.randn(2, 3, 8, requires_grad=True), torch.ones(8, requires_grad=True)
+    with threads(1):
+        rms_norm(x, weight, 1e-5).sum().backward()
+    assert weight.untyped_storage().resizable()
+
+
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
 def test_one_core_computes_in_loops_and_several_as_torch_does(preset: str) -> None:
     torch.manual_seed(0)

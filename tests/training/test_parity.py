@@ -5,22 +5,28 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from pipeline.command import wide_console
 from training.certificate import Row
-from training.parity import as_json, as_markdown, choose_cases, summary
+from training.parity import as_json, as_markdown, choose_cases, report, summary
 from training.parity_cases import covering_cases
 from training.traffic import Volume
 
 
-def test_reports_hold_every_row_and_every_refusal() -> None:
+def test_reports_hold_every_row_and_every_refusal(capsys: pytest.CaptureFixture[str]) -> None:
     cases, refused = choose_cases(False, 8)
     rows = [Row(c, 1.0, 0.0, 0.0, 0.0, {("tp", "send"): Volume(2, 2048)}) for c in cases[:2]]
-    rows.append(Row(cases[2], 1.0, wrong="rank 0: died"))
+    rows.append(Row(cases[2], 1.0, wrong="rank 0: died [/pair.cc:553]"))
     text = as_markdown(rows, refused)
     assert text.count("| green |") == 2 and text.count("**red**") == 1 and "tp send 2 / 2 KiB" in text
     assert all(reason in text for reason in refused.values())
     record = json.loads(json.dumps(as_json(rows, refused)))
     assert len(record["rows"]) == 3 and len(record["refused"]) == len(refused)
-    assert record["rows"][0]["layout"]["dp"] == 1 and record["rows"][2]["wrong"] == "rank 0: died"
+    assert record["rows"][0]["layout"]["dp"] == 1 and record["rows"][2]["wrong"] == "rank 0: died [/pair.cc:553]"
+    wide_console().print(report(rows, refused, 3.0))
+    shown = capsys.readouterr().out
+    assert f"red: {cases[2]}: rank 0: died [/pair.cc:553]" in shown and "3 rows, 2 green, 1 red, in 3 s" in shown
 
 
 def test_the_command_line(tmp_path: Path) -> None:
