@@ -1,6 +1,6 @@
 """The parity certificate: every layout computes what one process does, and communicates what theory says.
 
-`gristmill parity` runs a covering set of layouts, in a minute or two; `gristmill parity --full` all of them.
+`gristmill parity` runs a covering set of layouts, in two minutes; `gristmill parity --full` all of them.
 """
 
 import json
