@@ -6,4 +6,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ruff check .
 ruff format --check .
 mypy
-python -m pytest -n 2 --dist loadfile "$@"
+# in the files' order: by default those of few tests, which are the longest, would come last, on one core
+python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
