@@ -20,9 +20,13 @@ from training.ranks import Ranks
 REPOSITORY = Path(__file__).resolve().parents[2]
 VOCABULARY = 300  # byte fallback takes 256 of them
 
-torch.set_num_threads(1)  # as many as the processes beside it have: results are compared bit for bit
-
 Documents = list[list[int]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """As many as the processes beside it have: results are compared bit for bit. A run here may leave others."""
+    torch.set_num_threads(1)
 
 
 def write_shards(
