@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -145,15 +144,15 @@ def _in_a_loop(x: Tensor) -> bool:
     )
 
 
-def _array(x: Tensor) -> NDArray[np.float32]:
+def _array(x: Tensor) -> loops.Floats:
     """`x` (…, N) as (rows, N); a copy only where its numbers do not lie in order."""
-    array: NDArray[np.float32] = x.detach().contiguous().flatten(0, -2).numpy()
+    array: loops.Floats = x.detach().contiguous().flatten(0, -2).numpy()
     return array
 
 
-def _copy(weight: Tensor) -> NDArray[np.float32]:
+def _copy(weight: Tensor) -> loops.Floats:
     """Memory that numpy has seen can't be resized any more, as FSDP resizes that of parameters."""
-    array: NDArray[np.float32] = weight.detach().clone().numpy()
+    array: loops.Floats = weight.detach().clone().numpy()
     return array
 
 
