@@ -8,8 +8,8 @@ from dedup.generate_connected_components import generate_connected_components
 from dedup.generate_duplicate_pairs import generate_duplicate_pairs
 from dedup.generate_duplicates_dict import generate_duplicates_dict
 from dedup.generate_exact_pairs import generate_exact_pairs
-from dedup.minhash import DATATROVE, Sketch, jaccard, signatures
-from dedup.shingles import shingle_sets
+from dedup.minhash.shingles import shingle_sets
+from dedup.minhash.signatures import DATATROVE, Sketch, jaccard, signatures
 from dedup.to_hash import to_hash
 
 __all__ = [

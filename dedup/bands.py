@@ -13,8 +13,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.command import command
-from pipeline.errors import UsageError
+from gristmill.command import command
+from gristmill.errors import UsageError
 
 _NODES = 512  # as good as exact for any sketch
 _WIDTH, _HEIGHT = 66, 12  # of the picture, in characters

@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from dedup.cluster_members import Similarities, compare_signatures, compare_texts, read_cluster, read_texts
-from dedup.matching import Unit
-from dedup.numbering import is_of_index, scope_of
-from pipeline.command import command
-from pipeline.documents import DocKey
-from pipeline.errors import UsageError
-from pipeline.files import whole_file
+from dedup.candidates.document_numbers import is_of_index, scope_of
+from dedup.minhash.matching_form import Unit
+from dedup.removal.cluster_members import Similarities, compare_signatures, compare_texts, read_cluster, read_texts
+from gristmill.command import command
+from gristmill.errors import UsageError
+from gristmill.io.documents import DocKey
+from gristmill.io.files import whole_file
 
 if TYPE_CHECKING:
     import networkx

@@ -9,15 +9,15 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 from tyro.conf import Positional
 
-from pipeline.command import command
-from pipeline.documents import SUFFIXES, list_corpus
-from pipeline.errors import UsageError
-from pipeline.files import locked, whole_file
-from pipeline.ledger import WRITTEN, Counts
-from pipeline.reading import Slice, plan_slices, read_documents
-from pipeline.stage import STATE, How, Options, Task, outputs_of, refuse_strangers, run_stage
-from pipeline.text import utf8_size
-from pipeline.writing import Rejects, open_lines
+from gristmill.command import command
+from gristmill.counts import WRITTEN, Counts
+from gristmill.engine.stage import STATE, How, Options, Task, outputs_of, refuse_strangers, run_stage
+from gristmill.errors import UsageError
+from gristmill.io.documents import SUFFIXES, list_corpus
+from gristmill.io.files import locked, whole_file
+from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.writers import Rejects, open_lines
+from gristmill.text import utf8_size
 
 NAME = "dedup_train"
 CONTAMINATED = "contaminated"

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.components import Forest
-from dedup.keeping import LAST, BySource, First, Keep, Longest, parse_keep, rank_longest, rank_newest
-from dedup.lsh import band_digests, check_bands, unite_buckets
-from dedup.minhash import Sketch, signatures
-from dedup.shingles import shingle_sets
+from dedup.candidates.components import Forest
+from dedup.candidates.lsh import band_digests, check_bands, unite_buckets
+from dedup.minhash.shingles import shingle_sets
+from dedup.minhash.signatures import Sketch, signatures
+from dedup.removal.keeping import LAST, BySource, First, Keep, Longest, parse_keep, rank_longest, rank_newest
+from dedup.removal.verify import KeptSets, Measure, Shingles, check_measure, judge
 from dedup.tables import Indices, Table, as_table, text_batches
-from dedup.verify import KeptSets, Measure, Shingles, check_measure, judge
-from pipeline.errors import UsageError
+from gristmill.errors import UsageError
 
 _TOGETHER = 256  # texts of clusters fetched at a time
 

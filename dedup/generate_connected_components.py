@@ -8,19 +8,20 @@ from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-from dedup.cluster_files import write_clusters
-from dedup.components import Forest, find_labels
-from dedup.linking import EDGES, Comparison, fits_in_memory, link, read_edges, unite_signatures
-from dedup.lsh import check_bands
-from dedup.numbering import Numbering, is_of_index
-from dedup.pair_lines import ParsedPairs, parse_pairs
-from dedup.signed import Scope, Signed, list_signed, rows_of
-from pipeline.command import command
-from pipeline.documents import source_of
-from pipeline.errors import UsageError
-from pipeline.keys import is_table
-from pipeline.ledger import READ, Counts, Ledger
-from pipeline.stage import STATE, Budget, How, Options, Task, is_done, run_stage
+from dedup.candidates.band_join import EDGES, Comparison, fits_in_memory, link, read_edges, unite_signatures
+from dedup.candidates.cluster_files import write_clusters
+from dedup.candidates.components import Forest, find_labels
+from dedup.candidates.document_numbers import Numbering, is_of_index
+from dedup.candidates.lsh import check_bands
+from dedup.candidates.pair_lines import ParsedPairs, parse_pairs
+from dedup.candidates.signed_corpus import Scope, Signed, list_signed, rows_of
+from gristmill.command import command
+from gristmill.counts import READ, Counts
+from gristmill.engine.ledger import Ledger
+from gristmill.engine.stage import STATE, Budget, How, Options, Task, is_done, run_stage
+from gristmill.errors import UsageError
+from gristmill.io.documents import source_of
+from gristmill.io.keys import is_table
 
 NAME = "generate_connected_components"
 CLUSTERED = "clustered"

@@ -12,15 +12,16 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dedup.linking import Comparison, link, read_edges
-from dedup.lsh import check_bands
-from dedup.numbering import Numbering, is_of_index
-from dedup.signed import Scope, Signed, list_signed, number_of
-from pipeline.command import command
-from pipeline.documents import source_of
-from pipeline.files import whole_file
-from pipeline.ledger import READ, Counts, Ledger
-from pipeline.stage import STATE, How, Options, Task, is_done, run_stage
+from dedup.candidates.band_join import Comparison, link, read_edges
+from dedup.candidates.document_numbers import Numbering, is_of_index
+from dedup.candidates.lsh import check_bands
+from dedup.candidates.signed_corpus import Scope, Signed, list_signed, number_of
+from gristmill.command import command
+from gristmill.counts import READ, Counts
+from gristmill.engine.ledger import Ledger
+from gristmill.engine.stage import STATE, How, Options, Task, is_done, run_stage
+from gristmill.io.documents import source_of
+from gristmill.io.files import whole_file
 
 NAME = "generate_duplicate_pairs"
 PAIRED = "paired"

@@ -12,25 +12,26 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import msgspec
 from numpy.typing import NDArray
 
-from dedup.clusters import KEEP_ORDER, MEMBER, Clusters, Order
-from dedup.gather import Plan
-from dedup.judge_corpus import DIGEST, Settings, Sources, gather_and_judge, judged_parts
-from dedup.judging import Verification
-from dedup.keeping import BySource, Longest, Newest, parse_keep
-from dedup.matching import Unit
-from dedup.minhash import Sketch
-from dedup.numbering import is_of_index
-from dedup.removals import BY_KEY, REMOVAL, Books, remove_all_but_first, write_removals
-from dedup.shards import open_shard
-from dedup.signed import Signed, list_signed
-from dedup.verify import Measure
-from pipeline.command import command
-from pipeline.documents import list_corpus
-from pipeline.errors import InputError, UsageError
-from pipeline.keys import ROW_GROUP, is_table, read_keys
-from pipeline.ledger import Counts, Ledger
-from pipeline.sorting import Sorter, read_records
-from pipeline.stage import STATE, Budget, How, Options, Task, is_done, run_stage
+from dedup.candidates.document_numbers import is_of_index
+from dedup.candidates.signed_corpus import Signed, list_signed
+from dedup.minhash.matching_form import Unit
+from dedup.minhash.signature_shards import open_shard
+from dedup.minhash.signatures import Sketch
+from dedup.removal.clusters import KEEP_ORDER, MEMBER, Clusters, Order
+from dedup.removal.gather import Plan
+from dedup.removal.judge_corpus import DIGEST, Settings, Sources, gather_and_judge, judged_parts
+from dedup.removal.judging import Verification
+from dedup.removal.keeping import BySource, Longest, Newest, parse_keep
+from dedup.removal.removals import BY_KEY, REMOVAL, Books, remove_all_but_first, write_removals
+from dedup.removal.verify import Measure
+from gristmill.command import command
+from gristmill.counts import Counts
+from gristmill.engine.ledger import Ledger
+from gristmill.engine.stage import STATE, Budget, How, Options, Task, is_done, run_stage
+from gristmill.errors import InputError, UsageError
+from gristmill.io.documents import list_corpus
+from gristmill.io.external_sort import Sorter, read_records
+from gristmill.io.keys import ROW_GROUP, is_table, read_keys
 
 NAME = "generate_duplicates_dict"
 

@@ -14,18 +14,31 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dedup.exact import COPY, FIRST, PARTS, PLACED, RECORD, Books, On, by_range, digests, find_copies, read_range
-from pipeline.command import command
-from pipeline.documents import Document, list_corpus
-from pipeline.errors import UsageError
-from pipeline.files import whole_file, write_whole
-from pipeline.keys import open_table
-from pipeline.ledger import READ, Counts, Ledger
-from pipeline.reading import Slice, plan_slices, read_documents
-from pipeline.sorting import Sorter, read_records, write_records
-from pipeline.stage import STATE, Budget, How, Options, Task, is_done, outputs_of, refuse_overlap, run_stage
-from pipeline.text import utf8_size
-from pipeline.writing import Rejects
+from dedup.candidates.exact_copies import (
+    COPY,
+    FIRST,
+    PARTS,
+    PLACED,
+    RECORD,
+    Books,
+    On,
+    by_range,
+    digests,
+    find_copies,
+    read_range,
+)
+from gristmill.command import command
+from gristmill.counts import READ, Counts
+from gristmill.engine.ledger import Ledger
+from gristmill.engine.stage import STATE, Budget, How, Options, Task, is_done, outputs_of, refuse_overlap, run_stage
+from gristmill.errors import UsageError
+from gristmill.io.documents import Document, list_corpus
+from gristmill.io.external_sort import Sorter, read_records, write_records
+from gristmill.io.files import whole_file, write_whole
+from gristmill.io.keys import open_table
+from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.writers import Rejects
+from gristmill.text import utf8_size
 
 NAME = "generate_exact_pairs"
 UNIQUE = "unique"

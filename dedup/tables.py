@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import UsageError
+from gristmill.errors import UsageError
 
 _ROWS = 256
 Indices = NDArray[np.int64]

@@ -13,19 +13,19 @@ import tyro
 from numpy.typing import NDArray
 from tyro.conf import Positional
 
-from dedup.families import Hash
-from dedup.matching import Unit
-from dedup.minhash import Sketch, signatures
-from dedup.shards import SUFFIX, write_shard
-from pipeline.command import command
-from pipeline.documents import Document, list_source
-from pipeline.errors import UsageError
-from pipeline.keys import is_table, read_keys
-from pipeline.ledger import Counts
-from pipeline.reading import Slice, plan_slices, read_documents
-from pipeline.stage import STATE, How, Options, Task, note_count, outputs_of, refuse_strangers, run_stage
-from pipeline.text import utf8_size
-from pipeline.writing import Rejects
+from dedup.minhash.families import Hash
+from dedup.minhash.matching_form import Unit
+from dedup.minhash.signature_shards import SUFFIX, write_shard
+from dedup.minhash.signatures import Sketch, signatures
+from gristmill.command import command
+from gristmill.counts import Counts
+from gristmill.engine.stage import STATE, How, Options, Task, note_count, outputs_of, refuse_strangers, run_stage
+from gristmill.errors import UsageError
+from gristmill.io.documents import Document, list_source
+from gristmill.io.keys import is_table, read_keys
+from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.writers import Rejects
+from gristmill.text import utf8_size
 
 NAME = "to_hash"
 SIGNED = "signed"

@@ -1,3 +1,3 @@
-"""Gristmill: from raw text to a pre-trained language model."""
+"""The ground all packages stand on: configuration, command lines, errors, the engine, files. Never torch."""
 
 __version__ = "0.1.0"

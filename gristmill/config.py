@@ -1,108 +1,153 @@
-"""The configuration of a run: what `pipeline.toml` may say. A section is a stage."""
+"""Configuration: a dataclass, a TOML file over its defaults, the command line over both.
 
-from dataclasses import dataclass, field
+A nested dataclass is a `[section]` of the file and a `--section.key value` on the command line.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import re
+import tomllib
+import typing
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, TypeVar
 
-from dedup.families import Hash
-from dedup.matching import Unit
-from dedup.signed import Scope
-from dedup.verify import Measure
-from pipeline.stage import How
+import msgspec
+import tyro
 
+from gristmill.errors import InputError, UsageError
 
-@dataclass(frozen=True)
-class Normalize:
-    """[normalize]"""
-
-    ftfy: bool = False
-    """Repair mojibake with ftfy before NFC."""
+Config = TypeVar("Config")
+_FRAME = re.compile("[─│╭╮╰╯]+")
 
 
-@dataclass(frozen=True)
-class Filter:
-    """[filter]"""
+def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None) -> Config:
+    """Build `cls` from its defaults, then `--config FILE` (TOML), then the other arguments in `argv`.
 
-    threshold: int = 200
-    """Fewest characters, in the matching form, of a document that is kept."""
+    A relative path in the file is kept as written. `--help` prints the options and exits. Raises
+    UsageError for a key that does not exist (naming the nearest one that does), a value of the wrong
+    type, or a value that is required and missing; InputError for a file that is not TOML.
 
-
-@dataclass(frozen=True)
-class Dedup:
-    """[dedup]"""
-
-    hash: Hash = "xxh32"
-    """Family of the signatures; sha1 gives SlimPajama's own values."""
-    unit: Unit = "character"
-    """What a shingle is made of: character, or word."""
-    width: int = 13
-    """Units of a shingle."""
-    permutations: int = 128
-    """Slots of a signature."""
-    range: int = 13
-    """Rows of a band."""
-    bands: int = 9
-    """Bands of a signature."""
-    scope: Scope = "global"
-    """per-source compares documents only with those of their own source."""
-    index: tuple[str, ...] = ()
-    """Signatures (OUT/minhash) of runs before this one, or NAME=FOLDER: what they hold is removed here."""
-    exact: bool = False
-    """Find exact copies first, and do not sign them."""
-    keep: str = "first"
-    """Which document of a cluster to keep: first, longest, source:A,B, or newest:FIELD."""
-    verify: Measure | None = None
-    """Confirm each removal on the texts, by jaccard or containment; SlimPajama does not."""
-    threshold: float = 0.8
-    """The similarity from which on a verified document is removed."""
+    >>> @dataclasses.dataclass
+    ... class Oven:
+    ...     degrees: int = 180
+    >>> load_config(Oven, ["--degrees", "220"])
+    Oven(degrees=220)
+    """
+    file, arguments = _take_option(list(argv), "--config")
+    default = _from_table(cls, _read_toml(Path(file)), file, "") if file else _from_table(cls, {}, "", "")
+    return _parse(cls, _checked(cls, arguments), default, prog)
 
 
-@dataclass(frozen=True)
-class Mix:
-    """[mix]"""
-
-    weights: dict[str, float] = field(default_factory=dict)
-    """Epochs per source; otherwise as preprocessing/datasets.py says."""
-    holdout: float = 0.0017
-    """Fraction of each source's documents to hold out."""
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    """[tokenizer]"""
-
-    vocab_size: int = 32_000
-    """Pieces."""
-    model_type: Literal["bpe", "unigram"] = "bpe"
-    """Kind of model."""
-    sample: str = "64MiB"
-    """Text to train on."""
-    exact: bool = True
-    """Fail where the sample cannot fill the vocabulary, rather than make fewer pieces."""
+def _take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
+    """The last value of `option` in `argv` (`--x v` or `--x=v`), and what remains without it."""
+    value, rest, waiting = None, [], False
+    for argument in argv:
+        if waiting or argument.startswith(option + "="):
+            value, waiting = argument.removeprefix(option + "="), False
+        elif argument == option:
+            waiting = True
+        else:
+            rest.append(argument)
+    if waiting:
+        raise UsageError(f"{option} was given without a file; try {option} run.toml")
+    return value, rest
 
 
-@dataclass(frozen=True)
-class RunConfig:
-    """From a corpus to token shards."""
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read --config {path}: {error.strerror}; check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
 
-    corpus: Path
-    """Folder of the corpus: CORPUS/<source>/**."""
-    out: Path
-    """Folder for everything the run writes."""
-    seed: int = 1
-    """Seed of every random choice."""
-    workers: int | None = None
-    """Processes to use; all cores by default."""
-    memory: str = "auto"
-    """Memory for all workers together, such as 4GiB; by default half of what is free."""
-    max_malformed: float = 0.001
-    """Stop when more than this fraction of the records is malformed."""
-    normalize: Normalize = field(default_factory=Normalize)
-    filter: Filter = field(default_factory=Filter)
-    dedup: Dedup = field(default_factory=Dedup)
-    mix: Mix = field(default_factory=Mix)
-    tokenizer: Tokenizer = field(default_factory=Tokenizer)
 
-    @property
-    def how(self) -> How:
-        return How(self.workers, self.memory, self.max_malformed)
+def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any:
+    """An instance of `cls` from a TOML table; what is required and absent is left for the command line."""
+    types = typing.get_type_hints(cls)
+    for key in table:
+        if key not in types:
+            raise UsageError(f"{file}: unknown key {prefix}{key}{_nearest(prefix + key, [prefix + t for t in types])}")
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(section := types[field.name]):
+            inner = table.get(field.name, {})
+            if not isinstance(inner, dict):
+                raise UsageError(f"{file}: {prefix}{field.name} is {inner!r}; wanted a table [{prefix}{field.name}]")
+            values[field.name] = _from_table(typing.cast(type, section), inner, file, f"{prefix}{field.name}.")
+        elif field.name in table:
+            values[field.name] = _convert(table[field.name], section, f"{file}: {prefix}{field.name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            values[field.name] = tyro.MISSING
+    return cls(**values)
+
+
+def _convert(value: Any, kind: Any, where: str) -> Any:
+    try:
+        return msgspec.convert(value, kind, dec_hook=lambda to, given: to(given))
+    except (msgspec.ValidationError, TypeError) as error:
+        wanted = " or ".join(map(repr, typing.get_args(kind))) if "enum" in str(error) else _name(kind)
+        raise UsageError(f"{where} is {value!r}; wanted {wanted}") from error
+
+
+def _name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
+
+
+def _options(cls: type, prefix: str = "--") -> dict[str, Any]:
+    """Every option of `cls` and its type."""
+    options: dict[str, Any] = {}
+    for name, kind in typing.get_type_hints(cls).items():
+        section = dataclasses.is_dataclass(kind)
+        options |= _options(typing.cast(type, kind), f"{prefix}{name}.") if section else {prefix + name: kind}
+    return options
+
+
+def _checked(cls: type, arguments: list[str]) -> list[str]:
+    """The arguments, if every option in them exists; `true` and `false` as Python spells them."""
+    options = {**_options(cls), "--help": None}
+    tables = tuple(f"{option}." for option, kind in options.items() if typing.get_origin(kind) is dict)
+    name = ""
+    for i, argument in enumerate(arguments):
+        if argument.startswith("--"):
+            name = "--" + argument[2:].partition("=")[0].replace("-", "_")
+            if name not in options and not name.startswith(tables):
+                raise UsageError(f"unknown option {argument.partition('=')[0]}{_nearest(name, list(options))}")
+        elif bool in (options.get(name), *typing.get_args(options.get(name))):
+            arguments[i] = argument.capitalize()
+    return arguments
+
+
+def _nearest(given: str, known: list[str]) -> str:
+    # a key without its section (`--steps`) is nearer to `--optim.steps` than its spelling says
+    sectioned = [k for k in known if k.rpartition(".")[2] == given.lstrip("-").rpartition(".")[2]]
+    matches = sectioned or difflib.get_close_matches(given, known, n=1, cutoff=0.4)
+    return f"; did you mean {matches[0]}?" if matches else f"; there are {', '.join(known)}"
+
+
+def _parse(cls: type[Config], arguments: list[str], default: Config, prog: str | None) -> Config:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                cls,
+                prog=prog,
+                args=arguments,
+                default=default,
+                use_underscores=True,
+                config=(tyro.conf.FlagConversionOff,),  # `--key true|false`, as in the file
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise  # --help
+        raise UsageError(_unframe(said.getvalue())) from None
+
+
+def _unframe(said: str) -> str:
+    """tyro's framed message as lines of plain text, without its pointer to the help."""
+    lines = [_FRAME.sub("", line).strip() for line in said.splitlines()]
+    end = next((i for i, line in enumerate(lines) if line.startswith("For full helptext")), len(lines))
+    return " ".join(" ".join(lines[1:end]).split()).replace(" Argument helptext:", "; wanted")

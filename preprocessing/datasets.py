@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.errors import UsageError
-from pipeline.ledger import MALFORMED, READ, WRITTEN, Counts
+from gristmill.counts import MALFORMED, READ, WRITTEN, Counts
+from gristmill.errors import UsageError
 
 DEFAULT_WEIGHT = 1.0
 

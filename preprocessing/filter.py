@@ -9,16 +9,17 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import numpy as np
 from tyro.conf import Positional
 
-from pipeline.command import command
-from pipeline.documents import list_source
-from pipeline.errors import UsageError
-from pipeline.files import locked, whole_file
-from pipeline.keys import is_table, write_keys
-from pipeline.ledger import Counts, Ledger
-from pipeline.reading import Slice, plan_slices, read_documents
-from pipeline.stage import STATE, How, Options, Task, is_whole, note_count, run_stage
-from pipeline.text import matching_form, utf8_size
-from pipeline.writing import Rejects
+from gristmill.command import command
+from gristmill.counts import Counts
+from gristmill.engine.ledger import Ledger
+from gristmill.engine.stage import STATE, How, Options, Task, is_whole, note_count, run_stage
+from gristmill.errors import UsageError
+from gristmill.io.documents import list_source
+from gristmill.io.files import locked, whole_file
+from gristmill.io.keys import is_table, write_keys
+from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.writers import Rejects
+from gristmill.text import matching_form, utf8_size
 
 SHORT = "short"
 KEPT = "kept"

@@ -13,15 +13,16 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import tyro
 
-from pipeline.command import command
-from pipeline.documents import JSONL, SUFFIXES, CorpusFile, list_corpus, stem
-from pipeline.errors import UsageError
-from pipeline.files import rejects_path, whole_file
-from pipeline.ledger import CHANGED, WRITTEN, Counts, Ledger
-from pipeline.reading import Slice, plan_slices, read_documents
-from pipeline.stage import STATE, How, Options, Task, is_done, refuse_overlap, refuse_strangers, run_stage
-from pipeline.text import utf8_size
-from pipeline.writing import Rejects, open_lines
+from gristmill.command import command
+from gristmill.counts import CHANGED, WRITTEN, Counts
+from gristmill.engine.ledger import Ledger
+from gristmill.engine.stage import STATE, How, Options, Task, is_done, refuse_overlap, refuse_strangers, run_stage
+from gristmill.errors import UsageError
+from gristmill.io.documents import JSONL, SUFFIXES, CorpusFile, list_corpus, stem
+from gristmill.io.files import rejects_path, whole_file
+from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.writers import Rejects, open_lines
+from gristmill.text import utf8_size
 
 NAME = "normalize_text"
 PIECES = "normalize_text_pieces"

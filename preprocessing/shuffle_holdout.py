@@ -16,16 +16,16 @@ import msgspec
 import numpy as np
 from tyro.conf import Positional
 
-from pipeline.command import command, wide_console
-from pipeline.documents import SUFFIXES, list_corpus
-from pipeline.errors import InputError, UsageError
-from pipeline.files import write_whole
-from pipeline.ledger import READ, WRITTEN, Counts
-from pipeline.reading import Slice, plan_slices
-from pipeline.stage import STATE, How, Options, Task, outputs_of, refuse_overlap, refuse_strangers, run_stage
-from pipeline.writing import open_lines
+from gristmill.command import command, wide_console
+from gristmill.counts import READ, WRITTEN, Counts
+from gristmill.engine.stage import STATE, How, Options, Task, outputs_of, refuse_overlap, refuse_strangers, run_stage
+from gristmill.errors import InputError, UsageError
+from gristmill.io.documents import SUFFIXES, list_corpus
+from gristmill.io.files import write_whole
+from gristmill.io.readers import Slice, plan_slices
+from gristmill.io.writers import open_lines
 from preprocessing.datasets import shares, source_weights
-from preprocessing.mixing import (
+from preprocessing.mixing.mix import (
     DUPLICATE,
     SHORT,
     Drops,
@@ -36,8 +36,8 @@ from preprocessing.mixing import (
     survey_slice,
     write_drops,
 )
-from preprocessing.piles import SUFFIX, Pile, index_path, open_pile
-from preprocessing.sampling import NEVER, smallest
+from preprocessing.mixing.sampling import NEVER, smallest
+from preprocessing.mixing.shuffle_buckets import SUFFIX, Pile, index_path, open_pile
 
 HELD_OUT = "holdout"
 PASS_1 = "pass1"

@@ -13,15 +13,14 @@ import msgspec
 import numpy as np
 import sentencepiece
 
-from pipeline.command import command
-from pipeline.documents import Document, list_corpus
-from pipeline.errors import UsageError
-from pipeline.files import sha256_file, whole_file, write_whole
-from pipeline.ledger import WRITTEN, Counts
-from pipeline.reading import Slice, plan_slices, read_documents
-from pipeline.stage import STATE, How, Options, Task, outputs_of, refuse_strangers, run_stage
-from pipeline.text import utf8_size
-from pipeline.tokens import (
+from gristmill.command import command
+from gristmill.counts import WRITTEN, Counts
+from gristmill.engine.stage import STATE, How, Options, Task, outputs_of, refuse_strangers, run_stage
+from gristmill.errors import UsageError
+from gristmill.io.documents import Document, list_corpus
+from gristmill.io.files import sha256_file, whole_file, write_whole
+from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.token_shards import (
     MANIFEST,
     Manifest,
     ShardRecord,
@@ -30,10 +29,11 @@ from pipeline.tokens import (
     TokenShardWriter,
     token_dtype,
 )
-from pipeline.writing import Rejects
+from gristmill.io.writers import Rejects
+from gristmill.text import utf8_size
 
 if TYPE_CHECKING:
-    from preprocessing.encoder import Encoder
+    from preprocessing.tokenizer.encoder import Encoder
 
 NAME = "tokenize_corpus"
 _LOSSY = "\u2581"  # SentencePiece's own sign for a space
@@ -129,7 +129,7 @@ def load_encoder(path: Path) -> tuple[sentencepiece.SentencePieceProcessor, "Enc
 @lru_cache(maxsize=1)
 def _load(path: Path, version: int) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:  # noqa: ARG001
     """The model at a path, read once a process for each `version` of it."""
-    from preprocessing.encoder import Encoder  # it compiles, and other stages need not wait for that
+    from preprocessing.tokenizer.encoder import Encoder  # it compiles, and other stages need not wait for that
 
     model = sentencepiece.SentencePieceProcessor()
     try:

@@ -12,17 +12,17 @@ import heapq
 import numpy as np
 import sentencepiece
 
-from pipeline.command import command
-from pipeline.documents import list_corpus
-from pipeline.errors import UsageError
-from pipeline.files import whole_file
-from pipeline.ledger import Counts
-from pipeline.lines import split_lines
-from pipeline.reading import Slice, plan_slices, read_documents
-from pipeline.stage import STATE, How, Options, Task, parse_size, run_stage
-from pipeline.text import utf8_size
-from pipeline.writing import Rejects
-from preprocessing.sampling import draws
+from gristmill.command import command
+from gristmill.counts import Counts
+from gristmill.engine.stage import STATE, How, Options, Task, parse_size, run_stage
+from gristmill.errors import UsageError
+from gristmill.io.documents import list_corpus
+from gristmill.io.files import whole_file
+from gristmill.io.lines import split_lines
+from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.writers import Rejects
+from gristmill.text import utf8_size
+from preprocessing.mixing.sampling import draws
 
 NAME = "train_tokenizer"
 MODEL = "tokenizer.model"

@@ -27,7 +27,7 @@ install_gristmill() {
 }
 
 forget_stale_kernels() {  # numba looks at the file of a function it compiled, and not at those it calls
-    find dedup preprocessing -name '*.nb[ic]' ! -newer "$(ls -t dedup/*.py preprocessing/*.py | head -n 1)" -delete
+    find dedup preprocessing training -name '*.nb[ic]' ! -newer "$(git ls-files "dedup/**.py" | head -n 1)" -delete
 }
 
 install_gristmill "$1"

@@ -15,10 +15,17 @@ import sentencepiece
 import tyro
 from numpy.typing import NDArray
 
-from pipeline.command import run_guarded
-from pipeline.errors import InputError, UsageError, reading
-from pipeline.files import sha256_file, write_whole
-from pipeline.tokens import Manifest, ShardRecord, SourceRecord, TokenizerRecord, TokenShardWriter, token_dtype
+from gristmill.command import run_guarded
+from gristmill.errors import InputError, UsageError, reading
+from gristmill.io.files import sha256_file, write_whole
+from gristmill.io.token_shards import (
+    Manifest,
+    ShardRecord,
+    SourceRecord,
+    TokenizerRecord,
+    TokenShardWriter,
+    token_dtype,
+)
 
 SHARD, TOKENIZER = "characters", "tokenizer.model"
 _SPACE = "\u2581"  # what SentencePiece writes for a space

@@ -17,7 +17,7 @@ say() { printf '\n== %s\n' "$1"; }
 
 if [ "$corpus" = "$out/corpus" ]; then
     say "1. a corpus of what this machine has"
-    python scripts/harvest_corpus.py "$corpus"
+    python -m gristmill_cli.harvest_corpus "$corpus"
 else
     say "1. the corpus $corpus"
 fi
@@ -33,7 +33,7 @@ say "4. what became of every document"
 gristmill funnel "$out/data"
 
 say "5. what the model learned"
-python -m training.plot "$out/model"
+gristmill plot "$out/model"
 
 cat <<END
 

@@ -1,88 +1,24 @@
 """What a training run is configured by: dataclasses, one a section."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pipeline.errors import require
-from training.layout import SPLIT_BACKWARD, ParallelConfig
-from training.memory import MemoryConfig
-from training.model_config import ModelConfig
-from training.precision import Precision
-from training.stability import StabilityConfig
+import msgspec
 
-
-@dataclass(frozen=True)
-class DataConfig:
-    """What is read, and how much of it in a step."""
-
-    train: Path
-    """Folder of token shards to train on."""
-    holdout: Path
-    """Folder of token shards to evaluate on."""
-    seq_len: int = 256
-    """Tokens in a sequence."""
-    batch_size: int = 32
-    """Sequences in a step, over all processes."""
-
-
-@dataclass(frozen=True)
-class OptimConfig:
-    """AdamW and its learning rate: linear warm-up, then half a cosine."""
-
-    name: Literal["adamw", "sgd"] = "adamw"
-    """sgd: plain, without momentum or decay; its updates show every error in a gradient's scale."""
-    steps: int = 1000
-    lr: float = 1e-3
-    """The highest learning rate, at the end of the warm-up."""
-    min_lr: float = 1e-4
-    """The learning rate of the last step."""
-    warmup_steps: int = 50
-    weight_decay: float = 0.1
-    """Applied to matrices only."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    clip: float = 1.0
-    """Longest gradient, by its 2-norm over all parameters; 0: any length."""
-
-
-@dataclass(frozen=True)
-class EvalConfig:
-    """How often the holdout is measured, and what text is drawn then."""
-
-    every: int = 100
-    """Steps between evaluations; 0: only after the last step."""
-    sequences: int = 0
-    """Holdout sequences to measure, from the first; 0: all."""
-    sample_tokens: int = 64
-    """Tokens of text to draw; 0: none."""
-    prompt: str = ""
-    """What the text begins with; empty: the start of a document."""
-    temperature: float = 0.8
-    """0: always the most probable token."""
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """When the run is written down."""
-
-    every: int = 200
-    """Steps between checkpoints; 0: only after the last step."""
-    keep: int = 2
-    """How many of the latest to keep."""
-    beside: bool = True
-    """Write them while the training goes on, from a copy in memory; not where [memory] keeps states on disk."""
-
-
-@dataclass(frozen=True)
-class MetricsConfig:
-    """What is told of the run, and where."""
-
-    log_every: int = 10
-    """Steps between lines in the terminal. metrics.jsonl and TensorBoard receive every step."""
-    tensorboard: bool = True
-    peak_tflops: float = 0.0
-    """One device's peak in 10^12 operations a second, for the model FLOPs utilisation; 0: from a table of GPUs."""
+from gristmill.errors import require
+from gristmill.io.token_shards import Manifest
+from training.checkpoint.checkpoint import CheckpointConfig
+from training.data.batches import DataConfig
+from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig
+from training.kernels.precision import Precision
+from training.memory.memory_config import MemoryConfig
+from training.model.model_config import ModelConfig
+from training.optim.optimizer import OptimConfig
+from training.optim.stability import StabilityConfig
+from training.reporting.evaluate import EvalConfig
+from training.reporting.metrics import MetricsConfig
 
 
 @dataclass(frozen=True)
@@ -147,3 +83,25 @@ class TrainConfig:
             "try --parallel.schedule interleaved-1f1b, or --compile false",
         )
         self.stability.check()
+
+    def identity(self, model: ModelConfig, train: Manifest, holdout: Manifest) -> dict[str, Any]:
+        """What makes a run this run, by option: neither where files lie nor how many processes share the work.
+
+        `model` is the resolved model; `train` and `holdout` the manifests of the token shards. A run resumes
+        only in a folder of the same identity.
+        """
+        optim = {f"optim.{key}": value for key, value in asdict(self.optim).items() if key != "steps"}
+        return {
+            **{f"model.{key}": value for key, value in asdict(model).items() if key != "preset"},
+            "data.train": _fingerprint(train),
+            "data.holdout": _fingerprint(holdout),
+            "data.seq_len": self.data.seq_len,
+            "data.batch_size": self.data.batch_size,
+            **optim,
+            "seed": self.seed,
+            "precision": self.precision,
+        }
+
+
+def _fingerprint(manifest: Manifest) -> str:
+    return sha256(msgspec.json.encode([shard.sha256 for shard in manifest.shards])).hexdigest()[:16]

@@ -10,14 +10,14 @@ from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-from pipeline.config import load_config
-from pipeline.errors import GristmillError
+from gristmill.config import load_config
+from gristmill.errors import GristmillError
+from training.checkpoint.run_folder import claim
 from training.config import TrainConfig
-from training.identity import claim
-from training.mesh import open_processes
-from training.stop import StopSignals
+from training.distributed.hang_detection import watched
+from training.distributed.mesh import open_processes
+from training.distributed.stop_signals import StopSignals
 from training.trainer import Summary, Trainer
-from training.watch import watched
 
 
 def train(config: TrainConfig) -> Summary:

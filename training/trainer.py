@@ -12,24 +12,23 @@ from typing import Any, Self
 
 import torch
 
-from pipeline.errors import UsageError
-from pipeline.files import write_whole
-from training.checkpoint import CheckpointRecord, Checkpoints, load_model
-from training.checkpoint_record import require_same_model
+from gristmill.errors import UsageError
+from gristmill.io.files import write_whole
+from training.checkpoint.checkpoint import CheckpointRecord, Checkpoints, load_model
+from training.checkpoint.record import require_same_model
+from training.checkpoint.shard_storage import model_state
 from training.config import TrainConfig
-from training.data import Ahead, Batches, BatchSplit, TokenSequences
-from training.evaluate import bits_per_byte, evaluate, unigram_loss
-from training.gradients import scale_gradients, squared_norm
-from training.identity import identity
-from training.mesh import build_world
-from training.metrics import METRICS, Reporter, memory_bytes, peak_tflops, read_metrics
-from training.model import Decoder, flops_per_token
-from training.optim import build_optimizer, learning_rate
-from training.parallel_model import ParallelModel
-from training.piece_storage import model_state
-from training.sample import Sampler
-from training.stability import Stability
-from training.watch import lost_contact
+from training.data.batches import Ahead, Batches, BatchSplit, TokenSequences
+from training.distributed.hang_detection import lost_contact
+from training.distributed.mesh import build_world
+from training.model.decoder import Decoder, flops_per_token
+from training.optim.optimizer import build_optimizer, learning_rate
+from training.optim.stability import Stability
+from training.parallel.gradients import scale_gradients, squared_norm
+from training.parallel.parallel_model import ParallelModel
+from training.reporting.evaluate import bits_per_byte, evaluate, unigram_loss
+from training.reporting.metrics import METRICS, Reporter, memory_bytes, peak_tflops, read_metrics
+from training.reporting.sample import Sampler
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Trainer:
         _check_same_tokenizer(self.data, self.holdout)
         self.tokenizer = self.data.manifest.tokenizer
         self.model_config = config.model.resolve(self.tokenizer.vocab_size, data.seq_len)
-        self.identity = identity(config, self.model_config, self.data.manifest, self.holdout.manifest)
+        self.identity = config.identity(self.model_config, self.data.manifest, self.holdout.manifest)
         self.layout = config.parallel.resolve(torch.distributed.get_world_size(), self.model_config, data.seq_len)
         self.split = BatchSplit.of(data, self.layout)
         self.world = world = build_world(self.layout, device, config.timeout)
@@ -218,7 +217,7 @@ class Trainer:
         summary = self.world.main_only(self._summarize)
         self.reporter.say(f"done: holdout loss {summary.holdout_loss:.4f}, unigram {summary.unigram_loss:.4f}")
         self.reporter.say(f"    checkpoint  {summary.checkpoint}\n    metrics     {out_dir / METRICS}")
-        self.reporter.say(f"    curve       python -m training.plot {out_dir}")
+        self.reporter.say(f"    curve       python -m training.reporting.plot {out_dir}")
         return summary
 
     def _state(self) -> Any:

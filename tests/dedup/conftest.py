@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pipeline.writing import open_lines
+from gristmill.io.writers import open_lines
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ALPHABETS = ["abcdefghijklmnoprstuvwyz", "абвгдежзиклмнопрстуфхцчшыэюя", "αβγδεζηθικλμνξοπρστυφχψω"]

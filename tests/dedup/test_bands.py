@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup.bands import Bands, band_parameters, choose_bands, detection
-from pipeline.errors import UsageError
+from gristmill.errors import UsageError
 
 
 def test_the_usual_choice() -> None:

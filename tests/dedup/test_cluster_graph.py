@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from dedup import generate_connected_components, to_hash
 from dedup.cluster_graph import cluster_graph
-from dedup.cluster_members import compare_texts, read_texts
-from pipeline.documents import DocKey
-from pipeline.errors import InputError, UsageError
-from pipeline.keys import write_table
-from pipeline.pickles import dump_pickle
-from pipeline.stage import How
-from pipeline.text import matching_form
+from dedup.removal.cluster_members import compare_texts, read_texts
+from gristmill.engine.stage import How
+from gristmill.errors import InputError, UsageError
+from gristmill.io.documents import DocKey
+from gristmill.io.keys import write_table
+from gristmill.io.pickles import dump_pickle
+from gristmill.text import matching_form
 
 HOW = How(workers=1, quiet=True)
 A, B, C = "web/a.jsonl", "web/b.jsonl.zst", "wiki/c.jsonl"
@@ -194,7 +194,7 @@ def test_texts_come_from_the_slices_that_hold_them(
     write(tmp_path / "a.jsonl", [f"text {row}" for row in range(500)])
     data = (tmp_path / "a.jsonl").read_bytes()
     (tmp_path / "a.jsonl").write_bytes(data.replace(b'{"text":"text 3"}', b"{torn}         ", 1))
-    monkeypatch.setattr("pipeline.reading.SLICE_BYTES", 1000)
+    monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 1000)
     rows = [499, 0, 250, 251]
     found = dict(read_texts(tmp_path, [DocKey("a.jsonl", row) for row in rows]))
     assert found == {DocKey("a.jsonl", row): f"text {row}" for row in rows}

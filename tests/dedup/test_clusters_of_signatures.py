@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from dedup import Sketch, generate_connected_components, generate_duplicate_pairs
-from dedup.shards import write_shard
-from pipeline.errors import UsageError
-from pipeline.ledger import READ
-from pipeline.pickles import load_pickle
-from pipeline.stage import How
+from dedup.minhash.signature_shards import write_shard
+from gristmill.counts import READ
+from gristmill.engine.stage import How
+from gristmill.errors import UsageError
+from gristmill.io.pickles import load_pickle
 
 HOW = How(workers=1, quiet=True)
 SHARDS, EACH = 5, 3000

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from pipeline.keys import read_keys
+from gristmill.io.keys import read_keys
 
 STRANGE = "book/a @1 of ::; 'naïve' файл.jsonl"
 PLANTED = [

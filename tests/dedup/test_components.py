@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.components import connected, find_labels, forest_fits
+from dedup.candidates.components import connected, find_labels, forest_fits
 
 NODES = 30
 _PAIRS = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=60)

@@ -9,12 +9,12 @@ import pytest
 
 from dedup import dedup_train
 from dedup.dedup_train import CONTAMINATED
-from pipeline.documents import ORIGIN
-from pipeline.errors import UsageError
-from pipeline.ledger import READ, WRITTEN
-from pipeline.lines import read_lines
-from pipeline.stage import How
-from pipeline.writing import open_lines
+from gristmill.counts import READ, WRITTEN
+from gristmill.engine.stage import How
+from gristmill.errors import UsageError
+from gristmill.io.documents import ORIGIN
+from gristmill.io.lines import read_lines
+from gristmill.io.writers import open_lines
 
 HOW = How(workers=1, quiet=True)
 TRAIN = [("a/x.jsonl@0", "Kept, one."), ("a/x.jsonl@1", "Held out."), ("b/y.jsonl@0", "held out"),

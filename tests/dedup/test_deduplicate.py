@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import dedup
 from dedup import Sketch, deduplicate
-from pipeline.errors import UsageError
-from pipeline.text import matching_form
+from gristmill.errors import UsageError
+from gristmill.text import matching_form
 
 MODULES = sorted(path.stem for path in Path(dedup.__file__).parent.glob("*.py"))
 

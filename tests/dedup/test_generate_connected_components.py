@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup import generate_connected_components, generate_duplicates_dict
-from dedup.numbering import Numbering
-from dedup.pair_lines import ParsedPairs, parse_pairs
-from pipeline.errors import InputError, UsageError
-from pipeline.stage import How
+from dedup.candidates.document_numbers import Numbering
+from dedup.candidates.pair_lines import ParsedPairs, parse_pairs
+from gristmill.engine.stage import How
+from gristmill.errors import InputError, UsageError
 
 HOW = How(workers=1, quiet=True)
 NAMES = [

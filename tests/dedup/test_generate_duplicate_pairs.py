@@ -10,10 +10,10 @@ import pytest
 
 from dedup import Sketch, generate_duplicate_pairs
 from dedup.generate_duplicate_pairs import ALONE, NAME, PAIRED, write_pairs
-from dedup.shards import write_shard
-from pipeline.errors import InputError, UsageError
-from pipeline.ledger import READ
-from pipeline.stage import STATE, How
+from dedup.minhash.signature_shards import write_shard
+from gristmill.counts import READ
+from gristmill.engine.stage import STATE, How
+from gristmill.errors import InputError, UsageError
 
 HOW = How(workers=1, quiet=True)
 SHARDS, EACH = 3, 200

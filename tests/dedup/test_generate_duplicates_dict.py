@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup import generate_duplicates_dict, jaccard, signatures, to_hash
-from dedup.gather import PLACED
-from pipeline.errors import InputError, TooManyMalformed, UsageError
-from pipeline.keys import write_keys
-from pipeline.stage import How
-from pipeline.text import matching_form
+from dedup.removal.gather import PLACED
+from gristmill.engine.stage import How
+from gristmill.errors import InputError, TooManyMalformed, UsageError
+from gristmill.io.keys import write_keys
+from gristmill.text import matching_form
 
 HOW = How(workers=1, quiet=True)
 COMMAND = "python dedup/generate_duplicates_dict.py --input_file {clusters} --out_file {out} {options}"
@@ -352,7 +352,7 @@ def test_the_longest_text(tmp_path: Path) -> None:
 
 def test_a_large_file_is_read_in_slices(chained: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, clusters = chained
-    monkeypatch.setattr("pipeline.reading.SLICE_BYTES", 20_000)
+    monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 20_000)
     write_corpus(tmp_path / "NORM", files)
     options = {"verify": "jaccard", "corpus": tmp_path / "NORM"}
     found = removed_by(tmp_path, clusters, **options)

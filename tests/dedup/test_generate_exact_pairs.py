@@ -14,15 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup import exact, generate_connected_components
-from dedup.exact import COPY
+from dedup import generate_connected_components
+from dedup.candidates import exact_copies as exact
+from dedup.candidates.exact_copies import COPY
 from dedup.generate_exact_pairs import UNIQUE, generate_exact_pairs
-from pipeline.documents import list_corpus
-from pipeline.errors import InputError, TooManyMalformed, UsageError
-from pipeline.keys import read_keys
-from pipeline.ledger import READ
-from pipeline.stage import STATE, How
-from pipeline.text import matching_form
+from gristmill.counts import READ
+from gristmill.engine.stage import STATE, How
+from gristmill.errors import InputError, TooManyMalformed, UsageError
+from gristmill.io.documents import list_corpus
+from gristmill.io.keys import read_keys
+from gristmill.text import matching_form
 
 HOW = How(workers=1, quiet=True)
 STAGE = sys.modules[generate_exact_pairs.__module__]  # `dedup.generate_exact_pairs` is the function
@@ -144,7 +145,7 @@ def test_how_it_runs_changes_no_byte(
     how = How(workers=workers, memory=memory, quiet=True)
     generate_exact_pairs(large, tmp_path / OUT, how=how)
     assert lines_of(tmp_path / OUT) == search(texts_in(large), matching_form)
-    monkeypatch.setattr("pipeline.reading.SLICE_BYTES", 1 << 12)
+    monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 1 << 12)
     monkeypatch.setattr(STAGE, "_CHUNK", 7)
     monkeypatch.setattr(STAGE, "_BATCH", 500)
     monkeypatch.setattr(STAGE, "_BLOCK", 5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from dedup.hashing import LONGEST, ROWS, STRIPE, gather_even, gather_uneven, xxh32, xxh32_even, xxh32_uneven
+from dedup.minhash.xxh32 import LONGEST, ROWS, STRIPE, gather_even, gather_uneven, xxh32, xxh32_even, xxh32_uneven
 
 LENGTHS = [*range(140), 183, 184, 247, 248, 1000]  # past several blocks of 16 and of 64 bytes
 DATA = np.frombuffer(random.Random(1).randbytes(2000), np.uint8)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedup.keeping import LAST, BySource, First, Longest, Newest, parse_keep, rank_longest, rank_newest
-from pipeline.errors import UsageError
+from dedup.removal.keeping import LAST, BySource, First, Longest, Newest, parse_keep, rank_longest, rank_newest
+from gristmill.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup import Sketch, deduplicate, jaccard, signatures
-from dedup.components import Forest, connected
-from dedup.lsh import RECORD, band_digests, check_bands, star_edges, unite_buckets
-from pipeline.errors import UsageError
+from dedup.candidates.components import Forest, connected
+from dedup.candidates.lsh import RECORD, band_digests, check_bands, star_edges, unite_buckets
+from gristmill.errors import UsageError
 
 SETS = Sketch(width=1)
 _CHARACTERS = [chr(code) for code in [*range(0x4E00, 0x9FA0), *range(0xAC00, 0xD700)]]

@@ -1,4 +1,4 @@
-"""The compiled matching form is pipeline.text's, for every code point and in every context."""
+"""The compiled matching form is gristmill.text's, for every code point and in every context."""
 
 import string
 from itertools import pairwise
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.matching import CHUNK, find_units, form_size, pack, write_form
-from pipeline.text import matching_form
+from dedup.minhash.matching_form import CHUNK, find_units, form_size, pack, write_form
+from gristmill.text import matching_form
 
 
 def forms(texts: list[str]) -> list[bytes]:

@@ -16,12 +16,12 @@ from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.families import Hash
-from dedup.matching import CHUNK
-from dedup.minhash import DATATROVE, Sketch, jaccard, signatures
-from dedup.schemes import EMPTY, MERSENNE
-from pipeline.errors import UsageError
-from pipeline.text import matching_form
+from dedup.minhash.families import Hash
+from dedup.minhash.matching_form import CHUNK
+from dedup.minhash.schemes import EMPTY, MERSENNE
+from dedup.minhash.signatures import DATATROVE, Sketch, jaccard, signatures
+from gristmill.errors import UsageError
+from gristmill.text import matching_form
 
 SCRIPTS = [
     range(0x20, 0x7F), range(0x61, 0x7B), range(0xC0, 0x250), range(0x370, 0x400), range(0x400, 0x500),

@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from dedup.hashing import LONGEST, ROWS, gather_even, gather_uneven
-from dedup.sha1 import ONE_BLOCK, sha1_32, sha1_rows
+from dedup.minhash.sha1 import ONE_BLOCK, sha1_32, sha1_rows
+from dedup.minhash.xxh32 import LONGEST, ROWS, gather_even, gather_uneven
 
 LENGTHS = [*range(140), 183, 184, 247, 248, 1000]  # past several blocks of 64 bytes
 DATA = np.frombuffer(random.Random(2).randbytes(2000), np.uint8)

@@ -8,10 +8,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.matching import CHUNK, Unit
-from dedup.shingles import shingle_sets, xxh64
-from pipeline.errors import UsageError
-from pipeline.text import matching_form
+from dedup.minhash.matching_form import CHUNK, Unit
+from dedup.minhash.shingles import shingle_sets, xxh64
+from gristmill.errors import UsageError
+from gristmill.text import matching_form
 
 ODD = ["", "a", "...", "Hello, wörld! ΟΔΟΣ İ", "漢字" * 30, "👍" * 20, "one two three four five six seven " * 9]
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from dedup import Sketch, signatures, to_hash
-from dedup.families import Hash
-from dedup.minhash import DATATROVE
-from dedup.shards import list_shards, open_shard, write_shard
+from dedup.minhash.families import Hash
+from dedup.minhash.signature_shards import list_shards, open_shard, write_shard
+from dedup.minhash.signatures import DATATROVE
 from dedup.to_hash import SIGNED, SKIPPED, TOO_SHORT
-from pipeline.errors import InputError, UsageError
-from pipeline.keys import write_keys
-from pipeline.ledger import READ, Counts
-from pipeline.stage import How
+from gristmill.counts import READ, Counts
+from gristmill.engine.stage import How
+from gristmill.errors import InputError, UsageError
+from gristmill.io.keys import write_keys
 
 HOW = How(workers=1, quiet=True)
 Write = Callable[[Path, list[str]], None]

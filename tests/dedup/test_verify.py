@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dedup.shingles import shingle_sets
-from dedup.verify import KeptSets, _shared, _wanted, check_measure, judge
-from pipeline.errors import UsageError
-from pipeline.text import matching_form
+from dedup.minhash.shingles import shingle_sets
+from dedup.removal.verify import KeptSets, _shared, _wanted, check_measure, judge
+from gristmill.errors import UsageError
+from gristmill.text import matching_form
 
 WIDTH = 3
 THRESHOLDS = [0.1, 1 / 3, 0.5, 0.6, 2 / 3, 0.8, 0.9, 1.0]

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.documents import list_corpus
-from pipeline.ledger import Counts
-from pipeline.lines import read_lines
-from pipeline.reading import plan_slices, read_documents
-from pipeline.stage import How
-from pipeline.writing import Rejects
+from gristmill.counts import Counts
+from gristmill.engine.stage import How
+from gristmill.io.documents import list_corpus
+from gristmill.io.lines import read_lines
+from gristmill.io.readers import plan_slices, read_documents
+from gristmill.io.writers import Rejects
 
 ROOT = Path(__file__).resolve().parents[2]
 Records = list[dict[str, Any]]

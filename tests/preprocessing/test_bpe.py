@@ -8,9 +8,9 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocessing.bpe import LONGEST
-from preprocessing.encoder import Encoder
-from preprocessing.vocabulary import Algorithm, Kind
+from preprocessing.tokenizer.bpe import LONGEST
+from preprocessing.tokenizer.encoder import Encoder
+from preprocessing.tokenizer.vocabulary import Algorithm, Kind
 
 ALPHABET = "ab▁é水"
 vocabularies = st.dictionaries(st.text(ALPHABET, min_size=1, max_size=6), st.integers(-3, 3), max_size=30)

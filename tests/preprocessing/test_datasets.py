@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.errors import UsageError
+from gristmill.errors import UsageError
 from preprocessing.datasets import source_weights
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.__main__ import COMMANDS
+from gristmill_cli.__main__ import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 MENDING = "if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip\n"
 PACKAGES = ("preprocessing", "dedup", "training")
-FILES = sorted(path for package in PACKAGES for path in (ROOT / package).glob("*.py"))
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 RUNNABLE = [path for path in FILES if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")]
 STAGES = ["normalize_text", "filter", "shuffle_holdout", "train_tokenizer", "tokenize_corpus"]
 
@@ -24,7 +24,7 @@ def name_of(path: Path) -> str:
 
 def test_every_stage_is_runnable() -> None:
     stages = {
-        f"{module.replace('.', '/')}.py" for module, _, _ in COMMANDS.values() if module.split(".")[0] in PACKAGES
+        f"{module.replace('.', '/')}.py" for module, _, _ in COMMANDS.values() if module.partition(".")[0] in PACKAGES
     }
     assert stages <= {name_of(path) for path in RUNNABLE}
 
@@ -60,7 +60,7 @@ def test_the_package_offers_the_function_of_the_file(name: str) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_door_gives_the_same_help(run, stage: str) -> None:
-    doors = [(f"preprocessing/{stage}.py",), ("-m", f"preprocessing.{stage}"), ("-m", "gristmill", stage)]
+    doors = [(f"preprocessing/{stage}.py",), ("-m", f"preprocessing.{stage}"), ("-m", "gristmill_cli", stage)]
     helps = [run(*door, "--help") for door in doors]
     assert [done.returncode for done in helps] == [0, 0, 0], helps[0].stderr
     options = [done.stdout.partition("╭")[2] for done in helps]  # before it stands how it was called
@@ -71,7 +71,7 @@ def test_every_door_gives_the_same_help(run, stage: str) -> None:
 def test_through_every_door_datasets_is_hugging_faces(run, tmp_path: Path, door: str) -> None:
     """A copy of the house whose stage imports `datasets` in its workers, and says what it got."""
     house = tmp_path / "house"
-    for package in ("pipeline", "preprocessing", "gristmill", "dedup", "training"):
+    for package in ("gristmill", "gristmill_cli", "preprocessing", "dedup", "training"):
         shutil.copytree(ROOT / package, house / package, ignore=shutil.ignore_patterns("__pycache__"))
     stage = house / "preprocessing" / "normalize_text.py"
     told = 'import datasets\n    counts.add_example(f"{__file__} {datasets.__file__}")\n    '
@@ -88,7 +88,7 @@ def test_through_every_door_datasets_is_hugging_faces(run, tmp_path: Path, door:
         "module": ["-c", f"import sys, runpy; sys.path.insert(0, {str(house)!r}); "
                    "runpy.run_module('preprocessing.normalize_text', run_name='__main__', alter_sys=True)"],
         "gristmill": ["-c", f"import sys; sys.path.insert(0, {str(house)!r}); sys.argv[0] = 'gristmill'; "
-                      "sys.argv.insert(1, 'normalize_text'); from gristmill.__main__ import main\n"
+                      "sys.argv.insert(1, 'normalize_text'); from gristmill_cli.__main__ import main\n"
                       "if __name__ == '__main__': main()"],
     }[door]  # fmt: skip
     done = run(*start, "-d", tmp_path / "in", "-t", tmp_path / "out", "--workers", 2)

@@ -11,7 +11,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocessing.encoder import Encoder
+from preprocessing.tokenizer.encoder import Encoder
 
 LOSSLESS = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
 SYMBOLS = ["<sep>", "the mill", "\n\n", "▁▁▁", "水車"]

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import reading
-from pipeline.errors import UsageError
-from pipeline.keys import read_keys
-from pipeline.ledger import READ
-from pipeline.stage import How
-from pipeline.text import matching_form
+from gristmill.counts import READ
+from gristmill.engine.stage import How
+from gristmill.errors import UsageError
+from gristmill.io import readers as reading
+from gristmill.io.keys import read_keys
+from gristmill.text import matching_form
 from preprocessing.filter import filter as find_short
 from preprocessing.filter import is_short
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import reading
-from pipeline.errors import TooManyMalformed, UsageError
-from pipeline.ledger import MALFORMED, READ, WRITTEN, Tally
-from pipeline.stage import How
+from gristmill.counts import MALFORMED, READ, WRITTEN, Tally
+from gristmill.engine.stage import How
+from gristmill.errors import TooManyMalformed, UsageError
+from gristmill.io import readers as reading
 from preprocessing.normalize_text import normalize_text, output_name
 
 DECOMPOSED = "cafe\u0301, A\u030a, \u1112\u1161\u11ab, \u212b, \u0344"

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocessing.sampling import draws, smallest
+from preprocessing.mixing.sampling import draws, smallest
 
 
 @given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=20), max_size=5), st.integers(0, 30))

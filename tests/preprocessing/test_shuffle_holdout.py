@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from pipeline import reading
-from pipeline.errors import InputError, UsageError
-from pipeline.keys import write_keys, write_table
-from pipeline.ledger import READ, REPEATED, WRITTEN
-from pipeline.pickles import dump_pickle
-from pipeline.stage import How
+from gristmill.counts import READ, REPEATED, WRITTEN
+from gristmill.engine.stage import How
+from gristmill.errors import InputError, UsageError
+from gristmill.io import readers as reading
+from gristmill.io.keys import write_keys, write_table
+from gristmill.io.pickles import dump_pickle
 from preprocessing.datasets import shares
 from preprocessing.shuffle_holdout import pass1, pass2
 

@@ -9,10 +9,10 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import InputError, OutputError, UsageError
-from pipeline.ledger import READ, WRITTEN
-from pipeline.stage import How
-from pipeline.tokens import Manifest, open_shards, verify
+from gristmill.counts import READ, WRITTEN
+from gristmill.engine.stage import How
+from gristmill.errors import InputError, OutputError, UsageError
+from gristmill.io.token_shards import Manifest, open_shards, verify
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import sentences, train_tokenizer
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from preprocessing.encoder import Encoder
-from preprocessing.word_memory import Memory, new_memory
+from preprocessing.tokenizer.encoder import Encoder
+from preprocessing.tokenizer.word_cache import Memory, new_memory
 
 GUARD = 1 << 12
 

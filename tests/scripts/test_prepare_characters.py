@@ -11,9 +11,9 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config import load_config
-from pipeline.errors import InputError, UsageError
-from pipeline.tokens import open_shards, verify
+from gristmill.config import load_config
+from gristmill.errors import InputError, UsageError
+from gristmill.io.token_shards import open_shards, verify
 from scripts.prepare_characters import TOKENIZER, prepare_characters
 from training.config import TrainConfig
 

@@ -13,9 +13,14 @@ import pytest
 import sentencepiece
 import torch
 
-from pipeline.tokens import Manifest, ShardRecord, TokenizerRecord, TokenShardWriter, token_dtype
-from training.config import DataConfig, EvalConfig, MetricsConfig, ModelConfig, OptimConfig, TrainConfig
-from training.ranks import Ranks
+from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, TokenShardWriter, token_dtype
+from training.config import TrainConfig
+from training.data.batches import DataConfig
+from training.distributed.rank_pool import Ranks
+from training.model.model_config import ModelConfig
+from training.optim.optimizer import OptimConfig
+from training.reporting.evaluate import EvalConfig
+from training.reporting.metrics import MetricsConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VOCABULARY = 300  # byte fallback takes 256 of them

@@ -9,14 +9,15 @@ import torch
 import transformers
 from torch import Tensor
 
-from pipeline.tokens import TokenizerRecord
-from training.checkpoint import CheckpointRecord, Checkpoints, load_model
-from training.config import ModelConfig
-from training.initialize import fill_initial
-from training.model import Decoder
-from training.peers import alone
-from training.piece import Piece, Weight
-from training.piece_storage import model_state
+from gristmill.io.token_shards import TokenizerRecord
+from training.checkpoint.checkpoint import CheckpointRecord, Checkpoints, load_model
+from training.checkpoint.checkpoint_group import alone
+from training.checkpoint.shard_storage import model_state
+from training.model.decoder import Decoder
+from training.model.initialize import fill_initial
+from training.model.model_config import ModelConfig
+from training.sharding.shard_spec import Piece
+from training.sharding.weight import Weight
 
 SIZES = ModelConfig(layers=2, width=24, heads=4, hidden=40, init_std=0.3, norm_eps=1e-4)
 MODELS = {

@@ -16,12 +16,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.executor import die_with_parent, start_fork_server
+from gristmill.engine.executor import die_with_parent, start_fork_server
 from training.config import TrainConfig
-from training.mesh import open_processes
+from training.distributed.hang_detection import watched
+from training.distributed.mesh import open_processes
 from training.train import train
 from training.trainer import Trainer
-from training.watch import watched
 
 
 @dataclass(frozen=True)

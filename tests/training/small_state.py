@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.tokens import TokenizerRecord
-from training.checkpoint import CheckpointRecord, Checkpoints
-from training.layout import ParallelConfig
-from training.mesh import World, build_world, open_processes
-from training.piece import Piece, Weight, assemble
-from training.piece_storage import model_state
+from gristmill.io.token_shards import TokenizerRecord
+from training.checkpoint.checkpoint import CheckpointRecord, Checkpoints
+from training.checkpoint.shard_storage import model_state
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import World, build_world, open_processes
+from training.sharding.shard_spec import Piece, assemble
+from training.sharding.weight import Weight
 
 SHAPES = {"embed.tokens.weight": (7, 6), "blocks.0.mlp.up.weight": (5, 4), "norm.weight": (6,)}
 Held = dict[str, tuple[Piece, Tensor]]

@@ -3,9 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import UsageError
-from training.config import CheckpointConfig, DataConfig, ModelConfig, OptimConfig, TrainConfig
-from training.stability import StabilityConfig
+from gristmill.errors import UsageError
+from training.checkpoint.checkpoint import CheckpointConfig
+from training.config import TrainConfig
+from training.data.batches import DataConfig
+from training.model.model_config import ModelConfig
+from training.optim.optimizer import OptimConfig
+from training.optim.stability import StabilityConfig
 
 
 def test_resolving_leaves_nothing_open() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from scripts.kill_training import differences, kill_at_random, start, steps_done, values, words
+from benchmarks.kill_training import differences, kill_at_random, start, steps_done, values, words
 from tests.training.launch import launch
-from training.config import CheckpointConfig, TrainConfig
-from training.layout import ParallelConfig
+from training.checkpoint.checkpoint import CheckpointConfig
+from training.config import TrainConfig
+from training.distributed.layout import ParallelConfig
 
 
 def small_run(corpus: Path) -> dict[str, Any]:

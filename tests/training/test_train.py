@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.errors import OutputError, UsageError
-from training.config import CheckpointConfig, TrainConfig
-from training.layout import ParallelConfig
-from training.metrics import METRICS, read_metrics
-from training.stability import StabilityConfig
+from gristmill.errors import OutputError, UsageError
+from training.checkpoint.checkpoint import CheckpointConfig
+from training.config import TrainConfig
+from training.distributed.layout import ParallelConfig
+from training.optim.stability import StabilityConfig
+from training.reporting.metrics import METRICS, read_metrics
 from training.train import Summary, main, train
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -1,0 +1,165 @@
+"""Ours and its peers side by side in one run: signatures, the LSH step, connected components."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+from tyro.conf import Positional
+
+from benchmarks.bench_sample import draw_sample, make_pairs
+from benchmarks.bench_tables import REFERENCE, graph_table, pace, signature_table
+from benchmarks.contest import Line, find_lines, run_rounds
+from benchmarks.peers import assert_equal_to_datasketch, contenders
+from benchmarks.peers_graph import GraphContender, graph_contenders
+from benchmarks.peers_graph import Table as GraphTable
+from gristmill.command import run_guarded
+from gristmill.engine.stage import parse_size
+from gristmill.errors import UsageError
+from gristmill.text import utf8_size
+
+SLOTS = 128
+ODD = [
+    "", "short", "exactly13char", "İstanbul ΟΔΟΣ ΣΑΣ, Straße ﬁne", "一二三四五六七八九十百千萬億兆京",
+    "a\u2003b\u3000c\x1cd" * 9, "🂡🂢🂣 emoji 👩‍👩‍👧 and e\u0301 accents, " * 3,
+]  # fmt: skip
+_TITLES = {
+    "lsh": "LSH step, one core: 128 × uint32, 9 bands of 13 rows, a fifth of them copies with slot agreement U(0.8, 1)",
+    "components": "Connected components, one core: random edges, 1.2 nodes an edge",
+}
+
+
+def bench_dedup(
+    inputs: Positional[tuple[Path, ...]],
+    sample: str = "2MB",
+    rounds: int = 3,
+    seconds: float = 1.0,
+    clock: Literal["wall", "cpu"] = "wall",
+    pairs: int = 200,
+    signatures: int = 1_000_000,
+    edges: int = 5_000_000,
+    only: tuple[str, ...] = (),
+    python: tuple[Path, ...] = (),
+) -> None:
+    """Measure ours and whichever peers are installed, on the same documents in the same run.
+
+    Each contender has a process of its own in each round, its thread pools at one thread, in rotating
+    order; compiling and warming up are not timed. With two cores there are two processes, each with
+    half of the documents. Before that, ours are asserted equal to datasketch's values; contenders of
+    one graph are asserted to find as many components.
+
+    Args:
+        inputs: A corpus folder, or files of it: .jsonl, .jsonl.zst and the others.
+        sample: Text to sign, drawn at random from the documents of `inputs`.
+        rounds: Processes of each contender.
+        seconds: Repeat each measurement for at least so long.
+        clock: wall; or cpu, the processor time, for a machine that others use meanwhile.
+        pairs: Pairs of documents of known similarity to estimate.
+        signatures: Synthetic signatures for the LSH step, a tenth of them for slow contenders; 0: no such table.
+        edges: Random edges to find components of, a tenth of them for slow contenders; 0: no such table.
+        only: Only contenders whose name holds one of these words, and SlimPajama's algorithm.
+        python: Other interpreters, to look in for peers that cannot be installed beside ours.
+    """
+    if (
+        rounds < 1
+        or not seconds >= 0
+        or pairs < 0
+        or min(signatures, edges) < 0
+        or {signatures, edges} & set(range(1, 10))
+    ):
+        raise UsageError(
+            f"--rounds {rounds} --seconds {seconds} --pairs {pairs} --signatures {signatures} --edges {edges}: wanted "
+            "1 round or more, nothing below 0, and 10 signatures and edges or more, or 0 of them"
+        )
+    texts = draw_sample(inputs, parse_size(sample))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        lines = find_lines(contenders(), python, (*only, REFERENCE) if only else ())
+        _measure_signatures(
+            texts, make_pairs(texts, pairs), lines, folder, rounds, {"seconds": seconds, "clock": clock}
+        )
+        for table in _signature_tables(texts, lines, clock):
+            print(table, flush=True)
+        for name, many in (("lsh", signatures), ("components", edges)):
+            found = find_lines(graph_contenders(name), python, only)  # type: ignore[arg-type]
+            if many and found:
+                print(_measure_graphs(name, many, found, folder, rounds, clock), flush=True)  # type: ignore[arg-type]
+
+
+def _measure_signatures(texts: list[str], pairs: list[tuple[str, str]], lines: list[Line], folder: Path, rounds: int,
+                        how: dict[str, Any]) -> None:  # fmt: skip
+    path = folder / "texts.json"
+    path.write_text(json.dumps({"texts": texts, "pairs": pairs}))
+    task = {"table": "signatures", "input": str(path), **how}
+    run_rounds(lines, rounds, {cores: [task | {"part": i, "parts": cores} for i in range(cores)] for cores in (1, 2)})
+
+
+def _signature_tables(texts: list[str], lines: list[Line], clock: str) -> Iterator[str]:
+    megabytes = {cores: [sum(map(utf8_size, texts[i::cores])) / 1e6 for i in range(cores)] for cores in (1, 2)}
+    reference = next((line for line in lines if line.is_measured and line.contender.name.startswith(REFERENCE)), None)
+    notes = [_equality(texts, lines), f"{clock} time; {pace(lines)}"]
+    for features in ("13 characters", "words"):
+        chosen = [line for line in lines if getattr(line.contender, "features", "") == features]
+        title = f"Signatures, shingles of {features}: {len(texts):,} documents, {megabytes[1][0]:.2f} MB"
+        if chosen:
+            yield signature_table(title, chosen, reference, megabytes, len(texts), notes)
+
+
+def _equality(texts: Sequence[str], lines: Sequence[Line]) -> str:
+    here = Path(sys.executable)
+    if not any(line.python == here and line.contender.majors == {"datasketch": 2} for line in lines):  # type: ignore[union-attr]
+        return "datasketch 2 was not asked for, or is not installed: equality with it was not checked"
+    checked = assert_equal_to_datasketch(ODD + [text[:5000] for text in texts[:40]])
+    return f"asserted equal: {', '.join(checked)}"
+
+
+def _measure_graphs(table: GraphTable, many: int, lines: Sequence[Line], folder: Path, rounds: int, clock: str) -> str:
+    """All contenders on a tenth, and those that are not slow on all: slow ones stand beside the same work of others."""
+    measured: list[tuple[int, Line]] = []
+    for size in (many // 10, many):
+        nodes, path = size if table == "lsh" else size * 6 // 5, folder / f"{table}.npy"
+        np.save(path, synthetic_signatures(size) if table == "lsh" else random_edges(size, nodes))
+        chosen = [
+            Line(line.contender, line.python, line.version) for line in lines if size < many or not _is_slow(line)
+        ]
+        run_rounds(
+            chosen, rounds, {1: [{"table": table, "input": str(path), "seconds": 0.0, "clock": clock, "nodes": nodes}]}
+        )
+        found = {count for line in chosen for report in line.all_reports() for count in report["components"]}
+        assert len(found) <= 1, f"contenders differ in the number of components: {found}"
+        measured += [(size, line) for line in chosen]
+    return graph_table(
+        _TITLES[table],
+        measured,
+        ["asserted: as many components from all", f"{clock} time; {pace(line for _, line in measured)}"],
+    )
+
+
+def _is_slow(line: Line) -> bool:
+    return isinstance(line.contender, GraphContender) and line.contender.slow
+
+
+def synthetic_signatures(many: int, seed: int = 0) -> NDArray[np.uint32]:
+    """Random signatures (many × 128); every fifth copies an earlier one, with a share U(0.8, 1) of slots kept."""
+    random = np.random.default_rng(seed)
+    made = random.integers(1 << 32, size=(many, SLOTS), dtype=np.uint32)
+    for copy in range(5, many, 5):
+        agrees = random.random(SLOTS) < random.uniform(0.8, 1)
+        made[copy, agrees] = made[random.integers(copy), agrees]
+    return made
+
+
+def random_edges(many: int, nodes: int, seed: int = 0) -> NDArray[np.int64]:
+    """Edges (many × 2) between nodes drawn evenly."""
+    return np.random.default_rng(seed).integers(nodes, size=(many, 2), dtype=np.int64)
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(lambda: tyro.cli(bench_dedup, use_underscores=True)))

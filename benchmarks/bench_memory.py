@@ -1,0 +1,260 @@
+"""What recomputation and offloading save, and what they cost: bytes and milliseconds on a model of your own size.
+
+    python benchmarks/bench_memory.py --layers 8 --width 512 --seq_len 512 --batch_size 4
+
+Each setting is a line, measured in a process of its own: on the CPU, or on a GPU with --device cuda.
+activations: what the forward pass keeps for the backward pass. states: AdamW's, in memory. peak: the most
+memory in a step beyond that of a process with nothing to train, resident on a CPU and allocated on a GPU;
+between: what was left of it after the step. The loss is the same to the last digit, as it should be.
+"""
+
+import gc
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, Self
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+import torch
+import tyro
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.bench_tables import markdown
+from gristmill.command import run_guarded
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import World, build_world, open_processes
+from training.memory.memory_config import MemoryConfig
+from training.memory.offload_parameters import ParametersOnDisk
+from training.model.decoder import Decoder
+from training.model.initialize import fill_initial
+from training.model.model_config import ModelConfig
+from training.optim.optimizer import OptimConfig, build_optimizer
+from training.parallel.parallelize import parallelize
+from training.sharding.shard_spec import Piece
+from training.sharding.weight import Weight
+
+MB = 1_000_000
+
+SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
+    "nothing": (0, {}),
+    "recompute selective": (0, {"recompute": "selective"}),
+    "recompute full": (0, {"recompute": "full"}),
+    "optimizer cpu": (0, {"optimizer": "cpu"}),
+    "optimizer disk": (0, {"optimizer": "disk"}),
+    "ZeRO-3": (3, {}),
+    "ZeRO-3, parameters disk": (3, {"parameters": "disk"}),
+    "ZeRO-3, both disk": (3, {"parameters": "disk", "optimizer": "disk"}),
+    "ZeRO-3, both disk, full": (3, {"parameters": "disk", "optimizer": "disk", "recompute": "full"}),
+}
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts what is computed while it is active: the calls of each operation, and the bytes that are still kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        self.calls[str(operation)] += 1
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and not isinstance(leaf, DTensor):
+                storage = leaf.untyped_storage()
+                self._made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        return result
+
+    def total(self) -> int:
+        return sum(size for reference, size in self._made.values() if not reference.expired())
+
+
+@dataclass
+class Result:
+    """Of one setting: bytes, seconds a step, and the last step's loss in nats, summed."""
+
+    activations: int
+    states: int
+    peak: int
+    between: int
+    seconds: float
+    loss: float
+
+
+class Run:
+    """A part of a model in one process or several, and its optimizer, as `memory` says."""
+
+    def __init__(self, config: ModelConfig, world: World, zero: int, memory: MemoryConfig) -> None:
+        layout = ParallelConfig(zero=zero).resolve(world.size, config, config.context)  # type: ignore[arg-type]
+        (self.part,) = parallelize(config, layout, world, memory=memory)
+        self.files = ParametersOnDisk(memory.folder, world.rank) if memory.parameters == "disk" else None
+        if self.files is not None:
+            self.files.materialize(self.part)
+        else:
+            self.part.to_empty(device=world.device)
+        self.part.tie()
+        self.weights = [weight_of(name, p, world) for name, p in self.part.named_parameters()]
+        self.optimizer = build_optimizer(
+            self.weights, OptimConfig(), memory, world.rank, after_update=self.files and self.files.updated
+        )
+        with torch.no_grad():
+            for weight in self.weights:
+                fill_initial(weight.own, weight.name, weight.piece, config, seed=1)
+                if self.files is not None:
+                    self.files.loaded()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.part(ids, ids, torch.arange(len(ids), device=ids.device)).sum()
+
+    def update(self, loss: Tensor) -> None:
+        (loss / 1000).backward()
+        for weight in self.weights:
+            if isinstance(weight.full, DTensor) and weight.full.grad is not None:
+                weight.own.grad = weight.full.grad.to_local()
+        self.optimizer.step(1e-3)
+        self.optimizer.zero_grad()
+
+    def close(self) -> None:
+        self.optimizer.close()
+        if self.files is not None:
+            self.files.close()
+
+
+def weight_of(name: str, p: nn.Parameter, world: World) -> Weight:
+    """Without tensor parallelism: rows where FSDP divides them."""
+    whole = Piece.whole(tuple(p.shape))
+    if not isinstance(p, DTensor):
+        return Weight(name, p, p, whole, True)
+    with torch.no_grad():
+        own = nn.Parameter(p.to_local(), requires_grad=False)
+    return Weight(name, p, own, whole.part(0, world.size, world.rank), True)
+
+
+def measure(config: ModelConfig, zero: int, memory: MemoryConfig, device: str, batch: int, steps: int) -> Result:
+    """One setting, in this process."""
+    with open_processes(device) as place:  # type: ignore[arg-type]
+        nn.Linear(64, 64, device=place)(torch.ones(64, 64, device=place)).sum().backward()  # what torch itself takes
+        before = memory_of(place)
+        world = build_world(ParallelConfig(zero=zero).resolve(1, config, config.context), place)  # type: ignore[arg-type]
+        run = Run(config, world, zero, memory)
+        ids = torch.randint(config.vocab_size, (batch, config.context), generator=torch.Generator().manual_seed(1))
+        ids = ids.to(place)
+        activations, times, peaks = _activations(run, ids), [], []
+        for _ in range(steps):
+            start = time.perf_counter()
+            with Peak(place) as peak:
+                loss = run.forward(ids)
+                run.update(loss)
+                last = loss.item()
+                del loss
+            times.append(time.perf_counter() - start)
+            peaks.append(peak.bytes - before)
+        between, states = memory_of(place) - before, run.optimizer.memory_bytes
+        run.close()
+    return Result(activations, states, max(peaks), between, min(times), last)
+
+
+def _activations(run: Run, ids: Tensor) -> int:
+    """What a forward pass leaves for the backward pass. The first step, too."""
+    with LiveBytes() as live:
+        loss = run.forward(ids)
+        gc.collect()
+        kept = live.total()
+    run.update(loss)
+    return kept
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes that are allocated on a GPU, or resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return _status("VmRSS")
+
+
+class Peak:
+    """The most memory that was taken at once while it is open: `bytes`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.bytes = device, 0
+
+    def __enter__(self) -> Self:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory is the present one
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        gpu = self.device.type == "cuda"
+        self.bytes = torch.cuda.max_memory_allocated(self.device) if gpu else _status("VmHWM")
+
+
+def _status(field: str) -> int:
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields[field].split()[0]) * 1024
+
+
+def bench_memory(
+    layers: int = 8,
+    width: int = 512,
+    heads: int = 8,
+    vocab_size: int = 8192,
+    seq_len: int = 256,
+    batch_size: int = 4,
+    steps: int = 5,
+    device: Literal["cpu", "cuda"] = "cpu",
+    folder: Path | None = None,
+    only: list[str] | None = None,
+) -> str:
+    """Measure every setting on a Llama of this size.
+
+    Args:
+        steps: Steps of each setting, after one that is not counted; the fastest is told.
+        folder: Where files are, on the disk that is to be measured; none: the system's temporary folder.
+        only: Settings to measure, by their names in the table.
+    """
+    config = ModelConfig(layers=layers, width=width, heads=heads).resolve(vocab_size, seq_len)
+    results = {}
+    # glibc is to give back at once what is freed: what is resident is then what is used
+    os.environ |= {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_TRIM_THRESHOLD_": "1000000"}
+    context = multiprocessing.get_context("forkserver")  # whose processes begin alike, with torch imported once
+    context.set_forkserver_preload(
+        ["training.optim.optimizer", "training.parallel.parallelize", "training.memory.offload_parameters", "rich"]
+    )
+    for name, (zero, places) in SETTINGS.items():
+        if only and name not in only:
+            continue
+        with TemporaryDirectory(dir=folder) as files:
+            memory = MemoryConfig(**places, folder=Path(files))
+            with ProcessPoolExecutor(1, context) as pool:
+                results[name] = pool.submit(measure, config, zero, memory, device, batch_size, steps).result()
+    with torch.device("meta"):
+        size = sum(p.numel() for p in Decoder(config).parameters())
+    return show(results, f"{size / 1e6:,.1f} million parameters, {batch_size} x {seq_len} tokens, {device}")
+
+
+def show(results: dict[str, Result], title: str) -> str:
+    first = next(iter(results.values()))
+    rows = []
+    for name, result in results.items():
+        sizes = (result.activations, result.states, result.peak, result.between)
+        ratio = result.seconds / first.seconds
+        times = (f"{result.seconds * 1e3:,.0f}", f"{ratio:.2f}")
+        rows.append([name, *(f"{size / MB:,.1f}" for size in sizes), *times, f"{result.loss:.4f}"])
+    head = ("setting", "activations MB", "states MB", "peak MB", "between MB", "ms/step", "×", "loss")
+    return markdown(title, head, rows, [])
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(lambda: print(tyro.cli(bench_memory))))

@@ -1,0 +1,109 @@
+"""What was measured, as Markdown tables."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from benchmarks.contest import Line, Report
+from benchmarks.peers import EXTRA, Contender
+
+REFERENCE = "SlimPajama"
+_SIGNATURES = ("contender", "MB/s, 1 core", "min..max", "docs/s", "× SlimPajama's", "MB/s, 2 cores", "memory +MB",
+               "peak MB", "RMSE", "bias")  # fmt: skip
+_GRAPHS = ("contender", "n", "seconds", "min..max", "M/s", "memory +MB", "peak MB", "components")
+
+
+def markdown(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str]) -> str:
+    """A table: the first column to the left, the others to the right, padded so that it reads as text too."""
+    table = [head, *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
+    lines = [" | ".join(_pad(cell, widths[i], i) for i, cell in enumerate(row)) for row in table]
+    rule = " | ".join("-" * width if i == 0 else "-" * (width - 1) + ":" for i, width in enumerate(widths))
+    body = [f"| {line} |" for line in (lines[0], rule, *lines[1:])]
+    return "\n".join([f"### {title}", "", *body, "", *(f"- {note}" for note in notes), ""])
+
+
+def _pad(cell: str, width: int, column: int) -> str:
+    return cell.rjust(width) if column else cell.ljust(width)
+
+
+def signature_table(title: str, lines: Sequence[Line], reference: Line | None, megabytes: dict[int, list[float]],
+                    documents: int, notes: Sequence[str]) -> str:  # fmt: skip
+    """`megabytes[cores]` are those of each process; ratios are the median of those round by round."""
+    rows = [_signature_row(line, reference, megabytes, documents) for line in lines if line.is_measured]
+    return markdown(title, _SIGNATURES, rows, [*notes, *_not_measured(lines)])
+
+
+def graph_table(title: str, lines: Sequence[tuple[int, Line]], notes: Sequence[str]) -> str:
+    """Lines with how many signatures or edges they had."""
+    rows = [_graph_row(line, size) for size, line in lines if line.is_measured]
+    return markdown(title, _GRAPHS, rows, [*notes, *_not_measured([line for _, line in lines])])
+
+
+def pace(lines: Iterable[Line]) -> str:
+    """How much the machine's speed varied from process to process."""
+    paces = [report["calibration"] for line in lines for cores in line.reports for report in line.all_reports(cores)]
+    return f"calibration loop: {min(paces) * 1e3:.0f} to {max(paces) * 1e3:.0f} ms" if paces else "nothing was measured"
+
+
+def _signature_row(line: Line, reference: Line | None, megabytes: dict[int, list[float]], documents: int) -> list[str]:
+    rates, of_two = (_rates(line, sizes) for sizes in megabytes.values())
+    median, compared = statistics.median(rates), _rates(reference, megabytes[1]) if reference else []
+    ratio = statistics.median(one / other for one, other in zip(rates, compared, strict=True)) if compared else None
+    per_second = median * documents / megabytes[1][0]
+    return [_name(line), short(median), _range(rates), f"{per_second:,.0f}", short(ratio) if ratio else "",
+            short(statistics.median(of_two)), *_memory(line), *_agreement(line.reports[1][0][0])]  # fmt: skip
+
+
+def _graph_row(line: Line, size: int) -> list[str]:
+    times = [time for report in line.all_reports() for time in report["times"]]
+    median, components = statistics.median(times), line.all_reports()[0]["components"][0]
+    return [_name(line), f"{size:,}", short(median), _range(times), short(size / median / 1e6), *_memory(line),
+            f"{components:,}"]  # fmt: skip
+
+
+def _rates(line: Line, megabytes: Sequence[float]) -> list[float]:
+    """MB/s of every round: its processes' summed, each the median of its repetitions."""
+    return [
+        sum(size / statistics.median(report["times"]) for size, report in zip(megabytes, reports, strict=True))
+        for reports in line.reports[len(megabytes)]
+    ]
+
+
+def _memory(line: Line) -> tuple[str, str]:
+    """By how much resident memory grew while it was timed, and its peak, in MB."""
+    reports = line.all_reports()
+    return f"{max(report['growth'] for report in reports):,.0f}", f"{max(report['peak'] for report in reports):,.0f}"
+
+
+def _agreement(report: Report) -> tuple[str, str]:
+    if "exact" not in report:
+        return "", ""
+    errors = np.array(report["estimated"]) - np.array(report["exact"])
+    return f"{np.sqrt(np.mean(errors**2)):.4f}", f"{np.mean(errors):+.4f}"
+
+
+def _name(line: Line) -> str:
+    is_ours = line.contender.name.startswith("ours")
+    return f"**{line.contender.name}**" if is_ours else f"{line.contender.name} ({line.version})"
+
+
+def _not_measured(lines: Sequence[Line]) -> Iterable[str]:
+    missing = {line.contender.name: line for line in lines if not line.is_measured}
+    for name, line in missing.items():
+        hint = line.contender.hint if isinstance(line.contender, Contender) else EXTRA
+        yield f"{name}: failed, {line.failure}" if line.failure else f"{name}: not installed ({hint})"
+
+
+def _range(numbers: Sequence[float]) -> str:
+    return f"{short(min(numbers))}..{short(max(numbers))}"
+
+
+def short(number: float) -> str:
+    """Three digits that count.
+
+    >>> short(1234.5), short(12.345), short(0.012345)
+    ('1,234', '12.3', '0.0123')
+    """
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,0 +1,129 @@
+"""Tokenising, SentencePiece against ours: megabytes of text a second of one core, on text of your own; ids compared.
+
+    python benchmarks/bench_tokenize.py tokenizer.model NORM/book NORM/wikipedia …
+
+Each path, a corpus file or a folder of them, is a line of the table. Cold: an encoder that has seen nothing
+yet. Warm: the same once more, as with a corpus much larger than this. Text that repeats itself flatters us.
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import numpy as np
+import sentencepiece
+import tyro
+from rich.table import Column, Table
+
+from gristmill.command import run_guarded
+from gristmill.counts import Counts
+from gristmill.errors import UsageError
+from gristmill.io.documents import CorpusFile, list_corpus
+from gristmill.io.readers import plan_slices, read_documents
+from gristmill.io.writers import Rejects
+from gristmill.text import utf8_size
+from preprocessing.tokenize_corpus import batches, load_encoder
+from preprocessing.tokenizer.encoder import CACHE, Encoder
+
+MEGABYTE = 1_000_000
+
+
+@dataclass
+class Result:
+    """Of one corpus: documents, megabytes, tokens; megabytes a processor second of each; documents whose ids differ."""
+
+    name: str
+    documents: int
+    megabytes: float
+    tokens: int
+    sentencepiece: float
+    cold: float
+    warm: float
+    different: int
+
+
+def bench_tokenize(
+    tokenizer: tyro.conf.Positional[Path],
+    paths: tyro.conf.Positional[list[Path]],
+    megabytes: float = 50,
+    repeat: int = 3,
+    cache: int = CACHE,
+) -> Table:
+    """Encode each text with SentencePiece and with our encoder, on one core.
+
+    Args:
+        tokenizer: A SentencePiece .model file.
+        paths: Corpus files (.jsonl, .jsonl.zst, .parquet, …) or folders of them.
+        megabytes: Text to take of each path, at most.
+        repeat: Times that our encoder starts anew; its best time counts. SentencePiece runs once.
+        cache: Bytes of our encoder's memory for words.
+    """
+    if not tokenizer.is_file():
+        raise UsageError(f"{tokenizer}: wanted a SentencePiece model, and there is no such file")
+    model, encoder = load_encoder(tokenizer)
+    results = [measure(str(path), read_texts(path, megabytes), model, repeat, cache) for path in paths]
+    return show(results, encoder.fallback)
+
+
+def measure(
+    name: str, texts: list[list[str]], model: sentencepiece.SentencePieceProcessor, repeat: int, cache: int
+) -> Result:
+    """Time both on the same batches, and compare every document's ids."""
+    cold, warm = [], []
+    for _ in range(max(1, repeat)):
+        encoder = Encoder(model, cache)
+        for times in (cold, warm):
+            start = time.process_time()
+            ours = [encoder.encode(batch) for batch in texts]
+            times.append(time.process_time() - start)
+    slow, different = 0.0, 0
+    for batch, (ids, offsets) in zip(texts, ours, strict=True):
+        start = time.process_time()
+        theirs = model.encode(batch, out_type=int, num_threads=1)
+        slow += time.process_time() - start
+        parts = (ids[start:end] for start, end in pairwise(offsets))
+        different += sum(not np.array_equal(part, wanted) for part, wanted in zip(parts, theirs, strict=True))
+    size = sum(utf8_size(text) for batch in texts for text in batch) / MEGABYTE
+    tokens, documents = sum(len(ids) for ids, _ in ours), sum(map(len, texts))
+    speeds = (size / max(seconds, 1e-9) for seconds in (slow, min(cold), min(warm)))
+    return Result(name, documents, size, tokens, *speeds, different)
+
+
+def read_texts(path: Path, megabytes: float) -> list[list[str]]:
+    """The first texts of a corpus file, or of a folder of them, up to a size; batched as the stage does."""
+    files = list_corpus(path) if path.is_dir() else [CorpusFile(path, path.name, path.stat().st_size)]
+    slices = (part for file in files for part in plan_slices(file))
+    found, left = [], megabytes * MEGABYTE
+    with TemporaryDirectory() as folder:
+        rejects = Rejects(Path(folder) / "rejects")
+        for document in (document for part in slices for document in read_documents(part, Counts({}, []), rejects)):
+            left -= utf8_size(document.text)
+            if left < 0:
+                break
+            found.append(document)
+    return [[document.text for document in batch] for batch in batches(found)]
+
+
+def show(results: list[Result], fallback: str) -> Table:
+    """The table of all texts."""
+    numbers = ("documents", "MB", "bytes a token", "SentencePiece MB/s", "ours, cold", "ours, warm", "different")
+    title = f"One core. Not ours: {fallback}" if fallback else "One core"
+    table = Table("text", *(Column(name, justify="right") for name in numbers), title=title)
+    for result in results:
+        table.add_row(
+            result.name, f"{result.documents:,}", f"{result.megabytes:.1f}",
+            f"{result.megabytes * MEGABYTE / max(1, result.tokens):.2f}", f"{result.sentencepiece:.1f}",
+            *(f"{speed:.1f} ({speed / result.sentencepiece:.1f}×)" for speed in (result.cold, result.warm)),
+            f"{result.different:,}",
+        )  # fmt: skip
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(lambda: tyro.cli(bench_tokenize)))

@@ -1,0 +1,92 @@
+"""One process of a training run that is timed: some steps, and what they took. bench_training.py starts it.
+
+python benchmarks/bench_training_worker.py '{"arguments": […], "steps": 60, "report": …, "what": "ours"}'
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+import torch
+from torch import nn
+
+from gristmill.config import load_config
+from training.config import TrainConfig
+from training.distributed.mesh import open_processes
+from training.kernels.precision import autocast
+from training.model.decoder import Decoder
+from training.reporting.metrics import memory_bytes
+from training.trainer import Trainer
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+_PEAK_SECONDS = 0.5
+
+
+def main(task: str) -> None:
+    """Run the steps, and write REPORT/rank.json: seconds of each, in all and of this process's own work."""
+    asked = json.loads(task)
+    config = load_config(TrainConfig, asked["arguments"], prog="bench_training")
+    with open_processes(config.device, config.timeout) as device, Trainer(config, device) as trainer:
+        trainer.resume()
+        step = trainer.step if asked["what"] == "ours" else data_parallel_step(trainer, device)
+        peaks = [matmul_peak(device, config.precision)]
+        times = [timed(lambda number=number: step(number), device) for number in range(1, asked["steps"] + 1)]
+        peaks.append(matmul_peak(device, config.precision))
+        found = {
+            "seconds": [wall for wall, _ in times],
+            "busy": [busy for _, busy in times],
+            "peak": max(peaks),
+            "memory": memory_bytes(device),
+            "parameters": trainer.parameters,
+            "flops_per_token": trainer.flops_per_token,
+            "tokens_per_step": trainer.tokens_per_step,
+            "stages": trainer.layout.stages,
+            "pp": trainer.layout.pp,
+            "micro_batches": trainer.layout.micro_batches,
+        }
+        (Path(asked["report"]) / f"{trainer.world.rank}.json").write_text(json.dumps(found))
+
+
+def timed(action: Callable[[], Any], device: torch.device) -> tuple[float, float]:
+    """Seconds that passed, and those in which this thread was computing rather than waiting for another process."""
+    wall, busy = time.perf_counter(), time.thread_time()
+    action()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - wall, time.thread_time() - busy
+
+
+def matmul_peak(device: torch.device, precision: str) -> float:
+    """The most operations a second of a large square product, with the threads that the training has."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = torch.randn(2, size, size, device=device).to(_DTYPES[precision])
+    times: list[float] = []
+    while sum(times) < _PEAK_SECONDS:
+        times.append(timed(lambda: a @ b, device)[0])
+    return 2 * size**3 / min(times)
+
+
+def data_parallel_step(trainer: Trainer, device: torch.device) -> Callable[[int], None]:
+    """The same step by nn.DataParallel, as what not to use: it copies the model to every GPU each time."""
+    model = nn.DataParallel(Decoder(trainer.model_config).to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step(number: int) -> None:
+        batch = trainer.batches.step(number - 1).to(device)
+        with autocast(device, trainer.config.precision):
+            loss = model(batch.ids, batch.targets, batch.samples).sum() / trainer.tokens_per_step
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), trainer.config.optim.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

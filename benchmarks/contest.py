@@ -1,0 +1,126 @@
+"""Contenders measured in rounds: each in a process of its own, by the first Python that has its package."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from rich.console import Console
+
+from benchmarks.measure import POOLS
+from benchmarks.peers import Contender
+from benchmarks.peers_graph import GraphContender
+from gristmill.errors import UsageError
+
+WORKER = Path(__file__).with_name("measure.py")
+Report = dict[str, Any]  # what measure.py prints
+
+
+@dataclass
+class Line:
+    """A contender, and what was measured: `reports[cores]` has for each round those of its processes."""
+
+    contender: Contender | GraphContender
+    python: Path | None = None
+    version: str = ""
+    failure: str = ""
+    reports: dict[int, list[list[Report]]] = field(default_factory=dict)
+
+    @property
+    def is_measured(self) -> bool:
+        return bool(self.reports) and not self.failure
+
+    def all_reports(self, cores: int = 1) -> list[Report]:
+        return [report for reports in self.reports.get(cores, []) for report in reports]
+
+
+class Worker(NamedTuple):
+    """A process of a contender, and what it writes to its standard error."""
+
+    process: subprocess.Popen[str]
+    errors: IO[str]
+
+
+def find_lines(
+    contenders: Sequence[Contender | GraphContender], pythons: Sequence[Path], only: Sequence[str]
+) -> list[Line]:
+    """Lines for the contenders whose names hold one of `only`, each with the first interpreter that has its package."""
+    lines = [Line(one) for one in contenders if not only or any(word in one.name for word in only)]
+    for python in [Path(sys.executable), *pythons]:
+        versions = _installed(python)
+        for line in lines:
+            if line.python is None and versions.get(line.contender.name):
+                line.python, line.version = python, versions[line.contender.name]
+    return lines
+
+
+@cache
+def _installed(python: Path) -> dict[str, str]:
+    """Versions of the packages of the contenders that an interpreter can run, by their names."""
+    command = [str(python), str(WORKER), "installed"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
+    except OSError as error:
+        raise UsageError(f"--python {python}: {error.strerror}. Wanted the path of a Python interpreter") from error
+    if done.returncode:
+        raise UsageError(f"--python {python}: wanted Python 3.11 or later with NumPy; it said {done.stderr[-200:]!r}")
+    return json.loads(done.stdout)
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {f"{pool}_THREADS": "1" for pool in POOLS}
+
+
+def run_rounds(lines: Sequence[Line], rounds: int, tasks: dict[int, list[Report]]) -> None:
+    """Measure every line in every round, in rotating order; tasks[cores] are those of so many processes at once."""
+    console, there = Console(stderr=True), [line for line in lines if line.python]
+    for round_ in range(rounds):
+        start = round_ * len(there) // rounds
+        for line in (there[start:] + there[:start])[:: -1 if round_ % 2 else 1]:
+            for cores, asked in tasks.items():
+                if not line.failure:
+                    console.print(f"round {round_ + 1}: {line.contender.name}, cores: {cores}", highlight=False)
+                    # What two signatures have in common does not change from round to round.
+                    _measure(line, [task | {"agreement": round_ == 0 and cores == 1} for task in asked])
+
+
+def _measure(line: Line, tasks: list[Report]) -> None:
+    """One process a task, each on a core of its own, which start together."""
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None]
+    workers = [_start(line, task | {"cpu": cpus[-1 - i % len(cpus)]}) for i, task in enumerate(tasks)]
+    for worker in workers:
+        assert worker.process.stdout
+        while worker.process.stdout.readline() not in ("ready\n", ""):
+            pass  # what a peer prints as it starts
+    for worker in workers:
+        assert worker.process.stdin
+        try:
+            worker.process.stdin.write("go\n")
+            worker.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it ended already: its exit code says so
+    outputs = [worker.process.communicate()[0] for worker in workers]
+    if any(worker.process.returncode for worker in workers):
+        line.failure = " / ".join(filter(None, map(_last_words, workers)))
+    else:
+        line.reports.setdefault(len(tasks), []).append([json.loads(text.splitlines()[-1]) for text in outputs])
+
+
+def _start(line: Line, task: Report) -> Worker:
+    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (its worker's as long as that is)
+    command = [str(line.python), str(WORKER), "run", json.dumps(task | {"name": line.contender.name})]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=_environment())
+    return Worker(process, errors)
+
+
+def _last_words(worker: Worker) -> str:
+    worker.errors.seek(0)
+    said = worker.errors.read().strip().splitlines()
+    return f"exit code {worker.process.returncode}: {said[-1] if said else ''}" if worker.process.returncode else ""

@@ -1,0 +1,162 @@
+"""How good the deduplication is on a corpus: against the exact Jaccard similarity of all pairs of its documents."""
+
+import math
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+import msgspec
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+from tyro.conf import Positional
+
+from benchmarks.bench_sample import read_documents_of
+from benchmarks.eval_tables import Documents, Truth, curve_table, digests_of, planted_table, removal_table
+from benchmarks.exact_pairs import similar_pairs
+from dedup import Sketch, signatures
+from dedup.candidates.lsh import check_bands
+from dedup.minhash.shingles import Unit, shingle_sets
+from dedup.minhash.signatures import Hash
+from gristmill.command import run_guarded
+from gristmill.errors import InputError, UsageError, reading
+from gristmill.text import matching_form
+
+_CHECKED = 200  # pairs whose similarity is computed once more, by Python's sets
+
+
+def eval_dedup(
+    inputs: Positional[tuple[Path, ...]],
+    format: Literal["documents", "lines"] = "documents",
+    truth: Path | None = None,
+    hash: Hash = "xxh32",
+    width: int = 13,
+    unit: Unit = "character",
+    permutations: int = 128,
+    range: tuple[int, ...] = (13,),
+    bands: tuple[int, ...] = (9,),
+    threshold: float = 0.8,
+    least: float = 0.5,
+    seeds: int = 8,
+    documents: int | None = None,
+) -> None:
+    """Measure what is detected, removed and missed, with the exact similarity of all pairs for truth.
+
+    Args:
+        inputs: Corpus folders or files: .jsonl, .jsonl.zst and the others; with --format lines, text files.
+        format: documents, or lines: `<id> <text…>` a line.
+        truth: Pairs that were planted, `<id> <id>` a line; of documents the id is their field `id`, or <file>@<row>.
+        hash: Family of hashes, as in to_hash.
+        width: Units of a shingle.
+        unit: character or word.
+        permutations: Slots of a signature.
+        range: Rows of a band; several: one setting each, together with --bands.
+        bands: How many bands.
+        threshold: Similarity from which on a document is to be removed.
+        least: Similarity from which on pairs are shown.
+        seeds: Measure detection with so many seeds, 1 and on; removal with seed 1.
+        documents: Draw so many at random, for a corpus too large to compare all pairs.
+    """
+    if len(range) != len(bands) or seeds < 1 or not 0 < least <= threshold <= 1:
+        raise UsageError(
+            f"--range {range} --bands {bands} --seeds {seeds} --least {least} --threshold {threshold}: wanted a band "
+            "number for each range, 1 seed or more, and 0 < least ≤ threshold ≤ 1"
+        )
+    for rows, many in zip(range, bands, strict=True):
+        check_bands(rows, many, permutations)
+    given = read_given(inputs, format, documents)
+    planted = read_planted(truth, given.ids) if truth else None
+    sketches = _sketches(Sketch(hash, width, permutations, 1, unit), seeds)
+    known = _find_truth(given, sketches[0], least)
+    print(_describe(given, known, sketches[0]), flush=True)
+    settings = list(zip(range, bands, strict=True))
+    signed = [signatures(given.texts, sketch) for sketch in sketches]
+    for rows, many in settings:
+        print(curve_table(known, [digests_of(*one, rows, many) for one in signed], rows, many), flush=True)
+    print(removal_table(given, known, sketches[0], settings, threshold), flush=True)
+    if planted is not None:
+        print(planted_table(known, sketches[0], signed[0], settings, planted, given), flush=True)
+
+
+def _sketches(sketch: Sketch, seeds: int) -> list[Sketch]:
+    return [replace(sketch, seed=seed) for seed in range(1, seeds + 1)]
+
+
+def read_given(inputs: Sequence[Path], format: str, most: int | None) -> Documents:
+    """The documents of all inputs, or `most` of them drawn at random (the same ones every time), in their order."""
+    rows = list(_read_lines(inputs) if format == "lines" else _read_records(inputs))
+    if most is not None and most < len(rows):
+        rows = [rows[i] for i in sorted(random.Random(0).sample(range(len(rows)), most))]
+    if not rows:
+        raise UsageError(f"{', '.join(map(str, inputs)) or 'nothing'}: wanted documents to compare, and there is none")
+    ids, texts = zip(*rows, strict=True)
+    return Documents(list(texts), list(ids))
+
+
+def _read_lines(inputs: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    for path in inputs:
+        for line in _lines_of(path):
+            name, _, text = line.partition(" ")
+            yield name, text
+
+
+def _lines_of(path: Path) -> list[str]:
+    with reading(path):
+        try:
+            return [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is not UTF-8 text ({error}): convert it") from error
+
+
+def _read_records(inputs: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    for document in read_documents_of(inputs):
+        own = document.fields.get("id", document.key)
+        yield str(msgspec.json.decode(own) if isinstance(own, msgspec.Raw) else own), document.text
+
+
+def read_planted(path: Path, ids: Sequence[str]) -> NDArray[np.int64]:
+    """The pairs of a file of `<id> <id>` lines, as numbers of documents (n × 2)."""
+    number = {name: i for i, name in enumerate(ids)}
+    found = []
+    for line in _lines_of(path):
+        names = line.split()
+        if len(names) != 2 or not all(name in number for name in names):
+            raise InputError(f"{path}: {line[:80]!r}: wanted the ids of two documents of the corpus in each line")
+        found.append([number[name] for name in names])
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+def _find_truth(given: Documents, sketch: Sketch, least: float) -> Truth:
+    """All pairs; some of them are compared once more with Python's own sets, character by character."""
+    sets = shingle_sets(given.texts, sketch.width, sketch.unit)
+    pairs, similarity = similar_pairs(sets, least)
+    step = max(1, len(pairs) // _CHECKED)
+    for (i, j), found in zip(pairs[::step].tolist(), similarity[::step].tolist(), strict=True):
+        one, other = (plain_shingles(given.texts[k], sketch.width, sketch.unit) for k in (i, j))
+        assert math.isclose(found, len(one & other) / len(one | other)), (given.ids[i], given.ids[j])
+    return Truth(sets, pairs, similarity)
+
+
+def plain_shingles(text: str, width: int, unit: str) -> set[str]:
+    """The shingles of a text, as the definition says it."""
+    form = matching_form(text)
+    units: Sequence[str] = form.split() if unit == "word" else form
+    joint = " " if unit == "word" else ""
+    return {joint.join(units[i : i + width]) for i in range(len(units) - width + 1)}
+
+
+def _describe(given: Documents, known: Truth, sketch: Sketch) -> str:
+    none = sum(len(one) == 0 for one in known.sets)
+    return (
+        f"{len(given.texts):,} documents ({none:,} shorter than a shingle), shingles of {sketch.width} {sketch.unit}s, "
+        f"{sketch.hash}, {sketch.permutations} slots: {len(known.pairs):,} pairs at or above the least similarity\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(lambda: tyro.cli(eval_dedup, use_underscores=True)))

@@ -1,0 +1,181 @@
+"""Kills processes of a training run at random moments, and compares what comes of it with a run left alone.
+
+    python benchmarks/kill_training.py --train tokens/train --holdout tokens/holdout --folder /tmp/kills --kills 20
+
+torchrun --max-restarts starts the processes anew, and they go on from the last checkpoint. Losses, evaluations,
+texts, parameters and optimizer states of the two must be equal to the last bit.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if not __package__: sys.path[0] = str(ROOT)  # fmt: skip
+
+import msgspec
+import psutil
+import tyro
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.command import wide_console
+from training.checkpoint.checkpoint import LATEST, RECORD
+from training.reporting.metrics import METRICS, read_metrics
+
+LAYOUTS: dict[str, tuple[int, list[str]]] = {
+    "dp 2": (2, []),
+    "dp 2, ZeRO-3": (2, ["--parallel.zero", "3"]),
+    "tp 2, sequence parallel": (2, ["--parallel.tp", "2", "--parallel.sequence_parallel", "true"]),
+    "pp 2, zbv": (2, ["--parallel.pp", "2", "--parallel.schedule", "zbv"]),
+    "dp 2, ZeRO-1, pp 2": (4, ["--parallel.zero", "1", "--parallel.pp", "2"]),
+    "tp 2, pp 2": (4, ["--parallel.tp", "2", "--parallel.pp", "2"]),
+    "dp 2, tp 2, pp 2": (8, ["--parallel.tp", "2", "--parallel.pp", "2", "--parallel.zero", "2"]),
+}
+MODEL = {"model.layers": 4, "model.width": 32, "model.heads": 4, "data.seq_len": 32, "data.batch_size": 8}
+OFTEN = {"checkpoint.every": 4, "eval.every": 10, "metrics.log_every": 1, "eval.sample_tokens": 8, "eval.sequences": 16}
+QUIET = {"metrics.tensorboard": "false", "device": "cpu"}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Which rank was killed, and how many steps were recorded by then."""
+
+    rank: int
+    step: int
+
+
+def kill_training(
+    train: Path,
+    holdout: Path,
+    folder: Path,
+    kills: int = 20,
+    steps: int = 40,
+    layouts: tuple[str, ...] = tuple(LAYOUTS)[:-1],
+    seed: int = 0,
+) -> None:
+    """Compare killed runs with whole ones, layout by layout.
+
+    Args:
+        train: Folder of token shards to train on.
+        holdout: Folder of token shards to evaluate on.
+        folder: Where the runs go; it must not exist.
+        kills: How many, divided evenly over the layouts.
+        steps: Steps of each run.
+        layouts: Some of: dp 2; dp 2, ZeRO-3; tp 2, sequence parallel; pp 2, zbv; dp 2, ZeRO-1, pp 2; tp 2, pp 2;
+            dp 2, tp 2, pp 2.
+        seed: Of the moments and the ranks.
+    """
+    folder.mkdir(parents=True)
+    console, draw, good = wide_console(), random.Random(seed), True
+    table = Table("layout", "processes", "killed: rank after step", "went on from", "differs", "seconds")
+    for number, layout in enumerate(layouts):
+        count = kills * (number + 1) // len(layouts) - kills * number // len(layouts)
+        processes, options = LAYOUTS[layout]
+        options = [*words({**MODEL, **OFTEN, **QUIET, "optim.steps": steps, "data.train": train}), *options]
+        options += words({"data.holdout": holdout})
+        place, began = folder / f"{number}", time.monotonic()
+        start(place / "whole", processes, 0, options).wait()
+        process = start(place / "killed", processes, count, options)
+        killed = kill_at_random(process, place / "killed", count, steps, draw)
+        code = process.wait()
+        faults = [f"exit code {code}"] * bool(code) + differences(place / "whole", place / "killed", steps)
+        said = (place / "killed.log").read_text()
+        went_on = [line.rpartition("step-")[2].lstrip("0") for line in said.splitlines() if "going on from" in line]
+        told = ", ".join(f"{kill.rank} after {kill.step}" for kill in killed)
+        seconds = f"{time.monotonic() - began:.0f}"
+        table.add_row(layout, str(processes), told, ", ".join(went_on), Text("; ".join(faults) or "nothing"), seconds)
+        console.print(f"{layout}: {len(killed)} kills, differs: {'; '.join(faults) or 'nothing'}", markup=False)
+        good &= not faults and len(killed) == count
+    console.print(table)
+    sys.exit(0 if good else 1)
+
+
+def start(
+    out_dir: Path, processes: int, restarts: int, options: Sequence[str], script: str = "training/train.py"
+) -> subprocess.Popen[str]:
+    """A torchrun that trains into `out_dir`; what it says goes to a file beside it, named .log."""
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", f"--max-restarts={restarts}"]
+    command = [sys.executable, "-m", *launcher, script, "--out_dir", str(out_dir), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    with out_dir.with_suffix(".log").open("w") as log:
+        return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=log, stderr=subprocess.STDOUT)
+
+
+def kill_at_random(
+    launcher: subprocess.Popen[str], out_dir: Path, count: int, steps: int, draw: random.Random
+) -> list[Kill]:
+    """Kill one of its processes in each of `count` parts of the run; who was killed."""
+    kills: list[Kill] = []
+    seen: set[int] = set()
+    for part in range(count):
+        most = steps * 3 // 4  # so that the run does not end first
+        goal = draw.randint(part * most // count, (part + 1) * most // count)
+        while launcher.poll() is None and steps_done(out_dir) < goal:
+            time.sleep(0.005)
+        time.sleep(draw.random() * 0.1)  # within a step, or while a checkpoint is written
+        workers = ranks_of(launcher.pid, seen)
+        while launcher.poll() is None and not workers:
+            time.sleep(0.05)
+            workers = ranks_of(launcher.pid, seen)
+        if launcher.poll() is not None:
+            break
+        rank = draw.choice(sorted(workers))
+        kills.append(Kill(rank, steps_done(out_dir)))
+        seen |= {process.pid for process in workers.values()}
+        workers[rank].kill()
+    return kills
+
+
+def ranks_of(launcher: int, but: set[int]) -> dict[int, psutil.Process]:
+    """The training processes of a torchrun by rank, but for those of earlier attempts."""
+    found = {}
+    for process in psutil.Process(launcher).children():
+        try:
+            if process.pid not in but and (rank := process.environ().get("RANK")) is not None:
+                found[int(rank)] = process
+        except psutil.Error:
+            continue
+    return found
+
+
+def steps_done(out_dir: Path) -> int:
+    return max((record["step"] for record in read_metrics(out_dir / METRICS)), default=0)
+
+
+def differences(whole: Path, killed: Path, steps: int) -> list[str]:
+    """What a run that was killed has otherwise than one that was not."""
+    found = [f"{name} of {kind}s" for kind, name in (("step", "loss"), ("step", "grad_norm"), ("eval", "loss"),
+             ("eval", "text")) if values(whole, kind, name) != values(killed, kind, name)]  # fmt: skip
+    if [step for step, _ in values(whole, "step", "loss")] != list(range(1, steps + 1)):
+        found.append("the whole run's steps")
+    return found + ["the last checkpoint"] * (hashes(whole) != hashes(killed))
+
+
+def values(out_dir: Path, kind: str, name: str) -> list[tuple[int, Any]]:
+    records = read_metrics(out_dir / METRICS)
+    return [(record["step"], record[name]) for record in records if record["kind"] == kind]
+
+
+def hashes(out_dir: Path) -> dict[str, str] | None:
+    """Of the latest checkpoint's files; not of its table of contents, which has names made at random in it."""
+    latest = out_dir / "checkpoints" / LATEST
+    if not latest.is_file():
+        return None
+    record = msgspec.json.decode((latest.parent / latest.read_text() / RECORD).read_bytes())
+    return {name: digest for name, digest in record["files"].items() if not name.startswith(".")}
+
+
+def words(options: dict[str, Any]) -> list[str]:
+    return [word for key, value in options.items() for word in (f"--{key}", str(value))]
+
+
+if __name__ == "__main__":
+    tyro.cli(kill_training)

@@ -1,0 +1,120 @@
+"""One contender in one process: made, warmed up, told to go, timed. bench_dedup.py starts it and reads what it prints.
+
+python benchmarks/measure.py installed
+python benchmarks/measure.py run '{"table": …, "name": …}'     ready → go → a JSON line
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+POOLS = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "RAYON_NUM", "NUMBA_NUM", "POLARS_MAX")  # …_THREADS
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")  # writing 5 there makes the peak of resident memory the present one
+_WARM_CHARACTERS = 50_000
+
+
+def main(what: str, task: str = "{}") -> None:
+    """Print what is installed here, or run one task."""
+    if what == "installed":
+        from benchmarks.peers import contenders
+        from benchmarks.peers_graph import graph_contenders
+
+        lines: list[Any] = [*contenders(), *graph_contenders("lsh"), *graph_contenders("components")]
+        print(json.dumps({line.name: line.installed() for line in lines}))
+        return
+    asked = json.loads(task)
+    if asked["cpu"] is not None:
+        os.sched_setaffinity(0, {asked["cpu"]})  # before a library counts the cores
+    job, finish = (_signatures if asked["table"] == "signatures" else _graph)(asked)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(json.dumps(_time(job, asked["seconds"], CLOCKS[asked["clock"]]) | finish()))
+
+
+def _signatures(asked: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
+    """What to time, and what to add to the report: a contender of the signature table."""
+    from benchmarks.peers import contenders
+
+    given = json.loads(Path(asked["input"]).read_text())
+    line = next(line for line in contenders() if line.name == asked["name"])
+    engine, texts = line.make(), given["texts"][asked["part"] :: asked["parts"]]
+    engine.sign(_some(texts))
+
+    def agreement() -> dict[str, Any]:
+        if not asked["agreement"] or not given["pairs"]:
+            return {}
+        ones, others = zip(*given["pairs"], strict=True)
+        exact = [_jaccard(line.shingles(one), line.shingles(other)) for one, other in zip(ones, others, strict=True)]
+        return {"exact": exact, "estimated": list(map(float, engine.estimate(ones, others)))}
+
+    return lambda: engine.sign(texts), agreement
+
+
+def _some(texts: Sequence[str]) -> list[str]:
+    size, warm = 0, []
+    for text in texts:
+        warm.append(text)
+        size += len(text)
+        if size > _WARM_CHARACTERS:
+            break
+    return warm
+
+
+def _jaccard(one: set, other: set) -> float:
+    return len(one & other) / max(1, len(one | other))
+
+
+def _graph(asked: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
+    """What to time, and what to add to the report: a contender that counts components."""
+    import numpy as np
+
+    from benchmarks.peers_graph import graph_contenders
+
+    line = next(line for line in graph_contenders(asked["table"]) if line.name == asked["name"])
+    given, count, answers = np.load(asked["input"]), line.make(), []
+    count(given[:1000], asked["nodes"] if asked["table"] == "components" else 1000)
+    return lambda: answers.append(count(given, asked["nodes"])), lambda: {"components": answers}
+
+
+def _time(job: Callable[[], Any], seconds: float, clock: Callable[[], float]) -> dict[str, Any]:
+    """Repeat for at least so many seconds: their times, memory of the first, and the machine's pace."""
+    times: list[float] = []
+    before, _ = _memory(reset=True)
+    while not times or sum(times) < seconds:
+        start = clock()
+        result = job()
+        times.append(clock() - start)
+        if len(times) == 1:
+            _, peak = _memory()
+        del result
+    return {"times": times, "growth": peak - before, "peak": peak, "calibration": _calibrate(clock)}
+
+
+def _memory(reset: bool = False) -> tuple[float, float]:
+    """Resident memory and its peak, in MB; NaN where the system does not say."""
+    if not _STATUS.exists():
+        return float("nan"), float("nan")
+    if reset:
+        _CLEAR.write_text("5")
+    fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+    return tuple(int(fields[name].split()[0]) * 1024 / 1e6 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
+
+
+def _calibrate(clock: Callable[[], float]) -> float:
+    """Seconds of a loop that is always the same: how fast the machine was just then."""
+    start, total = clock(), 0
+    for i in range(1_000_000):
+        total += i & 3
+    return clock() - start
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,289 @@
+"""Contenders of the signature benchmark: ours and its peers, each from a list of texts to signatures.
+
+Imports of a peer stand where it is made, so that this file loads wherever some of them are
+installed; peers that cannot be installed beside ours run under another Python (bench_dedup --python).
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from benchmarks import slimpajama
+from gristmill.text import matching_form
+
+Features = Literal["13 characters", "words"]
+EXTRA = "pip install gristmill[bench]"
+APART = "pip install {} into another environment, and name it: --python ITS/bin/python"
+DATATROVE = APART.format("datatrove 'xxhash<4' regex nltk spacy tokenizers")
+TEXT_DEDUP = APART.format("text-dedup")
+XXHASH_3 = {"xxhash": 3}  # datatrove hands it str, which version 4 refuses
+WIDTH, PERMUTATIONS, BANDS, ROWS = 13, 128, 9, 13
+
+
+class Engine(NamedTuple):
+    """A contender, ready: `sign` is what is timed; `estimate` gives the similarities of texts to others."""
+
+    sign: Callable[[Sequence[str]], Any]
+    estimate: Callable[[Sequence[str], Sequence[str]], Sequence[float]]
+
+
+class Contender(NamedTuple):
+    """One line of the table. `shingles` are the features whose Jaccard similarity it estimates."""
+
+    name: str
+    package: str
+    make: Callable[[], Engine]
+    features: Features = "13 characters"
+    shingles: Callable[[str], set] = lambda text: set(character_shingles(text))
+    majors: dict[str, int] = {}  # noqa: RUF012  versions that it needs
+    hint: str = EXTRA
+
+    def installed(self) -> str | None:
+        """The version of its package in this Python; None where that is missing or another one is needed."""
+        try:
+            fits = all(int(version(package).split(".")[0]) == major for package, major in self.majors.items())
+            return version(self.package) if fits else None
+        except PackageNotFoundError:
+            return None
+
+
+def character_shingles(text: str) -> list[str]:
+    """13-grams of the matching form."""
+    form = matching_form(text)
+    return [form[i : i + WIDTH] for i in range(len(form) - WIDTH + 1)]
+
+
+def by_slots(sign: Callable[[Sequence[str]], Any], to_rows: Callable[[Any], Any] = np.asarray) -> Engine:
+    """An engine whose estimate is the fraction of slots in which two signatures agree."""
+
+    def estimate(ones: Sequence[str], others: Sequence[str]) -> list[float]:
+        one, other = np.asarray(to_rows(sign(ones))), np.asarray(to_rows(sign(others)))
+        return np.mean(one == other, axis=1).tolist()
+
+    return Engine(sign, estimate)
+
+
+def ours(**sketch: Any) -> Engine:
+    from dedup import Sketch, signatures
+
+    made = Sketch(**sketch)
+
+    return by_slots(lambda texts: signatures(texts, made)[0])
+
+
+def datasketch(hash_name: str, scheme: str | None) -> Engine:
+    """Its best bulk path: `generator`, which is one `update_batch` a document, on slices of bytes."""
+    from datasketch import MinHash
+
+    options: dict[str, Any] = {"num_perm": PERMUTATIONS} | ({"scheme": scheme} if scheme else {})
+    if hash_name == "xxh32":
+        import xxhash
+
+        options["hashfunc"] = xxhash.xxh32_intdigest
+
+    def sign(texts: Sequence[str]) -> list[Any]:
+        return [made.hashvalues for made in MinHash.generator(map(byte_shingles, texts), **options)]
+
+    return by_slots(sign)
+
+
+def byte_shingles(text: str) -> list[bytes]:
+    """13-grams in UTF-8: slices of the encoded text where it is ASCII, which is faster than encoding each."""
+    form = matching_form(text)
+    if form.isascii():
+        data = form.encode()
+        return [data[i : i + WIDTH] for i in range(len(data) - WIDTH + 1)]
+    return [form[i : i + WIDTH].encode("utf-8", "surrogatepass") for i in range(len(form) - WIDTH + 1)]
+
+
+def slimpajamas() -> Engine:
+    return by_slots(lambda texts: [slimpajama.sign(text) for text in texts])
+
+
+def rensa_r(shingles: Callable[[str], list[str]]) -> Engine:
+    from rensa import RMinHash
+
+    def sign(texts: Sequence[str]) -> Any:
+        return RMinHash.digest_matrix_from_token_sets(map(shingles, texts), PERMUTATIONS, 1)
+
+    return by_slots(sign, lambda matrix: matrix.to_rows())
+
+
+def rensa_c(shingles: Callable[[str], list[str]]) -> Engine:
+    from rensa import CMinHash
+
+    return by_slots(lambda texts: CMinHash.digests_from_token_sets(map(shingles, texts), PERMUTATIONS, 1))
+
+
+def fast_sketch() -> Engine:
+    from FastSketchLSH import FastSimilaritySketch
+
+    sketch = FastSimilaritySketch(PERMUTATIONS, 1)
+    return by_slots(lambda texts: sketch.batch([character_shingles(text) for text in texts], num_threads=1))
+
+
+def gaoya() -> Engine:
+    """Shingles, signature and insertion into its index in Rust; of the similarities it gives only an index's."""
+    from gaoya.minhash import MinHashStringIndex
+
+    def index(bands: int, rows: int, **options: Any) -> Any:
+        return MinHashStringIndex(32, 0.0, bands, rows, None, id_container="vec", **options)
+
+    def sign(texts: Sequence[str]) -> Any:
+        made = index(BANDS, ROWS, analyzer="char", lowercase=False, ngram_range=(WIDTH, WIDTH))
+        made.par_bulk_insert_docs(list(range(len(texts))), [matching_form(text) for text in texts])
+        return made
+
+    def estimate(ones: Sequence[str], others: Sequence[str]) -> list[float]:
+        found = []
+        for one, other in zip(ones, others, strict=True):
+            made = index(PERMUTATIONS, 1, analyzer="char", lowercase=False, ngram_range=(WIDTH, WIDTH))
+            made.insert_document(0, matching_form(one))
+            found.append(dict(made.query(matching_form(other), True)).get(0, 0.0))
+        return found
+
+    return Engine(sign, estimate)
+
+
+def datatrove(by_word: bool) -> Engine:
+    """Shingles and signature of its stage 1, without the files that it writes, sorts and checks."""
+    from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
+    from datatrove.utils.text import TextNormConfig
+
+    if by_word:
+        stage = MinhashDedupSignature(".", MinhashConfig())
+    else:
+        untouched = TextNormConfig(*[False] * len(TextNormConfig.__dataclass_fields__))
+        stage = MinhashDedupSignature(".", MinhashConfig(WIDTH, BANDS, ROWS, norm_config=untouched))
+        stage.word_tokenizer = _Characters()
+
+    def sign_one(text: str) -> list[int]:
+        shingles = stage.get_shingles(text)
+        bands = stage.get_signature(shingles) if len(shingles) else [[0] * stage.num_hashes]
+        return [value for band in bands for value in band]
+
+    return by_slots(lambda texts: [sign_one(text) for text in texts])
+
+
+class _Characters:
+    """What makes peers that join words join the characters of the matching form instead."""
+
+    def word_tokenize(self, text: str) -> list[str]:
+        return list(matching_form(text))
+
+    split = word_tokenize
+
+
+def text_dedup(by_word: bool) -> Engine:
+    """`embed_func` alone, with its faster options (XXH3, 32 bits), without the machinery of `datasets` around it."""
+    from text_dedup import minhash
+
+    width, permutations, bands = (5, 250, 25) if by_word else (WIDTH, PERMUTATIONS, 1)
+    if not by_word:
+        minhash.NON_ALPHA = _Characters()
+    prime, rows = np.uint32((1 << 32) - 5), permutations // bands
+    random = np.random.RandomState(42)
+    drawn = [random.randint(low, prime, permutations, dtype=np.uint32) for low in (1, 0)]
+    options = {"num_perm": permutations, "ngram_size": width, "min_length": 0, "permutations": tuple(drawn),
+               "hashranges": [(i * rows, (i + 1) * rows) for i in range(bands)], "dtype": np.uint32,
+               "hash_func": minhash.xxh3_32hash, "max_hash": np.uint32(0xFFFFFFFF), "modulo_prime": prime}  # fmt: skip
+
+    def sign(texts: Sequence[str]) -> list[list[bytes]]:
+        return [minhash.embed_func(text, 0, **options)["__signatures__"] for text in texts]
+
+    return by_slots(sign, lambda found: [np.frombuffer(b"".join(bands), np.uint32) for bands in found])
+
+
+def word_shingles(text: str, width: int = 5) -> set[str]:
+    """5-grams of the words of the matching form."""
+    words = matching_form(text).split()
+    return {" ".join(words[i : i + width]) for i in range(len(words) - width + 1)}
+
+
+def _alphanumeric_shingles(text: str) -> set[str]:
+    words = re.split(r"\W", text.lower())
+    return {" ".join(words[i : i + 5]) for i in range(max(1, len(words) - 4))}
+
+
+def _spacy_shingles(text: str) -> set[str]:
+    from datatrove.utils.text import ngrams, simplify_text
+    from datatrove.utils.word_tokenizers import load_word_tokenizer
+
+    return {" ".join(words) for words in ngrams(load_word_tokenizer("eng").word_tokenize(simplify_text(text)), 5)}
+
+
+def contenders() -> list[Contender]:
+    """Every line of the tables of signatures, SlimPajama's first."""
+    return [*_slimpajamas(), *_ours(), *_datasketches(), *_others(), *_by_words()]
+
+
+def _slimpajamas() -> list[Contender]:
+    """With the datasketch that it was written for, and with today's."""
+    return [
+        Contender(f"SlimPajama's algorithm (datasketch {major})", "datasketch", slimpajamas,
+                  shingles=lambda text: set(slimpajama.shingles(text)), majors={"datasketch": major}, hint=hint)
+        for major, hint in ((1, APART.format("'datasketch<2'")), (2, EXTRA))
+    ]  # fmt: skip
+
+
+def _datasketches() -> list[Contender]:
+    ways = [("sha1", "legacy"), ("sha1", None), ("xxh32", "legacy"), ("xxh32", None)]
+    return [
+        Contender(f"datasketch 2, {name}, {scheme or 'its default'}", "datasketch",
+                  partial(datasketch, name, scheme), majors={"datasketch": 2})
+        for name, scheme in ways
+    ]  # fmt: skip
+
+
+def _others() -> list[Contender]:
+    return [
+        Contender("rensa R", "rensa", lambda: rensa_r(character_shingles)),
+        Contender("rensa C", "rensa", lambda: rensa_c(character_shingles)),
+        Contender("FastSketchLSH", "FastSketchLSH", fast_sketch),
+        Contender("gaoya, with its index", "gaoya", gaoya),
+        Contender("datatrove, adapted", "datatrove", lambda: datatrove(False), majors=XXHASH_3, hint=DATATROVE),
+        Contender("text-dedup, adapted", "text-dedup", lambda: text_dedup(False), hint=TEXT_DEDUP),
+    ]
+
+
+def _by_words() -> list[Contender]:
+    return [
+        Contender("datatrove, 5 words, 14 × 8", "datatrove", lambda: datatrove(True), "words", _spacy_shingles,
+                  majors=XXHASH_3, hint=DATATROVE),
+        Contender("text-dedup, 5 words, 250 slots", "text-dedup", lambda: text_dedup(True), "words",
+                  _alphanumeric_shingles, hint=TEXT_DEDUP),
+        Contender("rensa R, single words", "rensa", lambda: rensa_r(str.split), "words",
+                  lambda text: set(text.split())),
+    ]  # fmt: skip
+
+
+def _ours() -> list[Contender]:
+    """Each family of ours, where ours can be imported."""
+    try:
+        from dedup.minhash.signatures import Hash, Sketch
+    except ImportError:
+        return []
+    lines = [Contender(f"ours, {name}", "numba", partial(ours, hash=name)) for name in get_args(Hash)]
+    if "unit" in Sketch.__dataclass_fields__:
+        lines.append(Contender("ours, 5 words", "numba", lambda: ours(unit="word", width=5), "words", word_shingles))
+    return lines
+
+
+def assert_equal_to_datasketch(texts: Sequence[str]) -> list[str]:
+    """The families of ours whose values were found equal to datasketch's, or to SlimPajama's algorithm's."""
+    composed = [unicodedata.normalize("NFC", text) for text in texts]
+    pairs = {"sha1": "legacy", "xxh32": None, "sha1-affine32": None, "xxh32-mersenne": "legacy"}
+    checked = []
+    for line in _ours():
+        family = line.name.removeprefix("ours, ")
+        if family in pairs:
+            theirs = datasketch(family.split("-")[0], pairs[family])
+            assert np.array_equal(line.make().sign(composed), np.array(theirs.sign(composed))), family
+            checked.append(family)
+    assert np.array_equal(ours(hash="sha1").sign(composed), slimpajamas().sign(composed)), "SlimPajama's algorithm"
+    return [f"{family} with datasketch 2" for family in checked] + ["sha1 with SlimPajama's algorithm"]

@@ -1,0 +1,107 @@
+"""Signature shards: Arrow IPC files of row and signature, which say how they were made."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+from numpy.typing import NDArray
+
+from dedup.minhash.signatures import Sketch
+from gristmill.errors import InputError, UsageError
+from gristmill.io.files import walk, whole_file
+
+SUFFIX = ".signatures.arrow"
+
+
+class ShardHead(msgspec.Struct, forbid_unknown_fields=True):
+    """What a shard says of itself: the corpus file its rows belong to, and how its signatures were made."""
+
+    file: str
+    hash: str
+    seed: int
+    permutations: int
+    unit: str
+    width: int
+
+    def made_as(self) -> str:
+        return (
+            f"{self.hash} hashes of {self.width}-{self.unit} shingles, "
+            f"{self.permutations} permutations, seed {self.seed}"
+        )
+
+
+@dataclass(frozen=True)
+class Shard:
+    """An open shard, memory-mapped. Signatures are documents × permutations, uint32."""
+
+    path: Path
+    head: ShardHead
+    batches: tuple[pa.RecordBatch, ...]
+
+    def __len__(self) -> int:
+        return sum(batch.num_rows for batch in self.batches)
+
+    def rows(self) -> NDArray[np.int64]:
+        """The row in its file of every signature, ascending."""
+        parts = [batch.column("row").to_numpy() for batch in self.batches]
+        return np.concatenate([*parts, np.empty(0, np.int64)])
+
+    def signatures(self) -> Iterator[NDArray[np.uint32]]:
+        """Signatures, batch by batch, without a copy."""
+        for batch in self.batches:
+            yield batch.column("signature").flatten().to_numpy().reshape(batch.num_rows, self.head.permutations)
+
+
+@contextmanager
+def write_shard(path: Path, file: str, sketch: Sketch) -> Iterator["ShardWriter"]:
+    """Yield a writer of batches; the shard appears when the block ends well."""
+    head = ShardHead(file, sketch.hash, sketch.seed, sketch.permutations, sketch.unit, sketch.width)
+    signature = pa.list_(pa.uint32(), sketch.permutations)
+    schema = pa.schema({"row": pa.int64(), "signature": signature}, {"gristmill": msgspec.json.encode(head)})
+    with whole_file(path) as temporary, pa.ipc.new_file(str(temporary), schema) as writer:
+        yield ShardWriter(writer, schema)
+
+
+@dataclass(frozen=True)
+class ShardWriter:
+    writer: pa.ipc.RecordBatchFileWriter
+    schema: pa.Schema
+
+    def add(self, rows: Sequence[int] | NDArray[np.int64], signatures: NDArray[np.uint32]) -> None:
+        """Append one batch: rows (n), signatures (n × permutations)."""
+        flat = pa.array(signatures.reshape(-1), pa.uint32())
+        column = pa.FixedSizeListArray.from_arrays(flat, signatures.shape[1])
+        self.writer.write_batch(pa.record_batch([pa.array(rows, pa.int64()), column], schema=self.schema))
+
+
+def open_shard(path: Path) -> Shard:
+    """Map a shard; InputError if it is damaged or not one of ours."""
+    try:
+        file = pa.ipc.open_file(pa.memory_map(str(path)))
+        head = msgspec.json.decode((file.schema.metadata or {})[b"gristmill"], type=ShardHead)
+        return Shard(path, head, tuple(map(file.get_batch, range(file.num_record_batches))))
+    except (pa.ArrowException, KeyError, msgspec.DecodeError) as error:
+        raise InputError(f"{path} is not a readable signature shard ({error}): run to_hash again") from error
+
+
+def list_shards(folder: Path) -> list[Path]:
+    """Every shard below a folder, in name order. UsageError if there is none, or if two cannot be compared."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: wanted the folder that to_hash wrote to, and there is none of that name")
+    paths = sorted(path for path in walk(folder) if path.name.endswith(SUFFIX))
+    if not paths:
+        raise UsageError(f"{folder} holds no signature shard (*{SUFFIX}): run to_hash first")
+    first = open_shard(paths[0])
+    for path in paths[1:]:
+        made, wanted = open_shard(path).head.made_as(), first.head.made_as()
+        if made != wanted:
+            raise UsageError(
+                f"these signatures cannot be compared: {paths[0]} holds {wanted}; {path} holds {made}. "
+                "Run to_hash with the same options on all of them"
+            )
+    return paths

@@ -1,0 +1,1 @@
+"""Files in and out: documents, key sets, token shards; written atomically."""

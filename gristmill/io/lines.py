@@ -1,0 +1,112 @@
+"""Lines of a .jsonl, .jsonl.gz or .jsonl.zst file, streamed; damage is found, not passed over."""
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+
+from gristmill.errors import InputError, reading
+
+_CHUNK = 1 << 18
+_ZSTD_WINDOW = 1 << 31  # zstd --long=31 files
+
+
+def read_lines(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """Lines of the (decompressed) file without their newline; `start` and `end` are bytes of a plain file.
+
+    Raises InputError naming the line after which a compressed stream is truncated or corrupt.
+    """
+    count = 0
+    try:
+        with reading(path), path.open("rb") as file:
+            for line in split_lines(_chunks(path, file, start, end)):
+                yield line
+                count += 1
+    except (zstandard.ZstdError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(
+            f"{path}: the compressed data is truncated or corrupt after line {count:,} ({error}). How much is lost "
+            "cannot be known: fetch the file again, or remove it to go on without it."
+        ) from error
+
+
+def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Cut chunks at newlines, in time linear in their bytes however long a line is.
+
+    >>> list(split_lines([b"a\\nb", b"", b"c\\n\\nd"]))
+    [b'a', b'bc', b'', b'd']
+    """
+    pending: list[bytes] = []
+    for chunk in chunks:
+        head, newline, rest = chunk.partition(b"\n")
+        pending.append(head)
+        if newline:
+            yield b"".join(pending)
+            *lines, tail = rest.split(b"\n")
+            yield from lines
+            pending = [tail]
+    last = b"".join(pending)
+    if last:
+        yield last
+
+
+def line_starts(path: Path, step: int) -> list[tuple[int, int]]:
+    """(byte offset, row) of the first line that begins at or after each multiple of `step` bytes.
+
+    Reads a plain file once, to count its lines; offset 0 is always the first.
+    """
+    starts, offset, row, target = [(0, 0)], 0, 0, step
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 24):
+            position = 0
+            while offset + len(chunk) >= target:
+                found = chunk.find(b"\n", max(target - 1 - offset, position))
+                if found < 0:
+                    break
+                row += chunk.count(b"\n", position, found + 1)
+                position = found + 1
+                starts.append((offset + position, row))
+                target = (offset + position) // step * step + step
+            row += chunk.count(b"\n", position)
+            offset += len(chunk)
+    return [start for start in starts if start[0] < offset or start[0] == 0]
+
+
+def _chunks(path: Path, file: BinaryIO, start: int, end: int | None) -> Iterator[bytes]:
+    if path.name.endswith(".zst"):
+        return _zstd_chunks(file)
+    if path.name.endswith(".gz"):
+        return _gzip_chunks(file)
+    return _plain_chunks(file, start, end)
+
+
+def _plain_chunks(file: BinaryIO, start: int, end: int | None) -> Iterator[bytes]:
+    file.seek(start)
+    left = end - start if end is not None else None
+    while chunk := file.read(_CHUNK if left is None else min(_CHUNK, left)):
+        yield chunk
+        if left is not None:
+            left -= len(chunk)
+
+
+def _gzip_chunks(file: BinaryIO) -> Iterator[bytes]:
+    with gzip.open(file) as stream:
+        while chunk := stream.read(_CHUNK):
+            yield chunk
+
+
+def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:
+    """All frames of a file. zstandard's own stream reader ends without a word where a frame is cut short."""
+    data = file.read(_CHUNK)
+    while data:
+        frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+        while True:
+            yield frame.decompress(data)
+            if frame.eof:
+                break
+            data = file.read(_CHUNK)
+            if not data:
+                raise EOFError("the last zstd frame has no end")
+        data = frame.unused_data or file.read(_CHUNK)

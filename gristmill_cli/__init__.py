@@ -1,0 +1,1 @@
+"""The front door: the command `gristmill`, the whole pipeline as one command, and the funnel."""

@@ -1,0 +1,138 @@
+"""The whole pipeline, from a corpus to token shards: all stages in order, each going on where it stopped."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+
+from dedup.dedup_train import dedup_train
+from dedup.generate_connected_components import generate_connected_components
+from dedup.generate_duplicates_dict import generate_duplicates_dict
+from dedup.generate_exact_pairs import generate_exact_pairs
+from dedup.to_hash import SIGNED, to_hash
+from gristmill.command import run_guarded, wide_console
+from gristmill.config import load_config
+from gristmill.counts import WRITTEN, Counts
+from gristmill.errors import OutputError
+from gristmill.io.files import write_whole
+from gristmill.io.token_shards import Manifest
+from gristmill_cli.funnel import FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_handover
+from gristmill_cli.run_config import RunConfig
+from preprocessing.filter import filter as find_short
+from preprocessing.normalize_text import normalize_text
+from preprocessing.shuffle_holdout import pass1, pass2
+from preprocessing.tokenize_corpus import tokenize_corpus
+from preprocessing.train_tokenizer import MODEL, train_tokenizer
+
+ALL = sys.maxsize  # files, parts: past the end means all
+UNKNOWN = 0  # SlimPajama's n_docs, which nothing depends on
+CHUNK = 1
+RECORD = "run.json"
+DUPLICATES = "duplicates.parquet"
+
+
+def run(config: RunConfig) -> Funnel:
+    """Run every stage that is not done, check each handover, and write funnel.json. Raises GristmillErrors."""
+    out, how = config.out, config.how
+    _claim(config)
+    clean, dup = out / "normalized", out / "dup"
+    normalized = normalize_text(config.corpus, clean, ftfy=config.normalize.ftfy, how=how)
+
+    filtered = find_short(clean, out / "filtered.pickle", UNKNOWN, "all", config.filter.threshold, how)
+    hashed, compared = _find_duplicates(config, clean, dup)
+
+    weights = ",".join(f"{source}={weight!r}" for source, weight in config.mix.weights.items())
+    mixed = pass1(clean, out / "pass1", dup / DUPLICATES, out / "filtered.pickle", weights, config.seed, how)
+    split = pass2(0, ALL, CHUNK, out / "pass1", out / "train", out / "holdout", config.mix.holdout, how)
+    cleaned = dedup_train(CHUNK, out / "train", out / "holdout", out / "train_deduped", how)
+
+    spec = config.tokenizer
+    train_tokenizer(
+        out / "train_deduped", out / "tokenizer", spec.vocab_size, spec.model_type, spec.sample, spec.exact,
+        config.seed, how,
+    )  # fmt: skip
+    model = out / "tokenizer" / MODEL
+    encoded = tokenize_corpus(out / "train_deduped", model, out / "tokens" / TRAIN, how)
+    encoded_holdout = tokenize_corpus(out / "holdout", model, out / "tokens" / HELD_OUT, how)
+
+    check_handover("normalize_text", normalized, WRITTEN, "filter", filtered)
+    check_handover("normalize_text", normalized, WRITTEN, "to_hash", hashed)
+    if not config.dedup.exact:  # copies that are not signed are compared, too
+        check_handover("to_hash", hashed, SIGNED, "generate_connected_components", compared, sizes=False)
+    check_handover("normalize_text", normalized, WRITTEN, "pass1", mixed)
+    check_handover("pass1", mixed, WRITTEN, "pass2", split)
+    check_handover("pass2", split, WRITTEN, "dedup_train", cleaned)
+    check_handover("dedup_train", cleaned, WRITTEN, "tokenize_corpus (train)", encoded)
+    check_handover("pass2", split, HELD_OUT, "tokenize_corpus (holdout)", encoded_holdout)
+    manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
+    funnel = build_funnel(normalized, mixed, split, cleaned, manifests)
+    funnel.save(out)
+    return funnel
+
+
+def _find_duplicates(config: RunConfig, clean: Path, dup: Path) -> tuple[Counts, Counts]:
+    """From documents to dup/duplicates.parquet: the counts of those signed, and of those compared."""
+    how, spec, minhash = config.how, config.dedup, config.out / "minhash"
+    pairs = dup / "duplicate_pairs_exact.txt"
+    if spec.exact:
+        generate_exact_pairs(clean, pairs, scope=spec.scope, how=how)
+    else:
+        pairs.unlink(missing_ok=True)  # of a run with it: whatever pairs lie there count
+    hashed = to_hash(
+        "all", clean, minhash, UNKNOWN, "0", 0, ALL, spec.width, unit=spec.unit, hash=spec.hash,
+        permutations=spec.permutations, seed=config.seed, skip=pairs.with_suffix(".parquet") if spec.exact else None,
+        how=how,
+    )  # fmt: skip
+    clusters = dup / "connected_components.parquet"
+    compared = generate_connected_components(
+        dup, clusters, minhash, spec.range, spec.bands, spec.index, spec.scope, how=how
+    )
+    generate_duplicates_dict(
+        clusters, dup / DUPLICATES, how=how, keep=spec.keep, dropped=(config.out / "filtered.pickle",),
+        verify=spec.verify, threshold=spec.threshold, corpus=clean, width=spec.width, unit=spec.unit, index=spec.index,
+    )  # fmt: skip
+    return hashed, compared
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """`gristmill run pipeline.toml [--section.key value …]`: prints the funnel and what to do next."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and not arguments[0].startswith("-"):
+        arguments.insert(0, "--config")
+    sys.exit(run_guarded(lambda: _run_and_tell(arguments)))
+
+
+def _run_and_tell(arguments: list[str]) -> None:
+    config = load_config(RunConfig, arguments, prog="gristmill run")
+    funnel = run(config)
+    console = wide_console()
+    console.print(funnel)
+    tokens = config.out / "tokens"
+    console.print(
+        f"\nfunnel: {config.out / FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
+        f"to train: torchrun --nproc_per_node=2 training/train.py --data.train {tokens / TRAIN} "
+        f"--data.holdout {tokens / HELD_OUT} --out_dir {config.out / 'model'}",
+        highlight=False,
+        markup=False,
+    )
+
+
+def _claim(config: RunConfig) -> None:
+    """Note in the output folder what it holds; OutputError if that is the run of another corpus."""
+    path = config.out / RECORD
+    corpus = str(config.corpus.resolve())
+    if path.is_file():
+        before = msgspec.json.decode(path.read_bytes()).get("corpus")
+        if before != corpus:
+            raise OutputError(
+                f"{config.out} holds a run of {before}, and this one is of {corpus}: give another --out, "
+                "or remove the folder"
+            )
+    record = {**asdict(config), "corpus": corpus}
+    write_whole(path, msgspec.json.format(msgspec.json.encode(record, enc_hook=str), indent=2) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

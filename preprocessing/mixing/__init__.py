@@ -1,0 +1,1 @@
+"""Mixing: weighted sampling and the two-pass shuffle."""

@@ -1,0 +1,1 @@
+"""SentencePiece encoding, compiled: the same ids, many times as fast."""

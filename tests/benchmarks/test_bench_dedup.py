@@ -1,0 +1,153 @@
+"""The benchmark of the near-duplicate engine: its contenders one by one, and as a real run with what is installed."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import networkx
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from benchmarks import slimpajama
+from benchmarks.bench_dedup import ODD, random_edges, synthetic_signatures
+from benchmarks.bench_sample import draw_sample, make_pairs
+from benchmarks.peers import Contender, assert_equal_to_datasketch, contenders
+from benchmarks.peers_graph import BANDS, ROWS, GraphContender, graph_contenders
+from dedup import Sketch, signatures
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = (ROOT / "tests" / "gristmill" / "words.txt").read_text(encoding="utf-8").split()
+BRIEFLY = ("--rounds", 1, "--seconds", 0)
+INSTALLED = [line for line in contenders() if line.installed()]
+GRAPHS = [(table, line) for table in ("lsh", "components") for line in graph_contenders(table) if line.installed()]
+
+
+def essay(seed: int, words: int = 300) -> str:
+    return " ".join(random.Random(seed).choices(WORDS, k=words))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "book").mkdir()
+    lines = [json.dumps({"text": text}) for text in [*map(essay, range(8)), "ὈΔΥΣΣΕΎΣ, naïve café " * 20, "short"]]
+    (folder / "book" / "book.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def bench(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_dedup.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
+
+
+def rows_of(printed: str) -> dict[str, list[str]]:
+    """The cells of every row, by the contender's name and for graphs its size."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines() if line[:1] == "|"]
+    return {row[0]: row[1:] for row in rows}
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+@example(ODD[3])
+@example(ODD[5])
+@example(essay(0))
+def test_slimpajamas_algorithm_gives_the_values_of_our_sha1(text: str) -> None:
+    values, _ = signatures([unicodedata.normalize("NFC", text)], Sketch("sha1"))
+    assert np.array_equal(slimpajama.sign(text), values[0])
+
+
+def test_ours_are_found_equal_to_datasketchs() -> None:
+    checked = assert_equal_to_datasketch([*ODD, essay(1)])
+    assert {"xxh32 with datasketch 2", "sha1 with datasketch 2", "sha1 with SlimPajama's algorithm"} <= set(checked)
+
+
+def test_pairs_are_of_all_similarities_and_always_the_same() -> None:
+    texts = list(map(essay, range(5)))
+    pairs = make_pairs(texts, 60)
+    assert pairs == make_pairs(texts, 60)
+    shingles = [[set(slimpajama.shingles(text)) for text in pair] for pair in pairs]
+    similar = [len(one & other) / len(one | other) for one, other in shingles]
+    assert min(similar) < 0.6 and max(similar) > 0.9
+
+
+@pytest.mark.parametrize("line", INSTALLED, ids=lambda line: line.name)
+def test_every_contender_estimates_the_similarity_of_its_own_shingles(line: Contender) -> None:
+    ones, others = zip(*make_pairs(list(map(essay, range(5))), 30), strict=True)
+    sets = [[line.shingles(text) for text in pair] for pair in zip(ones, others, strict=True)]
+    exact = [len(one & other) / len(one | other) for one, other in sets]
+    errors = np.array(line.make().estimate(ones, others)) - exact
+    assert len(errors) == 30 and np.sqrt(np.mean(errors**2)) < 0.1
+
+
+@pytest.mark.parametrize("table, line", GRAPHS, ids=lambda value: getattr(value, "name", ""))
+def test_every_contender_counts_the_same_components(table: str, line: GraphContender) -> None:
+    graph = networkx.Graph()
+    graph.add_nodes_from(range(600))
+    if table == "components":
+        given = random_edges(500, 600)
+        graph.add_edges_from(given.tolist())
+    else:
+        given = synthetic_signatures(600)
+        bands = [given[:, band * ROWS : band * ROWS + ROWS] for band in range(BANDS)]
+        same = [np.argwhere((rows[:, None] == rows[None]).all(2)).tolist() for rows in bands]
+        graph.add_edges_from(pair for pairs in same for pair in pairs)
+    wanted = networkx.number_connected_components(graph)
+    assert line.make()(given, 600) == wanted < 580
+
+
+def test_a_run_lists_what_it_measured_and_what_is_not_installed(corpus: Path) -> None:
+    only = ("ours, xxh32-m", "datasketch 2, xxh32, legacy", "text-dedup, adapted")
+    done = bench(corpus, *BRIEFLY, "--sample", "12KB", "--pairs", 8, "--signatures", 0, "--edges", 0, "--only", *only)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(done.stdout)
+    ours, theirs = rows["**ours, xxh32-mersenne**"], rows["datasketch 2, xxh32, legacy (2.0.0)"]
+    assert float(ours[0].replace(",", "")) > float(theirs[0])
+    assert ours[-2:] == theirs[-2:], "equal values have equal errors"
+    assert 0 < float(ours[-2]) < 0.1
+    assert rows["SlimPajama's algorithm (datasketch 2) (2.0.0)"][3] == "1"
+    assert "xxh32 with datasketch 2" in done.stdout
+    assert "SlimPajama's algorithm (datasketch 1): not installed" in done.stdout
+    if "text-dedup, adapted" not in {line.name for line in INSTALLED}:
+        assert "text-dedup, adapted: not installed (pip install" in done.stdout
+
+
+def test_the_graph_tables_stand_in_the_same_run_and_a_broken_peer_is_a_note(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "gaoya-9.9.dist-info").mkdir()
+    (tmp_path / "gaoya-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: gaoya\nVersion: 9.9\n")
+    (tmp_path / "gaoya.py").write_text("raise ImportError('built for another machine')\n")
+    sizes = ("--sample", "2KB", "--pairs", 0, "--signatures", 2000, "--edges", 2000)
+    only = ("gaoya", "ours: tables", "ours: union", "NetworkX")
+    done = bench(corpus, *BRIEFLY, *sizes, "--only", *only, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "gaoya, with its index: failed, exit code 1" in done.stdout and "another machine" in done.stdout
+    rows = rows_of(done.stdout)
+    assert rows["**ours: tables in cache, union-find**"][0] == "2,000"
+    assert rows[f"NetworkX ({networkx.__version__})"][0] == "200"
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["nowhere"], "nowhere"),
+        ([], "wanted documents"),
+        (["CORPUS", "--rounds", 0], "--rounds 0"),
+        (["CORPUS", "--signatures", 3], "--signatures 3"),
+        (["CORPUS", "--sample", "none"], "none"),
+        (["CORPUS", "--python", "no/python"], "no/python"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(corpus: Path, arguments: list[object], said: str) -> None:
+    done = bench(*[corpus if argument == "CORPUS" else argument for argument in arguments])
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_sample_is_drawn_from_all_files_and_is_always_the_same(corpus: Path) -> None:
+    texts = draw_sample([corpus], 6000)
+    assert texts == draw_sample([corpus], 6000)
+    assert 4000 < sum(len(text.encode()) for text in texts) < 7200
+    assert texts != draw_sample([corpus], 10_000_000) and len(draw_sample([corpus], 10_000_000)) == 10

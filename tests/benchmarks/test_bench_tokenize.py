@@ -1,0 +1,27 @@
+"""bench_tokenize runs, and finds no document whose ids differ."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import sentencepiece
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "bench_tokenize.py"
+TEXTS = ["the mill grinds grain into flour", "while water turns its wheel", "水車は水の力で回る", ""] * 5
+
+
+def test_a_table_of_both(tmp_path: Path) -> None:
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS[:3]), model_writer=written, model_type="bpe", vocab_size=60, minloglevel=2
+    )
+    (tmp_path / "tokenizer.model").write_bytes(written.getvalue())
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    command = [sys.executable, str(SCRIPT), "tokenizer.model", "a.jsonl", "--repeat", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (row,) = (line for line in done.stdout.splitlines() if "a.jsonl" in line)
+    cells = [cell.strip() for cell in row.strip("│ ").split("│")]
+    assert cells[:2] == ["a.jsonl", "20"] and cells[-1] == "0"

@@ -1,0 +1,127 @@
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from gristmill.config import load_config
+from gristmill.errors import InputError, UsageError
+
+
+@dataclass(frozen=True)
+class Stones:
+    wood: Path
+    turns_per_minute: int = 30
+    speed: float = 1.5
+    wet: bool = True
+    sizes: tuple[float, float] = (0.1, 0.2)
+    cover: bool | None = None
+
+
+@dataclass(frozen=True)
+class Mill:
+    out_dir: Path
+    stones: Stones
+    weights: dict[str, float] = field(default_factory=dict)
+    kind: Literal["water", "wind"] = "water"
+
+
+FILE = """
+out_dir = "out"
+kind = "wind"
+[stones]
+wood = "/oak"
+speed = 2
+sizes = [1, 2.5]
+[weights]
+code = 2.5
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mill.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_defaults_then_the_file_then_the_command_line(file: Path) -> None:
+    read = load_config(Mill, ["--config", str(file)])
+    assert read == Mill(Path("out"), Stones(Path("/oak"), 30, 2.0, sizes=(1.0, 2.5)), {"code": 2.5}, "wind")
+    options = ["--stones.turns_per_minute", "7", "--kind", "water", "--weights.code", "3"]
+    for argv in ([f"--config={file}", *options], [*options, "--config", str(file)]):
+        over = load_config(Mill, argv)
+        assert (over.stones.turns_per_minute, over.kind, over.weights) == (7, "water", {"code": 3.0})
+        assert over.stones.speed == 2.0 and isinstance(over.stones.speed, float)
+
+
+@pytest.mark.parametrize("flag", ["false", "False"])
+def test_underscores_hyphens_signs_and_booleans(flag: str) -> None:
+    options = f"--out-dir a --stones.wood b --stones.turns-per-minute -4 --stones.speed=-1e-3 --stones.wet {flag}"
+    mill = load_config(Mill, f"{options} --stones.cover true --stones.sizes 1 2".split())
+    assert mill == Mill(Path("a"), Stones(Path("b"), -4, -1e-3, False, (1.0, 2.0), True))
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("[stones]\nturns_per_minut = 3", "unknown key stones.turns_per_minut; did you mean stones.turns_per_minute?"),
+        ("kindd = 'wind'", "unknown key kindd; did you mean kind?"),
+        ("[stones]\nturns_per_minute = 'x'", "stones.turns_per_minute is 'x'; wanted int"),
+        ("[stones]\nturns_per_minute = 1.5", "stones.turns_per_minute is 1.5; wanted int"),
+        ("[stones]\nsizes = [1]", "wanted tuple"),
+        ("kind = 'steam'", "kind is 'steam'; wanted 'water' or 'wind'"),
+        ("stones = 3", r"stones is 3; wanted a table [stones]"),
+        ("[weights]\ncode = 'much'", "wanted dict[str, float]"),
+    ],
+)
+def test_a_wrong_file_says_key_given_and_wanted(tmp_path: Path, toml: str, message: str) -> None:
+    path = tmp_path / "mill.toml"
+    path.write_text(toml)
+    with pytest.raises(UsageError) as error:
+        load_config(Mill, ["--config", str(path), "--out_dir", "a", "--stones.wood", "b"])
+    assert message in str(error.value) and str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "--stones.turns_per_minut 3",
+            "unknown option --stones.turns_per_minut; did you mean --stones.turns_per_minute?",
+        ),
+        ("--turns_per_minute 3", "did you mean --stones.turns_per_minute?"),
+        ("--zzzzzz", "there are --out_dir, --stones.wood"),
+        ("--stones 3", "unknown option --stones"),
+        ("--stones.turns_per_minute 1.5", "--stones.turns_per_minute: invalid literal for int() with base 10: '1.5'"),
+        ("--kind steam", "invalid choice 'steam' for argument '--kind'"),
+        ("--stones.speed", "--stones.speed"),
+        ("stray", "stray"),
+        ("--config", "--config was given without a file"),
+        ("--config nowhere.toml", "cannot read --config nowhere.toml: No such file"),
+    ],
+)
+def test_a_wrong_command_line_says_what_to_try(options: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError) as error:
+        load_config(Mill, ["--out_dir", "a", "--stones.wood", "b", *options.split()])
+    assert message in str(error.value)
+    assert capfd.readouterr() == ("", "")  # the caller prints it, once
+
+
+def test_what_is_required_may_come_from_either_and_must_come_from_one(file: Path) -> None:
+    with pytest.raises(UsageError, match=r"--stones.wood"):
+        load_config(Mill, ["--out_dir", "a"])
+    file.write_text("out_dir = 'out'")
+    assert load_config(Mill, ["--config", str(file), "--stones.wood", "b"]).out_dir == Path("out")
+
+
+def test_a_file_that_is_not_toml_is_damaged_input(file: Path) -> None:
+    file.write_text("kind = = 3")
+    with pytest.raises(InputError, match=r"is not TOML: .*line 1"):
+        load_config(Mill, ["--config", str(file)])
+
+
+def test_help_shows_the_options_with_underscores(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        load_config(Mill, ["--help"], prog="grind")
+    assert end.value.code == 0 and "--stones.turns_per_minute INT" in capsys.readouterr().out

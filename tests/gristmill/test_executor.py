@@ -1,0 +1,72 @@
+"""The executor: the same for any number of workers; no worker outlives the process that started it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gristmill.engine.executor import Call, execute
+from gristmill.errors import GristmillError, InputError
+from gristmill.text import matching_form, utf8_size
+
+ROOT = Path(__file__).resolve().parents[2]
+CALLS = [Call(matching_form, {"text": f"Text,  {i}!"}) for i in range(6)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_call_is_made_once(workers: int) -> None:
+    assert dict(execute(CALLS, workers)) == {i: f"text {i}" for i in range(6)}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_comes_as_it_is(workers: int) -> None:
+    from gristmill.io.pickles import load_pickle
+
+    bad = Path(__file__)  # a file, and no pickle
+    with pytest.raises(InputError, match=r"test_executor\.py is not a pickle"):
+        list(execute([*CALLS, Call(load_pickle, {"path": bad})], workers))
+
+
+def test_no_call_is_no_work() -> None:
+    assert list(execute([], 2)) == []
+
+
+def test_a_killed_worker_is_an_error_that_says_what_to_try() -> None:
+    calls = [Call(utf8_size, {"text": "a"}), Call(os._exit, {"status": 9})]
+    with pytest.raises(GristmillError, match="fewer --workers"):
+        list(execute(calls, 2))
+
+
+def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    # subprocess.run takes its arguments by name and so can be a Call that lasts
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import sys\n"
+        "from subprocess import run\n"
+        "from gristmill.engine.executor import Call, execute\n"
+        "if __name__ == '__main__':\n"
+        "    nap = {'args': [sys.executable, '-c', 'import sys, time; time.sleep(3)']}\n"
+        "    list(execute([Call(run, nap)] * 4, 2))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, script], env=environment) as parent:
+        workers = wait_for_workers(parent.pid)
+        parent.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs(workers, timeout=2)  # less than the nap
+    assert workers and not alive
+
+
+def wait_for_workers(pid: int) -> list[psutil.Process]:
+    """Every process below `pid`, except the naps, once both workers have begun."""
+    for _ in range(200):
+        below = psutil.Process(pid).children(recursive=True)
+        naps = [process for process in below if "time.sleep" in " ".join(process.cmdline())]
+        if len(naps) == 2:
+            return [process for process in below if process not in naps]
+        time.sleep(0.05)
+    raise AssertionError("the workers never began")

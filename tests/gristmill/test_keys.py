@@ -1,0 +1,134 @@
+"""Key sets at scale: a table gives the rows of some files without reading the others; writing is in row groups."""
+
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.errors import InputError, UsageError
+from gristmill.io import keys as module
+from gristmill.io.keys import open_table, read_keys, read_table, stream_keys, write_keys, write_table
+
+SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "why": pa.string()})
+NAMES = st.text("ab/é东", min_size=1, max_size=3)
+SETS = st.dictionaries(NAMES, st.sets(st.integers(0, 40), min_size=1), max_size=8)
+
+
+def columns(file: str, first: int, stop: int) -> dict[str, pa.Array]:
+    count = stop - first
+    return {"file": pa.repeat(file, count), "row": pa.array(range(first, stop)), "why": pa.repeat("x", count)}
+
+
+@pytest.mark.parametrize("suffix", [".pickle", ".parquet"])
+@settings(deadline=None)
+@given(sets=SETS, wanted=st.sets(NAMES, max_size=3))
+def test_the_keys_of_some_files(tmp_path_factory: pytest.TempPathFactory, suffix: str, sets, wanted) -> None:
+    path = tmp_path_factory.getbasetemp() / f"some{suffix}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ROW_GROUP", 7)
+        write_keys(path, {file: np.array(sorted(rows), np.int64) for file, rows in sets.items()})
+    found = {file: rows.tolist() for file, rows in read_keys(path, wanted).items()}
+    assert found == {file: sorted(rows) for file, rows in sets.items() if file in wanted}
+    assert list(read_keys(path)) == sorted(sets)
+
+
+def test_row_groups_of_other_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROW_GROUP", 100)
+    path = tmp_path / "a.parquet"
+    with open_table(path, SCHEMA) as write:
+        for number in range(30):
+            write(columns(f"s/{number:02}", 0, 90))
+    metadata = pa.parquet.read_metadata(path)
+    data = bytearray(path.read_bytes())
+    for group in range(metadata.num_row_groups):
+        of_group = metadata.row_group(group)
+        statistics = of_group.column(0).statistics
+        if not statistics.min <= "s/11" <= statistics.max:  # damage the pages of all groups but those of one file
+            start = of_group.column(0).dictionary_page_offset
+            data[start : of_group.column(2).data_page_offset] = b"\xff" * (of_group.column(2).data_page_offset - start)
+    path.write_bytes(data)
+    assert {file: rows.tolist() for file, rows in read_keys(path, ["s/11"]).items()} == {"s/11": list(range(90))}
+    for files in (None, ["s/12", "s/20"]):
+        with pytest.raises(InputError, match=r"a\.parquet"):
+            read_keys(path, files)
+
+
+@settings(deadline=None, max_examples=40)
+@given(cuts=st.lists(st.integers(0, 50), max_size=6))
+def test_how_rows_come_changes_no_byte(tmp_path_factory: pytest.TempPathFactory, cuts: list[int]) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    bounds = [0, *sorted(cuts), 50]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ROW_GROUP", 12)
+        write_table(folder / "whole.parquet", columns("a", 0, 50))
+        with open_table(folder / "pieces.parquet", SCHEMA) as write:
+            for first, stop in pairwise(bounds):
+                write(columns("a", first, stop))
+    assert (folder / "whole.parquet").read_bytes() == (folder / "pieces.parquet").read_bytes()
+    assert pa.parquet.read_metadata(folder / "pieces.parquet").num_row_groups == 5
+    assert pa.parquet.read_table(folder / "pieces.parquet").equals(pa.table(columns("a", 0, 50)))
+
+
+def test_a_table_is_whole_or_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), open_table(tmp_path / "a.parquet", SCHEMA) as write:
+        write(columns("a", 0, 5))
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with open_table(tmp_path / "a.parquet", SCHEMA):
+        pass
+    assert read_keys(tmp_path / "a.parquet") == read_keys(tmp_path / "a.parquet", ["a"]) == {}
+    assert read_table(tmp_path / "a.parquet", {"why"}).schema.names == ["why"]
+
+
+def test_one_file_of_a_large_set_takes_little_memory(tmp_path: Path) -> None:
+    write_keys(tmp_path / "a.parquet", {f"s/{number:03}": np.arange(20_000) for number in range(100)})
+
+    def peak(files: list[str] | None) -> int:
+        tracemalloc.start()
+        before = pa.total_allocated_bytes()
+        found = read_keys(tmp_path / "a.parquet", files)
+        taken = tracemalloc.get_traced_memory()[1] + pa.total_allocated_bytes() - before
+        tracemalloc.stop()
+        assert len(found) == len(files or range(100))
+        return taken
+
+    assert peak(["s/050"]) < peak(None) / 10
+
+
+@pytest.mark.parametrize("files", [None, ["a"]])
+def test_what_is_no_key_set(tmp_path: Path, files: list[str] | None) -> None:
+    with pytest.raises(UsageError, match="Run the stage that writes it"):
+        read_keys(tmp_path / "none.parquet", files)
+    pa.parquet.write_table(pa.table({"file": ["a"]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet has no column row: it has file"):
+        read_keys(tmp_path / "a.parquet", files)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match="not a readable Parquet file"):
+        read_keys(tmp_path / "a.parquet", files)
+
+
+@pytest.mark.parametrize("suffix", [".pickle", ".parquet"])
+@settings(deadline=None)
+@given(sets=SETS)
+def test_keys_file_by_file(tmp_path_factory: pytest.TempPathFactory, suffix: str, sets) -> None:
+    path = tmp_path_factory.getbasetemp() / f"streamed{suffix}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ROW_GROUP", 3)
+        write_keys(path, {file: np.array(sorted(rows), np.int64) for file, rows in sets.items()})
+    found = [(file, rows.tolist()) for file, rows in stream_keys(path)]
+    assert found == [(file, sorted(sets[file])) for file in sorted(sets)]
+
+
+def test_keys_of_a_table_that_is_not_sorted(tmp_path: Path) -> None:
+    rows = {"file": ["b", "a", "b", "a"], "row": [3, 1, 2, 0]}
+    pa.parquet.write_table(pa.table(rows), tmp_path / "a.parquet", row_group_size=2)
+    assert [(file, found.tolist()) for file, found in stream_keys(tmp_path / "a.parquet")] == [
+        ("a", [0, 1]),
+        ("b", [2, 3]),
+    ]

@@ -1,0 +1,85 @@
+"""Lines: cut at newlines wherever chunks end, and counted right wherever slices begin."""
+
+import gzip
+import io
+import time
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.errors import InputError
+from gristmill.io.lines import line_starts, read_lines, split_lines
+
+CHUNKS = st.lists(st.binary(max_size=20).map(lambda b: bytes(b"\na"[x % 2] for x in b)))
+
+
+@given(CHUNKS)
+def test_chunks_do_not_matter(chunks: list[bytes]) -> None:
+    whole = b"".join(chunks)
+    wanted = whole.split(b"\n")
+    assert list(split_lines(chunks)) == (wanted if wanted[-1] else wanted[:-1])
+
+
+@given(CHUNKS, st.integers(1, 30))
+def test_slices_begin_at_lines_and_know_their_row(tmp_path_factory: pytest.TempPathFactory, chunks, step) -> None:
+    data = b"".join(chunks)
+    path = tmp_path_factory.getbasetemp() / "lines.jsonl"
+    path.write_bytes(data)
+    begins = [0, *(i + 1 for i, byte in enumerate(data) if byte == 10 and i + 1 < len(data))]
+    wanted = {0}
+    for target in range(step, len(data), step):
+        wanted.update([start for start in begins if start >= target][:1])
+    starts = line_starts(path, step)
+    assert starts == [(start, data.count(b"\n", 0, start)) for start in sorted(wanted)]
+    ends = [start for start, _ in starts[1:]] + [None]
+    pieces = [list(read_lines(path, start, end)) for (start, _), end in zip(starts, ends, strict=True)]
+    assert [line for piece in pieces for line in piece] == list(read_lines(path))
+
+
+def test_a_line_that_begins_at_the_edge_of_a_chunk_begins_a_slice(tmp_path: Path) -> None:
+    path, chunk = tmp_path / "a.jsonl", 1 << 24
+    path.write_bytes(b"x" * (chunk - 1) + b"\n" + b"y" * 9 + b"\nz\n")
+    assert line_starts(path, chunk) == [(0, 0), (chunk, 1)]
+
+
+def test_a_line_of_many_chunks_takes_linear_time() -> None:
+    chunks = [b"x" * 1000] * 100_000
+    start = time.perf_counter()
+    (line,) = split_lines(chunks)
+    assert len(line) == 100_000_000 and time.perf_counter() - start < 2
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5, 12, -1, -4, -9])
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+def test_a_stream_cut_anywhere_is_seen(tmp_path: Path, name: str, cut: int) -> None:
+    data = b"".join(b"line %d\n" % i for i in range(1000))
+    whole = gzip.compress(data) if name.endswith(".gz") else zstandard.compress(data)
+    (tmp_path / name).write_bytes(whole[:cut])
+    with pytest.raises(InputError, match="truncated or corrupt after line"):
+        list(read_lines(tmp_path / name))
+
+
+def test_the_second_of_two_frames_cut_off_is_seen(tmp_path: Path) -> None:
+    frame = zstandard.compress(b"a\nb\n")
+    (tmp_path / "a.zst").write_bytes(frame + frame[:-2])
+    lines = read_lines(tmp_path / "a.zst")
+    assert [next(lines), next(lines)] == [b"a", b"b"]
+    with pytest.raises(InputError, match="truncated or corrupt after line"):
+        list(lines)
+
+
+def test_a_long_window_is_read(tmp_path: Path) -> None:
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=28)
+    out = io.BytesIO()
+    with zstandard.ZstdCompressor(compression_params=parameters).stream_writer(out, closefd=False) as sink:
+        sink.write(b"a\nb")  # a frame of unknown size, with the window that zstd --long=28 writes
+    (tmp_path / "a.zst").write_bytes(out.getvalue())
+    assert list(read_lines(tmp_path / "a.zst")) == [b"a", b"b"]
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read .*gone\.jsonl"):
+        list(read_lines(tmp_path / "gone.jsonl"))

@@ -1,0 +1,143 @@
+"""Pickles: SlimPajama's are read, and nothing that a file names is ever run."""
+
+import contextlib
+import os
+import pickle
+from collections import OrderedDict, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.errors import InputError, UsageError
+from gristmill.io.keys import read_keys, write_keys
+from gristmill.io.pickles import dump_pickle, load_pickle
+
+SLIMPAJAMA = defaultdict(set, {"book/a.jsonl": {3, 1}, "c4/b@1.jsonl.zst": {0}})
+
+
+class Attack:
+    """What pickles into a call of os.system."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+class Sneaky(Attack):
+    def __reduce__(self):
+        return eval, (f"open({str(self.path)!r}, 'w')",)
+
+
+class Mine:
+    pass
+
+
+@pytest.mark.parametrize("protocol", range(3, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize(
+    "value",
+    [
+        SLIMPAJAMA,
+        OrderedDict(a=[1, (2.5, None, b"x", True)]),
+        frozenset("ab"),
+        ([{1, 2}], 2, {"a@1": 0, 0: "a@1"}),
+        {"a": np.int64(5)},
+    ],
+)
+def test_plain_values_are_read(tmp_path: Path, value, protocol: int) -> None:
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(value, protocol))
+    assert load_pickle(tmp_path / "a.pickle") == value
+
+
+@pytest.mark.parametrize("protocol", range(3, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.float32, object])
+def test_arrays_are_read(tmp_path: Path, dtype, protocol: int) -> None:
+    array = np.arange(6).astype(dtype)
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(array, protocol))
+    loaded = load_pickle(tmp_path / "a.pickle")
+    assert loaded.dtype == array.dtype and (loaded == array).all()
+
+
+@pytest.mark.parametrize("kind", [Attack, Sneaky])
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: {"a": [value]}, lambda value: np.array([value])])
+def test_nothing_is_run(tmp_path: Path, kind: type, wrap) -> None:
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(wrap(kind(tmp_path / "pwned"))))
+    with pytest.raises(InputError, match="neither a builtin container nor an array"):
+        load_pickle(tmp_path / "a.pickle")
+    assert not (tmp_path / "pwned").exists()
+    with pytest.raises(InputError):
+        read_keys(tmp_path / "a.pickle")
+
+
+@pytest.mark.parametrize("value", [Mine(), Mine, len, Path("x"), getattr])
+def test_other_classes_and_functions_are_refused(tmp_path: Path, value) -> None:
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(value))
+    with pytest.raises(InputError, match=r"a\.pickle"):
+        load_pickle(tmp_path / "a.pickle")
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_damaged_pickle_is_an_input_error_or_a_value(tmp_path_factory: pytest.TempPathFactory, data) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.pickle"
+    whole = bytearray(pickle.dumps({"a": {1, 2}, "b": np.arange(3)}, 4))
+    for _ in range(data.draw(st.integers(0, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
+    with contextlib.suppress(InputError):
+        load_pickle(path)
+
+
+def test_no_file_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Run the stage that writes it"):
+        load_pickle(tmp_path / "none.pickle")
+
+
+def test_ours_is_read_by_plain_pickle_as_slimpajama_reads_it(tmp_path: Path) -> None:
+    write_keys(tmp_path / "a.pickle", {"b": np.array([1, 2]), "a": np.array([7]), "none": np.array([], np.int64)})
+    with (tmp_path / "a.pickle").open("rb") as file:
+        assert pickle.load(file) == {"a": {7}, "b": {1, 2}}
+
+
+KEYS = st.dictionaries(st.text(min_size=1).filter(str.isprintable), st.sets(st.integers(0, 2**62), min_size=1))
+
+
+@pytest.mark.parametrize("suffix", [".pickle", ".pkl", ".parquet"])
+@given(keys=KEYS)
+def test_keys_are_what_was_written(tmp_path_factory: pytest.TempPathFactory, suffix: str, keys) -> None:
+    path = tmp_path_factory.getbasetemp() / f"keys{suffix}"
+    write_keys(path, {file: np.array(sorted(rows), np.int64) for file, rows in keys.items()})
+    assert {file: rows.tolist() for file, rows in read_keys(path).items()} == {f: sorted(r) for f, r in keys.items()}
+
+
+def test_slimpajamas_keys_are_read(tmp_path: Path) -> None:
+    dump_pickle(tmp_path / "a.pickle", SLIMPAJAMA)
+    assert {f: rows.tolist() for f, rows in read_keys(tmp_path / "a.pickle").items()} == {
+        "book/a.jsonl": [1, 3],
+        "c4/b@1.jsonl.zst": [0],
+    }
+
+
+@pytest.mark.parametrize("value", [[1], 3, {"a": 5}, {"a": {"x"}}, {"a": {None}}, {"a": {2**70}}])
+def test_pickles_that_hold_no_keys_are_refused(tmp_path: Path, value) -> None:
+    dump_pickle(tmp_path / "a.pickle", value)
+    with pytest.raises(InputError, match=r"a\.pickle"):
+        read_keys(tmp_path / "a.pickle")
+
+
+def test_tables_that_hold_no_keys_are_refused(tmp_path: Path) -> None:
+    write_keys(tmp_path / "a.parquet", {"a": np.arange(1000)})
+    whole = (tmp_path / "a.parquet").read_bytes()
+    for damaged in (b"", whole[:-1], whole[:4] + b"\xff" * 40 + whole[44:], b"x" * 100):
+        (tmp_path / "a.parquet").write_bytes(damaged)
+        with pytest.raises(InputError, match=r"a\.parquet"):
+            read_keys(tmp_path / "a.parquet")
+
+
+def test_another_suffix_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\.pickle .* or \.parquet"):
+        write_keys(tmp_path / "a.json", {})

@@ -1,0 +1,202 @@
+"""Stages: what is done is skipped, what changed is redone, what is stale goes, what is strange is refused."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gristmill.counts import READ, WRITTEN, Counts
+from gristmill.engine.stage import How, Task, parse_size, refuse_overlap, refuse_strangers, run_stage
+from gristmill.errors import ConservationError, OutputError, UsageError
+from gristmill.io.files import whole_file, write_whole
+from gristmill.io.writers import Rejects
+
+QUIET = How(workers=1, quiet=True)
+
+
+def copy_upper(source: Path, target: Path, log: Path, suffix: str = "") -> Counts:
+    counts = Counts({}, [])
+    data = source.read_bytes()
+    write_whole(target, data.upper() + suffix.encode())
+    counts.add("a", READ, len(data))
+    counts.add("a", WRITTEN, len(data))
+    with log.open("a") as file:
+        file.write(target.name + "\n")
+    return counts
+
+
+def lose_a_document(source: Path) -> Counts:
+    counts = Counts({}, [])
+    counts.add("a", READ, source.stat().st_size)
+    return counts
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    (tmp_path / "in").write_text("text")
+    return make_task(tmp_path)
+
+
+def make_task(folder: Path, name: str = "one", target: str = "out/one", suffix: str = "") -> Task:
+    arguments = {"source": folder / "in", "target": folder / target, "log": folder / "log", "suffix": suffix}
+    return Task(name, copy_upper, arguments, (folder / "in",), (folder / target,))
+
+
+def runs(folder: Path, *tasks: Task, scope: str | None = "") -> int:
+    """How many tasks really ran."""
+    log = folder / "log"
+    before = len(log.read_text().splitlines()) if log.exists() else 0
+    counts = run_stage("stage", tasks, folder / "state", QUIET, scope)
+    assert counts.total(READ).documents == len(tasks)  # counts are of all, done before or now
+    return (len(log.read_text().splitlines()) if log.exists() else 0) - before
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path, task: Task) -> None:
+    assert [runs(tmp_path, task), runs(tmp_path, task)] == [1, 0]
+    assert (tmp_path / "out" / "one").read_text() == "TEXT"
+
+
+def change_size(folder: Path) -> Task:
+    (folder / "in").write_text("longer text")
+    return make_task(folder)
+
+
+def change_mtime(folder: Path) -> Task:
+    os.utime(folder / "in", ns=(1, 1))
+    return make_task(folder)
+
+
+def change_arguments(folder: Path) -> Task:
+    return make_task(folder, suffix="!")
+
+
+def change_function(folder: Path) -> Task:
+    task = make_task(folder)
+    return Task(task.name, copy_again, task.arguments, task.inputs, task.outputs)
+
+
+def remove_output(folder: Path) -> Task:
+    (folder / "out" / "one").unlink()
+    return make_task(folder)
+
+
+def truncate_output(folder: Path) -> Task:
+    (folder / "out" / "one").write_text("TEX")
+    return make_task(folder)
+
+
+def lose_ledger(folder: Path) -> Task:
+    (folder / "state" / "stage.jsonl").unlink()
+    return make_task(folder)
+
+
+def copy_again(source: Path, target: Path, log: Path, suffix: str = "") -> Counts:
+    return copy_upper(source, target, log, suffix)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [change_size, change_mtime, change_arguments, change_function, remove_output, truncate_output, lose_ledger],
+    ids=lambda change: change.__name__,
+)
+def test_what_changed_is_done_again(tmp_path: Path, task: Task, change) -> None:
+    runs(tmp_path, task)
+    changed = change(tmp_path)
+    assert [runs(tmp_path, changed), runs(tmp_path, changed)] == [1, 0]
+    assert (tmp_path / "out" / "one").read_text().startswith("TEXT" if change is not change_size else "LONGER")
+
+
+def test_outputs_of_tasks_no_longer_planned_go(tmp_path: Path, task: Task) -> None:
+    two = make_task(tmp_path, "two", "out/two")
+    runs(tmp_path, task, two)
+    (tmp_path / "out" / "mine").write_text("not written by the stage")
+    runs(tmp_path, task)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine", "one"]
+
+
+def test_a_scope_spares_what_another_call_wrote(tmp_path: Path, task: Task) -> None:
+    book = [make_task(tmp_path, f"book/{i}", f"out/book{i}") for i in range(2)]
+    web = make_task(tmp_path, "web/0", "out/web0")
+    runs(tmp_path, *book, scope="book/")
+    runs(tmp_path, web, scope="web/")
+    runs(tmp_path, book[0], scope="book/")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["book0", "web0"]
+    runs(tmp_path, task, scope=None)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["book0", "one", "web0"]
+
+
+def test_a_task_that_writes_elsewhere_now_takes_its_output_along(tmp_path: Path, task: Task) -> None:
+    runs(tmp_path, task)
+    runs(tmp_path, make_task(tmp_path, target="elsewhere/one"), scope=None)
+    assert not (tmp_path / "out" / "one").exists() and (tmp_path / "elsewhere" / "one").exists()
+
+
+def test_a_stage_that_loses_a_document_fails(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("text")
+    task = Task("one", lose_a_document, {"source": tmp_path / "in"}, (tmp_path / "in",), ())
+    with pytest.raises(ConservationError):
+        run_stage("stage", [task], tmp_path / "state", QUIET)
+    assert not (tmp_path / "state" / "stage.jsonl").exists()  # nor is it done
+
+
+def test_strangers_are_refused(tmp_path: Path, task: Task) -> None:
+    out, ledger = tmp_path / "out", tmp_path / "state" / "stage.jsonl"
+    runs(tmp_path, task)
+    refuse_strangers(out, [], ("one", "other"), ledger)  # the ledger knows it
+    (out / "other").touch()
+    refuse_strangers(out, [out / "other"], ("one", "other"), ledger)  # the plan does
+    with pytest.raises(OutputError, match="1 files that stage did not write, 'other'"):
+        refuse_strangers(out, [], ("one", "other"), ledger)
+
+
+@pytest.mark.parametrize("target", [".", "below", "below/more", "../root/x"])
+def test_an_output_in_the_input_is_refused(tmp_path: Path, target: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    with pytest.raises(UsageError, match="beside it"):
+        refuse_overlap(root, root / target)
+    refuse_overlap(root, tmp_path / "root2")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512MiB", 512 << 20), ("4G", 4 << 30), ("1000", 1000), ("1.5k", 1536), ("2 GB", 2 << 30)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1G", "much", "1X", "nan", "inf", "1e999"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        parse_size(text)
+
+
+def test_fewer_than_one_worker_is_refused(tmp_path: Path, task: Task) -> None:
+    with pytest.raises(UsageError, match="--workers 0"):
+        run_stage("stage", [task], tmp_path / "state", How(workers=0, quiet=True))
+
+
+@pytest.mark.parametrize("below_a_file", [True, False])
+def test_what_cannot_be_written_says_so(tmp_path: Path, below_a_file: bool) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    target = tmp_path / "file" / "x" if below_a_file else tmp_path / "folder"
+    with pytest.raises(OutputError, match="cannot write"), whole_file(target) as temporary:
+        temporary.touch()
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def reject_half(source: Path, target: Path, log: Path) -> Counts:
+    Rejects(target).add("in", 0, "no text", b"{}")
+    return copy_upper(source, target, log)
+
+
+def test_what_was_malformed_is_kept_and_does_not_redo_the_task(tmp_path: Path, task: Task) -> None:
+    arguments = {key: value for key, value in task.arguments.items() if key != "suffix"}
+    rejecting = Task("one", reject_half, arguments, task.inputs, task.outputs)
+    assert [runs(tmp_path, rejecting), runs(tmp_path, rejecting)] == [1, 0]
+    assert (tmp_path / "out" / "one.malformed").read_bytes().count(b"\n") == 1
+    (tmp_path / "out" / "one.malformed").unlink()
+    assert runs(tmp_path, rejecting) == 1
+    assert runs(tmp_path, make_task(tmp_path, target="out/two")) == 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["two"]

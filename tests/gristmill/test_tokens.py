@@ -1,0 +1,164 @@
+"""Token shards: what is written is read, by Megatron too; damage is recognised."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+from gristmill.errors import InputError, UsageError
+from gristmill.io.token_shards import (
+    Manifest,
+    ShardRecord,
+    TokenizerRecord,
+    TokenShard,
+    TokenShardWriter,
+    open_shards,
+    token_dtype,
+    verify,
+)
+
+END = 2
+DOCUMENTS = [[5, 6, 7, END], [END], [9, END], list(range(3, 300)) + [END]]
+
+
+def write_shard(folder: Path, name: str, documents: list[list[int]], vocabulary: int = 32_000) -> ShardRecord:
+    with TokenShardWriter(folder / name, token_dtype(vocabulary)) as shard:
+        for ids in documents:
+            shard.add(ids)
+    return ShardRecord(name, len(documents), shard.tokens, 0, shard.sha256)
+
+
+def write_folder(folder: Path, vocabulary: int = 32_000) -> None:
+    records = [
+        write_shard(folder, "a/x.jsonl+0", DOCUMENTS, vocabulary),
+        write_shard(folder, "b/y@1.jsonl+0", DOCUMENTS[::-1], vocabulary),
+        write_shard(folder, "empty", [], vocabulary),
+    ]
+    dtype = token_dtype(vocabulary).name
+    Manifest(TokenizerRecord("tokenizer.model", "", vocabulary, END), dtype, records, {}).save(folder)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "dtype"), [(300, "uint16"), (65_499, "uint16"), (65_500, "int32"), (250_000, "int32")]
+)
+def test_the_vocabulary_chooses_the_dtype(vocabulary: int, dtype: str) -> None:
+    assert token_dtype(vocabulary).name == dtype
+
+
+@pytest.mark.parametrize("vocabulary", [32_000, 128_000])
+def test_what_is_written_is_read(tmp_path: Path, vocabulary: int) -> None:
+    write_folder(tmp_path, vocabulary)
+    manifest, shards = open_shards(tmp_path)
+    assert [[ids.tolist() for ids in shard] for shard in shards] == [DOCUMENTS, DOCUMENTS[::-1], []]
+    assert shards[0].tokens.tolist() == sum(DOCUMENTS, [])
+    assert shards[0].tokens.dtype == token_dtype(vocabulary)
+    assert (manifest.documents, manifest.tokens) == (8, 2 * sum(map(len, DOCUMENTS)))
+    assert verify(tmp_path) == manifest
+
+
+@given(st.lists(st.lists(st.integers(0, 65_499), min_size=1), max_size=8))
+def test_any_documents_are_read_as_written(tmp_path_factory: pytest.TempPathFactory, documents) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    write_shard(folder, "any", documents)
+    assert [ids.tolist() for ids in TokenShard(folder / "any")] == documents
+
+
+def test_many_documents_at_once_are_the_same_shard(tmp_path: Path) -> None:
+    one = write_shard(tmp_path, "one", [*DOCUMENTS, *DOCUMENTS])
+    with TokenShardWriter(tmp_path / "all", token_dtype(32_000)) as shard:
+        for _ in range(2):
+            shard.add_all(np.concatenate(DOCUMENTS), [len(ids) for ids in DOCUMENTS])
+    assert shard.sha256 == one.sha256
+    assert (tmp_path / "all.idx").read_bytes() == (tmp_path / "one.idx").read_bytes()
+
+
+@pytest.mark.parametrize("vocabulary", [32_000, 128_000])
+def test_megatron_reads_ours_token_for_token(tmp_path: Path, vocabulary: int) -> None:
+    write_folder(tmp_path, vocabulary)
+    theirs = IndexedDataset(str(tmp_path / "a" / "x.jsonl+0"))
+    assert len(theirs) == len(DOCUMENTS)
+    assert [theirs[i].tolist() for i in range(len(theirs))] == DOCUMENTS
+    assert theirs.document_indices.tolist() == list(range(len(DOCUMENTS) + 1))
+    assert theirs.sequence_lengths.tolist() == [len(ids) for ids in DOCUMENTS]
+    assert theirs.get(3, offset=10, length=5).tolist() == DOCUMENTS[3][10:15]
+    assert theirs[0].dtype == token_dtype(vocabulary)
+
+
+def test_a_shard_that_fails_half_way_never_appears(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), TokenShardWriter(tmp_path / "a", token_dtype(300)) as shard:
+        shard.add([1])
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def swap_lengths(path: Path) -> None:
+    """Move a token from one document to the next, offsets and sums kept consistent."""
+    data = bytearray(path.read_bytes())
+    lengths, offsets = np.frombuffer(data, "<i4", 4, 34), np.frombuffer(data, "<i8", 4, 50)
+    lengths[0] -= 1
+    lengths[1] += 1
+    offsets[1] -= 2
+    path.write_bytes(bytes(data))
+
+
+def cut(size: int):
+    return lambda path: path.write_bytes(path.read_bytes()[:size])
+
+
+def replace(old: bytes, new: bytes):
+    return lambda path: path.write_bytes(path.read_bytes().replace(old, new, 1))
+
+
+def at(position: int):
+    return lambda path: flip(path, position)
+
+
+BIN, IDX = "a/x.jsonl+0.bin", "a/x.jsonl+0.idx"
+DAMAGE = {
+    "token changed": (BIN, at(3)),
+    "tokens cut": (BIN, cut(-2)),
+    "half a token cut": (BIN, cut(-1)),
+    "tokens empty": (BIN, cut(0)),
+    "tokens gone": (BIN, Path.unlink),
+    "index magic": (IDX, at(0)),
+    "index version": (IDX, at(9)),
+    "index dtype": (IDX, at(17)),
+    "index dtype, another of ours": (IDX, replace(b"\1\0\0\0\0\0\0\0\x08", b"\1\0\0\0\0\0\0\0\x04")),
+    "index count": (IDX, at(18)),
+    "index length": (IDX, at(34)),
+    "index lengths": (IDX, swap_lengths),
+    "index offset": (IDX, at(60)),
+    "index document": (IDX, at(34 + 16 + 32 + 9)),
+    "index cut": (IDX, cut(-8)),
+    "index empty": (IDX, cut(0)),
+    "index gone": (IDX, Path.unlink),
+    "manifest cut": ("manifest.json", cut(-9)),
+    "manifest empty": ("manifest.json", cut(0)),
+    "manifest not UTF-8": ("manifest.json", replace(b"empty", b"\xffmpty")),
+    "manifest of another kind": ("manifest.json", lambda path: path.write_bytes(b'{"shards": 3}')),
+    "manifest count": ("manifest.json", replace(b'"documents": 4', b'"documents": 5')),
+    "manifest names another shard": ("manifest.json", replace(b'"empty"', b'"other"')),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_recognised(tmp_path: Path, damage: str) -> None:
+    write_folder(tmp_path)
+    name, harm = DAMAGE[damage]
+    harm(tmp_path / name)
+    with pytest.raises(InputError, match="run tokenize_corpus again"):
+        verify(tmp_path)
+
+
+def test_no_manifest_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="make it with tokenize_corpus"):
+        open_shards(tmp_path)

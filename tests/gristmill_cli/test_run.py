@@ -1,0 +1,243 @@
+"""The whole pipeline as its users meet it: the same bytes whatever happens, every document accounted for."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from gristmill.counts import Counts, Tally
+from gristmill.errors import ConservationError
+from gristmill.io.documents import list_corpus
+from gristmill.io.lines import read_lines
+from gristmill.io.token_shards import verify
+from gristmill_cli.funnel import Funnel
+from gristmill_cli.run import run as run_here
+from gristmill_cli.run_config import RunConfig, Tokenizer
+from tests.gristmill_cli.corpus import make_corpus, run, run_arguments, tree
+
+STAGES = (
+    "normalize_text", "filter", "to_hash", "generate_connected_components", "generate_duplicates_dict", "pass1",
+    "pass2", "dedup_train", "train_tokenizer", "tokenize_corpus",
+)  # fmt: skip
+
+
+def keys_in(folder: Path) -> Counter[str]:
+    """How often each document of the normalised corpus stands in a set."""
+    lines = (line for file in list_corpus(folder) for line in read_lines(file.path))
+    return Counter(json.loads(line)["gristmill_key"] for line in lines)
+
+
+def test_same_bytes_for_other_workers_hash_seed_memory_and_creation_order(finished, tmp_path):
+    corpus = make_corpus(tmp_path / "corpus", reverse=True)
+    done = run(corpus, tmp_path / "out", "--workers", "1", "--memory", "1MiB", PYTHONHASHSEED="1")
+    assert done.returncode == 0, done.stderr
+    expected, found = tree(finished[1]), tree(tmp_path / "out")
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if expected[name] != found[name]] == []
+
+
+def test_killed_in_every_stage_and_run_again(finished, tmp_path):
+    chance, killed = random.Random(4), []
+    for stage in STAGES:
+        process = subprocess.Popen(
+            run_arguments(finished[0], tmp_path / "out", "--workers", "2"),
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
+        )  # fmt: skip
+        before = STAGES[STAGES.index(stage) - 1] if killed else None
+        assert process.stderr is not None
+        for line in process.stderr if before else ():
+            if line.startswith(f"{before}:"):
+                break
+        time.sleep(chance.uniform(0.0, 0.2) if before else 1.2)
+        process.send_signal(signal.SIGKILL)  # the parent alone: its workers must see to themselves
+        _, errors = process.communicate()
+        killed.append(process.returncode)
+        assert process.returncode in (-signal.SIGKILL, 0), (stage, errors)
+    assert killed.count(0) <= 1  # the last stage may end before it is killed
+    last = run(finished[0], tmp_path / "out", "--workers", "2")
+    assert last.returncode == 0, last.stderr
+    partial = [path for path in (tmp_path / "out").rglob("*.partial") if ".gristmill" not in path.parts]
+    assert tree(finished[1]) == {k: v for k, v in tree(tmp_path / "out").items() if not k.endswith(".partial")}
+    assert partial == []
+
+
+def test_run_on_finished_work_does_nothing_and_says_so(finished):
+    corpus, out, printed = finished
+    files = [path for path in out.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    times = {path: path.stat().st_mtime_ns for path in files}
+    again = run(corpus, out, "--workers", "2")
+    assert again.returncode == 0, again.stderr
+    lines = again.stderr.splitlines()
+    assert len(lines) == len(STAGES) + 1 and all(line.endswith("done already, nothing to do") for line in lines)
+    changed = [path for path, then in times.items() if path.stat().st_mtime_ns != then]
+    assert {path.name for path in changed} == {"funnel.json", "run.json"}
+    assert again.stdout == printed
+
+
+def test_only_what_depends_on_a_change_is_redone(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "corpus")
+    shutil.copytree(finished[1], tmp_path / "out")
+    (tmp_path / "out" / "run.json").unlink()
+    first = run(tmp_path / "corpus", tmp_path / "out")  # other paths: everything is redone
+    again = run(tmp_path / "corpus", tmp_path / "out", "--mix.weights", "book", "2.5")
+    assert first.returncode == again.returncode == 0, again.stderr
+    redone = {line.partition(":")[0] for line in again.stderr.splitlines() if "nothing to do" not in line}
+    assert redone == {"pass1", "pass1 survey", "pass2", "dedup_train", "train_tokenizer", "tokenize_corpus"}
+    assert tree(finished[1]).keys() == tree(tmp_path / "out").keys()
+
+
+def test_funnel_accounts_for_every_document_once(finished):
+    _, out, printed = finished
+    funnel = msgspec.json.decode((out / "funnel.json").read_bytes(), type=Funnel)
+    Counts(funnel.went, []).balance("test")
+    assert funnel.went["c4"]["read"].documents == 300
+    assert {source: entry["read"].documents for source, entry in funnel.went.items()} == {
+        "book": 150, "c4": 300, "code": 150, "tiny": 3, "web": 150,
+    }  # fmt: skip
+    train, held = keys_in(out / "train_deduped"), keys_in(out / "holdout")
+    assert set(train.values()) == set(held.values()) == {1} and not train.keys() & held.keys()
+    total = Counts(funnel.went, []).total
+    assert (total("train").documents, total("holdout").documents) == (len(train), len(held))
+    assert total("duplicate").documents >= 40 and total("short").documents >= 40
+    assert all(f"{total(reason).documents:,}" in printed for reason in ("read", "duplicate", "short", "train"))
+    assert all(entry["holdout"].documents >= 1 for entry in funnel.went.values())
+    manifest = verify(out / "tokens" / "train")
+    assert manifest.documents == len(train)
+    assert {source: record.tokens for source, record in manifest.sources.items()} == funnel.tokens["train"]
+
+
+def test_every_field_arrives(finished):
+    _, out, _ = finished
+    lines = [line for file in list_corpus(out / "train_deduped") for line in read_lines(file.path)]
+    ours = next(line for line in lines if b"book/" in line)
+    assert b'"score":1.5' in ours and b'{"n": 12345678901234567890123}' in ours and b'"id":"book' in ours
+
+
+def _config(corpus: Path, out: Path) -> RunConfig:
+    return RunConfig(corpus, out, workers=1, tokenizer=Tokenizer(vocab_size=420))
+
+
+def test_a_document_lost_between_stages_fails_the_run(finished, tmp_path, monkeypatch):
+    normalize_module = sys.modules["preprocessing.normalize_text"]  # the package hands on the function
+    real = normalize_module.open_lines
+
+    @contextmanager
+    def forgetful(path):
+        with real(path) as sink:
+            yield ForgetfulSink(sink)
+
+    class ForgetfulSink:
+        def __init__(self, sink):
+            self.sink, self.lines = sink, 0
+
+        def write(self, data):
+            self.lines += 1
+            if self.lines != 17:
+                self.sink.write(data)
+
+    monkeypatch.setattr(normalize_module, "open_lines", forgetful)
+    with pytest.raises(ConservationError, match="between normalize_text and filter"):
+        run_here(_config(finished[0], tmp_path / "out"))
+
+
+def test_a_document_lost_within_a_stage_fails_it(finished, tmp_path, monkeypatch):
+    import preprocessing.mixing.mix as mixing
+
+    real = mixing._count
+    seen = []
+
+    def forgetful(*arguments):
+        seen.append(arguments)
+        if len(seen) != 33:
+            real(*arguments)
+
+    monkeypatch.setattr(mixing, "_count", forgetful)
+    with pytest.raises(ConservationError, match=re.escape("pass1")):
+        run_here(_config(finished[0], tmp_path / "out"))
+
+
+def test_slimpajamas_command_lines_give_what_the_run_gives(finished, tmp_path):
+    """The nine commands, data set by data set, as SlimPajama's users type them."""
+    corpus, out, _ = finished
+    norm, sets = tmp_path / "NORM", ["book", "c4", "code", "tiny", "web"]
+    mine = {"MINHASH": tmp_path / "MINHASH", "DUP": tmp_path / "DUP", "OUT": tmp_path / "OUT", "NORM": norm}
+    each = [
+        "preprocessing/normalize_text.py --data_dir {IN}/{s}/ --target_dir {NORM}/{s}/",
+        "preprocessing/filter.py {NORM}/{s}/ {OUT}/FILTERED.pickle 150 {s} 100",
+        "dedup/to_hash.py {s} {NORM}/{s}/ {MINHASH}/{s}/ 150 0 0 64 -w 13 -k 10000",
+    ]
+    once = [
+        "dedup/generate_duplicate_pairs.py --input_dir {MINHASH}/ --out_file {DUP}/duplicate_pairs.txt"
+        " --range 13 --bands 9 --processes 2",
+        "dedup/generate_connected_components.py --input_dir {DUP} --out_file {DUP}/connected_components.pickle",
+        "dedup/generate_duplicates_dict.py --input_file {DUP}/connected_components.pickle"
+        " --out_file {DUP}/duplicates.pickle",
+        "preprocessing/shuffle_holdout.py pass1 --input_dir {NORM}/ --duplicates {DUP}/duplicates.pickle"
+        " --short_docs {OUT}/FILTERED.pickle --out_dir {OUT}/pass1",
+        "preprocessing/shuffle_holdout.py pass2 0 20 1 --input_dir {OUT}/pass1 --train_dir {OUT}/train"
+        " --holdout_dir {OUT}/holdout --holdout 0.05",
+        "dedup/dedup_train.py 1 --src_dir {OUT}/train --tgt_dir {OUT}/holdout --out_dir {OUT}/train_deduped",
+    ]
+    lines = [line.format(IN=corpus, s=source, **mine) for line in each for source in sets]
+    lines += [line.format(**mine) for line in once]
+    for line in lines:
+        script, *arguments = line.split(" ")
+        done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (line, done.stderr)
+    for folder in ("train", "holdout", "train_deduped"):
+        assert tree(tmp_path / "OUT" / folder) == tree(out / folder)
+    assert tree(norm) == tree(out / "normalized")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mix.holdot", "0.1"], "mix.holdout"),
+        (["--mix.holdout", "1.5"], "--holdout 1.5"),
+        (["--dedup.bands", "99"], "--range 13 × --bands 99"),
+        (["--memory", "lots"], "'lots' is not a size"),
+        (["--corpus", "/nowhere/at all"], "/nowhere/at all"),
+        (["--mix.weights", "bok", "2"], "the sources book, c4"),
+        (["--tokenizer.vocab_size", "60000"], "--vocab_size"),
+    ],
+)
+def test_mistakes_are_explained_without_a_traceback(finished, tmp_path, arguments, message):
+    done = run(finished[0], tmp_path / "out", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_another_corpus_into_the_same_folder_is_refused(finished, tmp_path):
+    done = run(make_corpus(tmp_path / "other"), finished[1])
+    assert done.returncode == 1 and "holds a run of" in done.stderr
+
+
+def test_interrupt_is_answered_in_one_line(finished, tmp_path):
+    process = subprocess.Popen(
+        run_arguments(finished[0], tmp_path / "out"), stderr=subprocess.PIPE, text=True, env=dict(os.environ),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell ignores it for what it runs behind &
+    )  # fmt: skip
+    assert process.stderr is not None and process.stderr.readline().startswith("normalize_text")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in errors and "Traceback" not in errors
+
+
+def test_a_source_named_like_markup_is_shown_as_it_is():
+    funnel = Funnel({"[red]": {"read": Tally(1, 2), "train": Tally(1, 2)}}, {"train": {"[red]": 3}})
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(funnel)
+    assert "[red]" in shown.get()

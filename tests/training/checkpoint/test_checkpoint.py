@@ -1,0 +1,198 @@
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from gristmill.errors import InputError, UsageError
+from tests.training.small_state import (
+    SHAPES,
+    Ranks,
+    flip_a_bit,
+    is_seed,
+    load,
+    open_world,
+    record,
+    save,
+    value,
+    weights_and_moments,
+)
+from training.checkpoint.checkpoint import Checkpoints, load_model
+from training.checkpoint.shard_storage import model_state
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import build_world, open_processes
+from training.model.model_config import ModelConfig
+from training.optim.optimizer import OptimConfig, build_optimizer
+from training.parallel.parallel_model import ParallelModel
+from training.sharding.shard_spec import Piece
+from training.sharding.weight import Weight
+
+
+@pytest.mark.parametrize("written", ["rows", "copies"])
+def test_what_three_processes_wrote_is_read_by_any_number_under_any_layout(
+    tmp_path: Path, run_ranks: Ranks, written: str
+) -> None:
+    run_ranks(3, save, tmp_path, written, [4])
+    for size, layout in ((1, "rows"), (2, "columns"), (4, "both"), (3, "copies")):
+        results = run_ranks(size, load, tmp_path, layout)
+        assert [found for found, _, _ in results] == [results[0][0]] * size
+        assert results[0][0].step == 4 and results[0][0].updates == 3 and results[0][0].stability == {"scale": 1024.0}
+        assert is_seed([held for _, held, _ in results], 4), (size, layout)
+
+
+def test_torch_itself_reads_it(tmp_path: Path, run_ranks: Ranks) -> None:
+    run_ranks(4, save, tmp_path, "both", [1])
+    dcp_to_torch_save(tmp_path / "step-00000001", tmp_path / "all.pt")
+    found = torch.load(tmp_path / "all.pt")
+    for name, shape in SHAPES.items():
+        assert torch.equal(found["model"][name], value(f"model.{name}", shape, 1))
+        assert torch.equal(found["optim"][f"{name}.exp_avg_sq"], value(f"optim.{name}.exp_avg_sq", shape, 1))
+
+
+def test_copies_are_written_once_and_by_all(tmp_path: Path, run_ranks: Ranks) -> None:
+    run_ranks(1, save, tmp_path / "1", "copies", [1])
+    run_ranks(3, save, tmp_path / "3", "copies", [1])
+    (one,) = [file.stat().st_size for file in tmp_path.glob("1/*/*.distcp")]
+    sizes = [file.stat().st_size for file in tmp_path.glob("3/*/*.distcp")]
+    assert sum(sizes) == one and len(sizes) == 3 and min(sizes) > one / 6
+
+
+def pass_on(folder: Path, layout: dict[str, Any], step: int) -> bool:
+    """Load checkpoint `step` into a model under `layout`, save it as the next; whether it is the model of seed 1."""
+    config = ModelConfig(preset="gpt2", layers=4, width=8, heads=2).resolve(21, 8)
+    with open_processes("cpu") as device:
+        resolved = ParallelConfig(**layout).resolve(torch.distributed.get_world_size(), config, 8)
+        world = build_world(resolved, device)
+        found, wanted = (ParallelModel(config, resolved, world, seed) for seed in (2 if step else 1, 1))
+        optimizer = build_optimizer(found.weights, OptimConfig())
+        moments = optimizer.moments()
+        checkpoints = Checkpoints(folder, 1, world, print)
+        if step:
+            checkpoints.load(model_state(found.weights, moments))
+        else:
+            for weight in found.weights:
+                moments[weight.name]["exp_avg"].copy_(weight.own.detach() * 2)
+        checkpoints.save(record(step + 1), model_state(found.weights, moments))
+        return all(
+            torch.equal(weight.own, of.own)
+            and torch.equal(moments[weight.name]["exp_avg"], of.own * 2)
+            and not moments[weight.name]["exp_avg_sq"].any()
+            for weight, of in zip(found.weights, wanted.weights, strict=True)
+        )
+
+
+def test_a_model_goes_from_layout_to_layout(tmp_path: Path, run_ranks: Ranks) -> None:
+    layouts: list[tuple[int, dict[str, Any]]] = [
+        (2, {"pp": 2, "schedule": "zbv"}),  # the first process holds the tied matrix twice
+        (4, {"tp": 2, "dp": 2, "zero": 1}),  # 21 rows over 2, and each part over 2
+        (2, {"pp": 2, "schedule": "zbv"}),
+        (3, {"dp": 3, "zero": 3}),
+        (1, {}),
+    ]
+    for step, (size, layout) in enumerate(layouts):
+        assert run_ranks(size, pass_on, tmp_path, layout, step) == [True] * size, layout
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_same_state_makes_the_same_bytes(tmp_path: Path, run_ranks: Ranks) -> None:
+    for name in ("a", "b"):
+        run_ranks(3, save, tmp_path / name, "rows", [1, 2])
+    run_ranks(3, save, tmp_path / "c", "rows", [1, 2], 2, True)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b") == contents(tmp_path / "c")
+
+
+def test_the_last_few_are_kept(tmp_path: Path) -> None:
+    save(tmp_path, "rows", [1, 2, 3])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002", "step-00000003"]
+    save(tmp_path, "rows", [4], keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000004"]
+
+
+def load_another(folder: Path, name: str, shape: tuple[int, ...]) -> str:
+    """Load a model that has a parameter more, or another shape of one, on the last process."""
+    with open_world() as world:
+        weights, moments = weights_and_moments("rows", world.size, world.rank, 1)
+        if world.rank == world.size - 1:
+            own = nn.Parameter(torch.zeros(shape))
+            weights = [weight for weight in weights if weight.name != name]
+            weights.append(Weight(name, own, own, Piece.whole(shape), True))
+            moments.pop(name, None)
+        try:
+            Checkpoints(folder, 2, world, print).load(model_state(weights, moments))
+        except InputError as error:
+            return str(error)
+    return ""
+
+
+def test_a_missing_parameter_and_another_shape_are_named_by_every_process(tmp_path: Path, run_ranks: Ranks) -> None:
+    run_ranks(2, save, tmp_path, "rows", [1])
+    for said in run_ranks(2, load_another, tmp_path, "blocks.1.mlp.up.weight", (5, 4)):
+        assert "holds no model.blocks.1.mlp.up.weight" in said
+    for said in run_ranks(2, load_another, tmp_path, "norm.weight", (8,)):
+        assert "model.norm.weight of shape (6,)" in said and "(8,)" in said
+
+
+def test_a_model_alone_is_begun_from_a_run_a_folder_or_one_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path / "run/checkpoints", "rows", [2, 3])
+    for folder, seed in (("run", 3), ("run/checkpoints", 3), ("run/checkpoints/step-00000002", 2)):
+        with open_world() as world:
+            state = model_state(weights_and_moments("rows", 1, 0, seed=99)[0])
+            assert load_model(tmp_path / folder, state, world, print).step == seed
+            assert is_seed([{key: (piece, tensor) for key, [(tensor, piece)] in state.items()}], seed)
+    with open_world() as world:
+        with pytest.raises(UsageError, match="wanted a checkpoint"):
+            load_model(tmp_path / "nowhere", state, world, print)
+        flip_a_bit(tmp_path / "run/checkpoints/step-00000002")
+        with pytest.raises(InputError, match=r"__0_0\.distcp is missing or damaged"):
+            load_model(tmp_path / "run/checkpoints/step-00000002", state, world, print)
+
+
+def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
+    from training.checkpoint.shard_storage import (
+        _Reader,  # what SHA-256 cannot tell: a stranger's record agrees with his files
+    )
+
+    (tmp_path / ".metadata").write_bytes(b"cos\nsystem\n(S'touch " + bytes(tmp_path / "ran") + b"'\ntR.")
+    with pytest.raises(InputError, match=r"os\.system"):
+        _Reader(tmp_path).read_metadata()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("layout", ["rows", "copies"])
+def test_what_is_saved_beside_the_training_is_what_was_there_when_it_began(
+    tmp_path: Path, run_ranks: Ranks, layout: str
+) -> None:
+    run_ranks(3, save, tmp_path, layout, [1, 2, 3], 3, True)
+    for step in (3, 2, 1):  # each in turn the latest
+        found, held, _ = load(tmp_path, "columns")
+        assert found is not None and found.step == step and is_seed([held], step)
+        shutil.rmtree(tmp_path / f"step-{step:08d}")
+
+
+def train_beside(folder: Path) -> tuple[float, bool]:
+    """Sum over the training's group while a checkpoint is written: the largest error, and whether it was meanwhile."""
+    with open_world() as world:
+        checkpoints = Checkpoints(folder, 1, world, print)
+        weight = torch.ones(3_000_000)
+        own = nn.Parameter(weight)
+        piece = Piece.whole((3_000_000 * world.size,)).part(0, world.size, world.rank)
+        threads = threading.active_count()
+        checkpoints.save_async(record(1), model_state([Weight("w", own, own, piece, True)]))
+        beside = threading.active_count() > threads and not (folder / "step-00000001").exists()
+        wrong = 0.0
+        for i in range(200):
+            found = world.sum(torch.full((100,), float(i + world.rank)))
+            wrong = max(wrong, float((found - (2 * i + 1)).abs().max()))
+        checkpoints.wait()
+        return wrong, beside and (folder / "step-00000001").exists()
+
+
+def test_the_training_goes_on_beside(tmp_path: Path, run_ranks: Ranks) -> None:
+    assert run_ranks(2, train_beside, tmp_path) == [(0.0, True)] * 2

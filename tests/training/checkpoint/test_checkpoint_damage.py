@@ -1,0 +1,178 @@
+"""What becomes of checkpoints when files are damaged, disks full and processes killed."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from gristmill.errors import InputError, OutputError
+from tests.training.small_state import Ranks, flip_a_bit, is_seed, load, open_world, record, save, weights_and_moments
+from training.checkpoint.checkpoint import Checkpoints
+from training.checkpoint.shard_storage import model_state
+from training.distributed.rank_pool import RankError
+from training.sharding.shard_spec import Piece
+from training.sharding.weight import Weight
+
+
+def truncate(checkpoint: Path) -> None:
+    file = next(checkpoint.glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def make_old(checkpoint: Path) -> None:
+    file = checkpoint / "record.json"
+    file.write_text(file.read_text().replace('"version": 2', '"version": 1'))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip_a_bit,
+        truncate,
+        make_old,
+        lambda checkpoint: next(checkpoint.glob("*.distcp")).unlink(),
+        lambda checkpoint: (checkpoint / ".metadata").write_bytes(b""),
+        lambda checkpoint: (checkpoint / "record.json").write_text('{"step": 3'),
+        lambda checkpoint: (checkpoint / "record.json").write_bytes(b"\xff\xfe"),
+        lambda checkpoint: (checkpoint / "record.json").unlink(),
+    ],
+    ids=["bit", "truncated", "version", "no file", "empty metadata", "half a record", "no text", "no record"],
+)
+def test_a_damaged_checkpoint_is_passed_over_and_said_so(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    save(tmp_path, "rows", [2, 3])
+    damage(tmp_path / "step-00000003")
+    found, held, said = load(tmp_path, "columns")
+    assert found is not None and found.step == 2 and is_seed([held], 2)
+    assert len(said) == 1 and "step-00000003 cannot be used" in said[0]
+
+
+def test_all_processes_pass_over_what_one_found_damaged(tmp_path: Path, run_ranks: Ranks) -> None:
+    run_ranks(3, save, tmp_path, "rows", [2, 3])
+    (tmp_path / "step-00000003/__1_0.distcp").write_bytes(b"something else")
+    results = run_ranks(3, load, tmp_path, "rows")
+    assert [found.step for found, _, _ in results] == [2, 2, 2] and is_seed([held for _, held, _ in results], 2)
+
+
+def go_on(folder: Path, step: int) -> int:
+    """Load, then save `step`, as a run does that goes on; the step begun at."""
+    with open_world() as world:
+        checkpoints = Checkpoints(folder, 2, world, [].append)
+        state = model_state(*weights_and_moments("rows", 1, 0, seed=step))
+        found = checkpoints.load(state)
+        checkpoints.save(record(step), state)
+        return found.step if found else 0
+
+
+def test_what_is_later_than_where_a_run_went_on_gives_way_to_it(tmp_path: Path) -> None:
+    save(tmp_path, "rows", [2, 3])
+    flip_a_bit(tmp_path / "step-00000003")
+    assert go_on(tmp_path, 4) == 2  # and not 3 and 4, of which one is damaged
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002", "step-00000004"]
+    (tmp_path / "latest").write_text("step-00000002")
+    assert go_on(tmp_path, 4) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002", "step-00000004"]
+    assert go_on(tmp_path, 5) == 4
+    (tmp_path / "latest").unlink()
+    assert go_on(tmp_path, 6) == 5
+
+
+def test_a_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
+    save(tmp_path, "rows", [2])
+    shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000003.partial")
+    found, _, said = load(tmp_path, "rows")
+    assert found is not None and found.step == 2
+    assert said == ["checkpoint step-00000003 was never finished: passing it over"]
+    save(tmp_path, "rows", [5])
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_when_none_can_be_used_the_run_does_not_quietly_begin_again(tmp_path: Path) -> None:
+    assert load(tmp_path, "rows")[0] is None
+    save(tmp_path, "rows", [2])
+    flip_a_bit(tmp_path / "step-00000002")
+    with pytest.raises(InputError, match="remove that folder"):
+        load(tmp_path, "rows")
+
+
+def run_out_of_room(folder: Path, asynchronous: bool) -> tuple[str, str]:
+    """What is said when there is no room for the second checkpoint, and whether the next one can be saved."""
+    import resource
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    said = ["", ""]
+    with open_world() as world:
+        checkpoints = Checkpoints(folder, 2, world, print)
+        for step, room in ((1, resource.RLIM_INFINITY), (2, 2000), (3, resource.RLIM_INFINITY)):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room if world.rank == world.size - 1 else -1, -1))
+            state = model_state(*weights_and_moments("copies", world.size, world.rank, step))
+            state = {f"{key}.{i}": held for key, held in state.items() for i in range(4)}  # 2000 bytes, and more
+            try:
+                if asynchronous:
+                    checkpoints.save_async(record(step), state)
+                    checkpoints.wait()
+                else:
+                    checkpoints.save(record(step), state)
+            except OutputError as error:
+                said[step - 2] = str(error)
+                assert not (world.is_main and [*folder.glob("*.partial")]), "room was not given back"
+    return said[0], said[1]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_no_room_on_one_process_is_an_error_of_all_and_the_one_before_it_is_left(
+    tmp_path: Path, run_ranks: Ranks, asynchronous: bool
+) -> None:
+    for first, then in run_ranks(2, run_out_of_room, tmp_path, asynchronous):
+        assert "cannot write the checkpoint" in first and "MiB are free there" in first and "\n" not in first
+        assert then == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001", "step-00000003"]
+
+
+def test_a_folder_that_cannot_be_is_an_error(tmp_path: Path, run_ranks: Ranks) -> None:
+    (tmp_path / "file").write_text("")
+    assert all("cannot write" in said for said in run_ranks(2, save_into_a_file, tmp_path / "file/checkpoints"))
+
+
+def save_into_a_file(folder: Path) -> str:
+    try:
+        save(folder, "rows", [1])
+    except OutputError as error:
+        return str(error)
+    return ""
+
+
+def save_until_killed(folder: Path, moment: str) -> None:
+    """Save large checkpoints until a path appears, then die at once, as all processes do."""
+
+    def watch() -> None:
+        while not (folder / moment).exists():
+            time.sleep(0.0005)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with open_world() as world:
+        checkpoints = Checkpoints(folder, 2, world, print)
+        threading.Thread(target=watch, daemon=True).start()
+        for step in range(1, 100):
+            own = nn.Parameter(torch.full((4_000_000,), float(step)))
+            piece = Piece.whole((4_000_000 * world.size,)).part(0, world.size, world.rank)
+            checkpoints.save_async(record(step), model_state([Weight("w", own, own, piece, True)]))
+        checkpoints.wait()
+
+
+@pytest.mark.parametrize("moment", ["step-00000003.partial", "step-00000003.partial/__1_0.distcp", "step-00000004"])
+def test_a_kill_in_the_middle_leaves_one_to_go_on_from(tmp_path: Path, run_ranks: Ranks, moment: str) -> None:
+    with pytest.raises(RankError, match="-9"):
+        run_ranks(2, save_until_killed, tmp_path, moment)
+    latest = (tmp_path / "latest").read_text()
+    with open_world() as world:
+        state = {"model.w": [(torch.zeros(8_000_000), Piece.whole((8_000_000,)))]}
+        found = Checkpoints(tmp_path, 2, world, print).load(state)
+    assert found is not None and f"step-{found.step:08d}" == latest and found.step in (2, 3, 4)
+    assert bool((state["model.w"][0][0] == found.step).all())

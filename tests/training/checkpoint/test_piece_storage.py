@@ -1,0 +1,148 @@
+import math
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from training.checkpoint.shard_plans import PieceLoadPlanner, PieceSavePlanner, State, overlap
+from training.checkpoint.shard_storage import held_in, model_state, share_out
+from training.sharding.shard_spec import Piece
+from training.sharding.weight import Weight
+
+Shape = tuple[int, ...]
+shapes = st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple)
+
+
+@st.composite
+def partitions(draw: st.DrawFn, shape: Shape) -> list[Piece]:
+    """Boxes that make up the whole, cut here and there, some of them empty."""
+    pieces = [Piece.whole(shape)]
+    for _ in range(draw(st.integers(0, 6)) if shape else 0):
+        chosen = pieces.pop(draw(st.integers(0, len(pieces) - 1)))
+        dim, parts = draw(st.integers(0, len(shape) - 1)), draw(st.integers(1, 4))
+        pieces += [chosen.part(dim, parts, number) for number in range(parts)]
+    return pieces
+
+
+def numbered(shape: Shape) -> Tensor:
+    return torch.arange(1, math.prod(shape) + 1).reshape(shape).double()
+
+
+def store(held: list[State]) -> tuple[dict[MetadataIndex, Tensor], object]:
+    """What DCP does with the planners, in one process: the chunks that come to the files, and the index."""
+    written = share_out([held_in(state) for state in held])
+    planners = [PieceSavePlanner() for _ in held]
+    for planner, state, items in zip(planners, held, written, strict=True):
+        share: State = {}
+        for key, piece in sorted(items, key=repr):
+            tensor = next(tensor for tensor, other in state[key] if other == piece)
+            share.setdefault(key, []).append((tensor, piece))
+        planner.set_up_planner(share)
+    plans, metadata = planners[0].create_global_plan([planner.create_local_plan() for planner in planners])
+    chunks: dict[MetadataIndex, Tensor] = {}
+    for planner, plan in zip(planners, plans, strict=True):
+        for item in planner.finish_plan(plan).items:
+            assert item.index not in chunks
+            chunks[item.index] = planner.resolve_data(item).clone()
+    return chunks, metadata
+
+
+def fetch(state: State, chunks: dict[MetadataIndex, Tensor], metadata: object) -> None:
+    planner = PieceLoadPlanner()
+    planner.set_up_planner(state, metadata)
+    for item in planner.finish_plan(planner.create_global_plan([planner.create_local_plan()])[0]).items:
+        chunk = chunks[item.storage_index]
+        for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            chunk = chunk.narrow(dim, start, length)
+        target = planner.resolve_tensor(item)
+        assert target.shape == chunk.shape and target.numel()
+        target.copy_(chunk)
+        planner.commit_tensor(item, target)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_any_boxes_are_read_from_any_others(data: st.DataObject) -> None:
+    shape = data.draw(shapes)
+    whole = numbered(shape)
+    boxes = data.draw(partitions(shape))
+    boxes += data.draw(st.lists(st.sampled_from(boxes), max_size=3))  # and copies
+    held: list[State] = [{"a": []} for _ in range(data.draw(st.integers(1, 4)))]
+    for number, piece in enumerate(data.draw(st.permutations(boxes))):
+        held[number % len(held)]["a"].append((whole[piece.slices], piece))
+    chunks, metadata = store(held)
+    assert sum(chunk.numel() for chunk in chunks.values()) == whole.numel()
+    # of another type, and in a memory whose order is another
+    back = list(reversed(range(len(shape))))
+    wanted = [(torch.zeros(piece.size[::-1]).permute(back), piece) for piece in data.draw(partitions(shape))]
+    fetch({"a": wanted}, chunks, metadata)
+    assert all(torch.equal(tensor, whole[piece.slices].float()) for tensor, piece in wanted)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_overlap_is_what_both_cover(data: st.DataObject) -> None:
+    shape = data.draw(shapes)
+    one, other = (data.draw(st.sampled_from(data.draw(partitions(shape)))) for _ in range(2))
+    mask = torch.zeros(2, *shape)
+    mask[0][one.slices], mask[1][other.slices] = 1, 1
+    start, size = overlap((one.offset, one.size), (other.offset, other.size))
+    both = torch.zeros(shape)
+    if math.prod(size):
+        both[Piece(shape, start, size).slices] = 1
+    assert torch.equal(both, mask[0] * mask[1])
+
+
+@given(st.integers(1, 6), st.lists(st.tuples(st.integers(1, 50), st.just(63) | st.integers(0, 63)), max_size=30))
+@example(4, [(7, 0), (5, 0), (1, 0), (1, 0), (2, 0)])
+def test_work_is_shared_among_those_who_can_do_it(ranks: int, sizes: list[tuple[int, int]]) -> None:
+    held: list[list[tuple[str, Piece]]] = [[] for _ in range(ranks)]
+    for number, (size, holders) in enumerate(sizes):
+        for rank in [r for r in range(ranks) if holders >> r & 1] or range(ranks):
+            held[rank].append((f"k{number}", Piece.whole((size,))))
+    written = share_out(held)
+    assert all(items <= set(mine) for items, mine in zip(written, held, strict=True))
+    assert sorted(key for items in written for key, _ in items) == sorted(f"k{n}" for n in range(len(sizes)))
+    loads = [sum(piece.numel for _, piece in items) for items in written]
+    if all(mine == held[0] for mine in held):  # nothing would be better off with someone else
+        for load, items in zip(loads, written, strict=True):
+            assert all(load - piece.numel <= min(loads) for _, piece in items)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        ([Piece((4, 2), (0, 0), (3, 2))], "6 elements, and the whole 8"),
+        ([Piece((4, 2), (0, 0), (3, 2)), Piece((4, 2), (2, 0), (1, 2))], "overlap"),
+        ([Piece((4, 2), (0, 0), (2, 2)), Piece((5, 2), (2, 0), (2, 2))], "here and"),
+    ],
+)
+def test_what_is_no_partition_is_not_written(pieces: list[Piece], said: str) -> None:
+    with pytest.raises(AssertionError, match=said):
+        store([{"a": [(torch.zeros(piece.size), piece)]} for piece in pieces])
+
+
+def test_a_state_names_parameters_and_moments() -> None:
+    own, piece = nn.Parameter(torch.ones(2, 3)), Piece((4, 3), (2, 0), (2, 3))
+    moments = {"w": {"exp_avg": torch.zeros(2, 3), "master": torch.zeros(2, 3).double()}}
+    state = model_state([Weight("w", own, own, piece, True)], moments)
+    assert held_in(state) == [("model.w", piece), ("optim.w.exp_avg", piece), ("optim.w.master", piece)]
+    ((tensor, _),) = state["model.w"]
+    assert tensor.data_ptr() == own.data_ptr() and not tensor.requires_grad
+    assert list(model_state([Weight("w", own, own, piece, True)])) == ["model.w"]
+
+
+def test_a_matrix_held_twice_is_written_once_and_read_twice() -> None:
+    piece = Piece.whole((2, 3))
+    tied = [nn.Parameter(numbered((2, 3)), requires_grad=False) for _ in range(2)]
+    moments = {"w": {"exp_avg": numbered((2, 3))}}
+    state = model_state([Weight("w", own, own, piece, True) for own in tied], moments)
+    chunks, metadata = store([state])
+    assert len(chunks) == 2
+    for tensor in (*tied, moments["w"]["exp_avg"]):
+        tensor.zero_()
+    fetch(state, chunks, metadata)
+    assert all(torch.equal(tensor, numbered((2, 3))) for tensor in (*tied, moments["w"]["exp_avg"]))

@@ -1,0 +1,94 @@
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.errors import UsageError
+from training.distributed.layout import STAGES_PER_RANK, ParallelConfig
+from training.model.model_config import ModelConfig
+
+MODEL = ModelConfig(layers=8, width=48, heads=12, kv_heads=6, hidden=96).resolve(300, 32)
+SEQ_LEN = 32
+
+
+def refusal(processes: int, seq_len: int = SEQ_LEN, model: ModelConfig = MODEL, **layout: Any) -> str:
+    with pytest.raises(UsageError) as error:
+        ParallelConfig(**layout).resolve(processes, model, seq_len)
+    return str(error.value)
+
+
+def test_what_is_left_open_is_filled_in() -> None:
+    assert ParallelConfig().resolve(1, MODEL, SEQ_LEN) == ParallelConfig(1, 0, 1, 1, False, 1, "1f1b", 1, 1)
+    assert ParallelConfig(tp=2).resolve(8, MODEL, SEQ_LEN).dp == 4
+    full = ParallelConfig(pp=2, schedule="interleaved-1f1b", zero=1).resolve(8, MODEL, SEQ_LEN)
+    assert (full.dp, full.shard, full.virtual_stages, full.stages, full.micro_batches) == (4, 4, 2, 4, 4)
+    assert ParallelConfig(zero=2, shard=2).resolve(4, MODEL, SEQ_LEN).shard == 2
+
+
+def of(**layout: Any) -> dict[str, Any]:
+    return layout
+
+
+# what was asked, on how many processes; what is said; what that proposes, on how many, and must then work
+REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
+    (of(dp=3, tp=2), 8, r"dp 3 x tp 2 x pp 1 = 6 processes, and 8 were started; try --parallel.dp 4", of(dp=4), 8),
+    (of(tp=3), 8, r"dp 2 x tp 3 x pp 1 = 6 processes, and 8 were started; try 6 processes", {}, 6),
+    (of(tp=0), 1, r"parallel.dp, tp and pp are 1, 0 and 1; wanted 1 or more of each", of(tp=1), 1),
+    (of(dp=-2), 2, r"parallel.dp, tp and pp are -2, 1 and 1; wanted 1 or more of each", of(dp=2), 2),
+    (of(shard=2), 4, r"shard 2 divides nothing with parallel.zero 0; try --parallel.zero 2", of(zero=2), 4),
+    (of(zero=1, shard=3), 4, r"dp 4 is not divisible by parallel.shard 3; try one of its divisors", of(shard=2), 4),
+    (of(tp=4), 4, r"model.kv_heads 6 is not divisible by parallel.tp 4; try --parallel.tp 3", of(tp=3), 3),
+    (of(tp=5), 5, r"model.heads 12 is not divisible by parallel.tp 5; try --parallel.tp 3", of(tp=3), 3),
+    (of(sequence_parallel=True), 2, r"over parallel.tp, which is 1; try --parallel.tp 2", of(tp=2), 2),
+    (of(virtual_stages=2), 1, r"virtual_stages 2 divides .* parallel.pp is 1; try", of(virtual_stages=1), 1),
+    (of(pp=2, virtual_stages=2), 2, r"1f1b is defined for 1 stages .*virtual_stages 1", of(virtual_stages=1), 2),
+    (of(pp=2, schedule="zbv", virtual_stages=3), 2, r"zbv is defined for 2 .* 2", of(virtual_stages=2), 2),
+    (of(pp=2, schedule="looped-bfs", virtual_stages=1), 2, r"for 2 or more stages", of(virtual_stages=2), 2),
+    (of(pp=9), 9, r"layers 8 cannot fill 9 pipeline stages .9 processes x 1.; try --parallel.pp 8", of(pp=8), 8),
+    (of(pp=6, schedule="zbv"), 6, r"8 cannot fill 12 pipeline stages .6 processes x 2.; try .*pp 4", of(pp=4), 4),
+    (of(pp=4, micro_batches=3), 4, r"3 are too few: .* takes 4 or more; try .* 4", of(micro_batches=4), 4),
+    (of(pp=2, schedule="dualpipev", micro_batches=2), 2, r"of 4 stages takes 4 or more", of(micro_batches=4), 2),
+    (of(pp=2, schedule="interleaved-1f1b", micro_batches=5), 2, r"5 do not divide.*batches 6", of(micro_batches=6), 2),
+    (of(pp=2, zero=3, schedule="zbv"), 4, r"zero 3 frees .*schedule zbv.* try --parallel.zero 2, or", of(zero=2), 4),
+    (of(pp=2, zero=3, schedule="dualpipev"), 4, r"or --parallel.schedule 1f1b", of(schedule="1f1b"), 4),
+    (of(micro_batches=-1), 1, r"parallel.micro_batches is -1; wanted 1 or more", of(micro_batches=1), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "processes", "message", "proposed", "then"), REFUSED, ids=[str(r[0]) for r in REFUSED]
+)
+def test_a_refusal_says_what_would_work(
+    asked: dict[str, Any], processes: int, message: str, proposed: dict[str, Any], then: int
+) -> None:
+    said = refusal(processes, **asked)
+    assert re.search(message, said), said
+    ParallelConfig(**{**asked, **proposed}).resolve(then, MODEL, SEQ_LEN)
+
+
+def test_refusals_that_depend_on_data_and_vocabulary() -> None:
+    said = refusal(2, seq_len=31, tp=2, sequence_parallel=True)
+    assert "data.seq_len 31 is not divisible by parallel.tp 2" in said and "try --data.seq_len 32" in said
+    small = replace(MODEL, vocab_size=8)
+    assert "a vocabulary of 8 is too small for parallel.tp 3; try --parallel.tp 2" in refusal(3, model=small, tp=3)
+
+
+@given(
+    st.integers(1, 16),
+    st.builds(
+        ParallelConfig, st.integers(0, 4), st.integers(0, 3), st.integers(0, 4), st.integers(0, 4), st.booleans(),
+        st.integers(0, 4), st.sampled_from(sorted(STAGES_PER_RANK)), st.integers(0, 3), st.integers(0, 9),
+    ),
+)  # fmt: skip
+def test_every_layout_is_resolved_in_full_or_refused_for_a_reason(processes: int, layout: ParallelConfig) -> None:
+    try:
+        full = layout.resolve(processes, MODEL, SEQ_LEN)
+    except UsageError as error:
+        assert re.search("try|wanted|too small", str(error))
+        return
+    assert full.dp * full.tp * full.pp == processes and full.dp % full.shard == 0
+    assert min(full.dp, full.shard, full.virtual_stages, full.micro_batches) > 0
+    assert full.resolve(processes, MODEL, SEQ_LEN) == full

@@ -1,0 +1,73 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gristmill.errors import UsageError
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import World, build_world, open_processes
+
+
+def build(device: torch.device) -> World:
+    return build_world(ParallelConfig(dp=dist.get_world_size(), shard=1), device)
+
+
+def cooperate() -> tuple[Any, ...]:
+    said = []
+    with open_processes("cpu") as device:
+        world = build(device)
+        try:
+            world.main_only(lambda: (_ for _ in ()).throw(UsageError("no")))
+        except UsageError as error:
+            said.append(str(error))
+        total = world.sum(torch.tensor(world.rank + 1.0)).item()
+        return world.rank, total, world.max(10 * world.rank), world.main_only(lambda: world.rank), said
+
+
+def test_ranks_agree(run_ranks: Callable[..., list[Any]]) -> None:
+    assert run_ranks(2, cooperate) == [(0, 3.0, 10, 0, ["no"]), (1, 3.0, 10, 0, ["no"])]
+
+
+def place() -> tuple[Any, ...]:
+    with open_processes("cpu") as device:
+        world = build_world(ParallelConfig(pp=2, dp=4, zero=2, shard=2, tp=1), device)
+        axes = {name: (world.axis(name).size, world.axis(name).rank) for name in ("pp", "replicate", "shard", "tp")}
+        peers = {}
+        for name in ("pp", "replicate", "shard"):
+            group = world.axis(name).group
+            assert group is not None
+            peers[name] = dist.get_process_group_ranks(group)
+        assert world.axis("tp").group is None
+        return world.replica, world.replicas, axes, peers
+
+
+def test_neighbours_talk_most(run_ranks: Callable[..., list[Any]]) -> None:
+    places = run_ranks(8, place)
+    assert [replica for replica, *_ in places] == [0, 1, 2, 3] * 2 and {p[1] for p in places} == {4}
+    assert places[6][2] == {"pp": (2, 1), "replicate": (2, 1), "shard": (2, 0), "tp": (1, 0)}
+    assert places[6][3] == {"pp": [2, 6], "replicate": [4, 6], "shard": [6, 7]}
+
+
+def test_one_process_is_a_world_and_leaves_nothing_open() -> None:
+    with open_processes("cpu") as device:
+        world = build(device)
+        assert (world.rank, world.size, world.is_main, world.device.type) == (0, 1, True, "cpu")
+    assert not dist.is_initialized()
+
+
+def test_a_process_group_of_the_caller_s_is_left_open() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with open_processes("cpu"):
+            pass
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(UsageError, match="--device cpu"), open_processes("cuda"):
+        pass

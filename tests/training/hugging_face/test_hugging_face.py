@@ -1,0 +1,147 @@
+"""Our checkpoints and Hugging Face's are turned into each other: the same logits, the same loss."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+from gristmill.config import load_config
+from gristmill.errors import UsageError
+from gristmill.io.token_shards import TokenizerRecord
+from tests.training.hf_models import (
+    END,
+    MODELS,
+    THEIRS,
+    build,
+    build_theirs,
+    ids,
+    load_ours,
+    load_theirs,
+    save,
+    weights,
+)
+from training.checkpoint.checkpoint import load_model
+from training.checkpoint.checkpoint_group import alone
+from training.checkpoint.shard_storage import model_state
+from training.config import TrainConfig
+from training.data.batches import Batches, BatchSplit, TokenSequences
+from training.distributed.layout import ParallelConfig
+from training.hugging_face.export_hf import export_hf
+from training.hugging_face.import_hf import import_hf
+from training.reporting.metrics import METRICS, read_metrics
+from training.train import train
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_loads_ours_and_gives_the_same_logits(tmp_path: Path, name: str) -> None:
+    model = build(MODELS[name])
+    assert name.partition(",")[0] in export_hf(save(model, tmp_path / "run"), tmp_path / "hf")
+    theirs = load_theirs(tmp_path / "hf")
+    with torch.no_grad():
+        assert (theirs(ids()).logits - model(ids())).abs().max() < 1e-5
+    assert theirs.config.eos_token_id == END and theirs.generation_config.pad_token_id == END
+    found = theirs.generate(torch.tensor([[END, 1]]), max_new_tokens=4, do_sample=False)
+    with torch.no_grad():
+        assert found[0, 2] == model(found[:, :2])[0, -1].argmax()
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_theirs_becomes_ours_with_the_same_logits_and_the_same_loss(tmp_path: Path, name: str) -> None:
+    theirs = build_theirs(name, tmp_path / "hf")
+    said = import_hf(tmp_path / "hf", tmp_path / "start")
+    assert f"--init_from {tmp_path / 'start'} --model.preset {name.partition(',')[0]}" in said
+    ours = load_ours(tmp_path / "start")
+    with torch.no_grad():
+        logits, wanted = ours(ids()), theirs(ids(), labels=ids())
+        assert (logits - wanted.logits).abs().max() < 1e-5
+        loss = ours(ids()[:, :-1], ids()[:, 1:]) / ids()[:, 1:].numel()  # as training computes it
+    assert abs(float(loss - wanted.loss)) < 1e-5
+
+
+def told_config(said: str, config: TrainConfig) -> TrainConfig:
+    """What import_hf says to train with, read as a command line."""
+    told = said.partition("train it with ")[2].split()
+    given = {"data.train": config.data.train, "data.holdout": config.data.holdout, "out_dir": config.out_dir}
+    words = [word for key, value in {**given, "data.seq_len": 16}.items() for word in (f"--{key}", str(value))]
+    return load_config(TrainConfig, [*told, *words], prog="train.py")
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_training_begins_with_their_loss(tmp_path: Path, config: TrainConfig, name: str) -> None:
+    wide = {"vocab_size": 300, "max_position_embeddings": 20, "n_positions": 20}
+    theirs = build_theirs(name, tmp_path / "hf", **wide)
+    told = told_config(import_hf(tmp_path / "hf", tmp_path / "start"), config)
+    config = replace(config, model=told.model, init_from=told.init_from, optim=replace(config.optim, steps=1))
+    train(config)
+    (loss,) = [line["loss"] for line in read_metrics(config.out_dir / METRICS) if line["kind"] == "step"]
+    sequences = TokenSequences(config.data.train, 16)
+    split = BatchSplit.of(config.data, ParallelConfig(dp=1, micro_batches=1))
+    batch = Batches(sequences, split, 0, config.seed).step(0)
+    with torch.no_grad():
+        logits = theirs(batch.ids).logits
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+    assert abs(loss - float(wanted)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llama, tied, biases", "gpt2, untied"])
+def test_out_and_in_again_is_the_same_to_the_bit_whatever_the_files(tmp_path: Path, name: str) -> None:
+    model = build(MODELS[name])
+    export_hf(save(model, tmp_path / "run"), tmp_path / "hf", shard_size="6KB")
+    files = sorted(path.name for path in (tmp_path / "hf").glob("*.safetensors"))
+    index = json.loads((tmp_path / "hf/model.safetensors.index.json").read_text())
+    assert len(files) > 3 and sorted(set(index["weight_map"].values())) == files
+    stored = {
+        key: value for file in files for key, value in safetensors.torch.load_file(tmp_path / "hf" / file).items()
+    }
+    assert index["metadata"]["total_size"] == sum(value.nbytes for value in stored.values())
+    assert load_theirs(tmp_path / "hf") is not None
+    import_hf(tmp_path / "hf", tmp_path / "start")
+    again = load_ours(tmp_path / "start")
+    assert again.config == replace(model.config, dropout=0.0)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_gpt2_as_it_was_published_is_read(tmp_path: Path) -> None:
+    """Its file has names without "transformer.", and the causal masks."""
+    theirs = build_theirs("gpt2", tmp_path / "hf")
+    stored = safetensors.torch.load_file(tmp_path / "hf/model.safetensors")
+    stored = {name.removeprefix("transformer."): value for name, value in stored.items()}
+    stored |= {f"h.{i}.attn.bias": torch.ones(1, 1, 12, 12).tril() for i in range(2)}
+    safetensors.torch.save_file(stored, tmp_path / "hf/model.safetensors")
+    import_hf(tmp_path / "hf", tmp_path / "start")
+    with torch.no_grad():
+        assert (load_ours(tmp_path / "start")(ids()) - theirs(ids()).logits).abs().max() < 1e-5
+
+
+def test_a_half_precision_file_is_read_into_float32(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    THEIRS["llama"]().bfloat16().save_pretrained(tmp_path / "hf", max_shard_size="10KB")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    import_hf(tmp_path / "hf", tmp_path / "start")
+    with torch.no_grad():
+        assert (load_ours(tmp_path / "start")(ids()) - theirs(ids()).logits).abs().max() < 1e-5
+
+
+def test_the_tokenizer_goes_along_both_ways(tmp_path: Path) -> None:
+    tokens, content = tmp_path / "tokens", b"a SentencePiece model"
+    tokens.mkdir()
+    (tokens / "grain.model").write_bytes(content)
+    record = TokenizerRecord("grain.model", hashlib.sha256(content).hexdigest(), 50, END)
+    run = save(build(MODELS["llama"]), tmp_path / "run", record)
+    export_hf(run, tmp_path / "hf", tokens)
+    assert (tmp_path / "hf/tokenizer.model").read_bytes() == content
+    import_hf(tmp_path / "hf", tmp_path / "start")
+    assert (tmp_path / "start/tokenizer.model").read_bytes() == content
+    with alone() as peers:
+        model = build(MODELS["llama"])
+        found = load_model(tmp_path / "start", model_state(weights(model)), peers.world, print).tokenizer
+    assert (found.path, found.sha256, found.end_of_document) == ("tokenizer.model", record.sha256, END)
+    (tokens / "grain.model").write_bytes(b"another")
+    with pytest.raises(UsageError, match="is not the tokenizer"):
+        export_hf(run, tmp_path / "other", tokens)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "run", "start", "tokens"]

@@ -1,0 +1,87 @@
+"""What cannot be turned into another form, or is damaged, is refused, and it is said why."""
+
+import json
+import resource
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.errors import GristmillError, InputError, OutputError, UsageError
+from tests.training.hf_models import MODELS, SIZES, build, build_theirs, save
+from training.hugging_face.export_hf import export_hf
+from training.hugging_face.import_hf import import_hf
+from training.hugging_face.tensor_names import form_of
+
+
+def test_mixtures_have_no_form_and_it_is_said_why(tmp_path: Path) -> None:
+    run = save(build(replace(SIZES, preset="gpt2", positions="rope", kv_heads=2)), tmp_path / "run")
+    with pytest.raises(UsageError) as told:
+        export_hf(run, tmp_path / "hf")
+    assert "LlamaForCausalLM has norm 'rms' and not 'layer', mlp 'swiglu' and not 'gelu'" in str(told.value)
+    assert "positions 'learned' and not 'rope', as many key heads as heads (4) and not 2" in str(told.value)
+    assert not (tmp_path / "hf").exists()
+    with pytest.raises(UsageError, match="bias True and not False"):
+        form_of(replace(SIZES, preset="gpt2", bias=False).resolve(50, 12))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"model_type": "mistral"}, UsageError, "model_type is 'mistral'; wanted one of llama, gpt2"),
+        ({"hidden_act": "gelu"}, UsageError, "hidden_act is 'gelu'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, UsageError, "rope_scaling"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, UsageError, "rope_scaling"),
+        ({"attention_bias": True, "mlp_bias": False}, UsageError, "mlp_bias is False"),
+        ({"head_dim": 8}, UsageError, "head_dim is 8"),
+        ({"hidden_size": 32, "head_dim": 8}, InputError, "is of shape"),
+        ({"hidden_size": "24"}, InputError, "its sizes make no model"),
+        ({"num_attention_heads": 5}, InputError, "is not divisible by model.heads 5"),
+        ({"num_hidden_layers": 3}, InputError, r"no model\.layers\.2.* \(9 missing, 0 too many\)"),
+        ({"num_hidden_layers": 1}, InputError, r"which such a model has not \(0 missing, 9 too many\)"),
+    ],
+)
+def test_what_ours_would_compute_otherwise_is_refused(
+    tmp_path: Path, changes: dict[str, Any], error: type[GristmillError], said: str
+) -> None:
+    build_theirs("llama", tmp_path / "hf")
+    path = tmp_path / "hf/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(error, match=said):
+        import_hf(tmp_path / "hf", tmp_path / "start")
+    assert not (tmp_path / "start").exists()
+
+
+def test_wrong_folders_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="wanted a Hugging Face model's folder"):
+        import_hf(tmp_path / "nowhere", tmp_path / "start")
+    with pytest.raises(UsageError, match="wanted a checkpoint"):
+        export_hf(tmp_path / "nowhere", tmp_path / "hf")
+    build_theirs("gpt2", tmp_path / "hf")
+    with pytest.raises(UsageError, match="give a new or empty folder"):
+        export_hf(tmp_path / "nowhere", tmp_path / "hf")
+    file = tmp_path / "hf/model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(InputError, match="is damaged"):
+        import_hf(tmp_path / "hf", tmp_path / "start")
+    file.unlink()
+    with pytest.raises(UsageError, match="wanted weights as safetensors"):
+        import_hf(tmp_path / "hf", tmp_path / "start")
+    (tmp_path / "hf/config.json").write_text("[")
+    with pytest.raises(InputError, match="is damaged"):
+        import_hf(tmp_path / "hf", tmp_path / "start")
+
+
+def test_no_room_for_an_export_is_an_error(tmp_path: Path) -> None:
+    run = save(build(MODELS["gpt2"]), tmp_path / "run")
+    room = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, room[1]))  # what a full disk is like
+    try:
+        with pytest.raises(OutputError, match="cannot write"):
+            export_hf(run, tmp_path / "hf")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, room)
+    assert not (tmp_path / "hf").exists()
+    export_hf(run, tmp_path / "hf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "run"]

@@ -1,0 +1,96 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import training.kernels.cross_entropy
+from training.distributed.mesh import open_processes
+from training.kernels.cross_entropy import IGNORED, summed_cross_entropy
+from training.sharding.shard_spec import Piece
+
+RunRanks = Callable[..., list[Any]]
+VOCABULARY = 23
+
+
+def example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """Features, an output matrix with logits far from 0, and targets, of which some are ignored."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(3, 7, 8, generator=generator, dtype=torch.float64)
+    weight = 3 * torch.randn(VOCABULARY, 8, generator=generator, dtype=torch.float64)
+    targets = torch.randint(VOCABULARY, (3, 7), generator=generator)
+    targets[0, 2:5] = targets[2] = IGNORED
+    return x.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), targets
+
+
+def reference(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    logits = (x.double() @ weight.double().T).flatten(0, 1)
+    return F.cross_entropy(logits, targets.flatten(), reduction="sum", ignore_index=IGNORED)
+
+
+def gradients(loss: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.autograd.grad(loss.sum() * 0.25, (x, weight))
+
+
+@pytest.mark.parametrize("chunk", [1, VOCABULARY * 4, 1 << 23])
+def test_loss_and_gradients_are_torch_s_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(training.kernels.cross_entropy, "_CHUNK", chunk)
+    x, weight, targets = example()
+    loss = summed_cross_entropy(x, weight, targets)
+    assert loss.shape == (1,)
+    torch.testing.assert_close(loss[0], reference(x, weight, targets))
+    for ours, theirs in zip(
+        gradients(loss, x, weight), gradients(reference(x, weight, targets), x, weight), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_huge_logits_neither_overflow_nor_lose_the_loss() -> None:
+    x = torch.tensor([[[1000.0, 0.0]]])
+    weight = torch.tensor([[1.0, 0.0], [0.999, 0.0]])
+    assert summed_cross_entropy(x, weight, torch.tensor([[1]])).item() == pytest.approx(1 + 0.3132617, abs=1e-3)
+
+
+def test_nothing_that_counts_is_no_loss_and_no_gradient() -> None:
+    x, weight, targets = example()
+    loss = summed_cross_entropy(x, weight, torch.full_like(targets, IGNORED))
+    assert loss.item() == 0
+    assert all(not g.any() for g in gradients(loss, x, weight))
+
+
+def test_low_precision_products_are_summed_in_float32() -> None:
+    x, weight, targets = example(torch.float32)
+    expected = reference(x, weight, targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = summed_cross_entropy(x, weight, targets)
+    assert loss.dtype == torch.float32 and abs(loss.item() / expected.item() - 1) < 0.01
+    for ours, theirs in zip(gradients(loss, x, weight), gradients(expected, x, weight), strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - theirs).norm() / theirs.norm() < 0.02
+    low = [t.detach().bfloat16().requires_grad_() for t in (x, weight)]
+    assert summed_cross_entropy(low[0], low[1], targets).dtype == torch.float32
+
+
+def divided(chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    with pytest.MonkeyPatch.context() as patch, open_processes("cpu"):
+        patch.setattr(training.kernels.cross_entropy, "_CHUNK", chunk)
+        group = torch.distributed.group.WORLD
+        assert group is not None
+        x, weight, targets = example()
+        piece = Piece.whole((VOCABULARY,)).part(0, group.size(), group.rank())
+        mine = weight.detach()[piece.slices].requires_grad_()
+        loss = summed_cross_entropy(x, mine, targets, piece.offset[0], group)
+        return loss.detach(), *gradients(loss, x, mine)
+
+
+@pytest.mark.parametrize(("ranks", "chunk"), [(2, 1 << 23), (3, 24)])
+def test_a_divided_vocabulary_gives_the_same(run_ranks: RunRanks, ranks: int, chunk: int) -> None:
+    x, weight, targets = example()
+    dx, dw = gradients(reference(x, weight, targets), x, weight)
+    parts = run_ranks(ranks, divided, chunk)
+    for loss, _, _ in parts:
+        torch.testing.assert_close(loss[0], reference(x, weight, targets).detach())
+    torch.testing.assert_close(sum(part[1] for part in parts), dx)
+    torch.testing.assert_close(torch.cat([part[2] for part in parts]), dw)

@@ -1,0 +1,51 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from training.kernels.dropout import Dropout
+
+
+def dropped(x: Tensor, samples: list[int], p: float = 0.3, site: str = "s", part: int = 0) -> Tensor:
+    dropout = Dropout(p, site)
+    dropout.part = part
+    return dropout(x, torch.tensor(samples))
+
+
+def test_a_share_p_is_dropped_and_the_mean_stays() -> None:
+    for p in (0.1, 0.5, 0.9):
+        y = dropped(torch.ones(50, 40, 100), list(range(50)), p)
+        assert abs((y == 0).double().mean() - p) < 0.005
+        assert abs(y.mean() - 1) < 0.02
+        assert torch.unique(y).tolist() == torch.tensor([0.0, 1 / (1 - p)]).tolist()
+
+
+def test_what_is_dropped_depends_on_sequence_place_and_element_alone() -> None:
+    x = torch.ones(3, 8, 16)
+    one = dropped(x, [5, 6, 7])
+    torch.manual_seed(9)
+    assert torch.equal(one, dropped(x, [5, 6, 7]))
+    assert torch.equal(one.flip(0), dropped(x, [7, 6, 5]))  # whatever the order, and in whichever batch
+    assert torch.equal(one[1:2], dropped(x[:1], [6]))
+    assert not torch.equal(one[0], one[1])
+    assert not torch.equal(one, dropped(x, [5, 6, 7], site="t"))
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.lists(st.integers(0, 2**40), min_size=1, max_size=3, unique=True))
+def test_parts_along_dimension_1_drop_what_the_whole_does(parts: int, size: int, samples: list[int]) -> None:
+    x = torch.ones(len(samples), parts * size, 7)
+    together = [dropped(piece, samples, part=i) for i, piece in enumerate(x.chunk(parts, 1))]
+    assert torch.equal(torch.cat(together, 1), dropped(x, samples))
+
+
+def test_neither_evaluation_nor_p_0_drops_or_needs_samples() -> None:
+    x = torch.randn(2, 3, 4)
+    assert Dropout(0.5, "s").eval()(x, None) is x
+    assert Dropout(0.0, "s")(x, None) is x
+
+
+def test_gradients_pass_where_nothing_was_dropped() -> None:
+    x = torch.ones(2, 6, 6, requires_grad=True)
+    y = dropped(x, [1, 2])
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())

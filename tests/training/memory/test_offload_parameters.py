@@ -1,0 +1,144 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.bench_memory import Run
+from gristmill.errors import InputError, UsageError
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import build_world, open_processes
+from training.memory.memory_config import MemoryConfig
+from training.model.model_config import ModelConfig
+
+RunRanks = Callable[..., list[Any]]
+CONFIG = ModelConfig(preset="gpt2", layers=3, width=32, heads=4)
+
+
+def in_files(run: Run) -> bool:
+    """Whether what is updated, and what FSDP gathers from, are the files."""
+    with torch.no_grad():
+        for weight, p in zip(run.weights, run.part.parameters(), strict=True):
+            same = weight.own.untyped_storage().data_ptr() == p.to_local().untyped_storage().data_ptr()  # type: ignore[attr-defined]
+            if not same:
+                return False
+    maps = Path("/proc/self/maps").read_text()
+    paths = sorted(run.files.folder.iterdir())  # type: ignore[union-attr]
+    return all(str(path) in maps for path in paths) and len(paths) == sum(w.own.numel() > 0 for w in run.weights)
+
+
+def trained(folder: Path, vocab_size: int) -> list[dict[str, Any]]:
+    """Losses and rows of a run in memory and one in files."""
+    config, results = CONFIG.resolve(vocab_size, 16), []
+    ids = torch.randint(vocab_size, (6, 16), generator=torch.Generator().manual_seed(1))
+    with open_processes("cpu") as device:
+        layout = ParallelConfig(zero=3).resolve(int(torch.distributed.get_world_size()), config, 16)
+        world = build_world(layout, device)
+        for places in ({}, {"parameters": "disk"}, {"parameters": "disk", "optimizer": "disk"}):
+            run = Run(config, world, 3, MemoryConfig(folder=folder, **places))  # type: ignore[arg-type]
+            losses = []
+            for _ in range(3):
+                loss = run.forward(ids.chunk(world.size)[world.rank])
+                losses.append(loss.item())
+                run.update(loss)
+            where = in_files(run) if places else True
+            changed = run.files is None or any(any(path.read_bytes()) for path in run.files.folder.iterdir())
+            results.append(
+                {"losses": losses, "rows": [w.own.detach().clone() for w in run.weights], "there": where and changed}
+            )
+            if run.files is not None:
+                run.files.check()
+            run.close()
+    return results
+
+
+@pytest.mark.parametrize(("ranks", "vocab_size"), [(1, 60), (2, 61), (3, 64)])
+def test_parameters_in_files_train_bit_for_bit_as_in_memory(
+    run_ranks: RunRanks, tmp_path: Path, ranks: int, vocab_size: int
+) -> None:
+    """Rows that do not divide, and rows of which a process has none, among them."""
+    for memory, *files in run_ranks(ranks, trained, tmp_path, vocab_size):
+        assert memory["losses"][0] > memory["losses"][-1]
+        for disk in files:
+            assert disk["there"] and disk["losses"] == memory["losses"]
+            assert all(map(torch.equal, disk["rows"], memory["rows"]))
+    assert not list(tmp_path.iterdir())
+
+
+def damaged(folder: Path) -> list[str]:
+    config, ids, said = CONFIG.resolve(60, 16), torch.zeros(1, 16, dtype=torch.int64), []
+    with open_processes("cpu") as device:
+        world = build_world(ParallelConfig(zero=3).resolve(1, config, 16), device)
+        for name in ("blocks.1.mlp.up.weight", "embed.tokens.weight"):
+            run = Run(config, world, 3, MemoryConfig(folder=folder, parameters="disk"))
+            run.update(run.forward(ids))
+            number = [weight.name for weight in run.weights].index(name)
+            path = sorted(run.files.folder.iterdir())[number]  # type: ignore[union-attr]
+            with path.open("r+b") as file:
+                byte = file.read(1)[0]
+                file.seek(0)
+                file.write(bytes([byte ^ 1]))
+            for read in (lambda run=run: run.forward(ids), run.files.check):  # type: ignore[union-attr]
+                try:
+                    read()
+                except InputError as error:
+                    said.append(str(error))
+            run.close()
+    return said
+
+
+def test_damage_is_met_before_a_forward_pass_uses_it_or_a_checkpoint_takes_it(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    (said,) = run_ranks(1, damaged, tmp_path)
+    assert len(said) == 4 and all("goes on from the last checkpoint" in line for line in said)
+
+
+def resident(folder: Path) -> list[float]:
+    """For a run in memory and one in files: resident bytes between steps, over those of parameters and states."""
+    config = ModelConfig(layers=3, width=256, heads=4).resolve(2048, 16)
+    ids, shares = torch.zeros(1, 16, dtype=torch.int64), []
+    with open_processes("cpu") as device:
+        world = build_world(ParallelConfig(zero=3).resolve(1, config, 16), device)
+        for places in ({}, {"parameters": "disk", "optimizer": "disk"}):
+            run = Run(config, world, 3, MemoryConfig(folder=folder, **places))  # type: ignore[arg-type]
+            run.update(run.forward(ids))
+            mapped = sum(w.own.nbytes for w in run.weights)
+            addresses = [w.own.data_ptr() for w in run.weights]
+            shares.append(_resident_of(addresses) / mapped)
+            run.close()
+    return shares
+
+
+def _resident_of(addresses: list[int]) -> int:
+    """Resident bytes of the mappings in which these addresses are."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0] and ":" not in line.split()[0]:
+            start, stop = (int(end, 16) for end in line.split()[0].split("-"))
+            inside = any(start <= address < stop for address in addresses)
+        elif inside and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def test_parameters_are_let_go_of_between_uses(run_ranks: RunRanks, tmp_path: Path) -> None:
+    ((memory, files),) = run_ranks(1, resident, tmp_path)
+    assert memory > 0.99 and files < 0.01
+
+
+def test_parameters_can_be_elsewhere_with_zero_3_only() -> None:
+    for place in ("cpu", "disk"):
+        config = MemoryConfig(parameters=place)  # type: ignore[arg-type]
+        config.check(3)
+        with pytest.raises(UsageError, match=f"memory.parameters is {place} and parallel.zero 2.*--parallel.zero 3"):
+            config.check(2)
+    MemoryConfig(optimizer="disk").check(0)
+
+
+def test_a_user_is_told_what_saves_nothing() -> None:
+    assert MemoryConfig(optimizer="cpu").remarks("cpu") == [
+        "memory.optimizer cpu saves nothing here: the device is the CPU; --memory.optimizer disk would"
+    ]
+    assert MemoryConfig(optimizer="cpu").remarks("cuda") == MemoryConfig().remarks("cpu") == []

@@ -1,0 +1,152 @@
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks.bench_memory import LiveBytes
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import build_world, open_processes
+from training.kernels.elementwise import gelu
+from training.memory.recompute import checkpoint_activations
+from training.model.decoder import Decoder
+from training.model.model_config import ModelConfig
+from training.parallel.parallel_model import Batch, ParallelModel
+
+RunRanks = Callable[..., list[Any]]
+MODES = ("none", "selective", "full")
+
+
+def config_of(preset: str, **changes: Any) -> ModelConfig:
+    config = ModelConfig(preset=preset, layers=4, width=32, heads=4, kv_heads=2 if preset == "llama" else 4)  # type: ignore[arg-type]
+    return replace(config, **changes).resolve(60, 16)
+
+
+def build(preset: str, recompute: str) -> Decoder:
+    torch.manual_seed(0)
+    model = Decoder(config_of(preset))
+    checkpoint_activations(model, recompute)  # type: ignore[arg-type]
+    return model
+
+
+def batch() -> Batch:
+    ids = torch.randint(60, (4, 17), generator=torch.Generator().manual_seed(1))
+    return Batch(ids[:, :-1], ids[:, 1:], torch.arange(4))
+
+
+@pytest.mark.parametrize("preset", ["llama", "gpt2"])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_gradients_are_bit_for_bit_the_same_and_less_is_kept(preset: str, bf16: bool) -> None:
+    expected: dict[str, Tensor | None] = {}
+    kept, some = [], batch()
+    for mode in MODES:
+        model = build(preset, mode)
+        with LiveBytes() as live, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = model(some.ids, some.targets)
+            kept.append(live.total())
+        loss.backward()
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        expected = expected or gradients
+        assert gradients.keys() == expected.keys()  # no wrapper in the names
+        assert all(torch.equal(gradients[name], expected[name]) for name in expected)  # type: ignore[arg-type]
+    assert kept[2] < 0.8 * kept[1] < 0.8 * 0.95 * kept[0]
+
+
+def test_what_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole blocks with "full", with "selective" what is not kept, and nothing where there are no gradients."""
+    counts, ids, activations = {}, batch().ids, Mock(side_effect=gelu)
+    monkeypatch.setattr("training.model.decoder.gelu", activations)
+    for mode in MODES:
+        model = build("gpt2", mode)
+        activations.reset_mock()
+        with LiveBytes() as live:
+            model(ids).sum().backward()
+            counts[mode] = [live.calls["mkldnn._linear_pointwise.default"], activations.call_count]
+        activations.reset_mock()
+        with torch.no_grad():
+            model(ids)
+        assert activations.call_count == 4
+    # of 6 products a block the outputs and the gradients of inputs
+    assert counts == {"none": [48, 4], "selective": [48, 8], "full": [48 + 24, 8]}
+
+
+def test_a_copy_of_the_model_is_its_own() -> None:
+    model = build("llama", "full")
+    twin = copy.deepcopy(model)
+    twin(batch().ids).sum().backward()
+    assert next(twin.blocks.parameters()).grad is not None and next(model.blocks.parameters()).grad is None
+
+
+LAYOUTS = {
+    "fsdp": ParallelConfig(zero=3, micro_batches=2),
+    "tensor": ParallelConfig(tp=2),
+    "sequence": ParallelConfig(tp=2, sequence_parallel=True),
+    "1f1b": ParallelConfig(pp=2),
+    "zero-bubble": ParallelConfig(pp=2, schedule="zero-bubble"),
+    "zbv": ParallelConfig(pp=2, schedule="zbv"),
+    "dualpipev": ParallelConfig(pp=2, schedule="dualpipev"),
+}
+
+
+def spread_gradients(preset: str, precision: str) -> dict[str, dict[str, list[Tensor | None]]]:
+    """By layout and recomputation, this process's gradients; with dropout, which is to be the same again."""
+    config, got = config_of(preset, dropout=0.2), {}
+    with open_processes("cpu") as device:
+        for name, asked in LAYOUTS.items():
+            layout = asked.resolve(2, config, 16)
+            world = build_world(layout, device)
+            share = Batch(*(t.chunk(layout.dp)[world.replica] for t in vars(batch()).values()))
+            got[name] = {
+                mode: _gradients(ParallelModel(config, layout, world, 1, precision), share, mode) for mode in MODES
+            }
+    return got
+
+
+def _gradients(model: ParallelModel, share: Batch, recompute: str) -> list[Tensor | None]:
+    for part in model.parts:
+        checkpoint_activations(part, recompute)  # type: ignore[arg-type]
+    model.forward_backward(share, 1.0)
+    return [w.own.grad for w in model.weights]
+
+
+@pytest.mark.parametrize(("preset", "precision"), [("llama", "bf16"), ("gpt2", "fp32")])
+def test_under_every_kind_of_layout(run_ranks: RunRanks, preset: str, precision: str) -> None:
+    for ranks in run_ranks(2, spread_gradients, preset, precision):
+        for layout, modes in ranks.items():
+            assert modes["none"][0] is not None
+            for mode in ("selective", "full"):
+                assert all(map(torch.equal, modes[mode], modes["none"])), (layout, mode)  # type: ignore[arg-type]
+
+
+class _SumInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+class _Row(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(nn.functional.silu(_SumInPlace.apply(self.a(x))))
+
+
+def test_a_collective_that_overwrites_what_is_kept_is_refused() -> None:
+    """It would be summed again, and gradients be wrong without an error."""
+    part = nn.Module()
+    part.blocks = nn.ModuleDict({"0": _Row()})
+    checkpoint_activations(part, "selective")
+    with open_processes("cpu"), pytest.raises(AssertionError, match="overwrites a kept product"):
+        part.blocks["0"](torch.randn(2, 3, 8))

@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+import training.model.initialize
+from training.kernels.keyed_random import keyed_normal, splitmix64
+from training.model.decoder import Decoder
+from training.model.initialize import fill_initial
+from training.model.model_config import ModelConfig
+from training.sharding.shard_spec import Piece
+
+
+def build(seed: int = 1, layers: int = 2, **sizes: int) -> Decoder:
+    model = Decoder(ModelConfig(layers=layers, width=64, heads=4, **sizes).resolve(100, 8))  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            fill_initial(parameter, name, Piece.whole(tuple(parameter.shape)), model.config, seed)
+    return model
+
+
+def test_weights_are_a_function_of_seed_and_name_and_not_of_order_or_of_torch_s_generator() -> None:
+    torch.manual_seed(1)
+    one = build().state_dict()
+    torch.manual_seed(2)
+    _ = build(seed=9)  # something else first
+    other = build().state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not torch.equal(
+        one["blocks.0.attention.q.weight"], build(seed=2).state_dict()["blocks.0.attention.q.weight"]
+    )
+    assert not torch.equal(one["blocks.0.attention.q.weight"], one["blocks.1.attention.q.weight"])
+    wider = build(vocab_size=150).state_dict()["embed.tokens.weight"]
+    assert torch.equal(wider[:100], one["embed.tokens.weight"])
+
+
+def test_a_shard_draws_its_own_elements() -> None:
+    model = build()
+    for name, whole in model.named_parameters():
+        piece = Piece.whole(tuple(whole.shape)).part(0, 3, 1).part(whole.ndim - 1, 2, 1)
+        values = torch.empty(piece.size)
+        fill_initial(values, name, piece, model.config, 1)
+        assert torch.equal(values, whole[piece.slices]), name
+
+
+def test_a_large_parameter_is_drawn_in_chunks_and_in_its_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    piece, config = Piece.whole((50, 30)).part(1, 4, 3), build().config
+    values = [torch.empty(piece.size, dtype=dtype) for dtype in (torch.float64, torch.float64, torch.float32)]
+    fill_initial(values[0], "head.weight", piece, config, 1)
+    monkeypatch.setattr(training.model.initialize, "_CHUNK", 7)
+    fill_initial(values[1], "head.weight", piece, config, 1)
+    fill_initial(values[2], "head.weight", piece, config, 1)
+    assert torch.equal(values[0], values[1]) and torch.equal(values[0].float(), values[2])
+
+
+def test_values_are_normal_and_uncorrelated() -> None:
+    x = keyed_normal(1, "embed.tokens.weight", torch.arange(200_000))
+    assert abs(x.mean()) < 0.01 and abs(x.std() - 1) < 0.01 and abs((x**4).mean() - 3) < 0.1
+    y = keyed_normal(2, "embed.tokens.weight", torch.arange(200_000))
+    assert abs((x * y).mean()) < 0.01 and abs((x[1:] * x[:-1]).mean()) < 0.01
+
+
+def test_splitmix64_is_the_published_one() -> None:
+    # the first outputs of the reference implementation from state 1234567
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [int(v) % 2**64 for v in splitmix64(torch.arange(1, 4), 1234567)] == expected
+
+
+def test_deviations() -> None:
+    parameters = dict(build(layers=8).named_parameters())
+    assert abs(parameters["blocks.3.mlp.up.weight"].std() / 0.02 - 1) < 0.05
+    assert abs(parameters["blocks.3.mlp.down.weight"].std() / (0.02 / 4) - 1) < 0.05
+    assert torch.equal(parameters["norm.weight"], torch.ones(64))

@@ -1,0 +1,196 @@
+import os
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from gristmill.errors import InputError, OutputError
+from training.distributed.rank_pool import RankError
+from training.memory.memory_config import MemoryConfig
+from training.optim.flat_buckets import ALIGNED, plan
+from training.optim.moments import MomentsOnDisk
+from training.optim.optimizer import OptimConfig, Optimizer, build_optimizer
+from training.sharding.shard_spec import Piece
+from training.sharding.weight import Weight
+
+RunRanks = Callable[..., list[Any]]
+SHAPES = [(30, 41), (41,), (501, 7), (1,), (0, 3), (64, 64), (3, 41)]
+
+
+def make_weights(dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[Weight]:
+    generator, weights = torch.Generator().manual_seed(0), []
+    for number, shape in enumerate(SHAPES):
+        own = nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype).to(device))
+        weights.append(Weight(f"w{number}", own, own, Piece.whole((9, *shape[1:])), True))
+    return weights
+
+
+def on_disk(folder: Path) -> MemoryConfig:
+    return MemoryConfig(optimizer="disk", folder=folder)
+
+
+def train(weights: list[Weight], optimizer: Optimizer, steps: int = 4) -> None:
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        for w in weights:
+            w.own.grad = torch.randn(w.own.shape, generator=generator, dtype=w.own.dtype).to(w.own.device)
+        optimizer.step(0.1 / (step + 1))
+
+
+def equal(weights: list[Weight], optimizer: Optimizer, others: list[Weight], other: Optimizer) -> bool:
+    moments, expected = optimizer.moments(), other.moments()
+    states = [torch.equal(values, expected[n][key]) for n, found in moments.items() for key, values in found.items()]
+    return all(states) and all(torch.equal(a.own, b.own) for a, b in zip(weights, others, strict=True))
+
+
+@given(st.lists(st.integers(0, 1000), max_size=20), st.integers(1, 500) | st.none())
+def test_a_plan_has_every_element_once_in_order_and_aligned(sizes: list[int], most: int | None) -> None:
+    total, buckets = plan(sizes, most)
+    done = [0] * len(sizes)
+    end = 0
+    for bucket in buckets:
+        assert bucket.start == end and bucket.length <= max(ALIGNED, most or total)
+        end, at = end + bucket.length, 0
+        for cut in bucket.cuts:
+            assert cut.start == done[cut.weight] and cut.at == at and cut.length > 0
+            assert cut.start % ALIGNED == cut.at % ALIGNED == 0
+            done[cut.weight], at = cut.start + cut.length, at + -(-cut.length // ALIGNED) * ALIGNED
+        assert at == bucket.length
+    assert done == sizes and end == total < sum(sizes) + ALIGNED * max(1, len(sizes))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bucket", [64, 1000, 1 << 22])
+def test_bit_for_bit_the_same_wherever_the_states_are(tmp_path: Path, dtype: torch.dtype, bucket: int) -> None:
+    weights = make_weights(dtype)
+    optimizer = build_optimizer(weights, OptimConfig())
+    train(weights, optimizer)
+    for memory in (MemoryConfig(optimizer="cpu"), on_disk(tmp_path)):
+        ours = make_weights(dtype)
+        other = build_optimizer(ours, OptimConfig(), memory, bucket=bucket)
+        train(ours, other)
+        assert equal(ours, other, weights, optimizer)
+        other.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_states_that_are_written_are_gone_on_from(tmp_path: Path) -> None:
+    weights, others = make_weights(), make_weights()
+    optimizer = build_optimizer(weights, OptimConfig())
+    other = build_optimizer(others, OptimConfig(), on_disk(tmp_path), rank=3, bucket=128)
+    train(others, other, 2)
+    with torch.no_grad():
+        for a, b in zip(weights, others, strict=True):
+            b.own.copy_(a.own)
+    for name, states in other.moments().items():
+        for key, values in states.items():
+            values.copy_(optimizer.moments()[name][key])
+    other.updates = 0
+    other.loaded()
+    train(weights, optimizer)
+    train(others, other)
+    assert equal(others, other, weights, optimizer)
+
+
+@pytest.mark.parametrize("state", ["exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("damage", ["changed", "cut"])
+def test_damage_is_met_when_read_whether_by_a_step_or_by_a_checkpoint(tmp_path: Path, state: str, damage: str) -> None:
+    for reader in ("step", "moments"):
+        weights = make_weights()
+        optimizer = build_optimizer(weights, OptimConfig(), on_disk(tmp_path), bucket=256)
+        train(weights, optimizer, 2)
+        path = tmp_path / "rank-00000" / f"{state}.bin"
+        if damage == "changed":
+            with path.open("r+b") as file:
+                file.seek(5000)
+                byte = file.read(1)
+                file.seek(5000)
+                file.write(bytes([byte[0] ^ 1]))
+        else:
+            os.truncate(path, 5000)
+        with pytest.raises(InputError, match=rf"{state}.bin: bytes 4096 to 5120 .*goes on from the last checkpoint"):
+            optimizer.moments() if reader == "moments" else train(weights, optimizer, 1)
+        optimizer.close()
+
+
+def _killed(folder: Path) -> None:
+    weights = make_weights()
+    optimizer = build_optimizer(weights, OptimConfig(), on_disk(folder))
+    train(weights, optimizer)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_run_left_is_neither_read_nor_in_the_way(tmp_path: Path, run_ranks: RunRanks) -> None:
+    with pytest.raises(RankError, match="died with exit code -9"):
+        run_ranks(1, _killed, tmp_path)
+    assert any((tmp_path / "rank-00000/exp_avg.bin").read_bytes())
+    moments = build_optimizer(make_weights(), OptimConfig(), on_disk(tmp_path)).moments()
+    assert all(not values.any() for states in moments.values() for values in states.values())
+
+
+def test_files_are_removed_with_the_optimizer(tmp_path: Path) -> None:
+    build_optimizer(make_weights(), OptimConfig(), on_disk(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def _without_room(folder: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # what a full disk is like
+    try:
+        build_optimizer(make_weights(), OptimConfig(), on_disk(folder))
+    except OutputError as error:
+        assert "exp_avg.bin" in str(error)
+        os._exit(7)
+
+
+def test_a_disk_without_room_is_met_at_the_start(tmp_path: Path, run_ranks: RunRanks) -> None:
+    with pytest.raises(RankError, match="died with exit code 7"):
+        run_ranks(1, _without_room, tmp_path)
+    with pytest.raises(OutputError, match="a part of that path is a file"):
+        (tmp_path / "file").touch()
+        build_optimizer(make_weights(), OptimConfig(), on_disk(tmp_path / "file"))
+
+
+def test_memory_is_bounded_by_buckets_not_by_the_model(tmp_path: Path) -> None:
+    """32 MB of states, of which at most a tenth is ever in memory."""
+    length, bucket = 1 << 22, 1 << 16
+    total, buckets = plan([length], bucket)
+    before = _resident()
+    moments = MomentsOnDisk(tmp_path / "r", total, buckets, torch.float32)
+    most = 0
+    for _ in range(2):
+        moments.begin(0)
+        for number in range(len(buckets)):
+            if number + 1 < len(buckets):
+                moments.begin(number + 1)
+            for (values,) in moments.take(number):
+                values.add_(1.0)
+            moments.put(number)
+            most = max(most, _resident() - before)
+        moments.finish()
+    assert all((values == 2).all() for values in moments.whole().values())
+    assert most < 2 * 4 * length / 10
+    moments.close()
+
+
+def _resident() -> int:
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) * 1024 + int(fields["RssFile"].split()[0]) * 1024
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_from_a_gpu_the_update_is_the_cpu_s(tmp_path: Path, place: str) -> None:
+    expected, weights = make_weights(), make_weights(device="cuda")
+    optimizer = build_optimizer(expected, OptimConfig())
+    memory = MemoryConfig(optimizer=place, folder=tmp_path)  # type: ignore[arg-type]
+    other = build_optimizer(weights, OptimConfig(), memory, bucket=512)
+    train(expected, optimizer)
+    train(weights, other)
+    assert all(torch.equal(a.own, b.own.cpu()) for a, b in zip(expected, weights, strict=True))

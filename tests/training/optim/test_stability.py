@@ -1,0 +1,181 @@
+"""Steps that would do harm: what is decided about them, and that all ranks decide alike under every layout."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.errors import UsageError
+from training.checkpoint.checkpoint import CheckpointConfig
+from training.config import TrainConfig
+from training.distributed.layout import ParallelConfig
+from training.optim.stability import Stability, StabilityConfig
+from training.parallel.parallel_model import ParallelModel
+from training.reporting.metrics import METRICS, read_metrics
+from training.train import train
+
+RunRanks = Callable[..., list[Any]]
+LAYOUTS = {
+    "zero3": (2, ParallelConfig(zero=3)),
+    "zero2": (2, ParallelConfig(zero=2)),
+    "tp": (2, ParallelConfig(tp=2, sequence_parallel=True)),
+    "pp": (2, ParallelConfig(pp=2, schedule="zbv")),
+    "tp-pp": (4, ParallelConfig(tp=2, pp=2)),
+}
+
+
+def test_what_is_not_finite_is_skipped_until_the_budget_is_spent() -> None:
+    judge = Stability(StabilityConfig(budget=2), "fp32")
+    assert judge.accepts(1, 5.0, 1.0)
+    assert not judge.accepts(2, math.nan, 1.0) and not judge.accepts(3, 5.0, math.inf)
+    with pytest.raises(
+        UsageError, match=r"the loss is inf at step 4: 3 of the last thousand .*budget is 2.*--optim.lr"
+    ):
+        judge.accepts(4, math.inf, 1.0)
+
+
+def test_the_budget_is_one_of_the_last_thousand_steps() -> None:
+    judge = Stability(StabilityConfig(budget=1), "bf16")
+    assert not judge.accepts(1, math.nan, 1.0)
+    assert not judge.accepts(1001, math.nan, 1.0) and judge.skipped == [1001]
+
+
+def test_policy_stop_ends_the_run_at_once() -> None:
+    with pytest.raises(UsageError, match=r"the gradient's norm is nan at step 7, and stability.policy is stop"):
+        Stability(StabilityConfig(policy="stop"), "fp32").accepts(7, 5.0, math.nan)
+
+
+def test_a_leap_is_measured_in_the_loss_s_own_deviations() -> None:
+    judge, never = Stability(StabilityConfig(leap=6.0), "fp32"), Stability(StabilityConfig(), "fp32")
+    draw = torch.Generator().manual_seed(0)
+    for step in range(1, 200):
+        loss = 3.0 + 0.1 * torch.randn((), generator=draw).item()
+        assert judge.accepts(step, loss, 1.0) and never.accepts(step, loss, 1.0)
+    assert judge.mean == pytest.approx(3.0, abs=0.05) and math.sqrt(judge.variance) == pytest.approx(0.1, rel=0.3)
+    assert judge.accepts(200, 3.3, 1.0) and not judge.accepts(201, 4.0, 1.0) and never.accepts(201, 4.0, 1.0)
+    assert judge.mean < 3.1  # what was skipped is not remembered
+
+
+def test_the_scale_is_halved_by_an_overflow_and_doubled_when_there_is_none() -> None:
+    for policy in ("skip", "stop"):
+        judge = Stability(StabilityConfig(policy=policy, loss_scale=8.0, growth=3, floor=4.0), "fp16")  # type: ignore[arg-type]
+        assert not judge.accepts(1, 5.0, math.inf) and judge.scale == 4.0
+        assert [judge.accepts(step, 5.0, 1.0) for step in range(2, 5)] == [True] * 3 and judge.scale == 8.0
+        assert not judge.accepts(5, 5.0, math.nan) and judge.scale == 4.0
+        with pytest.raises(UsageError, match=r"overflow at step 6 with a loss scale of 4, .*floor is 4; .*bf16"):
+            judge.accepts(6, 5.0, math.inf)
+
+
+def test_a_loss_that_is_not_finite_is_no_overflow_of_the_gradients() -> None:
+    judge = Stability(StabilityConfig(growth=1), "fp16")
+    assert not judge.accepts(1, math.nan, math.nan) and judge.scale == 65536.0
+    with pytest.raises(UsageError, match="policy is stop"):
+        Stability(StabilityConfig(policy="stop"), "fp16").accepts(1, math.nan, math.nan)
+
+
+_numbers = st.one_of(st.floats(0, 1e4), st.sampled_from([math.nan, math.inf]))
+
+
+@given(st.lists(st.tuples(_numbers, _numbers), max_size=120), st.integers(0, 120), st.sampled_from(["fp16", "fp32"]))
+def test_its_state_is_finite_and_going_on_from_it_decides_the_same(
+    told: list[tuple[float, float]], cut: int, precision: str
+) -> None:
+    config = StabilityConfig(budget=1000, leap=4.0, growth=5, floor=1e-40)
+    judge = Stability(config, precision)
+    for step, (loss, norm) in enumerate(told[:cut]):
+        judge.accepts(step, loss, norm)
+    assert all(map(math.isfinite, judge.state.values()))
+    other = Stability(config, precision)
+    other.state = judge.state
+    rest = list(enumerate(told))[cut:]
+    assert [judge.accepts(s, *x) for s, x in rest] == [other.accepts(s, *x) for s, x in rest]
+    assert judge.state == other.state
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"budget": -1}, "budget is -1"),
+        ({"leap": -0.5}, "leap"),
+        ({"growth": 0}, "growth"),
+        ({"floor": 0.0}, "0 < floor"),
+    ],
+)
+def test_values_that_no_run_could_have(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        StabilityConfig(**change).check()
+
+
+def train_poisoned(config: TrainConfig, poison: dict[int, str]) -> list[float]:
+    """Train while the last rank alone meets what `poison` says at a step; this rank's loss scales or its updates."""
+    forward_backward, told, calls = ParallelModel.forward_backward, list[float](), [0]
+
+    def poisoned(self: ParallelModel, batch: Any, scale: float) -> torch.Tensor:
+        loss = forward_backward(self, batch, scale)
+        calls[0] += 1
+        told.append(scale * config.data.batch_size * config.data.seq_len)
+        if self.world.rank == self.world.size - 1 and calls[0] in poison:
+            weight = next(w for w in self.weights if w.counted and w.own.numel() and w.own.grad is not None)
+            assert weight.own.grad is not None
+            weight.own.grad.view(-1)[0] = float(poison[calls[0]])
+        return loss
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ParallelModel, "forward_backward", poisoned)
+        train(config)
+    return told
+
+
+def losses(out_dir: Path) -> list[tuple[int, float, bool]]:
+    found = [r for r in read_metrics(out_dir / METRICS) if r["kind"] == "step"]
+    return [(r["step"], r["loss"], r.get("skipped", False)) for r in found]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_overflow_on_one_rank_is_skipped_by_all_and_the_scale_survives_a_checkpoint(
+    config: TrainConfig, run_ranks: RunRanks, layout: str
+) -> None:
+    size, parallel = LAYOUTS[layout]
+    config = replace(config, precision="fp16", parallel=parallel, checkpoint=CheckpointConfig(every=3))
+    config = replace(config, model=replace(config.model, layers=4), stability=StabilityConfig(loss_scale=512.0))
+    halved = replace(config.optim, steps=4, min_lr=config.optim.lr)
+    told = run_ranks(size, train_poisoned, replace(config, optim=halved), {2: "inf", 3: "nan"})
+    assert told == [[512.0, 512.0, 256.0, 128.0]] * size
+    again = run_ranks(size, train_poisoned, replace(config, optim=replace(halved, steps=6)), {})
+    assert again == [[128.0] * 2] * size
+    found = losses(config.out_dir)
+    assert [step for step, _, skipped in found if skipped] == [2, 3] and len(found) == 6
+    assert all(math.isfinite(loss) for _, loss, _ in found)
+
+
+def test_a_skipped_step_leaves_the_parameters_as_they_were(config: TrainConfig, run_ranks: RunRanks) -> None:
+    config = replace(config, parallel=ParallelConfig(zero=3), optim=replace(config.optim, steps=4), seed=3)
+    saves = replace(config, checkpoint=CheckpointConfig(every=1, keep=9, beside=False))
+    run_ranks(2, train_poisoned, saves, {3: "nan"})
+    folder = config.out_dir / "checkpoints"
+    files = [(folder / f"step-{step:08d}/__0_0.distcp").read_bytes() for step in (2, 3, 4)]
+    assert files[0] == files[1] != files[2]
+
+
+def test_a_run_says_what_it_skipped_and_why(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    train_poisoned(replace(config, optim=replace(config.optim, steps=4)), {3: "nan"})
+    assert "skipped step 3: the gradient's norm is nan\n" in capsys.readouterr().out
+    assert [skipped for _, _, skipped in losses(config.out_dir)] == [False, False, True, False]
+
+
+def test_a_budget_that_is_spent_ends_every_rank_with_the_same_words(config: TrainConfig, run_ranks: RunRanks) -> None:
+    config = replace(config, parallel=ParallelConfig(tp=2), stability=StabilityConfig(budget=1))
+    told = run_ranks(2, spend, config)
+    assert told[0] == told[1] and "at step 3: 2 of the last thousand steps had to be skipped" in told[0]
+
+
+def spend(config: TrainConfig) -> str:
+    with pytest.raises(UsageError) as met:
+        train_poisoned(config, {2: "inf", 3: "inf"})
+    return str(met.value)

@@ -1,0 +1,75 @@
+"""torch.compile changes the time that a step takes, and nothing else; and says with what it can't be used."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gristmill.errors import UsageError
+from training.config import TrainConfig
+from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig, Schedule
+from training.kernels.dropout import Dropout
+from training.memory.memory_config import MemoryConfig, Recompute
+from training.reporting.evaluate import EvalConfig
+from training.reporting.metrics import METRICS, read_metrics
+from training.train import train
+
+needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+
+
+def graphs_of(config: TrainConfig) -> int:
+    """Train; how many graphs the compiler has made of it."""
+    import torch._dynamo.utils  # by those who need it: a second of imports
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    train(config)
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def losses(out_dir: Path) -> list[float]:
+    return [r["loss"] for r in read_metrics(out_dir / METRICS) if r["kind"] != "run"]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("layout", "recompute"),
+    [(ParallelConfig(tp=2, sequence_parallel=True), "none"), (ParallelConfig(zero=3), "selective")],
+)
+def test_compiled_blocks_have_the_same_losses(
+    config: TrainConfig,
+    run_ranks: Callable[..., list[Any]],
+    tmp_path: Path,
+    layout: ParallelConfig,
+    recompute: Recompute,
+) -> None:
+    config = replace(config, precision="fp64", eval=EvalConfig(sample_tokens=0, sequences=10))
+    assert run_ranks(1, graphs_of, config) == [0]
+    memory = MemoryConfig(recompute=recompute)
+    compiled = replace(config, out_dir=tmp_path / "compiled", compile=True, parallel=layout, memory=memory)
+    assert min(run_ranks(2, graphs_of, compiled)) > 0
+    expected = losses(config.out_dir)
+    assert len(expected) == 13 and losses(compiled.out_dir) == pytest.approx(expected, rel=1e-10)
+
+
+@needs_compiler
+def test_compiled_dropout_drops_the_same() -> None:
+    dropout = Dropout(0.3, "site")
+    dropout.part = 1
+    x, samples = torch.ones(2, 3, 8, 16), torch.tensor([5, 2**40])
+    dropped = dropout(x, samples)
+    dropout.compile()
+    assert torch.equal(dropout(x, samples), dropped) and (dropped == 0).any()
+
+
+@pytest.mark.parametrize("schedule", SPLIT_BACKWARD)
+def test_compiled_blocks_cannot_give_their_gradients_apart(config: TrainConfig, schedule: Schedule) -> None:
+    split = replace(config, compile=True, parallel=ParallelConfig(pp=2, schedule=schedule, micro_batches=4))
+    with pytest.raises(UsageError, match=rf"{schedule}.*try --parallel\.schedule interleaved-1f1b"):
+        split.check()
+    replace(split, compile=False).check()
+    replace(split, parallel=ParallelConfig(schedule=schedule)).check()

@@ -1,0 +1,92 @@
+"""One run over many layouts: the same losses, and a checkpoint of any that goes on under any other."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.errors import UsageError
+from training.checkpoint.checkpoint import CheckpointConfig
+from training.config import TrainConfig
+from training.distributed.layout import ParallelConfig
+from training.distributed.rank_pool import RankError
+from training.memory.memory_config import MemoryConfig
+from training.reporting.metrics import METRICS, read_metrics
+from training.train import train
+
+RunRanks = Callable[..., list[Any]]
+CUBE = ParallelConfig(dp=2, zero=1, tp=2, sequence_parallel=True, pp=2, schedule="zbv", micro_batches=4)
+GOES_ON = {
+    "one process": (1, ParallelConfig()),
+    "dp 4": (4, ParallelConfig(zero=3)),
+    "tp 4": (4, ParallelConfig(tp=4, sequence_parallel=True)),
+    "pp 4": (4, ParallelConfig(pp=4)),
+}
+
+
+def told(out_dir: Path) -> tuple[list[tuple[int, float, float]], list[str]]:
+    """What a run recorded that must not depend on the layout: numbers, and texts."""
+    records = [r for r in read_metrics(out_dir / METRICS) if r["kind"] != "run"]
+    numbers = [(r["step"], r["loss"], r.get("grad_norm", 0.0)) for r in records]
+    return numbers, [r["text"] for r in records if r["kind"] == "eval"]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    (numbers, texts), (others, other_texts) = told(one), told(other)
+    assert len(numbers) == len(others) and texts == other_texts
+    for expected, found in zip(numbers, others, strict=True):
+        assert found == pytest.approx(expected, rel=1e-10), other.name
+
+
+@pytest.fixture
+def exact(config: TrainConfig) -> TrainConfig:
+    """Twelve steps in float64, of a model that all layouts here divide."""
+    model = replace(config.model, preset="gpt2", layers=4, kv_heads=4, dropout=0.1)
+    saves = CheckpointConfig(every=6, keep=9)
+    data, measured = replace(config.data, batch_size=16), replace(config.eval, every=6)
+    return replace(config, model=model, precision="fp64", checkpoint=saves, data=data, eval=measured)
+
+
+def spread(config: TrainConfig, out_dir: Path, layout: ParallelConfig, steps: int, run_ranks: RunRanks, n: int) -> None:
+    optim = replace(config.optim, steps=steps, min_lr=config.optim.lr)  # a constant rate: it does not know the end
+    run_ranks(n, train, replace(config, out_dir=out_dir, parallel=layout, optim=optim))
+
+
+def test_a_run_goes_on_under_any_layout_with_the_same_losses(
+    exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    spread(exact, tmp_path / "through", ParallelConfig(), 12, run_ranks, 1)
+    assert len(told(tmp_path / "through")[0]) == 14
+    for name, (processes, layout) in GOES_ON.items():
+        out_dir = tmp_path / name
+        spread(exact, out_dir, CUBE, 6, run_ranks, 8)
+        spread(exact, out_dir, layout, 12, run_ranks, processes)
+        assert_same(tmp_path / "through", out_dir)
+
+
+@pytest.mark.parametrize("place", ["optimizer", "parameters"])
+def test_what_is_kept_on_disk_trains_the_same(
+    exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path, place: str
+) -> None:
+    memory = MemoryConfig(recompute="selective", **{place: "disk"})  # type: ignore[arg-type]
+    spread(exact, tmp_path / "through", ParallelConfig(), 8, run_ranks, 1)
+    spread(replace(exact, memory=memory), tmp_path / "disk", ParallelConfig(zero=3), 8, run_ranks, 2)
+    assert_same(tmp_path / "through", tmp_path / "disk")
+    assert not list((tmp_path / "disk/offload").glob("**/*.*"))
+
+
+@pytest.mark.parametrize("place", ["optimizer", "parameters"])
+def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(
+    exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    memory = MemoryConfig(folder=tmp_path / "file", **{place: "disk"})  # type: ignore[arg-type]
+    with pytest.raises(RankError, match="a part of that path is a file"):
+        spread(replace(exact, memory=memory), tmp_path / "run", ParallelConfig(zero=3), 8, run_ranks, 2)
+
+
+def test_parameters_elsewhere_want_zero_3(exact: TrainConfig) -> None:
+    with pytest.raises(UsageError, match=r"try --parallel.zero 3"):
+        train(replace(exact, memory=MemoryConfig(parameters="cpu")))

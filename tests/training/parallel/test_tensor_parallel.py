@@ -1,0 +1,118 @@
+"""The table against the paper and against shapes; the collectives' conjugacy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.distributed.collectives import replicated_in, sequence_in, sequence_out, summed_out
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import Axis
+from training.model.decoder import Decoder
+from training.model.model_config import ModelConfig
+from training.parallel.parallelize import parallelize
+from training.parallel.tensor_parallel import (
+    DIVIDED,
+    apply_tensor_parallel,
+    divided_dim,
+    divided_piece,
+    summed_over_sequence,
+)
+
+RunRanks = Callable[..., list[Any]]
+
+
+def whole(preset: str, **sizes: Any) -> Decoder:
+    with torch.device("meta"):
+        return Decoder(ModelConfig(preset=preset, layers=2, width=32, heads=8, kv_heads=4, **sizes).resolve(67, 16))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("preset", ["llama", "gpt2"])
+def test_every_matrix_is_divided_as_the_papers_say_and_nothing_else(preset: str) -> None:
+    """Shoeybi et al. 2019, section 3: first matrices by columns of x W, rows of W here; second ones the other way."""
+    for name, p in whole(preset).named_parameters():
+        dim = divided_dim(name)
+        if name.startswith("blocks.") and p.ndim == 2:
+            assert dim == (1 if name.endswith(("attention.o.weight", "mlp.down.weight")) else 0), name
+        elif name in ("embed.tokens.weight", "head.weight"):
+            assert dim == 0
+        elif "norm" in name or "positions" in name or name.endswith(("attention.o.bias", "mlp.down.bias")):
+            assert dim is None and summed_over_sequence(name), name
+        else:
+            assert dim == 0 and name.endswith("bias"), name
+    names = [n for preset in ("llama", "gpt2") for n, _ in whole(preset, bias=True, tied=False).named_parameters()]
+    assert all(any(name.endswith(end) for name in names) for end in DIVIDED)  # no row of the table is dead
+
+
+@pytest.mark.parametrize("preset", ["llama", "gpt2"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_shapes_of_what_a_process_holds(preset: str, size: int) -> None:
+    shapes = {name: tuple(p.shape) for name, p in whole(preset).named_parameters()}
+    held = dict.fromkeys(shapes, 0)
+    for rank in range(size):
+        part = whole(preset)
+        axis = Axis("tp", size, rank, None)
+        apply_tensor_parallel(part, axis, False)
+        for name, p in part.named_parameters():
+            assert tuple(p.shape) == divided_piece(name, shapes[name], axis).size
+            held[name] += p.numel()
+        assert part.embed is not None and part.head is not None
+        assert (part.head.weight is part.embed.tokens.weight) == (preset == "gpt2")
+    for name, count in held.items():
+        times = size if divided_dim(name) is None else 1
+        assert count == times * torch.Size(shapes[name]).numel(), name
+
+
+def test_one_process_changes_nothing() -> None:
+    part = whole("llama")
+    before = str(part)
+    apply_tensor_parallel(part, Axis("tp", 1, 0, None), False)
+    assert str(part) == before
+
+
+def conjugates() -> list[tuple[Tensor, Tensor]]:
+    """Of each collective: its result, and the gradient of its input where that of the result is 1, 2, 3, …"""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    axis = Axis("tp", size, rank, dist.group.WORLD)
+    found = []
+    for function, length in ((replicated_in, 4), (summed_out, 4), (sequence_in, 2), (sequence_out, 4)):
+        x = (10.0 * (rank + 1) + torch.arange(length)).view(1, length, 1).requires_grad_()
+        y = function(x, axis)
+        y.backward((rank + 1) * torch.arange(1.0, y.numel() + 1).view_as(y))
+        assert x.grad is not None
+        found.append((y.detach().flatten(), x.grad.flatten()))
+    return found
+
+
+def test_collectives_and_their_gradients_by_hand(run_ranks: RunRanks) -> None:
+    (copy0, sum0, gather0, scatter0), (copy1, sum1, gather1, scatter1) = run_ranks(2, conjugates)
+    assert copy0[0].tolist() == [10, 11, 12, 13] and copy1[0].tolist() == [20, 21, 22, 23]
+    assert copy0[1].tolist() == copy1[1].tolist() == [3, 6, 9, 12]  # 1 x and 2 x (1, 2, 3, 4), summed
+    assert sum0[0].tolist() == sum1[0].tolist() == [30, 32, 34, 36]
+    assert sum0[1].tolist() == [1, 2, 3, 4] and sum1[1].tolist() == [2, 4, 6, 8]
+    assert gather0[0].tolist() == gather1[0].tolist() == [10, 11, 20, 21]
+    assert gather0[1].tolist() == [3, 6] and gather1[1].tolist() == [9, 12]
+    assert scatter0[0].tolist() == [30, 32] and scatter1[0].tolist() == [34, 36]
+    assert scatter0[1].tolist() == scatter1[1].tolist() == [1, 2, 2, 4]
+
+
+def memory(layout: ParallelConfig) -> tuple[int, int]:
+    """Elements of what this process holds, and of the whole."""
+    from training.distributed.mesh import build_world, open_processes
+
+    config = whole("llama").config
+    with open_processes("cpu") as device:
+        world = build_world(layout.resolve(dist.get_world_size(), config, 16), device)
+        parts = parallelize(config, layout.resolve(dist.get_world_size(), config, 16), world)
+    return sum(p.numel() for part in parts for p in part.parameters()), sum(
+        p.numel() for p in whole("llama").parameters()
+    )
+
+
+def test_a_process_holds_little_more_than_its_share(run_ranks: RunRanks) -> None:
+    for layout in (ParallelConfig(tp=4), ParallelConfig(tp=2, pp=2)):
+        for mine, everything in run_ranks(4, memory, layout):
+            assert mine < 1.1 * everything / 4

@@ -1,0 +1,303 @@
+"""The certificate over a covering set of layouts, and that it turns red when one thing is broken on each axis."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+import training.distributed.collectives
+import training.memory.recompute
+import training.parallel.fsdp
+import training.parallel.gradients
+import training.parallel.parallel_model
+import training.parallel.parallelize
+import training.parallel.pipeline_stages
+import training.parallel.tensor_parallel
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import Axis
+from training.distributed.rank_pool import Ranks
+from training.kernels.cross_entropy import IGNORED
+from training.model.decoder import Decoder, Embedding
+from training.parallel.data_parallel import Bucket, Replicas
+from training.parallel.parallel_model import ParallelModel
+from training.parallel.pipeline_parallel import Pipeline
+from training.parity.cases import Case, covering_cases
+from training.parity.comparison import LIMITS, Certifier, put_together, traffic_difference
+from training.parity.traffic import Volume
+from training.parity.worker import Seen, measure
+from training.sharding.shard_spec import Piece
+
+Patch = pytest.MonkeyPatch
+COVERING = covering_cases()
+
+
+def kind(case: Case) -> tuple[Any, ...]:
+    """What of a case may matter to the code that computes in float32 alone."""
+    layout = case.layout
+    return case.preset, layout.zero, layout.tp > 1, layout.pp > 1, case.recompute
+
+
+@pytest.fixture(scope="module")
+def certifier(rank_pool: Ranks) -> Certifier:
+    return Certifier(rank_pool)
+
+
+def case(preset: Any, recompute: Any = "none", precision: Any = "fp64", **layout: Any) -> Case:
+    """A case of so many processes as the layout wants."""
+    asked = ParallelConfig(**layout)
+    processes = (asked.dp or 1) * asked.tp * asked.pp
+    model = Case.of("llama", replace(asked, dp=asked.dp or 1, virtual_stages=3, micro_batches=1)).model
+    return replace(Case.of(preset, asked.resolve(processes, model, 24), recompute), precision=precision)
+
+
+@pytest.mark.parametrize("chosen", COVERING, ids=str)
+def test_a_covering_set_of_layouts_computes_and_communicates_as_it_should(certifier: Certifier, chosen: Case) -> None:
+    row = certifier.certify(chosen)
+    assert row.green, row.reason
+
+
+@pytest.mark.parametrize("chosen", {kind(c): c for c in COVERING}.values(), ids=str)
+def test_float32_agrees_to_rounding(certifier: Certifier, chosen: Case) -> None:
+    row = certifier.certify(replace(chosen, precision="fp32"))
+    assert row.green, row.reason
+
+
+# What is broken: each function patches one thing in a process of its own
+
+
+def no_sum_of_input_gradients(patch: Patch) -> None:
+    patch.setattr(training.distributed.collectives._Copy, "backward", staticmethod(lambda _ctx, grad: (grad, None)))
+
+
+def no_sum_of_outputs(patch: Patch) -> None:
+    patch.setattr(training.distributed.collectives._Sum, "forward", staticmethod(lambda _ctx, x, _axis: x.clone()))
+
+
+def sequence_halves_swapped(patch: Patch) -> None:
+    right = training.distributed.collectives._scatter_sequence
+    patch.setattr(
+        training.distributed.collectives, "_scatter_sequence", lambda x, axis: right(x.roll(x.shape[1] // 2, 1), axis)
+    )
+
+
+def every_position_from_zero(patch: Patch) -> None:
+    right = Embedding.place
+    patch.setattr(Embedding, "place", lambda self, x, _first, samples: right(self, x, 0, samples))
+
+
+def norms_not_summed_over_the_sequence(patch: Patch) -> None:
+    patch.setattr(training.parallel.gradients, "summed_over_sequence", lambda _name: False)
+
+
+def every_head_drops_as_the_first(patch: Patch) -> None:
+    patch.setattr(training.parallel.tensor_parallel, "_divide_dropout", lambda *_: None)
+
+
+def vocabulary_from_zero(patch: Patch) -> None:
+    right = training.parallel.tensor_parallel.summed_cross_entropy
+    patch.setattr(
+        training.parallel.tensor_parallel,
+        "summed_cross_entropy",
+        lambda x, weight, targets, _first, group: right(x, weight, targets, 0, group),
+    )
+
+
+def loss_scaled_by_replicas(patch: Patch) -> None:
+    right = ParallelModel.forward_backward
+
+    def scaled(self: ParallelModel, batch: Any, scale: float) -> Tensor:
+        return right(self, batch, scale * self.world.replicas)
+
+    patch.setattr(ParallelModel, "forward_backward", scaled)
+
+
+def gradients_averaged(patch: Patch) -> None:
+    right = Bucket.finish
+
+    def averaged(self: Bucket) -> None:
+        right(self)
+        for own in self.own:
+            assert own.grad is not None
+            own.grad /= self.shard.size * self.replicate.size
+
+    patch.setattr(Bucket, "finish", averaged)
+
+
+def groups_of_replicas_not_summed(patch: Patch) -> None:
+    right = Replicas.__init__
+
+    def alone(self: Replicas, full: Any, shard: Axis, _replicate: Axis, zero: int) -> None:
+        right(self, full, shard, Axis("replicate", 1, 0, None), zero)
+
+    patch.setattr(Replicas, "__init__", alone)
+
+
+def first_micro_batch_forgotten(patch: Patch) -> None:
+    right = Replicas.arm
+
+    def forgetful(self: Replicas) -> None:
+        for bucket in self.buckets:
+            for p in bucket.full:
+                p.grad = None
+        right(self)
+
+    patch.setattr(Replicas, "arm", forgetful)
+
+
+def updates_not_published(patch: Patch) -> None:
+    right, published = Replicas.publish, []
+
+    def once(self: Replicas) -> None:
+        if not published:
+            right(self)
+        published.append(True)
+
+    patch.setattr(Replicas, "publish", once)
+
+
+def stale_gathered_parameters(patch: Patch) -> None:
+    right = training.parallel.parallelize.apply_fsdp
+
+    def stale(part: Decoder, world: Any) -> None:
+        right(part, world)
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                module.set_reshard_after_backward(False)
+
+    patch.setattr(training.parallel.parallelize, "apply_fsdp", stale)
+
+
+def ends_not_summed(patch: Patch) -> None:
+    patch.setattr(training.parallel.parallel_model, "summations", lambda *_: [])
+
+
+def stages_swapped(patch: Patch) -> None:
+    right = training.parallel.pipeline_stages.stage_layers
+    patch.setattr(training.parallel.pipeline_stages, "stage_layers", lambda config, stages: right(config, stages)[::-1])
+
+
+def last_micro_batch_dropped(patch: Patch) -> None:
+    right = Pipeline.forward_backward
+
+    def dropping(self: Pipeline, ids: Tensor, targets: Tensor, samples: Tensor, scale: float) -> Tensor:
+        left = targets.clone()
+        left[-len(left) // self.layout.micro_batches :] = IGNORED
+        return right(self, ids, left, samples, scale)
+
+    patch.setattr(Pipeline, "forward_backward", dropping)
+
+
+def computed_again_otherwise(patch: Patch) -> None:
+    right = training.memory.recompute.checkpoint
+
+    def other(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        calls: list[bool] = []
+
+        def run(x: Tensor, *rest: Any) -> Any:
+            calls.append(True)
+            return forward(x * (1.0 if len(calls) == 1 else 1.001), *rest)
+
+        return right(run, *args, **options)
+
+    patch.setattr(training.memory.recompute, "checkpoint", other)
+
+
+def all_draw_the_same_shard(patch: Patch) -> None:
+    right = training.parallel.parallel_model.fill_initial
+    patch.setattr(
+        training.parallel.parallel_model,
+        "fill_initial",
+        lambda values, name, piece, *rest: right(values, name, Piece.whole(piece.size), *rest),
+    )
+
+
+def broken(what: Callable[[Patch], None], chosen: Case) -> Seen:
+    with pytest.MonkeyPatch.context() as patch:
+        what(patch)
+        return measure(chosen)
+
+
+BROKEN: list[tuple[Callable[[Patch], None], Case, str]] = [
+    (no_sum_of_input_gradients, case("llama", tp=2), "gradient"),
+    (no_sum_of_outputs, case("llama", tp=2), "loss"),
+    (vocabulary_from_zero, case("llama", tp=2), "loss"),
+    (every_head_drops_as_the_first, case("gpt2", tp=2), "loss"),
+    (all_draw_the_same_shard, case("llama", tp=2), "loss"),
+    (sequence_halves_swapped, case("llama", tp=2, sequence_parallel=True), "loss"),
+    (every_position_from_zero, case("gpt2", tp=2, sequence_parallel=True), "loss"),
+    (norms_not_summed_over_the_sequence, case("gpt2", tp=2, sequence_parallel=True), "gradient"),
+    (loss_scaled_by_replicas, case("llama", dp=2), "gradient"),
+    (gradients_averaged, case("llama", dp=2), "gradient"),
+    (gradients_averaged, case("llama", dp=2, zero=1), "gradient"),
+    (first_micro_batch_forgotten, case("llama", dp=2, micro_batches=2), "gradient"),
+    (groups_of_replicas_not_summed, case("llama", dp=4, zero=2, shard=2), "gradient"),
+    (updates_not_published, case("llama", dp=2, zero=2), "loss"),
+    (stale_gathered_parameters, case("llama", dp=2, zero=3), "loss"),
+    (ends_not_summed, case("gpt2", pp=2), "gradient"),
+    (ends_not_summed, case("gpt2", pp=2, schedule="zbv"), "gradient"),
+    (stages_swapped, case("llama", pp=2), "loss"),
+    (last_micro_batch_dropped, case("llama", pp=2, schedule="gpipe"), "loss"),
+    (computed_again_otherwise, case("llama", "full"), "gradient"),
+    (computed_again_otherwise, case("llama", "selective"), "gradient"),
+]
+
+
+@pytest.mark.parametrize(("what", "chosen", "seen_in"), BROKEN, ids=[f"{b[0].__name__}-{b[1]}" for b in BROKEN])
+def test_what_is_broken_turns_red(rank_pool: Ranks, what: Callable[[Patch], None], chosen: Case, seen_in: str) -> None:
+    row = Certifier(rank_pool, partial(broken, what)).certify(chosen)
+    assert not row.green and not getattr(row, seen_in) <= 1e-6, row.reason  # or it is not a number
+
+
+def superfluous_sum(chosen: Case) -> Seen:
+    """The numbers are right; an all-reduce of four is in vain."""
+    with pytest.MonkeyPatch.context() as patch:
+        right = Replicas.finish
+
+        def finish(self: Replicas) -> None:
+            right(self)
+            dist.all_reduce(torch.zeros(4), group=self.buckets[0].replicate.group)
+
+        patch.setattr(Replicas, "finish", finish)
+        return measure(chosen)
+
+
+def test_superfluous_communication_turns_red(rank_pool: Ranks) -> None:
+    row = Certifier(rank_pool, superfluous_sum).certify(case("llama", dp=2))
+    assert not row.green and row.worst < LIMITS["fp64"]
+    assert "rank 0 takes part in 2 all-reduce" in row.reason and "theory has 1 of" in row.reason
+
+
+def fail(chosen: Case) -> Seen:
+    raise ValueError(f"no {chosen}")
+
+
+def test_a_rank_that_fails_turns_red_and_the_next_case_runs(rank_pool: Ranks, certifier: Certifier) -> None:
+    row = Certifier(rank_pool, fail).certify(case("llama", dp=2))
+    assert not row.green and "ValueError: no llama dp2" in row.reason
+    assert certifier.certify(case("llama", dp=2)).green
+
+
+def seen(rank_parts: Sequence[tuple[int, int, float]]) -> list[Seen]:
+    """Of each process one piece of a vector of four: from, length, value."""
+    found = []
+    for start, length, value in rank_parts:
+        held = [("w", Piece((4,), (start,), (length,)), torch.full((length,), value))]
+        found.append(Seen([1.0], held, held, {("tp", "all-reduce"): Volume(1, 8)}, {}, 0.0))
+    return found
+
+
+def test_missing_and_differing_parts_are_found() -> None:
+    assert put_together(seen([(0, 2, 1.0), (2, 2, 2.0), (2, 2, 2.0)])).weights["w"].tolist() == [1, 1, 2, 2]
+    with pytest.raises(AssertionError, match="1 elements of"):
+        put_together(seen([(0, 2, 1.0), (2, 1, 2.0)]))
+    assert not put_together(seen([(0, 4, 1.0), (0, 4, 1.0)])).disagreement
+    assert "rank 1 has other values of w" in put_together(seen([(0, 4, 1.0), (0, 4, 1.0 + 1e-7)])).disagreement
+    assert "rank 0 takes part in 1 all-reduce of 8 bytes on axis tp; theory has 0 of 0" in traffic_difference(
+        seen([(0, 4, 1.0)])
+    )

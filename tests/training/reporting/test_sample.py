@@ -1,0 +1,74 @@
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gristmill.errors import UsageError
+from gristmill.io.token_shards import Manifest
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import build_world, open_processes
+from training.model.model_config import ModelConfig
+from training.parallel.parallel_model import ParallelModel
+from training.reporting.evaluate import EvalConfig
+from training.reporting.sample import Sampler
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    with open_processes("cpu") as found:
+        yield found
+
+
+def model(device: torch.device, layout: ParallelConfig = ParallelConfig(), vocabulary: int = 301) -> ParallelModel:
+    config = ModelConfig(layers=2, width=16, heads=2, init_std=0.5, vocab_size=vocabulary).resolve(300, 8)
+    layout = layout.resolve(dist.get_world_size(), config, 8)
+    return ParallelModel(config, layout, build_world(layout, device), seed=1)
+
+
+def sampler(corpus: Path, **options: object) -> Sampler:
+    folder = corpus / "tokens/train"
+    return Sampler(folder, Manifest.load(folder), replace(EvalConfig(sample_tokens=12), **options), seed=1)  # type: ignore[arg-type]
+
+
+def test_text_continues_the_prompt_and_is_the_same_each_time(corpus: Path, device: torch.device) -> None:
+    draw = sampler(corpus, prompt="the miller")
+    torch.manual_seed(1)
+    text = draw.text(model(device))
+    torch.manual_seed(2)
+    assert text.startswith("the miller") and len(text) > len("the miller")
+    assert draw.text(model(device)) == text
+
+
+def test_temperature_zero_takes_the_most_probable_token(corpus: Path, device: torch.device) -> None:
+    decoder, draw = model(device), sampler(corpus, prompt="grain", temperature=0.0, sample_tokens=1)
+    best = int(decoder.parts[0](torch.tensor([draw.start]))[0, -1, :300].argmax())
+    assert draw.text(decoder) == draw.tokenizer.decode([*draw.start[1:], best])
+
+
+def test_ids_beyond_the_tokenizer_are_never_drawn(corpus: Path, device: torch.device) -> None:
+    decoder = model(device, vocabulary=1000)
+    with torch.no_grad():
+        decoder.parts[0].head.weight[300:] *= 100  # type: ignore[index, operator, union-attr]
+    assert isinstance(sampler(corpus).text(decoder), str)
+
+
+def drawn(corpus: Path, layout: ParallelConfig) -> str:
+    with open_processes("cpu") as device:
+        return sampler(corpus, prompt="the miller").text(model(device, layout))
+
+
+@pytest.mark.parametrize(
+    "layout", [ParallelConfig(tp=2, sequence_parallel=True), ParallelConfig(pp=2), ParallelConfig(zero=3)]
+)
+def test_every_layout_draws_the_same(corpus: Path, run_ranks: Callable[..., list[Any]], layout: ParallelConfig) -> None:
+    assert run_ranks(2, drawn, corpus, layout) == [drawn(corpus, ParallelConfig())] * 2
+
+
+def test_a_missing_tokenizer_is_an_error(corpus: Path, tmp_path: Path) -> None:
+    manifest = Manifest.load(corpus / "tokens/train")
+    with pytest.raises(UsageError, match="missing or is not the one"):
+        Sampler(tmp_path, manifest, EvalConfig(), seed=1)

@@ -1,0 +1,1 @@
+"""Checkpoints: atomic, independent of the layout, resumed exactly."""

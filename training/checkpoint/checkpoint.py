@@ -1,0 +1,241 @@
+"""Checkpoints: whole or not there, independent of the layout, the latest few kept.
+
+checkpoints/latest             the name of the one to go on from
+checkpoints/step-00000200/     torch's distributed checkpoint: parameters and optimizer state by name
+    record.json                step, model, tokenizer, and the SHA-256 of every other file in here
+checkpoints/….partial          one that was being written when the run ended; never read
+
+Which data comes next is a function of the step, and every random choice (initial weights, order of
+the data, dropout, sampling) one of seed and step; so there is neither a position nor a generator's
+state to be kept.
+"""
+
+import math
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from gristmill.errors import InputError, OutputError, UsageError, writing
+from gristmill.io.files import PARTIAL, flush_to_disk, partial_path, sha256_file, write_whole
+from training.checkpoint.checkpoint_group import Peers
+from training.checkpoint.record import RECORD, CheckpointRecord, check
+from training.checkpoint.shard_plans import State
+from training.checkpoint.shard_storage import METADATA, Held, held_in, read_pieces, share_out, write_pieces
+from training.distributed.mesh import World
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the run is written down."""
+
+    every: int = 200
+    """Steps between checkpoints; 0: only after the last step."""
+    keep: int = 2
+    """How many of the latest to keep."""
+    beside: bool = True
+    """Write them while the training goes on, from a copy in memory; not where [memory] keeps states on disk."""
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints in `folder`, of which `keep` are kept; `say` tells the user what happens to them.
+
+    Every process calls every method, and in the same order. What `save_async` began must be waited
+    for before the processes part, errors or not.
+    """
+
+    folder: Path
+    keep: int
+    world: World
+    say: Callable[[str], None]
+    _staged: dict[Held, Tensor] = field(default_factory=dict, init=False)
+    _saving: Future[Path] | None = field(default=None, init=False)
+    _abandoned: list[Path] = field(default_factory=list, init=False)  # later than the one loaded
+
+    @cached_property
+    def peers(self) -> Peers:
+        return Peers.meet(self.world)
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "checkpoint")
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def save(self, record: CheckpointRecord, state: State) -> Path:
+        """Write a checkpoint. Raises OutputError where it cannot be written."""
+        self.wait()
+        return self._write(record, self._share(state))
+
+    def save_async(self, record: CheckpointRecord, state: State) -> Path:
+        """The same, once what this process is to write of `state` has been copied; the rest happens beside the caller.
+
+        Returns the path that the checkpoint will have. What goes wrong is raised by the next `wait`, `save`,
+        `save_async` or `load`.
+        """
+        self.wait()
+        self._saving = self._thread.submit(self._write, record, self._stage(self._share(state)))
+        return self.path(record.step)
+
+    def wait(self) -> None:
+        """Let the checkpoint that is being written be finished; OutputError where it could not be."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def load(self, state: State) -> CheckpointRecord | None:
+        """Fill `state` from the latest whole checkpoint; None where none was ever finished.
+
+        One that is damaged is passed over, and said so. Raises InputError where all are, or where it
+        is not one of this state.
+        """
+        self.wait()
+        found = self.latest()
+        if found is None:
+            return None
+        path, record = found
+        read_pieces(state, path, self.peers.group)
+        return record
+
+    def latest(self) -> tuple[Path, CheckpointRecord] | None:
+        """The checkpoint that `load` reads, and its record."""
+        candidates, later = self.peers.main_only(self._finished)
+        for path in candidates:
+            record, fault = check(path, self.peers)
+            if record is not None:
+                self._abandoned = later
+                return path, record
+            self.say(f"checkpoint {path.name} cannot be used ({fault}): trying the one before it")
+            later = [*later, path]
+        if candidates:
+            raise InputError(f"no checkpoint in {self.folder} can be used; remove that folder to begin again")
+        return None
+
+    def _finished(self) -> tuple[list[Path], list[Path]]:
+        """Finished checkpoints, the one that `latest` names first, then earlier ones; and those later than it."""
+        for partial in sorted(self.folder.glob(f"step-*[0-9]{PARTIAL}")):
+            self.say(f"checkpoint {partial.stem} was never finished: passing it over")
+        found = sorted(self.folder.glob("step-*[0-9]"), reverse=True)
+        latest = self.folder / LATEST
+        name = latest.read_text().strip() if latest.is_file() else ""
+        later = [path for path in found if path.name > name] if self.folder / name in found else []
+        return [path for path in found if path not in later], later
+
+    def _share(self, state: State) -> State:
+        """What of `state` this process is to write, so that each piece is written by one of those that hold it."""
+        mine = share_out(self.peers.gather(lambda: held_in(state)))[self.world.rank]
+        share: State = {}
+        for key in sorted(state):
+            once = {piece: tensor for tensor, piece in state[key] if (key, piece) in mine}
+            share |= {key: [(tensor, piece) for piece, tensor in once.items()]} if once else {}
+        return share
+
+    def _stage(self, state: State) -> State:
+        """A copy of `state` in this machine's memory, in the buffers of the copy before it where they fit."""
+        old, self._staged = self._staged, {}
+        for key, entries in state.items():
+            for tensor, piece in entries:
+                buffer = old.get((key, piece))
+                if buffer is None or buffer.dtype != tensor.dtype:
+                    buffer = torch.empty(piece.size, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._staged[key, piece] = buffer.copy_(tensor, non_blocking=True)
+        if self.world.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()  # the copies are there
+        return {key: [(self._staged[key, piece], piece) for _, piece in entries] for key, entries in state.items()}
+
+    def _write(self, record: CheckpointRecord, share: State) -> Path:
+        assert all(map(math.isfinite, record.stability.values())), "JSON holds finite numbers only"
+        final = self.path(record.step)
+        temporary = partial_path(final)
+        self.peers.main_only(lambda: self._begin(temporary))
+        try:
+            write_pieces(share, temporary, self.peers.group)
+        except OutputError:
+            if self.world.is_main:
+                shutil.rmtree(temporary, ignore_errors=True)  # room, which may be what is missing
+            raise
+        hashes = self.peers.gather(lambda: _hashes(temporary, self.world.rank))
+        files = {name: digest for part in hashes for name, digest in part.items()}
+        self.peers.main_only(lambda: self._commit(msgspec.structs.replace(record, files=files), temporary, final))
+        return final
+
+    def _begin(self, temporary: Path) -> None:
+        for leftover in self.folder.glob(f"*{PARTIAL}"):
+            _remove(leftover)
+        with writing(temporary):
+            temporary.mkdir(parents=True)
+
+    def _commit(self, record: CheckpointRecord, temporary: Path, final: Path) -> None:
+        """Give a written checkpoint its name, and make it the latest: until then that is the one before it."""
+        write_whole(temporary / RECORD, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+        with writing(final):
+            flush_to_disk(temporary)  # torch has flushed the files; this flushes their names
+            if final.exists():  # a damaged one, when the run went on from an earlier one
+                final.replace(final.with_name(f"{final.name}.replaced{PARTIAL}"))
+            temporary.replace(final)
+            write_whole(self.folder / LATEST, final.name.encode())
+            flush_to_disk(self.folder)
+        self._prune(final)
+
+    def _prune(self, final: Path) -> None:
+        old = [path for path in sorted(self.folder.glob("step-*[0-9]")) if path not in (final, *self._abandoned)]
+        keep = self.keep - 1
+        for path in [*old[: len(old) - keep], *self._abandoned, *self.folder.glob(f"*{PARTIAL}")]:
+            if path != final:
+                _remove(path)
+
+
+def open_checkpoint(folder: Path, peers: Peers, say: Callable[[str], None]) -> tuple[Path, CheckpointRecord]:
+    """The checkpoint that a user names: itself, a folder of them, or a training run's folder.
+
+    Raises UsageError where there is none, InputError where it is damaged.
+    """
+    if (folder / RECORD).is_file():
+        record, fault = check(folder, peers)
+        if record is None:
+            raise InputError(f"the checkpoint {folder} cannot be used ({fault})")
+        return folder, record
+    inside = folder / "checkpoints"
+    checkpoints = Checkpoints(inside if inside.is_dir() else folder, 1, peers.world, say)
+    checkpoints.peers = peers
+    found = checkpoints.latest()
+    if found is None:
+        raise UsageError(f"{folder}: wanted a checkpoint with its {RECORD}, a folder of them, or a run's --out_dir")
+    return found
+
+
+def load_model(folder: Path, state: State, world: World, say: Callable[[str], None]) -> CheckpointRecord:
+    """Fill `state`, such as a model's parameters alone, from the checkpoint that `folder` is or holds the latest of.
+
+    Every process calls it. Raises UsageError where there is none, InputError where it is damaged or of
+    another model. What shapes do not show, require_same_model compares.
+    """
+    peers = Peers.meet(world)
+    path, record = open_checkpoint(folder, peers, say)
+    read_pieces(state, path, peers.group)
+    return record
+
+
+def _hashes(folder: Path, rank: int) -> dict[str, str]:
+    """The SHA-256 of every file that this process wrote."""
+    with writing(folder):
+        names = sorted(path.name for path in folder.glob(f"__{rank}_*")) + [METADATA] * (rank == 0)
+        return {name: sha256_file(folder / name) for name in names}
+
+
+def _remove(path: Path) -> None:
+    with writing(path):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,182 @@
+"""What is written of pieces, and what is read: the plans that torch's distributed checkpoints (DCP) take.
+
+Only boxes are known here: where one that is wanted overlaps one that was stored, a read fills that part.
+"""
+
+import io
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+
+from gristmill.errors import InputError
+from training.sharding.shard_spec import Piece
+
+State = dict[str, list[tuple[Tensor, Piece]]]
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and size
+
+
+def overlap(one: Box, other: Box) -> Box:
+    """Offset and size of the box that two boxes share; some size is 0 where they share none.
+
+    >>> overlap(((0, 0), (4, 4)), ((2, 1), (4, 2)))
+    ((2, 1), (2, 2))
+    """
+    start = tuple(max(a, b) for a, b in zip(one[0], other[0], strict=True))
+    stops = (min(a + n, b + m) for a, n, b, m in zip(*one, *other, strict=True))
+    return start, tuple(max(0, stop - begin) for begin, stop in zip(start, stops, strict=True))
+
+
+class PieceSavePlanner(SavePlanner):
+    """Writes every piece of the state it is given. Together they must make up each whole tensor, without overlap."""
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        storage_meta: StorageMeta | None = None,  # noqa: ARG002
+        is_coordinator: bool = False,  # noqa: ARG002
+    ) -> None:
+        self.state: State = state_dict
+
+    def create_local_plan(self) -> SavePlan:
+        entries = [found for key in sorted(self.state) for found in _indexed(self.state, key)]
+        return SavePlan([_write_item(index, _entry(self.state, index), piece) for index, piece in entries])
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        stored: dict[str, TensorStorageMetadata] = {}
+        for item in sorted((item for plan in all_plans for item in plan.items), key=lambda item: item.index.fqn):
+            data = item.tensor_data
+            assert data is not None
+            entry = stored.setdefault(item.index.fqn, TensorStorageMetadata(data.properties, data.size, []))
+            assert entry.size == data.size, f"{item.index.fqn} is {entry.size} here and {data.size} there"
+            entry.chunks.append(data.chunk)
+        for key, entry in stored.items():
+            _check_partition(key, entry)
+        # where torch's own tools put each in a nested dictionary: {"model": {name: tensor}, "optim": …}
+        paths = {key: tuple(key.split(".", 1)) for key in stored}
+        return all_plans, Metadata(dict(stored), planner_data=paths)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
+        return _entry(self.state, write_item.index).contiguous()
+
+
+class PieceLoadPlanner(LoadPlanner):
+    """Fills each tensor of the state it is given from the boxes that were stored of it."""
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,  # noqa: ARG002
+    ) -> None:
+        assert metadata is not None
+        self.state: State = state_dict
+        self.stored = metadata.state_dict_metadata
+
+    def create_local_plan(self) -> LoadPlan:
+        wanted = [(i, piece) for key in sorted(self.state) for i, piece in _indexed(self.state, key) if piece.numel]
+        missing = [i.fqn for i, _ in wanted if not isinstance(self.stored.get(i.fqn), TensorStorageMetadata)]
+        if missing:
+            raise InputError(
+                f"the checkpoint holds no {missing[0]} (nor {len(missing) - 1} others of the {len(wanted)} tensors "
+                "wanted): it is of another model or optimizer; give the configuration it was saved with"
+            )
+        return LoadPlan([item for index, piece in wanted for item in self._reads(index, piece)])
+
+    def _reads(self, index: MetadataIndex, piece: Piece) -> list[ReadItem]:
+        key = index.fqn
+        entry = self.stored[key]
+        assert isinstance(entry, TensorStorageMetadata)
+        if tuple(entry.size) != piece.shape:
+            raise InputError(
+                f"the checkpoint holds {key} of shape {tuple(entry.size)}, and this model's is {piece.shape}; "
+                "give the configuration it was saved with"
+            )
+        shared = [(chunk, overlap((piece.offset, piece.size), _box(chunk))) for chunk in entry.chunks]
+        found = sum(math.prod(size) for _, (_, size) in shared)
+        if found != piece.numel:
+            raise InputError(f"the checkpoint holds {found} of the {piece.numel} elements wanted of {key}")
+        return [_read_item(index, piece, chunk, box) for chunk, box in shared if math.prod(box[1])]
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        return central_plan
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        tensor = _entry(self.state, read_item.dest_index)
+        for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            tensor = tensor.narrow(dim, start, length)
+        return tensor
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Nothing: what resolve_tensor gave was a view."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:  # noqa: ARG002
+        raise AssertionError("a state is made of tensors")
+
+
+def _indexed(state: State, key: str) -> list[tuple[MetadataIndex, Piece]]:
+    """The pieces held of a tensor, and how DCP refers to each."""
+    return [(MetadataIndex(key, piece.offset, i), piece) for i, (_, piece) in enumerate(state[key])]
+
+
+def _entry(state: State, index: MetadataIndex) -> Tensor:
+    assert index.index is not None
+    return state[index.fqn][index.index][0].detach()
+
+
+def _write_item(index: MetadataIndex, tensor: Tensor, piece: Piece) -> WriteItem:
+    assert tuple(tensor.shape) == piece.size, f"{index.fqn} is {tuple(tensor.shape)}, and its piece {piece.size}"
+    chunk = ChunkStorageMetadata(torch.Size(piece.offset), torch.Size(piece.size))
+    data = TensorWriteData(chunk, TensorProperties(tensor.dtype), torch.Size(piece.shape))
+    return WriteItem(index, WriteItemType.SHARD, tensor_data=data)
+
+
+def _read_item(index: MetadataIndex, piece: Piece, chunk: ChunkStorageMetadata, shared: Box) -> ReadItem:
+    start, size = shared
+    return ReadItem(
+        type=LoadItemType.TENSOR,
+        dest_index=index,
+        dest_offsets=torch.Size(a - b for a, b in zip(start, piece.offset, strict=True)),
+        storage_index=MetadataIndex(index.fqn, chunk.offsets),
+        storage_offsets=torch.Size(a - b for a, b in zip(start, chunk.offsets, strict=True)),
+        lengths=torch.Size(size),
+    )
+
+
+def _box(chunk: ChunkStorageMetadata) -> Box:
+    return tuple(chunk.offsets), tuple(chunk.sizes)
+
+
+def _check_partition(key: str, entry: TensorStorageMetadata) -> None:
+    boxes = [_box(chunk) for chunk in entry.chunks]
+    held, wanted = sum(math.prod(size) for _, size in boxes), math.prod(entry.size)
+    assert held == wanted, f"the pieces of {key} have {held} elements, and the whole {wanted}"
+    shared = [overlap(one, other)[1] for one, other in itertools.combinations(boxes, 2)]
+    assert not any(math.prod(size) for size in shared), f"pieces of {key} overlap"

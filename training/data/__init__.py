@@ -1,0 +1,1 @@
+"""Fixed-length sequences from token shards, and the batches of each step."""

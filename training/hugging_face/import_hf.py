@@ -1,0 +1,141 @@
+"""Stage: a Hugging Face model as a checkpoint of step 0, from which training begins."""
+
+import json
+import shutil
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from torch import Tensor
+from tyro.conf import Positional
+
+from gristmill.errors import InputError, UsageError, writing
+from gristmill.io.files import sha256_file, whole_file
+from gristmill.io.token_shards import TokenizerRecord
+from training.checkpoint.checkpoint import CheckpointRecord, Checkpoints
+from training.checkpoint.checkpoint_group import alone
+from training.checkpoint.shard_plans import State
+from training.hugging_face.export_hf import require_empty
+from training.hugging_face.tensor_names import (
+    BODIES,
+    BUFFERS,
+    CONFIG,
+    INDEX,
+    TOKENIZER,
+    WEIGHTS,
+    from_config,
+    their_tensors,
+)
+from training.model.model_config import ModelConfig
+from training.sharding.shard_spec import Piece
+
+
+def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
+    """Read config.json and model.safetensors of a Llama or GPT-2, and write a checkpoint to begin training from.
+
+    Train with --init_from OUT and the model's sizes, on tokens of the model's own tokenizer; where it is a
+    SentencePiece model (tokenizer.model), it is copied beside the checkpoint, for tokenize_corpus. Only the
+    parameters are there: the optimizer begins anew.
+
+    Args:
+        hf_folder: A folder that save_pretrained or gristmill export_hf wrote, or a download of one.
+        out_dir: Where to write; a new or empty folder.
+
+    Returns:
+        What was written, and the options that describe the model.
+    """
+    require_empty(out_dir)
+    config = _read_json(hf_folder / CONFIG)
+    try:
+        form, model = from_config(config)
+    except (UsageError, InputError) as error:
+        raise type(error)(f"{hf_folder / CONFIG}: {error}") from error
+    with ExitStack() as files, alone() as peers:
+        tensors = _open_tensors(hf_folder, BODIES[form], files)
+        state = _state(form, model, tensors)
+        tokenizer = _copy_tokenizer(hf_folder / TOKENIZER, out_dir, model, config)
+        record = CheckpointRecord(
+            step=0,
+            updates=0,
+            processes=1,
+            layout={},
+            stability={},
+            unigram_loss=0.0,
+            model=asdict(model),
+            tokenizer=tokenizer,
+        )
+        path = Checkpoints(out_dir, 1, peers.world, print).save(record, state)
+    return f"{form} model, {len(state)} parameters, in {path}\ntrain it with --init_from {out_dir} {options(model)}"
+
+
+def options(model: ModelConfig) -> str:
+    """The command line options of a model, those left out that the preset implies."""
+    preset = ModelConfig(preset=model.preset).resolve(1, 1)
+    told = {key: value for key, value in asdict(model).items() if value != getattr(preset, key)}
+    told = {"preset": model.preset, **{key: value for key, value in told.items() if key != "init_std"}}
+    return " ".join(f"--model.{key} {value}" for key, value in told.items())
+
+
+def _state(form: str, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -> State:
+    """Our parameters, as views of the files. InputError where they do not hold just this model."""
+    wanted = {theirs.name: theirs for theirs in their_tensors(form, model)}
+    missing, more = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    if model.tied and more == ["lm_head.weight"]:
+        more = []  # once more what the embedding is
+    if missing or more:
+        fault = f"no {missing[0]}" if missing else f"{more[0]}, which such a model has not"
+        raise InputError(f"the files hold {fault} ({len(missing)} missing, {len(more)} too many); see {CONFIG}")
+    state: State = {}
+    for name, theirs in wanted.items():
+        file, stored = tensors[name]
+        tensor: Tensor = file.get_tensor(stored)  # mapped, not read
+        if tuple(tensor.shape) != theirs.shape:
+            raise InputError(f"{name} is of shape {tuple(tensor.shape)}, and {CONFIG} makes it {theirs.shape}")
+        state |= {
+            f"model.{ours}": [(view, Piece.whole(tuple(view.shape)))] for ours, view in theirs.views(tensor).items()
+        }
+    return state
+
+
+def _open_tensors(folder: Path, body: str, files: ExitStack) -> dict[str, tuple[Any, str]]:
+    """By their full name: the open file that holds it, and the name there."""
+    if (folder / INDEX).is_file():
+        names = sorted(set(_read_json(folder / INDEX).get("weight_map", {}).values()))
+    else:
+        names = [WEIGHTS]
+    tensors: dict[str, tuple[Any, str]] = {}
+    for name in names:
+        if not (folder / name).is_file():
+            raise UsageError(f"{folder / name}: wanted weights as safetensors, and there is no such file")
+        try:
+            file = files.enter_context(safetensors.safe_open(folder / name, "pt"))
+        except (safetensors.SafetensorError, OSError) as error:
+            raise InputError(f"{folder / name} is damaged ({error}); fetch or write it again") from error
+        stored = [key for key in file.keys() if not key.endswith(BUFFERS)]  # noqa: SIM118
+        tensors |= {key if key.startswith((body, "lm_head.")) else body + key: (file, key) for key in stored}
+    return tensors
+
+
+def _copy_tokenizer(source: Path, out_dir: Path, model: ModelConfig, config: dict[str, Any]) -> TokenizerRecord:
+    ends = config.get("eos_token_id")
+    end = ends[0] if isinstance(ends, list) and ends else ends
+    end = end if isinstance(end, int) else -1  # none is known
+    if not source.is_file():
+        return TokenizerRecord("", "", model.vocab_size, end)
+    with writing(out_dir), whole_file(out_dir / TOKENIZER) as temporary:
+        shutil.copyfile(source, temporary)
+    return TokenizerRecord(TOKENIZER, sha256_file(source), model.vocab_size, end)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UsageError(f"{path}: wanted a Hugging Face model's folder, and there is no such file")
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({error}); fetch or write it again") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path} is damaged: it holds no fields; fetch or write it again")
+    return found

@@ -1,0 +1,1 @@
+"""Compute kernels: linear layers, norm, rotary embedding, activations, cross-entropy, dropout."""

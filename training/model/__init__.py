@@ -1,0 +1,1 @@
+"""The decoder for a single device, its configuration, and its initial weights."""

@@ -1,0 +1,1 @@
+"""Optimizers, where their states live, the learning rate, and the guards against bad steps."""

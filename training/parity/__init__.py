@@ -1,0 +1,1 @@
+"""The parity certificate: every layout against one process."""

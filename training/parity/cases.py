@@ -1,0 +1,210 @@
+"""The cases of the parity certificate: every layout that some processes allow, and a few that cover all pairs."""
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gristmill.errors import UsageError
+from training.distributed.layout import STAGES_PER_RANK, ParallelConfig, Schedule
+from training.kernels.keyed_random import key_of
+from training.memory.memory_config import Recompute
+from training.model.model_config import ModelConfig
+
+VOCABULARY = 67  # a prime: divides by no number of processes
+SEQ_LEN = 24
+_SEQUENCES = 8  # in a step, or a few more where replicas and micro-batches do not divide them
+_MOST_STAGES = 16
+_SCHEDULES: tuple[Schedule, ...] = (
+    "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv", "dualpipev",
+)  # fmt: skip
+_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+_PRESETS: tuple[Literal["llama", "gpt2"], ...] = ("llama", "gpt2")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the certificate: a model, and a resolved layout of it."""
+
+    preset: Literal["llama", "gpt2"]
+    layout: ParallelConfig
+    layers: int
+    sequences: int
+    """In a step, over all replicas."""
+    recompute: Recompute = "none"
+    precision: Literal["fp64", "fp32"] = "fp64"
+
+    @classmethod
+    def of(cls, preset: Literal["llama", "gpt2"], layout: ParallelConfig, recompute: Recompute = "none") -> "Case":
+        parts = layout.dp * layout.micro_batches
+        return cls(preset, layout, _layers(layout), -(-_SEQUENCES // parts) * parts, recompute)
+
+    @property
+    def model(self) -> ModelConfig:
+        return small_model(self.preset, self.layers)
+
+    @property
+    def processes(self) -> int:
+        return self.layout.dp * self.layout.tp * self.layout.pp
+
+    @property
+    def alone(self) -> "Case":
+        """What to compare with: one process that computes the same without any of it."""
+        return replace(self, layout=ParallelConfig(dp=1, shard=1, virtual_stages=1, micro_batches=1), recompute="none")
+
+    def __str__(self) -> str:
+        layout = self.layout
+        words = [self.preset, f"dp{layout.dp} tp{layout.tp} pp{layout.pp}"]
+        words += [f"zero{layout.zero}"] * (layout.zero > 0) + [f"shard{layout.shard}"] * (1 < layout.shard < layout.dp)
+        words += ["sp"] * layout.sequence_parallel
+        words += [f"{layout.schedule} v{layout.virtual_stages}"] * (layout.pp > 1)
+        words += [f"m{layout.micro_batches}"] * (layout.micro_batches > 1)
+        words += [f"recompute-{self.recompute}"] * (self.recompute != "none")
+        return " ".join([*words, *["fp32"] * (self.precision == "fp32")])
+
+
+def _layers(layout: ParallelConfig) -> int:
+    """One more than stages, so that those differ."""
+    return max(4, layout.stages + 1)
+
+
+def small_model(preset: Literal["llama", "gpt2"], layers: int) -> ModelConfig:
+    """A model whose heads divide by 2, 3, 4, 6 and 8."""
+    return ModelConfig(
+        preset=preset,
+        layers=layers,
+        width=96,
+        heads=48,
+        kv_heads=24 if preset == "llama" else 0,  # grouped queries
+        hidden=96,
+        dropout=0.1 if preset == "gpt2" else 0.0,
+        init_std=0.2,  # large enough for every gradient to matter
+    ).resolve(VOCABULARY, SEQ_LEN)
+
+
+def all_cases(processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:
+    """Every layout of 1 … `processes` processes; and those refused, with the reason.
+
+    Its model, its micro-batches (as many as stages, more, or fewer) and what is recomputed are drawn, as a
+    function of the layout.
+    """
+    cases, refused = [], {}
+    for layout in _layouts(processes):
+        found, reason = _micro_batches(layout)
+        draw = key_of(f"{layout}")
+        if found:
+            preset, recompute = _PRESETS[draw % 2], _RECOMPUTE[(draw >> 8) % 3]
+            cases.append(Case.of(preset, found[(draw >> 16) % len(found)], recompute))
+        else:
+            refused[layout] = reason
+    return cases, refused
+
+
+def _layouts(processes: int) -> Iterator[ParallelConfig]:
+    """With the number of micro-batches, and nothing else, left at 0."""
+    for count in range(1, processes + 1):
+        for dp, tp in itertools.product(_divisors(count), repeat=2):
+            if count % (dp * tp) == 0:
+                for sequence_parallel in (False, True)[: 1 + (tp > 1)]:
+                    for zero, shard in _divided(dp):
+                        for schedule, virtual in _pipelines(count // (dp * tp)):
+                            yield ParallelConfig(
+                                dp, zero, shard, tp, sequence_parallel, count // (dp * tp), schedule, virtual
+                            )
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _divided(dp: int) -> list[tuple[Literal[0, 1, 2, 3], int]]:
+    """ZeRO's stages, over all replicas and over groups of them."""
+    stages: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
+    return [(0, 1), *((zero, shard) for zero in stages for shard in _divisors(dp)[1:])]
+
+
+def _pipelines(pp: int) -> list[tuple[Schedule, int]]:
+    """Schedules and stages a process."""
+    if pp == 1:
+        return [("1f1b", 1)]
+    pairs = [(s, n) for s in _SCHEDULES for n in ((STAGES_PER_RANK[s] or 0,) if STAGES_PER_RANK[s] else (2, 3))]
+    return [(schedule, n) for schedule, n in pairs if n * pp <= _MOST_STAGES]
+
+
+def _micro_batches(layout: ParallelConfig) -> tuple[list[ParallelConfig], str]:
+    """The layout with as many as stages first, then with other numbers that it takes; or why it is refused."""
+    numbers = [1, 2] if layout.pp == 1 else [layout.stages, layout.stages + layout.pp, layout.stages + 1, layout.pp, 1]
+    found: list[ParallelConfig] = []
+    reason = ""
+    for number in dict.fromkeys(numbers):
+        try:
+            resolved = replace(layout, micro_batches=number).resolve(
+                layout.dp * layout.tp * layout.pp, small_model("llama", _layers(layout)), SEQ_LEN
+            )
+        except UsageError as error:
+            reason = reason or str(error)
+        else:
+            found.append(resolved)
+    return found, "" if found else reason
+
+
+def covering_cases(processes: int = 4) -> list[Case]:
+    """Few cases of up to so many processes in which every pair of two axes' values occurs that can; and 2 x 2 x 2."""
+    candidates = [
+        Case.of(preset, layout, recompute)
+        for each in _layouts(processes)
+        if each.virtual_stages < 3  # more of them cost much, and are as two
+        for layout in _micro_batches(each)[0]
+        for preset in _PRESETS
+        for recompute in _RECOMPUTE
+    ]
+    pairs = [_pairs(case) for case in candidates]
+    open_pairs = set().union(*pairs)
+    # the gain of a case only shrinks, so that one whose gain is still the best after a look is the best
+    heap = [(-_gain(case, found, open_pairs), i) for i, (case, found) in enumerate(zip(candidates, pairs, strict=True))]
+    heapq.heapify(heap)
+    chosen: list[Case] = []
+    while open_pairs:
+        i = heap[0][1]
+        gain = _gain(candidates[i], pairs[i], open_pairs)
+        if -gain > heap[0][0]:
+            heapq.heapreplace(heap, (-gain, i))
+            continue
+        heapq.heappop(heap)
+        chosen.append(candidates[i])
+        open_pairs -= pairs[i]
+    return chosen + _THREE_DIMENSIONS
+
+
+def _gain(case: Case, pairs: set[frozenset[tuple[str, object]]], wanted: set[frozenset[tuple[str, object]]]) -> float:
+    """By what it costs: processes that start, and blocks that each of them passes."""
+    layout = case.layout
+    passes = layout.dp * layout.tp * case.layers * layout.micro_batches * (1 if case.recompute == "none" else 2)
+    return len(pairs & wanted) / (10 * case.processes + passes)
+
+
+def _pairs(case: Case) -> set[frozenset[tuple[str, object]]]:
+    layout = case.layout
+    more = (layout.micro_batches > layout.stages) - (layout.micro_batches < layout.stages)
+    values: Sequence[tuple[str, object]] = [
+        ("dp", min(layout.dp, 3)),
+        ("tp", min(layout.tp, 3)),
+        ("pp", min(layout.pp, 3)),
+        ("zero", layout.zero),
+        ("hybrid", 1 < layout.shard < layout.dp),
+        ("sequence_parallel", layout.sequence_parallel),
+        ("schedule", layout.schedule if layout.pp > 1 else None),
+        ("virtual_stages", layout.virtual_stages),
+        ("micro_batches", more),
+        ("recompute", case.recompute),
+        ("preset", case.preset),
+    ]
+    return {frozenset(pair) for pair in itertools.combinations(values, 2)}
+
+
+_THREE_DIMENSIONS = [
+    Case.of("gpt2", ParallelConfig(2, 1, 2, 2, True, 2, "1f1b", 1, 2)),
+    Case.of("llama", ParallelConfig(2, 2, 2, 2, False, 2, "zbv", 2, 4)),
+    Case.of("llama", ParallelConfig(1, 0, 1, 4, True, 2, "gpipe", 1, 2)),
+]

@@ -1,0 +1,68 @@
+"""What a step communicates: counted where torch hands it to a process group."""
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from training.distributed.mesh import AXES, World
+
+OPERATIONS = {
+    "allreduce_": "all-reduce",
+    "_allgather_base_": "all-gather",
+    "allgather_into_tensor_coalesced_": "all-gather",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce-scatter",
+    "send": "send",
+    "recv_": "receive",
+}
+
+
+class Volume(NamedTuple):
+    """How often, and how many bytes in all. Of a collective the whole it is about: what an all-reduce takes,
+    an all-gather gives, a reduce-scatter takes. In a ring of p processes each sends (p - 1) / p of that,
+    and for an all-reduce twice as much (Patarasuk & Yuan 2009)."""
+
+    calls: int
+    bytes: int
+
+    def __add__(self, other: object) -> "Volume":
+        assert isinstance(other, Volume)
+        return Volume(self.calls + other.calls, self.bytes + other.bytes)
+
+
+Traffic = dict[tuple[str, str], Volume]
+"""By axis of the mesh ("tied": between the first and the last stage) and operation; nothing that is not there."""
+
+
+class TrafficCount(TorchDispatchMode):
+    """While open: counts what this thread communicates, its backward passes and torch's own parts included."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._axes = {world.mesh.get_group(axis).group_name: axis for axis in AXES}
+        self._calls: Counter[tuple[str, str]] = Counter()
+        self._bytes: Counter[tuple[str, str]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self._count(func.overloadpacket.__name__, tree_leaves((args, kwargs)))
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def traffic(self) -> Traffic:
+        return {key: Volume(calls, self._bytes[key]) for key, calls in self._calls.items()}
+
+    def _count(self, name: str, arguments: list[Any]) -> None:
+        group = next(dist.ProcessGroup.unbox(a).group_name for a in arguments if _is_group(a))
+        key = self._axes.get(group, "tied"), OPERATIONS.get(name, name)
+        self._calls[key] += 1
+        self._bytes[key] += max((a.nbytes for a in arguments if isinstance(a, Tensor)), default=0)
+
+
+def _is_group(argument: Any) -> bool:
+    return isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type())

@@ -1,0 +1,1 @@
+"""Which part of each global parameter a rank holds."""
