@@ -1,6 +1,8 @@
 """Configuration: a dataclass, a TOML file over its defaults, the command line over both.
 
-A nested dataclass is a `[section]` of the file and a `--section.key value` on the command line.
+A nested dataclass is a `[section]` of the file and a `--section.key value` on the command line. A dataclass
+whose keys were renamed says so in `RENAMED: ClassVar[dict[str, str]]`, old name to new: the old ones are
+still taken, with a note on standard error.
 """
 
 import contextlib
@@ -8,6 +10,7 @@ import dataclasses
 import difflib
 import io
 import re
+import sys
 import tomllib
 import typing
 from collections.abc import Sequence
@@ -38,7 +41,7 @@ def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None)
     """
     file, arguments = _take_option(list(argv), "--config")
     default = _from_table(cls, _read_toml(Path(file)), file, "") if file else _from_table(cls, {}, "", "")
-    return _parse(cls, _checked(cls, arguments), default, prog)
+    return _parse(cls, _checked(cls, _with_new_names(cls, arguments)), default, prog)
 
 
 def _take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
@@ -67,7 +70,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any:
     """An instance of `cls` from a TOML table; what is required and absent is left for the command line."""
-    types = typing.get_type_hints(cls)
+    types = _fields(cls)
+    table = _with_new_keys(cls, table, file, prefix)
     for key in table:
         if key not in types:
             raise UsageError(f"{file}: unknown key {prefix}{key}{_nearest(prefix + key, [prefix + t for t in types])}")
@@ -85,6 +89,49 @@ def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any
     return cls(**values)
 
 
+def _fields(cls: type) -> dict[str, Any]:
+    """The fields of a dataclass and their types."""
+    types = typing.get_type_hints(cls)
+    return {field.name: types[field.name] for field in dataclasses.fields(cls)}
+
+
+def _new_name(cls: type, key: str, prefix: str) -> str:
+    """Today's name of a key, which may have been renamed."""
+    new = getattr(cls, "RENAMED", {}).get(key, key)
+    if new != key:
+        print(
+            f"note: {prefix}{key} is called {prefix}{new} now; the old name will go in the next release",
+            file=sys.stderr,
+        )
+    return new
+
+
+def _with_new_keys(cls: type, table: dict[str, Any], file: str, prefix: str) -> dict[str, Any]:
+    """The table, with keys that were renamed under their new names."""
+    renamed: dict[str, Any] = {}
+    for key, value in table.items():
+        new = _new_name(cls, key, prefix)
+        if new != key and new in table:
+            raise UsageError(f"{file}: {prefix}{key} and {prefix}{new} are two names of one key; give only the latter")
+        renamed[new] = value
+    return renamed
+
+
+def _with_new_names(cls: type, arguments: list[str]) -> list[str]:
+    """The arguments, with options that were renamed under their new names."""
+    return [_renamed_option(cls, argument) if argument.startswith("--") else argument for argument in arguments]
+
+
+def _renamed_option(cls: type, argument: str) -> str:
+    option, equals, value = argument.removeprefix("--").partition("=")
+    *sections, key = option.replace("-", "_").split(".")
+    for section in sections:
+        cls = _fields(cls).get(section, type(None)) if dataclasses.is_dataclass(cls) else type(None)
+    prefix = "".join(f"{section}." for section in sections)
+    new = _new_name(cls, key, prefix)
+    return argument if new == key else f"--{prefix}{new}{equals}{value}"
+
+
 def _convert(value: Any, kind: Any, where: str) -> Any:
     try:
         return msgspec.convert(value, kind, dec_hook=lambda to, given: to(given))
@@ -100,7 +147,7 @@ def _name(kind: Any) -> str:
 def _options(cls: type, prefix: str = "--") -> dict[str, Any]:
     """Every option of `cls` and its type."""
     options: dict[str, Any] = {}
-    for name, kind in typing.get_type_hints(cls).items():
+    for name, kind in _fields(cls).items():
         section = dataclasses.is_dataclass(kind)
         options |= _options(typing.cast(type, kind), f"{prefix}{name}.") if section else {prefix + name: kind}
     return options

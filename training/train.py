@@ -60,7 +60,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         a for a in (sys.argv[1:] if argv is None else argv) if not a.startswith(("--local-rank=", "--local_rank="))
     ]
     try:
-        with contextlib.nullcontext() if rank == 0 else contextlib.redirect_stdout(io.StringIO()):  # --help
+        with contextlib.ExitStack() as stack:
+            if rank != 0:  # the help and notes on renamed options are printed once
+                stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             config = load_config(TrainConfig, arguments, prog="train.py")
         config.check()
         with open_processes(config.device, config.timeout), watched():

@@ -22,7 +22,7 @@ from benchmarks.peers_graph import BANDS, ROWS, GraphContender, graph_contenders
 from dedup import Sketch, signatures
 
 ROOT = Path(__file__).resolve().parents[2]
-WORDS = (ROOT / "tests" / "gristmill" / "words.txt").read_text(encoding="utf-8").split()
+WORDS = (ROOT / "tests" / "gristmill_cli" / "words.txt").read_text(encoding="utf-8").split()
 BRIEFLY = ("--rounds", 1, "--seconds", 0)
 INSTALLED = [line for line in contenders() if line.installed()]
 GRAPHS = [(table, line) for table in ("lsh", "components") for line in graph_contenders(table) if line.installed()]

@@ -21,7 +21,7 @@ from dedup.minhash.shingles import shingle_sets
 from gristmill.errors import GristmillError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
-WORDS = (ROOT / "tests" / "gristmill" / "words.txt").read_text(encoding="utf-8").split()
+WORDS = (ROOT / "tests" / "gristmill_cli" / "words.txt").read_text(encoding="utf-8").split()
 
 
 def essay(seed: int, words: int = 120) -> list[str]:

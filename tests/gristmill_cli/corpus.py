@@ -14,7 +14,7 @@ import pyarrow.parquet
 import zstandard
 
 ROOT = Path(__file__).resolve().parents[2]
-WORDS = (ROOT / "tests" / "gristmill" / "words.txt").read_text(encoding="utf-8").split()
+WORDS = (ROOT / "tests" / "gristmill_cli" / "words.txt").read_text(encoding="utf-8").split()
 
 
 def documents(source: str, count: int) -> Iterator[dict]:
