@@ -117,7 +117,7 @@ def run_one(name: str, line: str, out: Path) -> Measured:
     """Run `gristmill <line>` and measure it."""
     out.mkdir(parents=True, exist_ok=True)
     start, highest, together, ended = time.perf_counter(), 0, 0, 0
-    process = psutil.Popen([sys.executable, "-m", "gristmill", *line.split()], cwd=ROOT)
+    process = psutil.Popen([sys.executable, "-m", "gristmill_cli", *line.split()], cwd=ROOT)
     while not ended:
         highest, together = max(highest, size_of(out)), max(together, resident(process))
         time.sleep(0.2)

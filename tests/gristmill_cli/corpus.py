@@ -67,7 +67,7 @@ def tree(folder: Path, skip: tuple[str, ...] = ("run.json",)) -> dict[str, bytes
 
 def run_arguments(corpus: Path, out: Path, *more: str) -> list[str]:
     options = ["--tokenizer.vocab_size", "420", "--mix.holdout", "0.05", "--filter.threshold", "100", *more]
-    return [sys.executable, "-m", "gristmill", "run", "--corpus", str(corpus), "--out", str(out), *options]
+    return [sys.executable, "-m", "gristmill_cli", "run", "--corpus", str(corpus), "--out", str(out), *options]
 
 
 def run(corpus: Path, out: Path, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from training.memory.allocator import keep_freed_memory
 SCRIPT = """
 import resource
 import torch
-from training.allocator import keep_freed_memory
+from training.memory.allocator import keep_freed_memory
 
 keep_freed_memory()
 
