@@ -46,27 +46,27 @@ def graph_contenders(table: Table) -> list[GraphContender]:
 
 
 def our_buckets() -> Count:
-    from dedup.candidates.components import Forest
-    from dedup.candidates.lsh import band_digests, unite_buckets
+    from dedup.candidates.connected_components import UnionFind
+    from dedup.candidates.lsh import band_digests, union_buckets
 
     def count(signatures: NDArray, nodes: int) -> int:
-        forest = Forest(nodes)
-        documents = np.arange(nodes, dtype=forest.parent.dtype)
+        union_find = UnionFind(nodes)
+        documents = np.arange(nodes, dtype=union_find.parent.dtype)
         for digests in band_digests(signatures, ROWS, BANDS):
-            unite_buckets(digests, documents, forest.parent)
-        return _roots(forest.roots())
+            union_buckets(digests, documents, union_find.parent)
+        return _roots(union_find.roots())
 
     return count
 
 
 def our_stars() -> Count:
-    from dedup.candidates.components import connected
-    from dedup.candidates.lsh import RECORD, band_digests, star_edges
+    from dedup.candidates.connected_components import connected
+    from dedup.candidates.lsh import RECORD, band_digests, bucket_edges
 
     def edges(digests: NDArray) -> NDArray:
         records = np.empty(len(digests), RECORD)
         records["digest"], records["document"] = digests, np.arange(len(digests))
-        return star_edges(records).astype(np.int64)
+        return bucket_edges(records).astype(np.int64)
 
     def count(signatures: NDArray, nodes: int) -> int:
         found = [edges(digests) for digests in band_digests(signatures, ROWS, BANDS)]
@@ -76,7 +76,7 @@ def our_stars() -> Count:
 
 
 def our_components() -> Count:
-    from dedup.candidates.components import connected
+    from dedup.candidates.connected_components import connected
 
     return lambda edges, nodes: _roots(connected(edges, nodes))
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from dedup.candidates.document_numbers import is_of_index, scope_of
+from dedup.candidates.document_ids import is_of_index, scope_of
 from dedup.minhash.matching_form import Unit
 from dedup.removal.cluster_members import Similarities, compare_signatures, compare_texts, read_cluster, read_texts
 from gristmill.command import command

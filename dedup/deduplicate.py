@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.candidates.components import Forest
-from dedup.candidates.lsh import band_digests, check_bands, unite_buckets
+from dedup.candidates.connected_components import UnionFind
+from dedup.candidates.lsh import band_digests, check_bands, union_buckets
 from dedup.minhash.shingles import shingle_sets
 from dedup.minhash.signatures import Sketch, signatures
 from dedup.removal.keeping import LAST, BySource, First, Keep, Longest, parse_keep, rank_longest, rank_newest
@@ -136,10 +136,10 @@ def _clusters(table: Table, sketch: Sketch, rows: int, bands: int) -> NDArray[np
 
 def _unite(digests: NDArray[np.uint64], documents: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """The first document of each one's component, for digests (bands × n) of documents (n) among `count`."""
-    forest = Forest(count)
+    union_find = UnionFind(count)
     for band in digests:
-        unite_buckets(band, documents.astype(forest.parent.dtype), forest.parent)
-    return forest.roots().astype(np.int64)
+        union_buckets(band, documents.astype(union_find.parent.dtype), union_find.parent)
+    return union_find.roots().astype(np.int64)
 
 
 Ranker = Callable[[Table, Indices], list[int]]

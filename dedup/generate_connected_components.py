@@ -8,13 +8,13 @@ from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-from dedup.candidates.band_join import EDGES, Comparison, fits_in_memory, link, read_edges, unite_signatures
+from dedup.candidates.band_join import EDGES, LshOptions, fits_in_memory, link, read_edges, union_signatures
 from dedup.candidates.cluster_files import write_clusters
-from dedup.candidates.components import Forest, find_labels
-from dedup.candidates.document_numbers import Numbering, is_of_index
+from dedup.candidates.connected_components import UnionFind, component_labels
+from dedup.candidates.document_ids import DocumentIds, is_of_index
+from dedup.candidates.input_shards import Scope, SignatureShard, list_signature_shards, rows_of
 from dedup.candidates.lsh import check_bands
-from dedup.candidates.pair_lines import ParsedPairs, parse_pairs
-from dedup.candidates.signed_corpus import Scope, Signed, list_signed, rows_of
+from dedup.candidates.pair_files import ParsedPairs, parse_pairs
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.ledger import Ledger
@@ -65,75 +65,75 @@ def generate_connected_components(
         raise UsageError(
             f"{input_dir}: wanted duplicate_pairs*.txt in it, which generate_duplicate_pairs writes, or --signatures"
         )
-    shards, permutations = list_signed(signatures, index) if signatures else ([], 0)
-    compared = Comparison(range, bands, scope)
+    shards, permutations = list_signature_shards(signatures, index) if signatures else ([], 0)
+    lsh = LshOptions(range, bands, scope)
     if signatures:
         check_bands(range, bands, permutations)
     state, name = out_file.parent / STATE, f"{NAME}-{out_file.name}"
     work = state / f"{name}-work"
-    arguments = {"pairs": pairs, "shards": shards, "compared": compared, "work": work, "out_file": out_file,
+    arguments = {"pairs": pairs, "shards": shards, "lsh": lsh, "work": work, "out_file": out_file,
                  "memory": Budget(how.memory_bytes)}  # fmt: skip
     inputs = (*pairs, *(shard.path for shard in shards))
     size = sum(path.stat().st_size for path in inputs)
     final = Task("write", write_components, arguments, inputs, (out_file,), size)
     if not is_done(final, Ledger(state / f"{name}.jsonl").read(), final.fingerprint()):
-        _prepare(pairs, shards, compared, work, how)
+        _prepare(pairs, shards, lsh, work, how)
     counts = run_stage(name, [final], state, how, since=start)
     shutil.rmtree(work, ignore_errors=True)
     return counts
 
 
-def _prepare(pairs: tuple[Path, ...], shards: list[Signed], compared: Comparison, work: Path, how: How) -> None:
+def _prepare(pairs: tuple[Path, ...], shards: list[SignatureShard], lsh: LshOptions, work: Path, how: How) -> None:
     """Parse the pairs, and link what of the signatures cannot be united in memory."""
     parsed = ParsedPairs(work)
     outputs, size = (parsed.ends, parsed.files), sum(path.stat().st_size for path in pairs)
     parse = Task("parse", parse_pairs, {"files": pairs, "work": work}, pairs, outputs, size)
     run_stage("pairs", [parse], work, how, summary=False)
-    numbering = _number(shards, parsed)
-    if shards and not fits_in_memory(shards, numbering, compared, how.memory_bytes):
-        link(shards, numbering, compared, work, how)
+    document_ids = _number(shards, parsed)
+    if shards and not fits_in_memory(shards, document_ids, lsh, how.memory_bytes):
+        link(shards, document_ids, lsh, work, how)
     else:
         shutil.rmtree(work / EDGES, ignore_errors=True)  # of a killed run that had less memory
 
 
 def write_components(
     pairs: tuple[Path, ...],  # noqa: ARG001
-    shards: list[Signed],
-    compared: Comparison,
+    shards: list[SignatureShard],
+    lsh: LshOptions,
     work: Path,
     out_file: Path,
     memory: int,
 ) -> Counts:
     """Unite the pairs and the bands of all shards, and write the clusters."""
     parsed = ParsedPairs(work)
-    numbering = _number(shards, parsed)
-    edges = parsed.edges(numbering)
+    document_ids = _number(shards, parsed)
+    edges = parsed.edges(document_ids)
     if (work / EDGES).exists() or not shards:
-        labels = find_labels(chain(edges, read_edges(work)), len(numbering), work, memory // 2)
+        labels = component_labels(chain(edges, read_edges(work)), len(document_ids), work, memory // 2)
     else:
-        forest = Forest(len(numbering))
+        union_find = UnionFind(len(document_ids))
         for some in edges:
-            forest.unite(some)
-        unite_signatures(shards, numbering, compared, forest)
-        labels = forest.labels()
-    clustered = write_clusters(out_file, labels, numbering, work, memory // 2)
-    return _count(shards, numbering, clustered)
+            union_find.unite(some)
+        union_signatures(shards, document_ids, lsh, union_find)
+        labels = union_find.labels()
+    clustered = write_clusters(out_file, labels, document_ids, work, memory // 2)
+    return _count(shards, document_ids, clustered)
 
 
-def _number(shards: list[Signed], parsed: ParsedPairs) -> Numbering:
+def _number(shards: list[SignatureShard], parsed: ParsedPairs) -> DocumentIds:
     """Numbers for all documents that are signed or in a pair."""
     rows = rows_of(shards)
     for file, count in parsed.rows().items():
         rows[file] = max(count, rows.get(file, 0))
-    return Numbering.of(rows)
+    return DocumentIds.of(rows)
 
 
-def _count(shards: list[Signed], numbering: Numbering, clustered: list[int]) -> Counts:
+def _count(shards: list[SignatureShard], document_ids: DocumentIds, clustered: list[int]) -> Counts:
     """Documents that are signed, and those of files without a signature that are in a cluster."""
-    counts, signed = Counts({}, []), dict.fromkeys(numbering.names, 0)
+    counts, signed = Counts({}, []), dict.fromkeys(document_ids.names, 0)
     for shard in shards:
         signed[shard.file] += shard.documents
-    for name, many in zip(numbering.names, clustered, strict=True):
+    for name, many in zip(document_ids.names, clustered, strict=True):
         if not is_of_index(name):
             read = max(signed[name], many)
             counts.add(source_of(name), READ, 0, read)

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dedup.candidates.band_join import Comparison, link, read_edges
-from dedup.candidates.document_numbers import Numbering, is_of_index
+from dedup.candidates.band_join import LshOptions, link, read_edges
+from dedup.candidates.document_ids import DocumentIds, is_of_index
+from dedup.candidates.input_shards import Scope, SignatureShard, assign_ids, list_signature_shards
 from dedup.candidates.lsh import check_bands
-from dedup.candidates.signed_corpus import Scope, Signed, list_signed, number_of
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.ledger import Ledger
@@ -59,40 +59,40 @@ def generate_duplicate_pairs(
         Signatures read, paired with another, and alone, per source; an index's are not counted.
     """
     start = time.perf_counter()
-    shards, permutations = list_signed(input_dir, index)
+    shards, permutations = list_signature_shards(input_dir, index)
     check_bands(range, bands, permutations)
     how = replace(how, workers=how.workers or processes)
-    compared, numbering = Comparison(range, bands, scope), number_of(shards)
+    lsh, document_ids = LshOptions(range, bands, scope), assign_ids(shards)
     state = out_file.parent / STATE
     name = f"{NAME}-{out_file.name}"
     work = state / f"{name}-work"
-    arguments = {"shards": shards, "compared": compared, "work": work, "out_file": out_file}
+    arguments = {"shards": shards, "lsh": lsh, "work": work, "out_file": out_file}
     paths = tuple(shard.path for shard in shards)
     final = Task("write", write_pairs, arguments, paths, (out_file,), sum(path.stat().st_size for path in paths))
     entries = Ledger(state / f"{name}.jsonl").read()
     if not is_done(final, entries, final.fingerprint()):
-        link(shards, numbering, compared, work, how)
+        link(shards, document_ids, lsh, work, how)
     counts = run_stage(name, [final], state, how, since=start)
     shutil.rmtree(work, ignore_errors=True)
     return counts
 
 
-def write_pairs(shards: list[Signed], compared: Comparison, work: Path, out_file: Path) -> Counts:  # noqa: ARG001
+def write_pairs(shards: list[SignatureShard], lsh: LshOptions, work: Path, out_file: Path) -> Counts:  # noqa: ARG001
     """Write edges as lines of keys, band by band in hash order, and count who is paired."""
-    numbering = number_of(shards)
-    paired = np.zeros(len(numbering) // 8 + 1, np.uint8)  # a bit a document
+    document_ids = assign_ids(shards)
+    paired = np.zeros(len(document_ids) // 8 + 1, np.uint8)  # a bit a document
     with whole_file(out_file) as temporary, temporary.open("wb") as file:
         for edges in read_edges(work):
             for start in np.arange(0, len(edges), _LINES):
                 some = edges[start : start + _LINES]
-                file.write(as_lines(numbering, some))
+                file.write(as_lines(document_ids, some))
                 _set_bits(paired, some.reshape(-1))
-    return _count(shards, numbering, paired)
+    return _count(shards, document_ids, paired)
 
 
-def as_lines(numbering: Numbering, edges: NDArray[np.uint64]) -> bytes:
+def as_lines(document_ids: DocumentIds, edges: NDArray[np.uint64]) -> bytes:
     """A line `<key> :: <key>` for each edge, in UTF-8."""
-    pairs = pc.binary_join_element_wise(numbering.keys(edges[:, 0]), numbering.keys(edges[:, 1]), " :: ")
+    pairs = pc.binary_join_element_wise(document_ids.keys(edges[:, 0]), document_ids.keys(edges[:, 1]), " :: ")
     return "".join(f"{pair}\n" for pair in pairs.to_pylist()).encode()
 
 
@@ -100,13 +100,13 @@ def _set_bits(bits: NDArray[np.uint8], numbers: NDArray[np.uint64]) -> None:
     np.bitwise_or.at(bits, numbers >> np.uint64(3), np.left_shift(1, numbers & np.uint64(7)).astype(np.uint8))
 
 
-def _count(shards: list[Signed], numbering: Numbering, paired: NDArray[np.uint8]) -> Counts:
+def _count(shards: list[SignatureShard], document_ids: DocumentIds, paired: NDArray[np.uint8]) -> Counts:
     counts = Counts({}, [])
     for shard in shards:
         if not is_of_index(shard.file):
             counts.add(source_of(shard.file), READ, 0, shard.documents)
             counts.add(source_of(shard.file), ALONE, 0, shard.documents)
-    for name, start, stop in zip(numbering.names, numbering.bases, numbering.bases[1:], strict=False):
+    for name, start, stop in zip(document_ids.names, document_ids.bases, document_ids.bases[1:], strict=False):
         if not is_of_index(name):
             first, size = int(start), int(stop - start)
             bits = np.unpackbits(paired[first // 8 : (first + size) // 8 + 1], bitorder="little")

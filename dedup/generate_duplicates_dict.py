@@ -12,8 +12,8 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import msgspec
 from numpy.typing import NDArray
 
-from dedup.candidates.document_numbers import is_of_index
-from dedup.candidates.signed_corpus import Signed, list_signed
+from dedup.candidates.document_ids import is_of_index
+from dedup.candidates.input_shards import SignatureShard, list_signature_shards
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.signature_shards import open_shard
 from dedup.minhash.signatures import Sketch
@@ -144,19 +144,19 @@ def write_duplicates(settings: Settings, work: Path | None, budget: Budget) -> C
     return books.counts()
 
 
-def _list_index(index: tuple[str, ...]) -> list[Signed]:
+def _list_index(index: tuple[str, ...]) -> list[SignatureShard]:
     """The shards of indexes. UsageError where they cannot be compared."""
     if not index:
         return []
-    shards, _ = list_signed(Path(index[0].rpartition("=")[2]), index)  # its own folder, too, is compared with it
+    shards, _ = list_signature_shards(Path(index[0].rpartition("=")[2]), index)  # compares its own folder, too
     return [shard for shard in shards if is_of_index(shard.file)]
 
 
-def _sketch_of(shard: Signed) -> Sketch:
+def _sketch_of(shard: SignatureShard) -> Sketch:
     """How the signatures of an index were made, so that ours can be made alike."""
-    head = msgspec.structs.asdict(open_shard(shard.path).head)
+    header = msgspec.structs.asdict(open_shard(shard.path).header)
     try:
-        return msgspec.convert({name: value for name, value in head.items() if name != "file"}, Sketch)
+        return msgspec.convert({name: value for name, value in header.items() if name != "file"}, Sketch)
     except msgspec.ValidationError as error:
         raise InputError(f"{shard.path}: signatures that are made in a way we do not know ({error})") from error
 

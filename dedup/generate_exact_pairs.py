@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dedup.candidates.exact_copies import (
+from dedup.candidates.exact_duplicates import (
     COPY,
     FIRST,
     PARTS,
@@ -68,7 +68,7 @@ def generate_exact_pairs(
         input_dir: NORM/, the corpus: the folder of all sources.
         out_file: DUP/duplicate_pairs_exact.txt: generate_connected_components reads duplicate_pairs*.txt.
         on: What must be equal: matching_form (lower case, no punctuation, single spaces) or bytes.
-        scope: global, or per-source: documents of different sources are not compared.
+        scope: global, or per-source: documents of different sources are not lsh.
         how: How to run.
 
     Returns:

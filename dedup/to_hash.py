@@ -13,7 +13,7 @@ import tyro
 from numpy.typing import NDArray
 from tyro.conf import Positional
 
-from dedup.minhash.families import Hash
+from dedup.minhash.hash_families import Hash
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.signature_shards import SUFFIX, write_shard
 from dedup.minhash.signatures import Sketch, signatures

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dedup.candidates.signed_corpus import Scope
-from dedup.minhash.families import Hash
+from dedup.candidates.input_shards import Scope
+from dedup.minhash.hash_families import Hash
 from dedup.minhash.matching_form import Unit
 from dedup.removal.verify import Measure
 from gristmill.engine.stage import How

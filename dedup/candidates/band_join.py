@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.candidates.components import Forest, forest_fits
-from dedup.candidates.document_numbers import Numbering
-from dedup.candidates.lsh import RECORD, band_digests, star_edges, unite_buckets
-from dedup.candidates.signed_corpus import Scope, Signed
+from dedup.candidates.connected_components import UnionFind, union_find_fits
+from dedup.candidates.document_ids import DocumentIds
+from dedup.candidates.input_shards import Scope, SignatureShard
+from dedup.candidates.lsh import RECORD, band_digests, bucket_edges, union_buckets
 from gristmill.counts import Counts
 from gristmill.engine.partition import part_of
 from gristmill.engine.stage import Budget, How, Task, outputs_of, run_stage
@@ -27,7 +27,7 @@ _PARTITIONING = 64  # bytes a document takes beside its digests while they are p
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LshOptions:
     """What is compared: of a signature so many bands of so many rows, among documents of one scope."""
 
     rows: int
@@ -35,28 +35,28 @@ class Comparison:
     scope: Scope = "global"
 
 
-def link(shards: list[Signed], numbering: Numbering, compared: Comparison, work: Path, how: How) -> None:
+def link(shards: list[SignatureShard], document_ids: DocumentIds, lsh: LshOptions, work: Path, how: How) -> None:
     """Write the edges of all bands below work/edges, in files whose names are in order of band and hash."""
     share = Budget(how.memory_bytes // how.processes)
     documents = sum(shard.documents for shard in shards)
     parts = _parts(documents, share)
     split = [
         Task(f"bands {number:06}-{parts}", partition_bands,
-             {"shards": group, "bases": [bases[shard.file] for shard in group], "compared": compared, "parts": parts,
+             {"shards": group, "bases": [bases[shard.file] for shard in group], "lsh": lsh, "parts": parts,
               "memory": share, "output": file},
              tuple(shard.path for shard in group), (file, file.with_suffix(".npy")),
              sum(shard.path.stat().st_size for shard in group))
-        for bases in [numbering.by_name]
-        for number, group in enumerate(_groups(shards, compared, share, how.processes))
+        for bases in [document_ids.by_name]
+        for number, group in enumerate(_groups(shards, lsh, share, how.processes))
         for file in [work / "bands" / f"{number:06}.bin"]
     ]  # fmt: skip
     run_stage("bands", split, work, how, summary=False)
     files = [task.outputs[0] for task in split]
     edges = [
-        Task(f"edges {band:04}-{part:06}", link_part,
-             {"files": files, "band": band, "part": part, "first": numbering.first_of_corpus, "output": path},
+        Task(f"edges {band:04}-{part:06}", join_partition,
+             {"files": files, "band": band, "part": part, "first": document_ids.first_of_corpus, "output": path},
              tuple(files), (path,), documents * RECORD.itemsize // parts)
-        for band in range(compared.bands)
+        for band in range(lsh.bands)
         for part in range(parts)
         for path in [work / EDGES / f"{band:04}-{part:06}.npy"]
     ]  # fmt: skip
@@ -72,33 +72,35 @@ def read_edges(work: Path) -> Iterator[NDArray[np.uint64]]:
         yield np.load(path)
 
 
-def fits_in_memory(shards: Sequence[Signed], numbering: Numbering, compared: Comparison, memory: int) -> bool:
-    """Whether unite_signatures takes half of `memory` bytes or less."""
+def fits_in_memory(shards: Sequence[SignatureShard], document_ids: DocumentIds, lsh: LshOptions, memory: int) -> bool:
+    """Whether union_signatures takes half of `memory` bytes or less."""
     documents = sum(shard.documents for shard in shards)
-    return documents * (8 * compared.bands + _UNITING) <= memory // 2 and forest_fits(len(numbering), memory // 4)
+    return documents * (8 * lsh.bands + _UNITING) <= memory // 2 and union_find_fits(len(document_ids), memory // 4)
 
 
-def unite_signatures(shards: Sequence[Signed], numbering: Numbering, compared: Comparison, forest: Forest) -> None:
+def union_signatures(
+    shards: Sequence[SignatureShard], document_ids: DocumentIds, lsh: LshOptions, union_find: UnionFind
+) -> None:
     """Unite the documents that share a band, in memory: no files between, no sort, no edges."""
     count = sum(shard.documents for shard in shards)
-    digests = np.empty((compared.bands, count), np.uint64)
-    documents = np.empty_like(forest.parent, shape=count)
-    at, bases = 0, numbering.by_name
-    for numbers, found in digests_of(shards, [bases[shard.file] for shard in shards], compared):
+    digests = np.empty((lsh.bands, count), np.uint64)
+    documents = np.empty_like(union_find.parent, shape=count)
+    at, bases = 0, document_ids.by_name
+    for numbers, found in digests_of(shards, [bases[shard.file] for shard in shards], lsh):
         documents[at : at + len(numbers)] = numbers
         digests[:, at : at + len(numbers)] = found
         at += len(numbers)
     for band in digests:
-        unite_buckets(band, documents, forest.parent, numbering.first_of_corpus)
+        union_buckets(band, documents, union_find.parent, document_ids.first_of_corpus)
 
 
 def partition_bands(
-    shards: list[Signed], bases: list[int], compared: Comparison, parts: int, memory: int, output: Path
+    shards: list[SignatureShard], bases: list[int], lsh: LshOptions, parts: int, memory: int, output: Path
 ) -> Counts:
     """Write the records of shards by block, band and hash range, and beside them where each begins."""
     starts: list[NDArray[np.int64]] = []
     with whole_file(output) as temporary, temporary.open("wb") as file:
-        for documents, digests in _blocks(shards, bases, compared, _most(compared, memory)):
+        for documents, digests in _blocks(shards, bases, lsh, _most(lsh, memory)):
             for band in digests:
                 part = part_of(band, parts)
                 order = np.argsort(part, kind="stable")
@@ -108,19 +110,19 @@ def partition_bands(
                 starts.append(file.tell() // RECORD.itemsize + np.cumsum([0, *sizes]))
                 file.write(records.view(np.uint8).data)
     with whole_file(output.with_suffix(".npy")) as temporary, temporary.open("wb") as file:
-        np.save(file, np.array(starts, np.int64).reshape(-1, compared.bands, parts + 1))
+        np.save(file, np.array(starts, np.int64).reshape(-1, lsh.bands, parts + 1))
     return Counts({}, [])
 
 
-def link_part(files: list[Path], band: int, part: int, first: int, output: Path) -> Counts:
+def join_partition(files: list[Path], band: int, part: int, first: int, output: Path) -> Counts:
     """Write the edges of one band and hash range, without those among documents before `first`, of an index."""
-    edges = star_edges(gather_records(files, band, part))
+    edges = bucket_edges(read_partition(files, band, part))
     with whole_file(output) as temporary, temporary.open("wb") as file:
         np.save(file, edges[edges[:, 0] >= np.uint64(first)])
     return Counts({}, [])
 
 
-def gather_records(files: list[Path], band: int, part: int) -> NDArray:
+def read_partition(files: list[Path], band: int, part: int) -> NDArray:
     """The records of one band and hash range from all files, in order of document."""
     ranges = [np.load(path.with_suffix(".npy"), mmap_mode="r")[:, band, part : part + 2] for path in files]
     records = np.empty(sum(int(np.sum(pieces[:, 1] - pieces[:, 0])) for pieces in ranges), RECORD)
@@ -135,11 +137,11 @@ def gather_records(files: list[Path], band: int, part: int) -> NDArray:
 
 
 def _blocks(
-    shards: list[Signed], bases: list[int], compared: Comparison, most: int
+    shards: list[SignatureShard], bases: list[int], lsh: LshOptions, most: int
 ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
     """Numbers (n) and digests (bands × n) of about `most` documents at a time, or of one batch."""
     held: list[tuple[NDArray[np.uint64], NDArray[np.uint64]]] = []
-    for numbers, digests in digests_of(shards, bases, compared):
+    for numbers, digests in digests_of(shards, bases, lsh):
         held.append((numbers, digests))
         if sum(len(numbers) for numbers, _ in held) >= most:
             yield _joined(held)
@@ -149,24 +151,24 @@ def _blocks(
 
 
 def digests_of(
-    shards: Sequence[Signed], bases: Sequence[int], compared: Comparison
+    shards: Sequence[SignatureShard], bases: Sequence[int], lsh: LshOptions
 ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
     """Numbers (n) and digests (bands × n) of the documents of shards, batch by batch."""
     for shard, base in zip(shards, bases, strict=True):
-        salt = shard.salt(compared.scope)
+        salt = shard.salt(lsh.scope)
         for rows, values in shard.batches():
-            yield rows.astype(np.uint64) + np.uint64(base), band_digests(values, compared.rows, compared.bands, salt)
+            yield rows.astype(np.uint64) + np.uint64(base), band_digests(values, lsh.rows, lsh.bands, salt)
 
 
 def _joined(held: list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]) -> tuple[NDArray, NDArray]:
     return np.concatenate([numbers for numbers, _ in held]), np.concatenate([digests for _, digests in held], axis=1)
 
 
-def _groups(shards: list[Signed], compared: Comparison, share: int, processes: int) -> list[list[Signed]]:
+def _groups(shards: list[SignatureShard], lsh: LshOptions, share: int, processes: int) -> list[list[SignatureShard]]:
     """Shards in runs of as many documents as are partitioned at once: few files lie between, in large pieces."""
     total = sum(shard.documents for shard in shards)
-    most = min(_most(compared, share), total // (4 * processes))
-    groups: list[list[Signed]] = []
+    most = min(_most(lsh, share), total // (4 * processes))
+    groups: list[list[SignatureShard]] = []
     room = 0
     for shard in shards:
         if not groups or shard.documents > room:
@@ -177,9 +179,9 @@ def _groups(shards: list[Signed], compared: Comparison, share: int, processes: i
     return groups
 
 
-def _most(compared: Comparison, memory: int) -> int:
+def _most(lsh: LshOptions, memory: int) -> int:
     """Documents whose digests are partitioned at once within so many bytes."""
-    return memory // (2 * 8 * compared.bands + _PARTITIONING)  # digests as they come, and joined
+    return memory // (2 * 8 * lsh.bands + _PARTITIONING)  # digests as they come, and joined
 
 
 def _parts(documents: int, share: int) -> int:

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dedup.candidates.components import LABEL
-from dedup.candidates.document_numbers import Numbering
+from dedup.candidates.connected_components import LABEL
+from dedup.candidates.document_ids import DocumentIds
 from gristmill.io.external_sort import Sorter, read_records
 from gristmill.io.keys import is_table, open_table
 from gristmill.io.pickles import stream_dict, stream_list, stream_value, write_tuple
@@ -17,26 +17,28 @@ SCHEMA = pa.schema({"cluster": pa.int64(), "file": pa.string(), "row": pa.int64(
 _BLOCK = 1 << 16
 
 
-def write_clusters(path: Path, labels: Iterable[NDArray], numbering: Numbering, work: Path, memory: int) -> list[int]:
+def write_clusters(
+    path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, work: Path, memory: int
+) -> list[int]:
     """Write clusters, in order of their first document, each in order of document; how many documents of each file.
 
     `labels` are LABELs in order of node. Memory is bounded, for the pickle too, though not when it is read.
     """
-    found = np.zeros(len(numbering.names), np.int64)
+    found = np.zeros(len(document_ids.names), np.int64)
 
     def counted() -> Iterator[NDArray]:
         for some in labels:
-            files, _ = numbering.split(some["node"])
+            files, _ = document_ids.split(some["node"])
             found[:] += np.bincount(files, minlength=len(found))
             yield some
 
     with Sorter(work / "clusters", LABEL, ("root",), memory) as sorter:
         write = _write_table if is_table(path) else _write_pickle
-        write(path, counted(), numbering, sorter)
+        write(path, counted(), document_ids, sorter)
     return found.tolist()
 
 
-def _write_table(path: Path, labels: Iterable[NDArray], numbering: Numbering, sorter: Sorter) -> None:
+def _write_table(path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: Sorter) -> None:
     for some in labels:
         sorter.add(some)
     clusters, last = -1, None
@@ -46,11 +48,11 @@ def _write_table(path: Path, labels: Iterable[NDArray], numbering: Numbering, so
             new = np.append(roots[:1] != last, roots[1:] != roots[:-1])
             of = clusters + np.cumsum(new)
             clusters, last = int(of[-1]), roots[-1]
-            files, rows = numbering.split(some["node"])
-            write({"cluster": pa.array(of), "file": numbering.files(files), "row": pa.array(rows)})
+            files, rows = document_ids.split(some["node"])
+            write({"cluster": pa.array(of), "file": document_ids.files(files), "row": pa.array(rows)})
 
 
-def _write_pickle(path: Path, labels: Iterable[NDArray], numbering: Numbering, sorter: Sorter) -> None:
+def _write_pickle(path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: Sorter) -> None:
     """Members are numbered in key order: their keys are read from a file of them while the dict is written."""
     sorter.folder.mkdir(parents=True, exist_ok=True)
     members, count = sorter.folder.parent / "members.bin", 0
@@ -61,7 +63,9 @@ def _write_pickle(path: Path, labels: Iterable[NDArray], numbering: Numbering, s
             ranked["node"] = np.arange(count, count + len(some))
             sorter.add(ranked)
             count += len(some)
-    keys = (key for some in read_records(members, np.dtype("<u8"), _BLOCK) for key in numbering.keys(some).to_pylist())
+    keys = (
+        key for some in read_records(members, np.dtype("<u8"), _BLOCK) for key in document_ids.keys(some).to_pylist()
+    )
     components = _Grouped(sorter)
     write_tuple(path, [stream_list(components), stream_value(lambda: components.count), stream_dict(enumerate(keys))])
 

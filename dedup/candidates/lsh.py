@@ -12,7 +12,7 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.candidates.components import find_root
+from dedup.candidates.connected_components import find_root
 from gristmill.errors import UsageError
 
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -41,13 +41,13 @@ def band_digests(signatures: NDArray[np.uint32], rows: int, bands: int, salt: in
     return digests
 
 
-def star_edges(records: NDArray) -> NDArray[np.uint64]:
+def bucket_edges(records: NDArray) -> NDArray[np.uint64]:
     """Edges (n × 2) that link every document of a bucket to its first, in order of digest and document.
 
     Takes RECORDs of one band, in order of document; no sort, but of what is found.
 
     >>> records = np.array([(7, 0), (9, 1), (7, 3), (7, 5)], RECORD)
-    >>> star_edges(records).tolist()
+    >>> bucket_edges(records).tolist()
     [[3, 0], [5, 0]]
     """
     digests, documents = records["digest"], records["document"]
@@ -58,12 +58,12 @@ def star_edges(records: NDArray) -> NDArray[np.uint64]:
     return np.stack([documents[later], documents[firsts[later]]], axis=1)
 
 
-def unite_buckets(
+def union_buckets(
     digests: NDArray[np.uint64], documents: NDArray[np.unsignedinteger], parent: NDArray, first: int = 0
 ) -> None:
-    """Unite the documents (n) that share a digest (n) of one band in a forest, with neither sort nor edge list.
+    """Unite the documents (n) that share a digest (n) of one band in a UnionFind, with neither sort nor edge list.
 
-    `parent` is a Forest's. Each is united with the first of its bucket, unless it is below `first`: an
+    `parent` is a UnionFind's. Each is united with the first of its bucket, unless it is below `first`: an
     index's. Digests are partitioned until the hash table of a bucket stays in cache.
     """
     bits = max(1, (len(digests) // _BUCKET).bit_length())

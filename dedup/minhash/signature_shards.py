@@ -18,7 +18,7 @@ from gristmill.io.files import walk, whole_file
 SUFFIX = ".signatures.arrow"
 
 
-class ShardHead(msgspec.Struct, forbid_unknown_fields=True):
+class ShardHeader(msgspec.Struct, forbid_unknown_fields=True):
     """What a shard says of itself: the corpus file its rows belong to, and how its signatures were made."""
 
     file: str
@@ -40,7 +40,7 @@ class Shard:
     """An open shard, memory-mapped. Signatures are documents × permutations, uint32."""
 
     path: Path
-    head: ShardHead
+    header: ShardHeader
     batches: tuple[pa.RecordBatch, ...]
 
     def __len__(self) -> int:
@@ -54,15 +54,15 @@ class Shard:
     def signatures(self) -> Iterator[NDArray[np.uint32]]:
         """Signatures, batch by batch, without a copy."""
         for batch in self.batches:
-            yield batch.column("signature").flatten().to_numpy().reshape(batch.num_rows, self.head.permutations)
+            yield batch.column("signature").flatten().to_numpy().reshape(batch.num_rows, self.header.permutations)
 
 
 @contextmanager
 def write_shard(path: Path, file: str, sketch: Sketch) -> Iterator["ShardWriter"]:
     """Yield a writer of batches; the shard appears when the block ends well."""
-    head = ShardHead(file, sketch.hash, sketch.seed, sketch.permutations, sketch.unit, sketch.width)
+    header = ShardHeader(file, sketch.hash, sketch.seed, sketch.permutations, sketch.unit, sketch.width)
     signature = pa.list_(pa.uint32(), sketch.permutations)
-    schema = pa.schema({"row": pa.int64(), "signature": signature}, {"gristmill": msgspec.json.encode(head)})
+    schema = pa.schema({"row": pa.int64(), "signature": signature}, {"gristmill": msgspec.json.encode(header)})
     with whole_file(path) as temporary, pa.ipc.new_file(str(temporary), schema) as writer:
         yield ShardWriter(writer, schema)
 
@@ -83,8 +83,8 @@ def open_shard(path: Path) -> Shard:
     """Map a shard; InputError if it is damaged or not one of ours."""
     try:
         file = pa.ipc.open_file(pa.memory_map(str(path)))
-        head = msgspec.json.decode((file.schema.metadata or {})[b"gristmill"], type=ShardHead)
-        return Shard(path, head, tuple(map(file.get_batch, range(file.num_record_batches))))
+        header = msgspec.json.decode((file.schema.metadata or {})[b"gristmill"], type=ShardHeader)
+        return Shard(path, header, tuple(map(file.get_batch, range(file.num_record_batches))))
     except (pa.ArrowException, KeyError, msgspec.DecodeError) as error:
         raise InputError(f"{path} is not a readable signature shard ({error}): run to_hash again") from error
 
@@ -98,7 +98,7 @@ def list_shards(folder: Path) -> list[Path]:
         raise UsageError(f"{folder} holds no signature shard (*{SUFFIX}): run to_hash first")
     first = open_shard(paths[0])
     for path in paths[1:]:
-        made, wanted = open_shard(path).head.made_as(), first.head.made_as()
+        made, wanted = open_shard(path).header.made_as(), first.header.made_as()
         if made != wanted:
             raise UsageError(
                 f"these signatures cannot be compared: {paths[0]} holds {wanted}; {path} holds {made}. "

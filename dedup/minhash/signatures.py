@@ -13,7 +13,7 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.minhash.families import AFFINE, FAMILIES, FSS, MERSENNE61, SHA1, Coefficients, Hash, draw_coefficients
+from dedup.minhash.hash_families import AFFINE, FAMILIES, FSS, MERSENNE61, SHA1, Coefficients, Hash, draw_coefficients
 from dedup.minhash.matching_form import Unit, find_units, form_size, pack, write_form
 from dedup.minhash.schemes import EMPTY, update_affine, update_fss, update_mersenne
 from dedup.minhash.sha1 import ONE_BLOCK, sha1_32, sha1_rows

@@ -76,11 +76,11 @@ def compare_signatures(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarit
         places[key.file][key.row] = place
     signed: dict[int, NDArray] = {}
     for shard in map(open_shard, list_shards(minhash)):
-        if shard.head.file in places:
-            rows, of_file = shard.rows(), places[shard.head.file]
+        if shard.header.file in places:
+            rows, of_file = shard.rows(), places[shard.header.file]
             values = np.concatenate(list(shard.signatures()))
             signed.update({of_file[row]: values[i].copy() for i, row in enumerate(rows.tolist()) if row in of_file})
-        made_as = shard.head.made_as()
+        made_as = shard.header.made_as()
     if not signed:
         raise InputError(f"{minhash} has a signature of no document of the cluster: it was made from another corpus")
     found = np.full((len(keys), len(keys)), _UNKNOWN, np.float32)

@@ -11,7 +11,7 @@ import pyarrow.compute
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from dedup.candidates.document_numbers import is_of_index
+from dedup.candidates.document_ids import is_of_index
 from dedup.removal.keeping import DROPPED, INDEXED, ORDINARY, BySource, Keep
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey, source_of

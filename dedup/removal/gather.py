@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.candidates.signed_corpus import Signed
+from dedup.candidates.input_shards import SignatureShard
 from dedup.removal.clusters import FIELDS, MEMBER, Clusters, Order
 from dedup.removal.keeping import INDEXED, LAST, Keep, Longest, Newest, rank_longest, rank_newest
 from gristmill.counts import READ, Counts
@@ -112,7 +112,7 @@ def gather_slice(
 
 
 def gather_signatures(
-    shard: Signed, number: int, places: tuple[int, int], members: Path, output: Path, budget: Budget
+    shard: SignatureShard, number: int, places: tuple[int, int], members: Path, output: Path, budget: Budget
 ) -> Counts:
     """Write the members of an index as gather_slice does, with signatures (permutations × uint32) in place of texts."""
     wanted, offset, counts = _read_places(members, places), 0, Counts({}, [])

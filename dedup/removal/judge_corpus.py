@@ -6,8 +6,8 @@ from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
-from dedup.candidates.document_numbers import is_of_index
-from dedup.candidates.signed_corpus import Signed
+from dedup.candidates.document_ids import is_of_index
+from dedup.candidates.input_shards import SignatureShard
 from dedup.removal.gather import (
     CLUSTERED,
     INDEXED_MEMBERS,
@@ -60,7 +60,7 @@ class Sources:
     """Where the members of clusters stand: in our corpus, in an index."""
 
     files: list[CorpusFile]
-    shards: list[Signed]
+    shards: list[SignatureShard]
 
 
 def judged_parts(plan: Plan, work: Path) -> list[Path]:
@@ -104,7 +104,7 @@ def _gather_tasks(settings: Settings, plan: Plan, files: list[CorpusFile], work:
     return tasks
 
 
-def _index_tasks(plan: Plan, shards: list[Signed], first: int, work: Path, share: Budget) -> list[Task]:
+def _index_tasks(plan: Plan, shards: list[SignatureShard], first: int, work: Path, share: Budget) -> list[Task]:
     """A task for every shard of an index that may have members."""
     wanted = set(plan.names)
     tasks = []

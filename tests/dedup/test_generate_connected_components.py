@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup import generate_connected_components, generate_duplicates_dict
-from dedup.candidates.document_numbers import Numbering
-from dedup.candidates.pair_lines import ParsedPairs, parse_pairs
+from dedup.candidates.document_ids import DocumentIds
+from dedup.candidates.pair_files import ParsedPairs, parse_pairs
 from gristmill.engine.stage import How
 from gristmill.errors import InputError, UsageError
 
@@ -56,8 +56,8 @@ def test_names_of_any_kind_travel_unharmed(tmp_path_factory: pytest.TempPathFact
     path.write_text("".join(f"{a}@{i} :: {b}@{j}\n" for a, i, b, j in pairs), encoding="utf-8")
     parse_pairs((path,), folder)
     parsed = ParsedPairs(folder)
-    numbering = Numbering.of(parsed.rows())
-    found = [tuple(numbering.keys(edge).to_pylist()) for edges in parsed.edges(numbering) for edge in edges]
+    document_ids = DocumentIds.of(parsed.rows())
+    found = [tuple(document_ids.keys(edge).to_pylist()) for edges in parsed.edges(document_ids) for edge in edges]
     assert found == [(f"{a}@{i}", f"{b}@{j}") for a, i, b, j in pairs]
 
 

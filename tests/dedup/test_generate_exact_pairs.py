@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup import generate_connected_components
-from dedup.candidates import exact_copies as exact
-from dedup.candidates.exact_copies import COPY
+from dedup.candidates import exact_duplicates as exact
+from dedup.candidates.exact_duplicates import COPY
 from dedup.generate_exact_pairs import UNIQUE, generate_exact_pairs
 from gristmill.counts import READ
 from gristmill.engine.stage import STATE, How

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dedup import Sketch, signatures, to_hash
-from dedup.minhash.families import Hash
+from dedup.minhash.hash_families import Hash
 from dedup.minhash.signature_shards import list_shards, open_shard, write_shard
 from dedup.minhash.signatures import DATATROVE
 from dedup.to_hash import SIGNED, SKIPPED, TOO_SHORT
@@ -32,7 +32,7 @@ def test_a_shard_holds_the_signatures_of_its_file(
     norm: Path, tmp_path: Path, planted: dict[str, list[str]], hash: Hash
 ) -> None:
     counts = sign(norm, tmp_path, hash=hash, seed=7, batch=2)
-    shards = {shard.head.file: shard for shard in map(open_shard, list_shards(tmp_path))}
+    shards = {shard.header.file: shard for shard in map(open_shard, list_shards(tmp_path))}
     assert sorted(shards) == sorted(planted)
     for name, texts in planted.items():
         values, shingles = signatures(texts, Sketch(hash, seed=7))
@@ -56,7 +56,7 @@ def test_indices_choose_files(write: Write, texts_of: Callable, tmp_path: Path) 
         write(tmp_path / f"NORM/wiki/{number}.jsonl", [text])
     for start, end in ((1, 3), (3, 99), (0, 1)):
         to_hash("wiki", tmp_path / "NORM/wiki", tmp_path / "out", 0, "job", start, end, how=HOW)
-        found = [open_shard(path).head.file for path in list_shards(tmp_path / "out")]
+        found = [open_shard(path).header.file for path in list_shards(tmp_path / "out")]
         wanted = {1: ["1", "2"], 3: ["1", "2", "3", "4"], 0: ["0", "1", "2", "3", "4"]}[start]
         assert found == [f"wiki/{number}.jsonl" for number in wanted]
 
@@ -109,8 +109,8 @@ def test_shards_that_cannot_be_compared_are_both_named(norm: Path, tmp_path: Pat
 def test_shingles_of_words(norm: Path, tmp_path: Path, planted: dict[str, list[str]], run: Callable) -> None:
     run(f"python dedup/to_hash.py all {norm} {tmp_path} 0 0 0 99 --unit word -w 5 --permutations 112 --quiet")
     for shard in map(open_shard, list_shards(tmp_path)):
-        assert (shard.head.unit, shard.head.width, shard.head.permutations) == ("word", 5, 112)
-        values, shingles = signatures(planted[shard.head.file], DATATROVE)
+        assert (shard.header.unit, shard.header.width, shard.header.permutations) == ("word", 5, 112)
+        values, shingles = signatures(planted[shard.header.file], DATATROVE)
         assert (np.concatenate(list(shard.signatures())) == values[shingles > 0]).all()
 
 
@@ -125,7 +125,7 @@ def test_documents_that_are_skipped(
     )
     counts = sign(norm, tmp_path / "out", skip=keys, batch=batch)
     sign(norm, tmp_path / "all")
-    rows = {shard.head.file: shard.rows().tolist() for shard in map(open_shard, list_shards(tmp_path / "out"))}
+    rows = {shard.header.file: shard.rows().tolist() for shard in map(open_shard, list_shards(tmp_path / "out"))}
     assert rows["arxiv/a.jsonl"] == [0, 3]
     assert rows["arxiv/b.jsonl.zst"] == [0, 1]
     found = [counts.total(reason).documents for reason in (READ, SIGNED, SKIPPED, TOO_SHORT)]
@@ -182,7 +182,7 @@ def shard(tmp_path: Path) -> Path:
 
 def test_a_shard_is_read_as_written(shard: Path) -> None:
     opened = open_shard(shard)
-    assert (len(opened), opened.rows().tolist(), opened.head.file) == (2, [4, 9], "wiki/a.jsonl")
+    assert (len(opened), opened.rows().tolist(), opened.header.file) == (2, [4, 9], "wiki/a.jsonl")
     assert [part.shape for part in opened.signatures()] == [(2, 128), (0, 128)]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dedup.minhash.families import AFFINE, FSS, MERSENNE61, draw_coefficients
+from dedup.minhash.hash_families import AFFINE, FSS, MERSENNE61, draw_coefficients
 from dedup.minhash.schemes import EMPTY, MERSENNE, update_affine, update_fss, update_mersenne
 
 Sketch = Callable[[NDArray[np.uint32]], NDArray[np.uint32]]

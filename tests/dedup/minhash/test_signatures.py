@@ -16,7 +16,7 @@ from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.minhash.families import Hash
+from dedup.minhash.hash_families import Hash
 from dedup.minhash.matching_form import CHUNK
 from dedup.minhash.schemes import EMPTY, MERSENNE
 from dedup.minhash.signatures import DATATROVE, Sketch, jaccard, signatures

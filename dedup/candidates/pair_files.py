@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dedup.candidates.document_numbers import Numbering
+from dedup.candidates.document_ids import DocumentIds
 from gristmill.counts import Counts
 from gristmill.errors import InputError
 from gristmill.io.external_sort import read_records, write_records
@@ -33,9 +33,9 @@ class ParsedPairs:
         """File → how many rows it has at least, in the order in which the pairs name them."""
         return msgspec.json.decode(self.files.read_bytes(), type=dict[str, int])
 
-    def edges(self, numbering: Numbering) -> Iterator[NDArray[np.uint64]]:
+    def edges(self, document_ids: DocumentIds) -> Iterator[NDArray[np.uint64]]:
         """Edges (n × 2) between documents as they are numbered."""
-        by_name = numbering.by_name
+        by_name = document_ids.by_name
         bases = np.array([by_name[name] for name in self.rows()], np.uint64)
         for ends in read_records(self.ends, _ENDS, _BLOCK // _ENDS.itemsize):
             one = bases[ends["file"]] + ends["row"].astype(np.uint64)

@@ -1,4 +1,4 @@
-"""Connected components: union-find while the forest fits into memory, else stars by external sort.
+"""Connected components: union-find while it fits into memory, else stars by external sort.
 
 Numbers of nodes stand for documents; the least of a component is its root.
 """
@@ -15,10 +15,10 @@ from gristmill.io.external_sort import Sorter, read_records, write_records
 LABEL = np.dtype([("node", "<u8"), ("root", "<u8")])
 _EDGE = np.dtype([("node", "<u8"), ("other", "<u8")])
 _BLOCK = 1 << 20  # nodes or edges at a time
-_SLACK = 64 * _BLOCK  # bytes that a block and what is made of it take beside the forest
+_SLACK = 64 * _BLOCK  # bytes that a block and what is made of it take beside the parents
 
 
-class Forest:
+class UnionFind:
     """Union-find over the nodes 0 … nodes − 1, by the smaller root, paths halved (Tarjan 1975)."""
 
     def __init__(self, nodes: int) -> None:
@@ -49,28 +49,28 @@ def connected(edges: NDArray[np.int64], nodes: int) -> NDArray[np.int64]:
     >>> connected(np.array([[1, 0], [3, 1], [4, 2]]), 6).tolist()
     [0, 0, 2, 0, 2, 5]
     """
-    forest = Forest(nodes)
-    forest.unite(edges)
-    return forest.roots().astype(np.int64)
+    union_find = UnionFind(nodes)
+    union_find.unite(edges)
+    return union_find.roots().astype(np.int64)
 
 
-def forest_fits(nodes: int, memory: int) -> bool:
-    """Whether a Forest of so many nodes, and finding its labels, stays within `memory` bytes."""
+def union_find_fits(nodes: int, memory: int) -> bool:
+    """Whether a UnionFind of so many nodes, and finding its labels, stays within `memory` bytes."""
     return nodes * (_node_type(nodes).itemsize + 1) + _SLACK <= memory
 
 
-def find_labels(edges: Iterable[NDArray[np.uint64]], nodes: int, folder: Path, memory: int) -> Iterator[NDArray]:
+def component_labels(edges: Iterable[NDArray[np.uint64]], nodes: int, folder: Path, memory: int) -> Iterator[NDArray]:
     """LABELs of every node in an edge, in order of node, for arrays of edges (n × 2) among so many nodes.
 
     Within `memory` bytes whatever the number of nodes and edges; `folder` is for work files.
     """
-    if not forest_fits(nodes, memory):
+    if not union_find_fits(nodes, memory):
         yield from _external_labels(edges, folder, memory)
         return
-    forest = Forest(nodes)
+    union_find = UnionFind(nodes)
     for some in edges:
-        forest.unite(some)
-    yield from forest.labels()
+        union_find.unite(some)
+    yield from union_find.labels()
 
 
 def _external_labels(edges: Iterable[NDArray[np.uint64]], folder: Path, memory: int) -> Iterator[NDArray]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.ipc
 from numpy.typing import NDArray
 
-from dedup.candidates.document_numbers import Numbering, index_name, is_of_index, scope_of
+from dedup.candidates.document_ids import DocumentIds, index_name, is_of_index, scope_of
 from dedup.minhash.signature_shards import Shard, list_shards, open_shard
 from gristmill.errors import UsageError
 
@@ -20,7 +20,7 @@ Scope = Literal["global", "per-source"]
 
 
 @dataclass(frozen=True)
-class Signed:
+class SignatureShard:
     """A shard: where it is, the file its documents stand in, how many they are, and the last one's row + 1."""
 
     path: Path
@@ -44,7 +44,7 @@ class Signed:
         return int.from_bytes(blake2b(scope_of(self.file).encode(), digest_size=8).digest(), "little")
 
 
-def list_signed(folder: Path, index: Sequence[str] = ()) -> tuple[list[Signed], int]:
+def list_signature_shards(folder: Path, index: Sequence[str] = ()) -> tuple[list[SignatureShard], int]:
     """The shards of a corpus and of its indexes in key order, and how many permutations each has.
 
     Indexes are folders of shards, or NAME=FOLDER. UsageError where shards cannot be compared.
@@ -57,9 +57,9 @@ def list_signed(folder: Path, index: Sequence[str] = ()) -> tuple[list[Signed], 
     for name, place in [("", folder), *indexes]:
         for path in list_shards(place):
             shard = open_shard(path)
-            heads[path] = shard.head.made_as()
-            file = index_name(name, shard.head.file) if name else shard.head.file
-            signed.append(Signed(path, file, len(shard), _end(shard)))
+            heads[path] = shard.header.made_as()
+            file = index_name(name, shard.header.file) if name else shard.header.file
+            signed.append(SignatureShard(path, file, len(shard), _end(shard)))
     for one, other in pairwise(heads):
         if heads[one] != heads[other]:
             raise UsageError(
@@ -67,20 +67,20 @@ def list_signed(folder: Path, index: Sequence[str] = ()) -> tuple[list[Signed], 
                 "Run to_hash with the options that the index was made with"
             )
     signed.sort(key=lambda shard: (not is_of_index(shard.file), shard.file, shard.end))
-    return signed, open_shard(signed[0].path).head.permutations
+    return signed, open_shard(signed[0].path).header.permutations
 
 
-def rows_of(shards: Sequence[Signed]) -> dict[str, int]:
-    """File → the number of rows that its shards tell of, for Numbering.of."""
+def rows_of(shards: Sequence[SignatureShard]) -> dict[str, int]:
+    """File → the number of rows that its shards tell of, for DocumentIds.of."""
     rows: dict[str, int] = {}
     for shard in shards:
         rows[shard.file] = max(rows.get(shard.file, 0), shard.end)
     return rows
 
 
-def number_of(shards: Sequence[Signed]) -> Numbering:
+def assign_ids(shards: Sequence[SignatureShard]) -> DocumentIds:
     """Numbers for the documents of all shards."""
-    return Numbering.of(rows_of(shards))
+    return DocumentIds.of(rows_of(shards))
 
 
 def _parse_index(text: str) -> tuple[str, Path]:

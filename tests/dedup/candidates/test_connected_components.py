@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.candidates.components import connected, find_labels, forest_fits
+from dedup.candidates.connected_components import component_labels, connected, union_find_fits
 
 NODES = 30
 _PAIRS = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=60)
@@ -22,7 +22,7 @@ def plain_search(pairs: list[tuple[int, int]]) -> list[int]:
 
 
 def labels_of(edges: np.ndarray, nodes: int, folder: Path, memory: int) -> list[tuple[int, int]]:
-    blocks = find_labels(np.array_split(edges.astype(np.uint64), 3), nodes, folder, memory)
+    blocks = component_labels(np.array_split(edges.astype(np.uint64), 3), nodes, folder, memory)
     return [label for block in blocks for label in block.tolist()]
 
 
@@ -37,7 +37,7 @@ def test_labels_leave_out_who_is_alone(tmp_path_factory: pytest.TempPathFactory,
     roots, folder = plain_search(pairs), tmp_path_factory.mktemp("labels")
     expected = [(node, root) for node, root in enumerate(roots) if roots.count(root) > 1]
     edges = np.array(pairs, np.int64).reshape(-1, 2)
-    assert not forest_fits(NODES, 1)
+    assert not union_find_fits(NODES, 1)
     assert labels_of(edges, NODES, folder, memory=1) == expected
     assert labels_of(edges, NODES, folder, memory=1 << 30) == expected
 

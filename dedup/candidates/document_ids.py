@@ -32,11 +32,11 @@ def scope_of(file: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Numbering:
+class DocumentIds:
     """Files in order, those of indexes first, and the number of each one's row 0 (uint64, the end of all last).
 
-    >>> numbering = Numbering.of({"b.jsonl": 7, "a.jsonl": 2})
-    >>> len(numbering), numbering.keys(np.array([1, 2, 8], np.uint64)).to_pylist()
+    >>> document_ids = DocumentIds.of({"b.jsonl": 7, "a.jsonl": 2})
+    >>> len(document_ids), document_ids.keys(np.array([1, 2, 8], np.uint64)).to_pylist()
     (9, ['a.jsonl@1', 'b.jsonl@0', 'b.jsonl@6'])
     """
 
@@ -44,7 +44,7 @@ class Numbering:
     bases: NDArray[np.uint64]
 
     @classmethod
-    def of(cls, rows: Mapping[str, int]) -> "Numbering":
+    def of(cls, rows: Mapping[str, int]) -> "DocumentIds":
         """Number the documents of files that have so many rows, or fewer."""
         names = sorted(rows, key=lambda name: (not is_of_index(name), name))
         return cls(names, np.cumsum([0, *(rows[name] for name in names)], dtype=np.uint64))
