@@ -77,7 +77,7 @@ def data_parallel_step(trainer: Trainer, device: torch.device) -> Callable[[int]
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
     def step(number: int) -> None:
-        batch = trainer.batches.step(number - 1).to(device)
+        batch = trainer.batches.batch(number - 1).to(device)
         with autocast(device, trainer.config.precision):
             loss = model(batch.ids, batch.targets, batch.samples).sum() / trainer.tokens_per_step
         loss.backward()

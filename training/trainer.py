@@ -18,7 +18,9 @@ from training.checkpoint.checkpoint import CheckpointRecord, Checkpoints, load_m
 from training.checkpoint.record import require_same_model
 from training.checkpoint.shard_storage import model_state
 from training.config import TrainConfig
-from training.data.batches import Ahead, Batches, BatchSplit, TokenSequences
+from training.data.batches import Batches, BatchSplit
+from training.data.prefetch import PrefetchLoader
+from training.data.sequences import TokenSequences
 from training.distributed.hang_detection import lost_contact
 from training.distributed.mesh import build_world
 from training.model.decoder import Decoder, flops_per_token
@@ -72,8 +74,8 @@ class Trainer:
         self.layout = config.parallel.resolve(torch.distributed.get_world_size(), self.model_config, data.seq_len)
         self.split = BatchSplit.of(data, self.layout)
         self.world = world = build_world(self.layout, device, config.timeout)
-        self.batches = Batches(self.data, self.split, world.replica, config.seed)
-        self.ahead = Ahead(self.batches, device)
+        self.batches = Batches(self.data, self.split, world.dp_rank, config.seed)
+        self.loader = PrefetchLoader(self.batches, device)
         self.sampler = (
             Sampler(data.train, self.data.manifest, config.eval, config.seed) if config.eval.sample_tokens else None
         )
@@ -105,7 +107,7 @@ class Trainer:
                 self.checkpoints.wait()
         finally:
             gc.unfreeze()
-            self.ahead.close()
+            self.loader.close()
             self.optimizer.close()
             self.model.close()
             self.reporter.close()
@@ -124,7 +126,7 @@ class Trainer:
                 require_same_model(found, self.model_config, self.tokenizer)
             self.unigram = unigram_loss(self.data, self.holdout, self.eval_sequences, self.world)
         self.model.loaded()
-        self.model.replicas.publish()
+        self.model.all_gather_params()
         self.reporter.start(self.done)
         self._say_header(record)
         gc.freeze()  # what is here by now stays: to look through it again and again takes 3 % of a small model's time
@@ -136,7 +138,7 @@ class Trainer:
         Returns whether any rank was told to `stop`.
         """
         rate = learning_rate(step - 1, self.config.optim)
-        batch = self.ahead.step(step - 1)
+        batch = self.loader.batch(step - 1)
         scale = self.stability.scale / self.tokens_per_step
         loss, norm, stops = self._measure(self.model.forward_backward(batch, scale), stop)
         accepted = self.stability.accepts(step, loss, norm)
@@ -145,7 +147,7 @@ class Trainer:
             shorten = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
             scale_gradients(self.model.weights, shorten / self._loss_scale)
             self.optimizer.step(rate)
-            self.model.replicas.publish()
+            self.model.all_gather_params()
         self.optimizer.zero_grad()
         self.done = step
         self.pending.append(Step(step, rate, loss, norm, self.stability.fault))
@@ -175,7 +177,7 @@ class Trainer:
 
     def evaluate(self, step: int) -> None:
         """Measure the holdout and draw some text; every rank calls it."""
-        loss = evaluate(self.model, self.holdout, self.eval_sequences, self.split.micro)
+        loss = evaluate(self.model, self.holdout, self.eval_sequences, self.split.micro_batch_size)
         bits = bits_per_byte(loss, self.holdout.manifest)
         text = self.sampler.text(self.model) if self.sampler else ""
         self.reporter.record("eval", step, loss=loss, bits_per_byte=bits, text=text)
@@ -271,8 +273,9 @@ class Trainer:
             f"{model.preset}: {self.parameters:,} parameters, {model.layers} layers of width {model.width}, "
             f"vocabulary {model.vocab_size}\n"
             f"{self.world.size} processes ({self.world.device.type}{threads}, {self.config.precision}): "
-            f"{self.layout.describe()}; a step is {self.tokens_per_step:,} tokens: {split.replicas} replicas x "
-            f"{split.rounds} micro-batches x {split.micro} sequences x {self.config.data.seq_len}\n"
+            f"{self.layout.describe()}; a step is {self.tokens_per_step:,} tokens: {split.dp_size} replicas x "
+            f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x "
+            f"{self.config.data.seq_len}\n"
             f"train {self.data.tokens:,} tokens, {self.batches.steps_per_epoch} steps an epoch; "
             f"holdout {self.eval_sequences} sequences, unigram loss {self.unigram:.4f}"
         )

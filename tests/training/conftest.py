@@ -16,7 +16,7 @@ import torch
 from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, TokenShardWriter, token_dtype
 from training.config import TrainConfig
 from training.data.batches import DataConfig
-from training.distributed.rank_pool import Ranks
+from training.distributed.rank_pool import RankPool
 from training.model.model_config import ModelConfig
 from training.optim.optimizer import OptimConfig
 from training.reporting.evaluate import EvalConfig
@@ -103,14 +103,14 @@ def config(corpus: Path, tmp_path: Path) -> TrainConfig:
 
 
 @pytest.fixture(scope="session")
-def rank_pool() -> Iterator[Ranks]:
+def rank_pool() -> Iterator[RankPool]:
     """Eight processes at most, which all the tests share."""
-    with Ranks(8) as ranks:
+    with RankPool(8) as ranks:
         yield ranks
 
 
 @pytest.fixture
-def run_ranks(rank_pool: Ranks) -> Callable[..., list[Any]]:
+def run_ranks(rank_pool: RankPool) -> Callable[..., list[Any]]:
     """`run_ranks(size, function, *arguments)`: what a test module's function returned in each of `size` processes."""
     return rank_pool.run
 

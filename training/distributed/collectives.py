@@ -16,27 +16,27 @@ all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
-def replicated_in(x: Tensor, axis: Axis) -> Tensor:
+def copy_to_tp(x: Tensor, axis: Axis) -> Tensor:
     """x as it is; its gradients, which the processes have parts of, are summed."""
-    return _Copy.apply(x, axis)
+    return _CopyToTP.apply(x, axis)
 
 
-def summed_out(x: Tensor, axis: Axis) -> Tensor:
+def reduce_from_tp(x: Tensor, axis: Axis) -> Tensor:
     """The sum of the processes' x; its gradient goes to each as it is."""
-    return _Sum.apply(x, axis)
+    return _ReduceFromTP.apply(x, axis)
 
 
-def sequence_in(x: Tensor, axis: Axis) -> Tensor:
+def gather_from_sp(x: Tensor, axis: Axis) -> Tensor:
     """The whole sequence, of which each has (B, T / n, D); gradients are summed, and each gets its part."""
-    return _Gather.apply(x, axis)
+    return _GatherFromSP.apply(x, axis)
 
 
-def sequence_out(x: Tensor, axis: Axis) -> Tensor:
+def reduce_scatter_to_sp(x: Tensor, axis: Axis) -> Tensor:
     """This process's part, (B, T / n, D), of the sum of the processes' x; gradients are gathered."""
-    return _Scatter.apply(x, axis)
+    return _ReduceScatterToSP.apply(x, axis)
 
 
-class _Copy(torch.autograd.Function):
+class _CopyToTP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
@@ -49,7 +49,7 @@ class _Copy(torch.autograd.Function):
         return grad, None
 
 
-class _Sum(torch.autograd.Function):
+class _ReduceFromTP(torch.autograd.Function):
     @staticmethod
     def forward(_ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         x = x.clone(memory_format=torch.contiguous_format)
@@ -61,35 +61,35 @@ class _Sum(torch.autograd.Function):
         return grad, None
 
 
-class _Gather(torch.autograd.Function):
+class _GatherFromSP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
-        return _gather_sequence(x, axis)
+        return _all_gather_sequence(x, axis)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _scatter_sequence(grad, ctx.axis), None
+        return _reduce_scatter_sequence(grad, ctx.axis), None
 
 
-class _Scatter(torch.autograd.Function):
+class _ReduceScatterToSP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
-        return _scatter_sequence(x, axis)
+        return _reduce_scatter_sequence(x, axis)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _gather_sequence(grad, ctx.axis), None
+        return _all_gather_sequence(grad, ctx.axis), None
 
 
-def _gather_sequence(x: Tensor, axis: Axis) -> Tensor:
+def _all_gather_sequence(x: Tensor, axis: Axis) -> Tensor:
     parts = x.new_empty(axis.size, *x.shape)
     all_gather(parts.flatten(0, 1), x.contiguous(), group=axis.group)
     return parts.transpose(0, 1).flatten(1, 2)
 
 
-def _scatter_sequence(x: Tensor, axis: Axis) -> Tensor:
+def _reduce_scatter_sequence(x: Tensor, axis: Axis) -> Tensor:
     parts = x.unflatten(1, (axis.size, -1)).transpose(0, 1).contiguous()
     mine = torch.empty_like(parts[0])
     reduce_scatter(mine, parts.flatten(0, 1), group=axis.group)

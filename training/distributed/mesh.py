@@ -64,12 +64,12 @@ class World:
         return self.axes[name]
 
     @property
-    def replicas(self) -> int:
+    def dp_size(self) -> int:
         """How many replicas there are: dp."""
         return self.axes["replicate"].size * self.axes["shard"].size
 
     @property
-    def replica(self) -> int:
+    def dp_rank(self) -> int:
         """Which of the replicas this process belongs to."""
         return self.axes["replicate"].rank * self.axes["shard"].size + self.axes["shard"].rank
 

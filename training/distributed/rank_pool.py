@@ -48,7 +48,7 @@ class _Rank:
     jobs: int = 0
 
 
-class Ranks:
+class RankPool:
     """Up to `size` processes, started when a job first wants them and ended with the block, or with this process.
 
     `timeout`: the seconds a collective waits for the others. `limit`: the seconds a job may take.
@@ -60,7 +60,7 @@ class Ranks:
         self._jobs = 0
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
-    def __enter__(self) -> "Ranks":
+    def __enter__(self) -> "RankPool":
         return self
 
     def __exit__(

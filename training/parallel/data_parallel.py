@@ -58,7 +58,7 @@ class Bucket:
             own.grad = grad if own.grad is None or self.shard.size == 1 else own.grad + grad
         self._flat = self._work = None
 
-    def publish(self) -> None:
+    def all_gather_params(self) -> None:
         """Send everyone the rows that this process has updated, and take theirs."""
         own = zip(self.own, self.lengths, strict=True)
         mine = torch.cat([nn.functional.pad(p.detach().flatten(), (0, n - p.numel())) for p, n in own])
@@ -74,7 +74,7 @@ class Bucket:
         return torch.cat(padded, dim=1)
 
 
-class Replicas:
+class GradReducer:
     """The replicas that a process's parameters have elsewhere, and the traffic between them."""
 
     def __init__(self, full: Sequence[nn.Parameter], shard: Axis, replicate: Axis, zero: int) -> None:
@@ -84,33 +84,33 @@ class Replicas:
         groups = [] if alone else _by_size(list(reversed(full)))  # gradients come in reverse
         self.buckets = [Bucket(group, [self.own[id(p)] for p in group], shard, replicate) for group in groups]
         self._place = {id(p): bucket for bucket in self.buckets for p in bucket.full}
-        self._started, self._armed = 0, False
+        self._started, self._grad_sync = 0, False
         for bucket in self.buckets:
             for p in bucket.full:
                 p.register_post_accumulate_grad_hook(self._ready)
 
-    def arm(self) -> None:
-        """Let the coming backward pass, which must be the last before `finish`, send each bucket as it fills."""
-        self._armed = True
+    def enable_grad_sync(self) -> None:
+        """Reduce each bucket as soon as the next backward pass, the last before `finish_grad_sync`, has filled it."""
+        self._grad_sync = True
         for bucket in self.buckets:
             bucket.waiting = len(bucket.full)
 
-    def finish(self) -> None:
+    def finish_grad_sync(self) -> None:
         """Sum what has not been sent yet, and wait for all."""
         for bucket in self.buckets[self._started :]:
             bucket.start(self.zero >= 2)
         for bucket in self.buckets:
             bucket.finish()
-        self._started, self._armed = 0, False
+        self._started, self._grad_sync = 0, False
 
-    def publish(self) -> None:
+    def all_gather_params(self) -> None:
         """After the update: make the parameters whole again on every process."""
         if self.shard.size > 1:
             for bucket in self.buckets:
-                bucket.publish()
+                bucket.all_gather_params()
 
     def _ready(self, p: Tensor) -> None:
-        if not self._armed:
+        if not self._grad_sync:
             return
         self._place[id(p)].waiting -= 1
         # in their order, whatever the order in which they fill: all processes must send the same one

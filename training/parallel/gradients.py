@@ -10,7 +10,7 @@ from torch import Tensor
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World
 from training.parallel.pipeline_stages import stage_owner
-from training.parallel.tensor_parallel import summed_over_sequence
+from training.parallel.tensor_parallel import is_replicated
 from training.sharding.weight import Weight
 
 Summation = Callable[[Sequence[Weight]], None]
@@ -21,7 +21,7 @@ def summations(layout: ParallelConfig, tied: bool, world: World) -> list[Summati
     found: list[Summation] = []
     if layout.sequence_parallel:
         group = world.axis("tp").group
-        found.append(lambda weights: _sum_over(group, [w for w in weights if summed_over_sequence(w.name)]))
+        found.append(lambda weights: _sum_over(group, [w for w in weights if is_replicated(w.name)]))
     if tied and layout.pp > 1:
         ends = (stage_owner(layout, 0), stage_owner(layout, layout.stages - 1))
         if ends[0] == ends[1]:

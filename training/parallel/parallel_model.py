@@ -19,12 +19,12 @@ from training.model.batch import Batch
 from training.model.decoder import Decoder
 from training.model.initialize import fill_initial
 from training.model.model_config import ModelConfig
-from training.parallel.data_parallel import Replicas
+from training.parallel.data_parallel import GradReducer
 from training.parallel.fsdp import synchronize_gradients
 from training.parallel.gradients import summations
 from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_stages import stage_owner, whole_name
-from training.parallel.tensor_parallel import divided_dim, divided_piece
+from training.parallel.tensor_parallel import tp_dim, tp_shard
 from training.sharding.shard_spec import part_range
 from training.sharding.weight import Weight
 
@@ -57,7 +57,7 @@ class ParallelModel:
             part.tie()  # to_empty gave the tied matrices a memory each
         shard, replicate = world.axis("shard"), world.axis("replicate")
         plain = [p for part in self.parts for p in part.parameters() if not isinstance(p, DTensor)]
-        self.replicas = Replicas(plain, shard, replicate, layout.zero)
+        self.grad_reducer = GradReducer(plain, shard, replicate, layout.zero)
         self.weights = [w for part in self.parts for w in self._weights(part)]
         self._summations = summations(layout, bool(config.tied), world)
         self.pipeline = self._pipeline() if layout.pp > 1 else None
@@ -65,12 +65,16 @@ class ParallelModel:
             for w in self.weights:
                 fill_initial(w.own, w.name, w.piece, config, seed)
                 self.loaded()
-        self.replicas.publish()
+        self.all_gather_params()
 
     def loaded(self) -> None:
         """To be called when weights were written otherwise than by an update."""
         if self.files is not None:
             self.files.loaded()
+
+    def all_gather_params(self) -> None:
+        """With ZeRO-1 and 2: give every rank the rows that the others have updated."""
+        self.grad_reducer.all_gather_params()
 
     def check(self) -> None:
         """Raise InputError for weights that are not what they were updated to: before they are saved."""
@@ -157,12 +161,12 @@ class ParallelModel:
             travels = number == rounds or self.layout.zero == 2
             synchronize_gradients(self.parts[0], travels)
             if travels:
-                self.replicas.arm()
+                self.grad_reducer.enable_grad_sync()
             with autocast(self.world.device, self.precision):
                 loss = self.parts[0](ids, targets, samples)
             (loss.sum() * scale).backward()
             if travels:
-                self.replicas.finish()
+                self.grad_reducer.finish_grad_sync()
             total = total + loss.detach().sum()
         return total
 
@@ -170,7 +174,7 @@ class ParallelModel:
         assert self.pipeline is not None
         with autocast(self.world.device, self.precision):
             loss = self.pipeline.forward_backward(batch.ids, batch.targets, batch.samples, scale)
-        self.replicas.finish()  # not during the schedule: only it knows which backward pass is the last
+        self.grad_reducer.finish_grad_sync()  # not during the schedule: only it knows which backward pass is the last
         return loss
 
     def _pipeline(self) -> "Pipeline":
@@ -187,13 +191,13 @@ class ParallelModel:
         found = []
         for name, p in part.named_parameters():
             whole = whole_name(part, name)
-            own = self.replicas.own.get(id(p))
+            own = self.grad_reducer.own.get(id(p))
             if own is None:
                 assert isinstance(p, DTensor)
                 own = nn.Parameter(p.to_local(), requires_grad=False)
-            piece = divided_piece(whole, shapes[whole], tp).part(0, shard.size, shard.rank)
+            piece = tp_shard(whole, shapes[whole], tp).part(0, shard.size, shard.rank)
             assert piece.size == tuple(own.shape), (name, piece, own.shape)
-            held_alike = replicate.rank > 0 or (divided_dim(whole) is None and tp.rank > 0)
+            held_alike = replicate.rank > 0 or (tp_dim(whole) is None and tp.rank > 0)
             found.append(Weight(whole, p, own, piece, not held_alike and whole == name))
         return found
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.distributed.collectives import replicated_in, sequence_in, sequence_out, summed_out
+from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_from_tp, reduce_scatter_to_sp
 from training.distributed.mesh import Axis
 from training.kernels.cross_entropy import summed_cross_entropy
 from training.kernels.linear import linear
@@ -19,7 +19,7 @@ from training.sharding.shard_spec import Piece
 # Which dimension of a parameter is divided, by the end of its name; what is not here is whole on every process.
 # A linear layer's weight is (outputs, inputs): 0 divides the outputs ("column parallel" in the paper, which
 # writes x W), 1 the inputs ("row parallel"), whose results are then parts of a sum.
-DIVIDED = {
+TP_PLAN = {
     "embed.tokens.weight": 0,  # the vocabulary
     "attention.q.weight": 0,  # heads
     "attention.q.bias": 0,
@@ -37,14 +37,14 @@ DIVIDED = {
 }
 
 
-def divided_dim(name: str) -> int | None:
+def tp_dim(name: str) -> int | None:
     """The dimension of parameter `name` that tensor parallelism divides, None where it does not."""
-    return next((dim for end, dim in DIVIDED.items() if name == end or name.endswith("." + end)), None)
+    return next((dim for end, dim in TP_PLAN.items() if name == end or name.endswith("." + end)), None)
 
 
-def divided_piece(name: str, shape: tuple[int, ...], axis: Axis) -> Piece:
+def tp_shard(name: str, shape: tuple[int, ...], axis: Axis) -> Piece:
     """What this process holds of a parameter."""
-    whole, dim = Piece.whole(shape), divided_dim(name)
+    whole, dim = Piece.whole(shape), tp_dim(name)
     return whole if dim is None else whole.part(dim, axis.size, axis.rank)
 
 
@@ -54,7 +54,7 @@ def apply_tensor_parallel(part: Decoder, axis: Axis, sequence_parallel: bool) ->
         return
     for name, parameter in list(part.named_parameters()):
         owner, _, leaf = name.rpartition(".")
-        size = divided_piece(name, tuple(parameter.shape), axis).size
+        size = tp_shard(name, tuple(parameter.shape), axis).size
         setattr(part.get_submodule(owner), leaf, nn.Parameter(parameter.new_empty(size)))
     part.tie()
     part.sequence_parts = axis.size if sequence_parallel else 1
@@ -62,12 +62,12 @@ def apply_tensor_parallel(part: Decoder, axis: Axis, sequence_parallel: bool) ->
     for block in blocks_of(part):
         for inner, last in ((block.attention, "o"), (block.mlp, "down")):
             inner.register_forward_pre_hook(border.enter)
-            setattr(inner, last, _RowParallel(getattr(inner, last), border))
-    _divide_dropout(part, axis.rank, sequence_parallel)
+            setattr(inner, last, _RowParallelLinear(getattr(inner, last), border))
+    _shard_dropout(part, axis.rank, sequence_parallel)
     if part.embed is not None:
-        part.embed = _VocabularyEmbedding(part.embed, border)
+        part.embed = _VocabParallelEmbedding(part.embed, border)
     if part.head is not None:
-        part.head = _VocabularyHead(part.head, border, part.config.vocab_size)
+        part.head = _VocabParallelHead(part.head, border, part.config.vocab_size)
 
 
 class _Border:
@@ -75,8 +75,8 @@ class _Border:
 
     def __init__(self, axis: Axis, sequence_parallel: bool) -> None:
         self.axis, self.sequence_parallel = axis, sequence_parallel
-        self._in = sequence_in if sequence_parallel else replicated_in
-        self._out = sequence_out if sequence_parallel else summed_out
+        self._in = gather_from_sp if sequence_parallel else copy_to_tp
+        self._out = reduce_scatter_to_sp if sequence_parallel else reduce_from_tp
 
     def enter(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """As a hook before a module's forward: its first argument."""
@@ -89,7 +89,7 @@ class _Border:
         return self._out(x, self.axis)
 
 
-class _RowParallel(nn.Module):
+class _RowParallelLinear(nn.Module):
     """A linear layer of which each process has some inputs; the bias is added once, to the sum."""
 
     def __init__(self, whole: nn.Linear, border: _Border) -> None:
@@ -101,7 +101,7 @@ class _RowParallel(nn.Module):
         return x if self.bias is None else x + self.bias
 
 
-class _VocabularyEmbedding(Embedding):
+class _VocabParallelEmbedding(Embedding):
     """An embedding of which each process has some ids: the others' are zero, and the sum is what is looked up."""
 
     def __init__(self, whole: Embedding, border: _Border) -> None:
@@ -119,7 +119,7 @@ class _VocabularyEmbedding(Embedding):
         return self.place(x, self.border.axis.rank * x.shape[1] if self.border.sequence_parallel else 0, samples)
 
 
-class _VocabularyHead(Head):
+class _VocabParallelHead(Head):
     """An output matrix of which each process has some ids."""
 
     def __init__(self, whole: Head, border: _Border, vocabulary: int) -> None:
@@ -139,15 +139,15 @@ class _VocabularyHead(Head):
         return F.linear(self.border.whole(x), self.weight) if targets is None else self.loss(x, targets)
 
 
-def summed_over_sequence(name: str) -> bool:
+def is_replicated(name: str) -> bool:
     """Whether with sequence parallelism each process has only a part of the parameter's gradient.
 
     That is what is used where features are divided along the sequence: all that is whole on every process.
     """
-    return divided_dim(name) is None
+    return tp_dim(name) is None
 
 
-def _divide_dropout(part: Decoder, rank: int, sequence_parallel: bool) -> None:
+def _shard_dropout(part: Decoder, rank: int, sequence_parallel: bool) -> None:
     """Tell each dropout which of the whole model's heads, or positions, it sees."""
     for block in blocks_of(part):
         block.attention.dropout.part = rank

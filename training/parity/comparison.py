@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from training.distributed.rank_pool import RankError, Ranks
+from training.distributed.rank_pool import RankError, RankPool
 from training.parity.cases import Case
 from training.parity.traffic import Traffic, Volume
 from training.parity.worker import Held, Seen, measure
@@ -62,7 +62,7 @@ class Whole:
 class Certifier:
     """Runs cases in `ranks` and compares each with one process, which runs once for all that it is compared with."""
 
-    def __init__(self, ranks: Ranks, job: Callable[[Case], Seen] = measure) -> None:
+    def __init__(self, ranks: RankPool, job: Callable[[Case], Seen] = measure) -> None:
         self.ranks, self.job = ranks, job
         self._alone: dict[Case, Whole] = {}
 

@@ -21,7 +21,7 @@ from gristmill.command import wide_console
 from gristmill.errors import GristmillError, UsageError
 from gristmill.io.files import write_whole
 from training.distributed.layout import ParallelConfig
-from training.distributed.rank_pool import Ranks
+from training.distributed.rank_pool import RankPool
 from training.parity.cases import Case, all_cases, covering_cases
 from training.parity.comparison import LIMITS, Certifier, Row
 
@@ -66,7 +66,7 @@ def choose_cases(full: bool, processes: int) -> tuple[list[Case], dict[ParallelC
 
 def _run(cases: Sequence[Case], processes: int) -> list[Row]:
     rows = []
-    with Ranks(processes) as ranks, Progress(console=Console(stderr=True), transient=True) as progress:
+    with RankPool(processes) as ranks, Progress(console=Console(stderr=True), transient=True) as progress:
         certifier, bar = Certifier(ranks), progress.add_task("layouts", total=len(cases))
         for case in cases:
             progress.update(bar, description=str(case))

@@ -10,7 +10,7 @@ from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 from training.parallel.data_parallel import BUCKET_BYTES
 from training.parallel.pipeline_stages import split_stages, stage_layers, stage_numbers, stage_owner
-from training.parallel.tensor_parallel import divided_dim, divided_piece
+from training.parallel.tensor_parallel import tp_dim, tp_shard
 from training.parity.traffic import Traffic, Volume
 from training.sharding.shard_spec import Piece
 
@@ -110,7 +110,7 @@ def _sequence_sums(step: Step, parameters: Mapping[int, Mapping[str, Shape]]) ->
     """What is used where the sequence is divided has a gradient from each part of it: one sum of all of them."""
     if not step.layout.sequence_parallel:
         return {}
-    alike = [_own_numel(step, s) for named in parameters.values() for n, s in named.items() if divided_dim(n) is None]
+    alike = [_own_numel(step, s) for named in parameters.values() for n, s in named.items() if tp_dim(n) is None]
     return {("tp", "all-reduce"): Volume(bool(alike), sum(alike) * step.itemsize)}
 
 
@@ -185,7 +185,7 @@ def _tied(step: Step) -> Traffic:
     if not step.config.tied or ends[0] == ends[1] or step.world.axis("pp").rank not in ends:
         return {}
     shape = (step.config.vocab_size, step.config.width)
-    numel = _own_numel(step, divided_piece("embed.tokens.weight", shape, step.world.axis("tp")).size)
+    numel = _own_numel(step, tp_shard("embed.tokens.weight", shape, step.world.axis("tp")).size)
     return {("tied", "all-reduce"): Volume(1, numel * step.itemsize)}
 
 
@@ -194,7 +194,7 @@ def _parameters(step: Step) -> dict[int, dict[str, Shape]]:
     parts = zip(step.stages, split_stages(step.config, step.layout, step.world.axis("pp").rank), strict=True)
     tp = step.world.axis("tp")
     return {
-        stage: {name: divided_piece(name, tuple(p.shape), tp).size for name, p in part.named_parameters()}
+        stage: {name: tp_shard(name, tuple(p.shape), tp).size for name, p in part.named_parameters()}
         for stage, part in parts
     }
 

@@ -80,7 +80,7 @@ def data(case: Case, step: int) -> tuple[Batch, int]:
 
 def replica_share(batch: Batch, world: World) -> Batch:
     """Every n-th sequence, so that the replicas' first are neighbours."""
-    mine = slice(world.replica, None, world.replicas)
+    mine = slice(world.dp_rank, None, world.dp_size)
     return Batch(batch.ids[mine], batch.targets[mine], batch.samples[mine])
 
 
@@ -90,7 +90,7 @@ def _descend(model: ParallelModel) -> None:
             if w.own.grad is not None:
                 w.own.sub_(_RATE * w.own.grad)
             w.own.grad = w.full.grad = None
-    model.replicas.publish()
+    model.all_gather_params()
 
 
 def _copy(x: Tensor | None) -> Tensor | None:

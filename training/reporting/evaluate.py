@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from gristmill.io.token_shards import Manifest
-from training.data.batches import TokenSequences
+from training.data.sequences import TokenSequences
 from training.distributed.mesh import World
 from training.kernels.cross_entropy import IGNORED
 from training.parallel.parallel_model import ParallelModel
@@ -35,8 +35,8 @@ class EvalConfig:
 def evaluate(model: ParallelModel, data: TokenSequences, count: int, micro: int) -> float:
     """Mean cross-entropy in nats a token over the first `count` sequences, `micro` at a time; every rank calls it."""
     world = model.world
-    share = -(-count // world.replicas)  # as many for each replica: they may have to wait for each other
-    mine = np.arange(share) * world.replicas + world.replica
+    share = -(-count // world.dp_size)  # as many for each replica: they may have to wait for each other
+    mine = np.arange(share) * world.dp_size + world.dp_rank
     total = torch.zeros((), dtype=torch.float64, device=world.device)
     for start in range(0, share, micro):
         here = mine[start : start + micro]

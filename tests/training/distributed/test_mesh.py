@@ -40,7 +40,7 @@ def place() -> tuple[Any, ...]:
             assert group is not None
             peers[name] = dist.get_process_group_ranks(group)
         assert world.axis("tp").group is None
-        return world.replica, world.replicas, axes, peers
+        return world.dp_rank, world.dp_size, axes, peers
 
 
 def test_neighbours_talk_most(run_ranks: Callable[..., list[Any]]) -> None:

@@ -29,7 +29,8 @@ from training.checkpoint.checkpoint import load_model
 from training.checkpoint.checkpoint_group import alone
 from training.checkpoint.shard_storage import model_state
 from training.config import TrainConfig
-from training.data.batches import Batches, BatchSplit, TokenSequences
+from training.data.batches import Batches, BatchSplit
+from training.data.sequences import TokenSequences
 from training.distributed.layout import ParallelConfig
 from training.hugging_face.export_hf import export_hf
 from training.hugging_face.import_hf import import_hf
@@ -81,7 +82,7 @@ def test_training_begins_with_their_loss(tmp_path: Path, config: TrainConfig, na
     (loss,) = [line["loss"] for line in read_metrics(config.out_dir / METRICS) if line["kind"] == "step"]
     sequences = TokenSequences(config.data.train, 16)
     split = BatchSplit.of(config.data, ParallelConfig(dp=1, micro_batches=1))
-    batch = Batches(sequences, split, 0, config.seed).step(0)
+    batch = Batches(sequences, split, 0, config.seed).batch(0)
     with torch.no_grad():
         logits = theirs(batch.ids).logits
     wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())

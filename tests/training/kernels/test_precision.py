@@ -32,7 +32,7 @@ def measure(config: TrainConfig) -> tuple[set[torch.dtype], float, Gradients, li
     """Every dtype that is kept, the first step's loss and gradients of this rank, and the losses of all steps."""
     with open_processes("cpu") as device, Trainer(config, device) as trainer:
         trainer.resume()
-        batch = trainer.batches.step(0)
+        batch = trainer.batches.batch(0)
         scale = trainer.stability.scale
         part = trainer.model.forward_backward(batch, scale / trainer.tokens_per_step)
         kept, gradients = {part.dtype}, Gradients()

@@ -100,7 +100,7 @@ def spread_gradients(preset: str, precision: str) -> dict[str, dict[str, list[Te
         for name, asked in LAYOUTS.items():
             layout = asked.resolve(2, config, 16)
             world = build_world(layout, device)
-            share = Batch(*(t.chunk(layout.dp)[world.replica] for t in vars(batch()).values()))
+            share = Batch(*(t.chunk(layout.dp)[world.dp_rank] for t in vars(batch()).values()))
             got[name] = {
                 mode: _gradients(ParallelModel(config, layout, world, 1, precision), share, mode) for mode in MODES
             }

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 import training.parallel.data_parallel
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World, build_world
-from training.parallel.data_parallel import Replicas
+from training.parallel.data_parallel import GradReducer
 
 RunRanks = Callable[..., list[Any]]
 SHAPES = [(5, 4), (3,), (7, 2), (1,), (6, 6), (2, 3)]  # rows that do not divide by 2 or 4, and fewer than 4
 
 
-def setting(zero: int, shard: int) -> tuple[World, list[nn.Parameter], Replicas]:
+def setting(zero: int, shard: int) -> tuple[World, list[nn.Parameter], GradReducer]:
     layout = ParallelConfig(dist.get_world_size(), zero, shard, 1, False, 1, "1f1b", 1, 1)  # type: ignore[arg-type]
     world = build_world(layout, torch.device("cpu"))
     parameters = [nn.Parameter(torch.full(shape, float(i))) for i, shape in enumerate(SHAPES)]
-    return world, parameters, Replicas(parameters, world.axis("shard"), world.axis("replicate"), zero)
+    return world, parameters, GradReducer(parameters, world.axis("shard"), world.axis("replicate"), zero)
 
 
 def example(number: int, rank: int, turn: int) -> Tensor:
@@ -45,24 +45,24 @@ def train(zero: int, shard: int, bucket_bytes: int, unused: int | None) -> list[
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training.parallel.data_parallel, "BUCKET_BYTES", bucket_bytes)
-        world, parameters, replicas = setting(zero, shard)
+        world, parameters, reducer = setting(zero, shard)
     for turn in range(2):
         for p in parameters:
-            p.grad = replicas.own[id(p)].grad = None
-        loss(parameters, world.replica, 2 * turn, unused).backward()
-        replicas.arm()
-        loss(parameters, world.replica, 2 * turn + 1, unused).backward()
-        replicas.finish()
+            p.grad = reducer.own[id(p)].grad = None
+        loss(parameters, world.dp_rank, 2 * turn, unused).backward()
+        reducer.enable_grad_sync()
+        loss(parameters, world.dp_rank, 2 * turn + 1, unused).backward()
+        reducer.finish_grad_sync()
         grads = []
         with torch.no_grad():
             for p in parameters:
-                own = replicas.own[id(p)]
+                own = reducer.own[id(p)]
                 assert own.grad is not None and own.grad.shape == own.shape
                 grads.append(own.grad.clone())
                 own -= own.grad
-        replicas.publish()
-    first = [(replicas.own[id(p)].data_ptr() - p.data_ptr()) // (p.stride(0) * p.element_size()) for p in parameters]
-    return [(len(replicas.buckets), *x) for x in zip(first, grads, (p.detach() for p in parameters), strict=True)]
+        reducer.all_gather_params()
+    first = [(reducer.own[id(p)].data_ptr() - p.data_ptr()) // (p.stride(0) * p.element_size()) for p in parameters]
+    return [(len(reducer.buckets), *x) for x in zip(first, grads, (p.detach() for p in parameters), strict=True)]
 
 
 @pytest.mark.parametrize(("zero", "shard"), [(0, 1), (1, 4), (2, 4), (2, 2)])
@@ -86,16 +86,16 @@ def test_gradients_are_summed_over_replicas_and_passes(
 
 
 def sent_before_finish(bucket_bytes: int) -> list[bool]:
-    """After a backward pass, whether each bucket is on its way; without arm, with arm."""
+    """After a backward pass, whether each bucket is on its way; without and with enable_grad_sync."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training.parallel.data_parallel, "BUCKET_BYTES", bucket_bytes)
-        world, parameters, replicas = setting(0, 1)
-    loss(parameters, world.replica, 0, None).backward()
-    before = [bucket._work is not None for bucket in replicas.buckets]
-    replicas.arm()
-    loss(parameters, world.replica, 1, None).backward()
-    after = [bucket._work is not None for bucket in replicas.buckets]
-    replicas.finish()
+        world, parameters, reducer = setting(0, 1)
+    loss(parameters, world.dp_rank, 0, None).backward()
+    before = [bucket._work is not None for bucket in reducer.buckets]
+    reducer.enable_grad_sync()
+    loss(parameters, world.dp_rank, 1, None).backward()
+    after = [bucket._work is not None for bucket in reducer.buckets]
+    reducer.finish_grad_sync()
     return [any(before), all(after)]
 
 
@@ -105,11 +105,11 @@ def test_buckets_travel_during_the_last_backward_pass_and_not_before(run_ranks: 
 
 def kept(zero: int) -> tuple[bool, int]:
     """Whether the whole gradients are still there after the sum, and the elements that are updated here."""
-    world, parameters, replicas = setting(zero, 2)
-    replicas.arm()
-    loss(parameters, world.replica, 0, None).backward()
-    replicas.finish()
-    return any(p.grad is not None for p in parameters), sum(own.numel() for own in replicas.own.values())
+    world, parameters, reducer = setting(zero, 2)
+    reducer.enable_grad_sync()
+    loss(parameters, world.dp_rank, 0, None).backward()
+    reducer.finish_grad_sync()
+    return any(p.grad is not None for p in parameters), sum(own.numel() for own in reducer.own.values())
 
 
 def test_zero_2_keeps_its_own_rows_gradients_only(run_ranks: RunRanks) -> None:
@@ -123,7 +123,7 @@ def test_own_rows_are_a_view_of_the_whole() -> None:
     from training.distributed.mesh import Axis
 
     p = nn.Parameter(torch.zeros(5, 2))
-    replicas = Replicas([p], Axis("shard", 2, 1, None), Axis("replicate", 1, 0, None), 1)
+    reducer = GradReducer([p], Axis("shard", 2, 1, None), Axis("replicate", 1, 0, None), 1)
     with torch.no_grad():
-        replicas.own[id(p)].add_(1)
+        reducer.own[id(p)].add_(1)
     assert p.tolist() == [[0, 0]] * 3 + [[1, 1]] * 2

@@ -8,18 +8,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.distributed.collectives import replicated_in, sequence_in, sequence_out, summed_out
+from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_from_tp, reduce_scatter_to_sp
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import Axis
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
 from training.parallel.parallelize import parallelize
 from training.parallel.tensor_parallel import (
-    DIVIDED,
+    TP_PLAN,
     apply_tensor_parallel,
-    divided_dim,
-    divided_piece,
-    summed_over_sequence,
+    is_replicated,
+    tp_dim,
+    tp_shard,
 )
 
 RunRanks = Callable[..., list[Any]]
@@ -34,17 +34,17 @@ def whole(preset: str, **sizes: Any) -> Decoder:
 def test_every_matrix_is_divided_as_the_papers_say_and_nothing_else(preset: str) -> None:
     """Shoeybi et al. 2019, section 3: first matrices by columns of x W, rows of W here; second ones the other way."""
     for name, p in whole(preset).named_parameters():
-        dim = divided_dim(name)
+        dim = tp_dim(name)
         if name.startswith("blocks.") and p.ndim == 2:
             assert dim == (1 if name.endswith(("attention.o.weight", "mlp.down.weight")) else 0), name
         elif name in ("embed.tokens.weight", "head.weight"):
             assert dim == 0
         elif "norm" in name or "positions" in name or name.endswith(("attention.o.bias", "mlp.down.bias")):
-            assert dim is None and summed_over_sequence(name), name
+            assert dim is None and is_replicated(name), name
         else:
             assert dim == 0 and name.endswith("bias"), name
     names = [n for preset in ("llama", "gpt2") for n, _ in whole(preset, bias=True, tied=False).named_parameters()]
-    assert all(any(name.endswith(end) for name in names) for end in DIVIDED)  # no row of the table is dead
+    assert all(any(name.endswith(end) for name in names) for end in TP_PLAN)  # no row of the table is dead
 
 
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
@@ -57,12 +57,12 @@ def test_shapes_of_what_a_process_holds(preset: str, size: int) -> None:
         axis = Axis("tp", size, rank, None)
         apply_tensor_parallel(part, axis, False)
         for name, p in part.named_parameters():
-            assert tuple(p.shape) == divided_piece(name, shapes[name], axis).size
+            assert tuple(p.shape) == tp_shard(name, shapes[name], axis).size
             held[name] += p.numel()
         assert part.embed is not None and part.head is not None
         assert (part.head.weight is part.embed.tokens.weight) == (preset == "gpt2")
     for name, count in held.items():
-        times = size if divided_dim(name) is None else 1
+        times = size if tp_dim(name) is None else 1
         assert count == times * torch.Size(shapes[name]).numel(), name
 
 
@@ -78,7 +78,7 @@ def conjugates() -> list[tuple[Tensor, Tensor]]:
     rank, size = dist.get_rank(), dist.get_world_size()
     axis = Axis("tp", size, rank, dist.group.WORLD)
     found = []
-    for function, length in ((replicated_in, 4), (summed_out, 4), (sequence_in, 2), (sequence_out, 4)):
+    for function, length in ((copy_to_tp, 4), (reduce_from_tp, 4), (gather_from_sp, 2), (reduce_scatter_to_sp, 4)):
         x = (10.0 * (rank + 1) + torch.arange(length)).view(1, length, 1).requires_grad_()
         y = function(x, axis)
         y.backward((rank + 1) * torch.arange(1.0, y.numel() + 1).view_as(y))

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-import training.distributed.collectives
 import training.memory.recompute
 import training.parallel.fsdp
 import training.parallel.gradients
@@ -19,12 +18,13 @@ import training.parallel.parallel_model
 import training.parallel.parallelize
 import training.parallel.pipeline_stages
 import training.parallel.tensor_parallel
+from training.distributed import collectives
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import Axis
-from training.distributed.rank_pool import Ranks
+from training.distributed.rank_pool import RankPool
 from training.kernels.cross_entropy import IGNORED
 from training.model.decoder import Decoder, Embedding
-from training.parallel.data_parallel import Bucket, Replicas
+from training.parallel.data_parallel import Bucket, GradReducer
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline_parallel import Pipeline
 from training.parity.cases import Case, covering_cases
@@ -44,7 +44,7 @@ def kind(case: Case) -> tuple[Any, ...]:
 
 
 @pytest.fixture(scope="module")
-def certifier(rank_pool: Ranks) -> Certifier:
+def certifier(rank_pool: RankPool) -> Certifier:
     return Certifier(rank_pool)
 
 
@@ -72,17 +72,19 @@ def test_float32_agrees_to_rounding(certifier: Certifier, chosen: Case) -> None:
 
 
 def no_sum_of_input_gradients(patch: Patch) -> None:
-    patch.setattr(training.distributed.collectives._Copy, "backward", staticmethod(lambda _ctx, grad: (grad, None)))
+    patch.setattr(collectives._CopyToTP, "backward", staticmethod(lambda _ctx, grad: (grad, None)))
 
 
 def no_sum_of_outputs(patch: Patch) -> None:
-    patch.setattr(training.distributed.collectives._Sum, "forward", staticmethod(lambda _ctx, x, _axis: x.clone()))
+    patch.setattr(collectives._ReduceFromTP, "forward", staticmethod(lambda _ctx, x, _axis: x.clone()))
 
 
 def sequence_halves_swapped(patch: Patch) -> None:
-    right = training.distributed.collectives._scatter_sequence
+    right = collectives._reduce_scatter_sequence
     patch.setattr(
-        training.distributed.collectives, "_scatter_sequence", lambda x, axis: right(x.roll(x.shape[1] // 2, 1), axis)
+        training.distributed.collectives,
+        "_reduce_scatter_sequence",
+        lambda x, axis: right(x.roll(x.shape[1] // 2, 1), axis),
     )
 
 
@@ -92,11 +94,11 @@ def every_position_from_zero(patch: Patch) -> None:
 
 
 def norms_not_summed_over_the_sequence(patch: Patch) -> None:
-    patch.setattr(training.parallel.gradients, "summed_over_sequence", lambda _name: False)
+    patch.setattr(training.parallel.gradients, "is_replicated", lambda _name: False)
 
 
 def every_head_drops_as_the_first(patch: Patch) -> None:
-    patch.setattr(training.parallel.tensor_parallel, "_divide_dropout", lambda *_: None)
+    patch.setattr(training.parallel.tensor_parallel, "_shard_dropout", lambda *_: None)
 
 
 def vocabulary_from_zero(patch: Patch) -> None:
@@ -112,7 +114,7 @@ def loss_scaled_by_replicas(patch: Patch) -> None:
     right = ParallelModel.forward_backward
 
     def scaled(self: ParallelModel, batch: Any, scale: float) -> Tensor:
-        return right(self, batch, scale * self.world.replicas)
+        return right(self, batch, scale * self.world.dp_size)
 
     patch.setattr(ParallelModel, "forward_backward", scaled)
 
@@ -130,42 +132,42 @@ def gradients_averaged(patch: Patch) -> None:
 
 
 def groups_of_replicas_not_summed(patch: Patch) -> None:
-    right = Replicas.__init__
+    right = GradReducer.__init__
 
-    def alone(self: Replicas, full: Any, shard: Axis, _replicate: Axis, zero: int) -> None:
+    def alone(self: GradReducer, full: Any, shard: Axis, _replicate: Axis, zero: int) -> None:
         right(self, full, shard, Axis("replicate", 1, 0, None), zero)
 
-    patch.setattr(Replicas, "__init__", alone)
+    patch.setattr(GradReducer, "__init__", alone)
 
 
 def first_micro_batch_forgotten(patch: Patch) -> None:
-    right = Replicas.arm
+    right = GradReducer.enable_grad_sync
 
-    def forgetful(self: Replicas) -> None:
+    def forgetful(self: GradReducer) -> None:
         for bucket in self.buckets:
             for p in bucket.full:
                 p.grad = None
         right(self)
 
-    patch.setattr(Replicas, "arm", forgetful)
+    patch.setattr(GradReducer, "enable_grad_sync", forgetful)
 
 
 def updates_not_published(patch: Patch) -> None:
-    right, published = Replicas.publish, []
+    right, published = GradReducer.all_gather_params, []
 
-    def once(self: Replicas) -> None:
+    def once(self: GradReducer) -> None:
         if not published:
             right(self)
         published.append(True)
 
-    patch.setattr(Replicas, "publish", once)
+    patch.setattr(GradReducer, "all_gather_params", once)
 
 
 def stale_gathered_parameters(patch: Patch) -> None:
     right = training.parallel.parallelize.apply_fsdp
 
-    def stale(part: Decoder, world: Any) -> None:
-        right(part, world)
+    def stale(part: Decoder, world: Any, place: Any) -> None:
+        right(part, world, place)
         for module in part.modules():
             if isinstance(module, FSDPModule):
                 module.set_reshard_after_backward(False)
@@ -249,7 +251,9 @@ BROKEN: list[tuple[Callable[[Patch], None], Case, str]] = [
 
 
 @pytest.mark.parametrize(("what", "chosen", "seen_in"), BROKEN, ids=[f"{b[0].__name__}-{b[1]}" for b in BROKEN])
-def test_what_is_broken_turns_red(rank_pool: Ranks, what: Callable[[Patch], None], chosen: Case, seen_in: str) -> None:
+def test_what_is_broken_turns_red(
+    rank_pool: RankPool, what: Callable[[Patch], None], chosen: Case, seen_in: str
+) -> None:
     row = Certifier(rank_pool, partial(broken, what)).certify(chosen)
     assert not row.green and not getattr(row, seen_in) <= 1e-6, row.reason  # or it is not a number
 
@@ -257,17 +261,17 @@ def test_what_is_broken_turns_red(rank_pool: Ranks, what: Callable[[Patch], None
 def superfluous_sum(chosen: Case) -> Seen:
     """The numbers are right; an all-reduce of four is in vain."""
     with pytest.MonkeyPatch.context() as patch:
-        right = Replicas.finish
+        right = GradReducer.finish_grad_sync
 
-        def finish(self: Replicas) -> None:
+        def finish(self: GradReducer) -> None:
             right(self)
             dist.all_reduce(torch.zeros(4), group=self.buckets[0].replicate.group)
 
-        patch.setattr(Replicas, "finish", finish)
+        patch.setattr(GradReducer, "finish_grad_sync", finish)
         return measure(chosen)
 
 
-def test_superfluous_communication_turns_red(rank_pool: Ranks) -> None:
+def test_superfluous_communication_turns_red(rank_pool: RankPool) -> None:
     row = Certifier(rank_pool, superfluous_sum).certify(case("llama", dp=2))
     assert not row.green and row.worst < LIMITS["fp64"]
     assert "rank 0 takes part in 2 all-reduce" in row.reason and "theory has 1 of" in row.reason
@@ -277,7 +281,7 @@ def fail(chosen: Case) -> Seen:
     raise ValueError(f"no {chosen}")
 
 
-def test_a_rank_that_fails_turns_red_and_the_next_case_runs(rank_pool: Ranks, certifier: Certifier) -> None:
+def test_a_rank_that_fails_turns_red_and_the_next_case_runs(rank_pool: RankPool, certifier: Certifier) -> None:
     row = Certifier(rank_pool, fail).certify(case("llama", dp=2))
     assert not row.green and "ValueError: no llama dp2" in row.reason
     assert certifier.certify(case("llama", dp=2)).green

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from training.data.batches import TokenSequences
+from training.data.sequences import TokenSequences
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world, open_processes
 from training.model.model_config import ModelConfig

@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from training.distributed.rank_pool import RankError, Ranks
+from training.distributed.rank_pool import RankError, RankPool
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(3, timeout=20.0, limit=30.0) as ranks:
+def ranks() -> Iterator[RankPool]:
+    with RankPool(3, timeout=20.0, limit=30.0) as ranks:
         yield ranks
 
 
@@ -46,14 +46,14 @@ def exit_on_all() -> None:
     sys.exit(3)
 
 
-def test_jobs_of_several_sizes_run_in_the_same_processes(ranks: Ranks) -> None:
+def test_jobs_of_several_sizes_run_in_the_same_processes(ranks: RankPool) -> None:
     first, second, third = ranks.run(3, add, 1), ranks.run(2, add, 10), ranks.run(3, add, 100)
     assert [r[:3] for r in first] == [(0, 3, 6.0), (1, 3, 6.0), (2, 3, 6.0)]
     assert [r[:3] for r in second] == [(0, 2, 30.0), (1, 2, 30.0)]
     assert [r[3] for r in third] == [r[3] for r in first] and len({r[3] for r in first}) == 3
 
 
-def test_an_exception_is_told_with_its_rank_and_traceback_and_others_need_not_wait_for_it(ranks: Ranks) -> None:
+def test_an_exception_is_told_with_its_rank_and_traceback_and_others_need_not_wait_for_it(ranks: RankPool) -> None:
     ranks.run(3, add, 1)
     started = time.monotonic()
     with pytest.raises(RankError, match=r"rank 1: Traceback(.|\n)*fail_on_one(.|\n)*ValueError: the grain is wet") as e:
@@ -62,13 +62,13 @@ def test_an_exception_is_told_with_its_rank_and_traceback_and_others_need_not_wa
     assert ranks.run(3, add, 1)[2][2] == 6.0
 
 
-def test_a_rank_that_dies_is_told_and_replaced(ranks: Ranks) -> None:
+def test_a_rank_that_dies_is_told_and_replaced(ranks: RankPool) -> None:
     with pytest.raises(RankError, match="rank 1: died with exit code 7"):
         ranks.run(2, die_on_one)
     assert [r[2] for r in ranks.run(3, add, 1)] == [6.0] * 3
 
 
-def test_a_rank_that_died_between_two_jobs_is_told(ranks: Ranks) -> None:
+def test_a_rank_that_died_between_two_jobs_is_told(ranks: RankPool) -> None:
     pid = ranks.run(2, add, 1)[1][3]
     os.kill(pid, 9)
     time.sleep(0.2)
@@ -78,7 +78,7 @@ def test_a_rank_that_died_between_two_jobs_is_told(ranks: Ranks) -> None:
 
 
 def test_a_rank_that_hangs_is_told_and_replaced() -> None:
-    with Ranks(2) as ranks:
+    with RankPool(2) as ranks:
         ranks.run(2, add, 1)
         ranks.limit = 2.0
         with pytest.raises(RankError, match="no answer from rank 1, which had to be killed"):
@@ -87,7 +87,7 @@ def test_a_rank_that_hangs_is_told_and_replaced() -> None:
         assert [r[2] for r in ranks.run(2, add, 1)] == [3.0, 3.0]
 
 
-def test_leaving_the_interpreter_is_a_job_s_error_and_not_the_rank_s_end(ranks: Ranks) -> None:
+def test_leaving_the_interpreter_is_a_job_s_error_and_not_the_rank_s_end(ranks: RankPool) -> None:
     before = ranks.run(2, add, 1)
     with pytest.raises(RankError, match="SystemExit: 3"):
         ranks.run(2, exit_on_all)
@@ -96,9 +96,9 @@ def test_leaving_the_interpreter_is_a_job_s_error_and_not_the_rank_s_end(ranks: 
 
 PARENT = """
 import os, sys, time
-from training.ranks import Ranks
+from training.distributed.rank_pool import RankPool
 if __name__ == "__main__":
-    ranks = Ranks(2)
+    ranks = RankPool(2)
     print(*ranks.run(2, os.getpid), flush=True)
     time.sleep(100)
 """
@@ -122,6 +122,6 @@ def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
 
 def test_processes_are_replaced_before_what_torch_leaves_in_them_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.distributed.rank_pool._JOBS", 3)
-    with Ranks(2) as ranks:
+    with RankPool(2) as ranks:
         pids = [ranks.run(2, os.getpid)[0] for _ in range(7)]
     assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3, 1]

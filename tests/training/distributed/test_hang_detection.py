@@ -15,7 +15,7 @@ from training.optim.stability import StabilityConfig
 HUNG = (
     "error: the others waited in vain for rank 1",
     "    rank 1: busy: step 4, befall (launch.py:",
-    "    rank 0: waited for others: step 4, all_reduce of float32 (12, 16, 32) over tp (all ranks) in _Sum.forward (",
+    "    rank 0: waited for others: step 4, all_reduce of float32 (12, 16, 32) over tp (all ranks) in _ReduceFromTP.f",
 )
 KILLED = (
     "error: rank 1 ended without a word: killed",

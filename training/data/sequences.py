@@ -1,0 +1,71 @@
+"""Fixed-length sequences from token shards.
+
+Sequence i of length T is tokens [iT, iT + T] of all shards concatenated: T inputs, and the same shifted by one
+as targets. It may hold the end of one document and the start of the next: documents were shuffled when the shards
+were written.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from gristmill.errors import UsageError
+from gristmill.io.token_shards import open_shards
+
+
+class TokenSequences(Dataset[Tensor]):
+    """Map-style dataset of the sequences of one folder of memory-mapped token shards; item i is (T + 1,) int64."""
+
+    def __init__(self, folder: Path, length: int) -> None:
+        """Open the shards of `folder`; `length` is T. Raises UsageError for less than one full sequence."""
+        self.folder, self.length = folder, length
+        self.manifest, shards = open_shards(folder)
+        self.shards = [shard.tokens for shard in shards]
+        self.starts = np.concatenate([[0], np.cumsum([len(s) for s in self.shards], dtype=np.int64)])
+        if len(self) < 1:
+            raise UsageError(
+                f"{folder} holds {self.tokens} tokens, less than one sequence: data.seq_len {length} needs "
+                f"{length + 1}; try a lower --data.seq_len or more text"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in all shards."""
+        return int(self.starts[-1])
+
+    def __len__(self) -> int:
+        return max(0, (self.tokens - 1) // self.length)
+
+    def __getitem__(self, i: int) -> Tensor:
+        return self.batch([i])[0]
+
+    def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        """Read the sequences `indices`: (len(indices), T + 1) int64.
+
+        One gather per shard; only sequences that cross into the next shard are read one by one.
+        """
+        starts = np.asarray(indices, np.int64) * self.length
+        out = np.empty((len(starts), self.length + 1), np.int64)
+        shards = np.searchsorted(self.starts, starts, side="right") - 1
+        inside = starts + self.length < self.starts[shards + 1]
+        for shard in np.unique(shards[inside]):
+            rows = inside & (shards == shard)
+            offsets = starts[rows] - self.starts[shard]
+            out[rows] = self.shards[shard][offsets[:, None] + np.arange(self.length + 1)]
+        for row in np.flatnonzero(~inside):
+            self._read_across_shards(int(starts[row]), out[row])
+        return torch.from_numpy(out)
+
+    def _read_across_shards(self, start: int, row: NDArray[np.int64]) -> None:
+        """Fill `row` with the tokens from `start` on, which may span several shards."""
+        shard, filled = int(np.searchsorted(self.starts, start, side="right")) - 1, 0
+        while filled < len(row):
+            offset = start + filled - int(self.starts[shard])
+            tokens = self.shards[shard][offset : offset + len(row) - filled]
+            row[filled : filled + len(tokens)] = tokens
+            filled, shard = filled + len(tokens), shard + 1
