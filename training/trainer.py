@@ -76,9 +76,8 @@ class Trainer:
         self.world = world = build_world(self.layout, device, config.timeout)
         self.batches = Batches(self.data, self.split, world.dp_rank, config.seed)
         self.loader = PrefetchLoader(self.batches, device)
-        self.sampler = (
-            Sampler(data.train, self.data.manifest, config.eval, config.seed) if config.eval.sample_tokens else None
-        )
+        sampled = config.eval.sample_tokens > 0
+        self.sampler = Sampler(data.train, self.data.manifest, config.eval, config.seed) if sampled else None
         memory = dataclasses.replace(config.memory, folder=config.memory.folder or config.out_dir / "offload")
         memory.check(self.layout.zero)
         self.model = ParallelModel(
@@ -274,8 +273,7 @@ class Trainer:
             f"vocabulary {model.vocab_size}\n"
             f"{self.world.size} processes ({self.world.device.type}{threads}, {self.config.precision}): "
             f"{self.layout.describe()}; a step is {self.tokens_per_step:,} tokens: {split.dp_size} replicas x "
-            f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x "
-            f"{self.config.data.seq_len}\n"
+            f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x {self.data.length}\n"
             f"train {self.data.tokens:,} tokens, {self.batches.steps_per_epoch} steps an epoch; "
             f"holdout {self.eval_sequences} sequences, unigram loss {self.unigram:.4f}"
         )
