@@ -41,8 +41,8 @@ from training.model.initialize import fill_initial
 from training.model.model_config import ModelConfig
 from training.optim.optimizer import OptimConfig, build_optimizer
 from training.parallel.parallelize import parallelize
-from training.sharding.shard_spec import Piece
-from training.sharding.weight import Weight
+from training.sharding.shard_spec import ShardSpec
+from training.sharding.sharded_parameter import ShardedParameter
 
 MB = 1_000_000
 
@@ -104,13 +104,13 @@ class Run:
         else:
             self.part.to_empty(device=world.device)
         self.part.tie()
-        self.weights = [weight_of(name, p, world) for name, p in self.part.named_parameters()]
+        self.params = [sharded_parameter(name, p, world) for name, p in self.part.named_parameters()]
         self.optimizer = build_optimizer(
-            self.weights, OptimConfig(), memory, world.rank, after_update=self.files and self.files.updated
+            self.params, OptimConfig(), memory, world.rank, after_update=self.files and self.files.updated
         )
         with torch.no_grad():
-            for weight in self.weights:
-                fill_initial(weight.own, weight.name, weight.piece, config, seed=1)
+            for weight in self.params:
+                fill_initial(weight.local, weight.name, weight.spec, config, seed=1)
                 if self.files is not None:
                     self.files.loaded()
 
@@ -119,9 +119,9 @@ class Run:
 
     def update(self, loss: Tensor) -> None:
         (loss / 1000).backward()
-        for weight in self.weights:
-            if isinstance(weight.full, DTensor) and weight.full.grad is not None:
-                weight.own.grad = weight.full.grad.to_local()
+        for weight in self.params:
+            if isinstance(weight.module_param, DTensor) and weight.module_param.grad is not None:
+                weight.local.grad = weight.module_param.grad.to_local()
         self.optimizer.step(1e-3)
         self.optimizer.zero_grad()
 
@@ -131,14 +131,14 @@ class Run:
             self.files.close()
 
 
-def weight_of(name: str, p: nn.Parameter, world: World) -> Weight:
+def sharded_parameter(name: str, p: nn.Parameter, world: World) -> ShardedParameter:
     """Without tensor parallelism: rows where FSDP divides them."""
-    whole = Piece.whole(tuple(p.shape))
+    whole = ShardSpec.whole(tuple(p.shape))
     if not isinstance(p, DTensor):
-        return Weight(name, p, p, whole, True)
+        return ShardedParameter(name, p, p, whole, True)
     with torch.no_grad():
         own = nn.Parameter(p.to_local(), requires_grad=False)
-    return Weight(name, p, own, whole.part(0, world.size, world.rank), True)
+    return ShardedParameter(name, p, own, whole.shard(0, world.size, world.rank), True)
 
 
 def measure(config: ModelConfig, zero: int, memory: MemoryConfig, device: str, batch: int, steps: int) -> Result:

@@ -84,7 +84,7 @@ class Trainer:
             self.model_config, self.layout, world, config.seed, config.precision, memory, config.compile
         )
         updated = self.model.files.updated if self.model.files is not None else None
-        self.optimizer = build_optimizer(self.model.weights, config.optim, memory, world.rank, after_update=updated)
+        self.optimizer = build_optimizer(self.model.params, config.optim, memory, world.rank, after_update=updated)
         self.stability = Stability(config.stability, config.precision)
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics.tensorboard)
         self.checkpoints = Checkpoints(config.out_dir / "checkpoints", config.checkpoint.keep, world, self.reporter.say)
@@ -120,7 +120,7 @@ class Trainer:
             self.optimizer.loaded()
         else:
             if self.config.init_from is not None:
-                state = model_state(self.model.weights)
+                state = model_state(self.model.params)
                 found = load_model(self.config.init_from, state, self.world, self.reporter.say)
                 require_same_model(found, self.model_config, self.tokenizer)
             self.unigram = unigram_loss(self.data, self.holdout, self.eval_sequences, self.world)
@@ -144,7 +144,7 @@ class Trainer:
         if accepted:
             clip = self.config.optim.clip
             shorten = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
-            scale_gradients(self.model.weights, shorten / self._loss_scale)
+            scale_gradients(self.model.params, shorten / self._loss_scale)
             self.optimizer.step(rate)
             self.model.all_gather_params()
         self.optimizer.zero_grad()
@@ -155,7 +155,7 @@ class Trainer:
     def _measure(self, loss: torch.Tensor, stop: int) -> tuple[float, float, bool]:
         """The mean loss, the 2-norm of the gradient, whether to stop: of all processes, in one collective."""
         self._loss_scale = self.stability.scale  # of these gradients
-        squares = squared_norm(self.model.weights, self.world.device)
+        squares = squared_norm(self.model.params, self.world.device)
         parts = torch.stack([loss.double(), squares, torch.full_like(squares, stop)])
         total, square, stops = self.world.sum(parts).tolist()
         return total / self.tokens_per_step, math.sqrt(square) / self._loss_scale, stops > 0
@@ -222,7 +222,7 @@ class Trainer:
         return summary
 
     def _state(self) -> Any:
-        return model_state(self.model.weights, self.optimizer.moments())
+        return model_state(self.model.params, self.optimizer.moments())
 
     def _summarize(self) -> Summary:
         records = list(read_metrics(self.reporter.path))

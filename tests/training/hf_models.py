@@ -16,8 +16,8 @@ from training.checkpoint.shard_storage import model_state
 from training.model.decoder import Decoder
 from training.model.initialize import fill_initial
 from training.model.model_config import ModelConfig
-from training.sharding.shard_spec import Piece
-from training.sharding.weight import Weight
+from training.sharding.shard_spec import ShardSpec
+from training.sharding.sharded_parameter import ShardedParameter
 
 SIZES = ModelConfig(layers=2, width=24, heads=4, hidden=40, init_std=0.3, norm_eps=1e-4)
 MODELS = {
@@ -48,13 +48,13 @@ def build(config: ModelConfig) -> Decoder:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            fill_initial(parameter, name, Piece.whole(tuple(parameter.shape)), model.config, 1)
+            fill_initial(parameter, name, ShardSpec.whole(tuple(parameter.shape)), model.config, 1)
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     return model.eval()
 
 
-def weights(model: Decoder) -> list[Weight]:
-    return [Weight(name, p, p, Piece.whole(tuple(p.shape)), True) for name, p in model.named_parameters()]
+def weights(model: Decoder) -> list[ShardedParameter]:
+    return [ShardedParameter(name, p, p, ShardSpec.whole(tuple(p.shape)), True) for name, p in model.named_parameters()]
 
 
 def save(model: Decoder, folder: Path, tokenizer: TokenizerRecord | None = None) -> Path:

@@ -13,11 +13,11 @@ from training.checkpoint.checkpoint import CheckpointRecord, Checkpoints
 from training.checkpoint.shard_storage import model_state
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World, build_world, open_processes
-from training.sharding.shard_spec import Piece, assemble
-from training.sharding.weight import Weight
+from training.sharding.shard_spec import ShardSpec, assemble_shards
+from training.sharding.sharded_parameter import ShardedParameter
 
 SHAPES = {"embed.tokens.weight": (7, 6), "blocks.0.mlp.up.weight": (5, 4), "norm.weight": (6,)}
-Held = dict[str, tuple[Piece, Tensor]]
+Held = dict[str, tuple[ShardSpec, Tensor]]
 Ranks = Callable[..., list[Any]]
 
 
@@ -32,27 +32,27 @@ def value(key: str, shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def cut(shape: tuple[int, ...], layout: str, parts: int, number: int) -> Piece:
-    """The piece of one of `parts` processes: rows, columns, both, or all of it on each; vectors are never cut."""
-    whole = Piece.whole(shape)
+def cut(shape: tuple[int, ...], layout: str, parts: int, number: int) -> ShardSpec:
+    """The shard of one of `parts` processes: rows, columns, both, or all of it on each; vectors are never cut."""
+    whole = ShardSpec.whole(shape)
     if len(shape) < 2 or layout == "copies":
         return whole
     if layout == "both":
-        return whole.part(1, 2, number % 2).part(0, -(-parts // 2), number // 2)
-    return whole.part({"rows": 0, "columns": 1}[layout], parts, number)
+        return whole.shard(1, 2, number % 2).shard(0, -(-parts // 2), number // 2)
+    return whole.shard({"rows": 0, "columns": 1}[layout], parts, number)
 
 
 def weights_and_moments(
     layout: str, parts: int, number: int, seed: int
-) -> tuple[list[Weight], dict[str, dict[str, Tensor]]]:
+) -> tuple[list[ShardedParameter], dict[str, dict[str, Tensor]]]:
     """What process `number` of `parts` holds; its values follow from `seed` and the place in the whole."""
     weights, moments = [], {}
     for name, shape in SHAPES.items():
-        piece = cut(shape, layout, parts, number)
-        own = nn.Parameter(value(f"model.{name}", shape, seed)[piece.slices].clone())
-        weights.append(Weight(name, own, own, piece, True))
+        spec = cut(shape, layout, parts, number)
+        own = nn.Parameter(value(f"model.{name}", shape, seed)[spec.slices].clone())
+        weights.append(ShardedParameter(name, own, own, spec, True))
         moments[name] = {
-            m: value(f"optim.{name}.{m}", shape, seed)[piece.slices].clone() for m in ("exp_avg", "exp_avg_sq")
+            m: value(f"optim.{name}.{m}", shape, seed)[spec.slices].clone() for m in ("exp_avg", "exp_avg_sq")
         }
     return weights, moments
 
@@ -90,12 +90,12 @@ def load(folder: Path, layout: str) -> tuple[CheckpointRecord | None, Held, list
     with open_world() as world:
         state = model_state(*weights_and_moments(layout, world.size, world.rank, seed=99))
         found = Checkpoints(folder, 2, world, said.append).load(state)
-        return found, {key: (piece, tensor) for key, [(tensor, piece)] in state.items()}, said
+        return found, {key: (spec, tensor) for key, [(tensor, spec)] in state.items()}, said
 
 
 def is_seed(held: list[Held], seed: int) -> bool:
     """Whether what the processes hold together is, to the bit, the state of `seed`."""
-    wholes = {key: assemble({pieces[key][0]: pieces[key][1] for pieces in held}) for key in held[0]}
+    wholes = {key: assemble_shards({specs[key][0]: specs[key][1] for specs in held}) for key in held[0]}
     return all(torch.equal(whole, value(key, tuple(whole.shape), seed)) for key, whole in wholes.items())
 
 

@@ -132,26 +132,26 @@ class Checkpoints:
         return [path for path in found if path not in later], later
 
     def _share(self, state: State) -> State:
-        """What of `state` this process is to write, so that each piece is written by one of those that hold it."""
+        """What of `state` this process is to write, so that each shard is written by one of those that hold it."""
         mine = share_out(self.peers.gather(lambda: held_in(state)))[self.world.rank]
         share: State = {}
         for key in sorted(state):
-            once = {piece: tensor for tensor, piece in state[key] if (key, piece) in mine}
-            share |= {key: [(tensor, piece) for piece, tensor in once.items()]} if once else {}
+            once = {spec: tensor for tensor, spec in state[key] if (key, spec) in mine}
+            share |= {key: [(tensor, spec) for spec, tensor in once.items()]} if once else {}
         return share
 
     def _stage(self, state: State) -> State:
         """A copy of `state` in this machine's memory, in the buffers of the copy before it where they fit."""
         old, self._staged = self._staged, {}
         for key, entries in state.items():
-            for tensor, piece in entries:
-                buffer = old.get((key, piece))
+            for tensor, spec in entries:
+                buffer = old.get((key, spec))
                 if buffer is None or buffer.dtype != tensor.dtype:
-                    buffer = torch.empty(piece.size, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                self._staged[key, piece] = buffer.copy_(tensor, non_blocking=True)
+                    buffer = torch.empty(spec.size, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._staged[key, spec] = buffer.copy_(tensor, non_blocking=True)
         if self.world.device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # the copies are there
-        return {key: [(self._staged[key, piece], piece) for _, piece in entries] for key, entries in state.items()}
+        return {key: [(self._staged[key, spec], spec) for _, spec in entries] for key, entries in state.items()}
 
     def _write(self, record: CheckpointRecord, share: State) -> Path:
         assert all(map(math.isfinite, record.stability.values())), "JSON holds finite numbers only"

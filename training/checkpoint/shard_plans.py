@@ -1,4 +1,4 @@
-"""What is written of pieces, and what is read: the plans that torch's distributed checkpoints (DCP) take.
+"""What is written of shards, and what is read: the plans that torch's distributed checkpoints (DCP) take.
 
 Only boxes are known here: where one that is wanted overlaps one that was stored, a read fills that part.
 """
@@ -31,9 +31,9 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from gristmill.errors import InputError
-from training.sharding.shard_spec import Piece
+from training.sharding.shard_spec import ShardSpec
 
-State = dict[str, list[tuple[Tensor, Piece]]]
+State = dict[str, list[tuple[Tensor, ShardSpec]]]
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and size
 
 
@@ -49,7 +49,7 @@ def overlap(one: Box, other: Box) -> Box:
 
 
 class PieceSavePlanner(SavePlanner):
-    """Writes every piece of the state it is given. Together they must make up each whole tensor, without overlap."""
+    """Writes every shard of the state it is given. Together they must make up each whole tensor, without overlap."""
 
     def set_up_planner(
         self,
@@ -61,7 +61,7 @@ class PieceSavePlanner(SavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         entries = [found for key in sorted(self.state) for found in _indexed(self.state, key)]
-        return SavePlan([_write_item(index, _entry(self.state, index), piece) for index, piece in entries])
+        return SavePlan([_write_item(index, _entry(self.state, index), spec) for index, spec in entries])
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         stored: dict[str, TensorStorageMetadata] = {}
@@ -98,29 +98,29 @@ class PieceLoadPlanner(LoadPlanner):
         self.stored = metadata.state_dict_metadata
 
     def create_local_plan(self) -> LoadPlan:
-        wanted = [(i, piece) for key in sorted(self.state) for i, piece in _indexed(self.state, key) if piece.numel]
+        wanted = [(i, spec) for key in sorted(self.state) for i, spec in _indexed(self.state, key) if spec.numel]
         missing = [i.fqn for i, _ in wanted if not isinstance(self.stored.get(i.fqn), TensorStorageMetadata)]
         if missing:
             raise InputError(
                 f"the checkpoint holds no {missing[0]} (nor {len(missing) - 1} others of the {len(wanted)} tensors "
                 "wanted): it is of another model or optimizer; give the configuration it was saved with"
             )
-        return LoadPlan([item for index, piece in wanted for item in self._reads(index, piece)])
+        return LoadPlan([item for index, spec in wanted for item in self._reads(index, spec)])
 
-    def _reads(self, index: MetadataIndex, piece: Piece) -> list[ReadItem]:
+    def _reads(self, index: MetadataIndex, spec: ShardSpec) -> list[ReadItem]:
         key = index.fqn
         entry = self.stored[key]
         assert isinstance(entry, TensorStorageMetadata)
-        if tuple(entry.size) != piece.shape:
+        if tuple(entry.size) != spec.shape:
             raise InputError(
-                f"the checkpoint holds {key} of shape {tuple(entry.size)}, and this model's is {piece.shape}; "
+                f"the checkpoint holds {key} of shape {tuple(entry.size)}, and this model's is {spec.shape}; "
                 "give the configuration it was saved with"
             )
-        shared = [(chunk, overlap((piece.offset, piece.size), _box(chunk))) for chunk in entry.chunks]
+        shared = [(chunk, overlap((spec.offset, spec.size), _box(chunk))) for chunk in entry.chunks]
         found = sum(math.prod(size) for _, (_, size) in shared)
-        if found != piece.numel:
-            raise InputError(f"the checkpoint holds {found} of the {piece.numel} elements wanted of {key}")
-        return [_read_item(index, piece, chunk, box) for chunk, box in shared if math.prod(box[1])]
+        if found != spec.numel:
+            raise InputError(f"the checkpoint holds {found} of the {spec.numel} elements wanted of {key}")
+        return [_read_item(index, spec, chunk, box) for chunk, box in shared if math.prod(box[1])]
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         return global_plan
@@ -141,9 +141,9 @@ class PieceLoadPlanner(LoadPlanner):
         raise AssertionError("a state is made of tensors")
 
 
-def _indexed(state: State, key: str) -> list[tuple[MetadataIndex, Piece]]:
-    """The pieces held of a tensor, and how DCP refers to each."""
-    return [(MetadataIndex(key, piece.offset, i), piece) for i, (_, piece) in enumerate(state[key])]
+def _indexed(state: State, key: str) -> list[tuple[MetadataIndex, ShardSpec]]:
+    """The shards held of a tensor, and how DCP refers to each."""
+    return [(MetadataIndex(key, spec.offset, i), spec) for i, (_, spec) in enumerate(state[key])]
 
 
 def _entry(state: State, index: MetadataIndex) -> Tensor:
@@ -151,19 +151,19 @@ def _entry(state: State, index: MetadataIndex) -> Tensor:
     return state[index.fqn][index.index][0].detach()
 
 
-def _write_item(index: MetadataIndex, tensor: Tensor, piece: Piece) -> WriteItem:
-    assert tuple(tensor.shape) == piece.size, f"{index.fqn} is {tuple(tensor.shape)}, and its piece {piece.size}"
-    chunk = ChunkStorageMetadata(torch.Size(piece.offset), torch.Size(piece.size))
-    data = TensorWriteData(chunk, TensorProperties(tensor.dtype), torch.Size(piece.shape))
+def _write_item(index: MetadataIndex, tensor: Tensor, spec: ShardSpec) -> WriteItem:
+    assert tuple(tensor.shape) == spec.size, f"{index.fqn} is {tuple(tensor.shape)}, and its shard {spec.size}"
+    chunk = ChunkStorageMetadata(torch.Size(spec.offset), torch.Size(spec.size))
+    data = TensorWriteData(chunk, TensorProperties(tensor.dtype), torch.Size(spec.shape))
     return WriteItem(index, WriteItemType.SHARD, tensor_data=data)
 
 
-def _read_item(index: MetadataIndex, piece: Piece, chunk: ChunkStorageMetadata, shared: Box) -> ReadItem:
+def _read_item(index: MetadataIndex, spec: ShardSpec, chunk: ChunkStorageMetadata, shared: Box) -> ReadItem:
     start, size = shared
     return ReadItem(
         type=LoadItemType.TENSOR,
         dest_index=index,
-        dest_offsets=torch.Size(a - b for a, b in zip(start, piece.offset, strict=True)),
+        dest_offsets=torch.Size(a - b for a, b in zip(start, spec.offset, strict=True)),
         storage_index=MetadataIndex(index.fqn, chunk.offsets),
         storage_offsets=torch.Size(a - b for a, b in zip(start, chunk.offsets, strict=True)),
         lengths=torch.Size(size),
@@ -177,6 +177,6 @@ def _box(chunk: ChunkStorageMetadata) -> Box:
 def _check_partition(key: str, entry: TensorStorageMetadata) -> None:
     boxes = [_box(chunk) for chunk in entry.chunks]
     held, wanted = sum(math.prod(size) for _, size in boxes), math.prod(entry.size)
-    assert held == wanted, f"the pieces of {key} have {held} elements, and the whole {wanted}"
+    assert held == wanted, f"the shards of {key} have {held} elements, and the whole {wanted}"
     shared = [overlap(one, other)[1] for one, other in itertools.combinations(boxes, 2)]
-    assert not any(math.prod(size) for size in shared), f"pieces of {key} overlap"
+    assert not any(math.prod(size) for size in shared), f"shards of {key} overlap"

@@ -1,6 +1,6 @@
-"""Pieces in torch's distributed checkpoints (DCP): written under one layout, read under any other.
+"""Shards in torch's distributed checkpoints (DCP): written under one layout, read under any other.
 
-A state is `{key: [(tensor, piece), …]}`: what this process holds of each whole tensor, plain tensors and
+A state is `{key: [(tensor, spec), …]}`: what this process holds of each whole tensor, plain tensors and
 which box each is; mostly one, and two of a tied matrix that two of its pipeline stages use. DCP writes
 files, and one `.metadata` that says where in them each box lies.
 """
@@ -20,11 +20,11 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 
 from gristmill.errors import GristmillError, InputError, OutputError
 from training.checkpoint.shard_plans import PieceLoadPlanner, PieceSavePlanner, State
-from training.sharding.shard_spec import Piece
-from training.sharding.weight import Weight
+from training.sharding.shard_spec import ShardSpec
+from training.sharding.sharded_parameter import ShardedParameter
 
 METADATA = ".metadata"
-Held = tuple[str, Piece]
+Held = tuple[str, ShardSpec]
 _ADMITTED = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
@@ -36,36 +36,36 @@ _ADMITTED = {
 }  # fmt: skip
 
 
-def model_state(weights: Iterable[Weight], moments: Mapping[str, Mapping[str, Tensor]] | None = None) -> State:
+def model_state(params: Iterable[ShardedParameter], moments: Mapping[str, Mapping[str, Tensor]] | None = None) -> State:
     """What a checkpoint holds: `model.NAME`, and `optim.NAME.MOMENT` for `moments[NAME][MOMENT]`, each of own's shape.
 
     Without `moments` the parameters alone: what a run is begun from.
     """
     state: State = {}
-    for weight in weights:
-        state.setdefault(f"model.{weight.name}", []).append((weight.own.detach(), weight.piece))
-        for moment, values in (moments or {}).get(weight.name, {}).items():
-            state[f"optim.{weight.name}.{moment}"] = [(values.detach(), weight.piece)]  # one, however often it is held
+    for param in params:
+        state.setdefault(f"model.{param.name}", []).append((param.local.detach(), param.spec))
+        for moment, values in (moments or {}).get(param.name, {}).items():
+            state[f"optim.{param.name}.{moment}"] = [(values.detach(), param.spec)]  # one, however often it is held
     return state
 
 
 def held_in(state: State) -> list[Held]:
-    return [(key, piece) for key, entries in state.items() for _, piece in entries]
+    return [(key, spec) for key, entries in state.items() for _, spec in entries]
 
 
 def share_out(held: list[list[Held]]) -> list[set[Held]]:
-    """What each process is to write, given what each holds: every piece once, and about as much for each.
+    """What each process is to write, given what each holds: every shard once, and about as much for each.
 
-    >>> whole, rows = Piece.whole((2, 2)), [Piece.whole((2, 2)).part(0, 2, i) for i in range(2)]
+    >>> whole, rows = ShardSpec.whole((2, 2)), [ShardSpec.whole((2, 2)).shard(0, 2, i) for i in range(2)]
     >>> written = share_out([[("a", whole), ("b", rows[0])], [("a", whole), ("b", rows[1]), ("c", whole)]])
     >>> [sorted(key for key, _ in items) for items in written]
     [['a', 'b'], ['b', 'c']]
     """
     holders: dict[Held, list[int]] = {}
     for rank, items in enumerate(held):
-        for key, piece in items:
-            if piece.numel:
-                holders.setdefault((key, piece), []).append(rank)
+        for key, spec in items:
+            if spec.numel:
+                holders.setdefault((key, spec), []).append(rank)
     written: list[set[Held]] = [set() for _ in held]
     load = [0] * len(held)
     # where there is no choice first, then the largest

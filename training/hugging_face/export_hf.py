@@ -31,7 +31,7 @@ from training.hugging_face.tensor_names import (
     to_config,
 )
 from training.model.model_config import ModelConfig
-from training.sharding.shard_spec import Piece
+from training.sharding.shard_spec import ShardSpec
 
 
 def export_hf(
@@ -106,7 +106,7 @@ def _write_weights(
         name = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         filled = {theirs.name: torch.empty(theirs.shape, dtype=dtype) for theirs in shard}
         views = [view for theirs in shard for view in theirs.views(filled[theirs.name]).items()]
-        state = {f"model.{ours}": [(view, Piece.whole(tuple(view.shape)))] for ours, view in views}
+        state = {f"model.{ours}": [(view, ShardSpec.whole(tuple(view.shape)))] for ours, view in views}
         read_pieces(state, source, group)
         try:
             safetensors.torch.save_file(filled, folder / name, metadata={"format": "pt"})

@@ -29,7 +29,7 @@ from training.hugging_face.tensor_names import (
     their_tensors,
 )
 from training.model.model_config import ModelConfig
-from training.sharding.shard_spec import Piece
+from training.sharding.shard_spec import ShardSpec
 
 
 def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
@@ -94,7 +94,7 @@ def _state(form: str, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -
         if tuple(tensor.shape) != theirs.shape:
             raise InputError(f"{name} is of shape {tuple(tensor.shape)}, and {CONFIG} makes it {theirs.shape}")
         state |= {
-            f"model.{ours}": [(view, Piece.whole(tuple(view.shape)))] for ours, view in theirs.views(tensor).items()
+            f"model.{ours}": [(view, ShardSpec.whole(tuple(view.shape)))] for ours, view in theirs.views(tensor).items()
         }
     return state
 

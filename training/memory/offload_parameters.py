@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gristmill.errors import InputError
 from training.memory.memory_config import Place
 from training.memory.scratch_files import scratch_file, scratch_folder
-from training.sharding.weight import Weight
+from training.sharding.sharded_parameter import ShardedParameter
 
 
 def offload_policy(place: Place) -> OffloadPolicy:
@@ -92,9 +92,9 @@ class ParametersOnDisk:
         for parameter in part.parameters():
             parameter.register_post_accumulate_grad_hook(partial(_let_go_of, self._of([parameter])))
 
-    def updated(self, weight: Weight, start: int, stop: int) -> None:
+    def updated(self, weight: ShardedParameter, start: int, stop: int) -> None:
         """To be called when elements start … stop of a weight are, the earlier ones having been before them."""
-        file = self._files.get(_address(weight.own))
+        file = self._files.get(_address(weight.local))
         if file is not None:
             file.running = file.crc(start, stop, file.running if start else 0)
             file.sum, file.checked = (file.running, False) if stop == file.length else (None, False)

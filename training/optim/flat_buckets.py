@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from training.sharding.weight import Weight
+from training.sharding.sharded_parameter import ShardedParameter
 
 ALIGNED = 64  # elements: what the kernel gives a thread is a multiple of it, and so is what it vectorises
 BUCKET = 1 << 22  # elements of a bucket, unless told otherwise: 96 MiB of float32 states are in memory then
@@ -21,9 +21,9 @@ SLOTS = 3  # buckets in memory: being read, updated, written
 
 @dataclass(frozen=True)
 class Cut:
-    """Elements of one weight that are in a bucket: `length` of them, from `start` of the weight and `at` of it."""
+    """Elements of one param that are in a bucket: `length` of them, from `start` of the param and `at` of it."""
 
-    weight: int
+    param: int
     start: int
     length: int
     at: int
@@ -46,20 +46,20 @@ class Bucket:
 
 
 def plan(sizes: Sequence[int], most: int | None) -> tuple[int, list[Bucket]]:
-    """The row's length, and buckets of `most` elements or fewer (None: one) for weights of so many elements.
+    """The row's length, and buckets of `most` elements or fewer (None: one) for params of so many elements.
 
     >>> plan([70, 64], 128)[1][0].cuts
-    (Cut(weight=0, start=0, length=70, at=0),)
+    (Cut(param=0, start=0, length=70, at=0),)
     """
     width = most and max(ALIGNED, most // ALIGNED * ALIGNED)
     buckets: list[Bucket] = []
     start = at = 0
     cuts: list[Cut] = []
-    for weight, size in enumerate(sizes):
+    for param, size in enumerate(sizes):
         done = 0
         while done < size:
             length = min(size - done, width - at) if width else size
-            cuts.append(Cut(weight, done, length, at))
+            cuts.append(Cut(param, done, length, at))
             done, at = done + length, at + -(-length // ALIGNED) * ALIGNED
             if at == width:
                 buckets.append(Bucket(start, at, tuple(cuts)))
@@ -72,16 +72,16 @@ def plan(sizes: Sequence[int], most: int | None) -> tuple[int, list[Bucket]]:
 class InPlace:
     """Parameters and gradients that are updated where they are."""
 
-    def __init__(self, weights: Sequence[Weight], buckets: list[Bucket]) -> None:
-        self.weights, self.buckets = weights, buckets
-        self.values = [[_values(weights, cut) for cut in bucket.cuts] for bucket in buckets]
+    def __init__(self, params: Sequence[ShardedParameter], buckets: list[Bucket]) -> None:
+        self.params, self.buckets = params, buckets
+        self.values = [[_values(params, cut) for cut in bucket.cuts] for bucket in buckets]
 
     def begin(self, number: int) -> None:
         pass
 
     def take(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
         """The values of a bucket's cuts, and their gradients: flat."""
-        return self.values[number], [_gradients(self.weights, cut) for cut in self.buckets[number].cuts]
+        return self.values[number], [_gradients(self.params, cut) for cut in self.buckets[number].cuts]
 
     def put(self, number: int) -> None:
         pass
@@ -93,8 +93,8 @@ class InPlace:
 class Staged:
     """Parameters and gradients of a GPU, copied to the CPU and back while other buckets are computed."""
 
-    def __init__(self, weights: Sequence[Weight], buckets: list[Bucket], dtype: torch.dtype) -> None:
-        self.weights, self.buckets = weights, buckets
+    def __init__(self, params: Sequence[ShardedParameter], buckets: list[Bucket], dtype: torch.dtype) -> None:
+        self.params, self.buckets = params, buckets
         longest = max((bucket.length for bucket in buckets), default=0)
         self.slots = [torch.empty(2, longest, dtype=dtype, pin_memory=True) for _ in range(SLOTS)]
         self.down, self.up = torch.cuda.Stream(), torch.cuda.Stream()
@@ -106,8 +106,8 @@ class Staged:
         self.left[number % SLOTS].synchronize()
         with torch.cuda.stream(self.down):
             for cut, value, gradient in self._places(number):
-                value.copy_(_values(self.weights, cut), non_blocking=True)
-                gradient.copy_(_gradients(self.weights, cut), non_blocking=True)
+                value.copy_(_values(self.params, cut), non_blocking=True)
+                gradient.copy_(_gradients(self.params, cut), non_blocking=True)
             self.arrived[number % SLOTS].record()
 
     def take(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -118,7 +118,7 @@ class Staged:
     def put(self, number: int) -> None:
         with torch.cuda.stream(self.up):
             for cut, value, _ in self._places(number):
-                _values(self.weights, cut).copy_(value, non_blocking=True)
+                _values(self.params, cut).copy_(value, non_blocking=True)
             self.left[number % SLOTS].record()
 
     def finish(self) -> None:
@@ -130,12 +130,12 @@ class Staged:
         return [(c, values[c.at : c.at + c.length], gradients[c.at : c.at + c.length]) for c in cuts]
 
 
-def _values(weights: Sequence[Weight], cut: Cut) -> Tensor:
-    return _cut(weights[cut.weight].own.detach().view(-1), cut)
+def _values(params: Sequence[ShardedParameter], cut: Cut) -> Tensor:
+    return _cut(params[cut.param].local.detach().view(-1), cut)
 
 
-def _gradients(weights: Sequence[Weight], cut: Cut) -> Tensor:
-    gradient = weights[cut.weight].own.grad
+def _gradients(params: Sequence[ShardedParameter], cut: Cut) -> Tensor:
+    gradient = params[cut.param].local.grad
     assert gradient is not None
     return _cut(gradient.reshape(-1), cut)
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from training.memory.memory_config import MemoryConfig
 from training.optim.flat_buckets import BUCKET, Bucket, InPlace, Staged, plan
 from training.optim.moments import Moments, MomentsInMemory, MomentsOnDisk
-from training.sharding.weight import Weight
+from training.sharding.sharded_parameter import ShardedParameter
 
-AfterUpdate = Callable[[Weight, int, int], None]  # a weight, of which elements start … stop are updated
+AfterUpdate = Callable[[ShardedParameter, int, int], None]  # a param, of which elements start … stop are updated
 
 
 @dataclass(frozen=True)
@@ -37,41 +37,41 @@ class OptimConfig:
 
 
 class Optimizer:
-    """What updates `weights` by their gradients.
+    """What updates `params` by their gradients.
 
     A name that occurs twice (a tied matrix that two stages hold) has one state: the first is updated, the
-    second becomes its copy. Every other weight that is not empty must have a gradient.
+    second becomes its copy. Every other param that is not empty must have a gradient.
     """
 
-    def __init__(self, weights: Sequence[Weight], after_update: AfterUpdate | None = None) -> None:
-        self.weights = list(weights)
+    def __init__(self, params: Sequence[ShardedParameter], after_update: AfterUpdate | None = None) -> None:
+        self.params = list(params)
         self.after_update = after_update or (lambda *_: None)
         self.updates = 0
         """Steps taken; to be set when states are loaded."""
-        self.updated = first_of_each(weights)
-        first = {weight.name: weight for weight in self.updated}
-        pairs = [(w, first[w.name]) for w in self.weights if w.own.numel()]
-        self._copies = [(copy, of) for copy, of in pairs if copy.own is not of.own]
-        assert all(copy.piece == of.piece for copy, of in self._copies), "one name, two different pieces"
+        self.updated = first_of_each(params)
+        first = {param.name: param for param in self.updated}
+        pairs = [(p, first[p.name]) for p in self.params if p.local.numel()]
+        self._copies = [(copy, of) for copy, of in pairs if copy.local is not of.local]
+        assert all(copy.spec == of.spec for copy, of in self._copies), "one name, two different shards"
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Update the weights at this learning rate."""
-        for weight in self.updated:
-            assert weight.own.grad is not None, f"no gradient reached {weight.name}"
+        """Update the params at this learning rate."""
+        for param in self.updated:
+            assert param.local.grad is not None, f"no gradient reached {param.name}"
         self.updates += 1
         self._update(rate)
         for copy, of in self._copies:
-            copy.own.copy_(of.own)
-            self.after_update(copy, 0, copy.own.numel())
+            copy.local.copy_(of.local)
+            self.after_update(copy, 0, copy.local.numel())
 
     def _update(self, rate: float) -> None:
         raise NotImplementedError
 
     def zero_grad(self) -> None:
         """Forget the gradients, and give their memory back."""
-        for weight in self.weights:
-            weight.own.grad = weight.full.grad = None
+        for param in self.params:
+            param.local.grad = param.module_param.grad = None
 
     @property
     def memory_bytes(self) -> int:
@@ -79,8 +79,8 @@ class Optimizer:
         return 0
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """By parameter and state: tensors of the own pieces' shapes, to be read, or written and then `loaded`."""
-        return {weight.name: {} for weight in self.weights}
+        """By parameter and state: tensors of the own shards' shapes, to be read, or written and then `loaded`."""
+        return {param.name: {} for param in self.params}
 
     def loaded(self) -> None:
         """To be called after what `moments` returned was written, by every process."""
@@ -93,10 +93,10 @@ class SGD(Optimizer):
     """w - rate * gradient: no momentum, no decay, no state."""
 
     def _update(self, rate: float) -> None:
-        for weight in self.updated:
-            assert weight.own.grad is not None
-            weight.own.sub_(weight.own.grad, alpha=rate)
-            self.after_update(weight, 0, weight.own.numel())
+        for param in self.updated:
+            assert param.local.grad is not None
+            param.local.sub_(param.local.grad, alpha=rate)
+            self.after_update(param, 0, param.local.numel())
 
 
 class AdamW(Optimizer):
@@ -108,17 +108,17 @@ class AdamW(Optimizer):
 
     def __init__(
         self,
-        weights: Sequence[Weight],
+        params: Sequence[ShardedParameter],
         config: OptimConfig,
         buckets: list[Bucket],
         moments: Moments,
         values: InPlace | Staged,
         after_update: AfterUpdate | None = None,
     ) -> None:
-        super().__init__(weights, after_update)
+        super().__init__(params, after_update)
         self.config, self.buckets = config, buckets
         self._moments, self._values = moments, values
-        self._decays = [len(weight.piece.shape) >= 2 for weight in self.updated]
+        self._decays = [len(param.spec.shape) >= 2 for param in self.updated]
 
     def _update(self, rate: float) -> None:
         self._begin(0)
@@ -126,13 +126,13 @@ class AdamW(Optimizer):
             self._begin(number + 1)  # while this one is computed
             tensors = list(zip(*self._values.take(number), *self._moments.take(number), strict=True))
             for decays in (True, False):
-                chosen = [t for t, cut in zip(tensors, bucket.cuts, strict=True) if self._decays[cut.weight] is decays]
+                chosen = [t for t, cut in zip(tensors, bucket.cuts, strict=True) if self._decays[cut.param] is decays]
                 if chosen:
                     self._compute(chosen, rate, self.config.weight_decay if decays else 0.0)
             self._values.put(number)
             self._moments.put(number)
             for cut in bucket.cuts:
-                self.after_update(self.updated[cut.weight], cut.start, cut.start + cut.length)
+                self.after_update(self.updated[cut.param], cut.start, cut.start + cut.length)
         self._values.finish()
         self._moments.finish()
 
@@ -164,19 +164,19 @@ class AdamW(Optimizer):
         """
         flat = self._moments.whole()
         found = {}
-        for weight in self.weights:
-            if not weight.own.numel():
-                found[weight.name] = {name: torch.empty_like(weight.own.detach()) for name in flat}
-        for weight, at in zip(self.updated, self._offsets(), strict=True):
-            shape, stop = weight.own.shape, at + weight.own.numel()
-            found[weight.name] = {name: values[at:stop].view(shape) for name, values in flat.items()}
+        for param in self.params:
+            if not param.local.numel():
+                found[param.name] = {name: torch.empty_like(param.local.detach()) for name in flat}
+        for param, at in zip(self.updated, self._offsets(), strict=True):
+            shape, stop = param.local.shape, at + param.local.numel()
+            found[param.name] = {name: values[at:stop].view(shape) for name, values in flat.items()}
         return found
 
     def _offsets(self) -> list[int]:
         starts: dict[int, int] = {}
         for bucket in self.buckets:
             for cut in bucket.cuts:
-                starts.setdefault(cut.weight, bucket.start + cut.at)
+                starts.setdefault(cut.param, bucket.start + cut.at)
         return [starts[i] for i in range(len(self.updated))]
 
     def loaded(self) -> None:
@@ -187,7 +187,7 @@ class AdamW(Optimizer):
 
 
 def build_optimizer(
-    weights: Sequence[Weight],
+    params: Sequence[ShardedParameter],
     config: OptimConfig,
     memory: MemoryConfig | None = None,
     rank: int = 0,
@@ -197,19 +197,19 @@ def build_optimizer(
     """The optimizer that `config` names, with its states where `memory` says.
 
     Files are in memory.folder/rank-00000 and so on; `bucket` is how many elements of each state are in memory
-    at a time then. `after_update` is called when a weight, or part of it, is updated: its parts in order.
+    at a time then. `after_update` is called when a param, or part of it, is updated: its parts in order.
     Raises OutputError where the disk has no room for the files.
     """
     if config.name == "sgd":
-        return SGD(weights, after_update)
+        return SGD(params, after_update)
     memory = memory or MemoryConfig()
-    updated = first_of_each(weights)
-    kinds = {(weight.own.dtype, weight.own.device) for weight in updated} or {(torch.float32, torch.device("cpu"))}
-    assert len(kinds) == 1, f"the weights differ in type or place: {kinds}"
+    updated = first_of_each(params)
+    kinds = {(param.local.dtype, param.local.device) for param in updated} or {(torch.float32, torch.device("cpu"))}
+    assert len(kinds) == 1, f"the params differ in type or place: {kinds}"
     dtype, device = kinds.pop()
     staged = memory.optimizer != "device" and device.type != "cpu"
     divided = staged or memory.optimizer == "disk" or after_update is not None
-    total, buckets = plan([weight.own.numel() for weight in updated], bucket if divided else None)
+    total, buckets = plan([param.local.numel() for param in updated], bucket if divided else None)
     moments: Moments
     if memory.optimizer == "disk":
         assert memory.folder is not None, "the caller decides where files are"
@@ -217,15 +217,15 @@ def build_optimizer(
     else:
         moments = MomentsInMemory(total, buckets, dtype, torch.device("cpu") if staged else device)
     values = Staged(updated, buckets, dtype) if staged else InPlace(updated, buckets)
-    return AdamW(weights, config, buckets, moments, values, after_update)
+    return AdamW(params, config, buckets, moments, values, after_update)
 
 
-def first_of_each(weights: Sequence[Weight]) -> list[Weight]:
+def first_of_each(params: Sequence[ShardedParameter]) -> list[ShardedParameter]:
     """The first of those that have one name, without those that are empty."""
-    found: dict[str, Weight] = {}
-    for weight in weights:
-        if weight.own.numel():
-            found.setdefault(weight.name, weight)
+    found: dict[str, ShardedParameter] = {}
+    for param in params:
+        if param.local.numel():
+            found.setdefault(param.name, param)
     return list(found.values())
 
 

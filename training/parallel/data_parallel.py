@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from training.distributed.collectives import all_gather, reduce_scatter
 from training.distributed.hang_detection import wait
 from training.distributed.mesh import Axis
-from training.sharding.shard_spec import part_range
+from training.sharding.shard_spec import shard_range
 
 BUCKET_BYTES = 25 << 20  # large enough to fill a link, small enough to overlap
 
@@ -123,7 +123,7 @@ def _own_rows(p: nn.Parameter, shard: Axis) -> nn.Parameter:
     """A view of the rows that this process updates; the parameter itself where it is not divided."""
     if shard.size == 1:
         return p
-    start, stop = part_range(len(p), shard.size, shard.rank)
+    start, stop = shard_range(len(p), shard.size, shard.rank)
     return nn.Parameter(p.detach()[start:stop], requires_grad=False)
 
 

@@ -11,9 +11,9 @@ from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World
 from training.parallel.pipeline_stages import stage_owner
 from training.parallel.tensor_parallel import is_replicated
-from training.sharding.weight import Weight
+from training.sharding.sharded_parameter import ShardedParameter
 
-Summation = Callable[[Sequence[Weight]], None]
+Summation = Callable[[Sequence[ShardedParameter]], None]
 
 
 def summations(layout: ParallelConfig, tied: bool, world: World) -> list[Summation]:
@@ -21,7 +21,7 @@ def summations(layout: ParallelConfig, tied: bool, world: World) -> list[Summati
     found: list[Summation] = []
     if layout.sequence_parallel:
         group = world.axis("tp").group
-        found.append(lambda weights: _sum_over(group, [w for w in weights if is_replicated(w.name)]))
+        found.append(lambda params: _sum_over(group, [p for p in params if is_replicated(p.name)]))
     if tied and layout.pp > 1:
         ends = (stage_owner(layout, 0), stage_owner(layout, layout.stages - 1))
         if ends[0] == ends[1]:
@@ -40,15 +40,15 @@ def _sum_tied(world: World, ends: tuple[int, int]) -> Summation:
         )  # every process makes all
         mine = group if world.rank in pair else mine
 
-    def sum_tied(weights: Sequence[Weight]) -> None:
+    def sum_tied(params: Sequence[ShardedParameter]) -> None:
         if mine is not None:
-            _sum_over(mine, [w for w in weights if w.name == "embed.tokens.weight"])
+            _sum_over(mine, [p for p in params if p.name == "embed.tokens.weight"])
 
     return sum_tied
 
 
-def _sum_over(group: dist.ProcessGroup | None, weights: Sequence[Weight]) -> None:
-    grads = [w.own.grad for w in weights if w.own.grad is not None]
+def _sum_over(group: dist.ProcessGroup | None, params: Sequence[ShardedParameter]) -> None:
+    grads = [p.local.grad for p in params if p.local.grad is not None]
     for _, alike in groupby(grads, key=lambda g: g.dtype):
         parts = list(alike)
         flat = torch.cat([g.flatten() for g in parts])
@@ -57,17 +57,17 @@ def _sum_over(group: dist.ProcessGroup | None, weights: Sequence[Weight]) -> Non
             grad.copy_(values.view_as(grad))
 
 
-def _sum_copies(weights: Sequence[Weight]) -> None:
+def _sum_copies(params: Sequence[ShardedParameter]) -> None:
     """Both stages lie here, each with a copy."""
-    copies = [w.own for w in weights if w.name == "embed.tokens.weight"]
+    copies = [p.local for p in params if p.name == "embed.tokens.weight"]
     if len(copies) == 2 and copies[0].grad is not None and copies[1].grad is not None:
         copies[0].grad += copies[1].grad
         copies[1].grad.copy_(copies[0].grad)
 
 
-def squared_norm(weights: Sequence[Weight], device: torch.device) -> Tensor:
+def squared_norm(params: Sequence[ShardedParameter], device: torch.device) -> Tensor:
     """This process's part of the squared 2-norm of all gradients, float64, 0-d: each number is counted on one."""
-    grads = [w.own.grad for w in weights if w.counted and w.own.grad is not None and w.own.numel()]
+    grads = [p.local.grad for p in params if p.is_primary and p.local.grad is not None and p.local.numel()]
     if not grads:
         return torch.zeros((), dtype=torch.float64, device=device)
     # row by row, and float64 from there: over a million elements float32 loses the fifth digit, and not the same one
@@ -76,8 +76,8 @@ def squared_norm(weights: Sequence[Weight], device: torch.device) -> Tensor:
     return torch.cat(rows).double().square().sum().to(device)
 
 
-def scale_gradients(weights: Sequence[Weight], factor: float) -> None:
+def scale_gradients(params: Sequence[ShardedParameter], factor: float) -> None:
     """Multiply all gradients that are updated by."""
-    grads = [w.own.grad for w in weights if w.own.grad is not None and w.own.numel()]
+    grads = [p.local.grad for p in params if p.local.grad is not None and p.local.numel()]
     if grads and factor != 1.0:
         torch._foreach_mul_(grads, factor)

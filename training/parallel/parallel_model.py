@@ -25,8 +25,8 @@ from training.parallel.gradients import summations
 from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_stages import stage_owner, whole_name
 from training.parallel.tensor_parallel import tp_dim, tp_shard
-from training.sharding.shard_spec import part_range
-from training.sharding.weight import Weight
+from training.sharding.shard_spec import shard_range
+from training.sharding.sharded_parameter import ShardedParameter
 
 if TYPE_CHECKING:
     from training.parallel.pipeline_parallel import Pipeline
@@ -58,12 +58,12 @@ class ParallelModel:
         shard, replicate = world.axis("shard"), world.axis("replicate")
         plain = [p for part in self.parts for p in part.parameters() if not isinstance(p, DTensor)]
         self.grad_reducer = GradReducer(plain, shard, replicate, layout.zero)
-        self.weights = [w for part in self.parts for w in self._weights(part)]
+        self.params = [w for part in self.parts for w in self._sharded_parameters(part)]
         self._summations = summations(layout, bool(config.tied), world)
         self.pipeline = self._pipeline() if layout.pp > 1 else None
         with torch.no_grad():
-            for w in self.weights:
-                fill_initial(w.own, w.name, w.piece, config, seed)
+            for w in self.params:
+                fill_initial(w.local, w.name, w.spec, config, seed)
                 self.loaded()
         self.all_gather_params()
 
@@ -92,12 +92,12 @@ class ParallelModel:
         Returns this process's part of the summed loss in nats, 0-d.
         """
         loss = self._pipelined(batch, scale) if self.pipeline else self._accumulated(batch, scale)
-        for w in self.weights:
-            if isinstance(w.full, DTensor):
-                grad = w.full.grad
-                w.own.grad = grad.to_local() if isinstance(grad, DTensor) else None
+        for w in self.params:
+            if isinstance(w.module_param, DTensor):
+                grad = w.module_param.grad
+                w.local.grad = grad.to_local() if isinstance(grad, DTensor) else None
         for summation in self._summations:
-            summation(self.weights)
+            summation(self.params)
         return self._counted(loss)
 
     @torch.no_grad()
@@ -138,7 +138,7 @@ class ParallelModel:
         axis, size = self.world.axis("tp"), self.config.vocab_size
         if axis.size == 1:
             return logits
-        step = part_range(size, axis.size, 0)[1]
+        step = shard_range(size, axis.size, 0)[1]
         everyone = logits.new_empty(axis.size * step)
         all_gather(everyone, torch.nn.functional.pad(logits, (0, step - len(logits))), group=axis.group)
         return everyone[:size]
@@ -184,7 +184,7 @@ class ParallelModel:
 
         return Pipeline(self.parts, self.layout, self.world.axis("pp"), self.world.device)
 
-    def _weights(self, part: Decoder) -> list[Weight]:
+    def _sharded_parameters(self, part: Decoder) -> list[ShardedParameter]:
         tp, shard, replicate = (self.world.axis(name) for name in ("tp", "shard", "replicate"))
         with torch.device("meta"):
             shapes = {name: tuple(p.shape) for name, p in Decoder(self.config).named_parameters()}
@@ -195,10 +195,10 @@ class ParallelModel:
             if own is None:
                 assert isinstance(p, DTensor)
                 own = nn.Parameter(p.to_local(), requires_grad=False)
-            piece = tp_shard(whole, shapes[whole], tp).part(0, shard.size, shard.rank)
-            assert piece.size == tuple(own.shape), (name, piece, own.shape)
+            spec = tp_shard(whole, shapes[whole], tp).shard(0, shard.size, shard.rank)
+            assert spec.size == tuple(own.shape), (name, spec, own.shape)
             held_alike = replicate.rank > 0 or (tp_dim(whole) is None and tp.rank > 0)
-            found.append(Weight(whole, p, own, piece, not held_alike and whole == name))
+            found.append(ShardedParameter(whole, p, own, spec, not held_alike and whole == name))
         return found
 
 

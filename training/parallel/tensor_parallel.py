@@ -14,7 +14,7 @@ from training.distributed.mesh import Axis
 from training.kernels.cross_entropy import summed_cross_entropy
 from training.kernels.linear import linear
 from training.model.decoder import Decoder, Embedding, Head, blocks_of
-from training.sharding.shard_spec import Piece
+from training.sharding.shard_spec import ShardSpec
 
 # Which dimension of a parameter is divided, by the end of its name; what is not here is whole on every process.
 # A linear layer's weight is (outputs, inputs): 0 divides the outputs ("column parallel" in the paper, which
@@ -42,10 +42,10 @@ def tp_dim(name: str) -> int | None:
     return next((dim for end, dim in TP_PLAN.items() if name == end or name.endswith("." + end)), None)
 
 
-def tp_shard(name: str, shape: tuple[int, ...], axis: Axis) -> Piece:
+def tp_shard(name: str, shape: tuple[int, ...], axis: Axis) -> ShardSpec:
     """What this process holds of a parameter."""
-    whole, dim = Piece.whole(shape), tp_dim(name)
-    return whole if dim is None else whole.part(dim, axis.size, axis.rank)
+    whole, dim = ShardSpec.whole(shape), tp_dim(name)
+    return whole if dim is None else whole.shard(dim, axis.size, axis.rank)
 
 
 def apply_tensor_parallel(part: Decoder, axis: Axis, sequence_parallel: bool) -> None:
@@ -108,8 +108,8 @@ class _VocabParallelEmbedding(Embedding):
         nn.Module.__init__(self)
         self.tokens, self.positions, self.dropout, self.border = whole.tokens, whole.positions, whole.dropout, border
         rows = whole.tokens.num_embeddings
-        piece = Piece.whole((rows,)).part(0, border.axis.size, border.axis.rank)
-        self.first, self.count = piece.offset[0], piece.size[0]
+        spec = ShardSpec.whole((rows,)).shard(0, border.axis.size, border.axis.rank)
+        self.first, self.count = spec.offset[0], spec.size[0]
 
     def forward(self, ids: Tensor, samples: Tensor | None) -> Tensor:
         local = ids - self.first
@@ -131,7 +131,7 @@ class _VocabParallelHead(Head):
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         axis = self.border.axis
-        first = Piece.whole((self.vocabulary,)).part(0, axis.size, axis.rank).offset[0]
+        first = ShardSpec.whole((self.vocabulary,)).shard(0, axis.size, axis.rank).offset[0]
         return summed_cross_entropy(self.border.whole(x), self.weight, targets, first, axis.group)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from training.distributed.rank_pool import RankError, RankPool
 from training.parity.cases import Case
 from training.parity.traffic import Traffic, Volume
 from training.parity.worker import Held, Seen, measure
-from training.sharding.shard_spec import Piece, assemble
+from training.sharding.shard_spec import ShardSpec, assemble_shards
 
 # The largest difference, relative to the largest number of the kind: rounding, and how it spreads in three steps
 LIMITS = {"fp64": 1e-10, "fp32": 1e-5}
@@ -101,17 +101,17 @@ def put_together(seen: Sequence[Seen]) -> Whole:
 
 
 def _gather(held: Sequence[Held]) -> tuple[dict[str, Tensor], str]:
-    pieces: dict[str, dict[Piece, Tensor]] = {}
+    specs: dict[str, dict[ShardSpec, Tensor]] = {}
     differ = ""
     for rank, parts in enumerate(held):
-        for name, piece, values in parts:
-            if not piece.numel:
+        for name, spec, values in parts:
+            if not spec.numel:
                 continue
             assert values is not None, f"rank {rank} has no gradient of {name}"
-            known = pieces.setdefault(name, {}).setdefault(piece, values)
+            known = specs.setdefault(name, {}).setdefault(spec, values)
             if not differ and not torch.equal(known, values):
-                differ = f"rank {rank} has other values of {name} from {piece.offset} than a rank before it"
-    return {name: assemble(found) for name, found in pieces.items()}, differ
+                differ = f"rank {rank} has other values of {name} from {spec.offset} than a rank before it"
+    return {name: assemble_shards(found) for name, found in specs.items()}, differ
 
 
 def _distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:

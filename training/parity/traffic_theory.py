@@ -12,7 +12,7 @@ from training.parallel.data_parallel import BUCKET_BYTES
 from training.parallel.pipeline_stages import split_stages, stage_layers, stage_numbers, stage_owner
 from training.parallel.tensor_parallel import tp_dim, tp_shard
 from training.parity.traffic import Traffic, Volume
-from training.sharding.shard_spec import Piece
+from training.sharding.shard_spec import ShardSpec
 
 Shape = tuple[int, ...]
 
@@ -211,4 +211,4 @@ def _padded(shape: Sequence[int], parts: int) -> int:
 def _own_numel(step: Step, shape: Shape) -> int:
     """Elements of the rows that this process updates."""
     shard = step.world.axis("shard")
-    return Piece.whole(shape).part(0, shard.size, shard.rank).numel
+    return ShardSpec.whole(shape).shard(0, shard.size, shard.rank).numel

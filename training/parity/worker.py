@@ -16,14 +16,14 @@ from training.parallel.pipeline_parallel import Pipeline
 from training.parity.cases import SEQ_LEN, VOCABULARY, Case
 from training.parity.traffic import Traffic, TrafficCount
 from training.parity.traffic_theory import Step, expected_traffic
-from training.sharding.shard_spec import Piece
+from training.sharding.shard_spec import ShardSpec
 
 STEPS = 3
 _RATE = 0.1  # of plain SGD: its steps hide no wrong scale, as Adam's do
 _COUNTED = 1  # the step that is counted: in the first, torch's pipelines also tell each other shapes
 _SEED = 1
 
-Held = list[tuple[str, Piece, Tensor | None]]
+Held = list[tuple[str, ShardSpec, Tensor | None]]
 """Parts of parameters, or of their gradients, by name."""
 
 
@@ -54,14 +54,14 @@ def measure(case: Case) -> Seen:
         with traffic if step == _COUNTED else contextlib.nullcontext():
             losses.append(float(model.forward_backward(replica_share(batch, world), 1 / count)) / count)
             if step == 0:
-                gradients = [(w.name, w.piece, _copy(w.own.grad)) for w in model.weights]
+                gradients = [(w.name, w.spec, _copy(w.local.grad)) for w in model.params]
             _descend(model)
     seconds = time.perf_counter() - started
     batch, count = data(case, STEPS)
     share = replica_share(batch, world)
     rounds = [t.chunk(case.layout.micro_batches) for t in (share.ids, share.targets)]
     losses.append(float(model.loss(*rounds)) / count)
-    weights = [(w.name, w.piece, _copy(w.own)) for w in model.weights]
+    weights = [(w.name, w.spec, _copy(w.local)) for w in model.params]
     return Seen(losses, gradients, weights, traffic.traffic, expected_traffic(_step(case, model)), seconds)
 
 
@@ -86,10 +86,10 @@ def replica_share(batch: Batch, world: World) -> Batch:
 
 def _descend(model: ParallelModel) -> None:
     with torch.no_grad():
-        for w in model.weights:
-            if w.own.grad is not None:
-                w.own.sub_(_RATE * w.own.grad)
-            w.own.grad = w.full.grad = None
+        for w in model.params:
+            if w.local.grad is not None:
+                w.local.sub_(_RATE * w.local.grad)
+            w.local.grad = w.module_param.grad = None
     model.all_gather_params()
 
 

@@ -1,1 +1,1 @@
-"""Which part of each global parameter a rank holds."""
+"""Sharding: the shard of each global parameter that a rank holds."""

@@ -1,4 +1,4 @@
-"""Which part of a whole parameter a process holds: a box, from which its elements can be drawn, gathered and saved."""
+"""ShardSpec: a shard's offset and size in the global tensor."""
 
 import math
 from collections.abc import Mapping
@@ -9,23 +9,24 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The box of `size` at `offset` in a tensor of `shape`; one number a dimension each."""
+class ShardSpec:
+    """A rectangular shard: `size` elements from `offset` in a global tensor of `shape`, per dimension."""
 
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     size: tuple[int, ...]
 
     @classmethod
-    def whole(cls, shape: tuple[int, ...]) -> "Piece":
+    def whole(cls, shape: tuple[int, ...]) -> "ShardSpec":
+        """The unsharded tensor."""
         return cls(tuple(shape), (0,) * len(shape), tuple(shape))
 
-    def part(self, dim: int, parts: int, number: int) -> "Piece":
-        """Part `number` of `parts` along `dim`: equal parts, of which the last ones are shorter, or empty."""
-        start, stop = part_range(self.size[dim], parts, number)
+    def shard(self, dim: int, parts: int, index: int) -> "ShardSpec":
+        """Split into `parts` along `dim` and return shard `index`; the last shards may be shorter, or empty."""
+        start, stop = shard_range(self.size[dim], parts, index)
         offset, size = list(self.offset), list(self.size)
         offset[dim], size[dim] = offset[dim] + start, stop - start
-        return Piece(self.shape, tuple(offset), tuple(size))
+        return ShardSpec(self.shape, tuple(offset), tuple(size))
 
     @property
     def numel(self) -> int:
@@ -33,35 +34,35 @@ class Piece:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """What cuts it out of the whole."""
+        """Slices that cut the shard out of the global tensor."""
         return tuple(slice(o, o + s) for o, s in zip(self.offset, self.size, strict=True))
 
     def indices(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """For its elements start … stop, in row-major order, where each is in the whole: int64."""
+        """Global flat indices of the shard's elements start … stop, both row-major; (stop - start,) int64."""
         flat = torch.arange(start, stop, device=device)
         index, stride, inner = torch.zeros_like(flat), 1, 1
-        for whole, offset, size in zip(reversed(self.shape), reversed(self.offset), reversed(self.size), strict=True):
+        for length, offset, size in zip(reversed(self.shape), reversed(self.offset), reversed(self.size), strict=True):
             index += (flat // inner % size + offset) * stride
-            stride, inner = stride * whole, inner * size
+            stride, inner = stride * length, inner * size
         return index
 
 
-def part_range(length: int, parts: int, number: int) -> tuple[int, int]:
-    """Start and stop of part `number`, as `torch.chunk` and FSDP2 divide.
+def shard_range(length: int, parts: int, index: int) -> tuple[int, int]:
+    """Start and stop of shard `index` when `length` is split into `parts`, as `torch.chunk` and FSDP2 split.
 
-    >>> [part_range(10, 4, i) for i in range(4)]
+    >>> [shard_range(10, 4, i) for i in range(4)]
     [(0, 3), (3, 6), (6, 9), (9, 10)]
     """
     step = -(-length // parts)
-    return min(length, number * step), min(length, (number + 1) * step)
+    return min(length, index * step), min(length, (index + 1) * step)
 
 
-def assemble(pieces: Mapping[Piece, Tensor]) -> Tensor:
-    """The whole tensor that the pieces make up. AssertionError where they leave something open."""
-    first, sample = next(iter(pieces.items()))
+def assemble_shards(shards: Mapping[ShardSpec, Tensor]) -> Tensor:
+    """Assemble the global tensor from its shards. AssertionError if they do not cover it."""
+    first, sample = next(iter(shards.items()))
     whole, covered = sample.new_empty(first.shape), torch.zeros(first.shape, dtype=torch.bool)
-    for piece, values in pieces.items():
-        whole[piece.slices] = values
-        covered[piece.slices] = True
-    assert covered.all(), f"{int((~covered).sum())} elements of {first.shape} are in no piece"
+    for spec, values in shards.items():
+        whole[spec.slices] = values
+        covered[spec.slices] = True
+    assert covered.all(), f"{int((~covered).sum())} elements of {first.shape} are in no shard"
     return whole

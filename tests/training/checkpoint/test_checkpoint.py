@@ -28,8 +28,8 @@ from training.distributed.mesh import build_world, open_processes
 from training.model.model_config import ModelConfig
 from training.optim.optimizer import OptimConfig, build_optimizer
 from training.parallel.parallel_model import ParallelModel
-from training.sharding.shard_spec import Piece
-from training.sharding.weight import Weight
+from training.sharding.shard_spec import ShardSpec
+from training.sharding.sharded_parameter import ShardedParameter
 
 
 @pytest.mark.parametrize("written", ["rows", "copies"])
@@ -68,20 +68,20 @@ def pass_on(folder: Path, layout: dict[str, Any], step: int) -> bool:
         resolved = ParallelConfig(**layout).resolve(torch.distributed.get_world_size(), config, 8)
         world = build_world(resolved, device)
         found, wanted = (ParallelModel(config, resolved, world, seed) for seed in (2 if step else 1, 1))
-        optimizer = build_optimizer(found.weights, OptimConfig())
+        optimizer = build_optimizer(found.params, OptimConfig())
         moments = optimizer.moments()
         checkpoints = Checkpoints(folder, 1, world, print)
         if step:
-            checkpoints.load(model_state(found.weights, moments))
+            checkpoints.load(model_state(found.params, moments))
         else:
-            for weight in found.weights:
-                moments[weight.name]["exp_avg"].copy_(weight.own.detach() * 2)
-        checkpoints.save(record(step + 1), model_state(found.weights, moments))
+            for weight in found.params:
+                moments[weight.name]["exp_avg"].copy_(weight.local.detach() * 2)
+        checkpoints.save(record(step + 1), model_state(found.params, moments))
         return all(
-            torch.equal(weight.own, of.own)
-            and torch.equal(moments[weight.name]["exp_avg"], of.own * 2)
+            torch.equal(weight.local, of.local)
+            and torch.equal(moments[weight.name]["exp_avg"], of.local * 2)
             and not moments[weight.name]["exp_avg_sq"].any()
-            for weight, of in zip(found.weights, wanted.weights, strict=True)
+            for weight, of in zip(found.params, wanted.params, strict=True)
         )
 
 
@@ -122,7 +122,7 @@ def load_another(folder: Path, name: str, shape: tuple[int, ...]) -> str:
         if world.rank == world.size - 1:
             own = nn.Parameter(torch.zeros(shape))
             weights = [weight for weight in weights if weight.name != name]
-            weights.append(Weight(name, own, own, Piece.whole(shape), True))
+            weights.append(ShardedParameter(name, own, own, ShardSpec.whole(shape), True))
             moments.pop(name, None)
         try:
             Checkpoints(folder, 2, world, print).load(model_state(weights, moments))
@@ -145,7 +145,7 @@ def test_a_model_alone_is_begun_from_a_run_a_folder_or_one_checkpoint(tmp_path: 
         with open_world() as world:
             state = model_state(weights_and_moments("rows", 1, 0, seed=99)[0])
             assert load_model(tmp_path / folder, state, world, print).step == seed
-            assert is_seed([{key: (piece, tensor) for key, [(tensor, piece)] in state.items()}], seed)
+            assert is_seed([{key: (spec, tensor) for key, [(tensor, spec)] in state.items()}], seed)
     with open_world() as world:
         with pytest.raises(UsageError, match="wanted a checkpoint"):
             load_model(tmp_path / "nowhere", state, world, print)
@@ -182,9 +182,9 @@ def train_beside(folder: Path) -> tuple[float, bool]:
         checkpoints = Checkpoints(folder, 1, world, print)
         weight = torch.ones(3_000_000)
         own = nn.Parameter(weight)
-        piece = Piece.whole((3_000_000 * world.size,)).part(0, world.size, world.rank)
+        spec = ShardSpec.whole((3_000_000 * world.size,)).shard(0, world.size, world.rank)
         threads = threading.active_count()
-        checkpoints.save_async(record(1), model_state([Weight("w", own, own, piece, True)]))
+        checkpoints.save_async(record(1), model_state([ShardedParameter("w", own, own, spec, True)]))
         beside = threading.active_count() > threads and not (folder / "step-00000001").exists()
         wrong = 0.0
         for i in range(200):

@@ -17,8 +17,8 @@ from tests.training.small_state import Ranks, flip_a_bit, is_seed, load, open_wo
 from training.checkpoint.checkpoint import Checkpoints
 from training.checkpoint.shard_storage import model_state
 from training.distributed.rank_pool import RankError
-from training.sharding.shard_spec import Piece
-from training.sharding.weight import Weight
+from training.sharding.shard_spec import ShardSpec
+from training.sharding.sharded_parameter import ShardedParameter
 
 
 def truncate(checkpoint: Path) -> None:
@@ -161,8 +161,8 @@ def save_until_killed(folder: Path, moment: str) -> None:
         threading.Thread(target=watch, daemon=True).start()
         for step in range(1, 100):
             own = nn.Parameter(torch.full((4_000_000,), float(step)))
-            piece = Piece.whole((4_000_000 * world.size,)).part(0, world.size, world.rank)
-            checkpoints.save_async(record(step), model_state([Weight("w", own, own, piece, True)]))
+            spec = ShardSpec.whole((4_000_000 * world.size,)).shard(0, world.size, world.rank)
+            checkpoints.save_async(record(step), model_state([ShardedParameter("w", own, own, spec, True)]))
         checkpoints.wait()
 
 
@@ -172,7 +172,7 @@ def test_a_kill_in_the_middle_leaves_one_to_go_on_from(tmp_path: Path, run_ranks
         run_ranks(2, save_until_killed, tmp_path, moment)
     latest = (tmp_path / "latest").read_text()
     with open_world() as world:
-        state = {"model.w": [(torch.zeros(8_000_000), Piece.whole((8_000_000,)))]}
+        state = {"model.w": [(torch.zeros(8_000_000), ShardSpec.whole((8_000_000,)))]}
         found = Checkpoints(tmp_path, 2, world, print).load(state)
     assert found is not None and f"step-{found.step:08d}" == latest and found.step in (2, 3, 4)
     assert bool((state["model.w"][0][0] == found.step).all())

@@ -9,22 +9,22 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from training.checkpoint.shard_plans import PieceLoadPlanner, PieceSavePlanner, State, overlap
 from training.checkpoint.shard_storage import held_in, model_state, share_out
-from training.sharding.shard_spec import Piece
-from training.sharding.weight import Weight
+from training.sharding.shard_spec import ShardSpec
+from training.sharding.sharded_parameter import ShardedParameter
 
 Shape = tuple[int, ...]
 shapes = st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple)
 
 
 @st.composite
-def partitions(draw: st.DrawFn, shape: Shape) -> list[Piece]:
+def partitions(draw: st.DrawFn, shape: Shape) -> list[ShardSpec]:
     """Boxes that make up the whole, cut here and there, some of them empty."""
-    pieces = [Piece.whole(shape)]
+    specs = [ShardSpec.whole(shape)]
     for _ in range(draw(st.integers(0, 6)) if shape else 0):
-        chosen = pieces.pop(draw(st.integers(0, len(pieces) - 1)))
+        chosen = specs.pop(draw(st.integers(0, len(specs) - 1)))
         dim, parts = draw(st.integers(0, len(shape) - 1)), draw(st.integers(1, 4))
-        pieces += [chosen.part(dim, parts, number) for number in range(parts)]
-    return pieces
+        specs += [chosen.shard(dim, parts, number) for number in range(parts)]
+    return specs
 
 
 def numbered(shape: Shape) -> Tensor:
@@ -37,9 +37,9 @@ def store(held: list[State]) -> tuple[dict[MetadataIndex, Tensor], object]:
     planners = [PieceSavePlanner() for _ in held]
     for planner, state, items in zip(planners, held, written, strict=True):
         share: State = {}
-        for key, piece in sorted(items, key=repr):
-            tensor = next(tensor for tensor, other in state[key] if other == piece)
-            share.setdefault(key, []).append((tensor, piece))
+        for key, spec in sorted(items, key=repr):
+            tensor = next(tensor for tensor, other in state[key] if other == spec)
+            share.setdefault(key, []).append((tensor, spec))
         planner.set_up_planner(share)
     plans, metadata = planners[0].create_global_plan([planner.create_local_plan() for planner in planners])
     chunks: dict[MetadataIndex, Tensor] = {}
@@ -71,15 +71,15 @@ def test_any_boxes_are_read_from_any_others(data: st.DataObject) -> None:
     boxes = data.draw(partitions(shape))
     boxes += data.draw(st.lists(st.sampled_from(boxes), max_size=3))  # and copies
     held: list[State] = [{"a": []} for _ in range(data.draw(st.integers(1, 4)))]
-    for number, piece in enumerate(data.draw(st.permutations(boxes))):
-        held[number % len(held)]["a"].append((whole[piece.slices], piece))
+    for number, spec in enumerate(data.draw(st.permutations(boxes))):
+        held[number % len(held)]["a"].append((whole[spec.slices], spec))
     chunks, metadata = store(held)
     assert sum(chunk.numel() for chunk in chunks.values()) == whole.numel()
     # of another type, and in a memory whose order is another
     back = list(reversed(range(len(shape))))
-    wanted = [(torch.zeros(piece.size[::-1]).permute(back), piece) for piece in data.draw(partitions(shape))]
+    wanted = [(torch.zeros(spec.size[::-1]).permute(back), spec) for spec in data.draw(partitions(shape))]
     fetch({"a": wanted}, chunks, metadata)
-    assert all(torch.equal(tensor, whole[piece.slices].float()) for tensor, piece in wanted)
+    assert all(torch.equal(tensor, whole[spec.slices].float()) for tensor, spec in wanted)
 
 
 @settings(deadline=None, max_examples=60)
@@ -92,54 +92,54 @@ def test_overlap_is_what_both_cover(data: st.DataObject) -> None:
     start, size = overlap((one.offset, one.size), (other.offset, other.size))
     both = torch.zeros(shape)
     if math.prod(size):
-        both[Piece(shape, start, size).slices] = 1
+        both[ShardSpec(shape, start, size).slices] = 1
     assert torch.equal(both, mask[0] * mask[1])
 
 
 @given(st.integers(1, 6), st.lists(st.tuples(st.integers(1, 50), st.just(63) | st.integers(0, 63)), max_size=30))
 @example(4, [(7, 0), (5, 0), (1, 0), (1, 0), (2, 0)])
 def test_work_is_shared_among_those_who_can_do_it(ranks: int, sizes: list[tuple[int, int]]) -> None:
-    held: list[list[tuple[str, Piece]]] = [[] for _ in range(ranks)]
+    held: list[list[tuple[str, ShardSpec]]] = [[] for _ in range(ranks)]
     for number, (size, holders) in enumerate(sizes):
         for rank in [r for r in range(ranks) if holders >> r & 1] or range(ranks):
-            held[rank].append((f"k{number}", Piece.whole((size,))))
+            held[rank].append((f"k{number}", ShardSpec.whole((size,))))
     written = share_out(held)
     assert all(items <= set(mine) for items, mine in zip(written, held, strict=True))
     assert sorted(key for items in written for key, _ in items) == sorted(f"k{n}" for n in range(len(sizes)))
-    loads = [sum(piece.numel for _, piece in items) for items in written]
+    loads = [sum(spec.numel for _, spec in items) for items in written]
     if all(mine == held[0] for mine in held):  # nothing would be better off with someone else
         for load, items in zip(loads, written, strict=True):
-            assert all(load - piece.numel <= min(loads) for _, piece in items)
+            assert all(load - spec.numel <= min(loads) for _, spec in items)
 
 
 @pytest.mark.parametrize(
-    ("pieces", "said"),
+    ("specs", "said"),
     [
-        ([Piece((4, 2), (0, 0), (3, 2))], "6 elements, and the whole 8"),
-        ([Piece((4, 2), (0, 0), (3, 2)), Piece((4, 2), (2, 0), (1, 2))], "overlap"),
-        ([Piece((4, 2), (0, 0), (2, 2)), Piece((5, 2), (2, 0), (2, 2))], "here and"),
+        ([ShardSpec((4, 2), (0, 0), (3, 2))], "6 elements, and the whole 8"),
+        ([ShardSpec((4, 2), (0, 0), (3, 2)), ShardSpec((4, 2), (2, 0), (1, 2))], "overlap"),
+        ([ShardSpec((4, 2), (0, 0), (2, 2)), ShardSpec((5, 2), (2, 0), (2, 2))], "here and"),
     ],
 )
-def test_what_is_no_partition_is_not_written(pieces: list[Piece], said: str) -> None:
+def test_what_is_no_partition_is_not_written(specs: list[ShardSpec], said: str) -> None:
     with pytest.raises(AssertionError, match=said):
-        store([{"a": [(torch.zeros(piece.size), piece)]} for piece in pieces])
+        store([{"a": [(torch.zeros(spec.size), spec)]} for spec in specs])
 
 
 def test_a_state_names_parameters_and_moments() -> None:
-    own, piece = nn.Parameter(torch.ones(2, 3)), Piece((4, 3), (2, 0), (2, 3))
+    own, spec = nn.Parameter(torch.ones(2, 3)), ShardSpec((4, 3), (2, 0), (2, 3))
     moments = {"w": {"exp_avg": torch.zeros(2, 3), "master": torch.zeros(2, 3).double()}}
-    state = model_state([Weight("w", own, own, piece, True)], moments)
-    assert held_in(state) == [("model.w", piece), ("optim.w.exp_avg", piece), ("optim.w.master", piece)]
+    state = model_state([ShardedParameter("w", own, own, spec, True)], moments)
+    assert held_in(state) == [("model.w", spec), ("optim.w.exp_avg", spec), ("optim.w.master", spec)]
     ((tensor, _),) = state["model.w"]
     assert tensor.data_ptr() == own.data_ptr() and not tensor.requires_grad
-    assert list(model_state([Weight("w", own, own, piece, True)])) == ["model.w"]
+    assert list(model_state([ShardedParameter("w", own, own, spec, True)])) == ["model.w"]
 
 
 def test_a_matrix_held_twice_is_written_once_and_read_twice() -> None:
-    piece = Piece.whole((2, 3))
+    spec = ShardSpec.whole((2, 3))
     tied = [nn.Parameter(numbered((2, 3)), requires_grad=False) for _ in range(2)]
     moments = {"w": {"exp_avg": numbered((2, 3))}}
-    state = model_state([Weight("w", own, own, piece, True) for own in tied], moments)
+    state = model_state([ShardedParameter("w", own, own, spec, True) for own in tied], moments)
     chunks, metadata = store([state])
     assert len(chunks) == 2
     for tensor in (*tied, moments["w"]["exp_avg"]):

@@ -9,7 +9,7 @@ from torch import Tensor
 import training.kernels.cross_entropy
 from training.distributed.mesh import open_processes
 from training.kernels.cross_entropy import IGNORED, summed_cross_entropy
-from training.sharding.shard_spec import Piece
+from training.sharding.shard_spec import ShardSpec
 
 RunRanks = Callable[..., list[Any]]
 VOCABULARY = 23
@@ -79,9 +79,9 @@ def divided(chunk: int) -> tuple[Tensor, Tensor, Tensor]:
         group = torch.distributed.group.WORLD
         assert group is not None
         x, weight, targets = example()
-        piece = Piece.whole((VOCABULARY,)).part(0, group.size(), group.rank())
-        mine = weight.detach()[piece.slices].requires_grad_()
-        loss = summed_cross_entropy(x, mine, targets, piece.offset[0], group)
+        spec = ShardSpec.whole((VOCABULARY,)).shard(0, group.size(), group.rank())
+        mine = weight.detach()[spec.slices].requires_grad_()
+        loss = summed_cross_entropy(x, mine, targets, spec.offset[0], group)
         return loss.detach(), *gradients(loss, x, mine)
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import open_processes
-from training.sharding.shard_spec import Piece, assemble
+from training.sharding.shard_spec import ShardSpec, assemble_shards
 from training.trainer import Trainer
 
 RunRanks = Callable[..., list[Any]]
-Gradients = dict[str, dict[Piece, Tensor]]
+Gradients = dict[str, dict[ShardSpec, Tensor]]
 LAYOUTS = {
     "ddp": (2, ParallelConfig(micro_batches=2)),
     "zero1": (2, ParallelConfig(zero=1)),
@@ -36,11 +36,11 @@ def measure(config: TrainConfig) -> tuple[set[torch.dtype], float, Gradients, li
         scale = trainer.stability.scale
         part = trainer.model.forward_backward(batch, scale / trainer.tokens_per_step)
         kept, gradients = {part.dtype}, Gradients()
-        for weight in trainer.model.weights:
-            if weight.own.numel():
-                assert weight.own.grad is not None, weight.name
-                kept |= {weight.own.dtype, weight.full.dtype, weight.own.grad.dtype}
-                gradients.setdefault(weight.name, {})[weight.piece] = weight.own.grad.clone() / scale
+        for weight in trainer.model.params:
+            if weight.local.numel():
+                assert weight.local.grad is not None, weight.name
+                kept |= {weight.local.dtype, weight.module_param.dtype, weight.local.grad.dtype}
+                gradients.setdefault(weight.name, {})[weight.spec] = weight.local.grad.clone() / scale
         loss = trainer.world.sum(part.double()).item() / trainer.tokens_per_step
         trainer.optimizer.zero_grad()
         assert gc.get_freeze_count() > 0  # what was there by then is not searched for garbage at every step
@@ -52,11 +52,11 @@ def measure(config: TrainConfig) -> tuple[set[torch.dtype], float, Gradients, li
 
 def whole(ranks: list[tuple[Any, float, Gradients, Any]]) -> dict[str, Tensor]:
     """The gradients of all ranks put together."""
-    pieces: Gradients = {}
+    specs: Gradients = {}
     for _, _, gradients, _ in ranks:
         for name, found in gradients.items():
-            pieces.setdefault(name, {}).update(found)
-    return {name: assemble(found) for name, found in pieces.items()}
+            specs.setdefault(name, {}).update(found)
+    return {name: assemble_shards(found) for name, found in specs.items()}
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,13 @@ CONFIG = ModelConfig(preset="gpt2", layers=3, width=32, heads=4)
 def in_files(run: Run) -> bool:
     """Whether what is updated, and what FSDP gathers from, are the files."""
     with torch.no_grad():
-        for weight, p in zip(run.weights, run.part.parameters(), strict=True):
-            same = weight.own.untyped_storage().data_ptr() == p.to_local().untyped_storage().data_ptr()  # type: ignore[attr-defined]
+        for weight, p in zip(run.params, run.part.parameters(), strict=True):
+            same = weight.local.untyped_storage().data_ptr() == p.to_local().untyped_storage().data_ptr()  # type: ignore[attr-defined]
             if not same:
                 return False
     maps = Path("/proc/self/maps").read_text()
     paths = sorted(run.files.folder.iterdir())  # type: ignore[union-attr]
-    return all(str(path) in maps for path in paths) and len(paths) == sum(w.own.numel() > 0 for w in run.weights)
+    return all(str(path) in maps for path in paths) and len(paths) == sum(w.local.numel() > 0 for w in run.params)
 
 
 def trained(folder: Path, vocab_size: int) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ def trained(folder: Path, vocab_size: int) -> list[dict[str, Any]]:
             where = in_files(run) if places else True
             changed = run.files is None or any(any(path.read_bytes()) for path in run.files.folder.iterdir())
             results.append(
-                {"losses": losses, "rows": [w.own.detach().clone() for w in run.weights], "there": where and changed}
+                {"losses": losses, "rows": [w.local.detach().clone() for w in run.params], "there": where and changed}
             )
             if run.files is not None:
                 run.files.check()
@@ -73,7 +73,7 @@ def damaged(folder: Path) -> list[str]:
         for name in ("blocks.1.mlp.up.weight", "embed.tokens.weight"):
             run = Run(config, world, 3, MemoryConfig(folder=folder, parameters="disk"))
             run.update(run.forward(ids))
-            number = [weight.name for weight in run.weights].index(name)
+            number = [weight.name for weight in run.params].index(name)
             path = sorted(run.files.folder.iterdir())[number]  # type: ignore[union-attr]
             with path.open("r+b") as file:
                 byte = file.read(1)[0]
@@ -104,8 +104,8 @@ def resident(folder: Path) -> list[float]:
         for places in ({}, {"parameters": "disk", "optimizer": "disk"}):
             run = Run(config, world, 3, MemoryConfig(folder=folder, **places))  # type: ignore[arg-type]
             run.update(run.forward(ids))
-            mapped = sum(w.own.nbytes for w in run.weights)
-            addresses = [w.own.data_ptr() for w in run.weights]
+            mapped = sum(w.local.nbytes for w in run.params)
+            addresses = [w.local.data_ptr() for w in run.params]
             shares.append(_resident_of(addresses) / mapped)
             run.close()
     return shares

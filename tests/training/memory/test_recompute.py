@@ -111,7 +111,7 @@ def _gradients(model: ParallelModel, share: Batch, recompute: str) -> list[Tenso
     for part in model.parts:
         checkpoint_activations(part, recompute)  # type: ignore[arg-type]
     model.forward_backward(share, 1.0)
-    return [w.own.grad for w in model.weights]
+    return [w.local.grad for w in model.params]
 
 
 @pytest.mark.parametrize(("preset", "precision"), [("llama", "bf16"), ("gpt2", "fp32")])

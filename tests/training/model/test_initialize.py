@@ -6,14 +6,14 @@ from training.kernels.keyed_random import keyed_normal, splitmix64
 from training.model.decoder import Decoder
 from training.model.initialize import fill_initial
 from training.model.model_config import ModelConfig
-from training.sharding.shard_spec import Piece
+from training.sharding.shard_spec import ShardSpec
 
 
 def build(seed: int = 1, layers: int = 2, **sizes: int) -> Decoder:
     model = Decoder(ModelConfig(layers=layers, width=64, heads=4, **sizes).resolve(100, 8))  # type: ignore[arg-type]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            fill_initial(parameter, name, Piece.whole(tuple(parameter.shape)), model.config, seed)
+            fill_initial(parameter, name, ShardSpec.whole(tuple(parameter.shape)), model.config, seed)
     return model
 
 
@@ -35,19 +35,19 @@ def test_weights_are_a_function_of_seed_and_name_and_not_of_order_or_of_torch_s_
 def test_a_shard_draws_its_own_elements() -> None:
     model = build()
     for name, whole in model.named_parameters():
-        piece = Piece.whole(tuple(whole.shape)).part(0, 3, 1).part(whole.ndim - 1, 2, 1)
-        values = torch.empty(piece.size)
-        fill_initial(values, name, piece, model.config, 1)
-        assert torch.equal(values, whole[piece.slices]), name
+        spec = ShardSpec.whole(tuple(whole.shape)).shard(0, 3, 1).shard(whole.ndim - 1, 2, 1)
+        values = torch.empty(spec.size)
+        fill_initial(values, name, spec, model.config, 1)
+        assert torch.equal(values, whole[spec.slices]), name
 
 
 def test_a_large_parameter_is_drawn_in_chunks_and_in_its_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    piece, config = Piece.whole((50, 30)).part(1, 4, 3), build().config
-    values = [torch.empty(piece.size, dtype=dtype) for dtype in (torch.float64, torch.float64, torch.float32)]
-    fill_initial(values[0], "head.weight", piece, config, 1)
+    spec, config = ShardSpec.whole((50, 30)).shard(1, 4, 3), build().config
+    values = [torch.empty(spec.size, dtype=dtype) for dtype in (torch.float64, torch.float64, torch.float32)]
+    fill_initial(values[0], "head.weight", spec, config, 1)
     monkeypatch.setattr(training.model.initialize, "_CHUNK", 7)
-    fill_initial(values[1], "head.weight", piece, config, 1)
-    fill_initial(values[2], "head.weight", piece, config, 1)
+    fill_initial(values[1], "head.weight", spec, config, 1)
+    fill_initial(values[2], "head.weight", spec, config, 1)
     assert torch.equal(values[0], values[1]) and torch.equal(values[0].float(), values[2])
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from training.model.decoder import Decoder, flops_per_token
 from training.model.initialize import fill_initial
 from training.model.model_config import ModelConfig
-from training.sharding.shard_spec import Piece
+from training.sharding.shard_spec import ShardSpec
 
 SIZES = ModelConfig(layers=2, width=24, heads=4, kv_heads=2, init_std=0.3)
 
@@ -19,7 +19,7 @@ def build(config: ModelConfig, vocabulary: int = 50, seq_len: int = 12) -> Decod
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            fill_initial(parameter, name, Piece.whole(tuple(parameter.shape)), model.config, 1)
+            fill_initial(parameter, name, ShardSpec.whole(tuple(parameter.shape)), model.config, 1)
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)

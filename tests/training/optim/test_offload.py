@@ -17,37 +17,38 @@ from training.memory.memory_config import MemoryConfig
 from training.optim.flat_buckets import ALIGNED, plan
 from training.optim.moments import MomentsOnDisk
 from training.optim.optimizer import OptimConfig, Optimizer, build_optimizer
-from training.sharding.shard_spec import Piece
-from training.sharding.weight import Weight
+from training.sharding.shard_spec import ShardSpec
+from training.sharding.sharded_parameter import ShardedParameter
 
 RunRanks = Callable[..., list[Any]]
+Params = list[ShardedParameter]
 SHAPES = [(30, 41), (41,), (501, 7), (1,), (0, 3), (64, 64), (3, 41)]
 
 
-def make_weights(dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[Weight]:
-    generator, weights = torch.Generator().manual_seed(0), []
+def make_params(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Params:
+    generator, params = torch.Generator().manual_seed(0), []
     for number, shape in enumerate(SHAPES):
         own = nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype).to(device))
-        weights.append(Weight(f"w{number}", own, own, Piece.whole((9, *shape[1:])), True))
-    return weights
+        params.append(ShardedParameter(f"w{number}", own, own, ShardSpec.whole((9, *shape[1:])), True))
+    return params
 
 
 def on_disk(folder: Path) -> MemoryConfig:
     return MemoryConfig(optimizer="disk", folder=folder)
 
 
-def train(weights: list[Weight], optimizer: Optimizer, steps: int = 4) -> None:
+def train(params: Params, optimizer: Optimizer, steps: int = 4) -> None:
     for step in range(steps):
         generator = torch.Generator().manual_seed(step)
-        for w in weights:
-            w.own.grad = torch.randn(w.own.shape, generator=generator, dtype=w.own.dtype).to(w.own.device)
+        for p in params:
+            p.local.grad = torch.randn(p.local.shape, generator=generator, dtype=p.local.dtype).to(p.local.device)
         optimizer.step(0.1 / (step + 1))
 
 
-def equal(weights: list[Weight], optimizer: Optimizer, others: list[Weight], other: Optimizer) -> bool:
+def equal(params: Params, optimizer: Optimizer, others: Params, other: Optimizer) -> bool:
     moments, expected = optimizer.moments(), other.moments()
     states = [torch.equal(values, expected[n][key]) for n, found in moments.items() for key, values in found.items()]
-    return all(states) and all(torch.equal(a.own, b.own) for a, b in zip(weights, others, strict=True))
+    return all(states) and all(torch.equal(a.local, b.local) for a, b in zip(params, others, strict=True))
 
 
 @given(st.lists(st.integers(0, 1000), max_size=20), st.integers(1, 500) | st.none())
@@ -59,9 +60,9 @@ def test_a_plan_has_every_element_once_in_order_and_aligned(sizes: list[int], mo
         assert bucket.start == end and bucket.length <= max(ALIGNED, most or total)
         end, at = end + bucket.length, 0
         for cut in bucket.cuts:
-            assert cut.start == done[cut.weight] and cut.at == at and cut.length > 0
+            assert cut.start == done[cut.param] and cut.at == at and cut.length > 0
             assert cut.start % ALIGNED == cut.at % ALIGNED == 0
-            done[cut.weight], at = cut.start + cut.length, at + -(-cut.length // ALIGNED) * ALIGNED
+            done[cut.param], at = cut.start + cut.length, at + -(-cut.length // ALIGNED) * ALIGNED
         assert at == bucket.length
     assert done == sizes and end == total < sum(sizes) + ALIGNED * max(1, len(sizes))
 
@@ -69,43 +70,43 @@ def test_a_plan_has_every_element_once_in_order_and_aligned(sizes: list[int], mo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bucket", [64, 1000, 1 << 22])
 def test_bit_for_bit_the_same_wherever_the_states_are(tmp_path: Path, dtype: torch.dtype, bucket: int) -> None:
-    weights = make_weights(dtype)
-    optimizer = build_optimizer(weights, OptimConfig())
-    train(weights, optimizer)
+    params = make_params(dtype)
+    optimizer = build_optimizer(params, OptimConfig())
+    train(params, optimizer)
     for memory in (MemoryConfig(optimizer="cpu"), on_disk(tmp_path)):
-        ours = make_weights(dtype)
+        ours = make_params(dtype)
         other = build_optimizer(ours, OptimConfig(), memory, bucket=bucket)
         train(ours, other)
-        assert equal(ours, other, weights, optimizer)
+        assert equal(ours, other, params, optimizer)
         other.close()
     assert not list(tmp_path.iterdir())
 
 
 def test_states_that_are_written_are_gone_on_from(tmp_path: Path) -> None:
-    weights, others = make_weights(), make_weights()
-    optimizer = build_optimizer(weights, OptimConfig())
+    params, others = make_params(), make_params()
+    optimizer = build_optimizer(params, OptimConfig())
     other = build_optimizer(others, OptimConfig(), on_disk(tmp_path), rank=3, bucket=128)
     train(others, other, 2)
     with torch.no_grad():
-        for a, b in zip(weights, others, strict=True):
-            b.own.copy_(a.own)
+        for a, b in zip(params, others, strict=True):
+            b.local.copy_(a.local)
     for name, states in other.moments().items():
         for key, values in states.items():
             values.copy_(optimizer.moments()[name][key])
     other.updates = 0
     other.loaded()
-    train(weights, optimizer)
+    train(params, optimizer)
     train(others, other)
-    assert equal(others, other, weights, optimizer)
+    assert equal(others, other, params, optimizer)
 
 
 @pytest.mark.parametrize("state", ["exp_avg", "exp_avg_sq"])
 @pytest.mark.parametrize("damage", ["changed", "cut"])
 def test_damage_is_met_when_read_whether_by_a_step_or_by_a_checkpoint(tmp_path: Path, state: str, damage: str) -> None:
     for reader in ("step", "moments"):
-        weights = make_weights()
-        optimizer = build_optimizer(weights, OptimConfig(), on_disk(tmp_path), bucket=256)
-        train(weights, optimizer, 2)
+        params = make_params()
+        optimizer = build_optimizer(params, OptimConfig(), on_disk(tmp_path), bucket=256)
+        train(params, optimizer, 2)
         path = tmp_path / "rank-00000" / f"{state}.bin"
         if damage == "changed":
             with path.open("r+b") as file:
@@ -116,14 +117,14 @@ def test_damage_is_met_when_read_whether_by_a_step_or_by_a_checkpoint(tmp_path: 
         else:
             os.truncate(path, 5000)
         with pytest.raises(InputError, match=rf"{state}.bin: bytes 4096 to 5120 .*goes on from the last checkpoint"):
-            optimizer.moments() if reader == "moments" else train(weights, optimizer, 1)
+            optimizer.moments() if reader == "moments" else train(params, optimizer, 1)
         optimizer.close()
 
 
 def _killed(folder: Path) -> None:
-    weights = make_weights()
-    optimizer = build_optimizer(weights, OptimConfig(), on_disk(folder))
-    train(weights, optimizer)
+    params = make_params()
+    optimizer = build_optimizer(params, OptimConfig(), on_disk(folder))
+    train(params, optimizer)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -131,19 +132,19 @@ def test_what_a_killed_run_left_is_neither_read_nor_in_the_way(tmp_path: Path, r
     with pytest.raises(RankError, match="died with exit code -9"):
         run_ranks(1, _killed, tmp_path)
     assert any((tmp_path / "rank-00000/exp_avg.bin").read_bytes())
-    moments = build_optimizer(make_weights(), OptimConfig(), on_disk(tmp_path)).moments()
+    moments = build_optimizer(make_params(), OptimConfig(), on_disk(tmp_path)).moments()
     assert all(not values.any() for states in moments.values() for values in states.values())
 
 
 def test_files_are_removed_with_the_optimizer(tmp_path: Path) -> None:
-    build_optimizer(make_weights(), OptimConfig(), on_disk(tmp_path))
+    build_optimizer(make_params(), OptimConfig(), on_disk(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
 def _without_room(folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # what a full disk is like
     try:
-        build_optimizer(make_weights(), OptimConfig(), on_disk(folder))
+        build_optimizer(make_params(), OptimConfig(), on_disk(folder))
     except OutputError as error:
         assert "exp_avg.bin" in str(error)
         os._exit(7)
@@ -154,7 +155,7 @@ def test_a_disk_without_room_is_met_at_the_start(tmp_path: Path, run_ranks: RunR
         run_ranks(1, _without_room, tmp_path)
     with pytest.raises(OutputError, match="a part of that path is a file"):
         (tmp_path / "file").touch()
-        build_optimizer(make_weights(), OptimConfig(), on_disk(tmp_path / "file"))
+        build_optimizer(make_params(), OptimConfig(), on_disk(tmp_path / "file"))
 
 
 def test_memory_is_bounded_by_buckets_not_by_the_model(tmp_path: Path) -> None:
@@ -187,10 +188,10 @@ def _resident() -> int:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("place", ["cpu", "disk"])
 def test_from_a_gpu_the_update_is_the_cpu_s(tmp_path: Path, place: str) -> None:
-    expected, weights = make_weights(), make_weights(device="cuda")
+    expected, params = make_params(), make_params(device="cuda")
     optimizer = build_optimizer(expected, OptimConfig())
     memory = MemoryConfig(optimizer=place, folder=tmp_path)  # type: ignore[arg-type]
-    other = build_optimizer(weights, OptimConfig(), memory, bucket=512)
+    other = build_optimizer(params, OptimConfig(), memory, bucket=512)
     train(expected, optimizer)
-    train(weights, other)
-    assert all(torch.equal(a.own, b.own.cpu()) for a, b in zip(expected, weights, strict=True))
+    train(params, other)
+    assert all(torch.equal(a.local, b.local.cpu()) for a, b in zip(expected, params, strict=True))

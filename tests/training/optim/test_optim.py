@@ -5,25 +5,27 @@ import torch
 from torch import Tensor, nn
 
 from training.optim.optimizer import OptimConfig, build_optimizer, learning_rate
-from training.sharding.shard_spec import Piece
-from training.sharding.weight import Weight
+from training.sharding.shard_spec import ShardSpec
+from training.sharding.sharded_parameter import ShardedParameter
 
 
-def weight(name: str, values: Tensor, shape: tuple[int, ...] | None = None) -> Weight:
+def weight(name: str, values: Tensor, shape: tuple[int, ...] | None = None) -> ShardedParameter:
     own = nn.Parameter(values)
-    return Weight(name, own, own, Piece.whole(shape or tuple(values.shape)), True)
+    return ShardedParameter(name, own, own, ShardSpec.whole(shape or tuple(values.shape)), True)
 
 
-def model_weights() -> tuple[nn.Module, list[Weight]]:
+def model_and_params() -> tuple[nn.Module, list[ShardedParameter]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(30, 41), nn.LayerNorm(41), nn.Embedding(501, 7), nn.Linear(41, 3, bias=False))
-    return model, [Weight(n, p, p, Piece.whole(tuple(p.shape)), True) for n, p in model.named_parameters()]
+    return model, [
+        ShardedParameter(n, p, p, ShardSpec.whole(tuple(p.shape)), True) for n, p in model.named_parameters()
+    ]
 
 
-def draw_gradients(weights: list[Weight], step: int) -> None:
+def draw_gradients(weights: list[ShardedParameter], step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for w in weights:
-        w.own.grad = torch.randn(w.own.shape, generator=generator, dtype=w.own.dtype)
+        w.local.grad = torch.randn(w.local.shape, generator=generator, dtype=w.local.dtype)
 
 
 def test_warm_up_is_linear_and_the_decay_half_a_cosine() -> None:
@@ -42,9 +44,9 @@ def test_no_warm_up_and_nothing_but_warm_up() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bit_for_bit_torch_s_adamw_that_decays_matrices_only(dtype: torch.dtype) -> None:
     config = OptimConfig(weight_decay=0.3, betas=(0.8, 0.9), eps=1e-6)
-    (model, weights), (peer, _) = model_weights(), model_weights()
+    (model, weights), (peer, _) = model_and_params(), model_and_params()
     model.to(dtype), peer.to(dtype)
-    weights = [Weight(w.name, p, p, w.piece, True) for w, p in zip(weights, model.parameters(), strict=True)]
+    weights = [ShardedParameter(w.name, p, p, w.spec, True) for w, p in zip(weights, model.parameters(), strict=True)]
     groups = [[p for p in peer.parameters() if (p.ndim > 1) is decays] for decays in (True, False)]
     torch_s = torch.optim.AdamW(
         [{"params": groups[0], "weight_decay": 0.3}, {"params": groups[1], "weight_decay": 0.0}],
@@ -54,7 +56,7 @@ def test_bit_for_bit_torch_s_adamw_that_decays_matrices_only(dtype: torch.dtype)
     for step in range(1, 5):
         draw_gradients(weights, step)
         for p, w in zip(peer.parameters(), weights, strict=True):
-            p.grad = w.own.grad.clone()  # type: ignore[union-attr]
+            p.grad = w.local.grad.clone()  # type: ignore[union-attr]
         for group in torch_s.param_groups:
             group["lr"] = 0.1 / step
         ours.step(0.1 / step)
@@ -62,7 +64,7 @@ def test_bit_for_bit_torch_s_adamw_that_decays_matrices_only(dtype: torch.dtype)
     assert ours.updates == 4
     for (name, p), w in zip(peer.named_parameters(), weights, strict=True):
         state = torch_s.state[p]
-        assert torch.equal(p, w.own)
+        assert torch.equal(p, w.local)
         assert all(torch.equal(state[key], values) for key, values in ours.moments()[name].items())
 
 
@@ -70,9 +72,9 @@ def test_a_vector_s_shard_is_no_matrix_and_a_matrix_s_row_still_one() -> None:
     config = OptimConfig(weight_decay=0.5)
     weights = [weight("matrix", torch.ones(1, 4), (8, 4)), weight("norm", torch.ones(4), (8,))]
     for w in weights:
-        w.own.grad = torch.zeros(w.own.shape)
+        w.local.grad = torch.zeros(w.local.shape)
     build_optimizer(weights, config).step(1.0)
-    assert weights[0].own.unique().tolist() == [0.5] and weights[1].own.unique().tolist() == [1.0]
+    assert weights[0].local.unique().tolist() == [0.5] and weights[1].local.unique().tolist() == [1.0]
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
@@ -82,9 +84,9 @@ def test_empty_pieces_are_passed_over_and_missing_gradients_are_not(name: str) -
     optimizer = build_optimizer(weights, config)
     with pytest.raises(AssertionError, match="no gradient reached some"):
         optimizer.step(0.1)
-    weights[1].own.grad = torch.ones(2)
+    weights[1].local.grad = torch.ones(2)
     optimizer.step(0.1)
-    assert (weights[1].own < 1).all() and optimizer.updates == 1
+    assert (weights[1].local < 1).all() and optimizer.updates == 1
     shapes = {
         key: {state: tuple(t.shape) for state, t in states.items()} for key, states in optimizer.moments().items()
     }
@@ -93,7 +95,7 @@ def test_empty_pieces_are_passed_over_and_missing_gradients_are_not(name: str) -
     else:
         assert shapes == {"none": {}, "some": {}}
     optimizer.zero_grad()
-    assert all(w.own.grad is None and w.full.grad is None for w in weights)
+    assert all(w.local.grad is None and w.module_param.grad is None for w in weights)
 
 
 def test_a_process_that_updates_nothing() -> None:
@@ -109,29 +111,29 @@ def test_the_two_copies_of_a_tied_matrix_stay_equal(name: str) -> None:
     optimizer = build_optimizer(weights, OptimConfig(name=name))  # type: ignore[arg-type]
     for step in range(3):
         draw_gradients(weights, step)
-        weights[2].own.grad = weights[0].own.grad
+        weights[2].local.grad = weights[0].local.grad
         optimizer.step(0.1)
-    assert torch.equal(weights[0].own, weights[2].own) and not (weights[0].own == 1).any()
+    assert torch.equal(weights[0].local, weights[2].local) and not (weights[0].local == 1).any()
     assert list(optimizer.moments()) == ["tied", "other"]
 
 
 def test_sgd_is_plain() -> None:
     weights = [weight("w", torch.tensor([[1.0, 2.0]]))]
     optimizer = build_optimizer(weights, OptimConfig(name="sgd", weight_decay=0.5))
-    weights[0].own.grad = torch.tensor([[10.0, -10.0]])
+    weights[0].local.grad = torch.tensor([[10.0, -10.0]])
     optimizer.step(0.25)
-    assert weights[0].own.tolist() == [[-1.5, 4.5]]
+    assert weights[0].local.tolist() == [[-1.5, 4.5]]
 
 
 def test_states_that_are_written_are_gone_on_from() -> None:
-    (_, ours), (_, others) = model_weights(), model_weights()
+    (_, ours), (_, others) = model_and_params(), model_and_params()
     first, second = build_optimizer(ours, OptimConfig()), build_optimizer(others, OptimConfig())
     for step in range(3):
         draw_gradients(ours, step)
         first.step(0.01)
     with torch.no_grad():
         for w, of in zip(others, ours, strict=True):
-            w.own.copy_(of.own)
+            w.local.copy_(of.local)
     for name, states in second.moments().items():
         for key, values in states.items():
             values.copy_(first.moments()[name][key])
@@ -140,4 +142,4 @@ def test_states_that_are_written_are_gone_on_from() -> None:
     for weights, optimizer in ((ours, first), (others, second)):
         draw_gradients(weights, 9)
         optimizer.step(0.01)
-    assert all(torch.equal(a.own, b.own) for a, b in zip(ours, others, strict=True))
+    assert all(torch.equal(a.local, b.local) for a, b in zip(ours, others, strict=True))

@@ -121,9 +121,9 @@ def train_poisoned(config: TrainConfig, poison: dict[int, str]) -> list[float]:
         calls[0] += 1
         told.append(scale * config.data.batch_size * config.data.seq_len)
         if self.world.rank == self.world.size - 1 and calls[0] in poison:
-            weight = next(w for w in self.weights if w.counted and w.own.numel() and w.own.grad is not None)
-            assert weight.own.grad is not None
-            weight.own.grad.view(-1)[0] = float(poison[calls[0]])
+            weight = next(w for w in self.params if w.is_primary and w.local.numel() and w.local.grad is not None)
+            assert weight.local.grad is not None
+            weight.local.grad.view(-1)[0] = float(poison[calls[0]])
         return loss
 
     with pytest.MonkeyPatch.context() as patch:

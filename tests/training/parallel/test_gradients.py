@@ -2,14 +2,14 @@ import torch
 from torch import nn
 
 from training.parallel.gradients import scale_gradients, squared_norm
-from training.sharding.shard_spec import Piece
-from training.sharding.weight import Weight
+from training.sharding.shard_spec import ShardSpec
+from training.sharding.sharded_parameter import ShardedParameter
 
 
-def weight(grad: torch.Tensor, counted: bool = True) -> Weight:
+def weight(grad: torch.Tensor, counted: bool = True) -> ShardedParameter:
     own = nn.Parameter(torch.zeros_like(grad))
     own.grad = grad
-    return Weight("w", own, own, Piece.whole(tuple(grad.shape)), counted)
+    return ShardedParameter("w", own, own, ShardSpec.whole(tuple(grad.shape)), counted)
 
 
 def test_the_norm_is_that_of_what_is_counted_to_the_last_digits() -> None:
@@ -19,7 +19,7 @@ def test_the_norm_is_that_of_what_is_counted_to_the_last_digits() -> None:
     found = squared_norm(weights, torch.device("cpu"))
     exact = sum(g.double().square().sum() for g in grads)
     assert found.dtype == torch.float64 and abs(found / exact - 1) < 1e-6
-    wide = [w for w in weights if w.own.ndim == 2]
+    wide = [w for w in weights if w.local.ndim == 2]
     assert abs(squared_norm(wide, torch.device("cpu")) / grads[0].double().square().sum() - 1) < 1e-8
     assert squared_norm([], torch.device("cpu")) == 0
 
@@ -27,4 +27,4 @@ def test_the_norm_is_that_of_what_is_counted_to_the_last_digits() -> None:
 def test_all_gradients_are_scaled_counted_or_not() -> None:
     weights = [weight(torch.ones(3)), weight(torch.ones(2, 2), counted=False), weight(torch.ones(0, 2))]
     scale_gradients(weights, 0.5)
-    assert [w.own.grad.unique().tolist() for w in weights if w.own.grad is not None] == [[0.5], [0.5], []]
+    assert [w.local.grad.unique().tolist() for w in weights if w.local.grad is not None] == [[0.5], [0.5], []]

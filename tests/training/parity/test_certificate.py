@@ -31,7 +31,7 @@ from training.parity.cases import Case, covering_cases
 from training.parity.comparison import LIMITS, Certifier, put_together, traffic_difference
 from training.parity.traffic import Volume
 from training.parity.worker import Seen, measure
-from training.sharding.shard_spec import Piece
+from training.sharding.shard_spec import ShardSpec
 
 Patch = pytest.MonkeyPatch
 COVERING = covering_cases()
@@ -215,7 +215,7 @@ def all_draw_the_same_shard(patch: Patch) -> None:
     patch.setattr(
         training.parallel.parallel_model,
         "fill_initial",
-        lambda values, name, piece, *rest: right(values, name, Piece.whole(piece.size), *rest),
+        lambda values, name, spec, *rest: right(values, name, ShardSpec.whole(spec.size), *rest),
     )
 
 
@@ -288,10 +288,10 @@ def test_a_rank_that_fails_turns_red_and_the_next_case_runs(rank_pool: RankPool,
 
 
 def seen(rank_parts: Sequence[tuple[int, int, float]]) -> list[Seen]:
-    """Of each process one piece of a vector of four: from, length, value."""
+    """Of each process one shard of a vector of four: from, length, value."""
     found = []
     for start, length, value in rank_parts:
-        held = [("w", Piece((4,), (start,), (length,)), torch.full((length,), value))]
+        held = [("w", ShardSpec((4,), (start,), (length,)), torch.full((length,), value))]
         found.append(Seen([1.0], held, held, {("tp", "all-reduce"): Volume(1, 8)}, {}, 0.0))
     return found
 

@@ -1,0 +1,24 @@
+"""ShardedParameter: a parameter as one rank holds it."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from training.sharding.shard_spec import ShardSpec
+
+
+@dataclass(frozen=True)
+class ShardedParameter:
+    """A parameter, the shard of it that this rank updates and stores, and the shard's place in the global tensor."""
+
+    name: str
+    """Name in the unsharded model; tied copies on several pipeline stages share it."""
+    module_param: nn.Parameter
+    """The module's parameter, which the forward pass uses: sharded by tensor parallelism only, or FSDP's DTensor."""
+    local: nn.Parameter
+    """Shard that this rank updates and stores: `module_param` itself, or its rows under ZeRO. A plain tensor with a
+    plain gradient; owns its memory or is a view of `module_param`."""
+    spec: ShardSpec
+    """Offset and size of `local` in the global tensor."""
+    is_primary: bool
+    """True on exactly one of the ranks that hold this shard: norms count the shard there and nowhere else."""
