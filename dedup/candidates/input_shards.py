@@ -13,7 +13,7 @@ import pyarrow.ipc
 from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import DocumentIds, index_name, is_of_index, scope_of
-from dedup.minhash.signature_shards import Shard, list_shards, open_shard
+from dedup.minhash.signature_shards import OpenShard, list_shards, open_shard
 from gristmill.errors import UsageError
 
 Scope = Literal["global", "per-source"]
@@ -57,7 +57,7 @@ def list_signature_shards(folder: Path, index: Sequence[str] = ()) -> tuple[list
     for name, place in [("", folder), *indexes]:
         for path in list_shards(place):
             shard = open_shard(path)
-            heads[path] = shard.header.made_as()
+            heads[path] = shard.header.describe()
             file = index_name(name, shard.header.file) if name else shard.header.file
             signed.append(SignatureShard(path, file, len(shard), _end(shard)))
     for one, other in pairwise(heads):
@@ -92,6 +92,6 @@ def _parse_index(text: str) -> tuple[str, Path]:
     return name, path
 
 
-def _end(shard: Shard) -> int:
+def _end(shard: OpenShard) -> int:
     last = next((batch for batch in reversed(shard.batches) if batch.num_rows), None)
     return int(last.column("row")[-1].as_py()) + 1 if last else 0

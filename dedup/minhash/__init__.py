@@ -1,1 +1,1 @@
-"""MinHash signatures: matching form, shingles, hashes, minima, and the shards they are stored in."""
+"""MinHash signatures: matching form, shingles, hashes, minima, and signature shards."""

@@ -1,13 +1,13 @@
-"""Hash families by name: what hashes a shingle, and what makes a signature of the hashes.
+"""Hash families by name: the hash of a shingle, and the scheme that turns hashes into a signature.
 
-    name            shingle    scheme    equals
-    xxh32           XXH32      affine    datasketch 2.0: MinHash(hashfunc=xxhash.xxh32_intdigest)
-    sha1            SHA-1      mersenne  datasketch 1.x, so SlimPajama's; 2.0: MinHash(scheme="legacy")
-    sha1-affine32   SHA-1      affine    datasketch 2.0 as it comes: MinHash()
-    xxh32-mersenne  XXH32      mersenne  datasketch 1.x with hashfunc=xxhash.xxh32_intdigest
-    fss             XXH32      fss       nobody's: fast similarity sketching, the fastest
+    name            shingle hash  scheme    equals
+    xxh32           XXH32         affine    datasketch 2.0: MinHash(hashfunc=xxhash.xxh32_intdigest)
+    sha1            SHA-1         mersenne  datasketch 1.x, so SlimPajama; 2.0: MinHash(scheme="legacy")
+    sha1-affine32   SHA-1         affine    datasketch 2.0's defaults: MinHash()
+    xxh32-mersenne  XXH32         mersenne  datasketch 1.x with hashfunc=xxhash.xxh32_intdigest
+    fss             XXH32         fss       no other library; fast similarity sketching, the fastest
 
-SHA-1 is its first 32 bits, little-endian. For the schemes see schemes.py.
+SHA-1 stands for its first 32 bits, little-endian. The schemes' formulas are in schemes.py.
 """
 
 from typing import Literal, NamedTuple
@@ -15,36 +15,39 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.minhash.schemes import MERSENNE
+from dedup.minhash.schemes import MERSENNE_PRIME
 
 Hash = Literal["xxh32", "sha1", "sha1-affine32", "xxh32-mersenne", "fss"]
-XXH32, SHA1 = range(2)  # what hashes a shingle
-AFFINE, MERSENNE61, FSS = range(3)  # the scheme
+XXH32, SHA1 = range(2)  # shingle hashes
+AFFINE, MERSENNE, FSS = range(3)  # schemes
 
 
-class Family(NamedTuple):
-    """A base hash and a scheme, by the numbers that the compiled code knows them by."""
+class HashFamily(NamedTuple):
+    """A shingle hash and a scheme, as the integers that compiled code branches on."""
 
-    base: int
+    shingle_hash: int
     scheme: int
 
 
-FAMILIES: dict[Hash, Family] = {
-    "xxh32": Family(XXH32, AFFINE),
-    "sha1": Family(SHA1, MERSENNE61),
-    "sha1-affine32": Family(SHA1, AFFINE),
-    "xxh32-mersenne": Family(XXH32, MERSENNE61),
-    "fss": Family(XXH32, FSS),
+HASH_FAMILIES: dict[Hash, HashFamily] = {
+    "xxh32": HashFamily(XXH32, AFFINE),
+    "sha1": HashFamily(SHA1, MERSENNE),
+    "sha1-affine32": HashFamily(SHA1, AFFINE),
+    "xxh32-mersenne": HashFamily(XXH32, MERSENNE),
+    "fss": HashFamily(XXH32, FSS),
 }
 Coefficients = NDArray[np.uint64]
 
 
 def draw_coefficients(scheme: int, permutations: int, seed: int) -> tuple[Coefficients, Coefficients]:
-    """a and b of a scheme, uint64: as datasketch draws them from the same seed; for fss, two rounds a slot."""
+    """Coefficients a and b of a scheme's hash functions, uint64, drawn from `seed` as datasketch draws them.
+
+    One pair per permutation; for fss two, as it has up to two rounds per slot.
+    """
     random = np.random.RandomState(seed)
-    if scheme == MERSENNE61:
+    if scheme == MERSENNE:
         pairs = [
-            (random.randint(1, MERSENNE, dtype=np.uint64), random.randint(0, MERSENNE, dtype=np.uint64))
+            (random.randint(1, MERSENNE_PRIME, dtype=np.uint64), random.randint(0, MERSENNE_PRIME, dtype=np.uint64))
             for _ in range(permutations)
         ]
         drawn = np.array(pairs, np.uint64)

@@ -1,8 +1,9 @@
-"""The matching form of many texts, compiled: gristmill.text.matching_form as UTF-8, and where its units begin.
+"""Matching form of many texts, compiled: lower case, no punctuation, single spaces, as gristmill.text.matching_form.
 
-A shingle is `width` units of the matching form that follow one another: characters, or words with
-the single spaces between them. What is compiled is kept by the age of its own file: after a change
-here, `touch` the modules that import it.
+A shingle is `width` consecutive units of the matching form: characters, or words with the single spaces
+between them. Texts are packed into UTF-8 (`pack`), rewritten (`write_form`) and cut into units
+(`find_units`). numba's cache checks only a compiled function's own file: after a change here, `touch`
+the modules that import it.
 """
 
 import string
@@ -16,109 +17,111 @@ from numpy.typing import NDArray
 from gristmill.errors import UsageError
 
 Unit = Literal["character", "word"]
-ROOM = 64  # bytes past the end of a form that may be read, and hold anything
-CHUNK = 1 << 18  # bytes packed at a time
-LONGEST = (1 << 31) - 1 - ROOM  # bytes of a matching form: positions are int32
-_BEYOND = 0x20000  # no code point from here on has another case, or is a space
-_PAGE = 64
-_RUN = 64  # bytes that are ASCII together, or looked at one by one
-_HARD = ("\u0130", "\u03a3")  # İ becomes two characters; a capital sigma depends on its neighbours
+PADDING = 64  # bytes after a form that kernels may read; their values do not matter
+CHUNK_BYTES = 1 << 18  # of texts packed at a time
+MAX_FORM_BYTES = (1 << 31) - 1 - PADDING  # of a matching form, as offsets are int32
+_FIRST_UNCHANGED = 0x20000  # from this code point on none has a lower case or is white space
+_PAGE_SIZE = 64  # code points
+_ASCII_RUN = 64  # bytes tested together for being all ASCII
+_LOWERED_BY_PYTHON = ("\u0130", "\u03a3")  # İ becomes two characters; a capital sigma depends on its context
 
 
 def pack(texts: Sequence[str]) -> Iterator[tuple[slice, NDArray[np.uint8], NDArray[np.int64]]]:
-    """Texts as UTF-8, some at a time, one after the other: which, their bytes, and where each begins and the last ends.
+    """Pack texts into chunks of UTF-8: yields the texts' slice, their bytes (uint8) and n + 1 offsets (int64).
 
-    What `write_form` cannot lower-case is in lower case. The bytes are overwritten by the next ones.
-    UsageError for a text of more than 1.4 GB.
+    Texts with a character whose lower case `write_form` does not know are lower-cased here. The next chunk
+    overwrites the bytes. UsageError for a text of more than 1.4 GB.
     """
-    room = bytearray(min(CHUNK, 4 * sum(map(len, texts))))
+    buffer = bytearray(min(CHUNK_BYTES, 4 * sum(map(len, texts))))
     start, ends = 0, [0]
     for i, text in enumerate(texts):
-        data = text.encode() if text.isascii() else _encode(text)
-        if ends[-1] + len(data) > len(room):
-            yield from _packed(start, room, ends)
+        data = text.encode() if text.isascii() else _to_utf8(text)
+        if ends[-1] + len(data) > len(buffer):
+            yield from _as_arrays(start, buffer, ends)
             start, ends = i, [0]
-        if len(data) > len(room):
-            yield from _packed(i, data, [0, len(data)])
+        if len(data) > len(buffer):
+            yield from _as_arrays(i, data, [0, len(data)])
             start = i + 1
         else:
-            room[ends[-1] : ends[-1] + len(data)] = data
+            buffer[ends[-1] : ends[-1] + len(data)] = data
             ends.append(ends[-1] + len(data))
-    yield from _packed(start, room, ends)
+    yield from _as_arrays(start, buffer, ends)
 
 
-def _packed(
+def _as_arrays(
     start: int, data: bytes | bytearray, ends: list[int]
 ) -> Iterator[tuple[slice, NDArray[np.uint8], NDArray[np.int64]]]:
     if len(ends) > 1:
-        if form_size(ends[-1]) > LONGEST:
+        if form_size(ends[-1]) > MAX_FORM_BYTES:
             raise UsageError(f"a text of {ends[-1]:,} bytes: wanted 1.4 GB or less. Cut it, or leave it out")
         offsets = np.array(ends, np.int64)
         yield slice(start, start + len(ends) - 1), np.frombuffer(data, np.uint8)[: ends[-1]], offsets
 
 
 def form_size(size: int) -> int:
-    """The largest matching form of so many bytes of UTF-8, and room: Ⱥ and Ⱦ grow from two bytes to three."""
-    return size * 3 // 2 + ROOM
+    """Bytes to allocate for the matching form of `size` bytes of UTF-8: Ⱥ and Ⱦ grow from two bytes to three."""
+    return size * 3 // 2 + PADDING
 
 
-def _encode(text: str) -> bytes:
-    lowered = text.lower() if any(hard in text for hard in _HARD) else text
+def _to_utf8(text: str) -> bytes:
+    """UTF-8 of a text, lower-cased where its lower case is not one code point by itself."""
+    lowered = text.lower() if any(char in text for char in _LOWERED_BY_PYTHON) else text
     return lowered.encode("utf-8", "surrogatepass")
 
 
-def _lower_pages() -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """Python's lower case in two steps: the page of 64 code points, then each one's. Page 0 is for all that stays.
+def _lower_case_pages() -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
+    """Two-level table of Python's lower case: each block's page number, and the pages of 64 code points.
 
-    A space becomes ASCII's.
+    Blocks without a change have page number 0. White space becomes ASCII's.
     """
-    codes = np.arange(_BEYOND, dtype="<u4")
+    codes = np.arange(_FIRST_UNCHANGED, dtype="<u4")
     text = codes.tobytes().decode("utf-32-le", "surrogatepass")
-    for hard in _HARD:
-        text = text.replace(hard, "x")
+    for char in _LOWERED_BY_PYTHON:
+        text = text.replace(char, "x")
     lowered = np.frombuffer(text.lower().encode("utf-32-le", "surrogatepass"), "<u4").copy()
     lowered[[code for code, letter in enumerate(text) if letter.isspace()]] = 32
-    lowered[[ord(hard) for hard in _HARD]] = [ord(hard) for hard in _HARD]  # never seen: _encode
-    changed = np.any((lowered != codes).reshape(-1, _PAGE), axis=1)
+    lowered[[ord(char) for char in _LOWERED_BY_PYTHON]] = [ord(char) for char in _LOWERED_BY_PYTHON]  # see _to_utf8
+    changed = np.any((lowered != codes).reshape(-1, _PAGE_SIZE), axis=1)
     pages = np.where(changed, np.cumsum(changed), 0).astype(np.uint8)
-    return pages, np.concatenate([codes[:_PAGE], lowered.reshape(-1, _PAGE)[changed].reshape(-1)]).astype(np.uint32)
+    contents = np.concatenate([codes[:_PAGE_SIZE], lowered.reshape(-1, _PAGE_SIZE)[changed].reshape(-1)])
+    return pages, contents.astype(np.uint32)
 
 
-def _ascii_kinds() -> NDArray[np.uint16]:
-    """For each byte what to write, and above it two flags: 1 for punctuation, 2 for white space."""
-    kinds = np.arange(256, dtype=np.uint16)
+def _ascii_table() -> NDArray[np.uint16]:
+    """For each ASCII byte its lower case, with the flag 0x100 for punctuation or 0x200 for white space."""
+    table = np.arange(256, dtype=np.uint16)
     for code in range(128):
         letter = chr(code)
-        kinds[code] = 32 | 0x200 if letter.isspace() else ord(letter.lower()) | 0x100 * (letter in string.punctuation)
-    return kinds
+        table[code] = 32 | 0x200 if letter.isspace() else ord(letter.lower()) | 0x100 * (letter in string.punctuation)
+    return table
 
 
-_KINDS = _ascii_kinds()
-_PAGES, _LOWER = _lower_pages()
+_ASCII_TABLE = _ascii_table()
+_PAGE_NUMBERS, _LOWER_CASE = _lower_case_pages()
 
 
 @nb.njit(nogil=True, cache=True)
 def write_form(text: np.ndarray, form: np.ndarray) -> tuple[int, bool]:
-    """Write the matching form of packed `text`; return its size in bytes, and whether all of it is ASCII."""
-    at, size, after_space = np.uintp(0), np.uintp(0), np.uintp(1)  # unsigned: numba then wraps no negative index
+    """Write the matching form of a packed `text` (uint8) to `form` (uint8); return its size and whether it is ASCII."""
+    at, size, after_space = np.uintp(0), np.uintp(0), np.uintp(1)  # unsigned: numba then skips negative-index checks
     end, is_ascii, one = np.uintp(len(text)), True, np.uintp(1)
     while at < end:
-        stop = min(at + np.uintp(_RUN), end)
+        stop = min(at + np.uintp(_ASCII_RUN), end)
         if _is_ascii(text[at:stop]):
             size, after_space = _write_ascii(text[at:stop], form, size, after_space)
             at = stop
         while at < stop:
-            code, at = _decode(text, at)
-            kind = np.uintp(_KINDS[code]) if code < 0x80 else np.uintp(_lower(code))
-            if code < 0x80 or kind == 32:
-                kind |= np.uintp(0x200 if kind == 32 else 0)
-                drop, space = (kind >> np.uintp(8)) & one, kind >> np.uintp(9)
-                form[size] = np.uint8(kind)
-                size += one - drop - (space & after_space)
-                after_space = space | (drop & after_space)
+            code, at = _decode_utf8(text, at)
+            entry = np.uintp(_ASCII_TABLE[code]) if code < 0x80 else np.uintp(_lower_case(code))
+            if code < 0x80 or entry == 32:
+                entry |= np.uintp(0x200 if entry == 32 else 0)
+                punctuation, space = (entry >> np.uintp(8)) & one, entry >> np.uintp(9)
+                form[size] = np.uint8(entry)
+                size += one - punctuation - (space & after_space)
+                after_space = space | (punctuation & after_space)
             else:
-                size, after_space = _write(form, size, np.uint32(kind)), np.uintp(0)
-                is_ascii = bool(is_ascii and kind < 0x80)  # a Kelvin sign is a k
+                size, after_space = _encode_utf8(form, size, np.uint32(entry)), np.uintp(0)
+                is_ascii = bool(is_ascii and entry < 0x80)  # the lower case of the Kelvin sign is ASCII's k
     if size and form[size - one] == 32:
         size -= one
     return int(np.int64(size)), is_ascii
@@ -126,6 +129,7 @@ def write_form(text: np.ndarray, form: np.ndarray) -> tuple[int, bool]:
 
 @nb.njit(inline="always")
 def _is_ascii(text: np.ndarray) -> bool:
+    """Whether all bytes are ASCII; without a branch per byte, so that it is vectorised."""
     high = np.uint8(0)
     for byte in text:
         high |= byte
@@ -137,17 +141,17 @@ def _write_ascii(
     text: np.ndarray, form: np.ndarray, size: np.uintp, after_space: np.uintp
 ) -> tuple[np.uintp, np.uintp]:
     for byte in text:
-        kind = np.uintp(_KINDS[byte])
-        drop, space = (kind >> np.uintp(8)) & np.uintp(1), kind >> np.uintp(9)
-        form[size] = np.uint8(kind)  # overwritten by the next one, unless it counts: no branch to mispredict
-        size += np.uintp(1) - drop - (space & after_space)
-        after_space = space | (drop & after_space)
+        entry = np.uintp(_ASCII_TABLE[byte])
+        punctuation, space = (entry >> np.uintp(8)) & np.uintp(1), entry >> np.uintp(9)
+        form[size] = np.uint8(entry)  # kept only if size grows: no branch to mispredict
+        size += np.uintp(1) - punctuation - (space & after_space)
+        after_space = space | (punctuation & after_space)
     return size, after_space
 
 
 @nb.njit(inline="always")
-def _decode(text: np.ndarray, at: np.uintp) -> tuple[np.uint32, np.uintp]:
-    """The code point that begins at `at`, and where the next one does."""
+def _decode_utf8(text: np.ndarray, at: np.uintp) -> tuple[np.uint32, np.uintp]:
+    """The code point encoded at `at`, and the offset of the next."""
     lead = np.uint32(text[at])
     if lead < 0x80:
         return lead, at + np.uintp(1)
@@ -162,16 +166,17 @@ def _decode(text: np.ndarray, at: np.uintp) -> tuple[np.uint32, np.uintp]:
 
 
 @nb.njit(inline="always")
-def _lower(code: np.uint32) -> np.uint32:
-    if code >= _BEYOND:
+def _lower_case(code: np.uint32) -> np.uint32:
+    """Lower case of a code point, by the two-level table."""
+    if code >= _FIRST_UNCHANGED:
         return code
-    page = np.uint32(_PAGES[code // np.uint32(_PAGE)])
-    return _LOWER[page * np.uint32(_PAGE) + code % np.uint32(_PAGE)] if page else code
+    page = np.uint32(_PAGE_NUMBERS[code // np.uint32(_PAGE_SIZE)])
+    return _LOWER_CASE[page * np.uint32(_PAGE_SIZE) + code % np.uint32(_PAGE_SIZE)] if page else code
 
 
 @nb.njit(inline="always")
-def _write(form: np.ndarray, at: np.uintp, code: np.uint32) -> np.uintp:
-    """Write a code point as UTF-8; return where the next one goes."""
+def _encode_utf8(form: np.ndarray, at: np.uintp, code: np.uint32) -> np.uintp:
+    """Write a code point as UTF-8 at `at`; return the offset after it."""
     tail, one = np.uint8(0x80 | (code & 0x3F)), np.uintp(1)
     if code < 0x80:
         form[at] = np.uint8(code)
@@ -190,9 +195,9 @@ def _write(form: np.ndarray, at: np.uintp, code: np.uint32) -> np.uintp:
 
 @nb.njit(nogil=True, cache=True)
 def find_units(form: np.ndarray, size: int, by_word: bool, starts: np.ndarray) -> int:
-    """Where each unit of a form begins, int32, and where one after the last would; return how many there are.
+    """Write the offsets of a form's units to `starts` (int32), n + 1 of them; return n.
 
-    Unit i ends at starts[i + 1], less the space if it is a word.
+    Unit i ends at starts[i + 1], or for words at the space before it.
     """
     count, after_space = np.uintp(0), np.uintp(1)
     for i in range(size):

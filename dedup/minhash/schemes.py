@@ -1,37 +1,49 @@
-"""From the hashes of a document's shingles to its signature: three schemes, compiled.
+"""MinHash schemes: from the hashes of a document's shingles to its signature, compiled.
 
-Slot j of a signature is the least value that π_j gives to any shingle, so that two documents agree in
-a slot with the probability of their shingle sets' Jaccard similarity (Broder 1997).
+Slot j of a signature is the minimum of π_j(h) over the hashes h of the document's shingles. Two documents
+agree in a slot with a probability equal to the Jaccard similarity of their shingle sets (Broder, "On the
+resemblance and containment of documents", 1997; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, 3.3).
 
     affine    π_j(h) = (a_j·fmix32(h) + b_j) mod 2^32, a_j odd; datasketch 2.0's "affine32"
-    mersenne  π_j(h) = ((a_j·h + b_j) mod (2^61 − 1)) mod 2^32; datasketch 1.x's, 2.0's "legacy"
-    fss       fast similarity sketching (Dahlgaard, Knudsen and Thorup, "Fast Similarity Sketching", FOCS
-              2017). Up to 2t rounds for t slots: in round i a hash g_i throws each shingle into one slot,
-              in the last t rounds into slot i − t, where the least stays. A slot filled in an earlier
-              round keeps what it has, and once none is empty the rounds end: after one for a long
-              document, so that the work is not multiplied by t. Unbiased; root mean square errors at
-              t = 128 and similarity 0.8, sets of 20, 100, 300 and 2,000 shingles: .024, .026, .028, .034
-              (affine: .034, .036, .035, .035; one-permutation hashing with optimal densification,
-              Shrivastava 2017, which is as fast: .040, .035, .031, .034).
+    mersenne  π_j(h) = (((a_j·h + b_j) mod 2^64) mod (2^61 − 1)) mod 2^32; datasketch 1.x, "legacy" in 2.0
+    fss       fast similarity sketching (Dahlgaard, Knudsen and Thorup, "Fast Similarity Sketching",
+              FOCS 2017): up to 2t rounds for t slots. In round i < t a hash function g_i assigns each
+              shingle to a slot, and the slot takes the minimum; in round t + j all shingles go to slot j.
+              A slot filled in an earlier round is final, and the rounds end once no slot is empty: after
+              one for a long document, so the cost is not multiplied by t. Unbiased. Root mean square
+              errors at t = 128 and similarity 0.8 for sets of 20, 100, 300 and 2,000 shingles: .024, .026,
+              .028, .034 (affine: .034, .036, .035, .035; one-permutation hashing with optimal
+              densification, Shrivastava 2017, equally fast: .040, .035, .031, .034).
 
-What is compiled is kept by the age of its own file: after a change here, `touch` minhash.py.
+numba's cache checks only a compiled function's own file: after a change here, `touch` signatures.py.
 """
 
 import numba as nb
 import numpy as np
 
-from dedup.minhash.xxh32 import fmix32
-
 _U, _W = np.uint32, np.uint64
-EMPTY = np.uint32(0xFFFFFFFF)  # every slot of a document without a shingle
-MERSENNE = (1 << 61) - 1
-_MANY = 8
-_UNROLL = 8  # hashes a round, so that coefficients and minima are loaded less
+EMPTY = np.uint32(0xFFFFFFFF)  # a slot without a shingle; all slots of a document without any
+MERSENNE_PRIME = (1 << 61) - 1
+_DEDUPLICATE_FROM = 8  # hashes per slot from which removing repeats pays
+_UNROLL = 8  # hashes per iteration, to load coefficients and minima less often
+
+
+@nb.njit(inline="always")
+def fmix32(value: np.uint32) -> np.uint32:
+    """MurmurHash3's 32-bit finaliser: a bijection in which every input bit affects every output bit."""
+    value = _U(value ^ (value >> _U(16)))
+    value = _U(value * _U(0x85EBCA6B))
+    value = _U(value ^ (value >> _U(13)))
+    value = _U(value * _U(0xC2B2AE35))
+    return _U(value ^ (value >> _U(16)))
 
 
 @nb.njit(nogil=True, cache=True)
 def update_affine(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.ndarray) -> None:
-    """Take hashes (uint32, overwritten) into mins (uint32); a and b are uint32."""
+    """Update the minima `mins` (slots) with π_j(h) of every hash h in `hashes` (overwritten).
+
+    All arrays are uint32; a and b hold a coefficient per slot.
+    """
     for i in range(len(hashes)):
         hashes[i] = fmix32(hashes[i])
     whole = len(hashes) // _UNROLL * _UNROLL
@@ -52,49 +64,53 @@ def update_affine(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.nda
 
 
 @nb.njit(nogil=True, cache=True)
-def update_mersenne(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.ndarray, fresh: np.ndarray) -> None:
-    """Take hashes (uint32) into mins (uint32); a and b are uint64, `fresh` is scratch like mins.
+def update_mersenne(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.ndarray, scratch: np.ndarray) -> None:
+    """Update the minima `mins` (slots, uint32) with π_j(h) of every hash h in `hashes` (uint32).
 
-    With y = a·h + b + 1 mod 2^64, y + (y >> 61) is the value sought and 1, in its low 32 bits, unless
-    these are 8 or less: then the modulus may have wrapped. That is as good as never, so it is
-    looked for after the fact, and such hashes are taken again, exactly.
+    a and b (uint64) hold a coefficient per slot; `scratch` is like `mins`.
+
+    With y = (a·h + b + 1) mod 2^64, the low 32 bits of y + (y >> 61) are π_j(h) + 1, unless they are 8
+    or less: then the reduction modulo 2^61 − 1 may be off by one. That is one value in 2^29, so it is
+    checked once per eight hashes, which are then recomputed exactly.
     """
     whole = len(hashes) // _UNROLL * _UNROLL
     for i in range(0, whole, _UNROLL):
         h = hashes[i : i + _UNROLL]
-        least = _least_of_eight(h, a, b, fresh)
-        if least > 8:
+        minimum = _minima_of_eight(h, a, b, scratch)
+        if minimum > 8:
             for j in range(len(mins)):
-                mins[j] = min(mins[j], _U(fresh[j] - _U(1)))
+                mins[j] = min(mins[j], _U(scratch[j] - _U(1)))
         else:
             _update_exactly(h, a, b, mins)
     _update_exactly(hashes[whole:], a, b, mins)
 
 
 @nb.njit(nogil=True, cache=True)
-def _least_of_eight(h: np.ndarray, a: np.ndarray, b: np.ndarray, fresh: np.ndarray) -> np.uint32:
-    """fresh[j] = the least value, and 1, that π_j gives to eight hashes; return the least of these."""
+def _minima_of_eight(h: np.ndarray, a: np.ndarray, b: np.ndarray, scratch: np.ndarray) -> np.uint32:
+    """Set scratch[j] to the minimum of π_j(h) + 1 over eight hashes h; return the minimum over j."""
     h0, h1, h2, h3, h4, h5, h6, h7 = _W(h[0]), _W(h[1]), _W(h[2]), _W(h[3]), _W(h[4]), _W(h[5]), _W(h[6]), _W(h[7])
-    least = EMPTY
-    for j in range(len(fresh)):
+    minimum = EMPTY
+    for j in range(len(scratch)):
         x, y = a[j], b[j] + _W(1)
         first = min(_fold(x * h0 + y), _fold(x * h1 + y))
         second = min(_fold(x * h2 + y), _fold(x * h3 + y))
         third = min(_fold(x * h4 + y), _fold(x * h5 + y))
         fourth = min(_fold(x * h6 + y), _fold(x * h7 + y))
-        fresh[j] = min(min(first, second), min(third, fourth))
-        least = min(least, fresh[j])
-    return least
+        scratch[j] = min(min(first, second), min(third, fourth))
+        minimum = min(minimum, scratch[j])
+    return minimum
 
 
 @nb.njit(inline="always")
 def _fold(y: np.uint64) -> np.uint32:
+    """Reduce modulo 2^61 − 1 up to the case that update_mersenne checks for; the low 32 bits."""
     return _U(y + (y >> _W(61)))
 
 
 @nb.njit(nogil=True, cache=True)
 def _update_exactly(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.ndarray) -> None:
-    prime, one, shift = _W(MERSENNE), _W(1), _W(61)
+    """Update minima with an exact reduction; subtracting the prime adds 1 modulo 2^32, as 2^61 is 0 there."""
+    prime, one, shift = _W(MERSENNE_PRIME), _W(1), _W(61)
     for i in range(len(hashes)):
         h = _W(hashes[i])
         for j in range(len(mins)):
@@ -104,44 +120,44 @@ def _update_exactly(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.n
 
 
 @nb.njit(nogil=True, cache=True)
-def update_fss(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.ndarray, mixed: np.ndarray) -> None:
-    """Take all hashes of a document (uint32, overwritten where they are few) into mins (uint32, EMPTY).
+def update_fss(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.ndarray, scratch: np.ndarray) -> None:
+    """Compute the signature `mins` (slots, all EMPTY) of a document's hashes, which may be overwritten.
 
-    a and b are uint32, twice as many as slots; `mixed` is scratch.
+    All arrays are uint32. a and b hold 2 × slots coefficients, one pair per round; `scratch` may have any size.
     """
-    for start in range(0, len(hashes), len(mixed)):
-        _throw(hashes[start : start + len(mixed)], a[0], b[0], mins, mixed)
-    filled = np.empty(len(mins), np.int32)  # in which round
+    for start in range(0, len(hashes), len(scratch)):
+        _assign_first_round(hashes[start : start + len(scratch)], a[0], b[0], mins, scratch)
+    filled = np.empty(len(mins), np.int32)  # the round in which each slot was filled, -1 for an empty one
     empty = 0
     for j in range(len(mins)):
         is_empty = mins[j] == EMPTY
         filled[j] = -1 if is_empty else 0
         empty += is_empty
-    if empty and len(hashes) > _MANY * len(mins):  # it repeats itself
+    if empty and len(hashes) > _DEDUPLICATE_FROM * len(mins):  # most are repeats, as a slot is still empty
         hashes = _distinct(hashes)
     for i in range(1, len(mins)):
         if empty == 0:
             return
-        empty -= _throw_again(hashes, i, a[i], b[i], mins, filled)
+        empty -= _assign_round(hashes, i, a[i], b[i], mins, filled)
     for j in range(len(mins) if empty else 0):
         if filled[j] < 0:
-            _fill(hashes, a[len(mins) + j], b[len(mins) + j], mins[j : j + 1])
+            _fill_slot(hashes, a[len(mins) + j], b[len(mins) + j], mins[j : j + 1])
 
 
 @nb.njit(nogil=True, cache=True)
-def _throw(hashes: np.ndarray, a: np.uint32, b: np.uint32, mins: np.ndarray, mixed: np.ndarray) -> None:
-    """The first round: each hash into a slot, where the least stays."""
+def _assign_first_round(hashes: np.ndarray, a: np.uint32, b: np.uint32, mins: np.ndarray, scratch: np.ndarray) -> None:
+    """Round 0: assign each hash to a slot, which takes the minimum."""
     slots = _W(len(mins))
     for i in range(len(hashes)):
-        mixed[i] = fmix32(_U(a * hashes[i] + b))
-    for value in mixed[: len(hashes)]:
+        scratch[i] = fmix32(_U(a * hashes[i] + b))
+    for value in scratch[: len(hashes)]:
         slot = np.uintp(_W(value) * slots >> _W(32))
         mins[slot] = min(mins[slot], value)
 
 
 @nb.njit(nogil=True, cache=True)
-def _throw_again(hashes: np.ndarray, i: int, a: np.uint32, b: np.uint32, mins: np.ndarray, filled: np.ndarray) -> int:
-    """Round i: only what was empty at its start takes anything; return how many slots it filled."""
+def _assign_round(hashes: np.ndarray, i: int, a: np.uint32, b: np.uint32, mins: np.ndarray, filled: np.ndarray) -> int:
+    """Round i: fill only slots that are empty at its start; return the number filled."""
     slots, new = _W(len(mins)), 0
     for h in hashes:
         value = fmix32(_U(a * h + b))
@@ -155,15 +171,15 @@ def _throw_again(hashes: np.ndarray, i: int, a: np.uint32, b: np.uint32, mins: n
 
 
 @nb.njit(nogil=True, cache=True)
-def _fill(hashes: np.ndarray, a: np.uint32, b: np.uint32, slot: np.ndarray) -> None:
-    """One of the last rounds: all hashes into one slot."""
+def _fill_slot(hashes: np.ndarray, a: np.uint32, b: np.uint32, slot: np.ndarray) -> None:
+    """One of the last t rounds: assign all hashes to one slot."""
     for h in hashes:
         slot[0] = min(slot[0], fmix32(_U(a * h + b)))
 
 
 @nb.njit(nogil=True, cache=True)
 def _distinct(hashes: np.ndarray) -> np.ndarray:
-    """Each hash once, in place: repeats would be thrown again in every round."""
+    """Sort in place and drop repeats, which would cost time in every round; return the distinct hashes."""
     hashes.sort()
     kept = 1
     for i in range(1, len(hashes)):

@@ -1,4 +1,4 @@
-"""Signature shards: Arrow IPC files of row and signature, which say how they were made."""
+"""Signature shards: Arrow IPC files of row numbers and signatures, with the sketch's parameters in the metadata."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ SUFFIX = ".signatures.arrow"
 
 
 class ShardHeader(msgspec.Struct, forbid_unknown_fields=True):
-    """What a shard says of itself: the corpus file its rows belong to, and how its signatures were made."""
+    """Metadata of a shard: the corpus file its rows belong to, and the sketch's parameters."""
 
     file: str
     hash: str
@@ -28,7 +28,8 @@ class ShardHeader(msgspec.Struct, forbid_unknown_fields=True):
     unit: str
     width: int
 
-    def made_as(self) -> str:
+    def describe(self) -> str:
+        """The sketch's parameters in words, for messages; equal for shards that can be compared."""
         return (
             f"{self.hash} hashes of {self.width}-{self.unit} shingles, "
             f"{self.permutations} permutations, seed {self.seed}"
@@ -36,8 +37,8 @@ class ShardHeader(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Shard:
-    """An open shard, memory-mapped. Signatures are documents × permutations, uint32."""
+class OpenShard:
+    """A shard opened by memory-mapping."""
 
     path: Path
     header: ShardHeader
@@ -47,19 +48,22 @@ class Shard:
         return sum(batch.num_rows for batch in self.batches)
 
     def rows(self) -> NDArray[np.int64]:
-        """The row in its file of every signature, ascending."""
+        """Each signature's row in the corpus file, ascending, int64."""
         parts = [batch.column("row").to_numpy() for batch in self.batches]
         return np.concatenate([*parts, np.empty(0, np.int64)])
 
     def signatures(self) -> Iterator[NDArray[np.uint32]]:
-        """Signatures, batch by batch, without a copy."""
+        """Signatures batch by batch (documents × permutations, uint32), without a copy."""
         for batch in self.batches:
             yield batch.column("signature").flatten().to_numpy().reshape(batch.num_rows, self.header.permutations)
 
 
 @contextmanager
 def write_shard(path: Path, file: str, sketch: Sketch) -> Iterator["ShardWriter"]:
-    """Yield a writer of batches; the shard appears when the block ends well."""
+    """Yield a writer of batches; the shard is published when the block ends without an error.
+
+    `file` is the name of the corpus file within its corpus.
+    """
     header = ShardHeader(file, sketch.hash, sketch.seed, sketch.permutations, sketch.unit, sketch.width)
     signature = pa.list_(pa.uint32(), sketch.permutations)
     schema = pa.schema({"row": pa.int64(), "signature": signature}, {"gristmill": msgspec.json.encode(header)})
@@ -69,28 +73,30 @@ def write_shard(path: Path, file: str, sketch: Sketch) -> Iterator["ShardWriter"
 
 @dataclass(frozen=True)
 class ShardWriter:
+    """Appends batches to a shard."""
+
     writer: pa.ipc.RecordBatchFileWriter
     schema: pa.Schema
 
     def add(self, rows: Sequence[int] | NDArray[np.int64], signatures: NDArray[np.uint32]) -> None:
-        """Append one batch: rows (n), signatures (n × permutations)."""
+        """Append a batch: rows (n), signatures (n × permutations)."""
         flat = pa.array(signatures.reshape(-1), pa.uint32())
         column = pa.FixedSizeListArray.from_arrays(flat, signatures.shape[1])
         self.writer.write_batch(pa.record_batch([pa.array(rows, pa.int64()), column], schema=self.schema))
 
 
-def open_shard(path: Path) -> Shard:
-    """Map a shard; InputError if it is damaged or not one of ours."""
+def open_shard(path: Path) -> OpenShard:
+    """Memory-map a shard. InputError if it is damaged or no signature shard."""
     try:
         file = pa.ipc.open_file(pa.memory_map(str(path)))
         header = msgspec.json.decode((file.schema.metadata or {})[b"gristmill"], type=ShardHeader)
-        return Shard(path, header, tuple(map(file.get_batch, range(file.num_record_batches))))
+        return OpenShard(path, header, tuple(map(file.get_batch, range(file.num_record_batches))))
     except (pa.ArrowException, KeyError, msgspec.DecodeError) as error:
         raise InputError(f"{path} is not a readable signature shard ({error}): run to_hash again") from error
 
 
 def list_shards(folder: Path) -> list[Path]:
-    """Every shard below a folder, in name order. UsageError if there is none, or if two cannot be compared."""
+    """All shards below a folder, in name order. UsageError if there is none or sketches differ."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: wanted the folder that to_hash wrote to, and there is none of that name")
     paths = sorted(path for path in walk(folder) if path.name.endswith(SUFFIX))
@@ -98,10 +104,10 @@ def list_shards(folder: Path) -> list[Path]:
         raise UsageError(f"{folder} holds no signature shard (*{SUFFIX}): run to_hash first")
     first = open_shard(paths[0])
     for path in paths[1:]:
-        made, wanted = open_shard(path).header.made_as(), first.header.made_as()
-        if made != wanted:
+        found, expected = open_shard(path).header.describe(), first.header.describe()
+        if found != expected:
             raise UsageError(
-                f"these signatures cannot be compared: {paths[0]} holds {wanted}; {path} holds {made}. "
+                f"these signatures cannot be compared: {paths[0]} holds {expected}; {path} holds {found}. "
                 "Run to_hash with the same options on all of them"
             )
     return paths

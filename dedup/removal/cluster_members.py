@@ -80,7 +80,7 @@ def compare_signatures(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarit
             rows, of_file = shard.rows(), places[shard.header.file]
             values = np.concatenate(list(shard.signatures()))
             signed.update({of_file[row]: values[i].copy() for i, row in enumerate(rows.tolist()) if row in of_file})
-        made_as = shard.header.made_as()
+        made_as = shard.header.describe()
     if not signed:
         raise InputError(f"{minhash} has a signature of no document of the cluster: it was made from another corpus")
     found = np.full((len(keys), len(keys)), _UNKNOWN, np.float32)

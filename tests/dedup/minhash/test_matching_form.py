@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.minhash.matching_form import CHUNK, find_units, form_size, pack, write_form
+from dedup.minhash.matching_form import CHUNK_BYTES, find_units, form_size, pack, write_form
 from gristmill.text import matching_form
 
 
@@ -49,7 +49,7 @@ def test_a_capital_sigma_in_every_context(neighbour: str) -> None:
 
 
 def test_cases_that_change_their_size() -> None:
-    assert_as_python_does(["Ⱥ" * 999, "Ⱦ" * CHUNK, "\u212a\u212b" * 99, "İ" * 99, "ẞ", "Ω" * 99, "\u1e9e\u2126"])
+    assert_as_python_does(["Ⱥ" * 999, "Ⱦ" * CHUNK_BYTES, "\u212a\u212b" * 99, "İ" * 99, "ẞ", "Ω" * 99, "\u1e9e\u2126"])
 
 
 @settings(max_examples=300, deadline=None)
@@ -77,9 +77,9 @@ def test_units(text: str, by_word: bool) -> None:
 
 
 def test_texts_are_packed_a_few_at_a_time() -> None:
-    texts = ["a" * (CHUNK // 3)] * 7 + ["", "b" * (3 * CHUNK), "", "c"]
+    texts = ["a" * (CHUNK_BYTES // 3)] * 7 + ["", "b" * (3 * CHUNK_BYTES), "", "c"]
     packed = [(some, data.tobytes()) for some, data, _ in pack(texts)]
     assert [i for some, _ in packed for i in range(some.start, some.stop)] == list(range(len(texts)))
     assert all(data.decode() == "".join(texts[some]) for some, data in packed)
-    assert max(len(data) for some, data in packed if "b" not in texts[some.start]) <= CHUNK
+    assert max(len(data) for some, data in packed if "b" not in texts[some.start]) <= CHUNK_BYTES
     assert list(pack([])) == []

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dedup.minhash.hash_families import AFFINE, FSS, MERSENNE61, draw_coefficients
-from dedup.minhash.schemes import EMPTY, MERSENNE, update_affine, update_fss, update_mersenne
+from dedup.minhash.hash_families import AFFINE, FSS, MERSENNE, draw_coefficients
+from dedup.minhash.schemes import EMPTY, MERSENNE_PRIME, update_affine, update_fss, update_mersenne
 
 Sketch = Callable[[NDArray[np.uint32]], NDArray[np.uint32]]
 MASK = 0xFFFFFFFF
@@ -90,13 +90,13 @@ def test_affine_is_its_formula() -> None:
 def test_mersenne_where_the_modulus_wraps(offset: int) -> None:
     """Coefficients such that a·h + b is next to a multiple of 2^61: chance would find none of them."""
     hashes = np.random.default_rng(4).integers(0, 1 << 32, 21, np.uint32)
-    a, _ = draw_coefficients(MERSENNE61, 128, 1)
+    a, _ = draw_coefficients(MERSENNE, 128, 1)
     aims = [(j % 8 << 61) + offset - int(x) * int(hashes[j % 21]) for j, x in enumerate(a)]
     b = np.array([aim % (1 << 64) for aim in aims], np.uint64)
     mins = np.full(128, EMPTY)
     update_mersenne(hashes, a, b, mins, np.empty(128, np.uint32))
     formula = [
-        min((int(x) * h + int(y)) % (1 << 64) % MERSENNE & MASK for h in hashes.tolist())
+        min((int(x) * h + int(y)) % (1 << 64) % MERSENNE_PRIME & MASK for h in hashes.tolist())
         for x, y in zip(a, b, strict=True)
     ]
     assert mins.tolist() == formula

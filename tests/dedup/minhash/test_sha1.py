@@ -1,4 +1,4 @@
-"""The compiled SHA-1 is the real one, at every length, one by one and side by side."""
+"""The compiled SHA-1 equals hashlib's at every length, one by one and side by side."""
 
 import hashlib
 import random
@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from dedup.minhash.sha1 import ONE_BLOCK, sha1_32, sha1_rows
-from dedup.minhash.xxh32 import LONGEST, ROWS, gather_even, gather_uneven
+from dedup.minhash.message_words import MAX_BYTES, WORDS, gather_fixed, gather_varying
+from dedup.minhash.sha1 import ONE_BLOCK_BYTES, sha1_32, sha1_32_varying
 
 LENGTHS = [*range(140), 183, 184, 247, 248, 1000]  # past several blocks of 64 bytes
 DATA = np.frombuffer(random.Random(2).randbytes(2000), np.uint8)
@@ -26,19 +26,19 @@ def test_one_by_one(start: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 17, 512])
 def test_windows_of_one_length(count: int) -> None:
-    rows, words = np.empty((ROWS, count), np.uint32), np.empty(count + LONGEST, np.uint32)
-    values = np.empty(count, np.uint32)
-    for length in range(ONE_BLOCK + 1):
-        gather_even(DATA, length, count, rows, words)
-        sha1_rows(rows, np.full(count, length, np.uint32), length, values)
-        assert values.tolist() == [expected(i, length) for i in range(count)], length
+    words, scratch = np.empty((WORDS, count), np.uint32), np.empty(count + MAX_BYTES, np.uint32)
+    hashes = np.empty(count, np.uint32)
+    for length in range(ONE_BLOCK_BYTES + 1):
+        gather_fixed(DATA, length, count, words, scratch)
+        sha1_32_varying(words, np.full(count, length, np.uint32), length, hashes)
+        assert hashes.tolist() == [expected(i, length) for i in range(count)], length
 
 
-@pytest.mark.parametrize("most", [0, 3, 4, 39, 54, 55])
-def test_messages_of_any_length(most: int) -> None:
-    chance = np.random.default_rng(most)
-    starts, lengths = chance.integers(0, 1900, 300, np.int32), chance.integers(0, most + 1, 300, np.uint32)
-    rows, values = np.empty((ROWS, 512), np.uint32), np.empty(300, np.uint32)
-    gather_uneven(DATA, starts, lengths, most, rows)
-    sha1_rows(rows, lengths, most, values)
-    assert values.tolist() == [expected(start, length) for start, length in zip(starts, lengths, strict=True)]
+@pytest.mark.parametrize("max_length", [0, 3, 4, 39, 54, 55])
+def test_messages_of_any_length(max_length: int) -> None:
+    chance = np.random.default_rng(max_length)
+    starts, lengths = chance.integers(0, 1900, 300, np.int32), chance.integers(0, max_length + 1, 300, np.uint32)
+    words, hashes = np.empty((WORDS, 512), np.uint32), np.empty(300, np.uint32)
+    gather_varying(DATA, starts, lengths, max_length, words)
+    sha1_32_varying(words, lengths, max_length, hashes)
+    assert hashes.tolist() == [expected(start, length) for start, length in zip(starts, lengths, strict=True)]

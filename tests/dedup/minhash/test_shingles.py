@@ -8,8 +8,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.minhash.matching_form import CHUNK, Unit
-from dedup.minhash.shingles import shingle_sets, xxh64
+from dedup.minhash.matching_form import CHUNK_BYTES, Unit
+from dedup.minhash.shingles import shingle_sets
+from dedup.minhash.xxh64 import xxh64
 from gristmill.errors import UsageError
 from gristmill.text import matching_form
 
@@ -40,7 +41,7 @@ def test_any_text(texts: list[str], width: int, unit: Unit) -> None:
 
 
 def test_more_texts_than_are_packed_at_a_time() -> None:
-    long = "".join(random.Random(1).choices("abcdefgh ", k=CHUNK + 9))
+    long = "".join(random.Random(1).choices("abcdefgh ", k=CHUNK_BYTES + 9))
     texts = ["a short one, and yet", long, "a short one, and yet"] * 2
     together = shingle_sets(texts)
     assert [len(found) for found in together] == [len(hashes_of(text, 13, "character")) for text in texts]

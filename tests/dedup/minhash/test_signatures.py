@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup.minhash.hash_families import Hash
-from dedup.minhash.matching_form import CHUNK
-from dedup.minhash.schemes import EMPTY, MERSENNE
+from dedup.minhash.matching_form import CHUNK_BYTES
+from dedup.minhash.schemes import EMPTY, MERSENNE_PRIME
 from dedup.minhash.signatures import DATATROVE, Sketch, jaccard, signatures
 from gristmill.errors import UsageError
 from gristmill.text import matching_form
@@ -155,10 +155,10 @@ def test_sha1_is_datasketch_1() -> None:
     drawn = np.random.RandomState(1)
     expected = []
     for _ in range(128):
-        a = int(drawn.randint(1, MERSENNE, dtype=np.uint64))
-        b = int(drawn.randint(0, MERSENNE, dtype=np.uint64))
+        a = int(drawn.randint(1, MERSENNE_PRIME, dtype=np.uint64))
+        b = int(drawn.randint(0, MERSENNE_PRIME, dtype=np.uint64))
         hashes = [int.from_bytes(hashlib.sha1(s).digest()[:4], "little") for s in shingles_of(text, 13)]
-        expected.append(min((a * h + b) % 2**64 % MERSENNE & 0xFFFFFFFF for h in hashes))
+        expected.append(min((a * h + b) % 2**64 % MERSENNE_PRIME & 0xFFFFFFFF for h in hashes))
     assert expected[:3] + expected[-1:] == [16577316, 19445529, 41971003, 43048091]
     assert signatures([text], Sketch("sha1"))[0][0].tolist() == expected
 
@@ -252,10 +252,16 @@ def test_a_text_that_is_hashed_in_several_spans(sketch: Sketch) -> None:
 
 
 def test_texts_that_are_longer_than_what_is_packed_at_a_time() -> None:
-    texts = ["short one, but a shingle", "a" * 20 + "b" * CHUNK, "", "é" * CHUNK, "short one, but a shingle"] * 2
+    texts = [
+        "short one, but a shingle",
+        "a" * 20 + "b" * CHUNK_BYTES,
+        "",
+        "é" * CHUNK_BYTES,
+        "short one, but a shingle",
+    ] * 2
     values, shingles = signatures(texts)
     assert (values == np.concatenate([signatures([text])[0] for text in texts])).all()
-    assert shingles.tolist() == [11, CHUNK + 8, 0, CHUNK - 12, 11] * 2
+    assert shingles.tolist() == [11, CHUNK_BYTES + 8, 0, CHUNK_BYTES - 12, 11] * 2
 
 
 @pytest.mark.parametrize(
