@@ -14,7 +14,7 @@ import torch
 
 from gristmill.errors import UsageError
 from gristmill.io.files import write_whole
-from training.checkpoint.checkpoint import CheckpointRecord, Checkpoints, load_model
+from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord, load_model
 from training.checkpoint.record import require_same_model
 from training.checkpoint.shard_storage import model_state
 from training.config import TrainConfig
@@ -49,8 +49,8 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Step:
-    """What is told of a step: the mean loss in nats a token, the gradient's 2-norm, why it was skipped if it was."""
+class StepMetrics:
+    """Values logged per step: mean loss in nats/token, gradient 2-norm, why it was skipped (empty: it was not)."""
 
     number: int
     rate: float
@@ -87,14 +87,16 @@ class Trainer:
         self.optimizer = build_optimizer(self.model.params, config.optim, memory, world.rank, after_update=updated)
         self.stability = Stability(config.stability, config.precision)
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics.tensorboard)
-        self.checkpoints = Checkpoints(config.out_dir / "checkpoints", config.checkpoint.keep, world, self.reporter.say)
+        self.checkpoints = CheckpointManager(
+            config.out_dir / "checkpoints", config.checkpoint.keep, world, self.reporter.say
+        )
         self.tokens_per_step = data.batch_size * data.seq_len
         self.eval_sequences = min(config.eval.sequences or len(self.holdout), len(self.holdout))
         with torch.device("meta"):
             whole = Decoder(self.model_config)
         self.parameters = sum(p.numel() for p in whole.parameters())
         self.flops_per_token = flops_per_token(whole, data.seq_len)
-        self.done, self.pending = 0, list[Step]()
+        self.done, self.pending = 0, list[StepMetrics]()
 
     def __enter__(self) -> Self:
         return self
@@ -149,7 +151,7 @@ class Trainer:
             self.model.all_gather_params()
         self.optimizer.zero_grad()
         self.done = step
-        self.pending.append(Step(step, rate, loss, norm, self.stability.fault))
+        self.pending.append(StepMetrics(step, rate, loss, norm, self.stability.fault))
         return stops
 
     def _measure(self, loss: torch.Tensor, stop: int) -> tuple[float, float, bool]:
@@ -201,8 +203,8 @@ class Trainer:
         )
         self.model.check()
         kept_on_disk = "disk" in (self.config.memory.optimizer, self.config.memory.parameters)  # a copy would not fit
-        beside = self.config.checkpoint.beside and not kept_on_disk
-        write = self.checkpoints.save_async if beside else self.checkpoints.save
+        async_save = self.config.checkpoint.async_save and not kept_on_disk
+        write = self.checkpoints.save_async if async_save else self.checkpoints.save
         write(record, self._state())
         self.since = time.perf_counter()
 
@@ -255,7 +257,7 @@ class Trainer:
             "memory_bytes": memory_bytes(self.world.device),
         }
 
-    def _say_step(self, step: Step, speed: dict[str, Any]) -> None:
+    def _say_step(self, step: StepMetrics, speed: dict[str, Any]) -> None:
         width = len(str(self.config.optim.steps))
         mfu = "n/a" if speed["mfu"] is None else f"{speed['mfu']:.1%}"
         scale = f"  scale {self.stability.scale:g}" if self.stability.scales else ""

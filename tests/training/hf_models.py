@@ -10,8 +10,8 @@ import transformers
 from torch import Tensor
 
 from gristmill.io.token_shards import TokenizerRecord
-from training.checkpoint.checkpoint import CheckpointRecord, Checkpoints, load_model
-from training.checkpoint.checkpoint_group import alone
+from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord, load_model
+from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import model_state
 from training.model.decoder import Decoder
 from training.model.initialize import fill_initial
@@ -68,16 +68,16 @@ def save(model: Decoder, folder: Path, tokenizer: TokenizerRecord | None = None)
         model=asdict(model.config),
         tokenizer=tokenizer or TokenizerRecord("t.model", "0", 50, END),
     )
-    with alone() as peers:
-        Checkpoints(folder / "checkpoints", 1, peers.world, print).save(record, model_state(weights(model)))
+    with single_process_group() as group:
+        CheckpointManager(folder / "checkpoints", 1, group.world, print).save(record, model_state(weights(model)))
     return folder
 
 
 def load_ours(folder: Path) -> Decoder:
     """A model of what `folder` says it holds."""
-    with alone() as peers:
+    with single_process_group() as group:
         model = build(ModelConfig(**json.loads(next(folder.glob("step-*/record.json")).read_text())["model"]))
-        assert load_model(folder, model_state(weights(model)), peers.world, print).step == 0
+        assert load_model(folder, model_state(weights(model)), group.world, print).step == 0
     return model
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.io.token_shards import TokenizerRecord
-from training.checkpoint.checkpoint import CheckpointRecord, Checkpoints
+from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
 from training.checkpoint.shard_storage import model_state
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World, build_world, open_processes
@@ -74,7 +74,7 @@ def save(folder: Path, layout: str, steps: list[int], keep: int = 2, asynchronou
     """Save at each of `steps` a state of that seed; what was said."""
     said: list[str] = []
     with open_world() as world:
-        checkpoints = Checkpoints(folder, keep, world, said.append)
+        checkpoints = CheckpointManager(folder, keep, world, said.append)
         for step in steps:
             state = model_state(*weights_and_moments(layout, world.size, world.rank, step))
             (checkpoints.save_async if asynchronous else checkpoints.save)(record(step, world.size), state)
@@ -89,7 +89,7 @@ def load(folder: Path, layout: str) -> tuple[CheckpointRecord | None, Held, list
     said: list[str] = []
     with open_world() as world:
         state = model_state(*weights_and_moments(layout, world.size, world.rank, seed=99))
-        found = Checkpoints(folder, 2, world, said.append).load(state)
+        found = CheckpointManager(folder, 2, world, said.append).load(state)
         return found, {key: (spec, tensor) for key, [(tensor, spec)] in state.items()}, said
 
 

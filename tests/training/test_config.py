@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.config import load_config
 from gristmill.errors import UsageError
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.config import TrainConfig
@@ -35,6 +36,12 @@ def test_resolving_leaves_nothing_open() -> None:
 def test_sizes_that_do_not_fit_together_are_errors(changes: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ModelConfig(**changes).resolve(99, 16)  # type: ignore[arg-type]
+
+
+def test_the_old_name_of_async_save_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--out_dir", "out", "--data.train", "a", "--data.holdout", "b", "--checkpoint.beside", "false"]
+    assert not load_config(TrainConfig, given).checkpoint.async_save
+    assert "checkpoint.beside is called checkpoint.async_save now" in capsys.readouterr().err
 
 
 def test_values_no_run_could_have_are_errors() -> None:

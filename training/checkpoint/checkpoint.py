@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import torch
@@ -24,10 +25,10 @@ from torch import Tensor
 
 from gristmill.errors import InputError, OutputError, UsageError, writing
 from gristmill.io.files import PARTIAL, flush_to_disk, partial_path, sha256_file, write_whole
-from training.checkpoint.checkpoint_group import Peers
+from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.record import RECORD, CheckpointRecord, check
 from training.checkpoint.shard_plans import State
-from training.checkpoint.shard_storage import METADATA, Held, held_in, read_pieces, share_out, write_pieces
+from training.checkpoint.shard_storage import METADATA, ShardKey, assign_writers, held_shards, read_shards, write_shards
 from training.distributed.mesh import World
 
 LATEST = "latest"
@@ -35,18 +36,21 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When the run is written down."""
+    """How often checkpoints are saved, and how many are kept."""
+
+    RENAMED: ClassVar[dict[str, str]] = {"beside": "async_save"}
 
     every: int = 200
     """Steps between checkpoints; 0: only after the last step."""
     keep: int = 2
-    """How many of the latest to keep."""
-    beside: bool = True
-    """Write them while the training goes on, from a copy in memory; not where [memory] keeps states on disk."""
+    """Number of latest checkpoints to keep."""
+    async_save: bool = True
+    """Write checkpoints in a background thread, from a copy in CPU memory, while training continues. Has no effect
+    where [memory] keeps states on disk: a copy would not fit in memory."""
 
 
 @dataclass
-class Checkpoints:
+class CheckpointManager:
     """The checkpoints in `folder`, of which `keep` are kept; `say` tells the user what happens to them.
 
     Every process calls every method, and in the same order. What `save_async` began must be waited
@@ -57,13 +61,13 @@ class Checkpoints:
     keep: int
     world: World
     say: Callable[[str], None]
-    _staged: dict[Held, Tensor] = field(default_factory=dict, init=False)
+    _staged: dict[ShardKey, Tensor] = field(default_factory=dict, init=False)
     _saving: Future[Path] | None = field(default=None, init=False)
     _abandoned: list[Path] = field(default_factory=list, init=False)  # later than the one loaded
 
     @cached_property
-    def peers(self) -> Peers:
-        return Peers.meet(self.world)
+    def group(self) -> CheckpointGroup:
+        return CheckpointGroup.create(self.world)
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -104,14 +108,14 @@ class Checkpoints:
         if found is None:
             return None
         path, record = found
-        read_pieces(state, path, self.peers.group)
+        read_shards(state, path, self.group.process_group)
         return record
 
     def latest(self) -> tuple[Path, CheckpointRecord] | None:
         """The checkpoint that `load` reads, and its record."""
-        candidates, later = self.peers.main_only(self._finished)
+        candidates, later = self.group.main_only(self._finished)
         for path in candidates:
-            record, fault = check(path, self.peers)
+            record, fault = check(path, self.group)
             if record is not None:
                 self._abandoned = later
                 return path, record
@@ -133,7 +137,7 @@ class Checkpoints:
 
     def _share(self, state: State) -> State:
         """What of `state` this process is to write, so that each shard is written by one of those that hold it."""
-        mine = share_out(self.peers.gather(lambda: held_in(state)))[self.world.rank]
+        mine = assign_writers(self.group.gather(lambda: held_shards(state)))[self.world.rank]
         share: State = {}
         for key in sorted(state):
             once = {spec: tensor for tensor, spec in state[key] if (key, spec) in mine}
@@ -157,16 +161,16 @@ class Checkpoints:
         assert all(map(math.isfinite, record.stability.values())), "JSON holds finite numbers only"
         final = self.path(record.step)
         temporary = partial_path(final)
-        self.peers.main_only(lambda: self._begin(temporary))
+        self.group.main_only(lambda: self._begin(temporary))
         try:
-            write_pieces(share, temporary, self.peers.group)
+            write_shards(share, temporary, self.group.process_group)
         except OutputError:
             if self.world.is_main:
                 shutil.rmtree(temporary, ignore_errors=True)  # room, which may be what is missing
             raise
-        hashes = self.peers.gather(lambda: _hashes(temporary, self.world.rank))
+        hashes = self.group.gather(lambda: _hashes(temporary, self.world.rank))
         files = {name: digest for part in hashes for name, digest in part.items()}
-        self.peers.main_only(lambda: self._commit(msgspec.structs.replace(record, files=files), temporary, final))
+        self.group.main_only(lambda: self._commit(msgspec.structs.replace(record, files=files), temporary, final))
         return final
 
     def _begin(self, temporary: Path) -> None:
@@ -195,19 +199,19 @@ class Checkpoints:
                 _remove(path)
 
 
-def open_checkpoint(folder: Path, peers: Peers, say: Callable[[str], None]) -> tuple[Path, CheckpointRecord]:
+def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], None]) -> tuple[Path, CheckpointRecord]:
     """The checkpoint that a user names: itself, a folder of them, or a training run's folder.
 
     Raises UsageError where there is none, InputError where it is damaged.
     """
     if (folder / RECORD).is_file():
-        record, fault = check(folder, peers)
+        record, fault = check(folder, group)
         if record is None:
             raise InputError(f"the checkpoint {folder} cannot be used ({fault})")
         return folder, record
     inside = folder / "checkpoints"
-    checkpoints = Checkpoints(inside if inside.is_dir() else folder, 1, peers.world, say)
-    checkpoints.peers = peers
+    checkpoints = CheckpointManager(inside if inside.is_dir() else folder, 1, group.world, say)
+    checkpoints.group = group
     found = checkpoints.latest()
     if found is None:
         raise UsageError(f"{folder}: wanted a checkpoint with its {RECORD}, a folder of them, or a run's --out_dir")
@@ -220,9 +224,9 @@ def load_model(folder: Path, state: State, world: World, say: Callable[[str], No
     Every process calls it. Raises UsageError where there is none, InputError where it is damaged or of
     another model. What shapes do not show, require_same_model compares.
     """
-    peers = Peers.meet(world)
-    path, record = open_checkpoint(folder, peers, say)
-    read_pieces(state, path, peers.group)
+    group = CheckpointGroup.create(world)
+    path, record = open_checkpoint(folder, group, say)
+    read_shards(state, path, group.process_group)
     return record
 
 

@@ -1,4 +1,4 @@
-"""The processes of a run, to agree on something beside the training: a gloo group of their own."""
+"""A separate gloo group over all ranks, for the threads that write checkpoints."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,47 +13,48 @@ from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World, build_world, open_processes
 
 Result = TypeVar("Result")
-# of one process for another: a disk may be slow. That a process has died is noticed at once
-_PATIENCE = timedelta(minutes=10)
+_TIMEOUT = timedelta(minutes=10)  # a disk may be slow; a rank that died is noticed at once
 
 
 @dataclass(frozen=True)
-class Peers:
-    """All processes of `world`, over a group that the training does not use.
+class CheckpointGroup:
+    """All ranks of `world`, over a process group that training never uses.
 
-    So a thread beside it may: two threads' messages on one gloo group reach each other's receivers.
+    A checkpoint thread needs its own: on one gloo group, two threads would receive each other's messages.
     """
 
     world: World
-    group: dist.ProcessGroup
+    process_group: dist.ProcessGroup
 
     @classmethod
-    def meet(cls, world: World) -> "Peers":
-        """Every process calls it, at the same point among the groups it makes."""
-        return cls(world, dist.new_group(backend="gloo", timeout=_PATIENCE))
+    def create(cls, world: World) -> "CheckpointGroup":
+        """Create the group; a collective call, in the same order as other groups on every rank."""
+        return cls(world, dist.new_group(backend="gloo", timeout=_TIMEOUT))
 
     def gather(self, action: Callable[[], Result]) -> list[Result]:
-        """What `action` returns on each process, by rank; where one of them meets an error, all raise it."""
+        """Run `action` on every rank; return all results, by rank.
+
+        If it raises a GristmillError on one rank, every rank raises it.
+        """
         mine: tuple[Any, GristmillError | None]
         try:
             mine = action(), None
         except GristmillError as error:
             mine = None, error
         everyone: list[Any] = [None] * self.world.size
-        dist.all_gather_object(everyone, mine, group=self.group)
-        for _, met in everyone:
-            if met is not None:
-                raise met
+        dist.all_gather_object(everyone, mine, group=self.process_group)
+        for _, failure in everyone:
+            if failure is not None:
+                raise failure
         return [result for result, _ in everyone]
 
     def main_only(self, action: Callable[[], Result]) -> Result:
-        """Let the main process act while the others wait: all get its result, or raise the error it met."""
-        # nothing else is gathered, and so nothing is None but what the others did not do
+        """Run `action` on rank 0; every rank returns its result, or raises the GristmillError it raised."""
         return self.gather(lambda: action() if self.world.is_main else None)[0]  # type: ignore[return-value]
 
 
 @contextmanager
-def alone() -> Iterator[Peers]:
-    """This process by itself, for tools that read and write checkpoints."""
+def single_process_group() -> Iterator[CheckpointGroup]:
+    """A group of this process alone, for tools that read and write checkpoints outside a training run."""
     with open_processes("cpu") as device:
-        yield Peers.meet(build_world(ParallelConfig(dp=1, shard=1), device))
+        yield CheckpointGroup.create(build_world(ParallelConfig(dp=1, shard=1), device))

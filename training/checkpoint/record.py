@@ -9,7 +9,7 @@ import msgspec
 from gristmill.errors import UsageError
 from gristmill.io.files import sha256_file
 from gristmill.io.token_shards import TokenizerRecord
-from training.checkpoint.checkpoint_group import Peers
+from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.shard_storage import METADATA
 from training.model.model_config import ModelConfig
 
@@ -38,13 +38,13 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     version: int = VERSION
 
 
-def check(path: Path, peers: Peers) -> tuple[CheckpointRecord | None, str]:
+def check(path: Path, group: CheckpointGroup) -> tuple[CheckpointRecord | None, str]:
     """The record of a checkpoint whose files are what it says, or None and why; each process reads a part of them."""
-    record, fault = peers.main_only(lambda: _read_record(path))
+    record, fault = group.main_only(lambda: _read_record(path))
     if record is None:
         return None, fault
-    names = sorted(record.files)[peers.world.rank :: peers.world.size]
-    everyone = peers.gather(lambda: [name for name in names if not _matches(path / name, record.files[name])])
+    names = sorted(record.files)[group.world.rank :: group.world.size]
+    everyone = group.gather(lambda: [name for name in names if not _matches(path / name, record.files[name])])
     faults = sorted(name for part in everyone for name in part)
     return (None, f"{faults[0]} is missing or damaged") if faults else (record, "")
 

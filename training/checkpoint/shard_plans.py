@@ -48,7 +48,7 @@ def overlap(one: Box, other: Box) -> Box:
     return start, tuple(max(0, stop - begin) for begin, stop in zip(start, stops, strict=True))
 
 
-class PieceSavePlanner(SavePlanner):
+class ShardSavePlanner(SavePlanner):
     """Writes every shard of the state it is given. Together they must make up each whole tensor, without overlap."""
 
     def set_up_planner(
@@ -84,7 +84,7 @@ class PieceSavePlanner(SavePlanner):
         return _entry(self.state, write_item.index).contiguous()
 
 
-class PieceLoadPlanner(LoadPlanner):
+class ShardLoadPlanner(LoadPlanner):
     """Fills each tensor of the state it is given from the boxes that were stored of it."""
 
     def set_up_planner(

@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 from gristmill.errors import GristmillError, InputError, OutputError
-from training.checkpoint.shard_plans import PieceLoadPlanner, PieceSavePlanner, State
+from training.checkpoint.shard_plans import ShardLoadPlanner, ShardSavePlanner, State
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 
 METADATA = ".metadata"
-Held = tuple[str, ShardSpec]
+ShardKey = tuple[str, ShardSpec]
 _ADMITTED = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
@@ -49,24 +49,24 @@ def model_state(params: Iterable[ShardedParameter], moments: Mapping[str, Mappin
     return state
 
 
-def held_in(state: State) -> list[Held]:
+def held_shards(state: State) -> list[ShardKey]:
     return [(key, spec) for key, entries in state.items() for _, spec in entries]
 
 
-def share_out(held: list[list[Held]]) -> list[set[Held]]:
+def assign_writers(held: list[list[ShardKey]]) -> list[set[ShardKey]]:
     """What each process is to write, given what each holds: every shard once, and about as much for each.
 
     >>> whole, rows = ShardSpec.whole((2, 2)), [ShardSpec.whole((2, 2)).shard(0, 2, i) for i in range(2)]
-    >>> written = share_out([[("a", whole), ("b", rows[0])], [("a", whole), ("b", rows[1]), ("c", whole)]])
+    >>> written = assign_writers([[("a", whole), ("b", rows[0])], [("a", whole), ("b", rows[1]), ("c", whole)]])
     >>> [sorted(key for key, _ in items) for items in written]
     [['a', 'b'], ['b', 'c']]
     """
-    holders: dict[Held, list[int]] = {}
+    holders: dict[ShardKey, list[int]] = {}
     for rank, items in enumerate(held):
         for key, spec in items:
             if spec.numel:
                 holders.setdefault((key, spec), []).append(rank)
-    written: list[set[Held]] = [set() for _ in held]
+    written: list[set[ShardKey]] = [set() for _ in held]
     load = [0] * len(held)
     # where there is no choice first, then the largest
     order = sorted(holders, key=lambda item: (len({*holders[item]}) > 1, -item[1].numel, item[0], item[1].offset))
@@ -77,16 +77,16 @@ def share_out(held: list[list[Held]]) -> list[set[Held]]:
     return written
 
 
-def write_pieces(state: State, folder: Path, group: dist.ProcessGroup) -> None:
+def write_shards(state: State, folder: Path, group: dist.ProcessGroup) -> None:
     """Write what the processes of `group` give, together a partition of each whole tensor, into an empty `folder`.
 
     Raises OutputError, the same on every process, where one of them cannot write.
     """
     with _one_line(folder, "write"):
-        dcp.save(dict(state), storage_writer=_Writer(folder), planner=PieceSavePlanner(), process_group=group)
+        dcp.save(dict(state), storage_writer=_Writer(folder), planner=ShardSavePlanner(), process_group=group)
 
 
-def read_pieces(state: State, folder: Path, group: dist.ProcessGroup) -> None:
+def read_shards(state: State, folder: Path, group: dist.ProcessGroup) -> None:
     """Fill the tensors of `state` in place from the checkpoint in `folder`, whatever layout wrote it.
 
     Raises InputError, the same on every process, where it lacks one of them or holds it in another shape.
@@ -94,10 +94,10 @@ def read_pieces(state: State, folder: Path, group: dist.ProcessGroup) -> None:
     reader = _Reader(folder)
     reader.read_metadata()  # here its error is ours
     with _one_line(folder, "read"):
-        dcp.load(dict(state), storage_reader=reader, planner=PieceLoadPlanner(), process_group=group)
+        dcp.load(dict(state), storage_reader=reader, planner=ShardLoadPlanner(), process_group=group)
 
 
-def stored_types(folder: Path) -> dict[str, torch.dtype]:
+def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
     """The types of the tensors in the checkpoint in `folder`, by key."""
     stored = _Reader(folder).read_metadata().state_dict_metadata
     return {key: entry.properties.dtype for key, entry in stored.items() if isinstance(entry, TensorStorageMetadata)}

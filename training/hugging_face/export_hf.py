@@ -18,8 +18,8 @@ from gristmill.errors import OutputError, UsageError, writing
 from gristmill.io.files import flush_to_disk, partial_path, sha256_file, write_whole
 from gristmill.io.token_shards import TokenizerRecord
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
-from training.checkpoint.checkpoint_group import alone
-from training.checkpoint.shard_storage import read_pieces, stored_types
+from training.checkpoint.checkpoint_group import single_process_group
+from training.checkpoint.shard_storage import read_shards, stored_dtypes
 from training.hugging_face.tensor_names import (
     CONFIG,
     INDEX,
@@ -54,16 +54,16 @@ def export_hf(
     limit = parse_size(shard_size)
     require_empty(out_dir)
     partial = partial_path(out_dir)
-    with alone() as peers, writing(out_dir):
-        path, record = open_checkpoint(checkpoint, peers, lambda text: print(text, file=sys.stderr))
+    with single_process_group() as group, writing(out_dir):
+        path, record = open_checkpoint(checkpoint, group, lambda text: print(text, file=sys.stderr))
         model = model_config(record)
         form = form_of(model)
         tokenizer = _find_tokenizer(tokens, record.tokenizer) if tokens else None
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        dtype = stored_types(path)["model.embed.tokens.weight"]
+        dtype = stored_dtypes(path)["model.embed.tokens.weight"]
         tensors = their_tensors(form, model)
-        _write_weights(tensors, dtype, limit, path, partial, peers.group)
+        _write_weights(tensors, dtype, limit, path, partial, group.process_group)
         _write_json(partial / CONFIG, to_config(form, model, record.tokenizer.end_of_document, dtype))
         _write_json(partial / "generation_config.json", _generation(record.tokenizer.end_of_document))
         if tokenizer is not None:
@@ -107,7 +107,7 @@ def _write_weights(
         filled = {theirs.name: torch.empty(theirs.shape, dtype=dtype) for theirs in shard}
         views = [view for theirs in shard for view in theirs.views(filled[theirs.name]).items()]
         state = {f"model.{ours}": [(view, ShardSpec.whole(tuple(view.shape)))] for ours, view in views}
-        read_pieces(state, source, group)
+        read_shards(state, source, group)
         try:
             safetensors.torch.save_file(filled, folder / name, metadata={"format": "pt"})
         except safetensors.SafetensorError as error:

@@ -14,8 +14,8 @@ from tyro.conf import Positional
 from gristmill.errors import InputError, UsageError, writing
 from gristmill.io.files import sha256_file, whole_file
 from gristmill.io.token_shards import TokenizerRecord
-from training.checkpoint.checkpoint import CheckpointRecord, Checkpoints
-from training.checkpoint.checkpoint_group import alone
+from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
+from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_plans import State
 from training.hugging_face.export_hf import require_empty
 from training.hugging_face.tensor_names import (
@@ -52,7 +52,7 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
         form, model = from_config(config)
     except (UsageError, InputError) as error:
         raise type(error)(f"{hf_folder / CONFIG}: {error}") from error
-    with ExitStack() as files, alone() as peers:
+    with ExitStack() as files, single_process_group() as group:
         tensors = _open_tensors(hf_folder, BODIES[form], files)
         state = _state(form, model, tensors)
         tokenizer = _copy_tokenizer(hf_folder / TOKENIZER, out_dir, model, config)
@@ -66,7 +66,7 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
             model=asdict(model),
             tokenizer=tokenizer,
         )
-        path = Checkpoints(out_dir, 1, peers.world, print).save(record, state)
+        path = CheckpointManager(out_dir, 1, group.world, print).save(record, state)
     return f"{form} model, {len(state)} parameters, in {path}\ntrain it with --init_from {out_dir} {options(model)}"
 
 

@@ -21,7 +21,7 @@ from tests.training.small_state import (
     value,
     weights_and_moments,
 )
-from training.checkpoint.checkpoint import Checkpoints, load_model
+from training.checkpoint.checkpoint import CheckpointManager, load_model
 from training.checkpoint.shard_storage import model_state
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world, open_processes
@@ -70,7 +70,7 @@ def pass_on(folder: Path, layout: dict[str, Any], step: int) -> bool:
         found, wanted = (ParallelModel(config, resolved, world, seed) for seed in (2 if step else 1, 1))
         optimizer = build_optimizer(found.params, OptimConfig())
         moments = optimizer.moments()
-        checkpoints = Checkpoints(folder, 1, world, print)
+        checkpoints = CheckpointManager(folder, 1, world, print)
         if step:
             checkpoints.load(model_state(found.params, moments))
         else:
@@ -125,7 +125,7 @@ def load_another(folder: Path, name: str, shape: tuple[int, ...]) -> str:
             weights.append(ShardedParameter(name, own, own, ShardSpec.whole(shape), True))
             moments.pop(name, None)
         try:
-            Checkpoints(folder, 2, world, print).load(model_state(weights, moments))
+            CheckpointManager(folder, 2, world, print).load(model_state(weights, moments))
         except InputError as error:
             return str(error)
     return ""
@@ -179,7 +179,7 @@ def test_what_is_saved_beside_the_training_is_what_was_there_when_it_began(
 def train_beside(folder: Path) -> tuple[float, bool]:
     """Sum over the training's group while a checkpoint is written: the largest error, and whether it was meanwhile."""
     with open_world() as world:
-        checkpoints = Checkpoints(folder, 1, world, print)
+        checkpoints = CheckpointManager(folder, 1, world, print)
         weight = torch.ones(3_000_000)
         own = nn.Parameter(weight)
         spec = ShardSpec.whole((3_000_000 * world.size,)).shard(0, world.size, world.rank)

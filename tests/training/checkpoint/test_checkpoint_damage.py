@@ -14,7 +14,7 @@ from torch import nn
 
 from gristmill.errors import InputError, OutputError
 from tests.training.small_state import Ranks, flip_a_bit, is_seed, load, open_world, record, save, weights_and_moments
-from training.checkpoint.checkpoint import Checkpoints
+from training.checkpoint.checkpoint import CheckpointManager
 from training.checkpoint.shard_storage import model_state
 from training.distributed.rank_pool import RankError
 from training.sharding.shard_spec import ShardSpec
@@ -63,7 +63,7 @@ def test_all_processes_pass_over_what_one_found_damaged(tmp_path: Path, run_rank
 def go_on(folder: Path, step: int) -> int:
     """Load, then save `step`, as a run does that goes on; the step begun at."""
     with open_world() as world:
-        checkpoints = Checkpoints(folder, 2, world, [].append)
+        checkpoints = CheckpointManager(folder, 2, world, [].append)
         state = model_state(*weights_and_moments("rows", 1, 0, seed=step))
         found = checkpoints.load(state)
         checkpoints.save(record(step), state)
@@ -108,7 +108,7 @@ def run_out_of_room(folder: Path, asynchronous: bool) -> tuple[str, str]:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     said = ["", ""]
     with open_world() as world:
-        checkpoints = Checkpoints(folder, 2, world, print)
+        checkpoints = CheckpointManager(folder, 2, world, print)
         for step, room in ((1, resource.RLIM_INFINITY), (2, 2000), (3, resource.RLIM_INFINITY)):
             resource.setrlimit(resource.RLIMIT_FSIZE, (room if world.rank == world.size - 1 else -1, -1))
             state = model_state(*weights_and_moments("copies", world.size, world.rank, step))
@@ -157,7 +157,7 @@ def save_until_killed(folder: Path, moment: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     with open_world() as world:
-        checkpoints = Checkpoints(folder, 2, world, print)
+        checkpoints = CheckpointManager(folder, 2, world, print)
         threading.Thread(target=watch, daemon=True).start()
         for step in range(1, 100):
             own = nn.Parameter(torch.full((4_000_000,), float(step)))
@@ -173,6 +173,6 @@ def test_a_kill_in_the_middle_leaves_one_to_go_on_from(tmp_path: Path, run_ranks
     latest = (tmp_path / "latest").read_text()
     with open_world() as world:
         state = {"model.w": [(torch.zeros(8_000_000), ShardSpec.whole((8_000_000,)))]}
-        found = Checkpoints(tmp_path, 2, world, print).load(state)
+        found = CheckpointManager(tmp_path, 2, world, print).load(state)
     assert found is not None and f"step-{found.step:08d}" == latest and found.step in (2, 3, 4)
     assert bool((state["model.w"][0][0] == found.step).all())

@@ -26,7 +26,7 @@ from tests.training.hf_models import (
     weights,
 )
 from training.checkpoint.checkpoint import load_model
-from training.checkpoint.checkpoint_group import alone
+from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import model_state
 from training.config import TrainConfig
 from training.data.batches import Batches, BatchSplit
@@ -138,9 +138,9 @@ def test_the_tokenizer_goes_along_both_ways(tmp_path: Path) -> None:
     assert (tmp_path / "hf/tokenizer.model").read_bytes() == content
     import_hf(tmp_path / "hf", tmp_path / "start")
     assert (tmp_path / "start/tokenizer.model").read_bytes() == content
-    with alone() as peers:
+    with single_process_group() as group:
         model = build(MODELS["llama"])
-        found = load_model(tmp_path / "start", model_state(weights(model)), peers.world, print).tokenizer
+        found = load_model(tmp_path / "start", model_state(weights(model)), group.world, print).tokenizer
     assert (found.path, found.sha256, found.end_of_document) == ("tokenizer.model", record.sha256, END)
     (tokens / "grain.model").write_bytes(b"another")
     with pytest.raises(UsageError, match="is not the tokenizer"):

@@ -156,7 +156,7 @@ def test_an_overflow_on_one_rank_is_skipped_by_all_and_the_scale_survives_a_chec
 
 def test_a_skipped_step_leaves_the_parameters_as_they_were(config: TrainConfig, run_ranks: RunRanks) -> None:
     config = replace(config, parallel=ParallelConfig(zero=3), optim=replace(config.optim, steps=4), seed=3)
-    saves = replace(config, checkpoint=CheckpointConfig(every=1, keep=9, beside=False))
+    saves = replace(config, checkpoint=CheckpointConfig(every=1, keep=9, async_save=False))
     run_ranks(2, train_poisoned, saves, {3: "nan"})
     folder = config.out_dir / "checkpoints"
     files = [(folder / f"step-{step:08d}/__0_0.distcp").read_bytes() for step in (2, 3, 4)]

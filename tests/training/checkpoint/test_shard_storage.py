@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from training.checkpoint.shard_plans import PieceLoadPlanner, PieceSavePlanner, State, overlap
-from training.checkpoint.shard_storage import held_in, model_state, share_out
+from training.checkpoint.shard_plans import ShardLoadPlanner, ShardSavePlanner, State, overlap
+from training.checkpoint.shard_storage import assign_writers, held_shards, model_state
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -33,8 +33,8 @@ def numbered(shape: Shape) -> Tensor:
 
 def store(held: list[State]) -> tuple[dict[MetadataIndex, Tensor], object]:
     """What DCP does with the planners, in one process: the chunks that come to the files, and the index."""
-    written = share_out([held_in(state) for state in held])
-    planners = [PieceSavePlanner() for _ in held]
+    written = assign_writers([held_shards(state) for state in held])
+    planners = [ShardSavePlanner() for _ in held]
     for planner, state, items in zip(planners, held, written, strict=True):
         share: State = {}
         for key, spec in sorted(items, key=repr):
@@ -51,7 +51,7 @@ def store(held: list[State]) -> tuple[dict[MetadataIndex, Tensor], object]:
 
 
 def fetch(state: State, chunks: dict[MetadataIndex, Tensor], metadata: object) -> None:
-    planner = PieceLoadPlanner()
+    planner = ShardLoadPlanner()
     planner.set_up_planner(state, metadata)
     for item in planner.finish_plan(planner.create_global_plan([planner.create_local_plan()])[0]).items:
         chunk = chunks[item.storage_index]
@@ -103,7 +103,7 @@ def test_work_is_shared_among_those_who_can_do_it(ranks: int, sizes: list[tuple[
     for number, (size, holders) in enumerate(sizes):
         for rank in [r for r in range(ranks) if holders >> r & 1] or range(ranks):
             held[rank].append((f"k{number}", ShardSpec.whole((size,))))
-    written = share_out(held)
+    written = assign_writers(held)
     assert all(items <= set(mine) for items, mine in zip(written, held, strict=True))
     assert sorted(key for items in written for key, _ in items) == sorted(f"k{n}" for n in range(len(sizes)))
     loads = [sum(spec.numel for _, spec in items) for items in written]
@@ -129,7 +129,7 @@ def test_a_state_names_parameters_and_moments() -> None:
     own, spec = nn.Parameter(torch.ones(2, 3)), ShardSpec((4, 3), (2, 0), (2, 3))
     moments = {"w": {"exp_avg": torch.zeros(2, 3), "master": torch.zeros(2, 3).double()}}
     state = model_state([ShardedParameter("w", own, own, spec, True)], moments)
-    assert held_in(state) == [("model.w", spec), ("optim.w.exp_avg", spec), ("optim.w.master", spec)]
+    assert held_shards(state) == [("model.w", spec), ("optim.w.exp_avg", spec), ("optim.w.master", spec)]
     ((tensor, _),) = state["model.w"]
     assert tensor.data_ptr() == own.data_ptr() and not tensor.requires_grad
     assert list(model_state([ShardedParameter("w", own, own, spec, True)])) == ["model.w"]
