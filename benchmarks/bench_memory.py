@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.bench_tables import markdown
 from gristmill.command import run_guarded
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import World, build_world, open_processes
+from training.distributed.mesh import World, build_world, init_distributed
 from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import ParametersOnDisk
 from training.model.decoder import Decoder
@@ -143,7 +143,7 @@ def sharded_parameter(name: str, p: nn.Parameter, world: World) -> ShardedParame
 
 def measure(config: ModelConfig, zero: int, memory: MemoryConfig, device: str, batch: int, steps: int) -> Result:
     """One setting, in this process."""
-    with open_processes(device) as place:  # type: ignore[arg-type]
+    with init_distributed(device) as place:  # type: ignore[arg-type]
         nn.Linear(64, 64, device=place)(torch.ones(64, 64, device=place)).sum().backward()  # what torch itself takes
         before = memory_of(place)
         world = build_world(ParallelConfig(zero=zero).resolve(1, config, config.context), place)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from torch import nn
 
 from gristmill.config import load_config
 from training.config import TrainConfig
-from training.distributed.mesh import open_processes
+from training.distributed.mesh import init_distributed
 from training.kernels.precision import autocast
 from training.model.decoder import Decoder
 from training.reporting.metrics import memory_bytes
@@ -31,7 +31,7 @@ def main(task: str) -> None:
     """Run the steps, and write REPORT/rank.json: seconds of each, in all and of this process's own work."""
     asked = json.loads(task)
     config = load_config(TrainConfig, asked["arguments"], prog="bench_training")
-    with open_processes(config.device, config.timeout) as device, Trainer(config, device) as trainer:
+    with init_distributed(config.device, config.timeout) as device, Trainer(config, device) as trainer:
         trainer.resume()
         step = trainer.step if asked["what"] == "ours" else data_parallel_step(trainer, device)
         peaks = [matmul_peak(device, config.precision)]

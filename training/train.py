@@ -15,7 +15,7 @@ from gristmill.errors import GristmillError
 from training.checkpoint.run_folder import claim
 from training.config import TrainConfig
 from training.distributed.hang_detection import watched
-from training.distributed.mesh import open_processes
+from training.distributed.mesh import init_distributed
 from training.distributed.stop_signals import StopSignals
 from training.trainer import Summary, Trainer
 
@@ -27,7 +27,7 @@ def train(config: TrainConfig) -> Summary:
     cannot run; on SIGINT or SIGTERM it saves a checkpoint and raises SystemExit(128 + signal).
     """
     config.check()
-    with open_processes(config.device, config.timeout) as device, StopSignals() as stop:
+    with init_distributed(config.device, config.timeout) as device, StopSignals() as stop:
         trainer = Trainer(config, device)
         with claim(config.out_dir, trainer.identity, config.optim.steps, trainer.world), trainer:
             trainer.resume()
@@ -44,7 +44,7 @@ def train(config: TrainConfig) -> Summary:
                     trainer.save(step)
                 if asked and not last:
                     trainer.say_stopped(step)
-                    sys.exit(128 + trainer.world.max(stop.received))
+                    sys.exit(128 + trainer.world.all_reduce_max(stop.received))
             return trainer.finish()
 
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             config = load_config(TrainConfig, arguments, prog="train.py")
         config.check()
-        with open_processes(config.device, config.timeout), watched():
+        with init_distributed(config.device, config.timeout), watched():
             train(config)
     except GristmillError as error:
         if rank != 0:

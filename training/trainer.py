@@ -159,7 +159,7 @@ class Trainer:
         self._loss_scale = self.stability.scale  # of these gradients
         squares = squared_norm(self.model.params, self.world.device)
         parts = torch.stack([loss.double(), squares, torch.full_like(squares, stop)])
-        total, square, stops = self.world.sum(parts).tolist()
+        total, square, stops = self.world.all_reduce(parts).tolist()
         return total / self.tokens_per_step, math.sqrt(square) / self._loss_scale, stops > 0
 
     def report(self) -> None:

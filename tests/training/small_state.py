@@ -12,7 +12,7 @@ from gristmill.io.token_shards import TokenizerRecord
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
 from training.checkpoint.shard_storage import model_state
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import World, build_world, open_processes
+from training.distributed.mesh import World, build_world, init_distributed
 from training.sharding.shard_spec import ShardSpec, assemble_shards
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -23,8 +23,8 @@ Ranks = Callable[..., list[Any]]
 
 @contextmanager
 def open_world() -> Iterator[World]:
-    with open_processes("cpu") as device:
-        yield build_world(ParallelConfig(dp=torch.distributed.get_world_size(), shard=1), device)
+    with init_distributed("cpu") as device:
+        yield build_world(ParallelConfig(dp=torch.distributed.get_world_size(), zero_group=1), device)
 
 
 def value(key: str, shape: tuple[int, ...], seed: int) -> Tensor:

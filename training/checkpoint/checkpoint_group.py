@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from gristmill.errors import GristmillError
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import World, build_world, open_processes
+from training.distributed.mesh import World, build_world, init_distributed
 
 Result = TypeVar("Result")
 _TIMEOUT = timedelta(minutes=10)  # a disk may be slow; a rank that died is noticed at once
@@ -56,5 +56,5 @@ class CheckpointGroup:
 @contextmanager
 def single_process_group() -> Iterator[CheckpointGroup]:
     """A group of this process alone, for tools that read and write checkpoints outside a training run."""
-    with open_processes("cpu") as device:
-        yield CheckpointGroup.create(build_world(ParallelConfig(dp=1, shard=1), device))
+    with init_distributed("cpu") as device:
+        yield CheckpointGroup.create(build_world(ParallelConfig(dp=1, zero_group=1), device))

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gristmill.errors import GristmillError
-from training.distributed.mesh import Axis, attempt
+from training.distributed.mesh import Axis, restart_attempt
 from training.distributed.stop_signals import StopSignals
 
 GRACE = 3.0  # seconds that the others have to say what they are doing
@@ -126,7 +126,7 @@ def _open_store() -> dist.Store:
     """Its own connection: another's could be in use by a thread that waits."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10))
-    return dist.PrefixStore(f"{attempt()}/watch", store)
+    return dist.PrefixStore(f"{restart_attempt()}/watch", store)
 
 
 def _listen(store: dist.Store, rank: int, thread: int, done: threading.Event) -> None:

@@ -1,4 +1,10 @@
-"""The processes of a run: the process group, this process's device, the mesh of all of them."""
+"""World: the ranks of a run, their device mesh, and this rank's place in it; joins the process group.
+
+Mesh dimensions, outermost first: "pp", "replicate", "shard", "tp". Neighbouring ranks differ in "tp", which
+communicates most (Narayanan et al. 2021, section 3). Data parallelism is "replicate" x "shard", as in FSDP's hybrid
+sharding: the ranks along "shard" shard what ZeRO shards (`parallel.zero_group` of them), those along "replicate"
+hold copies of the same shard.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -18,14 +24,16 @@ from training.memory.allocator import keep_freed_memory
 
 Result = TypeVar("Result")
 
-
-_STARTING = timedelta(minutes=5)
-AXES = ("pp", "replicate", "shard", "tp")  # the last varies fastest: neighbours talk most
+_START_TIMEOUT = timedelta(minutes=5)
+AXES = ("pp", "replicate", "shard", "tp")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The processes along one axis of the mesh, and which of them this one is; no group where it is alone."""
+    """One mesh dimension as this rank sees it: its size, this rank's index along it, the process group of that line.
+
+    `group` is None where the size is 1.
+    """
 
     name: str
     size: int
@@ -35,12 +43,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class World:
-    """All processes, and which one this is.
-
-    `mesh` has the dimensions of AXES; `axes` is what this process sees of each. The replicas of the model,
-    which read different samples, lie along "replicate" and "shard"; those along "shard" divide among them
-    what ZeRO divides. `timeout` is how long one waits for another.
-    """
+    """This rank's view of the mesh: per-axis size, rank and group; its device; the collectives' timeout."""
 
     mesh: DeviceMesh
     axes: Mapping[str, Axis]
@@ -49,44 +52,47 @@ class World:
 
     @property
     def rank(self) -> int:
+        """Global rank."""
         return dist.get_rank()
 
     @property
     def size(self) -> int:
+        """Number of ranks."""
         return dist.get_world_size()
 
     @property
     def is_main(self) -> bool:
-        """Whether this process speaks for all: prints, and writes what is written once."""
+        """Whether this is rank 0, which prints, and writes the files that exist once per run."""
         return self.rank == 0
 
     def axis(self, name: str) -> Axis:
+        """The axis "pp", "replicate", "shard" or "tp"."""
         return self.axes[name]
 
     @property
     def dp_size(self) -> int:
-        """How many replicas there are: dp."""
+        """Number of data-parallel replicas."""
         return self.axes["replicate"].size * self.axes["shard"].size
 
     @property
     def dp_rank(self) -> int:
-        """Which of the replicas this process belongs to."""
+        """Index of this rank's data-parallel replica."""
         return self.axes["replicate"].rank * self.axes["shard"].size + self.axes["shard"].rank
 
-    def sum(self, x: Tensor) -> Tensor:
-        """The sum of every process's `x`, in `x`; of `self.device` or the CPU."""
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum `x` over all ranks, in place; on `self.device` or the CPU."""
         if self.size > 1:
             dist.all_reduce(x)
         return x
 
-    def max(self, value: int) -> int:
-        """The largest of the processes' values. On the CPU, so that an accelerator need not be waited for."""
+    def all_reduce_max(self, value: int) -> int:
+        """The maximum of `value` over all ranks; reduced on the CPU, so it does not wait for a GPU."""
         x = torch.tensor(value)
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return int(x)
 
     def main_only(self, action: Callable[[], Result]) -> Result:
-        """Let the main process act while the others wait: all get its result, or raise the error it met."""
+        """Run `action` on rank 0 and broadcast its result; a GristmillError it raises is raised on every rank."""
         outcome: list[Any] = [None, None]
         if self.is_main:
             try:
@@ -100,16 +106,16 @@ class World:
 
 
 @contextmanager
-def open_processes(device: Literal["auto", "cpu", "cuda"] = "auto", timeout: float = 60.0) -> Iterator[torch.device]:
-    """Join the processes that torchrun (or torch.distributed.launch) started, or be the only one.
+def init_distributed(device: Literal["auto", "cpu", "cuda"] = "auto", timeout: float = 60.0) -> Iterator[torch.device]:
+    """Join the process group of torchrun (or torch.distributed.launch), or make one of a single rank.
 
-    A process group that the caller has made already is used and left open. `timeout` in seconds.
-    Yields this process's device. Raises UsageError for a GPU that is not there.
+    Yields this rank's device and destroys the group at the end; a group that the caller initialized is used and left
+    open. `timeout`: seconds that a collective waits for other ranks. Raises UsageError for a missing GPU.
     """
     kind = _device_kind(device)
-    place = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0))) if kind == "cuda" else torch.device(kind)
+    rank_device = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0))) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
-        torch.cuda.set_device(place)
+        torch.cuda.set_device(rank_device)
     else:
         _share_cores()
         keep_freed_memory()
@@ -117,74 +123,75 @@ def open_processes(device: Literal["auto", "cpu", "cuda"] = "auto", timeout: flo
     if ours:
         _init_process_group(kind, timeout)
     try:
-        yield place
+        yield rank_device
     finally:
         if ours:
             dist.destroy_process_group()
 
 
 def build_world(layout: ParallelConfig, device: torch.device, timeout: float = 60.0) -> World:
-    """The mesh of a resolved layout over all processes; every process calls it. `timeout` in seconds."""
-    ranks = torch.arange(dist.get_world_size()).view(layout.pp, layout.dp // layout.shard, layout.shard, layout.tp)
-    patience = timedelta(seconds=timeout)
+    """Build the mesh of a resolved layout; collective: every rank calls it. `timeout` in seconds."""
+    shape = (layout.pp, layout.dp // layout.zero_group, layout.zero_group, layout.tp)
+    ranks = torch.arange(dist.get_world_size()).view(shape)
+    limit = timedelta(seconds=timeout)
     groups = []
-    for dim, name in enumerate(AXES):  # init_device_mesh would have them wait for half an hour
+    for dim, name in enumerate(AXES):  # not init_device_mesh: its groups time out after half an hour only
         lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
-        groups.append(dist.new_subgroups_by_enumeration(lines, timeout=patience, group_desc=name)[0])
+        groups.append(dist.new_subgroups_by_enumeration(lines, timeout=limit, group_desc=name)[0])
     mesh = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=AXES)
-    return World(mesh, {name: _axis(mesh[name], name) for name in AXES}, device, patience)
+    return World(mesh, {name: _axis(mesh[name], name) for name in AXES}, device, limit)
 
 
 def _axis(line: DeviceMesh, name: str) -> Axis:
     return Axis(name, line.size(), line.get_local_rank(), line.get_group() if line.size() > 1 else None)
 
 
-def attempt() -> str:
-    """Which of torchrun's attempts to run these processes this is."""
+def restart_attempt() -> str:
+    """Key prefix of torchrun's current restart, such as "attempt0": restarts may share one store."""
     return f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
 
 
 def _device_kind(asked: str) -> str:
     available = torch.cuda.is_available()
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if asked == "cuda" and not available:
-        raise UsageError("--device cuda was asked for, and torch finds no GPU here; try --device cpu")
-    if asked != "cpu" and available and here > torch.cuda.device_count():
+        raise UsageError("--device is cuda, and torch finds no GPU on this machine; try --device cpu")
+    if asked != "cpu" and available and local_ranks > torch.cuda.device_count():
         raise UsageError(
-            f"{here} processes and {torch.cuda.device_count()} GPUs on this machine; "
+            f"{local_ranks} processes and {torch.cuda.device_count()} GPUs on this machine; "
             "try a lower --nproc_per_node, or --device cpu"
         )
     return "cuda" if available and asked != "cpu" else "cpu"
 
 
 def _share_cores() -> None:
-    """Divide the cores between the processes of this machine, unless OMP_NUM_THREADS says otherwise."""
+    """Divide this machine's cores among its ranks, unless OMP_NUM_THREADS is set."""
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
 def _init_process_group(kind: str, timeout: float) -> None:
-    patience = timedelta(seconds=timeout)
+    limit = timedelta(seconds=timeout)
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     if "RANK" not in os.environ:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=patience)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
         return
-    store, rank, size = next(dist.rendezvous("env://", timeout=_STARTING))
-    # torchrun may serve every attempt from one store, in which the dead processes' addresses are still written
-    store = dist.PrefixStore(attempt(), store)
-    _await_all(store, size)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+    store, rank, size = next(dist.rendezvous("env://", timeout=_START_TIMEOUT))
+    # torchrun may keep one store over restarts, which still holds the addresses of dead processes
+    store = dist.PrefixStore(restart_attempt(), store)
+    _wait_for_start(store, size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
 
 
-def _await_all(store: dist.Store, size: int) -> None:
-    """Until all processes have started, which may take longer than they wait for each other later."""
+def _wait_for_start(store: dist.Store, size: int) -> None:
+    """Wait until all ranks have started: the start may take longer than the collectives' timeout."""
     if store.add("started", 1) == size:
         store.set("all started", "")
     try:
-        store.wait(["all started"], _STARTING)
+        store.wait(["all started"], _START_TIMEOUT)
     except dist.DistStoreError as error:
         raise UsageError(
-            f"{store.add('started', 0)} of {size} processes have started within {_STARTING}; "
-            "look at what the launcher says of the others"
+            f"only {store.add('started', 0)} of {size} ranks have started within {_START_TIMEOUT}; "
+            "look for the others' errors in the launcher's output"
         ) from error

@@ -51,12 +51,16 @@ class Case:
     @property
     def alone(self) -> "Case":
         """What to compare with: one process that computes the same without any of it."""
-        return replace(self, layout=ParallelConfig(dp=1, shard=1, virtual_stages=1, micro_batches=1), recompute="none")
+        return replace(
+            self, layout=ParallelConfig(dp=1, zero_group=1, virtual_stages=1, micro_batches=1), recompute="none"
+        )
 
     def __str__(self) -> str:
         layout = self.layout
         words = [self.preset, f"dp{layout.dp} tp{layout.tp} pp{layout.pp}"]
-        words += [f"zero{layout.zero}"] * (layout.zero > 0) + [f"shard{layout.shard}"] * (1 < layout.shard < layout.dp)
+        words += [f"zero{layout.zero}"] * (layout.zero > 0) + [f"shard{layout.zero_group}"] * (
+            1 < layout.zero_group < layout.dp
+        )
         words += ["sp"] * layout.sequence_parallel
         words += [f"{layout.schedule} v{layout.virtual_stages}"] * (layout.pp > 1)
         words += [f"m{layout.micro_batches}"] * (layout.micro_batches > 1)
@@ -192,7 +196,7 @@ def _pairs(case: Case) -> set[frozenset[tuple[str, object]]]:
         ("tp", min(layout.tp, 3)),
         ("pp", min(layout.pp, 3)),
         ("zero", layout.zero),
-        ("hybrid", 1 < layout.shard < layout.dp),
+        ("hybrid", 1 < layout.zero_group < layout.dp),
         ("sequence_parallel", layout.sequence_parallel),
         ("schedule", layout.schedule if layout.pp > 1 else None),
         ("virtual_stages", layout.virtual_stages),

@@ -120,16 +120,16 @@ def _replicas(step: Step, parameters: Mapping[int, Mapping[str, Shape]]) -> Traf
     layout, shapes = step.layout, [shape for named in parameters.values() for shape in named.values()]
     if layout.dp == 1:
         return {}
-    bytes_ = sum(_padded(shape, layout.shard) for shape in shapes) * step.itemsize
+    bytes_ = sum(_padded(shape, layout.zero_group) for shape in shapes) * step.itemsize
     assert bytes_ < BUCKET_BYTES, "one bucket: larger models are not what this is for"
     times = layout.micro_batches if layout.zero == 2 and layout.pp == 1 else 1
-    if layout.shard == 1:
+    if layout.zero_group == 1:
         return {("replicate", "all-reduce"): Volume(times, times * bytes_)}
-    between = times * (layout.shard < layout.dp)
+    between = times * (layout.zero_group < layout.dp)
     return {
         ("shard", "reduce-scatter"): Volume(times, times * bytes_),
         ("shard", "all-gather"): Volume(1, bytes_),
-        ("replicate", "all-reduce"): Volume(between, between * bytes_ // layout.shard),
+        ("replicate", "all-reduce"): Volume(between, between * bytes_ // layout.zero_group),
     }
 
 
@@ -142,16 +142,16 @@ def _zero3(step: Step, parameters: Mapping[int, Mapping[str, Shape]]) -> Traffic
         blocks: dict[str, int] = {}
         for name, shape in named.items():
             unit = name.split(".")[1] if name.startswith("blocks.") else "rest"
-            blocks[unit] = blocks.get(unit, 0) + _padded(shape, layout.shard) * step.itemsize
+            blocks[unit] = blocks.get(unit, 0) + _padded(shape, layout.zero_group) * step.itemsize
         for unit, size in blocks.items():
             times = _gathers(step, stage, keeps=unit == "rest")
             gathered += Volume(times, times * size)
             scattered += Volume(1, size)
-            between += Volume(1, size // layout.shard)
+            between += Volume(1, size // layout.zero_group)
     return {
         ("shard", "all-gather"): gathered,
         ("shard", "reduce-scatter"): scattered,
-        ("replicate", "all-reduce"): between if layout.shard < layout.dp else Volume(0, 0),
+        ("replicate", "all-reduce"): between if layout.zero_group < layout.dp else Volume(0, 0),
     }
 
 

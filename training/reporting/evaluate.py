@@ -43,7 +43,7 @@ def evaluate(model: ParallelModel, data: TokenSequences, count: int, micro: int)
         tokens = data.batch(np.minimum(here, count - 1)).to(world.device)
         targets = tokens[:, 1:].masked_fill(torch.from_numpy(here >= count).to(world.device)[:, None], IGNORED)
         total += model.loss([tokens[:, :-1]], [targets])
-    return world.sum(total).item() / (count * data.length)
+    return world.all_reduce(total).item() / (count * data.length)
 
 
 def bits_per_byte(loss: float, manifest: Manifest) -> float:
@@ -73,4 +73,4 @@ def _counts(data: TokenSequences, start: int, stop: int, vocabulary: int, world:
     ]
     for first, chunk in chunks[world.rank :: world.size]:
         counts += np.bincount(chunk[max(0, start - first) : max(0, stop - first)], minlength=vocabulary)
-    return world.sum(torch.from_numpy(counts)).numpy()
+    return world.all_reduce(torch.from_numpy(counts)).numpy()

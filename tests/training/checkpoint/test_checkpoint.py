@@ -24,7 +24,7 @@ from tests.training.small_state import (
 from training.checkpoint.checkpoint import CheckpointManager, load_model
 from training.checkpoint.shard_storage import model_state
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import build_world, open_processes
+from training.distributed.mesh import build_world, init_distributed
 from training.model.model_config import ModelConfig
 from training.optim.optimizer import OptimConfig, build_optimizer
 from training.parallel.parallel_model import ParallelModel
@@ -64,7 +64,7 @@ def test_copies_are_written_once_and_by_all(tmp_path: Path, run_ranks: Ranks) ->
 def pass_on(folder: Path, layout: dict[str, Any], step: int) -> bool:
     """Load checkpoint `step` into a model under `layout`, save it as the next; whether it is the model of seed 1."""
     config = ModelConfig(preset="gpt2", layers=4, width=8, heads=2).resolve(21, 8)
-    with open_processes("cpu") as device:
+    with init_distributed("cpu") as device:
         resolved = ParallelConfig(**layout).resolve(torch.distributed.get_world_size(), config, 8)
         world = build_world(resolved, device)
         found, wanted = (ParallelModel(config, resolved, world, seed) for seed in (2 if step else 1, 1))
@@ -188,7 +188,7 @@ def train_beside(folder: Path) -> tuple[float, bool]:
         beside = threading.active_count() > threads and not (folder / "step-00000001").exists()
         wrong = 0.0
         for i in range(200):
-            found = world.sum(torch.full((100,), float(i + world.rank)))
+            found = world.all_reduce(torch.full((100,), float(i + world.rank)))
             wrong = max(wrong, float((found - (2 * i + 1)).abs().max()))
         checkpoints.wait()
         return wrong, beside and (folder / "step-00000001").exists()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gristmill.config import load_config
 from gristmill.errors import UsageError
 from training.distributed.layout import STAGES_PER_RANK, ParallelConfig
 from training.model.model_config import ModelConfig
@@ -20,12 +21,17 @@ def refusal(processes: int, seq_len: int = SEQ_LEN, model: ModelConfig = MODEL, 
     return str(error.value)
 
 
-def test_what_is_left_open_is_filled_in() -> None:
+def test_zero_group_keeps_its_old_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert load_config(ParallelConfig, ["--zero", "2", "--shard", "2"]) == ParallelConfig(zero=2, zero_group=2)
+    assert "zero_group" in capsys.readouterr().err
+
+
+def test_zeros_are_filled_in() -> None:
     assert ParallelConfig().resolve(1, MODEL, SEQ_LEN) == ParallelConfig(1, 0, 1, 1, False, 1, "1f1b", 1, 1)
     assert ParallelConfig(tp=2).resolve(8, MODEL, SEQ_LEN).dp == 4
     full = ParallelConfig(pp=2, schedule="interleaved-1f1b", zero=1).resolve(8, MODEL, SEQ_LEN)
-    assert (full.dp, full.shard, full.virtual_stages, full.stages, full.micro_batches) == (4, 4, 2, 4, 4)
-    assert ParallelConfig(zero=2, shard=2).resolve(4, MODEL, SEQ_LEN).shard == 2
+    assert (full.dp, full.zero_group, full.virtual_stages, full.stages, full.micro_batches) == (4, 4, 2, 4, 4)
+    assert ParallelConfig(zero=2, zero_group=2).resolve(4, MODEL, SEQ_LEN).zero_group == 2
 
 
 def of(**layout: Any) -> dict[str, Any]:
@@ -38,17 +44,17 @@ REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
     (of(tp=3), 8, r"dp 2 x tp 3 x pp 1 = 6 processes, and 8 were started; try 6 processes", {}, 6),
     (of(tp=0), 1, r"parallel.dp, tp and pp are 1, 0 and 1; wanted 1 or more of each", of(tp=1), 1),
     (of(dp=-2), 2, r"parallel.dp, tp and pp are -2, 1 and 1; wanted 1 or more of each", of(dp=2), 2),
-    (of(shard=2), 4, r"shard 2 divides nothing with parallel.zero 0; try --parallel.zero 2", of(zero=2), 4),
-    (of(zero=1, shard=3), 4, r"dp 4 is not divisible by parallel.shard 3; try one of its divisors", of(shard=2), 4),
+    (of(zero_group=2), 4, r"zero_group 2 has no effect with parallel.zero 0; try --parallel.zero 2", of(zero=2), 4),
+    (of(zero=1, zero_group=3), 4, r"dp 4 is not divisible by parallel.zero_group 3; try", of(zero_group=2), 4),
     (of(tp=4), 4, r"model.kv_heads 6 is not divisible by parallel.tp 4; try --parallel.tp 3", of(tp=3), 3),
     (of(tp=5), 5, r"model.heads 12 is not divisible by parallel.tp 5; try --parallel.tp 3", of(tp=3), 3),
     (of(sequence_parallel=True), 2, r"over parallel.tp, which is 1; try --parallel.tp 2", of(tp=2), 2),
-    (of(virtual_stages=2), 1, r"virtual_stages 2 divides .* parallel.pp is 1; try", of(virtual_stages=1), 1),
+    (of(virtual_stages=2), 1, r"virtual_stages 2 needs .* parallel.pp is 1; try", of(virtual_stages=1), 1),
     (of(pp=2, virtual_stages=2), 2, r"1f1b is defined for 1 stages .*virtual_stages 1", of(virtual_stages=1), 2),
     (of(pp=2, schedule="zbv", virtual_stages=3), 2, r"zbv is defined for 2 .* 2", of(virtual_stages=2), 2),
     (of(pp=2, schedule="looped-bfs", virtual_stages=1), 2, r"for 2 or more stages", of(virtual_stages=2), 2),
-    (of(pp=9), 9, r"layers 8 cannot fill 9 pipeline stages .9 processes x 1.; try --parallel.pp 8", of(pp=8), 8),
-    (of(pp=6, schedule="zbv"), 6, r"8 cannot fill 12 pipeline stages .6 processes x 2.; try .*pp 4", of(pp=4), 4),
+    (of(pp=9), 9, r"layers 8 cannot fill 9 pipeline stages .9 ranks x 1.; try --parallel.pp 8", of(pp=8), 8),
+    (of(pp=6, schedule="zbv"), 6, r"8 cannot fill 12 pipeline stages .6 ranks x 2.; try .*pp 4", of(pp=4), 4),
     (of(pp=4, micro_batches=3), 4, r"3 are too few: .* takes 4 or more; try .* 4", of(micro_batches=4), 4),
     (of(pp=2, schedule="dualpipev", micro_batches=2), 2, r"of 4 stages takes 4 or more", of(micro_batches=4), 2),
     (of(pp=2, schedule="interleaved-1f1b", micro_batches=5), 2, r"5 do not divide.*batches 6", of(micro_batches=6), 2),
@@ -89,6 +95,6 @@ def test_every_layout_is_resolved_in_full_or_refused_for_a_reason(processes: int
     except UsageError as error:
         assert re.search("try|wanted|too small", str(error))
         return
-    assert full.dp * full.tp * full.pp == processes and full.dp % full.shard == 0
-    assert min(full.dp, full.shard, full.virtual_stages, full.micro_batches) > 0
+    assert full.dp * full.tp * full.pp == processes and full.dp % full.zero_group == 0
+    assert min(full.dp, full.zero_group, full.virtual_stages, full.micro_batches) > 0
     assert full.resolve(processes, MODEL, SEQ_LEN) == full

@@ -7,23 +7,23 @@ import torch.distributed as dist
 
 from gristmill.errors import UsageError
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import World, build_world, open_processes
+from training.distributed.mesh import World, build_world, init_distributed
 
 
 def build(device: torch.device) -> World:
-    return build_world(ParallelConfig(dp=dist.get_world_size(), shard=1), device)
+    return build_world(ParallelConfig(dp=dist.get_world_size(), zero_group=1), device)
 
 
 def cooperate() -> tuple[Any, ...]:
     said = []
-    with open_processes("cpu") as device:
+    with init_distributed("cpu") as device:
         world = build(device)
         try:
             world.main_only(lambda: (_ for _ in ()).throw(UsageError("no")))
         except UsageError as error:
             said.append(str(error))
-        total = world.sum(torch.tensor(world.rank + 1.0)).item()
-        return world.rank, total, world.max(10 * world.rank), world.main_only(lambda: world.rank), said
+        total = world.all_reduce(torch.tensor(world.rank + 1.0)).item()
+        return world.rank, total, world.all_reduce_max(10 * world.rank), world.main_only(lambda: world.rank), said
 
 
 def test_ranks_agree(run_ranks: Callable[..., list[Any]]) -> None:
@@ -31,8 +31,8 @@ def test_ranks_agree(run_ranks: Callable[..., list[Any]]) -> None:
 
 
 def place() -> tuple[Any, ...]:
-    with open_processes("cpu") as device:
-        world = build_world(ParallelConfig(pp=2, dp=4, zero=2, shard=2, tp=1), device)
+    with init_distributed("cpu") as device:
+        world = build_world(ParallelConfig(pp=2, dp=4, zero=2, zero_group=2, tp=1), device)
         axes = {name: (world.axis(name).size, world.axis(name).rank) for name in ("pp", "replicate", "shard", "tp")}
         peers = {}
         for name in ("pp", "replicate", "shard"):
@@ -51,7 +51,7 @@ def test_neighbours_talk_most(run_ranks: Callable[..., list[Any]]) -> None:
 
 
 def test_one_process_is_a_world_and_leaves_nothing_open() -> None:
-    with open_processes("cpu") as device:
+    with init_distributed("cpu") as device:
         world = build(device)
         assert (world.rank, world.size, world.is_main, world.device.type) == (0, 1, True, "cpu")
     assert not dist.is_initialized()
@@ -60,7 +60,7 @@ def test_one_process_is_a_world_and_leaves_nothing_open() -> None:
 def test_a_process_group_of_the_caller_s_is_left_open() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with open_processes("cpu"):
+        with init_distributed("cpu"):
             pass
         assert dist.is_initialized()
     finally:
@@ -69,5 +69,5 @@ def test_a_process_group_of_the_caller_s_is_left_open() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(UsageError, match="--device cpu"), open_processes("cuda"):
+    with pytest.raises(UsageError, match="--device cpu"), init_distributed("cuda"):
         pass

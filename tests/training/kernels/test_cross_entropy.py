@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import training.kernels.cross_entropy
-from training.distributed.mesh import open_processes
+from training.distributed.mesh import init_distributed
 from training.kernels.cross_entropy import IGNORED, summed_cross_entropy
 from training.sharding.shard_spec import ShardSpec
 
@@ -74,7 +74,7 @@ def test_low_precision_products_are_summed_in_float32() -> None:
 
 
 def divided(chunk: int) -> tuple[Tensor, Tensor, Tensor]:
-    with pytest.MonkeyPatch.context() as patch, open_processes("cpu"):
+    with pytest.MonkeyPatch.context() as patch, init_distributed("cpu"):
         patch.setattr(training.kernels.cross_entropy, "_CHUNK", chunk)
         group = torch.distributed.group.WORLD
         assert group is not None

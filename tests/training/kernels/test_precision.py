@@ -11,7 +11,7 @@ from torch import Tensor
 
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import open_processes
+from training.distributed.mesh import init_distributed
 from training.sharding.shard_spec import ShardSpec, assemble_shards
 from training.trainer import Trainer
 
@@ -30,7 +30,7 @@ LAYOUTS = {
 
 def measure(config: TrainConfig) -> tuple[set[torch.dtype], float, Gradients, list[float]]:
     """Every dtype that is kept, the first step's loss and gradients of this rank, and the losses of all steps."""
-    with open_processes("cpu") as device, Trainer(config, device) as trainer:
+    with init_distributed("cpu") as device, Trainer(config, device) as trainer:
         trainer.resume()
         batch = trainer.batches.batch(0)
         scale = trainer.stability.scale
@@ -41,7 +41,7 @@ def measure(config: TrainConfig) -> tuple[set[torch.dtype], float, Gradients, li
                 assert weight.local.grad is not None, weight.name
                 kept |= {weight.local.dtype, weight.module_param.dtype, weight.local.grad.dtype}
                 gradients.setdefault(weight.name, {})[weight.spec] = weight.local.grad.clone() / scale
-        loss = trainer.world.sum(part.double()).item() / trainer.tokens_per_step
+        loss = trainer.world.all_reduce(part.double()).item() / trainer.tokens_per_step
         trainer.optimizer.zero_grad()
         assert gc.get_freeze_count() > 0  # what was there by then is not searched for garbage at every step
         for step in range(1, config.optim.steps + 1):

@@ -8,7 +8,7 @@ import torch
 from benchmarks.bench_memory import Run
 from gristmill.errors import InputError, UsageError
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import build_world, open_processes
+from training.distributed.mesh import build_world, init_distributed
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
 
@@ -32,7 +32,7 @@ def trained(folder: Path, vocab_size: int) -> list[dict[str, Any]]:
     """Losses and rows of a run in memory and one in files."""
     config, results = CONFIG.resolve(vocab_size, 16), []
     ids = torch.randint(vocab_size, (6, 16), generator=torch.Generator().manual_seed(1))
-    with open_processes("cpu") as device:
+    with init_distributed("cpu") as device:
         layout = ParallelConfig(zero=3).resolve(int(torch.distributed.get_world_size()), config, 16)
         world = build_world(layout, device)
         for places in ({}, {"parameters": "disk"}, {"parameters": "disk", "optimizer": "disk"}):
@@ -68,7 +68,7 @@ def test_parameters_in_files_train_bit_for_bit_as_in_memory(
 
 def damaged(folder: Path) -> list[str]:
     config, ids, said = CONFIG.resolve(60, 16), torch.zeros(1, 16, dtype=torch.int64), []
-    with open_processes("cpu") as device:
+    with init_distributed("cpu") as device:
         world = build_world(ParallelConfig(zero=3).resolve(1, config, 16), device)
         for name in ("blocks.1.mlp.up.weight", "embed.tokens.weight"):
             run = Run(config, world, 3, MemoryConfig(folder=folder, parameters="disk"))
@@ -99,7 +99,7 @@ def resident(folder: Path) -> list[float]:
     """For a run in memory and one in files: resident bytes between steps, over those of parameters and states."""
     config = ModelConfig(layers=3, width=256, heads=4).resolve(2048, 16)
     ids, shares = torch.zeros(1, 16, dtype=torch.int64), []
-    with open_processes("cpu") as device:
+    with init_distributed("cpu") as device:
         world = build_world(ParallelConfig(zero=3).resolve(1, config, 16), device)
         for places in ({}, {"parameters": "disk", "optimizer": "disk"}):
             run = Run(config, world, 3, MemoryConfig(folder=folder, **places))  # type: ignore[arg-type]

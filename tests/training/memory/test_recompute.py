@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.bench_memory import LiveBytes
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import build_world, open_processes
+from training.distributed.mesh import build_world, init_distributed
 from training.kernels.elementwise import gelu
 from training.memory.recompute import checkpoint_activations
 from training.model.decoder import Decoder
@@ -96,7 +96,7 @@ LAYOUTS = {
 def spread_gradients(preset: str, precision: str) -> dict[str, dict[str, list[Tensor | None]]]:
     """By layout and recomputation, this process's gradients; with dropout, which is to be the same again."""
     config, got = config_of(preset, dropout=0.2), {}
-    with open_processes("cpu") as device:
+    with init_distributed("cpu") as device:
         for name, asked in LAYOUTS.items():
             layout = asked.resolve(2, config, 16)
             world = build_world(layout, device)
@@ -148,5 +148,5 @@ def test_a_collective_that_overwrites_what_is_kept_is_refused() -> None:
     part = nn.Module()
     part.blocks = nn.ModuleDict({"0": _Row()})
     checkpoint_activations(part, "selective")
-    with open_processes("cpu"), pytest.raises(AssertionError, match="overwrites a kept product"):
+    with init_distributed("cpu"), pytest.raises(AssertionError, match="overwrites a kept product"):
         part.blocks["0"](torch.randn(2, 3, 8))

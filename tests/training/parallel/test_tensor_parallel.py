@@ -101,10 +101,10 @@ def test_collectives_and_their_gradients_by_hand(run_ranks: RunRanks) -> None:
 
 def memory(layout: ParallelConfig) -> tuple[int, int]:
     """Elements of what this process holds, and of the whole."""
-    from training.distributed.mesh import build_world, open_processes
+    from training.distributed.mesh import build_world, init_distributed
 
     config = whole("llama").config
-    with open_processes("cpu") as device:
+    with init_distributed("cpu") as device:
         world = build_world(layout.resolve(dist.get_world_size(), config, 16), device)
         parts = parallelize(config, layout.resolve(dist.get_world_size(), config, 16), world)
     return sum(p.numel() for part in parts for p in part.parameters()), sum(

@@ -238,7 +238,7 @@ BROKEN: list[tuple[Callable[[Patch], None], Case, str]] = [
     (gradients_averaged, case("llama", dp=2), "gradient"),
     (gradients_averaged, case("llama", dp=2, zero=1), "gradient"),
     (first_micro_batch_forgotten, case("llama", dp=2, micro_batches=2), "gradient"),
-    (groups_of_replicas_not_summed, case("llama", dp=4, zero=2, shard=2), "gradient"),
+    (groups_of_replicas_not_summed, case("llama", dp=4, zero=2, zero_group=2), "gradient"),
     (updates_not_published, case("llama", dp=2, zero=2), "loss"),
     (stale_gathered_parameters, case("llama", dp=2, zero=3), "loss"),
     (ends_not_summed, case("gpt2", pp=2), "gradient"),

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from training.data.sequences import TokenSequences
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import build_world, open_processes
+from training.distributed.mesh import build_world, init_distributed
 from training.model.model_config import ModelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.reporting.evaluate import bits_per_byte, evaluate, unigram_loss
@@ -18,7 +18,7 @@ Shards = Callable[..., Path]
 
 
 def measured(train: Path, holdout: Path, layout: ParallelConfig = ParallelConfig()) -> tuple[float, float]:
-    with open_processes("cpu") as device:
+    with init_distributed("cpu") as device:
         model = build(layout, device)
         data = TokenSequences(holdout, 4)
         return evaluate(model, data, 5, 2), unigram_loss(TokenSequences(train, 4), data, 5, model.world)
@@ -38,7 +38,7 @@ def folders(shards: Shards, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_loss_is_the_mean_over_all_targets_of_the_sequences_asked_for(folders: tuple[Path, Path]) -> None:
-    with open_processes("cpu") as device:
+    with init_distributed("cpu") as device:
         model = build(ParallelConfig(), device).parts[0]
     data = TokenSequences(folders[1], 4)
     losses = [-model(data[i][None, :-1])[0].log_softmax(-1)[range(4), data[i][1:]].mean() for i in range(5)]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from gristmill.errors import UsageError
 from gristmill.io.token_shards import Manifest
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import build_world, open_processes
+from training.distributed.mesh import build_world, init_distributed
 from training.model.model_config import ModelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.reporting.evaluate import EvalConfig
@@ -19,7 +19,7 @@ from training.reporting.sample import Sampler
 
 @pytest.fixture
 def device() -> Iterator[torch.device]:
-    with open_processes("cpu") as found:
+    with init_distributed("cpu") as found:
         yield found
 
 
@@ -57,7 +57,7 @@ def test_ids_beyond_the_tokenizer_are_never_drawn(corpus: Path, device: torch.de
 
 
 def drawn(corpus: Path, layout: ParallelConfig) -> str:
-    with open_processes("cpu") as device:
+    with init_distributed("cpu") as device:
         return sampler(corpus, prompt="the miller").text(model(device, layout))
 
 
