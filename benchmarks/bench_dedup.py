@@ -20,7 +20,7 @@ from benchmarks.contest import Line, find_lines, run_rounds
 from benchmarks.peers import assert_equal_to_datasketch, contenders
 from benchmarks.peers_graph import GraphContender, graph_contenders
 from benchmarks.peers_graph import Table as GraphTable
-from gristmill.command import run_guarded
+from gristmill.command import run_with_exit_code
 from gristmill.engine.stage import parse_size
 from gristmill.errors import UsageError
 from gristmill.text import utf8_size
@@ -162,4 +162,4 @@ def random_edges(many: int, nodes: int, seed: int = 0) -> NDArray[np.int64]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_guarded(lambda: tyro.cli(bench_dedup, use_underscores=True)))
+    sys.exit(run_with_exit_code(lambda: tyro.cli(bench_dedup, use_underscores=True)))

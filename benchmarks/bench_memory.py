@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.bench_tables import markdown
-from gristmill.command import run_guarded
+from gristmill.command import run_with_exit_code
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World, build_world, init_distributed
 from training.memory.memory_config import MemoryConfig
@@ -257,4 +257,4 @@ def show(results: dict[str, Result], title: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_guarded(lambda: print(tyro.cli(bench_memory))))
+    sys.exit(run_with_exit_code(lambda: print(tyro.cli(bench_memory))))

@@ -21,7 +21,7 @@ import sentencepiece
 import tyro
 from rich.table import Column, Table
 
-from gristmill.command import run_guarded
+from gristmill.command import run_with_exit_code
 from gristmill.counts import Counts
 from gristmill.errors import UsageError
 from gristmill.io.documents import CorpusFile, list_corpus
@@ -126,4 +126,4 @@ def show(results: list[Result], fallback: str) -> Table:
 
 
 if __name__ == "__main__":
-    sys.exit(run_guarded(lambda: tyro.cli(bench_tokenize)))
+    sys.exit(run_with_exit_code(lambda: tyro.cli(bench_tokenize)))

@@ -26,7 +26,7 @@ import tyro
 from rich.console import Group
 
 from benchmarks.bench_training_tables import PEER, Line, layout_table, pipeline_table, speed_table
-from gristmill.command import run_guarded
+from gristmill.command import run_with_exit_code
 from gristmill.config import load_config
 from gristmill.errors import UsageError
 from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, TokenShardWriter, token_dtype
@@ -189,4 +189,4 @@ def _flags(options: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_guarded(lambda: tyro.cli(bench_training)))
+    sys.exit(run_with_exit_code(lambda: tyro.cli(bench_training)))

@@ -23,7 +23,7 @@ from dedup import Sketch, signatures
 from dedup.candidates.lsh import check_bands
 from dedup.minhash.shingles import Unit, shingle_sets
 from dedup.minhash.signatures import Hash
-from gristmill.command import run_guarded
+from gristmill.command import run_with_exit_code
 from gristmill.errors import InputError, UsageError, reading
 from gristmill.text import matching_form
 
@@ -159,4 +159,4 @@ def _describe(given: Documents, known: Truth, sketch: Sketch) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_guarded(lambda: tyro.cli(eval_dedup, use_underscores=True)))
+    sys.exit(run_with_exit_code(lambda: tyro.cli(eval_dedup, use_underscores=True)))

@@ -19,7 +19,7 @@ from dedup.removal.cluster_members import Similarities, compare_signatures, comp
 from gristmill.command import command
 from gristmill.errors import UsageError
 from gristmill.io.documents import DocKey
-from gristmill.io.files import whole_file
+from gristmill.io.files import atomic_write
 
 if TYPE_CHECKING:
     import networkx
@@ -111,7 +111,7 @@ def show_cluster(
         raise UsageError(f"--graph {graph}: wanted a name that ends in .graphml")
     found = cluster_graph(key, clusters, corpus, minhash, threshold, width, unit, most)
     if graph is not None:
-        with whole_file(graph) as temporary:
+        with atomic_write(graph) as temporary:
             _networkx().write_graphml_xml(found, temporary)
     return Group(describe(found), "", _list_members(found))
 

@@ -11,12 +11,12 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
-from gristmill.engine.stage import STATE, How, Options, Task, outputs_of, refuse_strangers, run_stage
+from gristmill.engine.stage import STATE_DIR, RunOptions, Task, outputs_of, reject_unknown_files, run_stage
 from gristmill.errors import UsageError
 from gristmill.io.documents import SUFFIXES, list_corpus
-from gristmill.io.files import locked, whole_file
+from gristmill.io.files import atomic_write, locked
 from gristmill.io.readers import Slice, plan_slices, read_documents
-from gristmill.io.writers import Rejects, open_lines
+from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
 
 NAME = "dedup_train"
@@ -24,7 +24,9 @@ CONTAMINATED = "contaminated"
 _DIGEST = hashlib.sha256().digest_size
 
 
-def dedup_train(chunk: Positional[int], src_dir: Path, tgt_dir: Path, out_dir: Path, how: Options = How()) -> Counts:
+def dedup_train(
+    chunk: Positional[int], src_dir: Path, tgt_dir: Path, out_dir: Path, options: RunOptions = RunOptions()
+) -> Counts:
     """Write a chunk of the train set without the documents whose text is also in the holdout.
 
     Args:
@@ -32,7 +34,7 @@ def dedup_train(chunk: Positional[int], src_dir: Path, tgt_dir: Path, out_dir: P
         src_dir: OUT/train.
         tgt_dir: OUT/holdout; all of its chunks count.
         out_dir: OUT/train_deduped.
-        how: How to run.
+        options: Workers, memory, and when to stop; they change no output.
 
     Returns:
         Documents read, written and contaminated, per source.
@@ -42,21 +44,21 @@ def dedup_train(chunk: Positional[int], src_dir: Path, tgt_dir: Path, out_dir: P
         found = ", ".join(sorted(path.name for path in src_dir.glob("chunk*"))) or "no chunk"
         raise UsageError(f"{folder}: wanted a chunk that pass2 wrote; {src_dir} has {found}")
     held = list_corpus(tgt_dir)
-    state = out_dir / STATE
+    state = out_dir / STATE_DIR
     digests = state / "holdout.sha256"
     holdout = tuple(file.path for file in held)
     slices = [part for file in held for part in plan_slices(file)]
     gather = Task("digests", gather_digests, {"slices": slices, "output": digests}, holdout, (digests,))
     with locked(state / f"{NAME}-digests.lock"):  # SlimPajama's users run one chunk beside another
-        run_stage(f"{NAME}-digests", [gather], state, how, summary=False)
+        run_stage(f"{NAME}-digests", [gather], state, options, summary=False)
     tasks = [
         Task(part.label, clean_slice, {"part": part, "digests": digests, "output": out_dir / part.name},
              (Path(part.path), digests), (out_dir / part.name,), part.size)
         for file in list_corpus(folder, f"chunk{chunk}/")
         for part in [Slice(str(file.path), file.name, size=file.size)]
     ]  # fmt: skip
-    refuse_strangers(out_dir, outputs_of(tasks), SUFFIXES, state / f"{NAME}.jsonl")
-    return run_stage(NAME, tasks, state, how, scope=f"chunk{chunk}/")
+    reject_unknown_files(out_dir, outputs_of(tasks), SUFFIXES, state / f"{NAME}.jsonl")
+    return run_stage(NAME, tasks, state, options, scope=f"chunk{chunk}/")
 
 
 def gather_digests(slices: list[Slice], output: Path) -> Counts:
@@ -66,7 +68,7 @@ def gather_digests(slices: list[Slice], output: Path) -> Counts:
         digests.update(
             digest_of(document.text) for document in read_documents(part, Counts({}, []), Rejects(output), carried=True)
         )
-    with whole_file(output) as temporary:
+    with atomic_write(output) as temporary:
         temporary.write_bytes(b"".join(sorted(digests)))
     return Counts({}, [])
 
@@ -74,7 +76,7 @@ def gather_digests(slices: list[Slice], output: Path) -> Counts:
 def clean_slice(part: Slice, digests: Path, output: Path) -> Counts:
     """Write the documents of one file that are not held out."""
     counts, held = Counts({}, []), load_digests(digests, digests.stat().st_mtime_ns)
-    with open_lines(output) as sink:
+    with open_jsonl_writer(output) as sink:
         for document in read_documents(part, counts, Rejects(output), carried=True):
             is_held = digest_of(document.text) in held
             if not is_held:

@@ -18,7 +18,7 @@ from dedup.candidates.pair_files import ParsedPairs, parse_pairs
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.ledger import Ledger
-from gristmill.engine.stage import STATE, Budget, How, Options, Task, is_done, run_stage
+from gristmill.engine.stage import STATE_DIR, MemoryBudget, RunOptions, Task, is_done, run_stage
 from gristmill.errors import UsageError
 from gristmill.io.documents import source_of
 from gristmill.io.keys import is_table
@@ -36,7 +36,7 @@ def generate_connected_components(
     bands: int = 9,
     index: tuple[str, ...] = (),
     scope: Scope = "global",
-    how: Options = How(),
+    options: RunOptions = RunOptions(),
 ) -> Counts:
     """Write the clusters of near-duplicates: all documents that chains of pairs join.
 
@@ -53,7 +53,7 @@ def generate_connected_components(
         index: For --signatures, folders of shards, or NAME=FOLDER, of corpora deduplicated before: their
             documents come first, as index:NAME:<key>, and are not compared among themselves.
         scope: For --signatures; per-source compares documents only with those of their own source.
-        how: How to run.
+        options: Workers, memory, and when to stop; they change no output.
 
     Returns:
         Documents read (all that are signed, or in a pair), clustered and alone, per source.
@@ -69,29 +69,31 @@ def generate_connected_components(
     lsh = LshOptions(range, bands, scope)
     if signatures:
         check_bands(range, bands, permutations)
-    state, name = out_file.parent / STATE, f"{NAME}-{out_file.name}"
+    state, name = out_file.parent / STATE_DIR, f"{NAME}-{out_file.name}"
     work = state / f"{name}-work"
     arguments = {"pairs": pairs, "shards": shards, "lsh": lsh, "work": work, "out_file": out_file,
-                 "memory": Budget(how.memory_bytes)}  # fmt: skip
+                 "memory": MemoryBudget(options.memory_bytes)}  # fmt: skip
     inputs = (*pairs, *(shard.path for shard in shards))
     size = sum(path.stat().st_size for path in inputs)
     final = Task("write", write_components, arguments, inputs, (out_file,), size)
     if not is_done(final, Ledger(state / f"{name}.jsonl").read(), final.fingerprint()):
-        _prepare(pairs, shards, lsh, work, how)
-    counts = run_stage(name, [final], state, how, since=start)
+        _prepare(pairs, shards, lsh, work, options)
+    counts = run_stage(name, [final], state, options, since=start)
     shutil.rmtree(work, ignore_errors=True)
     return counts
 
 
-def _prepare(pairs: tuple[Path, ...], shards: list[SignatureShard], lsh: LshOptions, work: Path, how: How) -> None:
+def _prepare(
+    pairs: tuple[Path, ...], shards: list[SignatureShard], lsh: LshOptions, work: Path, options: RunOptions
+) -> None:
     """Parse the pairs, and link what of the signatures cannot be united in memory."""
     parsed = ParsedPairs(work)
     outputs, size = (parsed.ends, parsed.files), sum(path.stat().st_size for path in pairs)
     parse = Task("parse", parse_pairs, {"files": pairs, "work": work}, pairs, outputs, size)
-    run_stage("pairs", [parse], work, how, summary=False)
+    run_stage("pairs", [parse], work, options, summary=False)
     document_ids = _number(shards, parsed)
-    if shards and not fits_in_memory(shards, document_ids, lsh, how.memory_bytes):
-        link(shards, document_ids, lsh, work, how)
+    if shards and not fits_in_memory(shards, document_ids, lsh, options.memory_bytes):
+        link(shards, document_ids, lsh, work, options)
     else:
         shutil.rmtree(work / EDGES, ignore_errors=True)  # of a killed run that had less memory
 

@@ -19,9 +19,9 @@ from dedup.candidates.lsh import check_bands
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.ledger import Ledger
-from gristmill.engine.stage import STATE, How, Options, Task, is_done, run_stage
+from gristmill.engine.stage import STATE_DIR, RunOptions, Task, is_done, run_stage
 from gristmill.io.documents import source_of
-from gristmill.io.files import whole_file
+from gristmill.io.files import atomic_write
 
 NAME = "generate_duplicate_pairs"
 PAIRED = "paired"
@@ -37,7 +37,7 @@ def generate_duplicate_pairs(
     processes: int | None = None,
     index: tuple[str, ...] = (),
     scope: Scope = "global",
-    how: Options = How(),
+    options: RunOptions = RunOptions(),
 ) -> Counts:
     """Write every pair of documents that share a band: a line `<key> :: <key>` each, ordered by band.
 
@@ -53,7 +53,7 @@ def generate_duplicate_pairs(
         index: Folders of shards, or NAME=FOLDER, of corpora deduplicated before: their documents come
             first, as index:NAME:<key>, and are not paired among themselves. Their texts are not needed.
         scope: per-source compares documents only with those of their own source.
-        how: How to run.
+        options: Workers, memory, and when to stop; they change no output.
 
     Returns:
         Signatures read, paired with another, and alone, per source; an index's are not counted.
@@ -61,9 +61,9 @@ def generate_duplicate_pairs(
     start = time.perf_counter()
     shards, permutations = list_signature_shards(input_dir, index)
     check_bands(range, bands, permutations)
-    how = replace(how, workers=how.workers or processes)
+    options = replace(options, workers=options.workers or processes)
     lsh, document_ids = LshOptions(range, bands, scope), assign_ids(shards)
-    state = out_file.parent / STATE
+    state = out_file.parent / STATE_DIR
     name = f"{NAME}-{out_file.name}"
     work = state / f"{name}-work"
     arguments = {"shards": shards, "lsh": lsh, "work": work, "out_file": out_file}
@@ -71,8 +71,8 @@ def generate_duplicate_pairs(
     final = Task("write", write_pairs, arguments, paths, (out_file,), sum(path.stat().st_size for path in paths))
     entries = Ledger(state / f"{name}.jsonl").read()
     if not is_done(final, entries, final.fingerprint()):
-        link(shards, document_ids, lsh, work, how)
-    counts = run_stage(name, [final], state, how, since=start)
+        link(shards, document_ids, lsh, work, options)
+    counts = run_stage(name, [final], state, options, since=start)
     shutil.rmtree(work, ignore_errors=True)
     return counts
 
@@ -81,7 +81,7 @@ def write_pairs(shards: list[SignatureShard], lsh: LshOptions, work: Path, out_f
     """Write edges as lines of keys, band by band in hash order, and count who is paired."""
     document_ids = assign_ids(shards)
     paired = np.zeros(len(document_ids) // 8 + 1, np.uint8)  # a bit a document
-    with whole_file(out_file) as temporary, temporary.open("wb") as file:
+    with atomic_write(out_file) as temporary, temporary.open("wb") as file:
         for edges in read_edges(work):
             for start in np.arange(0, len(edges), _LINES):
                 some = edges[start : start + _LINES]

@@ -27,10 +27,10 @@ from dedup.removal.verify import Measure
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.ledger import Ledger
-from gristmill.engine.stage import STATE, Budget, How, Options, Task, is_done, run_stage
+from gristmill.engine.stage import STATE_DIR, MemoryBudget, RunOptions, Task, is_done, run_stage
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import list_corpus
-from gristmill.io.external_sort import Sorter, read_records
+from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.keys import ROW_GROUP, is_table, read_keys
 
 NAME = "generate_duplicates_dict"
@@ -39,7 +39,7 @@ NAME = "generate_duplicates_dict"
 def generate_duplicates_dict(
     input_file: Path,
     out_file: Path,
-    how: Options = How(),
+    options: RunOptions = RunOptions(),
     *,
     keep: str = "first",
     dropped: tuple[Path, ...] = (),
@@ -63,7 +63,7 @@ def generate_duplicates_dict(
     Args:
         input_file: DUP/connected_components.pickle, ours or SlimPajama's; or .parquet.
         out_file: DUP/duplicates.pickle, as SlimPajama's: {file: {rows}}; or .parquet, the table alone.
-        how: How to run.
+        options: Workers, memory, and when to stop; they change no output.
         keep: Which document of a cluster comes first: first (in key order), longest (in characters),
             source:wikipedia,book (in that order, then all others), or newest:meta.timestamp (a field of the
             record, a number or an ISO 8601 date; documents without it come last). Ties by key order.
@@ -93,26 +93,26 @@ def generate_duplicates_dict(
         asked = f"--verify {verify}" if verify else f"--keep {keep}"
         raise UsageError(f"{asked} reads the documents: give --corpus NORM/, the folder whose files were signed")
     settings = Settings(input_file, out_file, policy, tuple(dropped), verification)
-    name, state = f"{NAME}-{out_file.name}", out_file.parent / STATE
+    name, state = f"{NAME}-{out_file.name}", out_file.parent / STATE_DIR
     files = list_corpus(corpus) if corpus is not None and reads_corpus else []
     work = state / f"{name}-{settings.digest}" if reads_corpus else None
     corpus_files = (*(file.path for file in files), *(shard.path for shard in shards))
-    final = _final_task(settings, corpus_files, work, Budget(how.memory_bytes))
+    final = _final_task(settings, corpus_files, work, MemoryBudget(options.memory_bytes))
     entries = Ledger(state / f"{name}.jsonl").read()
     note = ""
     if work and not is_done(final, entries, final.fingerprint()):
-        note = gather_and_judge(settings, Sources(files, shards), work, how)
-    counts = run_stage(name, [final], state, how, since=start)
+        note = gather_and_judge(settings, Sources(files, shards), work, options)
+    counts = run_stage(name, [final], state, options, since=start)
     for folder in state.glob(f"{name}-{'?' * DIGEST}"):  # killed runs with other options left theirs
         shutil.rmtree(folder, ignore_errors=True)
     if isinstance(policy, BySource) and (unseen := set(policy.sources) - set(counts.tallies)):
         note += f"note: no cluster has a document of {', '.join(sorted(unseen))}; {', '.join(counts.tallies)} have\n"
-    if note and not how.quiet:
+    if note and not options.quiet:
         print(note, end="", file=sys.stderr, flush=True)
     return counts
 
 
-def _final_task(settings: Settings, read: tuple[Path, ...], work: Path | None, budget: Budget) -> Task:
+def _final_task(settings: Settings, read: tuple[Path, ...], work: Path | None, budget: MemoryBudget) -> Task:
     """The task that writes the outputs, from the clusters and from what else was `read`."""
     outputs = tuple(dict.fromkeys([settings.out_file, settings.out_file.with_suffix(".parquet")]))
     arguments = {"settings": settings, "work": work, "budget": budget}
@@ -120,7 +120,7 @@ def _final_task(settings: Settings, read: tuple[Path, ...], work: Path | None, b
     return Task("write", write_duplicates, arguments, (*settings.inputs, *read), outputs, size)
 
 
-def write_duplicates(settings: Settings, work: Path | None, budget: Budget) -> Counts:
+def write_duplicates(settings: Settings, work: Path | None, budget: MemoryBudget) -> Counts:
     """Write which documents are duplicates, and of which: as judged in `work`, or by keys alone."""
     if work:
         plan, counts = Plan.load(work), Counts({}, [])
@@ -137,7 +137,7 @@ def write_duplicates(settings: Settings, work: Path | None, budget: Budget) -> C
     if order.is_of_keys:
         _write(settings.out_file, clusters.names, remove_all_but_first(blocks, books), budget)
     else:
-        with Sorter(_runs(settings.out_file, "order"), MEMBER, KEEP_ORDER, budget // 2) as sorter:
+        with ExternalSorter(_runs(settings.out_file, "order"), MEMBER, KEEP_ORDER, budget // 2) as sorter:
             for block in blocks:
                 sorter.add(block)
             _write(settings.out_file, clusters.names, remove_all_but_first(sorter, books), budget // 2)
@@ -163,14 +163,14 @@ def _sketch_of(shard: SignatureShard) -> Sketch:
 
 def _write(out_file: Path, names: list[str], blocks: Iterable[NDArray], memory: int) -> None:
     """Write REMOVALs in any order."""
-    with Sorter(_runs(out_file, "removals"), REMOVAL, BY_KEY, memory) as sorter:
+    with ExternalSorter(_runs(out_file, "removals"), REMOVAL, BY_KEY, memory) as sorter:
         for block in blocks:
             sorter.add(block)
         write_removals(out_file, names, sorter)
 
 
 def _runs(out_file: Path, what: str) -> Path:
-    return out_file.parent / STATE / f"{NAME}-{out_file.name}-{what}.runs"
+    return out_file.parent / STATE_DIR / f"{NAME}-{out_file.name}-{what}.runs"
 
 
 if __name__ == "__main__":

@@ -30,11 +30,20 @@ from dedup.candidates.exact_duplicates import (
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.ledger import Ledger
-from gristmill.engine.stage import STATE, Budget, How, Options, Task, is_done, outputs_of, refuse_overlap, run_stage
+from gristmill.engine.stage import (
+    STATE_DIR,
+    MemoryBudget,
+    RunOptions,
+    Task,
+    is_done,
+    outputs_of,
+    reject_overlapping_folders,
+    run_stage,
+)
 from gristmill.errors import UsageError
 from gristmill.io.documents import Document, list_corpus
-from gristmill.io.external_sort import Sorter, read_records, write_records
-from gristmill.io.files import whole_file, write_whole
+from gristmill.io.external_sort import ExternalSorter, read_records, write_records
+from gristmill.io.files import atomic_write, atomic_write_bytes
 from gristmill.io.keys import open_table
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.writers import Rejects
@@ -55,7 +64,11 @@ Scope = Literal["global", "per-source"]
 
 
 def generate_exact_pairs(
-    input_dir: Path, out_file: Path, on: On = "matching_form", scope: Scope = "global", how: Options = How()
+    input_dir: Path,
+    out_file: Path,
+    on: On = "matching_form",
+    scope: Scope = "global",
+    options: RunOptions = RunOptions(),
 ) -> Counts:
     """Write every exact duplicate with the document it repeats: a line `<key> :: <key>` each, in key order.
 
@@ -69,25 +82,25 @@ def generate_exact_pairs(
         out_file: DUP/duplicate_pairs_exact.txt: generate_connected_components reads duplicate_pairs*.txt.
         on: What must be equal: matching_form (lower case, no punctuation, single spaces) or bytes.
         scope: global, or per-source: documents of different sources are not lsh.
-        how: How to run.
+        options: Workers, memory, and when to stop; they change no output.
 
     Returns:
         Documents read, copies and unique ones (the first of a group is one of these), per source.
     """
     _check(input_dir, out_file, on, scope)
     slices = [part for file in list_corpus(input_dir) for part in plan_slices(file)]
-    state, name = out_file.parent / STATE, f"{NAME}-{out_file.name}"
+    state, name = out_file.parent / STATE_DIR, f"{NAME}-{out_file.name}"
     work = state / f"{name}-{on}-{scope}"  # an argument of the last task, and so `on` and `scope` are, too
     inputs = tuple(dict.fromkeys(Path(part.path) for part in slices))
     final = Task("write", write_pairs, {"slices": slices, "work": work, "out_file": out_file},
                  inputs, (out_file, out_file.with_suffix(".parquet")))  # fmt: skip
     if is_done(final, Ledger(state / f"{name}.jsonl").read(), final.fingerprint()):
-        return run_stage(name, [final], state, how)
+        return run_stage(name, [final], state, options)
     start = time.perf_counter()
-    found = _find_copies(slices, on, scope, work, how)
-    counts = run_stage(name, [final], state, how, summary=False)
+    found = _find_copies(slices, on, scope, work, options)
+    counts = run_stage(name, [final], state, options, summary=False)
     shutil.rmtree(work, ignore_errors=True)
-    if not how.quiet:
+    if not options.quiet:
         print(_summary(counts, found.total(FIRST).documents, time.perf_counter() - start), file=sys.stderr)
     return counts
 
@@ -96,19 +109,19 @@ def digest_slice(part: Slice, on: On, scope: Scope, output: Path) -> Counts:
     """Write a slice's records, by digest range within each chunk, and beside them where each range begins."""
     counts, starts, offset = Counts({}, []), [], 0
     salt = part.source.encode() + b"\0" if scope == "per-source" else b""
-    with whole_file(output) as temporary, temporary.open("wb") as file:
+    with atomic_write(output) as temporary, temporary.open("wb") as file:
         for chunk in _chunks(_digested(part, on, salt, counts, Rejects(output))):
             records, begins = by_range(chunk)
             file.write(records.view(np.uint8).data)
             starts.append(begins + offset)
             offset += len(records)
-    with whole_file(output.with_suffix(".npy")) as temporary, temporary.open("wb") as file:
+    with atomic_write(output.with_suffix(".npy")) as temporary, temporary.open("wb") as file:
         np.save(file, np.array(starts, np.int64).reshape(-1, PARTS + 1))
     return counts
 
 
 def link_range(
-    digested: list[Path], slices: list[Slice], first: int, stop: int, memory: Budget, output: Path
+    digested: list[Path], slices: list[Slice], first: int, stop: int, memory: MemoryBudget, output: Path
 ) -> Counts:
     """Sort the records of the digest ranges first ≤ i < stop of all slices, and write the copies among them."""
     books, files = Books([part.source for part in slices]), _file_numbers(slices)
@@ -119,7 +132,7 @@ def link_range(
             books.add(FIRST, new)
             yield _pair(copies, firsts, files)
 
-    with Sorter(output.with_suffix(".runs"), PLACED, ("high", "low"), memory) as sorter:  # stable: in key order
+    with ExternalSorter(output.with_suffix(".runs"), PLACED, ("high", "low"), memory) as sorter:  # stable: in key order
         for number, path in enumerate(digested):
             for records in read_range(path, first, stop, _BLOCK):
                 placed = _place(records, number, slices[number].first_row)
@@ -129,14 +142,14 @@ def link_range(
     return books.counts()
 
 
-def gather_copies(found: list[Path], counts: Counts, memory: Budget, output: Path) -> Counts:
+def gather_copies(found: list[Path], counts: Counts, memory: MemoryBudget, output: Path) -> Counts:
     """Sort the copies of all ranges by key, and write them, and beside them the books of the whole."""
-    with Sorter(output.with_suffix(".runs"), COPIES, ("file", "row"), memory) as sorter:
+    with ExternalSorter(output.with_suffix(".runs"), COPIES, ("file", "row"), memory) as sorter:
         for path in found:
             for records in read_records(path, COPIES, _BLOCK):
                 sorter.add(records)
         write_records(output, sorter)
-    write_whole(output.with_suffix(".json"), msgspec.json.encode(counts))
+    atomic_write_bytes(output.with_suffix(".json"), msgspec.json.encode(counts))
     return Counts({}, [])
 
 
@@ -145,7 +158,7 @@ def write_pairs(slices: list[Slice], work: Path, out_file: Path) -> Counts:
     files = list(dict.fromkeys(part.name for part in slices))
     values = pa.array(files, pa.string())
     with (
-        whole_file(out_file) as temporary,
+        atomic_write(out_file) as temporary,
         temporary.open("w", encoding="utf-8", newline="\n") as lines,
         open_table(out_file.with_suffix(".parquet"), _SCHEMA) as write,
     ):
@@ -156,7 +169,7 @@ def write_pairs(slices: list[Slice], work: Path, out_file: Path) -> Counts:
     return msgspec.json.decode((work / "copies.json").read_bytes(), type=Counts)
 
 
-def _find_copies(slices: list[Slice], on: On, scope: Scope, work: Path, how: How) -> Counts:
+def _find_copies(slices: list[Slice], on: On, scope: Scope, work: Path, options: RunOptions) -> Counts:
     """Run all tasks but the last; return what linking counted."""
     digested = [work / "digests" / f"{number:06}.bin" for number, _ in enumerate(slices)]
     digest = [
@@ -164,8 +177,8 @@ def _find_copies(slices: list[Slice], on: On, scope: Scope, work: Path, how: How
              (Path(part.path),), (path, path.with_suffix(".npy")), part.size)
         for part, path in zip(slices, digested, strict=True)
     ]  # fmt: skip
-    counts = run_stage(f"{NAME}-digests", digest, work, how)
-    share = Budget(how.memory_bytes // how.processes)
+    counts = run_stage(f"{NAME}-digests", digest, work, options)
+    share = MemoryBudget(options.memory_bytes // options.processes)
     parts = _parts(digested, share)
     links = [
         Task(f"copies {parts:04}-{part:04}", link_range,
@@ -175,12 +188,12 @@ def _find_copies(slices: list[Slice], on: On, scope: Scope, work: Path, how: How
         for part in np.arange(parts).tolist()
         for path in [work / "copies" / f"{parts:04}-{part:04}.bin"]
     ]  # fmt: skip
-    found = run_stage("copies", links, work, how, summary=False)
+    found = run_stage("copies", links, work, options, summary=False)
     output, sources = work / "copies.bin", tuple(outputs_of(links))
-    memory = Budget(how.memory_bytes)
+    memory = MemoryBudget(options.memory_bytes)
     arguments = {"found": list(sources), "counts": _books(counts, found), "memory": memory, "output": output}
     gather = Task("gather", gather_copies, arguments, sources, (output, output.with_suffix(".json")))
-    run_stage("gather", [gather], work, how, summary=False)
+    run_stage("gather", [gather], work, options, summary=False)
     return found
 
 
@@ -287,7 +300,7 @@ def _check(input_dir: Path, out_file: Path, on: str, scope: str) -> None:
             f"--out_file {out_file}: wanted a name such as duplicate_pairs_exact.txt, "
             "as generate_connected_components reads duplicate_pairs*.txt"
         )
-    refuse_overlap(input_dir, out_file.parent)
+    reject_overlapping_folders(input_dir, out_file.parent)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,15 @@ from dedup.minhash.signature_shards import SUFFIX, write_shard
 from dedup.minhash.signatures import Sketch, signatures
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.stage import STATE, How, Options, Task, note_count, outputs_of, refuse_strangers, run_stage
+from gristmill.engine.stage import (
+    STATE_DIR,
+    RunOptions,
+    Task,
+    note_count_mismatch,
+    outputs_of,
+    reject_unknown_files,
+    run_stage,
+)
 from gristmill.errors import UsageError
 from gristmill.io.documents import Document, list_source
 from gristmill.io.keys import is_table, read_keys
@@ -50,7 +58,7 @@ def to_hash(
     permutations: int = 128,
     seed: int = 1,
     skip: Path | None = None,
-    how: Options = How(),
+    options: RunOptions = RunOptions(),
 ) -> Counts:
     """Sign every document of the files index_start ≤ i < index_end of a data set, in name order.
 
@@ -75,7 +83,7 @@ def to_hash(
         seed: Seed of the permutations.
         skip: Documents not to sign, as they are known to be duplicates: a key set, .parquet (of which a worker
             reads its own file's rows only) or .pickle, such as generate_exact_pairs writes.
-        how: How to run.
+        options: Workers, memory, and when to stop; they change no output.
 
     Returns:
         Documents read, signed, skipped and too short to sign, per source.
@@ -94,11 +102,11 @@ def to_hash(
         for file in chosen
         for part in plan_slices(file)
     ]
-    refuse_strangers(output_dir, outputs_of(tasks), (SUFFIX,), output_dir / STATE / f"{NAME}.jsonl")
-    counts = run_stage(NAME, tasks, output_dir / STATE, how, scope="" if chosen == files else None)
+    reject_unknown_files(output_dir, outputs_of(tasks), (SUFFIX,), output_dir / STATE_DIR / f"{NAME}.jsonl")
+    counts = run_stage(NAME, tasks, output_dir / STATE_DIR, options, scope="" if chosen == files else None)
     if chosen == files:
-        note_count(n_docs, counts, how)
-    if skip is not None and not counts.total(SKIPPED).documents and not how.quiet:
+        note_count_mismatch(n_docs, counts, options)
+    if skip is not None and not counts.total(SKIPPED).documents and not options.quiet:
         print(f"note: no document of these files is among the keys of {skip}; none was skipped", file=sys.stderr)
     return counts
 

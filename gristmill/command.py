@@ -33,10 +33,10 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
     """
     named = {function.__name__: _name_positionals(_by_its_own_name(function)) for function in functions}
     parser = next(iter(named.values())) if len(named) == 1 else named
-    sys.exit(run_guarded(lambda: _parse_and_call(parser, arguments, prog)))
+    sys.exit(run_with_exit_code(lambda: _parse_and_call(parser, arguments, prog)))
 
 
-def run_guarded(action: Callable[[], Any]) -> int:
+def run_with_exit_code(action: Callable[[], Any]) -> int:
     """Run `action`; print what it returns, or the error it ends in; return the exit code."""
     try:
         result = action()

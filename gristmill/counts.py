@@ -19,7 +19,7 @@ WRITTEN = "written"
 REPEATED = "repeated"  # a weight above 1 writes a document more than once
 CHANGED = "changed"  # no document, only bytes: what normalisation made longer or shorter
 MALFORMED = "malformed"
-GAINS = (READ, REPEATED)
+INCOMING = (READ, REPEATED)
 EXAMPLES = 5  # malformed records named in an error
 
 
@@ -40,7 +40,7 @@ class Counts(msgspec.Struct):
     >>> counts = Counts()
     >>> counts.add("book", READ, 120)
     >>> counts.add("book", WRITTEN, 120)
-    >>> counts.balance("a stage")["book"]
+    >>> counts.check_conserved("a stage")["book"]
     (1, 1)
     """
 
@@ -85,10 +85,10 @@ class Counts(msgspec.Struct):
     @property
     def reasons(self) -> list[str]:
         """Every reason in use, gains first, then in order of appearance."""
-        seen = dict.fromkeys(GAINS) | dict.fromkeys(reason for _, reason, _ in self.rows())
+        seen = dict.fromkeys(INCOMING) | dict.fromkeys(reason for _, reason, _ in self.rows())
         return [reason for reason in seen if self.total(reason).documents]
 
-    def balance(self, stage: str) -> dict[str, tuple[int, int]]:
+    def check_conserved(self, stage: str) -> dict[str, tuple[int, int]]:
         """Documents that came in and that are accounted for, per source; ConservationError if they differ."""
         sides = {}
         for source in self.tallies:
@@ -106,7 +106,7 @@ class Counts(msgspec.Struct):
     def _sum(self, source: str, gains: bool) -> Tally:
         found = Tally()
         for reason, tally in self.tallies[source].items():
-            if (reason in GAINS) == gains:
+            if (reason in INCOMING) == gains:
                 found.add(tally.documents, tally.bytes)
         return found
 

@@ -7,9 +7,9 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from gristmill.counts import GAINS, READ, WRITTEN, Counts, Tally
+from gristmill.counts import INCOMING, READ, WRITTEN, Counts, Tally
 from gristmill.errors import ConservationError, UsageError
-from gristmill.io.files import write_whole
+from gristmill.io.files import atomic_write_bytes
 from gristmill.io.token_shards import Manifest
 
 FILE = "funnel.json"
@@ -27,12 +27,12 @@ class Funnel(msgspec.Struct):
     tokens: dict[str, dict[str, int]]
 
     def save(self, folder: Path) -> None:
-        write_whole(folder / FILE, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        atomic_write_bytes(folder / FILE, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     def __rich__(self) -> Table:
         counts = Counts(self.went, [])
-        lost = [reason for reason in counts.reasons if reason not in (*GAINS, TRAIN, HELD_OUT)]
-        gained = [reason for reason in GAINS if reason in counts.reasons]
+        lost = [reason for reason in counts.reasons if reason not in (*INCOMING, TRAIN, HELD_OUT)]
+        gained = [reason for reason in INCOMING if reason in counts.reasons]
         columns = [*gained, *lost, HELD_OUT, TRAIN]
         table = Table("source", *(f"{_sign(name)}{name}" for name in columns), title="funnel: documents", box=None)
         for name in ("MB in", "MB train", "tokens train"):
@@ -73,7 +73,7 @@ def build_funnel(
         for source, reason, tally in stage.rows():
             if reason not in skipped:
                 whole.add(source, TRAIN if reason == WRITTEN else reason, tally.bytes, tally.documents)
-    whole.balance("the whole run")
+    whole.check_conserved("the whole run")
     tokens = {
         name: {source: record.tokens for source, record in manifest.sources.items()}
         for name, manifest in manifests.items()
@@ -96,4 +96,4 @@ def check_handover(giver: str, given: Counts, reason: str, taker: str, taken: Co
 def _sign(name: str) -> str:
     if name in (TRAIN, HELD_OUT):
         return "= "
-    return "" if name == READ else "+ " if name in GAINS else "- "
+    return "" if name == READ else "+ " if name in INCOMING else "- "

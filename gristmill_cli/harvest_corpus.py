@@ -27,9 +27,9 @@ import tyro
 import zstandard
 from rich.table import Column, Table
 
-from gristmill.command import run_guarded
+from gristmill.command import run_with_exit_code
 from gristmill.errors import UsageError
-from gristmill.io.files import write_whole
+from gristmill.io.files import atomic_write_bytes
 
 MEGABYTE = 1_000_000
 FILE_BYTES = 8 * MEGABYTE
@@ -59,7 +59,7 @@ def harvest_corpus(out_dir: tyro.conf.Positional[Path], megabytes: float = 24) -
     ours = not out_dir.exists() or (out_dir / MARKER).exists()
     if not ours and (out_dir.is_file() or any(out_dir.iterdir())):
         raise UsageError(f"{out_dir} is a file, or already holds other files: give a new or an empty folder")
-    write_whole(out_dir / MARKER, b"gristmill_cli/harvest_corpus.py wrote this corpus and may write it again.\n")
+    atomic_write_bytes(out_dir / MARKER, b"gristmill_cli/harvest_corpus.py wrote this corpus and may write it again.\n")
     left = int(megabytes * MEGABYTE)
     harvest: dict[str, SourceCounts] = {}
     for source, places in _sources().items():
@@ -247,7 +247,7 @@ def _harvest_source(out_dir: Path, source: str, places: list[Place], share: int)
         path = out_dir / source / f"{source}_{number:02d}{ending}"
         data = _encode(list(batch), ending)
         if path not in stale or path.read_bytes() != data:
-            write_whole(path, data)
+            atomic_write_bytes(path, data)
         stale.discard(path)
     for path in stale:
         path.unlink()
@@ -286,4 +286,4 @@ def _table(harvest: dict[str, SourceCounts]) -> Table:
 
 
 if __name__ == "__main__":
-    sys.exit(run_guarded(lambda: _table(tyro.cli(harvest_corpus))))
+    sys.exit(run_with_exit_code(lambda: _table(tyro.cli(harvest_corpus))))

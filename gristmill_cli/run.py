@@ -12,11 +12,11 @@ from dedup.generate_connected_components import generate_connected_components
 from dedup.generate_duplicates_dict import generate_duplicates_dict
 from dedup.generate_exact_pairs import generate_exact_pairs
 from dedup.to_hash import SIGNED, to_hash
-from gristmill.command import run_guarded, wide_console
+from gristmill.command import run_with_exit_code, wide_console
 from gristmill.config import load_config
 from gristmill.counts import WRITTEN, Counts
 from gristmill.errors import OutputError
-from gristmill.io.files import write_whole
+from gristmill.io.files import atomic_write_bytes
 from gristmill.io.token_shards import Manifest
 from gristmill_cli.funnel import FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_handover
 from gristmill_cli.run_config import RunConfig
@@ -35,27 +35,27 @@ DUPLICATES = "duplicates.parquet"
 
 def run(config: RunConfig) -> Funnel:
     """Run every stage that is not done, check each handover, and write funnel.json. Raises GristmillErrors."""
-    out, how = config.out, config.how
+    out, options = config.out, config.run_options
     _claim(config)
     clean, dup = out / "normalized", out / "dup"
-    normalized = normalize_text(config.corpus, clean, ftfy=config.normalize.ftfy, how=how)
+    normalized = normalize_text(config.corpus, clean, ftfy=config.normalize.ftfy, options=options)
 
-    filtered = find_short(clean, out / "filtered.pickle", UNKNOWN, "all", config.filter.threshold, how)
+    filtered = find_short(clean, out / "filtered.pickle", UNKNOWN, "all", config.filter.threshold, options)
     hashed, compared = _find_duplicates(config, clean, dup)
 
     weights = ",".join(f"{source}={weight!r}" for source, weight in config.mix.weights.items())
-    mixed = pass1(clean, out / "pass1", dup / DUPLICATES, out / "filtered.pickle", weights, config.seed, how)
-    split = pass2(0, ALL, CHUNK, out / "pass1", out / "train", out / "holdout", config.mix.holdout, how)
-    cleaned = dedup_train(CHUNK, out / "train", out / "holdout", out / "train_deduped", how)
+    mixed = pass1(clean, out / "pass1", dup / DUPLICATES, out / "filtered.pickle", weights, config.seed, options)
+    split = pass2(0, ALL, CHUNK, out / "pass1", out / "train", out / "holdout", config.mix.holdout, options)
+    cleaned = dedup_train(CHUNK, out / "train", out / "holdout", out / "train_deduped", options)
 
     spec = config.tokenizer
     train_tokenizer(
         out / "train_deduped", out / "tokenizer", spec.vocab_size, spec.model_type, spec.sample, spec.exact,
-        config.seed, how,
+        config.seed, options,
     )  # fmt: skip
     model = out / "tokenizer" / MODEL
-    encoded = tokenize_corpus(out / "train_deduped", model, out / "tokens" / TRAIN, how)
-    encoded_holdout = tokenize_corpus(out / "holdout", model, out / "tokens" / HELD_OUT, how)
+    encoded = tokenize_corpus(out / "train_deduped", model, out / "tokens" / TRAIN, options)
+    encoded_holdout = tokenize_corpus(out / "holdout", model, out / "tokens" / HELD_OUT, options)
 
     check_handover("normalize_text", normalized, WRITTEN, "filter", filtered)
     check_handover("normalize_text", normalized, WRITTEN, "to_hash", hashed)
@@ -74,23 +74,23 @@ def run(config: RunConfig) -> Funnel:
 
 def _find_duplicates(config: RunConfig, clean: Path, dup: Path) -> tuple[Counts, Counts]:
     """From documents to dup/duplicates.parquet: the counts of those signed, and of those compared."""
-    how, spec, minhash = config.how, config.dedup, config.out / "minhash"
+    options, spec, minhash = config.run_options, config.dedup, config.out / "minhash"
     pairs = dup / "duplicate_pairs_exact.txt"
     if spec.exact:
-        generate_exact_pairs(clean, pairs, scope=spec.scope, how=how)
+        generate_exact_pairs(clean, pairs, scope=spec.scope, options=options)
     else:
         pairs.unlink(missing_ok=True)  # of a run with it: whatever pairs lie there count
     hashed = to_hash(
         "all", clean, minhash, UNKNOWN, "0", 0, ALL, spec.width, unit=spec.unit, hash=spec.hash,
         permutations=spec.permutations, seed=config.seed, skip=pairs.with_suffix(".parquet") if spec.exact else None,
-        how=how,
+        options=options,
     )  # fmt: skip
     clusters = dup / "connected_components.parquet"
     compared = generate_connected_components(
-        dup, clusters, minhash, spec.range, spec.bands, spec.index, spec.scope, how=how
+        dup, clusters, minhash, spec.range, spec.bands, spec.index, spec.scope, options=options
     )
     generate_duplicates_dict(
-        clusters, dup / DUPLICATES, how=how, keep=spec.keep, dropped=(config.out / "filtered.pickle",),
+        clusters, dup / DUPLICATES, options=options, keep=spec.keep, dropped=(config.out / "filtered.pickle",),
         verify=spec.verify, threshold=spec.threshold, corpus=clean, width=spec.width, unit=spec.unit, index=spec.index,
     )  # fmt: skip
     return hashed, compared
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and not arguments[0].startswith("-"):
         arguments.insert(0, "--config")
-    sys.exit(run_guarded(lambda: _run_and_tell(arguments)))
+    sys.exit(run_with_exit_code(lambda: _run_and_tell(arguments)))
 
 
 def _run_and_tell(arguments: list[str]) -> None:
@@ -131,7 +131,7 @@ def _claim(config: RunConfig) -> None:
                 "or remove the folder"
             )
     record = {**asdict(config), "corpus": corpus}
-    write_whole(path, msgspec.json.format(msgspec.json.encode(record, enc_hook=str), indent=2) + b"\n")
+    atomic_write_bytes(path, msgspec.json.format(msgspec.json.encode(record, enc_hook=str), indent=2) + b"\n")
 
 
 if __name__ == "__main__":

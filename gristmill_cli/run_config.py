@@ -8,7 +8,7 @@ from dedup.candidates.input_shards import Scope
 from dedup.minhash.hash_families import Hash
 from dedup.minhash.matching_form import Unit
 from dedup.removal.verify import Measure
-from gristmill.engine.stage import How
+from gristmill.engine.stage import RunOptions
 
 
 @dataclass(frozen=True)
@@ -104,5 +104,5 @@ class RunConfig:
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
 
     @property
-    def how(self) -> How:
-        return How(self.workers, self.memory, self.max_malformed)
+    def run_options(self) -> RunOptions:
+        return RunOptions(self.workers, self.memory, self.max_malformed)

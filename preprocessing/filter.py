@@ -12,10 +12,10 @@ from tyro.conf import Positional
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.ledger import Ledger
-from gristmill.engine.stage import STATE, How, Options, Task, is_whole, note_count, run_stage
+from gristmill.engine.stage import STATE_DIR, RunOptions, Task, note_count_mismatch, outputs_intact, run_stage
 from gristmill.errors import UsageError
 from gristmill.io.documents import list_source
-from gristmill.io.files import locked, whole_file
+from gristmill.io.files import atomic_write, locked
 from gristmill.io.keys import is_table, write_keys
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.writers import Rejects
@@ -32,7 +32,7 @@ def filter(
     n_docs: Positional[int],
     dataset_name: Positional[str],
     threshold: Positional[int],
-    how: Options = How(),
+    options: RunOptions = RunOptions(),
 ) -> Counts:
     """Write the keys of all documents with fewer than `threshold` characters in the matching form.
 
@@ -45,7 +45,7 @@ def filter(
         n_docs: Not needed, as documents are counted; a number that differs is pointed out.
         dataset_name: The data set, or all.
         threshold: Fewest characters of a document that is kept; SlimPajama's is 200.
-        how: How to run.
+        options: Workers, memory, and when to stop; they change no output.
 
     Returns:
         Documents read, kept and short per source.
@@ -53,14 +53,14 @@ def filter(
     if threshold < 0:
         raise UsageError(f"threshold {threshold}: wanted 0 or more characters")
     is_table(output_file)  # refuses other suffixes before the work, not after
-    state = output_file.parent / STATE
+    state = output_file.parent / STATE_DIR
     name = f"filter-{output_file.name}"
     slices = [part for file in list_source(input_dir, dataset_name) for part in plan_slices(file)]
     tasks = [_slice_task(part, threshold, state / name / f"{part.label}{ROWS}") for part in slices]
-    counts = run_stage(name, tasks, state, how, scope="" if dataset_name == "all" else f"{dataset_name}/")
+    counts = run_stage(name, tasks, state, options, scope="" if dataset_name == "all" else f"{dataset_name}/")
     with locked(state / f"{name}.lock"):  # SlimPajama's users run one data set beside another
-        _write_all(name, state, output_file, how)
-    note_count(n_docs, counts, how)
+        _write_all(name, state, output_file, options)
+    note_count_mismatch(n_docs, counts, options)
     return counts
 
 
@@ -72,7 +72,7 @@ def find_short(part: Slice, threshold: int, output: Path) -> Counts:
         counts.add(part.source, SHORT if short else KEPT, utf8_size(document.text))
         if short:
             rows.append(document.key.row)
-    with whole_file(output) as temporary, temporary.open("wb") as file:
+    with atomic_write(output) as temporary, temporary.open("wb") as file:
         np.save(file, np.array(rows, np.int64))
     return counts
 
@@ -99,16 +99,16 @@ def _slice_task(part: Slice, threshold: int, output: Path) -> Task:
     return Task(part.label, find_short, arguments, (Path(part.path),), (output,), part.size)
 
 
-def _write_all(name: str, state: Path, output_file: Path, how: How) -> None:
+def _write_all(name: str, state: Path, output_file: Path, options: RunOptions) -> None:
     """Write the key set from every slice that the ledger holds, of this call and of earlier ones."""
     parts = defaultdict(list)
     for label, entry in sorted(Ledger(state / f"{name}.jsonl").read().items()):
-        if is_whole(entry):
+        if outputs_intact(entry):
             rows = next(Path(path) for path in entry.outputs if path.endswith(ROWS))
             parts[label.rpartition("+")[0]].append(rows)
     inputs = tuple(path for paths in parts.values() for path in paths)
     task = Task("gather", gather_rows, {"parts": dict(parts), "output_file": output_file}, inputs, (output_file,))
-    run_stage(f"{name}-gather", [task], state, how, summary=False)
+    run_stage(f"{name}-gather", [task], state, options, summary=False)
 
 
 if __name__ == "__main__":

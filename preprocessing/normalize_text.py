@@ -16,12 +16,20 @@ import tyro
 from gristmill.command import command
 from gristmill.counts import CHANGED, WRITTEN, Counts
 from gristmill.engine.ledger import Ledger
-from gristmill.engine.stage import STATE, How, Options, Task, is_done, refuse_overlap, refuse_strangers, run_stage
+from gristmill.engine.stage import (
+    STATE_DIR,
+    RunOptions,
+    Task,
+    is_done,
+    reject_overlapping_folders,
+    reject_unknown_files,
+    run_stage,
+)
 from gristmill.errors import UsageError
 from gristmill.io.documents import JSONL, SUFFIXES, CorpusFile, list_corpus, stem
-from gristmill.io.files import rejects_path, whole_file
+from gristmill.io.files import atomic_write, rejects_path
 from gristmill.io.readers import Slice, plan_slices, read_documents
-from gristmill.io.writers import Rejects, open_lines
+from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
 
 NAME = "normalize_text"
@@ -35,7 +43,7 @@ def normalize_text(
     zst: bool = False,
     idx: int = -1,
     ftfy: bool = False,
-    how: Options = How(),
+    options: RunOptions = RunOptions(),
 ) -> Counts:
     """Bring every text of a corpus to Unicode NFC; leave every other field as it stands.
 
@@ -48,24 +56,24 @@ def normalize_text(
         zst: Compress every output with zstd, whatever its input.
         idx: Work on the idx-th 64 files only, to share a folder among machines; -1 works on all.
         ftfy: Repair mojibake with ftfy first, as SlimPajama did. It rewrites Chinese punctuation and code.
-        how: How to run.
+        options: Workers, memory, and when to stop; they change no output.
 
     Returns:
         Documents read, written and malformed per source.
     """
     files = list_corpus(data_dir)
-    refuse_overlap(data_dir, target_dir)
+    reject_overlapping_folders(data_dir, target_dir)
     targets = {file.name: target_dir / output_name(file.name, zst) for file in files}
     _refuse_collisions(targets)
     chosen = files if idx < 0 else files[idx * FILES_PER_INDEX : (idx + 1) * FILES_PER_INDEX]
     if not chosen:
         raise UsageError(f"--idx {idx}: {data_dir} has {len(files)} files, so wanted 0 to {(len(files) - 1) // 64}")
-    state = target_dir / STATE
+    state = target_dir / STATE_DIR
     tasks, pieces = _plan(chosen, targets, state, ftfy)
-    refuse_strangers(target_dir, targets.values(), SUFFIXES, state / f"{NAME}.jsonl")
+    reject_unknown_files(target_dir, targets.values(), SUFFIXES, state / f"{NAME}.jsonl")
     if pieces:  # whether too much is malformed is asked of the whole, below
-        run_stage(PIECES, pieces, state, replace(how, max_malformed=1.0), scope=None)
-    counts = run_stage(NAME, tasks, state, how, scope=None if idx >= 0 else "")
+        run_stage(PIECES, pieces, state, replace(options, max_malformed=1.0), scope=None)
+    counts = run_stage(NAME, tasks, state, options, scope=None if idx >= 0 else "")
     for file in chosen:  # no others: another --idx may be at work beside this one
         shutil.rmtree(_pieces_of(state, file.name, ftfy), ignore_errors=True)
     return counts
@@ -84,7 +92,7 @@ def normalize_slice(part: Slice, target: Path, ftfy: bool) -> Counts:
     """Normalise one slice into one file."""
     counts = Counts({}, [])
     fix = _ftfy() if ftfy else _nfc
-    with open_lines(target) as sink:
+    with open_jsonl_writer(target) as sink:
         for document in read_documents(part, counts, Rejects(target)):
             size = utf8_size(document.text)
             document.replace_text(fix(document.text))
@@ -156,7 +164,7 @@ def _refuse_collisions(targets: dict[str, Path]) -> None:
 
 def _concatenate(pieces: list[Path], target: Path) -> None:
     """Members of .gz and frames of .zst follow one another in a file, as lines do."""
-    with whole_file(target) as temporary, temporary.open("wb") as whole:
+    with atomic_write(target) as temporary, temporary.open("wb") as whole:
         for piece in pieces:
             with piece.open("rb") as file:
                 shutil.copyfileobj(file, whole, 1 << 20)

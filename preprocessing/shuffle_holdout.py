@@ -18,12 +18,20 @@ from tyro.conf import Positional
 
 from gristmill.command import command, wide_console
 from gristmill.counts import READ, WRITTEN, Counts
-from gristmill.engine.stage import STATE, How, Options, Task, outputs_of, refuse_overlap, refuse_strangers, run_stage
+from gristmill.engine.stage import (
+    STATE_DIR,
+    RunOptions,
+    Task,
+    outputs_of,
+    reject_overlapping_folders,
+    reject_unknown_files,
+    run_stage,
+)
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import SUFFIXES, list_corpus
-from gristmill.io.files import write_whole
+from gristmill.io.files import atomic_write_bytes
 from gristmill.io.readers import Slice, plan_slices
-from gristmill.io.writers import open_lines
+from gristmill.io.writers import open_jsonl_writer
 from preprocessing.datasets import shares, source_weights
 from preprocessing.mixing.mix import (
     DUPLICATE,
@@ -54,7 +62,7 @@ def pass1(
     short_docs: Path | None = None,
     weights: str = "",
     seed: int = 1,
-    how: Options = How(),
+    options: RunOptions = RunOptions(),
 ) -> Counts:
     """Drop short documents and duplicates, weigh the sources, and scatter the rest over the parts of pass 2.
 
@@ -65,30 +73,30 @@ def pass1(
         short_docs: FILTERED.pickle or .parquet; nothing is dropped as short without it.
         weights: Epochs per source, book=2.5,c4=1 or a .toml file; otherwise as preprocessing/datasets.py says.
         seed: Seed of every draw: weights, parts, order and holdout.
-        how: How to run.
+        options: Workers, memory, and when to stop; they change no output.
 
     Returns:
         Documents read, written, repeated and dropped, per source and reason.
     """
     files = list_corpus(input_dir)
-    refuse_overlap(input_dir, out_dir)
+    reject_overlapping_folders(input_dir, out_dir)
     slices = [part for file in files for part in plan_slices(file)]
     epochs = source_weights(weights, {file.source for file in files})
-    state = out_dir / STATE
+    state = out_dir / STATE_DIR
     drops = {file.name: state / "drops" / f"{file.name}.npz" for file in files}
-    _divide_drops(drops, duplicates, short_docs, state, how)
+    _divide_drops(drops, duplicates, short_docs, state, options)
     sets = tuple(path for path in (duplicates, short_docs) if path)
-    chosen = _choose_shares(epochs, slices, drops, seed, state, how)
+    chosen = _choose_shares(epochs, slices, drops, seed, state, options)
     parts = max(FEWEST_PARTS, math.ceil(sum(_text_size(part) for part in slices) / PART_BYTES))
     tasks = [
         _mix_task(part, drops[part.name], chosen[part.source], parts, seed, out_dir / f"{part.label}{SUFFIX}")
         for part in slices
     ]
-    refuse_strangers(out_dir, outputs_of(tasks), SUFFIXES, state / f"{PASS_1}.jsonl")
-    counts = run_stage(PASS_1, tasks, state, how)
+    reject_unknown_files(out_dir, outputs_of(tasks), SUFFIXES, state / f"{PASS_1}.jsonl")
+    counts = run_stage(PASS_1, tasks, state, options)
     _check_dropped(counts, drops.values(), sets)
-    _write_head(tasks, PassOne(parts, seed, {}, epochs), out_dir, how)
-    if not how.quiet:
+    _write_head(tasks, PassOne(parts, seed, {}, epochs), out_dir, options)
+    if not options.quiet:
         wide_console().print(shares(epochs, counts))
     return counts
 
@@ -101,7 +109,7 @@ def pass2(
     train_dir: Path,
     holdout_dir: Path,
     holdout: float = 0.0017,
-    how: Options = How(),
+    options: RunOptions = RunOptions(),
 ) -> Counts:
     """Shuffle the parts start ≤ i < end and split them, into the folder chunk<chunk> of train and holdout.
 
@@ -116,7 +124,7 @@ def pass2(
         train_dir: OUT/train.
         holdout_dir: OUT/holdout.
         holdout: Fraction of each source's documents to hold out; SlimPajama's is 0.17 %.
-        how: How to run.
+        options: Workers, memory, and when to stop; they change no output.
 
     Returns:
         Documents read, written to train and held out, per source.
@@ -135,11 +143,11 @@ def pass2(
         held = holdout_dir / f"chunk{chunk}" / f"example_holdout_{part}.jsonl.zst"
         arguments = {"part": part, "input_dir": input_dir, "limits": limits, "train": train, "held": held}
         tasks.append(Task(f"part {part}", split_part, arguments, (_head_path(input_dir),), (train, held)))
-    ledger = train_dir / STATE / f"{PASS_2}.jsonl"
+    ledger = train_dir / STATE_DIR / f"{PASS_2}.jsonl"
     for folder in (train_dir, holdout_dir):
-        refuse_strangers(folder, outputs_of(tasks), SUFFIXES, ledger)
+        reject_unknown_files(folder, outputs_of(tasks), SUFFIXES, ledger)
     is_all = start == 0 and end >= head.parts
-    return run_stage(PASS_2, tasks, train_dir / STATE, how, scope="" if is_all else None)
+    return run_stage(PASS_2, tasks, train_dir / STATE_DIR, options, scope="" if is_all else None)
 
 
 def split_part(part: int, input_dir: Path, limits: dict[str, int], train: Path, held: Path) -> Counts:
@@ -152,7 +160,7 @@ def split_part(part: int, input_dir: Path, limits: dict[str, int], train: Path, 
             is_held = pile.holdout[i] != NEVER and int(pile.holdout[i]) <= limits.get(source, -1)
             members.append((int(pile.order[i]), source, line, is_held, int(pile.size[i])))
     members.sort(key=lambda member: member[:3])
-    with open_lines(train) as train_lines, open_lines(held) as held_lines:
+    with open_jsonl_writer(train) as train_lines, open_jsonl_writer(held) as held_lines:
         for _, source, line, is_held, size in members:
             (held_lines if is_held else train_lines).write(line)
             counts.add(source, READ, size)
@@ -165,16 +173,16 @@ def write_head(out_dir: Path, piles: list[Path], head: PassOne) -> Counts:
     for path in piles:
         name = path.relative_to(out_dir).as_posix()
         head.piles[name] = Slice("", name).source
-    write_whole(_head_path(out_dir), msgspec.json.format(msgspec.json.encode(head), indent=2) + b"\n")
+    atomic_write_bytes(_head_path(out_dir), msgspec.json.format(msgspec.json.encode(head), indent=2) + b"\n")
     return Counts({}, [])
 
 
 def _divide_drops(
-    drops: dict[str, Path], duplicates: Path | None, short_docs: Path | None, state: Path, how: How
+    drops: dict[str, Path], duplicates: Path | None, short_docs: Path | None, state: Path, options: RunOptions
 ) -> None:
     sets = [duplicates, short_docs, duplicates and duplicates.with_suffix(".parquet")]
     inputs = tuple(dict.fromkeys(path for path in sets if path and path.is_file()))
-    if duplicates and not duplicates.with_suffix(".parquet").is_file() and not how.quiet:
+    if duplicates and not duplicates.with_suffix(".parquet").is_file() and not options.quiet:
         print(
             f"note: no {duplicates.with_suffix('.parquet')} says which documents were kept for these duplicates: where "
             "the kept one is short, its whole cluster is dropped (generate_duplicates_dict writes that table)",
@@ -184,11 +192,11 @@ def _divide_drops(
         "duplicates": duplicates, "short_docs": short_docs, "files": list(drops), "outputs": list(drops.values()),
     }  # fmt: skip
     task = Task("drops", write_drops, arguments, inputs, tuple(drops.values()))
-    run_stage(f"{PASS_1}-drops", [task], state, how, summary=False)
+    run_stage(f"{PASS_1}-drops", [task], state, options, summary=False)
 
 
 def _choose_shares(
-    weights: dict[str, float], slices: list[Slice], drops: dict[str, Path], seed: int, state: Path, how: How
+    weights: dict[str, float], slices: list[Slice], drops: dict[str, Path], seed: int, state: Path, options: RunOptions
 ) -> dict[str, Share]:
     """Turn weights into shares: for a fraction, find the draw up to which exactly that many documents lie."""
     surveys = {
@@ -198,7 +206,7 @@ def _choose_shares(
     }
     tasks = [task for some in surveys.values() for task in some]
     if tasks:
-        run_stage(f"{PASS_1} survey", tasks, state, how)
+        run_stage(f"{PASS_1} survey", tasks, state, options)
     limits = {source: _threshold(outputs_of(some), weights[source] % 1) for source, some in surveys.items()}
     return {source: Share(math.floor(weight), limits.get(source)) for source, weight in weights.items()}
 
@@ -232,11 +240,11 @@ def _check_dropped(counts: Counts, drops: Iterable[Path], sets: tuple[Path, ...]
         )
 
 
-def _write_head(tasks: list[Task], head: PassOne, out_dir: Path, how: How) -> None:
+def _write_head(tasks: list[Task], head: PassOne, out_dir: Path, options: RunOptions) -> None:
     piles = [task.outputs[0] for task in tasks]
     indexes = tuple(task.outputs[1] for task in tasks)
     task = Task("head", write_head, {"out_dir": out_dir, "piles": piles, "head": head}, indexes, (_head_path(out_dir),))
-    run_stage(f"{PASS_1}-head", [task], out_dir / STATE, how, summary=False)
+    run_stage(f"{PASS_1}-head", [task], out_dir / STATE_DIR, options, summary=False)
 
 
 def _head_path(folder: Path) -> Path:

@@ -15,10 +15,10 @@ import sentencepiece
 
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
-from gristmill.engine.stage import STATE, How, Options, Task, outputs_of, refuse_strangers, run_stage
+from gristmill.engine.stage import STATE_DIR, RunOptions, Task, outputs_of, reject_unknown_files, run_stage
 from gristmill.errors import UsageError
 from gristmill.io.documents import Document, list_corpus
-from gristmill.io.files import sha256_file, whole_file, write_whole
+from gristmill.io.files import atomic_write, atomic_write_bytes, sha256_file
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.token_shards import (
     MANIFEST,
@@ -48,7 +48,7 @@ class ShardReport(msgspec.Struct):
     lossy_documents: int = 0
 
 
-def tokenize_corpus(input_dir: Path, tokenizer: Path, out_dir: Path, how: Options = How()) -> Counts:
+def tokenize_corpus(input_dir: Path, tokenizer: Path, out_dir: Path, options: RunOptions = RunOptions()) -> Counts:
     """Encode every document with a SentencePiece model into token shards that Megatron-LM reads.
 
     Writes a shard (.bin and .idx) for each input file, manifest.json (counts per source, a checksum a
@@ -58,7 +58,7 @@ def tokenize_corpus(input_dir: Path, tokenizer: Path, out_dir: Path, how: Option
         input_dir: OUT/train_deduped or OUT/holdout.
         tokenizer: A SentencePiece .model file with an end-of-sentence piece.
         out_dir: OUT/tokens/train or OUT/tokens/holdout.
-        how: How to run.
+        options: Workers, memory, and when to stop; they change no output.
 
     Returns:
         Documents read and written, per source.
@@ -66,18 +66,18 @@ def tokenize_corpus(input_dir: Path, tokenizer: Path, out_dir: Path, how: Option
     if not tokenizer.is_file():
         raise UsageError(f"{tokenizer}: wanted a SentencePiece model, and there is no such file. Run train_tokenizer")
     fallback = load_encoder(tokenizer)[1].fallback
-    if fallback and not how.quiet:
+    if fallback and not options.quiet:
         print(f"{NAME}: SentencePiece encodes each text as a whole, for {fallback}", file=sys.stderr)
-    state = out_dir / STATE
+    state = out_dir / STATE_DIR
     slices = [part for file in list_corpus(input_dir) for part in plan_slices(file)]
     tasks = [_slice_task(part, tokenizer, out_dir, state) for part in slices]
-    refuse_strangers(out_dir, outputs_of(tasks), (".bin", ".idx"), state / f"{NAME}.jsonl")
-    counts = run_stage(NAME, tasks, state, how)
+    reject_unknown_files(out_dir, outputs_of(tasks), (".bin", ".idx"), state / f"{NAME}.jsonl")
+    counts = run_stage(NAME, tasks, state, options)
     reports = tuple(task.outputs[2] for task in tasks)
     outputs = (out_dir / MANIFEST, out_dir / tokenizer.name)
     arguments = {"reports": reports, "tokenizer": tokenizer, "out_dir": out_dir}
     manifest = Task("manifest", write_manifest, arguments, (*reports, tokenizer), outputs)
-    run_stage(f"{NAME}-manifest", [manifest], state, how, summary=False)
+    run_stage(f"{NAME}-manifest", [manifest], state, options, summary=False)
     return counts
 
 
@@ -96,14 +96,14 @@ def encode_slice(part: Slice, tokenizer: Path, prefix: Path, report: Path) -> Co
                 counts.add(source, WRITTEN, size)
                 _record(found, source, tokens, size, _LOSSY in document.text)
     found.shard.sha256 = shard.sha256
-    write_whole(report, msgspec.json.encode(found))
+    atomic_write_bytes(report, msgspec.json.encode(found))
     return counts
 
 
 def write_manifest(reports: tuple[Path, ...], tokenizer: Path, out_dir: Path) -> Counts:
     """Gather the reports of all shards; put the tokenizer beside them."""
     model, _ = load_encoder(tokenizer)
-    with whole_file(out_dir / tokenizer.name) as temporary:
+    with atomic_write(out_dir / tokenizer.name) as temporary:
         shutil.copyfile(tokenizer, temporary)
     record = TokenizerRecord(tokenizer.name, sha256_file(tokenizer), model.vocab_size(), model.eos_id())
     manifest = Manifest(record, token_dtype(record.vocab_size).name, [], {})

@@ -14,10 +14,10 @@ import sentencepiece
 
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.stage import STATE, How, Options, Task, parse_size, run_stage
+from gristmill.engine.stage import STATE_DIR, RunOptions, Task, parse_size, run_stage
 from gristmill.errors import UsageError
 from gristmill.io.documents import list_corpus
-from gristmill.io.files import whole_file
+from gristmill.io.files import atomic_write
 from gristmill.io.lines import split_lines
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.writers import Rejects
@@ -40,7 +40,7 @@ def train_tokenizer(
     sample: str = "64MiB",
     exact: bool = True,
     seed: int = 1,
-    how: Options = How(),
+    options: RunOptions = RunOptions(),
 ) -> Counts:
     """Train OUT/tokenizer/tokenizer.model on a random sample of the documents of a train set.
 
@@ -56,7 +56,7 @@ def train_tokenizer(
         sample: Text to train on.
         exact: Fail where the sample cannot fill the vocabulary, rather than make fewer pieces.
         seed: Seed of the sample.
-        how: How to run.
+        options: Workers, memory, and when to stop; they change no output.
 
     Returns:
         Documents read, sampled and not, per source.
@@ -66,19 +66,19 @@ def train_tokenizer(
         raise UsageError(f"--vocab_size {vocab_size}: wanted more than the 256 bytes and 3 control pieces, 300 or more")
     slices = [part for file in list_corpus(input_dir) for part in plan_slices(file)]
     size = sum(part.size for part in slices) or 1
-    state = out_dir / STATE
+    state = out_dir / STATE_DIR
     tasks = [
         _sample_task(part, max(1, budget * part.size // size), seed, state / "sample" / f"{part.label}.txt")
         for part in slices
     ]
-    counts = run_stage(NAME, tasks, state, how)
+    counts = run_stage(NAME, tasks, state, options)
     samples = tuple(task.outputs[0] for task in tasks)
     arguments = {
         "samples": samples, "model": out_dir / MODEL,
         "vocab_size": vocab_size, "model_type": model_type, "exact": exact,
     }  # fmt: skip
     train = Task("train", train_model, arguments, samples, (out_dir / MODEL,))
-    run_stage(f"{NAME}-model", [train], state, how, summary=False)
+    run_stage(f"{NAME}-model", [train], state, options, summary=False)
     return counts
 
 
@@ -99,7 +99,7 @@ def sample_slice(part: Slice, budget: int, seed: int, output: Path) -> Counts:
     for _, _, source, text in chosen:
         counts.add(source, SAMPLED, utf8_size(text))
     ordered = sorted(chosen, key=lambda item: -item[1])
-    with whole_file(output) as temporary, temporary.open("wb") as file:
+    with atomic_write(output) as temporary, temporary.open("wb") as file:
         file.writelines(sentence.encode() + b"\n" for *_, text in ordered for sentence in sentences(text))
     return counts
 
@@ -116,7 +116,7 @@ def sentences(text: str) -> Iterator[str]:
 
 def train_model(samples: tuple[Path, ...], model: Path, vocab_size: int, model_type: str, exact: bool) -> Counts:
     """Train on sentences; the model appears whole. UsageError if the text cannot fill the vocabulary."""
-    with whole_file(model) as temporary, temporary.open("wb") as file:
+    with atomic_write(model) as temporary, temporary.open("wb") as file:
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=_stored_sentences(samples), model_writer=file,

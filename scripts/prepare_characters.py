@@ -15,9 +15,9 @@ import sentencepiece
 import tyro
 from numpy.typing import NDArray
 
-from gristmill.command import run_guarded
+from gristmill.command import run_with_exit_code
 from gristmill.errors import InputError, UsageError, reading
-from gristmill.io.files import sha256_file, write_whole
+from gristmill.io.files import atomic_write_bytes, sha256_file
 from gristmill.io.token_shards import (
     Manifest,
     ShardRecord,
@@ -103,11 +103,11 @@ def write_part(folder: Path, ids: NDArray[np.int64], size: int, model: bytes, en
     dtype = token_dtype(end + 1)
     with TokenShardWriter(folder / SHARD, dtype) as shard:
         shard.add(np.append(ids, end))
-    write_whole(folder / TOKENIZER, model)
+    atomic_write_bytes(folder / TOKENIZER, model)
     tokenizer = TokenizerRecord(TOKENIZER, sha256_file(folder / TOKENIZER), end + 1, end)
     record = ShardRecord(SHARD, 1, shard.tokens, size, shard.sha256)
     Manifest(tokenizer, dtype.name, [record], {source: SourceRecord(1, shard.tokens, size)}).save(folder)
 
 
 if __name__ == "__main__":
-    sys.exit(run_guarded(lambda: tyro.cli(prepare_characters)))
+    sys.exit(run_with_exit_code(lambda: tyro.cli(prepare_characters)))

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 
 from gristmill.errors import UsageError
-from gristmill.io.files import write_whole
+from gristmill.io.files import atomic_write_bytes
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord, load_model
 from training.checkpoint.record import require_same_model
 from training.checkpoint.shard_storage import model_state
@@ -242,7 +242,7 @@ class Trainer:
             checkpoint=str(self.checkpoints.path(self.done)),
         )
         text = json.dumps(dataclasses.asdict(summary), indent=2)
-        write_whole(self.config.out_dir / "summary.json", text.encode() + b"\n")
+        atomic_write_bytes(self.config.out_dir / "summary.json", text.encode() + b"\n")
         return summary
 
     def _speed(self, seconds: float) -> dict[str, Any]:

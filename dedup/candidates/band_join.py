@@ -16,9 +16,9 @@ from dedup.candidates.document_ids import DocumentIds
 from dedup.candidates.input_shards import Scope, SignatureShard
 from dedup.candidates.lsh import RECORD, band_digests, bucket_edges, union_buckets
 from gristmill.counts import Counts
-from gristmill.engine.partition import part_of
-from gristmill.engine.stage import Budget, How, Task, outputs_of, run_stage
-from gristmill.io.files import whole_file
+from gristmill.engine.partition import partition_of
+from gristmill.engine.stage import MemoryBudget, RunOptions, Task, outputs_of, run_stage
+from gristmill.io.files import atomic_write
 
 EDGES = "edges"  # the folder of what `link` writes
 _LINKING = 4  # bytes of memory a byte of records takes while a range is linked
@@ -35,9 +35,11 @@ class LshOptions:
     scope: Scope = "global"
 
 
-def link(shards: list[SignatureShard], document_ids: DocumentIds, lsh: LshOptions, work: Path, how: How) -> None:
+def link(
+    shards: list[SignatureShard], document_ids: DocumentIds, lsh: LshOptions, work: Path, options: RunOptions
+) -> None:
     """Write the edges of all bands below work/edges, in files whose names are in order of band and hash."""
-    share = Budget(how.memory_bytes // how.processes)
+    share = MemoryBudget(options.memory_bytes // options.processes)
     documents = sum(shard.documents for shard in shards)
     parts = _parts(documents, share)
     split = [
@@ -47,10 +49,10 @@ def link(shards: list[SignatureShard], document_ids: DocumentIds, lsh: LshOption
              tuple(shard.path for shard in group), (file, file.with_suffix(".npy")),
              sum(shard.path.stat().st_size for shard in group))
         for bases in [document_ids.by_name]
-        for number, group in enumerate(_groups(shards, lsh, share, how.processes))
+        for number, group in enumerate(_groups(shards, lsh, share, options.processes))
         for file in [work / "bands" / f"{number:06}.bin"]
     ]  # fmt: skip
-    run_stage("bands", split, work, how, summary=False)
+    run_stage("bands", split, work, options, summary=False)
     files = [task.outputs[0] for task in split]
     edges = [
         Task(f"edges {band:04}-{part:06}", join_partition,
@@ -63,7 +65,7 @@ def link(shards: list[SignatureShard], document_ids: DocumentIds, lsh: LshOption
     planned = set(outputs_of(edges))
     for stray in set((work / EDGES).glob("*.npy")) - planned:  # of a killed run with another number of parts
         stray.unlink()
-    run_stage("edges", edges, work, how, summary=False)
+    run_stage("edges", edges, work, options, summary=False)
 
 
 def read_edges(work: Path) -> Iterator[NDArray[np.uint64]]:
@@ -99,17 +101,17 @@ def partition_bands(
 ) -> Counts:
     """Write the records of shards by block, band and hash range, and beside them where each begins."""
     starts: list[NDArray[np.int64]] = []
-    with whole_file(output) as temporary, temporary.open("wb") as file:
+    with atomic_write(output) as temporary, temporary.open("wb") as file:
         for documents, digests in _blocks(shards, bases, lsh, _most(lsh, memory)):
             for band in digests:
-                part = part_of(band, parts)
+                part = partition_of(band, parts)
                 order = np.argsort(part, kind="stable")
                 records = np.empty(len(order), RECORD)
                 records["digest"], records["document"] = band[order], documents[order]
                 sizes = np.bincount(part, minlength=parts)
                 starts.append(file.tell() // RECORD.itemsize + np.cumsum([0, *sizes]))
                 file.write(records.view(np.uint8).data)
-    with whole_file(output.with_suffix(".npy")) as temporary, temporary.open("wb") as file:
+    with atomic_write(output.with_suffix(".npy")) as temporary, temporary.open("wb") as file:
         np.save(file, np.array(starts, np.int64).reshape(-1, lsh.bands, parts + 1))
     return Counts({}, [])
 
@@ -117,7 +119,7 @@ def partition_bands(
 def join_partition(files: list[Path], band: int, part: int, first: int, output: Path) -> Counts:
     """Write the edges of one band and hash range, without those among documents before `first`, of an index."""
     edges = bucket_edges(read_partition(files, band, part))
-    with whole_file(output) as temporary, temporary.open("wb") as file:
+    with atomic_write(output) as temporary, temporary.open("wb") as file:
         np.save(file, edges[edges[:, 0] >= np.uint64(first)])
     return Counts({}, [])
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dedup.candidates.connected_components import LABEL
 from dedup.candidates.document_ids import DocumentIds
-from gristmill.io.external_sort import Sorter, read_records
+from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.keys import is_table, open_table
 from gristmill.io.pickles import stream_dict, stream_list, stream_value, write_tuple
 
@@ -32,13 +32,13 @@ def write_clusters(
             found[:] += np.bincount(files, minlength=len(found))
             yield some
 
-    with Sorter(work / "clusters", LABEL, ("root",), memory) as sorter:
+    with ExternalSorter(work / "clusters", LABEL, ("root",), memory) as sorter:
         write = _write_table if is_table(path) else _write_pickle
         write(path, counted(), document_ids, sorter)
     return found.tolist()
 
 
-def _write_table(path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: Sorter) -> None:
+def _write_table(path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: ExternalSorter) -> None:
     for some in labels:
         sorter.add(some)
     clusters, last = -1, None
@@ -52,7 +52,7 @@ def _write_table(path: Path, labels: Iterable[NDArray], document_ids: DocumentId
             write({"cluster": pa.array(of), "file": document_ids.files(files), "row": pa.array(rows)})
 
 
-def _write_pickle(path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: Sorter) -> None:
+def _write_pickle(path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: ExternalSorter) -> None:
     """Members are numbered in key order: their keys are read from a file of them while the dict is written."""
     sorter.folder.mkdir(parents=True, exist_ok=True)
     members, count = sorter.folder.parent / "members.bin", 0

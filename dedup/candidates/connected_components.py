@@ -10,7 +10,7 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.io.external_sort import Sorter, read_records, write_records
+from gristmill.io.external_sort import ExternalSorter, read_records, write_records
 
 LABEL = np.dtype([("node", "<u8"), ("root", "<u8")])
 _EDGE = np.dtype([("node", "<u8"), ("other", "<u8")])
@@ -84,7 +84,7 @@ def _external_labels(edges: Iterable[NDArray[np.uint64]], folder: Path, memory: 
     while changed:
         changed = _star(path, folder, memory, large=True)
         changed |= _star(path, folder, memory, large=False)
-    with Sorter(folder / "sort", LABEL, ("node",), memory) as sorter:
+    with ExternalSorter(folder / "sort", LABEL, ("node",), memory) as sorter:
         for some in read_records(path, _EDGE, _BLOCK):
             roots = np.unique(some["other"])
             sorter.add(some.view(LABEL))
@@ -101,7 +101,7 @@ def _star(path: Path, folder: Path, memory: int, large: bool) -> bool:
     """
     changed = False
 
-    def linked(sorter: Sorter) -> Iterator[NDArray]:
+    def linked(sorter: ExternalSorter) -> Iterator[NDArray]:
         nonlocal changed
         for some, least in _with_least(_distinct(sorter)):
             node, other = some["node"], some["other"]
@@ -111,7 +111,7 @@ def _star(path: Path, folder: Path, memory: int, large: bool) -> bool:
             if not large:
                 yield _pairs(_EDGE, node[~chosen], least[~chosen])
 
-    with Sorter(folder / "sort", _EDGE, ("node", "other"), memory) as sorter:
+    with ExternalSorter(folder / "sort", _EDGE, ("node", "other"), memory) as sorter:
         for some in read_records(path, _EDGE, _BLOCK):
             low, high = np.minimum(some["node"], some["other"]), np.maximum(some["node"], some["other"])
             sorter.add(_pairs(_EDGE, high, low))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dedup.minhash.matching_form import form_size, pack, write_form
 from gristmill.counts import READ, Counts
-from gristmill.engine.partition import part_of
+from gristmill.engine.partition import partition_of
 from gristmill.text import matching_form
 
 On = Literal["matching_form", "bytes"]
@@ -79,7 +79,7 @@ def _write_forms(data: np.ndarray, offsets: np.ndarray, forms: np.ndarray, bound
 
 def by_range(records: NDArray) -> tuple[NDArray, NDArray[np.int64]]:
     """RECORDs by ranges of their digests, in each in the order they came; and where each range begins (PARTS + 1)."""
-    part = part_of(records["high"], PARTS)
+    part = partition_of(records["high"], PARTS)
     order = np.argsort(part, kind="stable")
     return records[order], np.searchsorted(part[order], np.arange(PARTS + 1))
 

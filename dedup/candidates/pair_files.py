@@ -14,7 +14,7 @@ from dedup.candidates.document_ids import DocumentIds
 from gristmill.counts import Counts
 from gristmill.errors import InputError
 from gristmill.io.external_sort import read_records, write_records
-from gristmill.io.files import write_whole
+from gristmill.io.files import atomic_write_bytes
 
 _PAIR = r"^(?P<a>.+)@(?P<i>[0-9]+) :: (?P<b>.+)@(?P<j>[0-9]+)$"
 _JOINT = r"@[0-9]+ :: "
@@ -49,7 +49,7 @@ def parse_pairs(files: tuple[Path, ...], work: Path) -> Counts:
     parsed = ParsedPairs(work)
     blocks = (_parse(path, first, text, numbers, rows) for path in files for first, text in _blocks(path))
     write_records(parsed.ends, blocks)
-    write_whole(parsed.files, msgspec.json.encode({name: rows[name] for name in numbers}))
+    atomic_write_bytes(parsed.files, msgspec.json.encode({name: rows[name] for name in numbers}))
     return Counts({}, [])
 
 

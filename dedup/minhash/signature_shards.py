@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dedup.minhash.signatures import Sketch
 from gristmill.errors import InputError, UsageError
-from gristmill.io.files import walk, whole_file
+from gristmill.io.files import atomic_write, walk
 
 SUFFIX = ".signatures.arrow"
 
@@ -67,7 +67,7 @@ def write_shard(path: Path, file: str, sketch: Sketch) -> Iterator["ShardWriter"
     header = ShardHeader(file, sketch.hash, sketch.seed, sketch.permutations, sketch.unit, sketch.width)
     signature = pa.list_(pa.uint32(), sketch.permutations)
     schema = pa.schema({"row": pa.int64(), "signature": signature}, {"gristmill": msgspec.json.encode(header)})
-    with whole_file(path) as temporary, pa.ipc.new_file(str(temporary), schema) as writer:
+    with atomic_write(path) as temporary, pa.ipc.new_file(str(temporary), schema) as writer:
         yield ShardWriter(writer, schema)
 
 

@@ -13,11 +13,11 @@ from dedup.candidates.input_shards import SignatureShard
 from dedup.removal.clusters import FIELDS, MEMBER, Clusters, Order
 from dedup.removal.keeping import INDEXED, LAST, Keep, Longest, Newest, rank_longest, rank_newest
 from gristmill.counts import READ, Counts
-from gristmill.engine.stage import Budget
+from gristmill.engine.stage import MemoryBudget
 from gristmill.errors import InputError
 from gristmill.io.documents import Document, source_of
-from gristmill.io.external_sort import Sorter, write_records
-from gristmill.io.files import whole_file, write_whole
+from gristmill.io.external_sort import ExternalSorter, write_records
+from gristmill.io.files import atomic_write, atomic_write_bytes
 from gristmill.io.keys import read_keys
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
@@ -56,15 +56,15 @@ def gathered_path(work: Path, number: int) -> Path:
     return work / "gathered" / f"{number:06}.index"
 
 
-def sort_members(input_file: Path, keep: Keep, dropped: tuple[Path, ...], folder: Path, budget: Budget) -> Counts:
+def sort_members(input_file: Path, keep: Keep, dropped: tuple[Path, ...], folder: Path, budget: MemoryBudget) -> Counts:
     """Write members.bin, the MEMBERs of all clusters by file and row; index.bin, those of an index again; plan.json."""
     clusters = Clusters.open(input_file)
     order = Order(clusters.names, keep, [read_keys(path, clusters.names) for path in dropped])
     size = max(_FEWEST, clusters.count // _PARTS)
     sizes, cuts = np.zeros(len(clusters.names), np.int64), [0]
     with (
-        Sorter(folder / "runs", MEMBER, ("file", "row"), budget) as sorter,
-        whole_file(folder / INDEXED_MEMBERS) as index,
+        ExternalSorter(folder / "runs", MEMBER, ("file", "row"), budget) as sorter,
+        atomic_write(folder / INDEXED_MEMBERS) as index,
         index.open("wb") as indexed,
     ):
         for block in clusters.blocks():
@@ -76,7 +76,7 @@ def sort_members(input_file: Path, keep: Keep, dropped: tuple[Path, ...], folder
             sorter.add(block)
         write_records(folder / MEMBERS, _once(sorter, clusters))
     begins = np.concatenate([[0], np.cumsum(sizes)]).tolist()
-    write_whole(folder / PLAN, msgspec.json.encode(Plan(clusters.names, begins, cuts)))
+    atomic_write_bytes(folder / PLAN, msgspec.json.encode(Plan(clusters.names, begins, cuts)))
     return Counts({}, [])
 
 
@@ -92,15 +92,15 @@ def members_of(part: Slice, following: Slice | None, plan: Plan, members: Path) 
 
 def gather_slice(
     part: Slice, number: int, places: tuple[int, int], members: Path, keep: Keep, has_texts: bool, output: Path,
-    budget: Budget,
+    budget: MemoryBudget,
 ) -> Counts:  # fmt: skip
     """Write the members of a slice as PLACED by cluster, and beside them their texts, if wanted, in row order."""
     counts = Counts({}, [])
     wanted = _read_places(members, places)
     documents = read_documents(part, counts, Rejects(output))
     with (
-        Sorter(output.with_suffix(".runs"), PLACED, ("cluster", "position"), budget // 2) as sorter,
-        whole_file(output.with_suffix(".text")) as path,
+        ExternalSorter(output.with_suffix(".runs"), PLACED, ("cluster", "position"), budget // 2) as sorter,
+        atomic_write(output.with_suffix(".text")) as path,
         path.open("wb") as texts,
     ):
         gatherer = _Gatherer(keep, texts if has_texts else None, counts)
@@ -112,13 +112,13 @@ def gather_slice(
 
 
 def gather_signatures(
-    shard: SignatureShard, number: int, places: tuple[int, int], members: Path, output: Path, budget: Budget
+    shard: SignatureShard, number: int, places: tuple[int, int], members: Path, output: Path, budget: MemoryBudget
 ) -> Counts:
     """Write the members of an index as gather_slice does, with signatures (permutations × uint32) in place of texts."""
     wanted, offset, counts = _read_places(members, places), 0, Counts({}, [])
     with (
-        Sorter(output.with_suffix(".runs"), PLACED, ("cluster", "position"), budget // 2) as sorter,
-        whole_file(output.with_suffix(".text")) as path,
+        ExternalSorter(output.with_suffix(".runs"), PLACED, ("cluster", "position"), budget // 2) as sorter,
+        atomic_write(output.with_suffix(".text")) as path,
         path.open("wb") as stored,
     ):
         for rows, values in shard.batches():

@@ -26,7 +26,7 @@ from dedup.removal.judging import Verification, judge_part
 from dedup.removal.keeping import Keep, Newest
 from dedup.removal.removals import DUPLICATE, SPARED
 from gristmill.counts import READ, Counts
-from gristmill.engine.stage import Budget, How, Task, run_stage
+from gristmill.engine.stage import MemoryBudget, RunOptions, Task, run_stage
 from gristmill.errors import UsageError
 from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import plan_slices
@@ -67,26 +67,30 @@ def judged_parts(plan: Plan, work: Path) -> list[Path]:
     return [work / "judged" / f"{number:06}.bin" for number, _ in enumerate(plan.cuts)]
 
 
-def gather_and_judge(settings: Settings, sources: Sources, work: Path, how: How) -> str:
+def gather_and_judge(settings: Settings, sources: Sources, work: Path, options: RunOptions) -> str:
     """Run what comes before the last task, and return what there is to say about it."""
     start = time.perf_counter()
     outputs = (work / MEMBERS, work / INDEXED_MEMBERS, work / PLAN)
     sort = {"input_file": settings.input_file, "keep": settings.keep, "dropped": settings.dropped, "folder": work}
-    budget = {"budget": Budget(how.memory_bytes)}
-    run_stage("sort", [Task("sort", sort_members, sort | budget, settings.inputs, outputs)], work, how, summary=False)
+    budget = {"budget": MemoryBudget(options.memory_bytes)}
+    run_stage(
+        "sort", [Task("sort", sort_members, sort | budget, settings.inputs, outputs)], work, options, summary=False
+    )
     plan = Plan.load(work)
     _check_names(settings, plan, sources)
-    share = Budget(how.memory_bytes // how.processes)
+    share = MemoryBudget(options.memory_bytes // options.processes)
     gather = _gather_tasks(settings, plan, sources.files, work, share)
     gather += _index_tasks(plan, sources.shards, len(gather), work, share)
-    gathered = run_stage(GATHER, gather, work, how, summary=False)
+    gathered = run_stage(GATHER, gather, work, options, summary=False)
     if settings.verification:
         _check_signatures(plan, gathered)
-    judged = run_stage("judge", _judge_tasks(settings, plan, len(gather), work, share), work, how, summary=False)
+    judged = run_stage("judge", _judge_tasks(settings, plan, len(gather), work, share), work, options, summary=False)
     return _say(settings, gathered, judged, time.perf_counter() - start)
 
 
-def _gather_tasks(settings: Settings, plan: Plan, files: list[CorpusFile], work: Path, share: Budget) -> list[Task]:
+def _gather_tasks(
+    settings: Settings, plan: Plan, files: list[CorpusFile], work: Path, share: MemoryBudget
+) -> list[Task]:
     """A task for every slice of a file that has members."""
     tasks: list[Task] = []
     wanted = set(plan.names)
@@ -104,7 +108,7 @@ def _gather_tasks(settings: Settings, plan: Plan, files: list[CorpusFile], work:
     return tasks
 
 
-def _index_tasks(plan: Plan, shards: list[SignatureShard], first: int, work: Path, share: Budget) -> list[Task]:
+def _index_tasks(plan: Plan, shards: list[SignatureShard], first: int, work: Path, share: MemoryBudget) -> list[Task]:
     """A task for every shard of an index that may have members."""
     wanted = set(plan.names)
     tasks = []
@@ -119,7 +123,7 @@ def _index_tasks(plan: Plan, shards: list[SignatureShard], first: int, work: Pat
     return tasks
 
 
-def _judge_tasks(settings: Settings, plan: Plan, slices: int, work: Path, share: Budget) -> list[Task]:
+def _judge_tasks(settings: Settings, plan: Plan, slices: int, work: Path, share: MemoryBudget) -> list[Task]:
     gathered = work / f"{GATHER}.jsonl"  # the ledger grows with everything that is gathered anew
     inputs = (work / PLAN, *([gathered] if slices else []))
     tasks = []

@@ -23,10 +23,10 @@ from dedup.removal.keeping import INDEXED
 from dedup.removal.removals import DUPLICATE, ESTIMATED, EXACT, KEPT, REMOVAL, SPARED, Books, remove_all_but_first
 from dedup.removal.verify import KeptSets, KeptSignatures, Measure, Shingles, Signature, check_measure, judge
 from gristmill.counts import Counts
-from gristmill.engine.stage import Budget
+from gristmill.engine.stage import MemoryBudget
 from gristmill.errors import UsageError, reading, writing
-from gristmill.io.external_sort import Sorter, read_records
-from gristmill.io.files import whole_file, write_whole
+from gristmill.io.external_sort import ExternalSorter, read_records
+from gristmill.io.files import atomic_write, atomic_write_bytes
 
 _OPEN = 64  # text files at a time
 _WORKING = 40  # bytes that a byte of text takes while its shingles are hashed
@@ -79,13 +79,13 @@ def judge_part(
     high: int | None,
     how: Verification | None,
     output: Path,
-    budget: Budget,
+    budget: MemoryBudget,
 ) -> Counts:
     """Write the REMOVALs of the clusters low ≤ number < high, and beside them the counts, as JSON."""
     books = Books(Plan.load(folder).names)
     with (
-        Sorter(output.with_suffix(".runs"), PLACED, KEEP_ORDER, budget // 4) as sorter,
-        whole_file(output) as temporary,
+        ExternalSorter(output.with_suffix(".runs"), PLACED, KEEP_ORDER, budget // 4) as sorter,
+        atomic_write(output) as temporary,
         temporary.open("wb") as file,
         ExitStack() as stack,
     ):
@@ -99,7 +99,7 @@ def judge_part(
             texts = stack.enter_context(closing(Texts(folder)))
             found = Judge(texts, output.with_suffix(".later"), how, budget, books).removals(sorter)
         file.writelines(block.tobytes() for block in found)
-    write_whole(output.with_suffix(".json"), msgspec.json.encode(books.counts()))
+    atomic_write_bytes(output.with_suffix(".json"), msgspec.json.encode(books.counts()))
     return books.counts()
 
 
@@ -213,7 +213,7 @@ class _Spill:
 class Judge:
     """Judges cluster after cluster; of one it holds the kept documents' shingles, as far as there is room."""
 
-    def __init__(self, texts: Texts, later: Path, how: Verification, budget: Budget, books: Books) -> None:
+    def __init__(self, texts: Texts, later: Path, how: Verification, budget: MemoryBudget, books: Books) -> None:
         self.texts, self.how, self.books = texts, how, books
         self.undecided = _Spill(later)
         self.kept = KeptEvidence(how, budget // 4)

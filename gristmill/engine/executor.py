@@ -44,7 +44,7 @@ def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int,
     with _uninterrupted():
         start_fork_server(sorted({call.function.__module__ for call in calls}))
     context, others = multiprocessing.get_context("forkserver"), set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=die_with_parent)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=exit_with_parent)
     try:
         with _uninterrupted():  # a worker that is half started when we leave fails with a traceback of its own
             futures = {pool.submit(call): position for position, call in enumerate(calls)}
@@ -101,7 +101,7 @@ def start_fork_server(modules: list[str]) -> None:
             os.environ.update({name: value} if value is not None else {})
 
 
-def die_with_parent() -> None:
+def exit_with_parent() -> None:
     """End this worker when the process that started it is killed, so that none writes on unseen."""
     parent = multiprocessing.parent_process()
     assert parent is not None

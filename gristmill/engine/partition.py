@@ -4,10 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def part_of(hashes: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
+def partition_of(hashes: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
     """The range each hash falls into, of `parts` < 2^32 equal ones, in ascending order.
 
-    >>> part_of(np.array([0, 2**63, 2**64 - 1], np.uint64), 4).tolist()
+    >>> partition_of(np.array([0, 2**63, 2**64 - 1], np.uint64), 4).tolist()
     [0, 2, 3]
     """
     return ((hashes >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.int64)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import psutil
 import tyro
@@ -20,15 +20,16 @@ from gristmill.counts import READ, Counts
 from gristmill.engine.executor import Call, execute
 from gristmill.engine.ledger import Entry, Ledger
 from gristmill.errors import OutputError, UsageError
-from gristmill.io.files import rejects_path, remove_leftovers, walk
+from gristmill.io.files import rejects_path, remove_partial_files, walk
 
-STATE = ".gristmill"  # the folder, beside a stage's output, that holds its ledger and work files
+STATE_DIR = ".gristmill"  # the folder, beside a stage's output, that holds its ledger and work files
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
+@tyro.conf.configure(tyro.conf.arg(name=""))  # on a command line --workers, not --options.workers
 @dataclass(frozen=True)
-class How:
-    """How a stage runs. None of it changes a byte of what the stage writes."""
+class RunOptions:
+    """Resources and limits of a stage's run; none of them changes a byte of its output."""
 
     workers: int | None = None
     """Processes to use; all cores by default."""
@@ -51,14 +52,11 @@ class How:
         return psutil.virtual_memory().available // 2 if self.memory == "auto" else parse_size(self.memory)
 
 
-Options = Annotated[How, tyro.conf.arg(name="")]  # --workers, not --how.workers
-
-
-class Budget(int):
+class MemoryBudget(int):
     """Bytes of memory a task may take: an argument that changes nothing in what it writes, nor in its fingerprint."""
 
     def __repr__(self) -> str:
-        return "Budget"
+        return "MemoryBudget"
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def run_stage(
     name: str,
     tasks: Sequence[Task],
     state: Path,
-    how: How,
+    options: RunOptions,
     scope: str | None = "",
     *,
     summary: bool = True,
@@ -103,12 +101,12 @@ def run_stage(
     start = time.perf_counter() if since is None else since
     ledger = Ledger(state / f"{name}.jsonl")
     entries = ledger.read()
-    _retire(tasks, entries, scope)
+    _remove_stale_outputs(tasks, entries, scope)
     fingerprints = {task.name: task.fingerprint() for task in tasks}  # of the inputs as they are before we read them
     todo = [task for task in tasks if not is_done(task, entries, fingerprints[task.name])]
-    remove_leftovers(outputs_of(todo))
-    for task, counts in _with_progress(name, todo, how):
-        counts.balance(f"{name} {task.name}")
+    remove_partial_files(outputs_of(todo))
+    for task, counts in _with_progress(name, todo, options):
+        counts.check_conserved(f"{name} {task.name}")
         written = [*task.outputs, *(path for path in map(rejects_path, task.outputs) if path.exists())]
         outputs = {os.path.abspath(path): path.stat().st_size for path in written}
         entries[task.name] = Entry(task.name, fingerprints[task.name], outputs, counts)
@@ -116,19 +114,19 @@ def run_stage(
     total = Counts({}, [])
     for task in tasks:
         total.merge(entries[task.name].counts)
-    if summary and not how.quiet:
+    if summary and not options.quiet:
         _say(name, tasks, todo, total, time.perf_counter() - start)
-    total.check_malformed(name, how.max_malformed)
+    total.check_malformed(name, options.max_malformed)
     return total
 
 
 def is_done(task: Task, entries: dict[str, Entry], fingerprint: str) -> bool:
     """Whether the ledger holds this very task and its outputs are what they were then."""
     entry = entries.get(task.name)
-    return entry is not None and entry.fingerprint == fingerprint and is_whole(entry)
+    return entry is not None and entry.fingerprint == fingerprint and outputs_intact(entry)
 
 
-def is_whole(entry: Entry) -> bool:
+def outputs_intact(entry: Entry) -> bool:
     """Whether every output is there and of the size it had when the task ended."""
     sizes = ((Path(path), size) for path, size in entry.outputs.items())
     return all(path.is_file() and path.stat().st_size == size for path, size in sizes)
@@ -139,7 +137,7 @@ def outputs_of(tasks: Iterable[Task]) -> list[Path]:
     return [path for task in tasks for path in task.outputs]
 
 
-def refuse_overlap(source: Path, target: Path) -> None:
+def reject_overlapping_folders(source: Path, target: Path) -> None:
     """UsageError if what is written to `target` would be read as part of `source`, or overwrite it."""
     if target.resolve().is_relative_to(source.resolve()):
         raise UsageError(
@@ -148,7 +146,7 @@ def refuse_overlap(source: Path, target: Path) -> None:
         )
 
 
-def refuse_strangers(folder: Path, planned: Iterable[Path], suffixes: tuple[str, ...], ledger: Path) -> None:
+def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[str, ...], ledger: Path) -> None:
     """OutputError if `folder` holds data files that neither this plan nor the stage's ledger knows.
 
     The next stage reads the whole folder: what another run left there would join the corpus.
@@ -165,10 +163,10 @@ def refuse_strangers(folder: Path, planned: Iterable[Path], suffixes: tuple[str,
         )
 
 
-def note_count(n_docs: int, counts: Counts, how: How) -> None:
+def note_count_mismatch(n_docs: int, counts: Counts, options: RunOptions) -> None:
     """Point out that a number of documents given on the command line is not what was found."""
     found = counts.total(READ).documents
-    if n_docs > 0 and n_docs != found and not how.quiet:
+    if n_docs > 0 and n_docs != found and not options.quiet:
         print(
             f"note: n_docs was given as {n_docs:,}; {found:,} documents were found, and all are used", file=sys.stderr
         )
@@ -201,7 +199,7 @@ def code_version(file: str) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
-def _retire(tasks: Sequence[Task], entries: dict[str, Entry], scope: str | None) -> None:
+def _remove_stale_outputs(tasks: Sequence[Task], entries: dict[str, Entry], scope: str | None) -> None:
     """Remove outputs that earlier runs wrote for tasks that are planned otherwise or no longer."""
     planned = {task.name for task in tasks}
     kept = {os.path.abspath(path) for output in outputs_of(tasks) for path in (output, rejects_path(output))}
@@ -211,15 +209,19 @@ def _retire(tasks: Sequence[Task], entries: dict[str, Entry], scope: str | None)
                 Path(path).unlink(missing_ok=True)
 
 
-def _with_progress(name: str, tasks: Sequence[Task], how: How) -> Iterator[tuple[Task, Counts]]:
+def _with_progress(name: str, tasks: Sequence[Task], options: RunOptions) -> Iterator[tuple[Task, Counts]]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
     with Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=how.quiet or not console.is_terminal
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=options.quiet or not console.is_terminal,
     ) as progress:
         bar = progress.add_task(name.partition("-")[0], total=sum(task.size for task in tasks))
         calls = [Call(task.function, task.arguments) for task in tasks]
-        for position, counts in execute(calls, how.processes):
+        for position, counts in execute(calls, options.processes):
             yield tasks[position], counts
             progress.advance(bar, tasks[position].size)
 

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import writing
-from gristmill.io.files import whole_file
+from gristmill.io.files import atomic_write
 
 _IN_FLIGHT = 4  # copies of a record while it is sorted or merged: the record, its order, and what comes of both
 _FEWEST = 1024  # records of a block, however small the budget
 
 
-class Sorter:
+class ExternalSorter:
     """Sorts records of a structured dtype by some of its fields, stably, within `memory` bytes.
 
     Use it as a context: `add` records in any number of arrays, then iterate once over arrays of
@@ -121,7 +121,7 @@ class _Run:
 
 def write_records(path: Path, blocks: Iterable[NDArray]) -> None:
     """Write records one after another, replacing the file only once the last is there."""
-    with whole_file(path) as temporary, temporary.open("wb") as file:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
         for records in blocks:
             file.write(np.ascontiguousarray(records).view(np.uint8).data)
 

@@ -18,12 +18,12 @@ def partial_path(path: Path) -> Path:
     return path.with_name(path.name + PARTIAL)
 
 
-def own_partial_path(path: Path) -> Path:
+def unique_partial_path(path: Path) -> Path:
     """Such a name that no other process has: one that outlives its killed parent for a moment writes another file."""
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
-def remove_leftovers(paths: Iterable[Path]) -> None:
+def remove_partial_files(paths: Iterable[Path]) -> None:
     """Remove what interrupted attempts to write `paths` left behind."""
     wanted = set(paths)
     for folder in {path.parent for path in wanted}:
@@ -33,17 +33,17 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write; on success it becomes `path`, on failure it is removed.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "a.txt"
-    >>> with whole_file(target) as temporary:
+    >>> with atomic_write(target) as temporary:
     ...     _ = temporary.write_text("whole")
     >>> target.read_text()
     'whole'
     """
-    temporary = own_partial_path(path)
+    temporary = unique_partial_path(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -74,9 +74,9 @@ def rejects_path(output: Path) -> Path:
     return output.with_name(output.name + ".malformed")
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def atomic_write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path`, whole or not at all."""
-    with whole_file(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(data)
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError
-from gristmill.io.files import whole_file
+from gristmill.io.files import atomic_write
 from gristmill.io.pickles import dump_pickle, load_pickle
 
 Rows = NDArray[np.int64]
@@ -120,7 +120,7 @@ def open_table(path: Path, schema: pa.Schema) -> Iterator[Callable[[Columns], No
     However many rows each call brings, row groups hold ROW_GROUP of them: the same rows give the
     same bytes, and memory holds a row group and what one call brings.
     """
-    with whole_file(path) as temporary, pa.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+    with atomic_write(path) as temporary, pa.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
         held = pa.Table.from_batches([], schema)
 
         def write(columns: Columns) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.errors import InputError, UsageError
-from gristmill.io.files import whole_file, write_whole
+from gristmill.io.files import atomic_write, atomic_write_bytes
 
 PROTOCOL = 4
 _UNFRAMED = 3  # the last protocol without frames, so that pickles can be put together
@@ -46,7 +46,7 @@ def load_pickle(path: Path) -> Any:
 
 def dump_pickle(path: Path, value: Any) -> None:
     """Write a pickle of builtins, whole or not at all."""
-    write_whole(path, pickle.dumps(value, protocol=PROTOCOL))
+    atomic_write_bytes(path, pickle.dumps(value, protocol=PROTOCOL))
 
 
 def stream_list(items: Iterable[Any]) -> Iterator[bytes]:
@@ -68,7 +68,7 @@ def stream_value(value: Callable[[], Any]) -> Iterator[bytes]:
 
 def write_stream(path: Path, stream: Iterable[bytes]) -> None:
     """Write what comes as a stream, whole or not at all."""
-    with whole_file(path) as temporary, temporary.open("wb") as file:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
         file.writelines(chain([pickle.PROTO + bytes([_UNFRAMED])], stream, [pickle.STOP]))
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError, writing
-from gristmill.io.files import flush_to_disk, own_partial_path, sha256_file, write_whole
+from gristmill.io.files import atomic_write_bytes, flush_to_disk, sha256_file, unique_partial_path
 
 MAGIC = b"MMIDIDX\x00\x00"
 MANIFEST = "manifest.json"
@@ -87,7 +87,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
         return sum(shard.bytes for shard in self.shards)
 
     def save(self, folder: Path) -> None:
-        write_whole(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        atomic_write_bytes(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     @classmethod
     def load(cls, folder: Path) -> "Manifest":
@@ -125,7 +125,7 @@ class TokenShardWriter:
     sha256: str = ""
 
     def __enter__(self) -> Self:
-        self._partial = own_partial_path(self._bin)
+        self._partial = unique_partial_path(self._bin)
         with writing(self._bin):
             self.prefix.parent.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = self._partial.open("wb")
@@ -157,7 +157,7 @@ class TokenShardWriter:
         if kind is None:
             self.sha256 = self._digest.hexdigest()
             index = _index(np.array(self.lengths, dtype=np.int32), self.dtype)
-            write_whole(self.prefix.with_name(self.prefix.name + ".idx"), index)
+            atomic_write_bytes(self.prefix.with_name(self.prefix.name + ".idx"), index)
 
     @property
     def tokens(self) -> int:

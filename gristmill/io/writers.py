@@ -11,7 +11,7 @@ import msgspec
 import zstandard
 
 from gristmill.errors import writing
-from gristmill.io.files import rejects_path, whole_file
+from gristmill.io.files import atomic_write, rejects_path
 
 ZSTD_LEVEL = 3
 
@@ -23,12 +23,12 @@ class Sink(Protocol):
 
 
 @contextmanager
-def open_lines(path: Path) -> Iterator[Sink]:
+def open_jsonl_writer(path: Path) -> Iterator[Sink]:
     """Yield a sink for the lines of a file, compressed as its name says; it appears when the block ends well.
 
     The same lines give the same bytes: no time stamp, one thread, a fixed level.
     """
-    with whole_file(path) as temporary, temporary.open("wb") as file:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
         if path.name.endswith(".zst"):
             with zstd_compressor().stream_writer(file, closefd=False) as sink:
                 yield sink

@@ -11,10 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from gristmill.counts import REPEATED, WRITTEN, Counts
-from gristmill.engine.partition import part_of
+from gristmill.engine.partition import partition_of
 from gristmill.errors import InputError
 from gristmill.io.documents import ORIGIN, DocKey, Document
-from gristmill.io.files import whole_file
+from gristmill.io.files import atomic_write
 from gristmill.io.keys import KeySet, is_table, read_keys, stream_keys, stream_table
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
@@ -88,7 +88,7 @@ def _refuse_unknown(path: Path | None, unknown: set[str], files: list[str]) -> N
 
 
 def _write_drops(output: Path, short: NDArray[np.int64], duplicate: NDArray[np.int64]) -> None:
-    with whole_file(output) as temporary, temporary.open("wb") as stored:
+    with atomic_write(output) as temporary, temporary.open("wb") as stored:
         np.savez(stored, short=short, duplicate=duplicate)
 
 
@@ -137,7 +137,7 @@ def survey_slice(part: Slice, drops: Path, seed: int, output: Path) -> Counts:
         draws(seed, "weight", part.name, rows)[[not reason for reason in reasons]]
         for _, rows, reasons in _read(part, drops, Counts({}, []), Rejects(output))
     ]
-    with whole_file(output) as temporary, temporary.open("wb") as file:
+    with atomic_write(output) as temporary, temporary.open("wb") as file:
         np.save(file, np.concatenate([*pieces, np.empty(0, np.uint64)]))
     return Counts({}, [])
 
@@ -166,7 +166,7 @@ def _scatter(
 ) -> None:
     """Put copy 0, 1, … of each document into the part and the place that its key draws."""
     for copy in range(int(copies.max(initial=0))):
-        part = part_of(draws(seed, f"part {copy}", file, rows), parts).tolist()
+        part = partition_of(draws(seed, f"part {copy}", file, rows), parts).tolist()
         order = draws(seed, f"order {copy}", file, rows).tolist()
         # Only the first copy may be held out; dedup_train then drops the others from the train set.
         holdout = draws(seed, "holdout", file, rows).tolist() if copy == 0 else [int(NEVER)] * len(rows)

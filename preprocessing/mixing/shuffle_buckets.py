@@ -21,7 +21,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, reading
-from gristmill.io.files import whole_file
+from gristmill.io.files import atomic_write
 from gristmill.io.writers import zstd_compressor
 
 SUFFIX = ".jsonl.zst"
@@ -80,14 +80,14 @@ class PileWriter:
 @contextmanager
 def write_pile(path: Path) -> Iterator[PileWriter]:
     """Yield a writer; the pile and its index appear when the block ends well."""
-    with whole_file(path) as temporary, temporary.open("wb") as file:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
         pile = PileWriter(file)
         yield pile
         pile.flush()
     types = {"order": pa.uint64(), "holdout": pa.uint64(), "size": pa.int64()}
     schema = pa.schema(types, {"frames": msgspec.json.encode(pile.frames)})
     table = pa.table([pa.array(pile.columns[name], kind) for name, kind in types.items()], schema=schema)
-    with whole_file(index_path(path)) as temporary, pa.ipc.new_file(str(temporary), table.schema) as writer:
+    with atomic_write(index_path(path)) as temporary, pa.ipc.new_file(str(temporary), table.schema) as writer:
         writer.write_table(table)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gristmill.io.writers import open_lines
+from gristmill.io.writers import open_jsonl_writer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ALPHABETS = ["abcdefghijklmnoprstuvwyz", "абвгдежзиклмнопрстуфхцчшыэюя", "αβγδεζηθικλμνξοπρστυφχψω"]
@@ -33,7 +33,7 @@ def alter(text: str, seed: int) -> str:
 
 
 def write_documents(path: Path, texts: list[str]) -> None:
-    with open_lines(path) as sink:
+    with open_jsonl_writer(path) as sink:
         for text in texts:
             sink.write(msgspec.json.encode({"text": text}) + b"\n")
 

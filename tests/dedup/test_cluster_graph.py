@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from dedup import generate_connected_components, to_hash
 from dedup.cluster_graph import cluster_graph
 from dedup.removal.cluster_members import compare_texts, read_texts
-from gristmill.engine.stage import How
+from gristmill.engine.stage import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
 from gristmill.io.keys import write_table
 from gristmill.io.pickles import dump_pickle
 from gristmill.text import matching_form
 
-HOW = How(workers=1, quiet=True)
+QUIET = RunOptions(workers=1, quiet=True)
 A, B, C = "web/a.jsonl", "web/b.jsonl.zst", "wiki/c.jsonl"
 CHAIN = [f"{A}@0", f"{A}@2", f"{B}@0", f"{B}@1", f"{C}@1"]
 NAMES = ["first", "near", "nearer", "far", "copy"]
@@ -60,12 +60,12 @@ def folder(
     (folder / "NORM/book").mkdir()
     (folder / "NORM/book/unreadable.jsonl.zst").write_bytes(b"no zstd")
     for source in ("web", "wiki"):
-        to_hash(source, folder / "NORM", folder / "MINHASH" / source, 0, "0", 0, 99, how=HOW)
+        to_hash(source, folder / "NORM", folder / "MINHASH" / source, 0, "0", 0, 99, options=QUIET)
     (folder / "DUP").mkdir()
     pairs = [*pairwise(CHAIN), (f"{B}@2", f"{C}@0")]
     (folder / "DUP/duplicate_pairs.txt").write_text("".join(f"{a} :: {b}\n" for a, b in pairs))
     for suffix in FORMATS:
-        generate_connected_components(folder / "DUP", (folder / "DUP/clusters").with_suffix(suffix), how=HOW)
+        generate_connected_components(folder / "DUP", (folder / "DUP/clusters").with_suffix(suffix), options=QUIET)
     return folder
 
 

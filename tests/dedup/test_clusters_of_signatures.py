@@ -10,11 +10,11 @@ import pytest
 from dedup import Sketch, generate_connected_components, generate_duplicate_pairs
 from dedup.minhash.signature_shards import write_shard
 from gristmill.counts import READ
-from gristmill.engine.stage import How
+from gristmill.engine.stage import RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.pickles import load_pickle
 
-HOW = How(workers=1, quiet=True)
+QUIET = RunOptions(workers=1, quiet=True)
 SHARDS, EACH = 5, 3000
 
 
@@ -37,9 +37,9 @@ def minhash(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def by_pairs(minhash: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("DUP")
-    generate_duplicate_pairs(minhash, folder / "duplicate_pairs.txt", how=HOW)
+    generate_duplicate_pairs(minhash, folder / "duplicate_pairs.txt", options=QUIET)
     for name in ("c.parquet", "c.pickle"):
-        generate_connected_components(folder, folder / name, how=HOW)
+        generate_connected_components(folder, folder / name, options=QUIET)
     return folder
 
 
@@ -48,11 +48,11 @@ def by_pairs(minhash: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_same_bytes_by_any_way(
     minhash: Path, by_pairs: Path, tmp_path: Path, name: str, memory: str, workers: int
 ) -> None:
-    how = replace(HOW, memory=memory, workers=workers)
-    counts = generate_connected_components(tmp_path, tmp_path / name, minhash, how=how)
+    options = replace(QUIET, memory=memory, workers=workers)
+    counts = generate_connected_components(tmp_path, tmp_path / name, minhash, options=options)
     assert (tmp_path / name).read_bytes() == (by_pairs / name).read_bytes()
     assert counts.total(READ).documents == SHARDS * EACH
-    generate_connected_components(by_pairs, by_pairs / f"again-{name}", how=how)
+    generate_connected_components(by_pairs, by_pairs / f"again-{name}", options=options)
     assert (by_pairs / f"again-{name}").read_bytes() == (by_pairs / name).read_bytes()
 
 
@@ -73,8 +73,8 @@ def test_pairs_and_signatures_together(minhash: Path, by_pairs: Path, tmp_path: 
     lines = (by_pairs / "duplicate_pairs.txt").read_text().splitlines()
     (tmp_path / "duplicate_pairs_exact.txt").write_text("s0/a.jsonl@0 :: extra/z.jsonl@99999\n" + lines[0] + "\n")
     for memory in ("4G", "1M"):
-        how = replace(HOW, memory=memory)
-        generate_connected_components(tmp_path, tmp_path / f"{memory}.pickle", minhash, how=how)
+        options = replace(QUIET, memory=memory)
+        generate_connected_components(tmp_path, tmp_path / f"{memory}.pickle", minhash, options=options)
     assert (tmp_path / "4G.pickle").read_bytes() == (tmp_path / "1M.pickle").read_bytes()
     components, _, keys = load_pickle(tmp_path / "4G.pickle")
     expected, _, _ = load_pickle(by_pairs / "c.pickle")
@@ -88,10 +88,12 @@ def test_an_index_gives_the_clusters_it_shares_with_the_corpus(minhash: Path, tm
         folder = tmp_path / ("new" if path.name < "s3" else "old")
         folder.mkdir(exist_ok=True)
         (folder / path.name).symlink_to(path)
-    index, how = (f"2023={tmp_path / 'old'}",), replace(HOW, memory=memory)
-    counts = generate_connected_components(tmp_path, tmp_path / "c.parquet", tmp_path / "new", index=index, how=how)
-    generate_duplicate_pairs(tmp_path / "new", tmp_path / "duplicate_pairs.txt", index=index, how=how)
-    generate_connected_components(tmp_path, tmp_path / "by_pairs.parquet", how=how)
+    index, options = (f"2023={tmp_path / 'old'}",), replace(QUIET, memory=memory)
+    counts = generate_connected_components(
+        tmp_path, tmp_path / "c.parquet", tmp_path / "new", index=index, options=options
+    )
+    generate_duplicate_pairs(tmp_path / "new", tmp_path / "duplicate_pairs.txt", index=index, options=options)
+    generate_connected_components(tmp_path, tmp_path / "by_pairs.parquet", options=options)
     assert (tmp_path / "c.parquet").read_bytes() == (tmp_path / "by_pairs.parquet").read_bytes()
     table = pq.read_table(tmp_path / "c.parquet").to_pydict()
     firsts = dict(zip(table["cluster"][::-1], table["file"][::-1], strict=True))
@@ -103,4 +105,4 @@ def test_an_index_gives_the_clusters_it_shares_with_the_corpus(minhash: Path, tm
 
 def test_bands_that_do_not_fit(minhash: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--range 20 × --bands 9"):
-        generate_connected_components(tmp_path, tmp_path / "c.parquet", minhash, range=20, how=HOW)
+        generate_connected_components(tmp_path, tmp_path / "c.parquet", minhash, range=20, options=QUIET)

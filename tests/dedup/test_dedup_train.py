@@ -10,19 +10,19 @@ import pytest
 from dedup import dedup_train
 from dedup.dedup_train import CONTAMINATED
 from gristmill.counts import READ, WRITTEN
-from gristmill.engine.stage import How
+from gristmill.engine.stage import RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.documents import ORIGIN
 from gristmill.io.lines import read_lines
-from gristmill.io.writers import open_lines
+from gristmill.io.writers import open_jsonl_writer
 
-HOW = How(workers=1, quiet=True)
+QUIET = RunOptions(workers=1, quiet=True)
 TRAIN = [("a/x.jsonl@0", "Kept, one."), ("a/x.jsonl@1", "Held out."), ("b/y.jsonl@0", "held out"),
          ("b/y.jsonl@1", "Also held out, elsewhere."), ("b/y.jsonl@2", "Held out.")]  # fmt: skip
 
 
 def write(path: Path, documents: list[tuple[str, str]]) -> None:
-    with open_lines(path) as sink:
+    with open_jsonl_writer(path) as sink:
         for key, text in documents:
             sink.write(msgspec.json.encode({"id": 7, "text": text, ORIGIN: key}) + b"\n")
 
@@ -38,7 +38,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def clean(out: Path, chunk: int = 1) -> object:
-    return dedup_train(chunk, out / "train", out / "holdout", out / "train_deduped", how=HOW)
+    return dedup_train(chunk, out / "train", out / "holdout", out / "train_deduped", options=QUIET)
 
 
 def test_texts_of_every_chunk_of_the_holdout_are_removed(out: Path) -> None:
@@ -71,12 +71,12 @@ def test_a_chunk_that_is_not_there(out: Path) -> None:
     with pytest.raises(UsageError, match=r"chunk9: wanted a chunk that pass2 wrote; .* has chunk1, chunk2"):
         clean(out, 9)
     with pytest.raises(UsageError, match="has no chunk"):
-        dedup_train(1, out / "nowhere", out / "holdout", out / "train_deduped", how=HOW)
+        dedup_train(1, out / "nowhere", out / "holdout", out / "train_deduped", options=QUIET)
 
 
 def test_a_holdout_that_is_not_there(out: Path) -> None:
     with pytest.raises(UsageError, match="nowhere"):
-        dedup_train(1, out / "train", out / "nowhere", out / "train_deduped", how=HOW)
+        dedup_train(1, out / "train", out / "nowhere", out / "train_deduped", options=QUIET)
 
 
 def test_by_its_command_line_chunks_beside_one_another(run: Callable, out: Path) -> None:

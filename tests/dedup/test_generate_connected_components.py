@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from dedup import generate_connected_components, generate_duplicates_dict
 from dedup.candidates.document_ids import DocumentIds
 from dedup.candidates.pair_files import ParsedPairs, parse_pairs
-from gristmill.engine.stage import How
+from gristmill.engine.stage import RunOptions
 from gristmill.errors import InputError, UsageError
 
-HOW = How(workers=1, quiet=True)
+QUIET = RunOptions(workers=1, quiet=True)
 NAMES = [
     "arxiv/a b.jsonl",
     "arxiv/x@3.jsonl",
@@ -31,7 +31,7 @@ def clusters_in(path: Path) -> list[list[str]]:
 
 def unite(folder: Path, lines: list[str]) -> list[list[str]]:
     (folder / "duplicate_pairs.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    generate_connected_components(folder, folder / "connected_components.pickle", how=HOW)
+    generate_connected_components(folder, folder / "connected_components.pickle", options=QUIET)
     return clusters_in(folder / "connected_components.pickle")
 
 
@@ -42,10 +42,10 @@ def test_chains_join_and_members_stand_in_key_order(tmp_path: Path) -> None:
 
 def test_no_pair_at_all(tmp_path: Path) -> None:
     assert unite(tmp_path, []) == []
-    generate_duplicates_dict(tmp_path / "connected_components.pickle", tmp_path / "duplicates.pickle", how=HOW)
+    generate_duplicates_dict(tmp_path / "connected_components.pickle", tmp_path / "duplicates.pickle", options=QUIET)
     assert pickle.loads((tmp_path / "duplicates.pickle").read_bytes()) == {}
-    generate_connected_components(tmp_path, tmp_path / "components.parquet", how=HOW)
-    generate_duplicates_dict(tmp_path / "components.parquet", tmp_path / "other.parquet", how=HOW)
+    generate_connected_components(tmp_path, tmp_path / "components.parquet", options=QUIET)
+    generate_duplicates_dict(tmp_path / "components.parquet", tmp_path / "other.parquet", options=QUIET)
 
 
 @settings(max_examples=40)
@@ -73,7 +73,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, bad: str) -> None:
 def test_pairs_that_are_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "duplicate_pairs.txt").write_bytes(b"a/x@1 :: a/x@2\n\xff@1 :: a/x@2\n")
     with pytest.raises(InputError, match="line 2"):
-        generate_connected_components(tmp_path, tmp_path / "c.pickle", how=HOW)
+        generate_connected_components(tmp_path, tmp_path / "c.pickle", options=QUIET)
 
 
 def test_several_files_of_pairs(tmp_path: Path) -> None:
@@ -83,24 +83,24 @@ def test_several_files_of_pairs(tmp_path: Path) -> None:
 
 def test_without_pairs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="which generate_duplicate_pairs writes, or --signatures"):
-        generate_connected_components(tmp_path, tmp_path / "c.pickle", how=HOW)
+        generate_connected_components(tmp_path, tmp_path / "c.pickle", options=QUIET)
 
 
 def test_a_name_that_is_neither_pickle_nor_table(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.pickle .* or \.parquet"):
-        generate_connected_components(tmp_path, tmp_path / "c.txt", how=HOW)
+        generate_connected_components(tmp_path, tmp_path / "c.txt", options=QUIET)
 
 
 def test_a_result_elsewhere_leaves_the_first_one_be(tmp_path: Path) -> None:
     unite(tmp_path, ["a/x@2 :: a/x@3"])
-    generate_connected_components(tmp_path, tmp_path / "other/connected_components.pickle", how=HOW)
+    generate_connected_components(tmp_path, tmp_path / "other/connected_components.pickle", options=QUIET)
     first, other = tmp_path / "connected_components.pickle", tmp_path / "other/connected_components.pickle"
     assert first.read_bytes() == other.read_bytes()
 
 
 def test_all_but_the_first_are_duplicates(tmp_path: Path) -> None:
     unite(tmp_path, ["b/x@10 :: b/x@9", "a/y@0 :: b/x@10", "c/z@1 :: c/z@0"])
-    counts = generate_duplicates_dict(tmp_path / "connected_components.pickle", tmp_path / "d.pickle", how=HOW)
+    counts = generate_duplicates_dict(tmp_path / "connected_components.pickle", tmp_path / "d.pickle", options=QUIET)
     assert pickle.loads((tmp_path / "d.pickle").read_bytes()) == {"b/x": {9, 10}, "c/z": {1}}
     assert (counts.total("kept").documents, counts.total("duplicate").documents) == (2, 3)
 
@@ -109,7 +109,7 @@ def test_slimpajamas_components_are_read(tmp_path: Path) -> None:
     """Its components are sets as networkit numbers them; the first in its order is the one it keeps."""
     components = ([[1, 0], [2, 3]], 2, {0: "a/x@5", 1: "b/x@3", 2: "a/x@1", 3: "a/y@1"})
     (tmp_path / "c.pickle").write_bytes(pickle.dumps(components))
-    generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", how=HOW)
+    generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", options=QUIET)
     assert pickle.loads((tmp_path / "d.pickle").read_bytes()) == {"a/x": {5}, "a/y": {1}}
 
 
@@ -122,10 +122,10 @@ class Surprise:
 def test_pickles_that_hold_something_else(tmp_path: Path, value: object, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "c.pickle").write_bytes(pickle.dumps(value))
     with pytest.raises((InputError, UsageError), match=r"c\.pickle"):
-        generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", how=HOW)
+        generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", options=QUIET)
     assert "must not run" not in capsys.readouterr().out
 
 
 def test_no_components(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is none"):
-        generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", how=HOW)
+        generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", options=QUIET)

@@ -12,10 +12,10 @@ from dedup import Sketch, generate_duplicate_pairs
 from dedup.generate_duplicate_pairs import ALONE, NAME, PAIRED, write_pairs
 from dedup.minhash.signature_shards import write_shard
 from gristmill.counts import READ
-from gristmill.engine.stage import STATE, How
+from gristmill.engine.stage import STATE_DIR, RunOptions
 from gristmill.errors import InputError, UsageError
 
-HOW = How(workers=1, quiet=True)
+QUIET = RunOptions(workers=1, quiet=True)
 SHARDS, EACH = 3, 200
 NAMED = write_pairs.__module__  # `dedup.generate_duplicate_pairs` is the function
 
@@ -54,7 +54,7 @@ def key(document: int) -> str:
 @pytest.mark.parametrize(("rows", "bands"), [(13, 9), (4, 30), (128, 1)])
 def test_pairs_are_those_of_a_plain_search(minhash: Path, tmp_path: Path, rows: int, bands: int) -> None:
     out = tmp_path / "duplicate_pairs.txt"
-    counts = generate_duplicate_pairs(minhash, out, rows, bands, how=HOW)
+    counts = generate_duplicate_pairs(minhash, out, rows, bands, options=QUIET)
     expected = pairs_of(np.load(minhash / "values.npy"), rows, bands)
     lines = out.read_text().splitlines()
     assert sorted(lines) == sorted(f"{key(a)} :: {key(b)}" for band in expected for a, b in band)
@@ -67,7 +67,7 @@ def test_pairs_are_those_of_a_plain_search(minhash: Path, tmp_path: Path, rows: 
 def test_many_partitions_give_the_same_bytes(
     minhash: Path, tmp_path: Path, memory: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generate_duplicate_pairs(minhash, tmp_path / "one.txt", how=HOW)
+    generate_duplicate_pairs(minhash, tmp_path / "one.txt", options=QUIET)
     used: list[int] = []
 
     def counted(work: Path, **arguments: object) -> object:
@@ -75,27 +75,27 @@ def test_many_partitions_give_the_same_bytes(
         return write_pairs(work=work, **arguments)
 
     monkeypatch.setattr(sys.modules[NAMED], "write_pairs", counted)
-    generate_duplicate_pairs(minhash, tmp_path / "other.txt", how=replace(HOW, memory=memory, workers=workers))
+    generate_duplicate_pairs(minhash, tmp_path / "other.txt", options=replace(QUIET, memory=memory, workers=workers))
     assert (tmp_path / "one.txt").read_bytes() == (tmp_path / "other.txt").read_bytes()
     assert used[0] >= 9 * 4
 
 
 def test_other_bands_are_other_work(minhash: Path, tmp_path: Path) -> None:
     out = tmp_path / "duplicate_pairs.txt"
-    generate_duplicate_pairs(minhash, out, 13, 9, how=HOW)
+    generate_duplicate_pairs(minhash, out, 13, 9, options=QUIET)
     first = out.read_bytes()
-    generate_duplicate_pairs(minhash, out, 4, 30, how=HOW)
+    generate_duplicate_pairs(minhash, out, 4, 30, options=QUIET)
     assert out.read_bytes() != first
-    generate_duplicate_pairs(minhash, out, 13, 9, how=HOW)
+    generate_duplicate_pairs(minhash, out, 13, 9, options=QUIET)
     assert out.read_bytes() == first
 
 
 def test_edges_that_a_killed_run_left_are_not_read(minhash: Path, tmp_path: Path) -> None:
-    generate_duplicate_pairs(minhash, tmp_path / "clean.txt", how=HOW)
-    edges = tmp_path / STATE / f"{NAME}-pairs.txt-work" / "edges"
+    generate_duplicate_pairs(minhash, tmp_path / "clean.txt", options=QUIET)
+    edges = tmp_path / STATE_DIR / f"{NAME}-pairs.txt-work" / "edges"
     edges.mkdir(parents=True)
     np.save(edges / "0000-000003.npy", np.array([[5, 1]], np.uint64))
-    generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", how=HOW)
+    generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", options=QUIET)
     assert (tmp_path / "pairs.txt").read_bytes() == (tmp_path / "clean.txt").read_bytes()
     assert not edges.exists()
 
@@ -103,7 +103,7 @@ def test_edges_that_a_killed_run_left_are_not_read(minhash: Path, tmp_path: Path
 @pytest.mark.parametrize(("rows", "bands"), [(13, 10), (0, 9), (13, -1)])
 def test_bands_that_do_not_fit(minhash: Path, tmp_path: Path, rows: int, bands: int) -> None:
     with pytest.raises(UsageError, match="128 permutations"):
-        generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", rows, bands, how=HOW)
+        generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", rows, bands, options=QUIET)
 
 
 def test_a_damaged_shard_is_named(minhash: Path, tmp_path: Path) -> None:
@@ -111,14 +111,14 @@ def test_a_damaged_shard_is_named(minhash: Path, tmp_path: Path) -> None:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "1.signatures.arrow").write_bytes(b"ARROW1\0\0 and no more")
     with pytest.raises(InputError, match=r"1\.signatures\.arrow is not a readable"):
-        generate_duplicate_pairs(tmp_path, tmp_path / "pairs.txt", how=HOW)
+        generate_duplicate_pairs(tmp_path, tmp_path / "pairs.txt", options=QUIET)
     assert not (tmp_path / "pairs.txt").exists()
 
 
 def test_shards_without_a_signature(tmp_path: Path) -> None:
     with write_shard(tmp_path / "a.signatures.arrow", "a.jsonl", Sketch()):
         pass
-    counts = generate_duplicate_pairs(tmp_path, tmp_path / "pairs.txt", how=HOW)
+    counts = generate_duplicate_pairs(tmp_path, tmp_path / "pairs.txt", options=QUIET)
     assert (tmp_path / "pairs.txt").read_bytes() == b""
     assert list(counts.tallies) == ["corpus"]
 
@@ -127,7 +127,9 @@ def test_an_index_comes_first_and_is_not_paired_within(minhash: Path, tmp_path: 
     for number, folder in enumerate(["old", "old", "new"]):
         (tmp_path / folder).mkdir(exist_ok=True)
         shutil.copy(minhash / f"{number}.signatures.arrow", tmp_path / folder)
-    counts = generate_duplicate_pairs(tmp_path / "new", tmp_path / "pairs.txt", index=(str(tmp_path / "old"),), how=HOW)
+    counts = generate_duplicate_pairs(
+        tmp_path / "new", tmp_path / "pairs.txt", index=(str(tmp_path / "old"),), options=QUIET
+    )
     expected = set()
     for band in pairs_of(np.load(minhash / "values.npy"), 13, 9):
         expected |= {(a, b) for a, b in band if a >= 2 * EACH}
@@ -152,18 +154,18 @@ def test_an_index_that_cannot_be(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "MINHASH").symlink_to(minhash)
     with pytest.raises(UsageError, match=wanted):
-        generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", index=index, how=HOW)
+        generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", index=index, options=QUIET)
 
 
 def test_an_index_made_otherwise(minhash: Path, tmp_path: Path) -> None:
     with write_shard(tmp_path / "old/a.signatures.arrow", "a.jsonl", Sketch(width=5)) as shard:
         shard.add([0], np.zeros((1, 128), np.uint32))
     with pytest.raises(UsageError, match=r"cannot be compared.*5-character.*that the index was made with"):
-        generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", index=(str(tmp_path / "old"),), how=HOW)
+        generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", index=(str(tmp_path / "old"),), options=QUIET)
 
 
 def test_per_source_compares_within_sources_only(minhash: Path, tmp_path: Path) -> None:
-    generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", scope="per-source", how=HOW)
+    generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", scope="per-source", options=QUIET)
     values = np.load(minhash / "values.npy")
     expected = []
     for source in range(SHARDS):

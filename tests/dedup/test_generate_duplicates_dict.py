@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from dedup import generate_duplicates_dict, jaccard, signatures, to_hash
 from dedup.removal.gather import PLACED
-from gristmill.engine.stage import How
+from gristmill.engine.stage import RunOptions
 from gristmill.errors import InputError, TooManyMalformed, UsageError
 from gristmill.io.keys import write_keys
 from gristmill.text import matching_form
 
-HOW = How(workers=1, quiet=True)
+QUIET = RunOptions(workers=1, quiet=True)
 COMMAND = "python dedup/generate_duplicates_dict.py --input_file {clusters} --out_file {out} {options}"
 Key = tuple[str, int]
 Removed = dict[Key, tuple[Key, float | None]]
@@ -57,7 +57,7 @@ CLUSTERS = [[("a/x", 0), ("a/x", 7), ("b/y", 1)], [("a/x", 2), ("c/z", 0)], [("b
 
 def removed_by(tmp_path: Path, clusters: list[list[Key]], **options: Any) -> dict[Key, Key]:
     table = write_table(tmp_path / "c.parquet", clusters)
-    generate_duplicates_dict(table, tmp_path / "d.parquet", HOW, **options)
+    generate_duplicates_dict(table, tmp_path / "d.parquet", QUIET, **options)
     return {key: kept for key, (kept, _) in read_removed(tmp_path / "d.parquet").items()}
 
 
@@ -65,7 +65,7 @@ def test_all_but_the_first_whether_pickle_or_table(tmp_path: Path) -> None:
     inputs = [write_pickle(tmp_path / "c.pickle", CLUSTERS), write_table(tmp_path / "c.parquet", CLUSTERS)]
     for path in inputs:
         out = tmp_path / path.suffix[1:] / "d.pickle"
-        counts = generate_duplicates_dict(path, out, HOW)
+        counts = generate_duplicates_dict(path, out, QUIET)
         assert pickle.loads(out.read_bytes()) == {"a/x": {7}, "b/y": {1, 12}, "c/z": {0, 5}}
         assert read_removed(out.with_suffix(".parquet")) == {
             key: (cluster[0], None) for cluster in CLUSTERS for key in cluster[1:]
@@ -86,7 +86,7 @@ def test_sources_in_a_declared_order(tmp_path: Path) -> None:
 
 def test_a_source_that_no_cluster_has_is_pointed_out(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     table = write_table(tmp_path / "c.parquet", CLUSTERS)
-    generate_duplicates_dict(table, tmp_path / "d.parquet", How(workers=1), keep="source:bb,c")
+    generate_duplicates_dict(table, tmp_path / "d.parquet", RunOptions(workers=1), keep="source:bb,c")
     assert "note: no cluster has a document of bb; a, b, c have" in capfd.readouterr().err
 
 
@@ -105,7 +105,7 @@ def test_documents_of_an_index_are_kept_and_not_counted(tmp_path: Path) -> None:
     old, older = "index:2022:a/x", "index:2023:b/y"
     clusters = [[(old, 3), (older, 1), ("a/x", 0)], [(old, 4), (older, 9)], [("a/x", 5), ("b/y", 5)]]
     assert removed_by(tmp_path, clusters, keep="source:b") == {("a/x", 0): (old, 3), ("a/x", 5): ("b/y", 5)}
-    counts = generate_duplicates_dict(tmp_path / "c.parquet", tmp_path / "again.parquet", HOW)
+    counts = generate_duplicates_dict(tmp_path / "c.parquet", tmp_path / "again.parquet", QUIET)
     assert [counts.total(reason).documents for reason in ("read", "kept", "duplicate")] == [3, 1, 2]
 
 
@@ -195,7 +195,7 @@ def test_verified_removals_equal_the_reference(
     files, clusters = chained
     table = write_table(tmp_path / "c.parquet", clusters)
     counts = generate_duplicates_dict(
-        table, tmp_path / "d.pickle", HOW, verify=measure, threshold=threshold, corpus=norm
+        table, tmp_path / "d.pickle", QUIET, verify=measure, threshold=threshold, corpus=norm
     )
     expected = reference(files, clusters, measure, threshold)
     assert read_removed(tmp_path / "d.parquet") == expected
@@ -213,9 +213,9 @@ def test_neither_memory_nor_workers_nor_the_hash_seed_change_a_byte(
 ) -> None:
     table = write_table(tmp_path / "c.parquet", chained[1])
     found = []
-    for number, how in enumerate(["--workers 1 --memory 1K", "--workers 2 --memory 1GiB"]):
+    for number, resources in enumerate(["--workers 1 --memory 1K", "--workers 2 --memory 1GiB"]):
         out = tmp_path / str(number)
-        options = f"--verify jaccard --threshold 0.7 --corpus '{norm}' {how}"
+        options = f"--verify jaccard --threshold 0.7 --corpus '{norm}' {resources}"
         ended = run(COMMAND.format(clusters=table, out=out / "d.pickle", options=options), PYTHONHASHSEED=str(number))
         assert "verified 228 candidates: " in ended.stderr
         assert "MB of text in" in ended.stderr
@@ -253,21 +253,28 @@ def test_killed_anywhere_and_started_again(
 def indexed(chained: tuple, norm: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[Key]]]:
     """Signatures of the same texts as a corpus of years ago, and clusters that every third of those joins."""
     folder = tmp_path_factory.mktemp("index") / "2022"
-    to_hash("all", norm, folder, 0, "0", 0, 99, how=HOW)
+    to_hash("all", norm, folder, 0, "0", 0, 99, options=QUIET)
     old = [[(f"index:2022:{file}", row) for file, row in cluster[1::3]] for cluster in chained[1]]
     return folder, [sorted(some) + cluster for some, cluster in zip(old[:-2], chained[1], strict=False)] + chained[1][
         -2:
     ]
 
 
-@pytest.mark.parametrize("how", [HOW, How(workers=2, memory="8K", quiet=True)])
+@pytest.mark.parametrize("options", [QUIET, RunOptions(workers=2, memory="8K", quiet=True)])
 def test_of_an_index_the_signatures_are_compared(
-    chained: tuple, norm: Path, indexed: tuple, tmp_path: Path, how: How
+    chained: tuple, norm: Path, indexed: tuple, tmp_path: Path, options: RunOptions
 ) -> None:
     files, (folder, clusters) = chained[0], indexed
     table = write_table(tmp_path / "c.parquet", clusters)
-    options = {"verify": "jaccard", "threshold": 0.7, "corpus": norm}
-    counts = generate_duplicates_dict(table, tmp_path / "d.parquet", how, index=(f"2022={folder}",), **options)
+    counts = generate_duplicates_dict(
+        table,
+        tmp_path / "d.parquet",
+        options,
+        verify="jaccard",
+        threshold=0.7,
+        corpus=norm,
+        index=(f"2022={folder}",),
+    )
     expected = {}
     for cluster in clusters:
         kept: list[Key] = []
@@ -412,7 +419,7 @@ def test_a_corpus_that_is_not_the_one_that_was_signed(tmp_path: Path, chained: t
 def test_tables_that_are_none_of_ours(tmp_path: Path, columns: dict, message: str) -> None:
     pyarrow.parquet.write_table(pa.table(columns), tmp_path / "c.parquet")
     with pytest.raises(InputError, match=message):
-        generate_duplicates_dict(tmp_path / "c.parquet", tmp_path / "d.pickle", HOW)
+        generate_duplicates_dict(tmp_path / "c.parquet", tmp_path / "d.pickle", QUIET)
 
 
 def test_a_document_in_two_clusters(tmp_path: Path, norm: Path) -> None:
@@ -424,5 +431,5 @@ def test_a_document_in_two_clusters(tmp_path: Path, norm: Path) -> None:
 def test_no_cluster_at_all(tmp_path: Path, norm: Path) -> None:
     for options in ({}, {"verify": "jaccard", "corpus": norm}, {"keep": "newest:x", "corpus": norm}):
         assert removed_by(tmp_path, [], **options) == {}
-        generate_duplicates_dict(write_pickle(tmp_path / "c.pickle", []), tmp_path / "e.pickle", HOW, **options)
+        generate_duplicates_dict(write_pickle(tmp_path / "c.pickle", []), tmp_path / "e.pickle", QUIET, **options)
         assert pickle.loads((tmp_path / "e.pickle").read_bytes()) == {}

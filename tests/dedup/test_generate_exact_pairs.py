@@ -19,13 +19,13 @@ from dedup.candidates import exact_duplicates as exact
 from dedup.candidates.exact_duplicates import COPY
 from dedup.generate_exact_pairs import UNIQUE, generate_exact_pairs
 from gristmill.counts import READ
-from gristmill.engine.stage import STATE, How
+from gristmill.engine.stage import STATE_DIR, RunOptions
 from gristmill.errors import InputError, TooManyMalformed, UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.keys import read_keys
 from gristmill.text import matching_form
 
-HOW = How(workers=1, quiet=True)
+QUIET = RunOptions(workers=1, quiet=True)
 STAGE = sys.modules[generate_exact_pairs.__module__]  # `dedup.generate_exact_pairs` is the function
 OUT = "duplicate_pairs_exact.txt"
 LINE = "python dedup/generate_exact_pairs.py --input_dir {norm} --out_file {out} --workers {workers} --memory {memory}"
@@ -89,7 +89,7 @@ def texts_in(root: Path) -> dict[str, list[str]]:
 
 
 def test_copies_by_the_matching_form(corpus: Path, tmp_path: Path) -> None:
-    counts = generate_exact_pairs(corpus, tmp_path / OUT, how=HOW)
+    counts = generate_exact_pairs(corpus, tmp_path / OUT, options=QUIET)
     assert lines_of(tmp_path / OUT) == GLOBAL == search(CORPUS, matching_form)
     found = {source: {why: tally.documents for why, tally in tallies.items()} for source, tallies in
              counts.tallies.items()}  # fmt: skip
@@ -99,17 +99,17 @@ def test_copies_by_the_matching_form(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "same"), [({"on": "bytes"}, str), ({"scope": "per-source"}, matching_form)], ids=["bytes", "per-source"]
+    ("chosen", "same"), [({"on": "bytes"}, str), ({"scope": "per-source"}, matching_form)], ids=["bytes", "per-source"]
 )
-def test_copies_by_the_text_or_within_a_source(corpus: Path, tmp_path: Path, options: dict, same: Callable) -> None:
-    generate_exact_pairs(corpus, tmp_path / OUT, **options, how=HOW)
-    expected = search(CORPUS, same, "scope" in options)
+def test_copies_by_the_text_or_within_a_source(corpus: Path, tmp_path: Path, chosen: dict, same: Callable) -> None:
+    generate_exact_pairs(corpus, tmp_path / OUT, **chosen, options=QUIET)
+    expected = search(CORPUS, same, "scope" in chosen)
     assert lines_of(tmp_path / OUT) == expected
     assert 0 < len(expected) < len(GLOBAL)
 
 
 def test_the_table_names_each_copy_and_what_is_kept(corpus: Path, tmp_path: Path) -> None:
-    generate_exact_pairs(corpus, tmp_path / OUT, how=HOW)
+    generate_exact_pairs(corpus, tmp_path / OUT, options=QUIET)
     table = pyarrow.parquet.read_table(tmp_path / OUT.replace("txt", "parquet"))
     assert table.column_names == ["file", "row", "kept_file", "kept_row"]
     rows = table.to_pylist()
@@ -119,9 +119,9 @@ def test_the_table_names_each_copy_and_what_is_kept(corpus: Path, tmp_path: Path
 
 
 def test_components_unite_them_with_the_other_pairs(corpus: Path, tmp_path: Path) -> None:
-    generate_exact_pairs(corpus, tmp_path / OUT, how=HOW)
+    generate_exact_pairs(corpus, tmp_path / OUT, options=QUIET)
     (tmp_path / "duplicate_pairs.txt").write_text("arxiv/b.jsonl.zst@2 :: arxiv/a.jsonl@0\n")
-    generate_connected_components(tmp_path, tmp_path / "connected_components.parquet", how=HOW)
+    generate_connected_components(tmp_path, tmp_path / "connected_components.parquet", options=QUIET)
     clusters = pyarrow.parquet.read_table(tmp_path / "connected_components.parquet").to_pylist()
     members = [f"{row['file']}@{row['row']}" for row in clusters if row["cluster"] == 0]
     assert set(members) == {"arxiv/a.jsonl@0", "arxiv/b.jsonl.zst@0", "arxiv/b.jsonl.zst@2", *(
@@ -142,18 +142,18 @@ def test_equal_digests_are_equal_forms(texts: list[str]) -> None:
 def test_how_it_runs_changes_no_byte(
     large: Path, tmp_path: Path, memory: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    how = How(workers=workers, memory=memory, quiet=True)
-    generate_exact_pairs(large, tmp_path / OUT, how=how)
+    options = RunOptions(workers=workers, memory=memory, quiet=True)
+    generate_exact_pairs(large, tmp_path / OUT, options=options)
     assert lines_of(tmp_path / OUT) == search(texts_in(large), matching_form)
     monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 1 << 12)
     monkeypatch.setattr(STAGE, "_CHUNK", 7)
     monkeypatch.setattr(STAGE, "_BATCH", 500)
     monkeypatch.setattr(STAGE, "_BLOCK", 5)
-    generate_exact_pairs(large, tmp_path / "cut" / OUT, how=HOW)
+    generate_exact_pairs(large, tmp_path / "cut" / OUT, options=QUIET)
     for suffix in (".txt", ".parquet"):
         one, other = (tmp_path / OUT).with_suffix(suffix), (tmp_path / "cut" / OUT).with_suffix(suffix)
         assert one.read_bytes() == other.read_bytes()
-    assert not list((tmp_path / STATE).glob("*/"))
+    assert not list((tmp_path / STATE_DIR).glob("*/"))
 
 
 @pytest.mark.parametrize("pattern", ["digests/*.npy", "copies/*.bin"])
@@ -171,7 +171,7 @@ def test_killed_and_started_again(
     assert not out.exists()
     ended = run(LINE.format(norm=large, out=out, workers=2, memory="100M"))
     assert "of 12 tasks done before" in ended.stderr or "nothing to do" in ended.stderr
-    generate_exact_pairs(large, tmp_path / "whole" / OUT, how=HOW)
+    generate_exact_pairs(large, tmp_path / "whole" / OUT, options=QUIET)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
@@ -189,7 +189,7 @@ def test_it_says_what_need_not_be_signed(corpus: Path, tmp_path: Path, run: Call
 @pytest.mark.parametrize("texts", [[], [""], ["a"], ["", "", "."]])
 def test_nothing_to_pair(write: Write, tmp_path: Path, texts: list[str]) -> None:
     write(tmp_path / "NORM/a.jsonl", texts)
-    counts = generate_exact_pairs(tmp_path / "NORM", tmp_path / "DUP" / OUT, how=HOW)
+    counts = generate_exact_pairs(tmp_path / "NORM", tmp_path / "DUP" / OUT, options=QUIET)
     assert (tmp_path / "DUP" / OUT).read_bytes() == b""
     assert pyarrow.parquet.read_table((tmp_path / "DUP" / OUT).with_suffix(".parquet")).num_rows == 0
     assert counts.total(UNIQUE).documents == counts.total(READ).documents == len(texts)
@@ -199,9 +199,9 @@ def test_malformed_records_are_counted(tmp_path: Path) -> None:
     (tmp_path / "NORM").mkdir()
     (tmp_path / "NORM/a.jsonl").write_text('{"text": "one"}\nno json\n{"text": "one"}\n')
     with pytest.raises(TooManyMalformed, match=r"a\.jsonl line 2"):
-        generate_exact_pairs(tmp_path / "NORM", tmp_path / "DUP" / OUT, how=HOW)
+        generate_exact_pairs(tmp_path / "NORM", tmp_path / "DUP" / OUT, options=QUIET)
     counts = generate_exact_pairs(
-        tmp_path / "NORM", tmp_path / "DUP" / OUT, how=How(workers=1, quiet=True, max_malformed=0.5)
+        tmp_path / "NORM", tmp_path / "DUP" / OUT, options=RunOptions(workers=1, quiet=True, max_malformed=0.5)
     )
     assert lines_of(tmp_path / "DUP" / OUT) == ["a.jsonl@2 :: a.jsonl@0"]
     assert (counts.total(READ).documents, counts.malformed, counts.total(COPY).documents) == (3, 1, 1)
@@ -210,17 +210,17 @@ def test_malformed_records_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["pairs.txt", "duplicate_pairs_exact.parquet", "duplicate_pairs_exact"])
 def test_a_name_that_the_next_stage_would_not_read(corpus: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=r"duplicate_pairs_exact\.txt"):
-        generate_exact_pairs(corpus, tmp_path / name, how=HOW)
+        generate_exact_pairs(corpus, tmp_path / name, options=QUIET)
 
 
 def test_what_cannot_be_asked(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="matching_form or bytes"):
-        generate_exact_pairs(corpus, tmp_path / OUT, on="texts", how=HOW)  # type: ignore[arg-type]
+        generate_exact_pairs(corpus, tmp_path / OUT, on="texts", options=QUIET)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="lies in it"):
-        generate_exact_pairs(corpus, corpus / "DUP" / OUT, how=HOW)
+        generate_exact_pairs(corpus, corpus / "DUP" / OUT, options=QUIET)
     with pytest.raises(UsageError, match="holds no corpus file"):
-        generate_exact_pairs(tmp_path, tmp_path.parent / "DUP" / OUT, how=HOW)
+        generate_exact_pairs(tmp_path, tmp_path.parent / "DUP" / OUT, options=QUIET)
     (tmp_path / "NORM").mkdir()
     (tmp_path / "NORM/a.jsonl.zst").write_bytes(b"no zstd")
     with pytest.raises(InputError, match=r"a\.jsonl\.zst"):
-        generate_exact_pairs(tmp_path / "NORM", tmp_path / "DUP" / OUT, how=HOW)
+        generate_exact_pairs(tmp_path / "NORM", tmp_path / "DUP" / OUT, options=QUIET)

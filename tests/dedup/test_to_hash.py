@@ -15,16 +15,16 @@ from dedup.minhash.signature_shards import list_shards, open_shard, write_shard
 from dedup.minhash.signatures import DATATROVE
 from dedup.to_hash import SIGNED, SKIPPED, TOO_SHORT
 from gristmill.counts import READ, Counts
-from gristmill.engine.stage import How
+from gristmill.engine.stage import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.io.keys import write_keys
 
-HOW = How(workers=1, quiet=True)
+QUIET = RunOptions(workers=1, quiet=True)
 Write = Callable[[Path, list[str]], None]
 
 
-def sign(norm: Path, out: Path, source: str = "all", **options: object) -> Counts:
-    return to_hash(source, norm, out, 0, "0", 0, 9999, how=HOW, **options)  # type: ignore[arg-type]
+def sign(norm: Path, out: Path, source: str = "all", **arguments: object) -> Counts:
+    return to_hash(source, norm, out, 0, "0", 0, 9999, options=QUIET, **arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("hash", get_args(Hash))
@@ -55,7 +55,7 @@ def test_indices_choose_files(write: Write, texts_of: Callable, tmp_path: Path) 
     for number, text in enumerate(texts_of(5, 0)):
         write(tmp_path / f"NORM/wiki/{number}.jsonl", [text])
     for start, end in ((1, 3), (3, 99), (0, 1)):
-        to_hash("wiki", tmp_path / "NORM/wiki", tmp_path / "out", 0, "job", start, end, how=HOW)
+        to_hash("wiki", tmp_path / "NORM/wiki", tmp_path / "out", 0, "job", start, end, options=QUIET)
         found = [open_shard(path).header.file for path in list_shards(tmp_path / "out")]
         wanted = {1: ["1", "2"], 3: ["1", "2", "3", "4"], 0: ["0", "1", "2", "3", "4"]}[start]
         assert found == [f"wiki/{number}.jsonl" for number in wanted]
@@ -64,7 +64,7 @@ def test_indices_choose_files(write: Write, texts_of: Callable, tmp_path: Path) 
 @pytest.mark.parametrize(("start", "end"), [(3, 9), (1, 1), (2, 1), (-1, 2)])
 def test_indices_that_choose_nothing(norm: Path, tmp_path: Path, start: int, end: int) -> None:
     with pytest.raises(UsageError, match=f"files {start} to {end}"):
-        to_hash("all", norm, tmp_path, 0, "0", start, end, how=HOW)
+        to_hash("all", norm, tmp_path, 0, "0", start, end, options=QUIET)
 
 
 def test_a_folder_of_all_data_sets_or_of_one(norm: Path, tmp_path: Path) -> None:
@@ -212,6 +212,6 @@ def test_arrow_files_of_others(shard: Path) -> None:
 
 def test_how_it_runs_changes_no_byte(norm: Path, tmp_path: Path) -> None:
     sign(norm, tmp_path / "one")
-    to_hash("all", norm, tmp_path / "other", 0, "0", 0, 99, how=replace(HOW, workers=2, memory="1MiB"))
+    to_hash("all", norm, tmp_path / "other", 0, "0", 0, 99, options=replace(QUIET, workers=2, memory="1MiB"))
     for one, other in zip(list_shards(tmp_path / "one"), list_shards(tmp_path / "other"), strict=True):
         assert one.read_bytes() == other.read_bytes()

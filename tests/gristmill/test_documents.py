@@ -18,7 +18,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io import readers as reading
 from gristmill.io.documents import DocKey, Document, list_corpus, list_source
 from gristmill.io.readers import plan_slices, read_documents
-from gristmill.io.writers import Rejects, open_lines
+from gristmill.io.writers import Rejects, open_jsonl_writer
 
 LINES = [
     b'{"text":"one","meta":{"n":123456789012345678901234567890,"f":1.00,"e":-1E+2}}',
@@ -215,7 +215,7 @@ def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
 def test_what_we_write_is_what_we_read_and_always_the_same_bytes(tmp_path: Path, name: str) -> None:
     for folder in ("one", "two"):
-        with open_lines(tmp_path / folder / name) as sink:
+        with open_jsonl_writer(tmp_path / folder / name) as sink:
             for line in LINES:
                 sink.write(line + b"\n")
     assert [d.to_json()[:-1] for d in read_all(tmp_path / "one")] == LINES
@@ -224,7 +224,7 @@ def test_what_we_write_is_what_we_read_and_always_the_same_bytes(tmp_path: Path,
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
 def test_a_file_that_fails_half_way_never_appears(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RuntimeError), open_lines(tmp_path / name) as sink:
+    with pytest.raises(RuntimeError), open_jsonl_writer(tmp_path / name) as sink:
         sink.write(LINES[0])
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []

@@ -42,14 +42,14 @@ def test_merged_counts_are_counts_of_both(one, two) -> None:
 )
 def test_books_that_do_not_add_up_are_refused(items) -> None:
     with pytest.raises(ConservationError, match="does not add up"):
-        counts_of(items).balance("stage")
+        counts_of(items).check_conserved("stage")
 
 
 def test_books_that_add_up_pass() -> None:
     counts = counts_of([("a", "read", 5), ("a", "repeated", 5), ("b", "read", 3), ("b", "malformed: broken JSON", 3)])
     counts.add("a", "written", 10, documents=2)
     counts.add("b", "changed", 0, documents=0)
-    assert counts.balance("stage") == {"a": (2, 2), "b": (1, 1)}
+    assert counts.check_conserved("stage") == {"a": (2, 2), "b": (1, 1)}
     assert counts.malformed == 1
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.io import external_sort as sorting
-from gristmill.io.external_sort import Sorter
+from gristmill.io.external_sort import ExternalSorter
 
 TRIPLE = np.dtype([("major", "<u8"), ("minor", "<i8"), ("at", "<u4")])
 
@@ -19,7 +19,7 @@ def make_records(pairs) -> np.ndarray:
 
 
 def sort_by(folder, records: np.ndarray, keys: tuple[str, ...], memory: int, step: int) -> list[tuple]:
-    with Sorter(folder / "runs", TRIPLE, keys, memory) as sorter:
+    with ExternalSorter(folder / "runs", TRIPLE, keys, memory) as sorter:
         for start in range(0, len(records), step):
             sorter.add(records[start : start + step])
         return [record for block in sorter for record in block.tolist()]
@@ -44,7 +44,9 @@ def test_sorts_stably_however_little_fits(tmp_path_factory, pairs, most, step) -
 def test_spills_what_does_not_fit_and_cleans_up(tmp_path) -> None:
     count = 100_003
     records = make_records([(i * 7919 % count, 0) for i in range(count)])
-    with Sorter(tmp_path / "runs", TRIPLE, ("major",), memory=10_000 * TRIPLE.itemsize * sorting._IN_FLIGHT) as sorter:
+    with ExternalSorter(
+        tmp_path / "runs", TRIPLE, ("major",), memory=10_000 * TRIPLE.itemsize * sorting._IN_FLIGHT
+    ) as sorter:
         sorter.add(records)
         assert len(list((tmp_path / "runs").iterdir())) == 10
         blocks = list(sorter)

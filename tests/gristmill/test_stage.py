@@ -6,18 +6,25 @@ from pathlib import Path
 import pytest
 
 from gristmill.counts import READ, WRITTEN, Counts
-from gristmill.engine.stage import How, Task, parse_size, refuse_overlap, refuse_strangers, run_stage
+from gristmill.engine.stage import (
+    RunOptions,
+    Task,
+    parse_size,
+    reject_overlapping_folders,
+    reject_unknown_files,
+    run_stage,
+)
 from gristmill.errors import ConservationError, OutputError, UsageError
-from gristmill.io.files import whole_file, write_whole
+from gristmill.io.files import atomic_write, atomic_write_bytes
 from gristmill.io.writers import Rejects
 
-QUIET = How(workers=1, quiet=True)
+QUIET = RunOptions(workers=1, quiet=True)
 
 
 def copy_upper(source: Path, target: Path, log: Path, suffix: str = "") -> Counts:
     counts = Counts({}, [])
     data = source.read_bytes()
-    write_whole(target, data.upper() + suffix.encode())
+    atomic_write_bytes(target, data.upper() + suffix.encode())
     counts.add("a", READ, len(data))
     counts.add("a", WRITTEN, len(data))
     with log.open("a") as file:
@@ -142,11 +149,11 @@ def test_a_stage_that_loses_a_document_fails(tmp_path: Path) -> None:
 def test_strangers_are_refused(tmp_path: Path, task: Task) -> None:
     out, ledger = tmp_path / "out", tmp_path / "state" / "stage.jsonl"
     runs(tmp_path, task)
-    refuse_strangers(out, [], ("one", "other"), ledger)  # the ledger knows it
+    reject_unknown_files(out, [], ("one", "other"), ledger)  # the ledger knows it
     (out / "other").touch()
-    refuse_strangers(out, [out / "other"], ("one", "other"), ledger)  # the plan does
+    reject_unknown_files(out, [out / "other"], ("one", "other"), ledger)  # the plan does
     with pytest.raises(OutputError, match="1 files that stage did not write, 'other'"):
-        refuse_strangers(out, [], ("one", "other"), ledger)
+        reject_unknown_files(out, [], ("one", "other"), ledger)
 
 
 @pytest.mark.parametrize("target", [".", "below", "below/more", "../root/x"])
@@ -154,8 +161,8 @@ def test_an_output_in_the_input_is_refused(tmp_path: Path, target: str) -> None:
     root = tmp_path / "root"
     root.mkdir()
     with pytest.raises(UsageError, match="beside it"):
-        refuse_overlap(root, root / target)
-    refuse_overlap(root, tmp_path / "root2")
+        reject_overlapping_folders(root, root / target)
+    reject_overlapping_folders(root, tmp_path / "root2")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +180,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 def test_fewer_than_one_worker_is_refused(tmp_path: Path, task: Task) -> None:
     with pytest.raises(UsageError, match="--workers 0"):
-        run_stage("stage", [task], tmp_path / "state", How(workers=0, quiet=True))
+        run_stage("stage", [task], tmp_path / "state", RunOptions(workers=0, quiet=True))
 
 
 @pytest.mark.parametrize("below_a_file", [True, False])
@@ -181,7 +188,7 @@ def test_what_cannot_be_written_says_so(tmp_path: Path, below_a_file: bool) -> N
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     target = tmp_path / "file" / "x" if below_a_file else tmp_path / "folder"
-    with pytest.raises(OutputError, match="cannot write"), whole_file(target) as temporary:
+    with pytest.raises(OutputError, match="cannot write"), atomic_write(target) as temporary:
         temporary.touch()
     assert not list(tmp_path.rglob("*.partial"))
 

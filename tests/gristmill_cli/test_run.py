@@ -101,7 +101,7 @@ def test_only_what_depends_on_a_change_is_redone(finished, tmp_path):
 def test_funnel_accounts_for_every_document_once(finished):
     _, out, printed = finished
     funnel = msgspec.json.decode((out / "funnel.json").read_bytes(), type=Funnel)
-    Counts(funnel.went, []).balance("test")
+    Counts(funnel.went, []).check_conserved("test")
     assert funnel.went["c4"]["read"].documents == 300
     assert {source: entry["read"].documents for source, entry in funnel.went.items()} == {
         "book": 150, "c4": 300, "code": 150, "tiny": 3, "web": 150,
@@ -131,7 +131,7 @@ def _config(corpus: Path, out: Path) -> RunConfig:
 
 def test_a_document_lost_between_stages_fails_the_run(finished, tmp_path, monkeypatch):
     normalize_module = sys.modules["preprocessing.normalize_text"]  # the package hands on the function
-    real = normalize_module.open_lines
+    real = normalize_module.open_jsonl_writer
 
     @contextmanager
     def forgetful(path):
@@ -147,7 +147,7 @@ def test_a_document_lost_between_stages_fails_the_run(finished, tmp_path, monkey
             if self.lines != 17:
                 self.sink.write(data)
 
-    monkeypatch.setattr(normalize_module, "open_lines", forgetful)
+    monkeypatch.setattr(normalize_module, "open_jsonl_writer", forgetful)
     with pytest.raises(ConservationError, match="between normalize_text and filter"):
         run_here(_config(finished[0], tmp_path / "out"))
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gristmill.counts import Counts
-from gristmill.engine.stage import How
+from gristmill.engine.stage import RunOptions
 from gristmill.io.documents import list_corpus
 from gristmill.io.lines import read_lines
 from gristmill.io.readers import plan_slices, read_documents
@@ -24,8 +24,8 @@ Records = list[dict[str, Any]]
 
 
 @pytest.fixture
-def quiet() -> How:
-    return How(workers=1, quiet=True)
+def quiet() -> RunOptions:
+    return RunOptions(workers=1, quiet=True)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.counts import READ
-from gristmill.engine.stage import How
+from gristmill.engine.stage import RunOptions
 from gristmill.errors import UsageError
 from gristmill.io import readers as reading
 from gristmill.io.keys import read_keys
@@ -37,14 +37,16 @@ def short_of(path: Path) -> dict[str, set[int]]:
         ("", 0),
     ],
 )
-def test_length_is_in_characters_of_the_matching_form(tmp_path, quiet: How, write, text: str, length: int) -> None:
+def test_length_is_in_characters_of_the_matching_form(
+    tmp_path, quiet: RunOptions, write, text: str, length: int
+) -> None:
     write(tmp_path / "norm" / "book" / "a.jsonl", [{"text": text}, {"text": "long enough"}])
     for threshold, wanted in ((length, {}), (length + 1, {"book/a.jsonl": {0}})):
         find_short(tmp_path / "norm", tmp_path / "short.pickle", 2, "all", threshold, quiet)
         assert short_of(tmp_path / "short.pickle") == wanted
 
 
-def test_slimpajamas_own_folders_and_the_root_give_the_same(tmp_path: Path, quiet: How, corpus) -> None:
+def test_slimpajamas_own_folders_and_the_root_give_the_same(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     norm = corpus(book=6, c4=4)
     find_short(norm, tmp_path / "all.pickle", 10, "all", 30, quiet)
     for source in ("c4", "book"):
@@ -56,7 +58,7 @@ def test_slimpajamas_own_folders_and_the_root_give_the_same(tmp_path: Path, quie
     assert {name.split("/")[0] for name in short_of(tmp_path / "all.pickle")} == {"book", "c4"}
 
 
-def test_a_second_call_replaces_its_own_data_set_only(tmp_path: Path, quiet: How, write) -> None:
+def test_a_second_call_replaces_its_own_data_set_only(tmp_path: Path, quiet: RunOptions, write) -> None:
     write(tmp_path / "norm" / "book" / "a.jsonl", [{"text": "abc"}, {"text": "abcdef"}])
     write(tmp_path / "norm" / "book" / "b.jsonl", [{"text": "abc"}])
     write(tmp_path / "norm" / "c4" / "a.jsonl", [{"text": "abc"}])
@@ -83,7 +85,7 @@ def test_two_at_once_lose_nothing(tmp_path: Path, start, corpus) -> None:
     assert short_of(tmp_path / "short.pickle") == {f"{s}/0.jsonl": set(range(n)) for s, n in sizes.items()}
 
 
-def test_the_table_says_the_same(tmp_path: Path, quiet: How, corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_says_the_same(tmp_path: Path, quiet: RunOptions, corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     norm = corpus(book=30)
     find_short(norm, tmp_path / "a.pickle", 0, "all", 40, quiet)
     monkeypatch.setattr(reading, "SLICE_BYTES", 300)
@@ -94,7 +96,7 @@ def test_the_table_says_the_same(tmp_path: Path, quiet: How, corpus, monkeypatch
     assert counts.total(READ).documents == 30
 
 
-def test_what_cannot_be_done_is_refused_before_the_work(tmp_path: Path, quiet: How, corpus) -> None:
+def test_what_cannot_be_done_is_refused_before_the_work(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     with pytest.raises(UsageError, match="threshold -1"):
         find_short(corpus(book=1), tmp_path / "a.pickle", 0, "all", -1, quiet)
     with pytest.raises(UsageError, match=r"\.pickle"):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.counts import MALFORMED, READ, WRITTEN, Tally
-from gristmill.engine.stage import How
+from gristmill.engine.stage import RunOptions
 from gristmill.errors import TooManyMalformed, UsageError
 from gristmill.io import readers as reading
 from preprocessing.normalize_text import normalize_text, output_name
@@ -22,12 +22,12 @@ DECOMPOSED = "cafe\u0301, A\u030a, \u1112\u1161\u11ab, \u212b, \u0344"
 KEPT = "“quotes”，中文标点：（）；！ ﬁ ½ … \r\n\t&amp; \ufeff ﾊﾟ"  # what ftfy or NFKC would change
 
 
-def test_texts_become_nfc_and_nothing_else_changes(tmp_path: Path, quiet: How, read, read_texts) -> None:
+def test_texts_become_nfc_and_nothing_else_changes(tmp_path: Path, quiet: RunOptions, read, read_texts) -> None:
     line = f'{{"id":1.00,"text":"{DECOMPOSED}","e\u0301":"e\u0301"}}'
     untouched = f'{{"text":{json.dumps(KEPT)},"big":123456789012345678901}}'
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text(f"{line}\n{untouched}\n", encoding="utf-8")
-    counts = normalize_text(tmp_path / "in", tmp_path / "out", how=quiet)
+    counts = normalize_text(tmp_path / "in", tmp_path / "out", options=quiet)
     wanted = unicodedata.normalize("NFC", DECOMPOSED)
     assert wanted != DECOMPOSED
     assert read_texts(tmp_path / "out") == [wanted, KEPT]
@@ -44,24 +44,24 @@ def test_any_text_becomes_its_nfc(tmp_path_factory: pytest.TempPathFactory, text
     given_text = unicodedata.normalize(form, text)
     (folder / "in").mkdir()
     (folder / "in" / "a.jsonl").write_bytes(msgspec.json.encode({"text": given_text}))
-    normalize_text(folder / "in", folder / "out", how=How(workers=1, quiet=True))
+    normalize_text(folder / "in", folder / "out", options=RunOptions(workers=1, quiet=True))
     written = msgspec.json.decode((folder / "out" / "a.jsonl").read_bytes())
     assert written == {"text": unicodedata.normalize("NFC", given_text)}
 
 
-def test_ftfy_is_only_for_those_who_ask(tmp_path: Path, quiet: How, write, read_texts) -> None:
+def test_ftfy_is_only_for_those_who_ask(tmp_path: Path, quiet: RunOptions, write, read_texts) -> None:
     write(tmp_path / "in" / "a.jsonl", [{"text": KEPT}, {"text": "schÃ¶n"}])
-    normalize_text(tmp_path / "in", tmp_path / "out", how=quiet)
+    normalize_text(tmp_path / "in", tmp_path / "out", options=quiet)
     assert read_texts(tmp_path / "out") == [KEPT, "schÃ¶n"]
-    normalize_text(tmp_path / "in", tmp_path / "out", ftfy=True, how=quiet)
+    normalize_text(tmp_path / "in", tmp_path / "out", ftfy=True, options=quiet)
     assert read_texts(tmp_path / "out")[1] == "schön"
 
 
 @pytest.mark.parametrize("zst", [False, True])
-def test_every_format_comes_out_as_lines(tmp_path: Path, quiet: How, write, read_texts, zst: bool) -> None:
+def test_every_format_comes_out_as_lines(tmp_path: Path, quiet: RunOptions, write, read_texts, zst: bool) -> None:
     write(tmp_path / "in" / "s" / "a.b.jsonl", [{"text": "plain"}])
     pa.parquet.write_table(pa.table({"text": ["table"], "n": [1]}), tmp_path / "in" / "s" / "t.parquet")
-    normalize_text(tmp_path / "in", tmp_path / "out", zst=zst, how=quiet)
+    normalize_text(tmp_path / "in", tmp_path / "out", zst=zst, options=quiet)
     names = sorted(path.name for path in (tmp_path / "out" / "s").iterdir())
     assert names == [f"a.b.jsonl{'.zst' if zst else ''}", "t.jsonl.zst"]
     assert read_texts(tmp_path / "out") == ["plain", "table"]
@@ -72,23 +72,23 @@ def test_names_keep_their_stem(name: str) -> None:
     assert output_name(name, True).removesuffix(".jsonl.zst") in name
 
 
-def test_a_share_is_64_files_and_shares_make_the_whole(tmp_path: Path, quiet: How, write, digest) -> None:
+def test_a_share_is_64_files_and_shares_make_the_whole(tmp_path: Path, quiet: RunOptions, write, digest) -> None:
     for i in range(70):
         write(tmp_path / "in" / f"{i:03}.jsonl", [{"text": f"{i}"}])
-    counts = [normalize_text(tmp_path / "in", tmp_path / "shares", idx=i, how=quiet) for i in (1, 0)]
+    counts = [normalize_text(tmp_path / "in", tmp_path / "shares", idx=i, options=quiet) for i in (1, 0)]
     assert [count.total(READ).documents for count in counts] == [6, 64]
-    normalize_text(tmp_path / "in", tmp_path / "whole", how=quiet)
+    normalize_text(tmp_path / "in", tmp_path / "whole", options=quiet)
     assert digest(tmp_path / "shares") == digest(tmp_path / "whole")
     with pytest.raises(UsageError, match="wanted 0 to 1"):
-        normalize_text(tmp_path / "in", tmp_path / "shares", idx=2, how=quiet)
+        normalize_text(tmp_path / "in", tmp_path / "shares", idx=2, options=quiet)
 
 
-def test_the_output_of_an_input_that_is_gone_goes(tmp_path: Path, quiet: How, write) -> None:
+def test_the_output_of_an_input_that_is_gone_goes(tmp_path: Path, quiet: RunOptions, write) -> None:
     for name in ("a", "b"):
         write(tmp_path / "in" / f"{name}.jsonl", [{"text": name}])
-    normalize_text(tmp_path / "in", tmp_path / "out", how=quiet)
+    normalize_text(tmp_path / "in", tmp_path / "out", options=quiet)
     (tmp_path / "in" / "b.jsonl").unlink()
-    normalize_text(tmp_path / "in", tmp_path / "out", zst=True, how=quiet)
+    normalize_text(tmp_path / "in", tmp_path / "out", zst=True, options=quiet)
     assert [path.name for path in (tmp_path / "out").iterdir() if path.is_file()] == ["a.jsonl.zst"]
 
 
@@ -106,38 +106,38 @@ class TestPieces:
         return tmp_path / "in"
 
     @pytest.mark.parametrize("zst", [False, True])
-    def test_are_the_whole(self, tmp_path: Path, quiet: How, large: Path, read, monkeypatch, zst: bool) -> None:
-        pieces = normalize_text(large, tmp_path / "out", zst=zst, how=quiet)
+    def test_are_the_whole(self, tmp_path: Path, quiet: RunOptions, large: Path, read, monkeypatch, zst: bool) -> None:
+        pieces = normalize_text(large, tmp_path / "out", zst=zst, options=quiet)
         assert [record["i"] for record in read(tmp_path / "out")] == list(range(40))
         assert not list((tmp_path / "out").rglob("*pieces/*/*/*/*"))  # they are gone again
         monkeypatch.setattr(reading, "SLICE_BYTES", 1 << 20)
-        whole = normalize_text(large, tmp_path / "whole", zst=zst, how=quiet)
+        whole = normalize_text(large, tmp_path / "whole", zst=zst, options=quiet)
         assert read(tmp_path / "out") == read(tmp_path / "whole") and pieces == whole
         assert zst or (tmp_path / "out/book/a.jsonl").read_bytes() == (tmp_path / "whole/book/a.jsonl").read_bytes()
 
-    def test_are_made_again_for_another_argument(self, tmp_path: Path, quiet: How, large: Path, read) -> None:
-        normalize_text(large, tmp_path / "out", how=quiet)
-        normalize_text(large, tmp_path / "out", ftfy=True, how=quiet)
+    def test_are_made_again_for_another_argument(self, tmp_path: Path, quiet: RunOptions, large: Path, read) -> None:
+        normalize_text(large, tmp_path / "out", options=quiet)
+        normalize_text(large, tmp_path / "out", ftfy=True, options=quiet)
         assert read(tmp_path / "out")[0]["text"] == "café schön 0"
-        normalize_text(large, tmp_path / "out", how=quiet)
+        normalize_text(large, tmp_path / "out", options=quiet)
         assert read(tmp_path / "out")[0]["text"] == "café schÃ¶n 0"
 
-    def test_of_another_share_are_left_alone(self, tmp_path: Path, quiet: How, large: Path) -> None:
+    def test_of_another_share_are_left_alone(self, tmp_path: Path, quiet: RunOptions, large: Path) -> None:
         other = tmp_path / "out" / ".gristmill" / "normalize_text_pieces" / "nfc" / "other.jsonl" / "0.jsonl"
         other.parent.mkdir(parents=True)
         other.touch()
-        normalize_text(large, tmp_path / "out", idx=0, how=quiet)
+        normalize_text(large, tmp_path / "out", idx=0, options=quiet)
         assert other.exists()
 
-    def test_share_the_limit_of_malformed_records(self, tmp_path: Path, quiet: How, large: Path, write) -> None:
+    def test_share_the_limit_of_malformed_records(self, tmp_path: Path, quiet: RunOptions, large: Path, write) -> None:
         bad = {"text": None}
         write(large / "book" / "a.jsonl", [{"text": "x" * 50} for _ in range(9)] + [bad])
         for i in range(9):
             write(large / "book" / f"{i}.jsonl", [{"text": "short"}])
         limited = replace(quiet, max_malformed=0.06)
-        counts = normalize_text(large, tmp_path / "out", how=limited)  # 1 of 19, though 1 of 10 in the large file
+        counts = normalize_text(large, tmp_path / "out", options=limited)  # 1 of 19, though 1 of 10 in the large file
         assert counts.total(f"{MALFORMED}: text is null").documents == 1
         rejects = (tmp_path / "out" / "book" / "a.jsonl.malformed").read_bytes()
         assert msgspec.json.decode(rejects)["line"] == 10
         with pytest.raises(TooManyMalformed, match=r"a\.jsonl line 10: text is null"):
-            normalize_text(large, tmp_path / "out", how=replace(quiet, max_malformed=0.05))
+            normalize_text(large, tmp_path / "out", options=replace(quiet, max_malformed=0.05))

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from gristmill.counts import READ, REPEATED, WRITTEN
-from gristmill.engine.stage import How
+from gristmill.engine.stage import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.io import readers as reading
 from gristmill.io.keys import write_keys, write_table
@@ -27,12 +27,12 @@ def keys_of(records: list[dict]) -> list[str]:
 
 
 @pytest.fixture
-def mix(tmp_path: Path, quiet: How, read) -> Callable[..., list[str]]:
+def mix(tmp_path: Path, quiet: RunOptions, read) -> Callable[..., list[str]]:
     """Both passes; the keys of what comes out, train and holdout together."""
 
-    def mix(norm: Path, name: str = "mixed", holdout: float = 0.0, **options) -> list[str]:
+    def mix(norm: Path, name: str = "mixed", holdout: float = 0.0, **arguments) -> list[str]:
         out = tmp_path / name
-        pass1(norm, out / "pass1", how=quiet, **options)
+        pass1(norm, out / "pass1", options=quiet, **arguments)
         pass2(0, ALL, 1, out / "pass1", out / "train", out / "holdout", holdout, quiet)
         return keys_of(read(out / "train")) + keys_of(read(out / "holdout"))
 
@@ -72,22 +72,24 @@ def test_weights_count_what_is_left(tmp_path: Path, corpus, mix) -> None:
     assert all(int(key.partition("@")[2]) >= 10 for key in keys)
 
 
-def test_counts_say_where_each_document_went(tmp_path: Path, quiet: How, corpus) -> None:
+def test_counts_say_where_each_document_went(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     norm = corpus(files=1, book=20, c4=8)
     write_keys(tmp_path / "short.pickle", {"book/0.jsonl": np.arange(4)})
     write_keys(tmp_path / "dup.parquet", {"c4/0.jsonl": np.arange(2)})
     with pytest.raises(InputError, match="no column kept_file, kept_row"):
-        pass1(norm, tmp_path / "out", tmp_path / "dup.parquet", tmp_path / "short.pickle", how=quiet)
+        pass1(norm, tmp_path / "out", tmp_path / "dup.parquet", tmp_path / "short.pickle", options=quiet)
     write_provenance(tmp_path / "dup.parquet", [("c4/0.jsonl", 0, "c4/0.jsonl", 5), ("c4/0.jsonl", 1, "c4/0.jsonl", 5)])
-    counts = pass1(norm, tmp_path / "out", tmp_path / "dup.parquet", tmp_path / "short.pickle", "book=1.5", how=quiet)
+    counts = pass1(
+        norm, tmp_path / "out", tmp_path / "dup.parquet", tmp_path / "short.pickle", "book=1.5", options=quiet
+    )
     of = {reason: counts.total(reason).documents for reason in counts.reasons}
     assert of == {READ: 28, REPEATED: 8, WRITTEN: 30, "short": 4, "duplicate": 2}
 
 
-def test_shares_are_requested_and_realised(tmp_path: Path, quiet: How, write) -> None:
+def test_shares_are_requested_and_realised(tmp_path: Path, quiet: RunOptions, write) -> None:
     write(tmp_path / "norm" / "book" / "a.jsonl", [{"text": "x" * 10}] * 30)
     write(tmp_path / "norm" / "c4" / "a.jsonl", [{"text": "x" * 30}] * 10)
-    counts = pass1(tmp_path / "norm", tmp_path / "out", weights="c4=3", how=quiet)
+    counts = pass1(tmp_path / "norm", tmp_path / "out", weights="c4=3", options=quiet)
     console = Console(width=120)
     with console.capture() as shown:
         console.print(shares({"book": 1.0, "c4": 3.0}, counts))
@@ -164,21 +166,23 @@ def test_no_duplicates_and_none_short_is_a_key_set_too(tmp_path: Path, corpus, m
     ],
 )
 @pytest.mark.parametrize("option", ["duplicates", "short_docs"])
-def test_key_sets_of_another_corpus_are_refused(tmp_path, quiet: How, corpus, keys, wanted: str, option: str) -> None:
+def test_key_sets_of_another_corpus_are_refused(
+    tmp_path, quiet: RunOptions, corpus, keys, wanted: str, option: str
+) -> None:
     write_keys(tmp_path / "keys.pickle", {file: np.array(rows) for file, rows in keys.items()})
     with pytest.raises(InputError, match=wanted):
-        pass1(corpus(book=6), tmp_path / "out", how=quiet, **{option: tmp_path / "keys.pickle"})
+        pass1(corpus(book=6), tmp_path / "out", options=quiet, **{option: tmp_path / "keys.pickle"})
 
 
-def test_missing_key_sets_are_refused(tmp_path: Path, quiet: How, corpus) -> None:
+def test_missing_key_sets_are_refused(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     for option in ("duplicates", "short_docs"):
         with pytest.raises(UsageError, match="Run the stage that writes it"):
-            pass1(corpus(book=6), tmp_path / "out", how=quiet, **{option: tmp_path / "none.pickle"})
+            pass1(corpus(book=6), tmp_path / "out", options=quiet, **{option: tmp_path / "none.pickle"})
 
 
-def test_ranges_of_parts_give_the_whole(tmp_path: Path, quiet: How, corpus, read, digest) -> None:
+def test_ranges_of_parts_give_the_whole(tmp_path: Path, quiet: RunOptions, corpus, read, digest) -> None:
     norm, out = corpus(book=60, c4=30), tmp_path / "out"
-    pass1(norm, out / "pass1", how=quiet)
+    pass1(norm, out / "pass1", options=quiet)
     for chunk, (start, end) in enumerate([(10, 20), (0, 3), (3, 10)], 1):
         pass2(start, end, chunk, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
     keys = keys_of(read(out / "train")) + keys_of(read(out / "holdout"))
@@ -190,9 +194,9 @@ def test_ranges_of_parts_give_the_whole(tmp_path: Path, quiet: How, corpus, read
     } == whole
 
 
-def test_a_part_asked_into_another_chunk_moves(tmp_path: Path, quiet: How, corpus, read) -> None:
+def test_a_part_asked_into_another_chunk_moves(tmp_path: Path, quiet: RunOptions, corpus, read) -> None:
     norm, out = corpus(book=60), tmp_path / "out"
-    pass1(norm, out / "pass1", how=quiet)
+    pass1(norm, out / "pass1", options=quiet)
     pass2(0, 20, 1, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
     pass2(5, 8, 2, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
     for folder, kind in ((out / "train", "train"), (out / "holdout", "holdout")):
@@ -216,8 +220,8 @@ def test_of_a_repeated_document_one_copy_at_most_is_held_out(tmp_path: Path, cor
     assert len(held) == 20 == len(set(held))
 
 
-def test_a_smaller_holdout_is_part_of_a_larger_one(tmp_path: Path, quiet: How, corpus, read) -> None:
-    pass1(corpus(book=60), tmp_path / "pass1", how=quiet)
+def test_a_smaller_holdout_is_part_of_a_larger_one(tmp_path: Path, quiet: RunOptions, corpus, read) -> None:
+    pass1(corpus(book=60), tmp_path / "pass1", options=quiet)
     held = []
     for fraction in (0.1, 0.3):
         pass2(0, ALL, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", fraction, quiet)
@@ -233,9 +237,9 @@ def test_the_smallest_corpora_work(tmp_path: Path, corpus, mix, write, size: int
     assert len(keys) == 3 + round(size / 2)
 
 
-def test_the_order_is_a_shuffle(tmp_path: Path, quiet: How, corpus, read) -> None:
+def test_the_order_is_a_shuffle(tmp_path: Path, quiet: RunOptions, corpus, read) -> None:
     norm, out = corpus(book=300, c4=300), tmp_path / "out"
-    pass1(norm, out / "pass1", how=quiet)
+    pass1(norm, out / "pass1", options=quiet)
     pass2(0, ALL, 1, out / "pass1", out / "train", out / "holdout", 0.0, quiet)
     sizes = [len(path.read_bytes()) for path in sorted((out / "train").rglob("*.zst"))]
     assert len(sizes) == 20 and min(sizes) > 100  # every part has its share of 30 on average
@@ -249,8 +253,8 @@ def test_the_order_is_a_shuffle(tmp_path: Path, quiet: How, corpus, read) -> Non
     assert abs(np.corrcoef(places, np.arange(len(keys)))[0, 1]) < 0.2
 
 
-def test_a_part_holds_documents_in_no_order_either(tmp_path: Path, quiet: How, corpus, read) -> None:
-    pass1(corpus(book=300), tmp_path / "pass1", how=quiet)
+def test_a_part_holds_documents_in_no_order_either(tmp_path: Path, quiet: RunOptions, corpus, read) -> None:
+    pass1(corpus(book=300), tmp_path / "pass1", options=quiet)
     pass2(3, 4, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", 0.0, quiet)
     keys = keys_of(read(tmp_path / "train"))
     assert len(keys) > 4 and keys != sorted(keys)
@@ -260,27 +264,29 @@ def test_a_part_holds_documents_in_no_order_either(tmp_path: Path, quiet: How, c
     ("arguments", "wanted"),
     [((5, 5), "0 ≤ start < end"), ((-1, 5), "0 ≤ start"), ((20, 21), "pass1 made 20 parts")],
 )
-def test_parts_that_are_not_there_are_refused(tmp_path: Path, quiet: How, corpus, arguments, wanted: str) -> None:
-    pass1(corpus(book=6), tmp_path / "pass1", how=quiet)
+def test_parts_that_are_not_there_are_refused(
+    tmp_path: Path, quiet: RunOptions, corpus, arguments, wanted: str
+) -> None:
+    pass1(corpus(book=6), tmp_path / "pass1", options=quiet)
     with pytest.raises(UsageError, match=wanted):
-        pass2(*arguments, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", how=quiet)
+        pass2(*arguments, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", options=quiet)
 
 
-def test_what_pass_2_cannot_do_is_refused(tmp_path: Path, quiet: How, corpus) -> None:
+def test_what_pass_2_cannot_do_is_refused(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     folders = (tmp_path / "train", tmp_path / "holdout")
     with pytest.raises(UsageError, match="Run pass1"):
-        pass2(0, 5, 1, tmp_path / "none", *folders, how=quiet)
-    pass1(corpus(book=6), tmp_path / "pass1", how=quiet)
+        pass2(0, 5, 1, tmp_path / "none", *folders, options=quiet)
+    pass1(corpus(book=6), tmp_path / "pass1", options=quiet)
     with pytest.raises(UsageError, match="--holdout 1"):
         pass2(0, 5, 1, tmp_path / "pass1", *folders, 1.0, quiet)
     with pytest.raises(UsageError, match="wanted two folders"):
-        pass2(0, 5, 1, tmp_path / "pass1", tmp_path / "x", tmp_path / "x", how=quiet)
+        pass2(0, 5, 1, tmp_path / "pass1", tmp_path / "x", tmp_path / "x", options=quiet)
 
 
 @pytest.mark.parametrize("damage", ["pile", "pile gone", "index", "index gone", "head"])
-def test_a_damaged_pass_1_is_recognised(tmp_path: Path, quiet: How, corpus, damage: str) -> None:
+def test_a_damaged_pass_1_is_recognised(tmp_path: Path, quiet: RunOptions, corpus, damage: str) -> None:
     folder = tmp_path / "pass1"
-    pass1(corpus(book=60), folder, how=quiet)
+    pass1(corpus(book=60), folder, options=quiet)
     suffix = {"pile": ".jsonl.zst", "index": ".pile.arrow", "head": ".json"}[damage.split()[0]]
     path = next(path for path in sorted(folder.rglob(f"*{suffix}")) if ".gristmill" not in path.parts)
     if damage.endswith("gone"):
@@ -288,11 +294,11 @@ def test_a_damaged_pass_1_is_recognised(tmp_path: Path, quiet: How, corpus, dama
     else:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(InputError):
-        pass2(0, ALL, 1, folder, tmp_path / "train", tmp_path / "holdout", how=quiet)
+        pass2(0, ALL, 1, folder, tmp_path / "train", tmp_path / "holdout", options=quiet)
 
 
 def test_missing_provenance_is_pointed_out(tmp_path: Path, corpus, capsys: pytest.CaptureFixture[str]) -> None:
     norm = corpus(files=1, book=3)
     dump_pickle(tmp_path / "d.pickle", {})
-    pass1(norm, tmp_path / "out", tmp_path / "d.pickle", how=How(workers=1))
+    pass1(norm, tmp_path / "out", tmp_path / "d.pickle", options=RunOptions(workers=1))
     assert "note: no " in capsys.readouterr().err

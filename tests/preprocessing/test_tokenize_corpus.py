@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.counts import READ, WRITTEN
-from gristmill.engine.stage import How
+from gristmill.engine.stage import RunOptions
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.token_shards import Manifest, open_shards, verify
 from preprocessing.tokenize_corpus import tokenize_corpus
@@ -48,7 +48,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory, prose: list[str]) -> Pa
     folder = tmp_path_factory.mktemp("tokenizer")
     (folder / "in").mkdir()
     (folder / "in" / "a.jsonl").write_bytes(b"".join(msgspec.json.encode({"text": text}) + b"\n" for text in prose))
-    train_tokenizer(folder / "in", folder / "out", VOCABULARY, how=How(workers=1, quiet=True))
+    train_tokenizer(folder / "in", folder / "out", VOCABULARY, options=RunOptions(workers=1, quiet=True))
     return folder / "out" / "tokenizer.model"
 
 
@@ -76,31 +76,33 @@ def test_the_vocabulary_is_as_asked(model) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
-def test_a_vocabulary_too_large_says_what_to_do(tmp_path: Path, quiet: How, write, prose, model_type: str) -> None:
+def test_a_vocabulary_too_large_says_what_to_do(
+    tmp_path: Path, quiet: RunOptions, write, prose, model_type: str
+) -> None:
     write(tmp_path / "in" / "a.jsonl", [{"text": text} for text in prose])
     with pytest.raises(UsageError, match="smaller --vocab_size, or more text"):
-        train_tokenizer(tmp_path / "in", tmp_path / "out", 60_000, model_type, how=quiet)
+        train_tokenizer(tmp_path / "in", tmp_path / "out", 60_000, model_type, options=quiet)
     assert not (tmp_path / "out" / "tokenizer.model").exists()
     assert not list(tmp_path.rglob("*.partial"))
 
 
 @pytest.mark.parametrize("vocabulary", [0, 259])
-def test_a_vocabulary_too_small_is_refused(tmp_path: Path, quiet: How, corpus, vocabulary: int) -> None:
+def test_a_vocabulary_too_small_is_refused(tmp_path: Path, quiet: RunOptions, corpus, vocabulary: int) -> None:
     with pytest.raises(UsageError, match="300 or more"):
-        train_tokenizer(corpus(book=3), tmp_path / "out", vocabulary, how=quiet)
+        train_tokenizer(corpus(book=3), tmp_path / "out", vocabulary, options=quiet)
 
 
-def test_no_text_to_train_on_says_so(tmp_path: Path, quiet: How, write) -> None:
+def test_no_text_to_train_on_says_so(tmp_path: Path, quiet: RunOptions, write) -> None:
     write(tmp_path / "in" / "a.jsonl", [{"text": ""}, {"text": "\n\n"}])
     with pytest.raises(UsageError, match="more text"):
-        train_tokenizer(tmp_path / "in", tmp_path / "out", 300, how=quiet)
+        train_tokenizer(tmp_path / "in", tmp_path / "out", 300, options=quiet)
 
 
-def test_the_sample_is_of_all_files_and_of_the_size_asked(tmp_path: Path, quiet: How, write) -> None:
+def test_the_sample_is_of_all_files_and_of_the_size_asked(tmp_path: Path, quiet: RunOptions, write) -> None:
     for name in "abcd":
         write(tmp_path / "in" / name / "a.jsonl", [{"text": f"{name}{i:03} " + "word " * 19} for i in range(100)])
     with pytest.raises(UsageError):  # 8 different words are no vocabulary; the sample stands all the same
-        train_tokenizer(tmp_path / "in", tmp_path / "out", 3000, sample="10000", how=quiet)
+        train_tokenizer(tmp_path / "in", tmp_path / "out", 3000, sample="10000", options=quiet)
     samples = sorted((tmp_path / "out" / ".gristmill" / "sample").rglob("*.txt"))
     texts = [path.read_text().splitlines() for path in samples]
     assert all(15 <= len(lines) <= 25 for lines in texts)
@@ -122,7 +124,7 @@ def texts(tmp_path: Path, write, prose: list[str]) -> dict[str, list[str]]:
     return texts
 
 
-def test_shards_are_what_sentencepiece_says(tmp_path: Path, quiet: How, texts, model_path: Path, model) -> None:
+def test_shards_are_what_sentencepiece_says(tmp_path: Path, quiet: RunOptions, texts, model_path: Path, model) -> None:
     counts = tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
     manifest, shards = open_shards(tmp_path / "out")
     wanted = [[[*model.encode(text), model.eos_id()] for text in found] for found in texts.values()]
@@ -132,7 +134,7 @@ def test_shards_are_what_sentencepiece_says(tmp_path: Path, quiet: How, texts, m
     assert verify(tmp_path / "out") == manifest
 
 
-def test_the_manifest_counts_what_the_shards_hold(tmp_path: Path, quiet: How, texts, model_path, model) -> None:
+def test_the_manifest_counts_what_the_shards_hold(tmp_path: Path, quiet: RunOptions, texts, model_path, model) -> None:
     tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
     manifest = Manifest.load(tmp_path / "out")
     assert manifest.lossy_documents == 2
@@ -144,7 +146,7 @@ def test_the_manifest_counts_what_the_shards_hold(tmp_path: Path, quiet: How, te
     assert (tmp_path / "out" / manifest.tokenizer.path).read_bytes() == model_path.read_bytes()
 
 
-def test_sources_are_those_the_documents_carry(tmp_path: Path, quiet: How, write, model_path: Path) -> None:
+def test_sources_are_those_the_documents_carry(tmp_path: Path, quiet: RunOptions, write, model_path: Path) -> None:
     keys = ["book/a.jsonl@3", "c4/b@2.jsonl@0", "book/a.jsonl@4"]
     write(tmp_path / "in" / "chunk1" / "a.jsonl", [{"text": "a", "gristmill_key": key} for key in keys])
     tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
@@ -152,13 +154,15 @@ def test_sources_are_those_the_documents_carry(tmp_path: Path, quiet: How, write
     assert {name: record.documents for name, record in sources.items()} == {"book": 2, "c4": 1}
 
 
-def test_another_tokenizer_encodes_again(tmp_path: Path, quiet: How, texts, model_path: Path, prose, write) -> None:
+def test_another_tokenizer_encodes_again(
+    tmp_path: Path, quiet: RunOptions, texts, model_path: Path, prose, write
+) -> None:
     own = tmp_path / "own.model"
     shutil.copy(model_path, own)
     tokenize_corpus(tmp_path / "in", own, tmp_path / "out", quiet)
     before = Manifest.load(tmp_path / "out")
     write(tmp_path / "prose" / "a.jsonl", [{"text": text.upper()} for text in prose])
-    train_tokenizer(tmp_path / "prose", tmp_path / "other", 310, how=quiet)
+    train_tokenizer(tmp_path / "prose", tmp_path / "other", 310, options=quiet)
     shutil.copy(tmp_path / "other" / "tokenizer.model", own)
     tokenize_corpus(tmp_path / "in", tmp_path / "other" / "tokenizer.model", tmp_path / "out", quiet)
     after = verify(tmp_path / "out")
@@ -168,10 +172,10 @@ def test_another_tokenizer_encodes_again(tmp_path: Path, quiet: How, texts, mode
 
 def test_a_model_that_is_not_merged_by_us_says_so(tmp_path: Path, texts, prose, write, capfd) -> None:
     """And its shards are SentencePiece's all the same, whatever follows whatever."""
-    loud = How(workers=1)
+    loud = RunOptions(workers=1)
     write(tmp_path / "prose" / "a.jsonl", [{"text": text} for text in prose])
     for kind in ("unigram", "bpe"):
-        train_tokenizer(tmp_path / "prose", tmp_path / kind, 310, kind, how=loud)
+        train_tokenizer(tmp_path / "prose", tmp_path / kind, 310, kind, options=loud)
         path = tmp_path / kind / "tokenizer.model"
         tokenize_corpus(tmp_path / "in", path, tmp_path / "out" / kind, loud)
         model = sentencepiece.SentencePieceProcessor(model_file=str(path))
@@ -181,7 +185,9 @@ def test_a_model_that_is_not_merged_by_us_says_so(tmp_path: Path, texts, prose, 
         assert said == (kind == "unigram")
 
 
-def test_documents_of_more_than_a_batch_are_all_there(tmp_path: Path, quiet: How, write, model_path, model) -> None:
+def test_documents_of_more_than_a_batch_are_all_there(
+    tmp_path: Path, quiet: RunOptions, write, model_path, model
+) -> None:
     found = ["the mill " * 80_000, "grain", "flour " * 200_000, "", "water " * 100_000, "wheel"]
     write(tmp_path / "in" / "a.jsonl", [{"text": text} for text in found])
     tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
@@ -189,7 +195,7 @@ def test_documents_of_more_than_a_batch_are_all_there(tmp_path: Path, quiet: How
     assert [ids.tolist() for ids in shard] == [[*model.encode(text), model.eos_id()] for text in found]
 
 
-def test_what_is_no_tokenizer_is_refused(tmp_path: Path, quiet: How, texts) -> None:
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path, quiet: RunOptions, texts) -> None:
     with pytest.raises(UsageError, match="Run train_tokenizer"):
         tokenize_corpus(tmp_path / "in", tmp_path / "none.model", tmp_path / "out", quiet)
     (tmp_path / "bad.model").write_bytes(b"no model")
@@ -197,23 +203,23 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, quiet: How, texts) -> N
         tokenize_corpus(tmp_path / "in", tmp_path / "bad.model", tmp_path / "out", quiet)
 
 
-def test_shards_of_others_are_not_mixed_in(tmp_path: Path, quiet: How, texts, model_path: Path) -> None:
+def test_shards_of_others_are_not_mixed_in(tmp_path: Path, quiet: RunOptions, texts, model_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old.bin").touch()
     with pytest.raises(OutputError, match=r"'old\.bin'"):
         tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
 
 
-def test_a_carried_key_that_is_none_is_no_traceback(tmp_path: Path, quiet: How, write, model_path: Path) -> None:
+def test_a_carried_key_that_is_none_is_no_traceback(tmp_path: Path, quiet: RunOptions, write, model_path: Path) -> None:
     write(tmp_path / "in" / "a.jsonl", [{"text": "a", "gristmill_key": 5}])
     with pytest.raises((InputError, UsageError), match="not a document's key"):
         tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
 
 
-def test_a_tokenizer_made_anew_is_read_anew(tmp_path: Path, quiet: How, corpus) -> None:
+def test_a_tokenizer_made_anew_is_read_anew(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     """In one process, as in a notebook that tries two vocabularies."""
     norm = corpus(files=1, book=40)
     for size in (300, 310):
-        train_tokenizer(norm, tmp_path / "tokenizer", size, how=quiet)
+        train_tokenizer(norm, tmp_path / "tokenizer", size, options=quiet)
         tokenize_corpus(norm, tmp_path / "tokenizer" / "tokenizer.model", tmp_path / "tokens", quiet)
         assert verify(tmp_path / "tokens").tokenizer.vocab_size == size

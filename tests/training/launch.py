@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gristmill.engine.executor import die_with_parent, start_fork_server
+from gristmill.engine.executor import exit_with_parent, start_fork_server
 from training.config import TrainConfig
 from training.distributed.hang_detection import watched
 from training.distributed.mesh import init_distributed
@@ -72,7 +72,7 @@ def launch(size: int, config: TrainConfig, folder: Path, *faults: Fault) -> Iter
 
 
 def be_rank(rank: int, size: int, port: int, config: TrainConfig, folder: Path, faults: tuple[Fault, ...]) -> None:
-    die_with_parent()
+    exit_with_parent()
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
     os.environ.update({key: str(value) for key, value in place.items()})

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gristmill.errors import InputError, OutputError, UsageError, writing
-from gristmill.io.files import PARTIAL, flush_to_disk, partial_path, sha256_file, write_whole
+from gristmill.io.files import PARTIAL, atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.record import RECORD, CheckpointRecord, check
 from training.checkpoint.shard_plans import State
@@ -181,13 +181,13 @@ class CheckpointManager:
 
     def _commit(self, record: CheckpointRecord, temporary: Path, final: Path) -> None:
         """Give a written checkpoint its name, and make it the latest: until then that is the one before it."""
-        write_whole(temporary / RECORD, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+        atomic_write_bytes(temporary / RECORD, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
         with writing(final):
             flush_to_disk(temporary)  # torch has flushed the files; this flushes their names
             if final.exists():  # a damaged one, when the run went on from an earlier one
                 final.replace(final.with_name(f"{final.name}.replaced{PARTIAL}"))
             temporary.replace(final)
-            write_whole(self.folder / LATEST, final.name.encode())
+            atomic_write_bytes(self.folder / LATEST, final.name.encode())
             flush_to_disk(self.folder)
         self._prune(final)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.errors import InputError, OutputError, UsageError, writing
-from gristmill.io.files import write_whole
+from gristmill.io.files import atomic_write_bytes
 from training.distributed.mesh import World
 
 RUN = "run.json"
@@ -32,7 +32,7 @@ def claim(out_dir: Path, run: dict[str, Any], steps: int, world: World) -> Itera
         except OSError as error:
             raise OutputError(f"{out_dir} is in use by another training run; try another --out_dir") from error
         _compare(out_dir, run, steps)
-        write_whole(out_dir / RUN, json.dumps({"steps": steps, **run}, indent=2, default=str).encode() + b"\n")
+        atomic_write_bytes(out_dir / RUN, json.dumps({"steps": steps, **run}, indent=2, default=str).encode() + b"\n")
 
     try:
         world.main_only(take)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gristmill.engine.executor import die_with_parent, start_fork_server
+from gristmill.engine.executor import exit_with_parent, start_fork_server
 
 _GRACE = 1.0  # seconds that the others have to tell their own errors after the first one
 _JOBS = 25  # for one process: torch leaves threads and sockets of every group behind
@@ -143,7 +143,7 @@ class RankPool:
 
 def _serve(connection: Connection, rank: int, threads: int, port: int, timeout: float) -> None:
     """Be a rank: answer each job with (whether it went well, the pickled result or the error's text, the time)."""
-    die_with_parent()
+    exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of the terminal; the parent will end us
     torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)

@@ -15,7 +15,7 @@ from tyro.conf import Positional
 
 from gristmill.engine.stage import parse_size
 from gristmill.errors import OutputError, UsageError, writing
-from gristmill.io.files import flush_to_disk, partial_path, sha256_file, write_whole
+from gristmill.io.files import atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from gristmill.io.token_shards import TokenizerRecord
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group
@@ -139,4 +139,4 @@ def _generation(end: int) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(value, indent=2).encode() + b"\n")
+    atomic_write_bytes(path, json.dumps(value, indent=2).encode() + b"\n")

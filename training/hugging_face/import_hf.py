@@ -12,7 +12,7 @@ from torch import Tensor
 from tyro.conf import Positional
 
 from gristmill.errors import InputError, UsageError, writing
-from gristmill.io.files import sha256_file, whole_file
+from gristmill.io.files import atomic_write, sha256_file
 from gristmill.io.token_shards import TokenizerRecord
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
 from training.checkpoint.checkpoint_group import single_process_group
@@ -124,7 +124,7 @@ def _copy_tokenizer(source: Path, out_dir: Path, model: ModelConfig, config: dic
     end = end if isinstance(end, int) else -1  # none is known
     if not source.is_file():
         return TokenizerRecord("", "", model.vocab_size, end)
-    with writing(out_dir), whole_file(out_dir / TOKENIZER) as temporary:
+    with writing(out_dir), atomic_write(out_dir / TOKENIZER) as temporary:
         shutil.copyfile(source, temporary)
     return TokenizerRecord(TOKENIZER, sha256_file(source), model.vocab_size, end)
 

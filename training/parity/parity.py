@@ -19,7 +19,7 @@ from rich.text import Text
 
 from gristmill.command import wide_console
 from gristmill.errors import GristmillError, UsageError
-from gristmill.io.files import write_whole
+from gristmill.io.files import atomic_write_bytes
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.parity.cases import Case, all_cases, covering_cases
@@ -47,7 +47,7 @@ def parity(full: bool = False, processes: int = 8, out: Path | None = None) -> N
     wide_console().print(report(rows, refused, time.monotonic() - started))
     if out is not None:
         text = json.dumps(as_json(rows, refused), indent=1) if out.suffix == ".json" else as_markdown(rows, refused)
-        write_whole(out, text.encode())
+        atomic_write_bytes(out, text.encode())
     red = sum(not row.green for row in rows)
     if red:
         raise GristmillError(f"{red} of {len(rows)} layouts do not agree with one process, or with theory: see above")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gristmill.errors import writing
-from gristmill.io.files import write_whole
+from gristmill.io.files import atomic_write_bytes
 
 METRICS = "metrics.jsonl"
 
@@ -84,7 +84,7 @@ class Reporter:
             return
         with writing(self.path):
             kept = [json.dumps(record) + "\n" for record in read_metrics(self.path) if 0 < record["step"] <= step]
-            write_whole(self.path, "".join(kept).encode())
+            atomic_write_bytes(self.path, "".join(kept).encode())
             self._file = self.path.open("a", encoding="utf-8")
             if self.tensorboard:
                 from torch.utils.tensorboard import SummaryWriter  # a second's import, not for every rank

@@ -6,7 +6,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from gristmill.errors import UsageError
-from gristmill.io.files import write_whole
+from gristmill.io.files import atomic_write_bytes
 from training.reporting.metrics import METRICS, read_metrics
 
 Curve = list[tuple[int, float]]  # steps done and loss, nats a token
@@ -23,7 +23,7 @@ def plot(run_dir: Positional[Path]) -> Path:
     curves = read_curves(run_dir)
     print(drawing(curves))
     path = run_dir / "loss.svg"
-    write_whole(path, svg(curves).encode())
+    atomic_write_bytes(path, svg(curves).encode())
     return path
 
 
