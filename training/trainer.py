@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import torch
 
-from gristmill.errors import UsageError
 from gristmill.io.files import atomic_write_bytes
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord, load_model
 from training.checkpoint.record import require_same_model
@@ -20,7 +19,7 @@ from training.checkpoint.shard_storage import model_state
 from training.config import TrainConfig
 from training.data.batches import Batches, BatchSplit
 from training.data.prefetch import PrefetchLoader
-from training.data.sequences import TokenSequences
+from training.data.sequences import TokenSequences, require_same_tokenizer
 from training.distributed.hang_detection import lost_contact
 from training.distributed.mesh import build_world
 from training.model.decoder import Decoder, flops_per_token
@@ -67,7 +66,7 @@ class Trainer:
         data = config.data
         self.data = TokenSequences(data.train, data.seq_len)
         self.holdout = TokenSequences(data.holdout, data.seq_len)
-        _check_same_tokenizer(self.data, self.holdout)
+        require_same_tokenizer(self.data, self.holdout)
         self.tokenizer = self.data.manifest.tokenizer
         self.model_config = config.model.resolve(self.tokenizer.vocab_size, data.seq_len)
         self.identity = config.identity(self.model_config, self.data.manifest, self.holdout.manifest)
@@ -290,13 +289,4 @@ class Trainer:
             processes=self.world.size,
             tokens_per_step=self.tokens_per_step,
             unigram_loss=self.unigram,
-        )
-
-
-def _check_same_tokenizer(train: TokenSequences, holdout: TokenSequences) -> None:
-    ours, theirs = train.manifest.tokenizer, holdout.manifest.tokenizer
-    if ours.sha256 != theirs.sha256:
-        raise UsageError(
-            f"{train.folder} was made with tokenizer {ours.path} (sha256 {ours.sha256[:12]}) and {holdout.folder} with "
-            f"{theirs.path} ({theirs.sha256[:12]}); run tokenize_corpus on both with the same tokenizer"
         )

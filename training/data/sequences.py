@@ -69,3 +69,13 @@ class TokenSequences(Dataset[Tensor]):
             tokens = self.shards[shard][offset : offset + len(row) - filled]
             row[filled : filled + len(tokens)] = tokens
             filled, shard = filled + len(tokens), shard + 1
+
+
+def require_same_tokenizer(train: TokenSequences, holdout: TokenSequences) -> None:
+    """Raise UsageError where the two folders were tokenized with different tokenizers."""
+    ours, theirs = train.manifest.tokenizer, holdout.manifest.tokenizer
+    if ours.sha256 != theirs.sha256:
+        raise UsageError(
+            f"{train.folder} was made with tokenizer {ours.path} (sha256 {ours.sha256[:12]}) and {holdout.folder} with "
+            f"{theirs.path} ({theirs.sha256[:12]}); run tokenize_corpus on both with the same tokenizer"
+        )
