@@ -21,6 +21,7 @@ import sentencepiece
 import tyro
 from rich.table import Column, Table
 
+from gristmill.batches import batched
 from gristmill.command import run_with_exit_code
 from gristmill.counts import Counts
 from gristmill.errors import UsageError
@@ -28,7 +29,7 @@ from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
-from preprocessing.tokenize_corpus import batches, load_encoder
+from preprocessing.tokenize_corpus import BATCH_CHARACTERS, load_encoder
 from preprocessing.tokenizer.encoder import CACHE, Encoder
 
 MEGABYTE = 1_000_000
@@ -107,7 +108,10 @@ def read_texts(path: Path, megabytes: float) -> list[list[str]]:
             if left < 0:
                 break
             found.append(document)
-    return [[document.text for document in batch] for batch in batches(found)]
+    return [
+        [document.text for document in batch]
+        for batch in batched(found, size=BATCH_CHARACTERS, size_of=lambda document: len(document.text))
+    ]
 
 
 def show(results: list[Result], fallback: str) -> Table:

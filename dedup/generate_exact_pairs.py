@@ -27,6 +27,7 @@ from dedup.candidates.exact_duplicates import (
     find_copies,
     read_range,
 )
+from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.ledger import Ledger
@@ -41,7 +42,7 @@ from gristmill.engine.stage import (
     run_stage,
 )
 from gristmill.errors import UsageError
-from gristmill.io.documents import Document, list_corpus
+from gristmill.io.documents import list_corpus
 from gristmill.io.external_sort import ExternalSorter, read_records, write_records
 from gristmill.io.files import atomic_write, atomic_write_bytes
 from gristmill.io.keys import open_table
@@ -54,7 +55,7 @@ UNIQUE = "unique"
 _DIGESTED, _EMPTY = "digested", "nothing to compare"  # what documents are before they are compared
 COPIES = np.dtype([("file", "<u4"), ("kept_file", "<u4"), ("row", "<u8"), ("kept_row", "<u8")])
 _SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "kept_file": pa.string(), "kept_row": pa.int64()})
-_BATCH, _MANY = 4 << 20, 4096  # characters digested at a time, and documents
+_BATCH_CHARACTERS, _BATCH_DOCUMENTS = 4 << 20, 4096  # digested at a time
 _CHUNK = 1 << 18  # records written at a time
 _BLOCK = 1 << 16  # records read at a time
 _SORTING = 8  # bytes of memory a byte of records takes while they are sorted
@@ -110,7 +111,7 @@ def digest_slice(part: Slice, on: On, scope: Scope, output: Path) -> Counts:
     counts, starts, offset = Counts({}, []), [], 0
     salt = part.source.encode() + b"\0" if scope == "per-source" else b""
     with atomic_write(output) as temporary, temporary.open("wb") as file:
-        for chunk in _chunks(_digested(part, on, salt, counts, Rejects(output))):
+        for chunk in map(np.concatenate, batched(_digested(part, on, salt, counts, Rejects(output)), size=_CHUNK)):
             records, begins = by_range(chunk)
             file.write(records.view(np.uint8).data)
             starts.append(begins + offset)
@@ -199,7 +200,9 @@ def _find_copies(slices: list[Slice], on: On, scope: Scope, work: Path, options:
 
 def _digested(part: Slice, on: On, salt: bytes, counts: Counts, rejects: Rejects) -> Iterator[NDArray]:
     """RECORDs of a slice's documents, batch by batch."""
-    for documents in _batches(read_documents(part, counts, rejects)):
+    for documents in batched(
+        read_documents(part, counts, rejects), _BATCH_DOCUMENTS, _BATCH_CHARACTERS, lambda document: len(document.text)
+    ):
         found, empty = digests([document.text for document in documents], on, salt)
         records = np.empty(len(documents), RECORD)
         records["high"], records["low"] = found.T
@@ -208,30 +211,6 @@ def _digested(part: Slice, on: On, salt: bytes, counts: Counts, rejects: Rejects
         for reason, some in ((_DIGESTED, records[~empty]), (_EMPTY, records[empty])):
             counts.add(part.source, reason, int(some["size"].sum(dtype=np.int64)), len(some))
         yield records[~empty]
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    some, size = [], 0
-    for document in documents:
-        some.append(document)
-        size += len(document.text)
-        if size >= _BATCH or len(some) == _MANY:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
-
-
-def _chunks(blocks: Iterable[NDArray]) -> Iterator[NDArray]:
-    """RECORDs in arrays of about _CHUNK."""
-    held: list[NDArray] = []
-    for block in blocks:
-        held.append(block)
-        if sum(map(len, held)) >= _CHUNK:
-            yield np.concatenate(held)
-            held = []
-    if held:
-        yield np.concatenate(held)
 
 
 def _pieces(blocks: Iterable[NDArray]) -> Iterator[NDArray]:

@@ -1,8 +1,6 @@
 """Stage: a MinHash signature for every document, in shards beside one another."""
 
 import sys
-from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +15,7 @@ from dedup.minhash.hash_families import Hash
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.signature_shards import SUFFIX, write_shard
 from dedup.minhash.signatures import Sketch, signatures
+from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.stage import (
@@ -29,7 +28,7 @@ from gristmill.engine.stage import (
     run_stage,
 )
 from gristmill.errors import UsageError
-from gristmill.io.documents import Document, list_source
+from gristmill.io.documents import list_source
 from gristmill.io.keys import is_table, read_keys
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.writers import Rejects
@@ -117,7 +116,7 @@ def sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int, skip: Path
     skipped = read_keys(skip, {part.name}).get(part.name, _NO_ROWS) if skip else _NO_ROWS
     documents = read_documents(part, counts, Rejects(output))
     with write_shard(output, part.name, sketch) as shard:
-        for some in _batches(documents, batch):
+        for some in batched(documents, batch, BATCH_CHARACTERS, lambda document: len(document.text)):
             rows = np.array([document.key.row for document in some], np.int64)
             is_skipped = _among(rows, skipped)
             texts = [document.text for document, skip_it in zip(some, is_skipped, strict=True) if not skip_it]
@@ -140,17 +139,6 @@ def _among(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.boo
     found = at < len(wanted)
     found[found] = wanted[at[found]] == rows[found]
     return found
-
-
-def _batches(documents: Iterable[Document], most: int) -> Iterator[list[Document]]:
-    """Lists of at most `most` documents and about BATCH_CHARACTERS characters."""
-    documents = iter(documents)
-    while some := list(islice(documents, 1)):
-        size = len(some[0].text)
-        while len(some) < most and size < BATCH_CHARACTERS and (document := next(documents, None)):
-            some.append(document)
-            size += len(document.text)
-        yield some
 
 
 def _check_keys(skip: Path | None) -> None:

@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +12,12 @@ import msgspec
 import numpy as np
 import sentencepiece
 
+from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.stage import STATE_DIR, RunOptions, Task, outputs_of, reject_unknown_files, run_stage
 from gristmill.errors import UsageError
-from gristmill.io.documents import Document, list_corpus
+from gristmill.io.documents import list_corpus
 from gristmill.io.files import atomic_write, atomic_write_bytes, sha256_file
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.token_shards import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 NAME = "tokenize_corpus"
 _LOSSY = "\u2581"  # SentencePiece's own sign for a space
-_BATCH = 1 << 20  # characters encoded together
+BATCH_CHARACTERS = 1 << 20  # characters encoded together
 
 
 class ShardReport(msgspec.Struct):
@@ -87,7 +87,7 @@ def encode_slice(part: Slice, tokenizer: Path, prefix: Path, report: Path) -> Co
     found = ShardReport(ShardRecord(part.label, 0, 0, 0, ""), {})
     documents = read_documents(part, counts, Rejects(report), carried=True)
     with TokenShardWriter(prefix, token_dtype(model.vocab_size())) as shard:
-        for some in batches(documents):
+        for some in batched(documents, size=BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
             ids, offsets = encoder.encode([document.text for document in some], model.eos_id())
             lengths = np.diff(offsets).tolist()
             shard.add_all(ids, lengths)
@@ -139,20 +139,6 @@ def _load(path: Path, version: int) -> tuple[sentencepiece.SentencePieceProcesso
     if model.eos_id() < 0:
         raise UsageError(f"{path} has no end-of-sentence piece, which ends a document: train it with one (eos_id)")
     return model, Encoder(model)
-
-
-def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents in lists of a million characters, or of one document that has more."""
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        if batch and size + len(document.text) > _BATCH:
-            yield batch
-            batch, size = [], 0
-        batch.append(document)
-        size += len(document.text)
-    if batch:
-        yield batch
 
 
 def _slice_task(part: Slice, tokenizer: Path, out_dir: Path, state: Path) -> Task:

@@ -15,6 +15,7 @@ from dedup.candidates.connected_components import UnionFind, union_find_fits
 from dedup.candidates.document_ids import DocumentIds
 from dedup.candidates.input_shards import Scope, SignatureShard
 from dedup.candidates.lsh import RECORD, band_digests, bucket_edges, union_buckets
+from gristmill.batches import batched
 from gristmill.counts import Counts
 from gristmill.engine.partition import partition_of
 from gristmill.engine.stage import MemoryBudget, RunOptions, Task, outputs_of, run_stage
@@ -142,14 +143,7 @@ def _blocks(
     shards: list[SignatureShard], bases: list[int], lsh: LshOptions, most: int
 ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
     """Numbers (n) and digests (bands × n) of about `most` documents at a time, or of one batch."""
-    held: list[tuple[NDArray[np.uint64], NDArray[np.uint64]]] = []
-    for numbers, digests in digests_of(shards, bases, lsh):
-        held.append((numbers, digests))
-        if sum(len(numbers) for numbers, _ in held) >= most:
-            yield _joined(held)
-            held = []
-    if held:
-        yield _joined(held)
+    return map(_joined, batched(digests_of(shards, bases, lsh), size=most, size_of=lambda batch: len(batch[0])))
 
 
 def digests_of(

@@ -22,6 +22,7 @@ from dedup.removal.gather import INDEXED_MEMBERS, PLACED, Plan, gathered_path
 from dedup.removal.keeping import INDEXED
 from dedup.removal.removals import DUPLICATE, ESTIMATED, EXACT, KEPT, REMOVAL, SPARED, Books, remove_all_but_first
 from dedup.removal.verify import KeptSets, KeptSignatures, Measure, Shingles, Signature, check_measure, judge
+from gristmill.batches import batched
 from gristmill.counts import Counts
 from gristmill.engine.stage import MemoryBudget
 from gristmill.errors import UsageError, reading, writing
@@ -221,14 +222,10 @@ class Judge:
 
     def removals(self, blocks: Iterable[NDArray]) -> Iterator[NDArray]:
         """REMOVALs from PLACED records in keep order."""
-        held: list[tuple] = []
-        for _, members in groupby(self._with_evidence(blocks), lambda found: found[0].cluster):
-            for removal in self._judge_cluster(members):
-                held.append(removal)
-                if len(held) == _BLOCK:
-                    yield np.array(held, REMOVAL)
-                    held = []
-        yield np.array(held, REMOVAL)
+        clusters = groupby(self._with_evidence(blocks), lambda found: found[0].cluster)
+        removals = (removal for _, members in clusters for removal in self._judge_cluster(members))
+        for some in batched(removals, _BLOCK):
+            yield np.array(some, REMOVAL)
 
     def _judge_cluster(self, members: Iterable[tuple[Placed, Evidence]]) -> Iterator[tuple]:
         """The cluster in rounds, each with as many kept documents as there is room for."""
@@ -253,7 +250,8 @@ class Judge:
     def _with_evidence(self, blocks: Iterable[NDArray]) -> Iterator[tuple[Placed, Evidence]]:
         """Members and what they are compared by, of as many texts at a time as there is room for."""
         indexed = -1  # the last cluster that was seen to have documents of an index, which come first
-        for some in self._batches(blocks):
+        members = (Placed(*record) for block in blocks for record in block.tolist())
+        for some in batched(members, size=self.batch, size_of=lambda member: member.size + _RECORD):
             data = dict(zip(some, self.texts.read(some), strict=True))
             ours = [member for member in some if member.tier != INDEXED]
             texts = [data[member].decode() for member in ours]
@@ -270,15 +268,3 @@ class Judge:
         assert self.how.sketch is not None
         values, _ = signatures([text.decode()], self.how.sketch)
         return values[0]
-
-    def _batches(self, blocks: Iterable[NDArray]) -> Iterator[list[Placed]]:
-        some: list[Placed] = []
-        size = 0
-        for record in (Placed(*record) for block in blocks for record in block.tolist()):
-            if some and size + record.size + _RECORD > self.batch:
-                yield some
-                some, size = [], 0
-            some.append(record)
-            size += record.size + _RECORD
-        if some:
-            yield some

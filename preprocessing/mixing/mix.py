@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from gristmill.batches import batched
 from gristmill.counts import REPEATED, WRITTEN, Counts
 from gristmill.engine.partition import partition_of
 from gristmill.errors import InputError
@@ -19,7 +20,7 @@ from gristmill.io.keys import KeySet, is_table, read_keys, stream_keys, stream_t
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
-from preprocessing.mixing.sampling import NEVER, Draws, batched, draws
+from preprocessing.mixing.sampling import NEVER, Draws, draws
 from preprocessing.mixing.shuffle_buckets import Member, PileWriter, write_pile
 
 SHORT = "short"

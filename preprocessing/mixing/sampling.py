@@ -1,7 +1,7 @@
 """Choices by hash: every draw is a function of seed, purpose and key, so that no order of work changes it."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,15 +45,3 @@ def smallest(pieces: Callable[[], Iterable[Draws]], count: int) -> np.uint64 | N
     inside = [piece[(piece >> shift) == bucket] for piece in pieces()]
     rank = count - int(ends[bucket] - sizes[bucket])
     return np.sort(np.concatenate(inside))[rank - 1]
-
-
-def batched(items: Iterable, size: int) -> Iterator[list]:
-    """Lists of `size` items, the last one shorter (itertools.batched, which Python 3.11 has not)."""
-    batch = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

@@ -147,7 +147,7 @@ def test_how_it_runs_changes_no_byte(
     assert lines_of(tmp_path / OUT) == search(texts_in(large), matching_form)
     monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 1 << 12)
     monkeypatch.setattr(STAGE, "_CHUNK", 7)
-    monkeypatch.setattr(STAGE, "_BATCH", 500)
+    monkeypatch.setattr(STAGE, "_BATCH_CHARACTERS", 500)
     monkeypatch.setattr(STAGE, "_BLOCK", 5)
     generate_exact_pairs(large, tmp_path / "cut" / OUT, options=QUIET)
     for suffix in (".txt", ".parquet"):

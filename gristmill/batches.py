@@ -1,0 +1,35 @@
+"""Cutting an iterable into batches, by count, by size, or by both."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+
+def batched(
+    items: Iterable[Item],
+    count: int | None = None,
+    size: int | None = None,
+    size_of: Callable[[Any], int] = len,
+) -> Iterator[list[Item]]:
+    """Lists of consecutive items; a list ends once it has `count` items, or a total size of `size` or more.
+
+    The total size of a list is the sum of `size_of(item)`; it exceeds `size` by less than its last
+    item. The last list may be shorter; no list is empty.
+
+    >>> list(batched("abcde", count=2))
+    [['a', 'b'], ['c', 'd'], ['e']]
+    >>> list(batched(["a", "bb", "ccc", "d"], count=3, size=3))
+    [['a', 'bb'], ['ccc'], ['d']]
+    """
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        if size is not None:
+            total += size_of(item)
+        if len(batch) == count or (size is not None and total >= size):
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
