@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import sentencepiece
 import torch
 
+from gristmill.config import load_config
+from gristmill.engine.executor import start_fork_server
 from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, TokenShardWriter, token_dtype
 from training.config import TrainConfig
 from training.data.batches import DataConfig
@@ -21,6 +24,7 @@ from training.model.model_config import ModelConfig
 from training.optim.optimizer import OptimConfig
 from training.reporting.evaluate import EvalConfig
 from training.reporting.metrics import MetricsConfig
+from training.train import train
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VOCABULARY = 300  # byte fallback takes 256 of them
@@ -102,6 +106,13 @@ def config(corpus: Path, tmp_path: Path) -> TrainConfig:
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _warm_fork_server() -> None:
+    """Restart the fork server with torch imported, once: processes of these tests then start in milliseconds."""
+    forkserver._forkserver._stop()  # tests before these may have started it without torch
+    start_fork_server(["pytest", "training.train", "training.parity.worker", "training.parallel.pipeline_parallel"])
+
+
 @pytest.fixture(scope="session")
 def rank_pool() -> Iterator[RankPool]:
     """Eight processes at most, which all the tests share."""
@@ -115,6 +126,28 @@ def run_ranks(rank_pool: RankPool) -> Callable[..., list[Any]]:
     return rank_pool.run
 
 
+def small_run(corpus: Path) -> list[str]:
+    """The options of a run of a second or two, but for its --out_dir."""
+    sizes = {"model.layers": 2, "model.width": 32, "data.seq_len": 16, "data.batch_size": 8, "device": "cpu"}
+    folders = {"data.train": corpus / "tokens/train", "data.holdout": corpus / "tokens/holdout"}
+    return [word for key, value in {**folders, **sizes}.items() for word in (f"--{key}", str(value))]
+
+
+def train_with_options(out_dir: Path, options: list[str]) -> None:
+    """A rank's part of a run with these options, as training/train.py takes them."""
+    train(load_config(TrainConfig, ["--out_dir", str(out_dir), *options]))
+
+
+@pytest.fixture
+def train_in_ranks(run_ranks: Callable[..., list[Any]]) -> Callable[[int, Path, list[str]], None]:
+    """`train_in_ranks(size, out_dir, options)`: a run in warm ranks, as torchrun would start it in cold ones."""
+
+    def run(size: int, out_dir: Path, options: list[str]) -> None:
+        run_ranks(size, train_with_options, out_dir, options)
+
+    return run
+
+
 @pytest.fixture
 def start_training(corpus: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """`start_training(launcher, out_dir, *options)`: training/train.py as a user starts it, in two processes.
@@ -124,10 +157,7 @@ def start_training(corpus: Path) -> Iterator[Callable[..., subprocess.Popen[str]
     started: list[subprocess.Popen[str]] = []
 
     def start(launcher: list[str], out_dir: Path, *options: str) -> subprocess.Popen[str]:
-        sizes = {"model.layers": 2, "model.width": 32, "data.seq_len": 16, "data.batch_size": 8, "device": "cpu"}
-        folders = {"data.train": corpus / "tokens/train", "data.holdout": corpus / "tokens/holdout", "out_dir": out_dir}
-        given = [word for key, value in {**folders, **sizes}.items() for word in (f"--{key}", str(value))]
-        command = [*launcher, "training/train.py", *given, *options]
+        command = [*launcher, "training/train.py", *small_run(corpus), "--out_dir", str(out_dir), *options]
         quiet = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         started.append(
             subprocess.Popen(

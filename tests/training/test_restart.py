@@ -4,29 +4,30 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.kill_training import differences, kill_at_random, start, steps_done, values, words
+from benchmarks.kill_training import differences, kill_at_random, start, steps_done, values
+from tests.training.conftest import small_run
 from tests.training.launch import launch
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
+from training.train import train
+
+TrainInRanks = Callable[[int, Path, list[str]], None]
+OFTEN = "--checkpoint.every 4 --metrics.log_every 1 --eval.every 10 --eval.sample_tokens 8 --metrics.tensorboard false"
 
 
-def small_run(corpus: Path) -> dict[str, Any]:
-    sizes = {"model.layers": 2, "model.width": 32, "data.seq_len": 16, "data.batch_size": 8, "device": "cpu"}
-    often = {"checkpoint.every": 4, "metrics.log_every": 1, "eval.every": 10, "eval.sample_tokens": 8}
-    folders = {"data.train": corpus / "tokens/train", "data.holdout": corpus / "tokens/holdout"}
-    return {**sizes, **often, **folders, "metrics.tensorboard": "false"}
-
-
-def test_processes_killed_at_random_are_started_anew_and_nothing_is_lost(corpus: Path, tmp_path: Path) -> None:
-    options = words({**small_run(corpus), "optim.steps": 60, "parallel.zero": 3})
-    assert start(tmp_path / "whole", 2, 0, options).wait() == 0
+def test_processes_killed_at_random_are_started_anew_and_nothing_is_lost(
+    corpus: Path, tmp_path: Path, train_in_ranks: TrainInRanks
+) -> None:
+    options = [*small_run(corpus), *OFTEN.split(), "--optim.steps", "60", "--parallel.zero", "3"]
+    train_in_ranks(2, tmp_path / "whole", options)
     seed = random.randrange(1 << 30)
     launcher = start(tmp_path / "killed", 2, 2, options)
     kills = kill_at_random(launcher, tmp_path / "killed", 2, 60, random.Random(seed))
@@ -37,10 +38,11 @@ def test_processes_killed_at_random_are_started_anew_and_nothing_is_lost(corpus:
 
 
 def test_an_error_an_exit_and_a_hang_are_each_told_and_started_anew_from(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_in_ranks: TrainInRanks
 ) -> None:
-    options = words({**small_run(corpus), "optim.steps": 40, "parallel.tp": 2, "timeout": 5})
-    assert start(tmp_path / "whole", 2, 0, options).wait() == 0
+    options = [*small_run(corpus), *OFTEN.split()]
+    options += ["--optim.steps", "40", "--parallel.tp", "2", "--timeout", "5"]
+    train_in_ranks(2, tmp_path / "whole", options)
     monkeypatch.setenv("FAULTS", "raise:1:6 exit:0:15 sleep:1:26")
     launcher = start(tmp_path / "failed", 2, 3, options, "tests/training/failing.py")
     code = launcher.wait()
@@ -55,15 +57,22 @@ def test_an_error_an_exit_and_a_hang_are_each_told_and_started_anew_from(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_one_process_told_to_stop_stops_all_and_they_go_on_with_the_same_losses(
-    config: TrainConfig, tmp_path: Path, number: signal.Signals
+    config: TrainConfig, tmp_path: Path, run_ranks: Callable[..., list[Any]]
 ) -> None:
     config = replace(config, parallel=ParallelConfig(tp=2, pp=2), checkpoint=CheckpointConfig(every=50))
     config = replace(config, optim=replace(config.optim, steps=40), metrics=replace(config.metrics, log_every=1))
-    stopped = replace(config, out_dir=tmp_path / "stopped")
-    with launch(4, config, tmp_path) as launched:
-        assert launched.codes() == [0] * 4, launched.said()
+    run_ranks(4, train, config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        stopped = replace(config, out_dir=tmp_path / number.name)
+        stop_in_the_middle(stopped, tmp_path, number)
+        run_ranks(4, train, stopped)
+        for kind, name in (("step", "loss"), ("step", "grad_norm"), ("eval", "loss"), ("eval", "text")):
+            assert values(stopped.out_dir, kind, name) == values(config.out_dir, kind, name)
+
+
+def stop_in_the_middle(stopped: TrainConfig, tmp_path: Path, number: signal.Signals) -> None:
+    """Send rank 2 of four a signal: all save a checkpoint and exit with the signal's code."""
     with launch(4, stopped, tmp_path) as launched:
         deadline = time.monotonic() + 90
         while steps_done(stopped.out_dir) < 5 and time.monotonic() < deadline:
@@ -74,7 +83,3 @@ def test_one_process_told_to_stop_stops_all_and_they_go_on_with_the_same_losses(
         assert launched.codes() == [128 + number] * 4 and launched.said() == [""] * 4
     done = steps_done(stopped.out_dir)
     assert 5 <= done < 40 and (stopped.out_dir / f"checkpoints/step-{done:08d}/record.json").is_file()
-    with launch(4, stopped, tmp_path) as launched:
-        assert launched.codes() == [0] * 4, launched.said()
-    for kind, name in (("step", "loss"), ("step", "grad_norm"), ("eval", "loss"), ("eval", "text")):
-        assert values(stopped.out_dir, kind, name) == values(config.out_dir, kind, name)

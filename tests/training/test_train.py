@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from gristmill.errors import OutputError, UsageError
+from tests.training.conftest import small_run
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
@@ -159,13 +160,16 @@ def workers(process: subprocess.Popen[str]) -> list[int]:
 
 
 def test_killed_and_resumed_under_torchrun_gives_bit_for_bit_the_same_losses(
-    start_training: Start, torchrun: list[str], launch: list[str], tmp_path: Path
+    start_training: Start,
+    train_in_ranks: Callable[[int, Path, list[str]], None],
+    torchrun: list[str],
+    launch: list[str],
+    corpus: Path,
+    tmp_path: Path,
 ) -> None:
     step = random.randint(12, 30)
     options = ["--optim.steps", "40", "--checkpoint.every", "5", "--metrics.log_every", "1", "--eval.every", "15"]
-    through = start_training(launch, tmp_path / "through", *options)  # torch.distributed.launch, once
-    said = through.communicate(timeout=60)[0]
-    assert through.returncode == 0, said
+    train_in_ranks(2, tmp_path / "through", [*small_run(corpus), *options])
 
     killed = start_training(torchrun, tmp_path / "killed", *options)
     wait_for_step(tmp_path / "killed", step, killed)
@@ -174,7 +178,7 @@ def test_killed_and_resumed_under_torchrun_gives_bit_for_bit_the_same_losses(
     killed.wait()
     assert not (tmp_path / "killed/summary.json").exists()
 
-    resumed = start_training(torchrun, tmp_path / "killed", *options)
+    resumed = start_training(launch, tmp_path / "killed", *options)  # the other launcher
     said = resumed.communicate(timeout=60)[0]
     assert resumed.returncode == 0 and "going on from" in said, said
     assert losses(tmp_path / "killed") == losses(tmp_path / "through"), f"killed after step {step}"
