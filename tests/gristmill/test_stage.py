@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from gristmill.counts import READ, WRITTEN, Counts
+from gristmill.engine import stage
 from gristmill.engine.stage import (
     RunOptions,
     Task,
+    code_version,
     parse_size,
     reject_overlapping_folders,
     reject_unknown_files,
@@ -111,6 +113,58 @@ def test_what_changed_is_done_again(tmp_path: Path, task: Task, change) -> None:
     changed = change(tmp_path)
     assert [runs(tmp_path, changed), runs(tmp_path, changed)] == [1, 0]
     assert (tmp_path / "out" / "one").read_text().startswith("TEXT" if change is not change_size else "LONGER")
+
+
+class TestCodeVersion:
+    """The hash of the code that decides a task's output: its own top-level package and the ground."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A folder of packages with a ground of their own, and a script outside it."""
+        root = tmp_path / "root"
+        for name in (
+            "gristmill/engine/stage", "gristmill/text", "dedup/to_hash", "dedup/minhash/kernels", "training/train"
+        ):  # fmt: skip
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).with_suffix(".py").write_text(name)
+        (tmp_path / "script.py").write_text("a script")
+        monkeypatch.setattr(stage, "__file__", str(root / "gristmill/engine/stage.py"))
+        return root
+
+    def version(self, root: Path, file: str) -> str:
+        return code_version.__wrapped__(str(root / file))  # without the cache: files change while the test runs
+
+    @pytest.mark.parametrize(
+        "changed", ["dedup/to_hash.py", "dedup/minhash/kernels.py", "dedup/minhash/new.py",
+                    "gristmill/text.py", "gristmill/engine/stage.py", "gristmill/io/new.py"]
+    )  # fmt: skip
+    @pytest.mark.parametrize("own", ["dedup/to_hash.py", "dedup/minhash/kernels.py"])
+    def test_changes_with_any_file_of_the_own_package_and_the_ground(self, root: Path, own: str, changed: str) -> None:
+        before = self.version(root, own)
+        (root / changed).parent.mkdir(exist_ok=True)
+        (root / changed).write_text("changed")
+        assert self.version(root, own) != before
+
+    @pytest.mark.parametrize("changed", ["training/train.py", "preprocessing/filter.py", "run.py", "dedup/notes.txt"])
+    def test_does_not_change_with_other_files(self, root: Path, changed: str) -> None:
+        before = self.version(root, "dedup/to_hash.py")
+        (root / changed).parent.mkdir(exist_ok=True)
+        (root / changed).write_text("changed")
+        assert self.version(root, "dedup/to_hash.py") == before
+
+    def test_of_a_function_outside_the_project(self, root: Path) -> None:
+        versions = [self.version(root, "../script.py")]
+        (root / "dedup/to_hash.py").write_text("changed")
+        assert self.version(root, "../script.py") == versions[0]
+        for changed in ("../script.py", "gristmill/text.py"):
+            (root / changed).write_text("changed")
+            versions.append(self.version(root, "../script.py"))
+        assert len(set(versions)) == 3
+
+    def test_decides_whether_a_task_is_done(self, tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert runs(tmp_path, task) == 1
+        monkeypatch.setattr(stage, "code_version", lambda file: f"another version of {file}")
+        assert [runs(tmp_path, task), runs(tmp_path, task)] == [1, 0]
 
 
 def test_outputs_of_tasks_no_longer_planned_go(tmp_path: Path, task: Task) -> None:
