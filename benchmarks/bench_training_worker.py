@@ -20,7 +20,7 @@ from training.config import TrainConfig
 from training.distributed.mesh import init_distributed
 from training.kernels.precision import autocast
 from training.model.decoder import Decoder
-from training.reporting.metrics import memory_bytes
+from training.reporting.throughput import memory_bytes
 from training.trainer import Trainer
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}

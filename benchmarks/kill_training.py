@@ -87,7 +87,7 @@ def kill_training(
         code = process.wait()
         faults = [f"exit code {code}"] * bool(code) + differences(place / "whole", place / "killed", steps)
         said = (place / "killed.log").read_text()
-        went_on = [line.rpartition("step-")[2].lstrip("0") for line in said.splitlines() if "going on from" in line]
+        went_on = [line.rpartition("step-")[2].lstrip("0") for line in said.splitlines() if "resuming from" in line]
         told = ", ".join(f"{kill.rank} after {kill.step}" for kill in killed)
         seconds = f"{time.monotonic() - began:.0f}"
         table.add_row(layout, str(processes), told, ", ".join(went_on), Text("; ".join(faults) or "nothing"), seconds)

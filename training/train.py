@@ -12,48 +12,49 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 from gristmill.config import load_config
 from gristmill.errors import GristmillError
-from training.checkpoint.run_folder import claim
+from training.checkpoint.run_folder import lock_run_folder
 from training.config import TrainConfig
 from training.distributed.hang_detection import watched
 from training.distributed.mesh import init_distributed
 from training.distributed.stop_signals import StopSignals
-from training.trainer import Summary, Trainer
+from training.reporting.summary import Summary
+from training.trainer import Trainer
 
 
 def train(config: TrainConfig) -> Summary:
-    """Train as configured, going on from the checkpoint in `config.out_dir` if there is one.
+    """Train as configured; resume from the latest checkpoint in `config.out_dir` if there is one.
 
-    Called by every process of a torchrun, or by one alone. Raises UsageError for a configuration that
-    cannot run; on SIGINT or SIGTERM it saves a checkpoint and raises SystemExit(128 + signal).
+    Every process of a torchrun calls it, or a single process. Raises UsageError for a configuration that cannot run.
+    On SIGINT or SIGTERM it saves a checkpoint and raises SystemExit(128 + signal).
     """
     config.check()
     with init_distributed(config.device, config.timeout) as device, StopSignals() as stop:
         trainer = Trainer(config, device)
-        with claim(config.out_dir, trainer.identity, config.optim.steps, trainer.world), trainer:
+        with lock_run_folder(config.out_dir, trainer.identity, config.optim.steps, trainer.world), trainer:
             trainer.resume()
-            for step in range(trainer.done + 1, config.optim.steps + 1):
-                asked = trainer.step(step, stop.received)
+            for step in range(trainer.steps_done + 1, config.optim.steps + 1):
+                stopping = trainer.step(step, stop.received)
                 last = step == config.optim.steps
-                evaluates = last or _due(step, config.eval.every)
-                saves = asked or last or _due(step, config.checkpoint.every)
-                if evaluates or saves or _due(step, config.metrics.log_every):
-                    trainer.report()  # before a checkpoint: what is not recorded by then never will be
-                if evaluates:
+                evaluating = last or _is_due(step, config.eval.every)
+                saving = stopping or last or _is_due(step, config.checkpoint.every)
+                if evaluating or saving or _is_due(step, config.metrics.log_every):
+                    trainer.report()  # before a checkpoint: after a resume, steps before it are never recorded
+                if evaluating:
                     trainer.evaluate(step)
-                if saves:
+                if saving:
                     trainer.save(step)
-                if asked and not last:
-                    trainer.say_stopped(step)
+                if stopping and not last:
+                    trainer.finish_early(step)
                     sys.exit(128 + trainer.world.all_reduce_max(stop.received))
             return trainer.finish()
 
 
-def _due(step: int, every: int) -> bool:
+def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line. A user's mistake is told once, whatever the number of processes; all exit with its code."""
+    """Run the command line. All processes exit with a user error's code; one of them prints it."""
     rank = int(os.environ.get("RANK", 0))
     # torch.distributed.launch passes --local-rank=N as well as setting LOCAL_RANK, which is what we read
     arguments = [
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     try:
         with contextlib.ExitStack() as stack:
-            if rank != 0:  # the help and notes on renamed options are printed once
+            if rank != 0:  # rank 0 alone prints the help and notes on renamed options
                 stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
                 stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             config = load_config(TrainConfig, arguments, prog="train.py")
@@ -70,8 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             train(config)
     except GristmillError as error:
         if rank != 0:
-            # the main process met it too and is about to tell; the launcher ends all when the first one ends
-            time.sleep(5)
+            time.sleep(5)  # rank 0 met the same error and prints it; the launcher kills all once the first one exits
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
 

@@ -1,20 +1,17 @@
-"""The parts of a run, and what is done with them: step, report, evaluate, save."""
+"""Trainer: the parts of a training run, in the order of use: resume, step, report, evaluate, save, finish."""
 
 import dataclasses
 import gc
-import json
 import math
-import statistics
-import time
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
+from torch import Tensor
 
-from gristmill.io.files import atomic_write_bytes
-from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord, load_model
-from training.checkpoint.record import require_same_model
+from training.checkpoint.checkpoint import CheckpointManager, load_model
+from training.checkpoint.record import CheckpointRecord, require_same_model
+from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import model_state
 from training.config import TrainConfig
 from training.data.batches import Batches, BatchSplit
@@ -28,55 +25,35 @@ from training.optim.stability import Stability
 from training.parallel.gradients import scale_gradients, squared_norm
 from training.parallel.parallel_model import ParallelModel
 from training.reporting.evaluate import bits_per_byte, evaluate, unigram_loss
-from training.reporting.metrics import METRICS, Reporter, memory_bytes, peak_tflops, read_metrics
+from training.reporting.metrics import METRICS, Reporter, StepMetrics
 from training.reporting.sample import Sampler
-
-
-@dataclass(frozen=True)
-class Summary:
-    """How a run ended; `summary.json`. Losses in nats a token."""
-
-    steps: int
-    train_loss: float
-    holdout_loss: float
-    bits_per_byte: float
-    unigram_loss: float
-    tokens_per_second: float
-    parameters: int
-    processes: int
-    checkpoint: str
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """Values logged per step: mean loss in nats/token, gradient 2-norm, why it was skipped (empty: it was not)."""
-
-    number: int
-    rate: float
-    loss: float
-    norm: float
-    fault: str
+from training.reporting.summary import Summary, write_summary
+from training.reporting.throughput import ThroughputMeter, peak_flops
 
 
 class Trainer:
-    """A run's parts, and what is done with them. `done` counts the steps taken."""
+    """The parts of a training run. Every rank calls every method; `steps_done` counts the steps taken.
+
+    A context manager: at the end it waits for a checkpoint that is being written and closes all files.
+    """
 
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
-        self.config = config
-        data = config.data
-        self.data = TokenSequences(data.train, data.seq_len)
+        """Build all parts. Raises UsageError for data, sizes or a layout that do not fit together."""
+        self.config, data = config, config.data
+        self.train_data = TokenSequences(data.train, data.seq_len)
         self.holdout = TokenSequences(data.holdout, data.seq_len)
-        require_same_tokenizer(self.data, self.holdout)
-        self.tokenizer = self.data.manifest.tokenizer
+        require_same_tokenizer(self.train_data, self.holdout)
+        self.tokenizer = self.train_data.manifest.tokenizer
+
         self.model_config = config.model.resolve(self.tokenizer.vocab_size, data.seq_len)
-        self.identity = config.identity(self.model_config, self.data.manifest, self.holdout.manifest)
+        self.identity = config.identity(self.model_config, self.train_data.manifest, self.holdout.manifest)
         self.layout = config.parallel.resolve(torch.distributed.get_world_size(), self.model_config, data.seq_len)
         self.split = BatchSplit.of(data, self.layout)
+        self.tokens_per_step = data.batch_size * data.seq_len
         self.world = world = build_world(self.layout, device, config.timeout)
-        self.batches = Batches(self.data, self.split, world.dp_rank, config.seed)
+        self.batches = Batches(self.train_data, self.split, world.dp_rank, config.seed)
         self.loader = PrefetchLoader(self.batches, device)
-        sampled = config.eval.sample_tokens > 0
-        self.sampler = Sampler(data.train, self.data.manifest, config.eval, config.seed) if sampled else None
+
         memory = dataclasses.replace(config.memory, folder=config.memory.folder or config.out_dir / "offload")
         memory.check(self.layout.zero)
         self.model = ParallelModel(
@@ -85,25 +62,131 @@ class Trainer:
         updated = self.model.files.updated if self.model.files is not None else None
         self.optimizer = build_optimizer(self.model.params, config.optim, memory, world.rank, after_update=updated)
         self.stability = Stability(config.stability, config.precision)
-        self.reporter = Reporter(config.out_dir, world.is_main, config.metrics.tensorboard)
-        self.checkpoints = CheckpointManager(
-            config.out_dir / "checkpoints", config.checkpoint.keep, world, self.reporter.say
-        )
-        self.tokens_per_step = data.batch_size * data.seq_len
-        self.eval_sequences = min(config.eval.sequences or len(self.holdout), len(self.holdout))
+
         with torch.device("meta"):
             whole = Decoder(self.model_config)
         self.parameters = sum(p.numel() for p in whole.parameters())
         self.flops_per_token = flops_per_token(whole, data.seq_len)
-        self.done, self.pending = 0, list[StepMetrics]()
+        peak = peak_flops(device, config.precision, config.metrics.peak_tflops, world.size)
+        self.meter = ThroughputMeter(self.tokens_per_step, self.flops_per_token, peak, device)
+        self.reporter = Reporter(config.out_dir, world.is_main, config.metrics.tensorboard)
+        self.eval_sequences = config.eval.count(len(self.holdout))
+        sampled = config.eval.sample_tokens > 0
+        self.sampler = Sampler(data.train, self.train_data.manifest, config.eval, config.seed) if sampled else None
+        self.checkpoints = CheckpointManager(
+            config.out_dir / "checkpoints", config.checkpoint.keep, world, self.reporter.say
+        )
+        self.steps_done, self.unreported = 0, list[StepMetrics]()
+
+    def resume(self) -> None:
+        """Load the latest checkpoint; without one, begin with `init_from`'s or fresh parameters. Print the header."""
+        record = self.checkpoints.load(self._state())
+        if record is not None:
+            self.steps_done, self.unigram_loss = record.step, record.unigram_loss
+            self.optimizer.updates, self.stability.state = record.updates, record.stability
+            self.optimizer.loaded()
+        else:
+            self._load_initial_parameters()
+            self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.eval_sequences, self.world)
+        self.model.loaded()
+        self.model.all_gather_params()
+        self.reporter.start(self.steps_done)
+        self._print_header()
+        if record is not None:
+            self.reporter.say(f"resuming from {self.checkpoints.path(record.step)}")
+        gc.freeze()  # all objects alive now stay alive: scanning them at every collection costs a small model 3 %
+        self.meter.restart()
+
+    def step(self, step: int, stop_signal: int = 0) -> bool:
+        """Train on batch `step` (from 1); all ranks skip the update if loss or gradients are bad.
+
+        Returns whether any rank was given a `stop_signal`. Raises UsageError where `stability` ends the run.
+        """
+        lr, loss_scale = learning_rate(step - 1, self.config.optim), self.stability.scale
+        batch = self.loader.batch(step - 1)
+        local_loss = self.model.forward_backward(batch, loss_scale / self.tokens_per_step)
+        loss, grad_norm, stop = self._all_reduce_metrics(local_loss, loss_scale, stop_signal)
+        if self.stability.accepts(step, loss, grad_norm):
+            clip = self.config.optim.clip
+            clip_factor = min(1.0, clip / (grad_norm + 1e-6)) if clip else 1.0
+            scale_gradients(self.model.params, clip_factor / loss_scale)
+            self.optimizer.step(lr)
+            self.model.all_gather_params()
+        self.optimizer.zero_grad()
+        self.steps_done = step
+        new_scale = self.stability.scale if self.stability.scales else None
+        self.unreported.append(StepMetrics(step, lr, loss, grad_norm, new_scale, self.stability.fault))
+        return stop
+
+    def _all_reduce_metrics(self, local_loss: Tensor, loss_scale: float, stop_signal: int) -> tuple[float, float, bool]:
+        """Mean loss (nats/token), unscaled gradient norm and whether to stop, over all ranks: one all-reduce."""
+        squares = squared_norm(self.model.params, self.world.device)
+        local = torch.stack([local_loss.double(), squares, torch.full_like(squares, stop_signal)])
+        total, square, stop = self.world.all_reduce(local).tolist()
+        return total / self.tokens_per_step, math.sqrt(square) / loss_scale, stop > 0
+
+    def report(self) -> None:
+        """Record the steps since the last report and print the last one."""
+        speed = self.meter.measure(len(self.unreported))
+        self.reporter.log_steps(self.unreported, self.config.optim.steps, speed)
+        self.unreported.clear()
+        self.meter.restart()
+
+    def evaluate(self, step: int) -> None:
+        """Measure the holdout loss and sample some text, after `step` steps."""
+        loss = evaluate(self.model, self.holdout, self.eval_sequences, self.split.micro_batch_size)
+        bits = bits_per_byte(loss, self.holdout.manifest)
+        text = self.sampler.text(self.model) if self.sampler else ""
+        self.reporter.log_eval(step, loss, self.unigram_loss, bits, text)
+        self.meter.restart()
+
+    def save(self, step: int) -> None:
+        """Save a checkpoint; with `checkpoint.async_save`, return once it is copied to CPU memory."""
+        record = CheckpointRecord(
+            step=step,
+            updates=self.optimizer.updates,
+            processes=self.world.size,
+            layout=dataclasses.asdict(self.layout),
+            stability=self.stability.state,
+            unigram_loss=self.unigram_loss,
+            model=dataclasses.asdict(self.model_config),
+            tokenizer=self.tokenizer,
+        )
+        self.model.check()
+        on_disk = "disk" in (self.config.memory.optimizer, self.config.memory.parameters)  # too large to copy to memory
+        async_save = self.config.checkpoint.async_save and not on_disk
+        save = self.checkpoints.save_async if async_save else self.checkpoints.save
+        save(record, self._state())
+        self.meter.restart()
+
+    def finish(self) -> Summary:
+        """Wait for the last checkpoint, write summary.json and print where the results are."""
+        self.checkpoints.wait()
+        out_dir, checkpoint = self.config.out_dir, self.checkpoints.path(self.steps_done)
+        summary = self.world.main_only(
+            lambda: write_summary(
+                out_dir, self.steps_done, self.unigram_loss, self.parameters, self.world.size, checkpoint
+            )
+        )
+        self.reporter.say(
+            f"done: holdout loss {summary.holdout_loss:.4f}, unigram {summary.unigram_loss:.4f}\n"
+            f"    checkpoint  {summary.checkpoint}\n"
+            f"    metrics     {out_dir / METRICS}\n"
+            f"    curve       gristmill plot {out_dir}"
+        )
+        return summary
+
+    def finish_early(self, step: int) -> None:
+        """Wait for the checkpoint of `step`, after a stop signal."""
+        self.checkpoints.wait()
+        self.reporter.say(f"stopped after step {step}; run the same command to resume")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _k: type[BaseException] | None, error: BaseException | None, _t: TracebackType | None) -> None:
-        """Let go of files; a checkpoint that is being written is finished first, if all are there to finish it."""
         try:
-            if not lost_contact(error):
+            if not lost_contact(error):  # a rank that is gone cannot finish its part of a checkpoint
                 self.checkpoints.wait()
         finally:
             gc.unfreeze()
@@ -112,181 +195,34 @@ class Trainer:
             self.model.close()
             self.reporter.close()
 
-    def resume(self) -> None:
-        """Load the latest checkpoint, or measure what a new run is to be compared with; then say what runs."""
-        record = self.checkpoints.load(self._state())
-        if record is not None:
-            self.done, self.unigram = record.step, record.unigram_loss
-            self.optimizer.updates, self.stability.state = record.updates, record.stability
-            self.optimizer.loaded()
-        else:
-            if self.config.init_from is not None:
-                state = model_state(self.model.params)
-                found = load_model(self.config.init_from, state, self.world, self.reporter.say)
-                require_same_model(found, self.model_config, self.tokenizer)
-            self.unigram = unigram_loss(self.data, self.holdout, self.eval_sequences, self.world)
-        self.model.loaded()
-        self.model.all_gather_params()
-        self.reporter.start(self.done)
-        self._say_header(record)
-        gc.freeze()  # what is here by now stays: to look through it again and again takes 3 % of a small model's time
-        self.since = time.perf_counter()
-
-    def step(self, step: int, stop: int = 0) -> bool:
-        """One update of the parameters, or none where `stability` says so; every rank decides alike.
-
-        Returns whether any rank was told to `stop`.
-        """
-        rate = learning_rate(step - 1, self.config.optim)
-        batch = self.loader.batch(step - 1)
-        scale = self.stability.scale / self.tokens_per_step
-        loss, norm, stops = self._measure(self.model.forward_backward(batch, scale), stop)
-        accepted = self.stability.accepts(step, loss, norm)
-        if accepted:
-            clip = self.config.optim.clip
-            shorten = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
-            scale_gradients(self.model.params, shorten / self._loss_scale)
-            self.optimizer.step(rate)
-            self.model.all_gather_params()
-        self.optimizer.zero_grad()
-        self.done = step
-        self.pending.append(StepMetrics(step, rate, loss, norm, self.stability.fault))
-        return stops
-
-    def _measure(self, loss: torch.Tensor, stop: int) -> tuple[float, float, bool]:
-        """The mean loss, the 2-norm of the gradient, whether to stop: of all processes, in one collective."""
-        self._loss_scale = self.stability.scale  # of these gradients
-        squares = squared_norm(self.model.params, self.world.device)
-        parts = torch.stack([loss.double(), squares, torch.full_like(squares, stop)])
-        total, square, stops = self.world.all_reduce(parts).tolist()
-        return total / self.tokens_per_step, math.sqrt(square) / self._loss_scale, stops > 0
-
-    def report(self) -> None:
-        """Record the steps since the last report, and print the last of them."""
-        speed = self._speed((time.perf_counter() - self.since) / len(self.pending))
-        for step in self.pending:
-            told = {"loss": step.loss, "grad_norm": step.norm}
-            finite = {key: value if math.isfinite(value) else None for key, value in told.items()}
-            skipped = {"skipped": True} if step.fault else {}
-            self.reporter.record("step", step.number, lr=step.rate, **finite, **speed, **skipped)
-            if step.fault:
-                self.reporter.say(f"skipped step {step.number}: {step.fault}")
-        self._say_step(self.pending[-1], speed)
-        self.pending.clear()
-        self.since = time.perf_counter()
-
-    def evaluate(self, step: int) -> None:
-        """Measure the holdout and draw some text; every rank calls it."""
-        loss = evaluate(self.model, self.holdout, self.eval_sequences, self.split.micro_batch_size)
-        bits = bits_per_byte(loss, self.holdout.manifest)
-        text = self.sampler.text(self.model) if self.sampler else ""
-        self.reporter.record("eval", step, loss=loss, bits_per_byte=bits, text=text)
-        self.reporter.say(
-            f"holdout after step {step}: loss {loss:.4f} (unigram {self.unigram:.4f}), {bits:.4f} bits per byte"
-        )
-        if text:
-            self.reporter.say(f"    {text!r}")
-        self.since = time.perf_counter()
-
-    def save(self, step: int) -> None:
-        """Write a checkpoint, or begin to; every rank calls it."""
-        record = CheckpointRecord(
-            step=step,
-            updates=self.optimizer.updates,
-            processes=self.world.size,
-            layout=dataclasses.asdict(self.layout),
-            stability=self.stability.state,
-            unigram_loss=self.unigram,
-            model=dataclasses.asdict(self.model_config),
-            tokenizer=self.tokenizer,
-        )
-        self.model.check()
-        kept_on_disk = "disk" in (self.config.memory.optimizer, self.config.memory.parameters)  # a copy would not fit
-        async_save = self.config.checkpoint.async_save and not kept_on_disk
-        write = self.checkpoints.save_async if async_save else self.checkpoints.save
-        write(record, self._state())
-        self.since = time.perf_counter()
-
-    def say_stopped(self, step: int) -> None:
-        """After the checkpoint is whole."""
-        self.checkpoints.wait()
-        self.reporter.say(f"stopped after step {step}; the same command goes on from there")
-
-    def finish(self) -> Summary:
-        """Write summary.json from what was recorded, and say where everything is."""
-        self.checkpoints.wait()
-        out_dir = self.config.out_dir
-        summary = self.world.main_only(self._summarize)
-        self.reporter.say(f"done: holdout loss {summary.holdout_loss:.4f}, unigram {summary.unigram_loss:.4f}")
-        self.reporter.say(f"    checkpoint  {summary.checkpoint}\n    metrics     {out_dir / METRICS}")
-        self.reporter.say(f"    curve       python -m training.reporting.plot {out_dir}")
-        return summary
-
-    def _state(self) -> Any:
+    def _state(self) -> State:
         return model_state(self.model.params, self.optimizer.moments())
 
-    def _summarize(self) -> Summary:
-        records = list(read_metrics(self.reporter.path))
-        steps = [record for record in records if record["kind"] == "step"]
-        measured = [record for record in records if record["kind"] == "eval"][-1]
-        summary = Summary(
-            steps=self.done,
-            train_loss=steps[-1]["loss"],
-            holdout_loss=measured["loss"],
-            bits_per_byte=measured["bits_per_byte"],
-            unigram_loss=self.unigram,
-            tokens_per_second=statistics.median(record["tokens_per_second"] for record in steps),
-            parameters=self.parameters,
-            processes=self.world.size,
-            checkpoint=str(self.checkpoints.path(self.done)),
-        )
-        text = json.dumps(dataclasses.asdict(summary), indent=2)
-        atomic_write_bytes(self.config.out_dir / "summary.json", text.encode() + b"\n")
-        return summary
+    def _load_initial_parameters(self) -> None:
+        if self.config.init_from is not None:
+            record = load_model(self.config.init_from, model_state(self.model.params), self.world, self.reporter.say)
+            require_same_model(record, self.model_config, self.tokenizer)
 
-    def _speed(self, seconds: float) -> dict[str, Any]:
-        """Seconds a step, tokens a second of all ranks, model FLOPs utilisation (None: peak unknown), bytes."""
-        rate = self.tokens_per_step / seconds
-        peak = self.config.metrics.peak_tflops or peak_tflops(self.world.device, self.config.precision)
-        flops = self.flops_per_token * rate
-        return {
-            "step_seconds": seconds,
-            "tokens_per_second": rate,
-            "mfu": flops / (peak * 1e12 * self.world.size) if peak else None,
-            "memory_bytes": memory_bytes(self.world.device),
-        }
-
-    def _say_step(self, step: StepMetrics, speed: dict[str, Any]) -> None:
-        width = len(str(self.config.optim.steps))
-        mfu = "n/a" if speed["mfu"] is None else f"{speed['mfu']:.1%}"
-        scale = f"  scale {self.stability.scale:g}" if self.stability.scales else ""
+    def _print_header(self) -> None:
+        """Print and record the sizes of model, layout, batch and data."""
+        model, split, world = self.model_config, self.split, self.world
+        threads = f" x {torch.get_num_threads()} threads" if world.device.type == "cpu" else ""
         self.reporter.say(
-            f"step {step.number:{width}}/{self.config.optim.steps}  loss {step.loss:.4f}  lr {step.rate:.2e}  "
-            f"grad {step.norm:.2f}{scale}  {speed['step_seconds'] * 1000:.0f} ms  "
-            f"{speed['tokens_per_second']:,.0f} tokens/s  MFU {mfu}  {speed['memory_bytes'] / 2**30:.2f} GiB"
-        )
-
-    def _say_header(self, record: CheckpointRecord | None) -> None:
-        model, split, say = self.model_config, self.split, self.reporter.say
-        threads = f" x {torch.get_num_threads()} threads" if self.world.device.type == "cpu" else ""
-        say(
             f"{model.preset}: {self.parameters:,} parameters, {model.layers} layers of width {model.width}, "
             f"vocabulary {model.vocab_size}\n"
-            f"{self.world.size} processes ({self.world.device.type}{threads}, {self.config.precision}): "
+            f"{world.size} processes ({world.device.type}{threads}, {self.config.precision}): "
             f"{self.layout.describe()}; a step is {self.tokens_per_step:,} tokens: {split.dp_size} replicas x "
-            f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x {self.data.length}\n"
-            f"train {self.data.tokens:,} tokens, {self.batches.steps_per_epoch} steps an epoch; "
-            f"holdout {self.eval_sequences} sequences, unigram loss {self.unigram:.4f}"
+            f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x {self.train_data.length}\n"
+            f"train {self.train_data.tokens:,} tokens, {self.batches.steps_per_epoch} steps an epoch; "
+            f"holdout {self.eval_sequences} sequences, unigram loss {self.unigram_loss:.4f}"
         )
-        for remark in self.config.memory.remarks(self.world.device.type):
-            say(remark)
-        if record is not None:
-            say(f"going on from {self.checkpoints.path(record.step)}")
+        for remark in self.config.memory.remarks(world.device.type):
+            self.reporter.say(remark)
         self.reporter.record(
             "run",
-            self.done,
+            self.steps_done,
             parameters=self.parameters,
-            processes=self.world.size,
+            processes=world.size,
             tokens_per_step=self.tokens_per_step,
-            unigram_loss=self.unigram,
+            unigram_loss=self.unigram_loss,
         )

@@ -20,7 +20,8 @@ from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.optim.stability import StabilityConfig
 from training.reporting.metrics import METRICS, read_metrics
-from training.train import Summary, main, train
+from training.reporting.summary import Summary
+from training.train import main, train
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 Start = Callable[..., subprocess.Popen[str]]
@@ -75,7 +76,7 @@ def _stop_at(step: int) -> Callable[[Any], None]:
     report = Trainer.report
 
     def report_or_stop(trainer: Trainer) -> None:
-        if trainer.done >= step:
+        if trainer.steps_done >= step:
             raise RuntimeError("stop")
         report(trainer)
 
@@ -180,7 +181,7 @@ def test_killed_and_resumed_under_torchrun_gives_bit_for_bit_the_same_losses(
 
     resumed = start_training(launch, tmp_path / "killed", *options)  # the other launcher
     said = resumed.communicate(timeout=60)[0]
-    assert resumed.returncode == 0 and "going on from" in said, said
+    assert resumed.returncode == 0 and "resuming from" in said, said
     assert losses(tmp_path / "killed") == losses(tmp_path / "through"), f"killed after step {step}"
     assert [done for done, _ in losses(tmp_path / "through")] == list(range(1, 41))
     evals = [
@@ -200,7 +201,7 @@ def test_sigterm_saves_and_mistakes_are_told_once_under_torchrun(
     os.kill(stopped.pid, signal.SIGTERM)
     said = stopped.communicate(timeout=60)[0]
     done = losses(tmp_path / "run")[-1][0]
-    assert f"stopped after step {done}; the same command goes on from there" in said, said
+    assert f"stopped after step {done}; run the same command to resume" in said, said
     assert (tmp_path / f"run/checkpoints/step-{done:08d}/record.json").is_file() and stopped.returncode != 0
 
     wrong = start_training(torchrun, tmp_path / "run", "--model.layerz", "3")

@@ -1,4 +1,4 @@
-"""Which run an output folder holds: `run.json`, compared before a run goes on in it."""
+"""Run folder: one run per output folder, described by run.json and locked while it trains."""
 
 import fcntl
 import json
@@ -15,15 +15,15 @@ RUN = "run.json"
 
 
 @contextmanager
-def claim(out_dir: Path, run: dict[str, Any], steps: int, world: World) -> Iterator[None]:
-    """Hold `out_dir` for this run while the block lasts.
+def lock_run_folder(out_dir: Path, identity: dict[str, Any], steps: int, world: World) -> Iterator[None]:
+    """Create and lock `out_dir` for this run; every rank calls it, rank 0 holds the lock while the block runs.
 
-    Raises UsageError where it holds another run, or more steps than are wanted now; OutputError where
-    another process is training into it.
+    `identity`: the options that must be equal to resume, by name. Raises UsageError where the folder holds a run of
+    another identity or of more steps, OutputError where another process trains into it.
     """
-    locks: list[Any] = []  # on the main process alone; the kernel lets go of it however the process ends
+    locks: list[Any] = []  # on rank 0 only; the kernel releases it however the process ends
 
-    def take() -> None:
+    def lock() -> None:
         with writing(out_dir):
             out_dir.mkdir(parents=True, exist_ok=True)
             locks.append((out_dir / ".lock").open("w"))
@@ -31,36 +31,37 @@ def claim(out_dir: Path, run: dict[str, Any], steps: int, world: World) -> Itera
             fcntl.flock(locks[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise OutputError(f"{out_dir} is in use by another training run; try another --out_dir") from error
-        _compare(out_dir, run, steps)
-        atomic_write_bytes(out_dir / RUN, json.dumps({"steps": steps, **run}, indent=2, default=str).encode() + b"\n")
+        _require_same_run(out_dir, identity, steps)
+        run = {"steps": steps, **identity}
+        atomic_write_bytes(out_dir / RUN, json.dumps(run, indent=2, default=str).encode() + b"\n")
 
     try:
-        world.main_only(take)
+        world.main_only(lock)
         yield
     finally:
-        for lock in locks:
-            lock.close()
+        for file in locks:
+            file.close()
 
 
-def _compare(out_dir: Path, run: dict[str, Any], steps: int) -> None:
+def _require_same_run(out_dir: Path, identity: dict[str, Any], steps: int) -> None:
     path = out_dir / RUN
     if not path.is_file():
         return
     try:
-        held = json.loads(path.read_bytes())
+        stored = json.loads(path.read_bytes())
     except ValueError as error:
-        raise InputError(f"{path} is damaged; remove {out_dir} to begin again") from error
-    wanted = json.loads(json.dumps(run, default=str))  # as it was written: lists for tuples
+        raise InputError(f"{path} is damaged; remove {out_dir} to start over") from error
+    given = json.loads(json.dumps(identity, default=str))  # as it was written: lists for tuples
     differing = [
-        f"{key} ({held.get(key)} there, {value} now)" for key, value in wanted.items() if held.get(key) != value
+        f"{key} ({stored.get(key)} there, {value} now)" for key, value in given.items() if stored.get(key) != value
     ]
     if differing:
         raise UsageError(
             f"{out_dir} holds another run, which differs in {'; '.join(differing)}. "
-            "Give the values it was started with to go on, or choose another --out_dir"
+            "Give the values it was started with to resume it, or choose another --out_dir"
         )
-    if held["steps"] > steps:
+    if stored["steps"] > steps:
         raise UsageError(
-            f"{out_dir} holds this run with --optim.steps {held['steps']}, and {steps} were asked for now; "
+            f"{out_dir} holds this run with --optim.steps {stored['steps']}, and {steps} are given now; "
             "a run can be made longer, not shorter: choose another --out_dir"
         )

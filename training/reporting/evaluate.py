@@ -1,4 +1,4 @@
-"""Measuring a model on the holdout, and what a model must beat: unigram frequencies."""
+"""Evaluation: the holdout loss, in nats/token and bits per byte, and the unigram model's loss to compare it with."""
 
 import math
 from dataclasses import dataclass
@@ -18,53 +18,63 @@ _CHUNK = 1 << 24  # tokens counted at once
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """How often the holdout is measured, and what text is drawn then."""
+    """How often the holdout is evaluated, and the text that is sampled then."""
 
     every: int = 100
     """Steps between evaluations; 0: only after the last step."""
     sequences: int = 0
-    """Holdout sequences to measure, from the first; 0: all."""
+    """Holdout sequences to evaluate, from the first; 0: all."""
     sample_tokens: int = 64
-    """Tokens of text to draw; 0: none."""
+    """Tokens of text to sample at each evaluation; 0: none."""
     prompt: str = ""
-    """What the text begins with; empty: the start of a document."""
+    """Prompt of the sampled text; empty: the start of a document."""
     temperature: float = 0.8
-    """0: always the most probable token."""
+    """Sampling temperature; 0: always the most probable token."""
+
+    def count(self, available: int) -> int:
+        """The number of sequences to evaluate, of `available` ones."""
+        return min(self.sequences or available, available)
 
 
-def evaluate(model: ParallelModel, data: TokenSequences, count: int, micro: int) -> float:
-    """Mean cross-entropy in nats a token over the first `count` sequences, `micro` at a time; every rank calls it."""
+def evaluate(model: ParallelModel, data: TokenSequences, count: int, micro_batch_size: int) -> float:
+    """Return the mean cross-entropy in nats/token over the first `count` sequences; every rank calls it.
+
+    Sequence i goes to replica i mod dp_size. Replicas run equally many micro-batches, because their collectives wait
+    for each other: a replica with fewer sequences repeats the last one, with all targets ignored.
+    """
     world = model.world
-    share = -(-count // world.dp_size)  # as many for each replica: they may have to wait for each other
+    share = -(-count // world.dp_size)
     mine = np.arange(share) * world.dp_size + world.dp_rank
     total = torch.zeros((), dtype=torch.float64, device=world.device)
-    for start in range(0, share, micro):
-        here = mine[start : start + micro]
-        tokens = data.batch(np.minimum(here, count - 1)).to(world.device)
-        targets = tokens[:, 1:].masked_fill(torch.from_numpy(here >= count).to(world.device)[:, None], IGNORED)
+    for start in range(0, share, micro_batch_size):
+        indices = mine[start : start + micro_batch_size]
+        tokens = data.batch(np.minimum(indices, count - 1)).to(world.device)
+        beyond = torch.from_numpy(indices >= count).to(world.device)
+        targets = tokens[:, 1:].masked_fill(beyond[:, None], IGNORED)
         total += model.loss([tokens[:, :-1]], [targets])
     return world.all_reduce(total).item() / (count * data.length)
 
 
 def bits_per_byte(loss: float, manifest: Manifest) -> float:
-    """A loss in nats a token as bits for each UTF-8 byte of text, which compares models of any vocabulary."""
+    """Convert nats/token to bits per UTF-8 byte of text, which compares models with different vocabularies."""
     return loss / math.log(2) * manifest.tokens / max(1, manifest.bytes)
 
 
 def unigram_loss(train: TokenSequences, holdout: TokenSequences, count: int, world: World) -> float:
-    """Nats a token of a model that knows only how frequent each token is in `train`, one added to each count.
+    """Return the unigram model's loss in nats/token, over the targets of `evaluate` with the same `count`.
 
-    Over the same targets as `evaluate` with this `count`; every rank calls it and counts a part.
+    The unigram model predicts each token by its frequency in `train`, with add-one smoothing. Every rank calls it and
+    counts its part of the tokens.
     """
     vocabulary = train.manifest.tokenizer.vocab_size
-    seen = _counts(train, 0, train.tokens, vocabulary, world)
-    asked = _counts(holdout, 1, 1 + count * holdout.length, vocabulary, world)
-    surprise = math.log(seen.sum() + vocabulary) - np.log(seen + 1.0)
-    return float((asked * surprise).sum() / asked.sum())
+    train_counts = _token_counts(train, 0, train.tokens, vocabulary, world)
+    target_counts = _token_counts(holdout, 1, 1 + count * holdout.length, vocabulary, world)
+    nats = math.log(train_counts.sum() + vocabulary) - np.log(train_counts + 1.0)
+    return float((target_counts * nats).sum() / target_counts.sum())
 
 
-def _counts(data: TokenSequences, start: int, stop: int, vocabulary: int, world: World) -> NDArray[np.int64]:
-    """How often each id occurs among tokens start … stop of all shards end to end."""
+def _token_counts(data: TokenSequences, start: int, stop: int, vocabulary: int, world: World) -> NDArray[np.int64]:
+    """Count each id among tokens start … stop of all shards concatenated: (vocabulary,) int64."""
     counts = np.zeros(vocabulary, np.int64)
     chunks = [
         (int(begin) + offset, tokens[offset : offset + _CHUNK])

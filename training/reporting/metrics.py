@@ -1,68 +1,52 @@
-"""What a run tells of itself: a line in the terminal, metrics.jsonl, TensorBoard; and what a GPU could do.
+"""Metrics: a line per report in the terminal, and every step's values in metrics.jsonl and TensorBoard.
 
 Every record of metrics.jsonl has `kind` (run, step, eval) and `step`, the number of steps done.
 """
 
 import json
-import resource
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gristmill.errors import writing
 from gristmill.io.files import atomic_write_bytes
+from training.reporting.throughput import Throughput
 
 METRICS = "metrics.jsonl"
-
-# Peak dense 10^12 operations a second: bfloat16 tensor cores, float32; from NVIDIA's data sheets
-_PEAKS = {
-    "B200": (2250.0, 75.0),
-    "H200": (989.0, 67.0),
-    "H100 PCIe": (756.0, 51.0),
-    "H100": (989.0, 67.0),
-    "A100": (312.0, 19.5),
-    "L40S": (362.0, 91.6),
-    "L4": (121.0, 30.3),
-    "A10": (125.0, 31.2),
-    "RTX 4090": (165.0, 82.6),
-    "RTX 3090": (71.0, 35.6),
-}
 
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """What is told of the run, and where."""
+    """Which metrics are reported, and where."""
 
     log_every: int = 10
     """Steps between lines in the terminal. metrics.jsonl and TensorBoard receive every step."""
     tensorboard: bool = True
     peak_tflops: float = 0.0
-    """One device's peak in 10^12 operations a second, for the model FLOPs utilisation; 0: from a table of GPUs."""
+    """One device's peak in TFLOP/s, for the model FLOPs utilization; 0: from a table of GPUs."""
 
 
-def peak_tflops(device: torch.device, precision: str) -> float | None:
-    """The peak of one device in 10^12 operations a second, None where it is not known (every CPU)."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    found = next((peaks for key, peaks in _PEAKS.items() if key in name), None)
-    return found and found[0 if precision == "bf16" else 1]
+@dataclass(frozen=True)
+class StepMetrics:
+    """Values logged per step.
 
+    `loss`: mean over the global batch, nats/token. `grad_norm`: 2-norm of the whole gradient before clipping.
+    `loss_scale`: fp16's, after this step; None for other precisions. `skipped`: why the update was skipped; empty if
+    it was not.
+    """
 
-def memory_bytes(device: torch.device) -> int:
-    """The most memory this process has used so far, in bytes: of the GPU, or of the CPU where there is none."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    step: int
+    lr: float
+    loss: float
+    grad_norm: float
+    loss_scale: float | None
+    skipped: str
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a metrics.jsonl; a last line that was being written when the run ended is left out."""
+    """Yield the records of a metrics.jsonl; stop at a last line that was cut off when the run was killed."""
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
@@ -72,14 +56,17 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class Reporter:
-    """Writes the records of a run; of all ranks, only the main one's reporter does anything."""
+    """Prints and records a run's metrics on rank 0 (`active`); does nothing on the other ranks."""
 
     def __init__(self, out_dir: Path, active: bool, tensorboard: bool) -> None:
         self.path = out_dir / METRICS
         self.active, self.tensorboard = active, tensorboard
 
     def start(self, step: int) -> None:
-        """Begin after `step` steps: forget what an interrupted run recorded of later ones."""
+        """Open the files to continue after `step`; drop records of later steps, from before a restart.
+
+        Raises OutputError where they cannot be written.
+        """
         if not self.active:
             return
         with writing(self.path):
@@ -87,7 +74,7 @@ class Reporter:
             atomic_write_bytes(self.path, "".join(kept).encode())
             self._file = self.path.open("a", encoding="utf-8")
             if self.tensorboard:
-                from torch.utils.tensorboard import SummaryWriter  # a second's import, not for every rank
+                from torch.utils.tensorboard import SummaryWriter  # takes a second to import, not needed on every rank
 
                 self._board = SummaryWriter(str(self.path.parent / "tensorboard"), purge_step=step + 1)
 
@@ -98,11 +85,12 @@ class Reporter:
             self._board.close()
 
     def say(self, line: str) -> None:
+        """Print a line."""
         if self.active:
             print(line, flush=True)
 
     def record(self, kind: str, step: int, **values: Any) -> None:
-        """Add a record; numbers go to TensorBoard too, as `kind/name`."""
+        """Append a record to metrics.jsonl; numbers and text go to TensorBoard too, as `kind/name`."""
         if not self.active:
             return
         with writing(self.path):
@@ -114,3 +102,36 @@ class Reporter:
                     self._board.add_scalar(f"{kind}/{name}", value, step)
                 elif isinstance(value, str):
                     self._board.add_text(f"{kind}/{name}", value, step)
+
+    def log_steps(self, steps: Sequence[StepMetrics], total_steps: int, speed: Throughput) -> None:
+        """Record every step, and print those that were skipped and the last one; `speed` is their average."""
+        for step in steps:
+            values = {"lr": step.lr, "loss": _finite(step.loss), "grad_norm": _finite(step.grad_norm)}
+            self.record("step", step.step, **values, **asdict(speed), **({"skipped": True} if step.skipped else {}))
+            if step.skipped:
+                self.say(f"skipped step {step.step}: {step.skipped}")
+        self.say(format_step(steps[-1], total_steps, speed))
+
+    def log_eval(self, step: int, loss: float, unigram_loss: float, bits_per_byte: float, text: str) -> None:
+        """Record and print an evaluation: losses in nats/token, `text` sampled from the model or empty."""
+        self.record("eval", step, loss=loss, bits_per_byte=bits_per_byte, text=text)
+        losses = f"loss {loss:.4f} (unigram {unigram_loss:.4f}), {bits_per_byte:.4f} bits per byte"
+        self.say(f"holdout after step {step}: {losses}")
+        if text:
+            self.say(f"    {text!r}")
+
+
+def format_step(step: StepMetrics, total_steps: int, speed: Throughput) -> str:
+    """Format a step as one line for the terminal."""
+    mfu = "n/a" if speed.mfu is None else f"{speed.mfu:.1%}"
+    scale = "" if step.loss_scale is None else f"  scale {step.loss_scale:g}"
+    return (
+        f"step {step.step:{len(str(total_steps))}}/{total_steps}  loss {step.loss:.4f}  lr {step.lr:.2e}  "
+        f"grad {step.grad_norm:.2f}{scale}  {speed.step_seconds * 1000:.0f} ms  "
+        f"{speed.tokens_per_second:,.0f} tokens/s  MFU {mfu}  {speed.memory_bytes / 2**30:.2f} GiB"
+    )
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity and no nan: None stands for both."""
+    return value if math.isfinite(value) else None

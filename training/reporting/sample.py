@@ -1,4 +1,4 @@
-"""Text drawn from the model, with the tokenizer that lies beside the token shards."""
+"""Sampler: text sampled from the model during training, as a look at what it has learned."""
 
 from pathlib import Path
 
@@ -14,22 +14,28 @@ from training.reporting.evaluate import EvalConfig
 
 
 class Sampler:
-    """Draws text; the same text from the same model, whatever else was drawn before."""
+    """Samples text with a fixed seed: the same model always gives the same text."""
 
     def __init__(self, folder: Path, manifest: Manifest, config: EvalConfig, seed: int) -> None:
-        """Raises UsageError where the tokenizer is missing or is not the one that made the tokens."""
+        """Load the tokenizer that `manifest`, of the token shards in `folder`, names.
+
+        Raises UsageError where it is missing or has another SHA-256.
+        """
         path = folder / manifest.tokenizer.path
         if not path.is_file() or sha256_file(path) != manifest.tokenizer.sha256:
             raise UsageError(
-                f"{folder} names the tokenizer {path}, which is missing or is not the one that made its tokens; "
-                "put it back, run tokenize_corpus again, or try --eval.sample_tokens 0"
+                f"{folder} was made with the tokenizer {path}, which is missing or has changed; "
+                "restore it, run tokenize_corpus again, or try --eval.sample_tokens 0"
             )
         self.tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
         self.start = [manifest.tokenizer.end_of_document, *self.tokenizer.encode(config.prompt)]
         self.end, self.config, self.seed = manifest.tokenizer.end_of_document, config, seed
 
     def text(self, model: ParallelModel) -> str:
-        """The prompt, continued until the end of the document or for `sample_tokens` tokens; every rank calls it."""
+        """Return the prompt and its continuation, up to the end of a document or `sample_tokens` tokens.
+
+        Every rank calls it; rank 0 draws each token for all.
+        """
         generator = torch.Generator().manual_seed(self.seed)
         ids = list(self.start)
         for _ in range(self.config.sample_tokens):
@@ -41,7 +47,8 @@ class Sampler:
         return self.tokenizer.decode([i for i in ids if i != self.end])
 
     def _choose(self, logits: Tensor, generator: torch.Generator) -> int:
-        known = logits[: self.tokenizer.vocab_size()]  # the model's vocabulary may be larger
+        """Draw a token from logits (V,); ids beyond the tokenizer's are never drawn."""
+        known = logits[: self.tokenizer.vocab_size()]  # the model's vocabulary may be padded
         if self.config.temperature == 0:
             return int(known.argmax())
         return int(torch.multinomial((known / self.config.temperature).softmax(-1), 1, generator=generator))

@@ -47,7 +47,7 @@ def measure(config: TrainConfig) -> tuple[set[torch.dtype], float, Gradients, li
         for step in range(1, config.optim.steps + 1):
             trainer.step(step)
         kept |= {moment.dtype for moments in trainer.optimizer.moments().values() for moment in moments.values()}
-        return kept, loss, gradients, [step.loss for step in trainer.pending]
+        return kept, loss, gradients, [step.loss for step in trainer.unreported]
 
 
 def whole(ranks: list[tuple[Any, float, Gradients, Any]]) -> dict[str, Tensor]:

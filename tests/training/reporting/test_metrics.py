@@ -3,11 +3,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gristmill.errors import OutputError
-from training.reporting.metrics import METRICS, Reporter, memory_bytes, peak_tflops, read_metrics
+from training.reporting.metrics import METRICS, Reporter, StepMetrics, read_metrics
+from training.reporting.throughput import Throughput
 
 
 def write(out_dir: Path, begin: int, steps: range, active: bool = True) -> None:
@@ -49,11 +49,21 @@ def test_an_out_dir_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         Reporter(tmp_path / "file" / "run", True, False).start(0)
 
 
-def test_the_peak_of_a_cpu_is_not_known_and_of_a_gpu_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert peak_tflops(torch.device("cpu"), "bf16") is None and memory_bytes(torch.device("cpu")) > 1e7
-    cards = {"NVIDIA H100 80GB HBM3": (989, 67), "NVIDIA H100 PCIe": (756, 51), "NVIDIA L40S": (362, 91.6)}
-    for name, peaks in cards.items():
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device, name=name: name)
-        assert (peak_tflops(torch.device("cuda"), "bf16"), peak_tflops(torch.device("cuda"), "fp32")) == peaks
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Something New")
-    assert peak_tflops(torch.device("cuda"), "bf16") is None
+def test_steps_are_recorded_and_the_last_one_and_skipped_ones_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [StepMetrics(i, 1e-3, 2.0, 1.0, None, "") for i in (1, 2)]
+    steps.append(StepMetrics(3, 5e-4, float("nan"), float("inf"), 512.0, "the loss is nan"))
+    with closing(Reporter(tmp_path, True, tensorboard=False)) as reporter:
+        reporter.start(0)
+        reporter.log_steps(steps, 100, Throughput(0.5, 8192.0, 0.25, 2**30))
+    records = list(read_metrics(tmp_path / METRICS))
+    assert records[0] == {
+        "kind": "step", "step": 1, "lr": 1e-3, "loss": 2.0, "grad_norm": 1.0,
+        "step_seconds": 0.5, "tokens_per_second": 8192.0, "mfu": 0.25, "memory_bytes": 2**30,
+    }  # fmt: skip
+    assert records[2]["loss"] is None and records[2]["grad_norm"] is None and records[2]["skipped"]
+    assert capsys.readouterr().out == (
+        "skipped step 3: the loss is nan\n"
+        "step   3/100  loss nan  lr 5.00e-04  grad inf  scale 512  500 ms  8,192 tokens/s  MFU 25.0%  1.00 GiB\n"
+    )

@@ -70,5 +70,5 @@ def test_every_layout_draws_the_same(corpus: Path, run_ranks: Callable[..., list
 
 def test_a_missing_tokenizer_is_an_error(corpus: Path, tmp_path: Path) -> None:
     manifest = Manifest.load(corpus / "tokens/train")
-    with pytest.raises(UsageError, match="missing or is not the one"):
+    with pytest.raises(UsageError, match="is missing or has changed"):
         Sampler(tmp_path, manifest, EvalConfig(), seed=1)

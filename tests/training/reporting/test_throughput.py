@@ -1,0 +1,30 @@
+import pytest
+import torch
+
+from training.reporting.throughput import ThroughputMeter, memory_bytes, peak_flops, peak_tflops
+
+
+def test_throughput_is_the_mean_over_the_steps_since_the_last_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 100.0, 102.0, 102.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    meter = ThroughputMeter(1000, 6e6, 1e10, torch.device("cpu"))
+    meter.restart()
+    found = meter.measure(4)
+    assert (found.step_seconds, found.tokens_per_second, found.mfu) == (0.5, 2000.0, 1.2)
+    meter.peak_flops = None
+    assert meter.measure(1).mfu is None
+
+
+def test_the_peak_of_a_cpu_is_not_known_and_of_a_gpu_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert peak_tflops(torch.device("cpu"), "bf16") is None and memory_bytes(torch.device("cpu")) > 1e7
+    cards = {"NVIDIA H100 80GB HBM3": (989, 67), "NVIDIA H100 PCIe": (756, 51), "NVIDIA L40S": (362, 91.6)}
+    for name, peaks in cards.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device, name=name: name)
+        assert (peak_tflops(torch.device("cuda"), "bf16"), peak_tflops(torch.device("cuda"), "fp32")) == peaks
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Something New")
+    assert peak_tflops(torch.device("cuda"), "bf16") is None
+
+
+def test_the_peak_of_all_ranks_is_the_given_one_or_the_table_s() -> None:
+    assert peak_flops(torch.device("cpu"), "bf16", 0.0, 4) is None
+    assert peak_flops(torch.device("cpu"), "bf16", 0.5, 4) == 2e12

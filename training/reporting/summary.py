@@ -1,0 +1,46 @@
+"""Summary: the final numbers of a run, in summary.json."""
+
+import json
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gristmill.io.files import atomic_write_bytes
+from training.reporting.metrics import METRICS, read_metrics
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The final numbers of a run. Losses in nats/token; `tokens_per_second` is the median over the steps."""
+
+    steps: int
+    train_loss: float
+    holdout_loss: float
+    bits_per_byte: float
+    unigram_loss: float
+    tokens_per_second: float
+    parameters: int
+    processes: int
+    checkpoint: str
+
+
+def write_summary(
+    out_dir: Path, steps: int, unigram_loss: float, parameters: int, processes: int, checkpoint: Path
+) -> Summary:
+    """Write `out_dir`/summary.json from the last records of `out_dir`/metrics.jsonl and the values given."""
+    records = list(read_metrics(out_dir / METRICS))
+    logged = [record for record in records if record["kind"] == "step"]
+    evaluated = [record for record in records if record["kind"] == "eval"][-1]
+    summary = Summary(
+        steps=steps,
+        train_loss=logged[-1]["loss"],
+        holdout_loss=evaluated["loss"],
+        bits_per_byte=evaluated["bits_per_byte"],
+        unigram_loss=unigram_loss,
+        tokens_per_second=statistics.median(record["tokens_per_second"] for record in logged),
+        parameters=parameters,
+        processes=processes,
+        checkpoint=str(checkpoint),
+    )
+    atomic_write_bytes(out_dir / "summary.json", json.dumps(asdict(summary), indent=2).encode() + b"\n")
+    return summary
