@@ -58,7 +58,7 @@ def dedup_train(
         for part in [Slice(str(file.path), file.name, size=file.size)]
     ]  # fmt: skip
     reject_unknown_files(out_dir, outputs_of(tasks), SUFFIXES, state / f"{NAME}.jsonl")
-    return run_stage(NAME, tasks, state, options, scope=f"chunk{chunk}/")
+    return run_stage(NAME, tasks, state, options, stale_prefix=f"chunk{chunk}/")
 
 
 def gather_digests(slices: list[Slice], output: Path) -> Counts:
@@ -66,7 +66,8 @@ def gather_digests(slices: list[Slice], output: Path) -> Counts:
     digests: set[bytes] = set()
     for part in slices:
         digests.update(
-            digest_of(document.text) for document in read_documents(part, Counts({}, []), Rejects(output), carried=True)
+            digest_of(document.text)
+            for document in read_documents(part, Counts({}, []), Rejects(output), by_original_source=True)
         )
     with atomic_write(output) as temporary:
         temporary.write_bytes(b"".join(sorted(digests)))
@@ -77,11 +78,11 @@ def clean_slice(part: Slice, digests: Path, output: Path) -> Counts:
     """Write the documents of one file that are not held out."""
     counts, held = Counts({}, []), load_digests(digests, digests.stat().st_mtime_ns)
     with open_jsonl_writer(output) as sink:
-        for document in read_documents(part, counts, Rejects(output), carried=True):
+        for document in read_documents(part, counts, Rejects(output), by_original_source=True):
             is_held = digest_of(document.text) in held
             if not is_held:
                 sink.write(document.to_json())
-            counts.add(document.origin.source, CONTAMINATED if is_held else WRITTEN, utf8_size(document.text))
+            counts.add(document.original_key.source, CONTAMINATED if is_held else WRITTEN, utf8_size(document.text))
     return counts
 
 

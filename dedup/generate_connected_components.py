@@ -78,7 +78,7 @@ def generate_connected_components(
     final = Task("write", write_components, arguments, inputs, (out_file,), size)
     if not is_done(final, Ledger(state / f"{name}.jsonl").read(), final.fingerprint()):
         _prepare(pairs, shards, lsh, work, options)
-    counts = run_stage(name, [final], state, options, since=start)
+    counts = run_stage(name, [final], state, options, started=start)
     shutil.rmtree(work, ignore_errors=True)
     return counts
 

@@ -72,7 +72,7 @@ def generate_duplicate_pairs(
     entries = Ledger(state / f"{name}.jsonl").read()
     if not is_done(final, entries, final.fingerprint()):
         link(shards, document_ids, lsh, work, options)
-    counts = run_stage(name, [final], state, options, since=start)
+    counts = run_stage(name, [final], state, options, started=start)
     shutil.rmtree(work, ignore_errors=True)
     return counts
 

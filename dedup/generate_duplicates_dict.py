@@ -102,7 +102,7 @@ def generate_duplicates_dict(
     note = ""
     if work and not is_done(final, entries, final.fingerprint()):
         note = gather_and_judge(settings, Sources(files, shards), work, options)
-    counts = run_stage(name, [final], state, options, since=start)
+    counts = run_stage(name, [final], state, options, started=start)
     for folder in state.glob(f"{name}-{'?' * DIGEST}"):  # killed runs with other options left theirs
         shutil.rmtree(folder, ignore_errors=True)
     if isinstance(policy, BySource) and (unseen := set(policy.sources) - set(counts.tallies)):

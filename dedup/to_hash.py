@@ -102,7 +102,7 @@ def to_hash(
         for part in plan_slices(file)
     ]
     reject_unknown_files(output_dir, outputs_of(tasks), (SUFFIX,), output_dir / STATE_DIR / f"{NAME}.jsonl")
-    counts = run_stage(NAME, tasks, output_dir / STATE_DIR, options, scope="" if chosen == files else None)
+    counts = run_stage(NAME, tasks, output_dir / STATE_DIR, options, stale_prefix="" if chosen == files else None)
     if chosen == files:
         note_count_mismatch(n_docs, counts, options)
     if skip is not None and not counts.total(SKIPPED).documents and not options.quiet:

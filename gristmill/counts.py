@@ -1,8 +1,9 @@
-"""Counts of documents and bytes, by source and reason, which must balance: what is read is accounted for.
+"""Counts of documents and bytes per source and reason; counts are conserved.
 
-A stage counts a document when it reads it and again where it leaves it: written, or dropped for a
-reason. `read + repeated = everything else`, per source, or documents went missing and the stage
-fails. Bytes are UTF-8 bytes of text (of the raw line, for a malformed record).
+A stage counts each document twice: as read, and under the reason it leaves by (written, or the
+reason it was dropped). Per source, `read + repeated` must equal the sum of all other reasons;
+otherwise documents were lost and the stage fails. Bytes are UTF-8 bytes of the text, or of the raw
+line of a malformed record.
 """
 
 from collections.abc import Iterator
@@ -16,26 +17,27 @@ from gristmill.errors import ConservationError, TooManyMalformed
 
 READ = "read"
 WRITTEN = "written"
-REPEATED = "repeated"  # a weight above 1 writes a document more than once
-CHANGED = "changed"  # no document, only bytes: what normalisation made longer or shorter
+REPEATED = "repeated"  # further copies of a document whose source has a weight above 1
+CHANGED = "changed"  # bytes only, no documents: text that normalisation lengthened or shortened
 MALFORMED = "malformed"
-INCOMING = (READ, REPEATED)
+INCOMING = (READ, REPEATED)  # reasons that add documents; all others take them away
 EXAMPLES = 5  # malformed records named in an error
 
 
 class Tally(msgspec.Struct):
-    """So many documents of so many bytes."""
+    """A number of documents, and their bytes in all."""
 
     documents: int = 0
     bytes: int = 0
 
     def add(self, documents: int, size: int) -> None:
+        """Add `documents` of `size` bytes in all."""
         self.documents += documents
         self.bytes += size
 
 
 class Counts(msgspec.Struct):
-    """`tallies[source][reason]`, and where the first malformed records stand.
+    """Tallies per source and reason (`tallies[source][reason]`), and examples of malformed records.
 
     >>> counts = Counts()
     >>> counts.add("book", READ, 120)
@@ -48,80 +50,83 @@ class Counts(msgspec.Struct):
     examples: list[str] = []
 
     def add(self, source: str, reason: str, size: int, documents: int = 1) -> None:
-        """Count `documents` of `size` bytes in all under a source and a reason."""
+        """Count `documents`, of `size` bytes in all, under a source and a reason."""
         self.tallies.setdefault(source, {}).setdefault(reason, Tally()).add(documents, size)
 
     def add_example(self, text: str) -> None:
-        """Name a malformed record; the first few are kept."""
+        """Note a malformed record for the error message; only the first EXAMPLES are kept."""
         if len(self.examples) < EXAMPLES:
             self.examples.append(text)
 
     def merge(self, other: "Counts") -> Self:
-        """Add another's counts to these."""
+        """Add the counts of `other` to these, in place."""
         for source, reason, tally in other.rows():
             self.add(source, reason, tally.bytes, tally.documents)
         self.examples = (self.examples + other.examples)[:EXAMPLES]
         return self
 
     def rows(self) -> Iterator[tuple[str, str, Tally]]:
-        """Every (source, reason, tally)."""
+        """Yield (source, reason, tally), by source."""
         for source, reasons in sorted(self.tallies.items()):
             for reason, tally in reasons.items():
                 yield source, reason, tally
 
     def total(self, reason: str, source: str | None = None) -> Tally:
-        """Documents and bytes of one reason, over one source or all."""
+        """Documents and bytes under one reason, of one source or of all."""
         found = Tally()
-        for where, why, tally in self.rows():
-            if why == reason and source in (None, where):
+        for tallied_source, tallied_reason, tally in self.rows():
+            if tallied_reason == reason and source in (None, tallied_source):
                 found.add(tally.documents, tally.bytes)
         return found
 
     @property
     def malformed(self) -> int:
-        """Records that are no documents, whatever the reason."""
+        """Number of malformed records, for all reasons together."""
         return sum(tally.documents for _, reason, tally in self.rows() if reason.startswith(MALFORMED))
 
     @property
     def reasons(self) -> list[str]:
-        """Every reason in use, gains first, then in order of appearance."""
+        """Reasons with at least one document: INCOMING first, then in order of appearance."""
         seen = dict.fromkeys(INCOMING) | dict.fromkeys(reason for _, reason, _ in self.rows())
         return [reason for reason in seen if self.total(reason).documents]
 
     def check_conserved(self, stage: str) -> dict[str, tuple[int, int]]:
-        """Documents that came in and that are accounted for, per source; ConservationError if they differ."""
-        sides = {}
-        for source in self.tallies:
-            came = self._sum(source, gains=True)
-            went = self._sum(source, gains=False)
-            if came != went:
-                raise ConservationError(
-                    f"{stage}: source {source!r} does not add up: {came.documents:,} documents ({came.bytes:,} bytes) "
-                    f"came in, {went.documents:,} ({went.bytes:,} bytes) are accounted for. "
-                    "Nothing of this result can be trusted; please report it with the ledger beside the output."
-                )
-            sides[source] = (came.documents, went.documents)
-        return sides
+        """Check that incoming and outgoing documents and bytes are equal, per source; return both numbers of documents.
 
-    def _sum(self, source: str, gains: bool) -> Tally:
+        Raises ConservationError, whose message begins with `stage`, if they differ.
+        """
+        totals = {}
+        for source in self.tallies:
+            incoming = self._sum(source, incoming=True)
+            outgoing = self._sum(source, incoming=False)
+            if incoming != outgoing:
+                raise ConservationError(
+                    f"{stage}: source {source!r} does not add up: {incoming.documents:,} documents "
+                    f"({incoming.bytes:,} bytes) came in, {outgoing.documents:,} ({outgoing.bytes:,} bytes) are "
+                    "accounted for. Do not use this result; please report it with the ledger (.gristmill/*.jsonl)."
+                )
+            totals[source] = (incoming.documents, outgoing.documents)
+        return totals
+
+    def _sum(self, source: str, incoming: bool) -> Tally:
         found = Tally()
         for reason, tally in self.tallies[source].items():
-            if (reason in INCOMING) == gains:
+            if (reason in INCOMING) == incoming:
                 found.add(tally.documents, tally.bytes)
         return found
 
     def check_malformed(self, stage: str, limit: float) -> None:
-        """TooManyMalformed when more than `limit` (a fraction) of the records read are malformed."""
+        """Raise TooManyMalformed if more than `limit` of the records read, a fraction, are malformed."""
         read = self.total(READ).documents
         if self.malformed > limit * read:
             raise TooManyMalformed(
                 f"{stage}: {self.malformed:,} of {read:,} records are malformed ({self.malformed / read:.2%}), "
                 f"more than --max_malformed {limit:.2%} allows. The first: {'; '.join(self.examples)}. "
-                "They are kept in the *.malformed files beside the output. Mend the input, or raise --max_malformed."
+                "They are in the *.malformed files next to the output. Mend the input, or raise --max_malformed."
             )
 
     def __rich__(self) -> Table:
-        """Documents per source and reason."""
+        """A table of documents per source and reason."""
         table = Table("source", *self.reasons, box=None, header_style="bold", pad_edge=False)
         for column in table.columns[1:]:
             column.justify = "right"

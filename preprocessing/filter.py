@@ -57,7 +57,7 @@ def filter(
     name = f"filter-{output_file.name}"
     slices = [part for file in list_source(input_dir, dataset_name) for part in plan_slices(file)]
     tasks = [_slice_task(part, threshold, state / name / f"{part.label}{ROWS}") for part in slices]
-    counts = run_stage(name, tasks, state, options, scope="" if dataset_name == "all" else f"{dataset_name}/")
+    counts = run_stage(name, tasks, state, options, stale_prefix="" if dataset_name == "all" else f"{dataset_name}/")
     with locked(state / f"{name}.lock"):  # SlimPajama's users run one data set beside another
         _write_all(name, state, output_file, options)
     note_count_mismatch(n_docs, counts, options)

@@ -72,8 +72,8 @@ def normalize_text(
     tasks, pieces = _plan(chosen, targets, state, ftfy)
     reject_unknown_files(target_dir, targets.values(), SUFFIXES, state / f"{NAME}.jsonl")
     if pieces:  # whether too much is malformed is asked of the whole, below
-        run_stage(PIECES, pieces, state, replace(options, max_malformed=1.0), scope=None)
-    counts = run_stage(NAME, tasks, state, options, scope=None if idx >= 0 else "")
+        run_stage(PIECES, pieces, state, replace(options, max_malformed=1.0), stale_prefix=None)
+    counts = run_stage(NAME, tasks, state, options, stale_prefix=None if idx >= 0 else "")
     for file in chosen:  # no others: another --idx may be at work beside this one
         shutil.rmtree(_pieces_of(state, file.name, ftfy), ignore_errors=True)
     return counts

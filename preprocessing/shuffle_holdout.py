@@ -147,7 +147,7 @@ def pass2(
     for folder in (train_dir, holdout_dir):
         reject_unknown_files(folder, outputs_of(tasks), SUFFIXES, ledger)
     is_all = start == 0 and end >= head.parts
-    return run_stage(PASS_2, tasks, train_dir / STATE_DIR, options, scope="" if is_all else None)
+    return run_stage(PASS_2, tasks, train_dir / STATE_DIR, options, stale_prefix="" if is_all else None)
 
 
 def split_part(part: int, input_dir: Path, limits: dict[str, int], train: Path, held: Path) -> Counts:

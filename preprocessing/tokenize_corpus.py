@@ -85,14 +85,14 @@ def encode_slice(part: Slice, tokenizer: Path, prefix: Path, report: Path) -> Co
     """Write the shard of one slice, and its report."""
     counts, (model, encoder) = Counts({}, []), load_encoder(tokenizer)
     found = ShardReport(ShardRecord(part.label, 0, 0, 0, ""), {})
-    documents = read_documents(part, counts, Rejects(report), carried=True)
+    documents = read_documents(part, counts, Rejects(report), by_original_source=True)
     with TokenShardWriter(prefix, token_dtype(model.vocab_size())) as shard:
         for some in batched(documents, size=BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
             ids, offsets = encoder.encode([document.text for document in some], model.eos_id())
             lengths = np.diff(offsets).tolist()
             shard.add_all(ids, lengths)
             for document, tokens in zip(some, lengths, strict=True):
-                source, size = document.origin.source, utf8_size(document.text)
+                source, size = document.original_key.source, utf8_size(document.text)
                 counts.add(source, WRITTEN, size)
                 _record(found, source, tokens, size, _LOSSY in document.text)
     found.shard.sha256 = shard.sha256

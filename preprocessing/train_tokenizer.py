@@ -87,10 +87,10 @@ def sample_slice(part: Slice, budget: int, seed: int, output: Path) -> Counts:
     counts = Counts({}, [])
     chosen: list[tuple[int, int, str, str]] = []  # a heap: (-draw, -row, source, text), the largest draw on top
     held = 0
-    for document in read_documents(part, counts, Rejects(output), carried=True):
-        origin = document.origin
-        draw = int(draws(seed, f"tokenizer {document.key.row}", origin.file, np.array([origin.row]))[0])
-        heapq.heappush(chosen, (-draw, -document.key.row, origin.source, document.text))
+    for document in read_documents(part, counts, Rejects(output), by_original_source=True):
+        key = document.original_key
+        draw = int(draws(seed, f"tokenizer {document.key.row}", key.file, np.array([key.row]))[0])
+        heapq.heappush(chosen, (-draw, -document.key.row, key.source, document.text))
         held += utf8_size(document.text)
         while held > budget and len(chosen) > 1:
             _, _, source, text = heapq.heappop(chosen)

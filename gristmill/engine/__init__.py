@@ -1,1 +1,1 @@
-"""The engine: tasks, what is done already, where tasks run, and the ledger of a stage."""
+"""The engine: runs the tasks of a stage in worker processes, skips those already done, and keeps a ledger."""

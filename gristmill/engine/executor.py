@@ -1,4 +1,4 @@
-"""Where tasks run: in this process or in a pool of them. Tasks do not know which."""
+"""Executor: runs calls in this process or in a pool of worker processes, with the same results."""
 
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ from gristmill.errors import GristmillError
 
 @dataclass(frozen=True)
 class Call:
-    """A module-level function and its arguments: what can be sent to another process."""
+    """A module-level function and its arguments, which can be pickled for a worker process."""
 
     function: Callable[..., Any]
     arguments: dict[str, Any]
@@ -29,9 +29,10 @@ class Call:
 
 
 def execute(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
-    """Run every call; yield (position, result) as each ends, in no particular order.
+    """Run every call; yield (position in `calls`, result) as each ends, in any order.
 
-    The first error stops the rest and is raised as it is. Results must not depend on `workers`.
+    The first error cancels the calls not yet started and is raised unchanged. Raises GristmillError
+    if a worker process dies. One worker, or one call, runs in this process.
     """
     if workers <= 1 or len(calls) <= 1:
         yield from ((position, call()) for position, call in enumerate(calls))
@@ -40,18 +41,18 @@ def execute(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
 
 
 def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
-    # A fork server starts clean (no threads of ours to inherit) and warm (imports are done once).
+    # Workers forked from a server inherit no threads of this process, and the modules are imported once.
     with _uninterrupted():
         start_fork_server(sorted({call.function.__module__ for call in calls}))
     context, others = multiprocessing.get_context("forkserver"), set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=exit_with_parent)
     try:
-        with _uninterrupted():  # a worker that is half started when we leave fails with a traceback of its own
+        with _uninterrupted():  # a worker interrupted while it starts would print a traceback
             futures = {pool.submit(call): position for position, call in enumerate(calls)}
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BrokenProcessPool as error:
-        # A worker that started just as another died is missed by the pool, which would wait for it for ever.
+        # The pool loses track of a worker that starts while another dies, and would wait for it forever.
         for worker in set(multiprocessing.active_children()) - others:
             worker.kill()
         raise GristmillError(
@@ -64,35 +65,36 @@ def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int,
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let an interrupt wait until the block ends.
+    """Delay SIGINT until the block ends.
 
-    Masking the signal would not do: another thread, of NumPy's say, would take it, and Python raise it here.
+    Masking the signal is not enough: another thread, such as one of NumPy's, would receive it, and
+    Python would raise KeyboardInterrupt here all the same.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is None:
-        yield  # an interrupt is raised in the main thread alone
+        yield  # KeyboardInterrupt is raised in the main thread only
         return
-    pressed: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    received: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if pressed:
+    if received:
         signal.raise_signal(signal.SIGINT)
 
 
 def start_fork_server(modules: list[str]) -> None:
-    """Have it import `modules` from where this file stands.
+    """Start multiprocessing's fork server, with `modules` imported from the folder of this project.
 
-    It knows nothing of our sys.path, and would take another copy of ours that is installed, or that
-    the working folder holds.
+    The server does not get this process's sys.path: without PYTHONPATH it would import another copy
+    of this project, one that is installed or in the working folder.
     """
     forkserver.set_forkserver_preload(modules)
-    places = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    wanted = {"PYTHONPATH": os.pathsep.join(places), "PYTHONSAFEPATH": "1"}
-    before = {name: os.environ.pop(name, None) for name in wanted}
-    os.environ.update(wanted)
+    folders = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
+    before = {name: os.environ.pop(name, None) for name in variables}
+    os.environ.update(variables)
     try:
         forkserver.ensure_running()
     finally:
@@ -102,7 +104,7 @@ def start_fork_server(modules: list[str]) -> None:
 
 
 def exit_with_parent() -> None:
-    """End this worker when the process that started it is killed, so that none writes on unseen."""
+    """End this worker process when its parent is killed, so that it does not keep writing."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

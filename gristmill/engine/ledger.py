@@ -1,4 +1,4 @@
-"""The ledger of a stage: a line for each finished task, with its fingerprint, outputs and counts."""
+"""The ledger of a stage: a .jsonl file with a line per finished task: fingerprint, outputs and counts."""
 
 import os
 from collections.abc import Callable
@@ -10,48 +10,49 @@ from gristmill.counts import Counts
 from gristmill.errors import writing
 
 
-class Entry(msgspec.Struct):
-    """One finished task in a ledger."""
+class LedgerEntry(msgspec.Struct):
+    """A finished task. `outputs` maps absolute paths to bytes; the file has relative ones, so that folders can move."""
 
     task: str
     fingerprint: str
-    outputs: dict[str, int]  # absolute path (in the file: relative to it, so that a folder can move) → size
+    outputs: dict[str, int]
     counts: Counts
 
 
 class Ledger:
-    """An append-only file of entries; the last one of a task counts.
+    """Append-only file of entries; the last entry of a task is the valid one.
 
-    Several processes may append at once (SlimPajama's users start one per data set): a line is
-    written in one call, and a line torn by a kill is passed over.
+    Several processes may append at once (SlimPajama's users start one per data set): each line is
+    written in one call, and a line that a kill cut short is skipped.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read(self) -> dict[str, Entry]:
-        """The last entry of every task."""
+    def read(self) -> dict[str, LedgerEntry]:
+        """The last entry of each task, by task name; none if there is no file."""
         if not self.path.exists():
             return {}
         entries = (_decode(line) for line in self.path.read_bytes().splitlines())
         return {entry.task: self._with_paths(entry, os.path.join) for entry in entries if entry}
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: LedgerEntry) -> None:
+        """Write an entry. Raises OutputError if that is not possible."""
         relative = self._with_paths(entry, lambda folder, path: os.path.relpath(path, folder))
         with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as file:
-                # A torn line before ours must not swallow it: begin on a new one.
+                # Begin on a new line: the last one may have been cut short.
                 file.write(b"\n" + msgspec.json.encode(relative) + b"\n")
 
-    def _with_paths(self, entry: Entry, convert: Callable[[str, str], str]) -> Entry:
+    def _with_paths(self, entry: LedgerEntry, convert: Callable[[str, str], str]) -> LedgerEntry:
         folder = os.path.abspath(self.path.parent)
         outputs = {os.path.normpath(convert(folder, path)): size for path, size in entry.outputs.items()}
-        return Entry(entry.task, entry.fingerprint, outputs, entry.counts)
+        return LedgerEntry(entry.task, entry.fingerprint, outputs, entry.counts)
 
 
-def _decode(line: bytes) -> Entry | None:
+def _decode(line: bytes) -> LedgerEntry | None:
     try:
-        return msgspec.json.decode(line, type=Entry)
+        return msgspec.json.decode(line, type=LedgerEntry)
     except msgspec.DecodeError:
         return None

@@ -1,11 +1,11 @@
-"""Equal ranges of 64-bit hashes: how work is divided so that any division gives the same whole."""
+"""Range partitioning of 64-bit hashes into equal ranges."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 def partition_of(hashes: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
-    """The range each hash falls into, of `parts` < 2^32 equal ones, in ascending order.
+    """Index (n, int64) of the range that each hash (n, uint64) falls into, of `parts` < 2^32 equal ranges.
 
     >>> partition_of(np.array([0, 2**63, 2**64 - 1], np.uint64), 4).tolist()
     [0, 2, 3]

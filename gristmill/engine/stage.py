@@ -1,4 +1,4 @@
-"""Task and run_stage: what is done is skipped, what is not is run, and the books must balance."""
+"""Task and run_stage: skip the tasks already done, run the others, and check that counts are conserved."""
 
 import hashlib
 import inspect
@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from gristmill.counts import READ, Counts
 from gristmill.engine.executor import Call, execute
-from gristmill.engine.ledger import Entry, Ledger
+from gristmill.engine.ledger import Ledger, LedgerEntry
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.files import rejects_path, remove_partial_files, walk
 
-STATE_DIR = ".gristmill"  # the folder, beside a stage's output, that holds its ledger and work files
+STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -42,18 +42,19 @@ class RunOptions:
 
     @property
     def processes(self) -> int:
+        """Number of worker processes. Raises UsageError if fewer than one was asked for."""
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"--workers {self.workers}: wanted 1 or more")
         return self.workers or len(os.sched_getaffinity(0))
 
     @property
     def memory_bytes(self) -> int:
-        """The budget in bytes."""
+        """Memory of all workers together, in bytes. Raises UsageError if `memory` is not a size."""
         return psutil.virtual_memory().available // 2 if self.memory == "auto" else parse_size(self.memory)
 
 
 class MemoryBudget(int):
-    """Bytes of memory a task may take: an argument that changes nothing in what it writes, nor in its fingerprint."""
+    """Bytes of memory that a task may use. An argument of this type does not change the task's fingerprint."""
 
     def __repr__(self) -> str:
         return "MemoryBudget"
@@ -61,9 +62,10 @@ class MemoryBudget(int):
 
 @dataclass(frozen=True)
 class Task:
-    """A piece of work: a module-level function, its arguments, the files it reads and those it writes.
+    """Unit of work of a stage: a module-level function, its arguments, its input files and its output files.
 
-    The function returns Counts, and its outputs appear whole or not at all.
+    The function returns its Counts and writes each output atomically. `size` is the bytes it reads,
+    for the progress bar.
     """
 
     name: str
@@ -71,10 +73,10 @@ class Task:
     arguments: dict[str, Any]
     inputs: tuple[Path, ...]
     outputs: tuple[Path, ...]
-    size: int = field(default=0)  # bytes to read, for the progress bar
+    size: int = 0
 
     def fingerprint(self) -> str:
-        """What the outputs depend on: inputs' size and mtime, arguments, code."""
+        """SHA-256 of everything the outputs depend on: size and mtime of the inputs, arguments, output paths, code."""
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.inputs]
         code = code_version(inspect.getfile(self.function))
         text = repr((self.function.__qualname__, sorted(self.arguments.items()), self.outputs, stats, code))
@@ -86,94 +88,104 @@ def run_stage(
     tasks: Sequence[Task],
     state: Path,
     options: RunOptions,
-    scope: str | None = "",
+    stale_prefix: str | None = "",
     *,
     summary: bool = True,
-    since: float | None = None,
+    started: float | None = None,
 ) -> Counts:
-    """Run the tasks that are not done, write each into the ledger, and balance the books of all.
+    """Run the tasks that are not done, append each to the ledger, and return the counts of all tasks.
 
-    `state` is the folder beside the output that holds `name`.jsonl, the ledger. What earlier runs
-    wrote for tasks within `scope` (a prefix of their names; None for none) that this one does not
-    plan is removed: the output of an input that is gone would be read as if it were not. A step of a
-    larger stage gives no `summary`; the stage's own counts the time `since` its first step began.
+    Outputs of earlier runs' tasks that are no longer planned are removed, as the next stage would
+    read them: those whose name begins with `stale_prefix` (None: none).
+
+    Args:
+        name: Name of the stage and of its ledger, `state`/`name`.jsonl.
+        tasks: All tasks of the stage, done or not; their names are unique.
+        state: Folder of the ledger, usually STATE_DIR in the output folder.
+        options: Workers, memory and limits.
+        stale_prefix: Prefix of the names of the tasks whose outputs may be removed.
+        summary: Print a line with the counts and the speed; a step of a larger stage prints none.
+        started: time.perf_counter() at the start of the stage's first step; now by default.
+
+    Raises:
+        ConservationError: the counts of a task do not add up; the task is not recorded as done.
+        TooManyMalformed: more than `options.max_malformed` of the records of all tasks are malformed.
     """
-    start = time.perf_counter() if since is None else since
+    start = time.perf_counter() if started is None else started
     ledger = Ledger(state / f"{name}.jsonl")
     entries = ledger.read()
-    _remove_stale_outputs(tasks, entries, scope)
-    fingerprints = {task.name: task.fingerprint() for task in tasks}  # of the inputs as they are before we read them
+    _remove_stale_outputs(tasks, entries, stale_prefix)
+    # Taken before the inputs are read: a task whose input changes meanwhile runs again next time.
+    fingerprints = {task.name: task.fingerprint() for task in tasks}
     todo = [task for task in tasks if not is_done(task, entries, fingerprints[task.name])]
     remove_partial_files(outputs_of(todo))
     for task, counts in _with_progress(name, todo, options):
         counts.check_conserved(f"{name} {task.name}")
         written = [*task.outputs, *(path for path in map(rejects_path, task.outputs) if path.exists())]
         outputs = {os.path.abspath(path): path.stat().st_size for path in written}
-        entries[task.name] = Entry(task.name, fingerprints[task.name], outputs, counts)
+        entries[task.name] = LedgerEntry(task.name, fingerprints[task.name], outputs, counts)
         ledger.append(entries[task.name])
     total = Counts({}, [])
     for task in tasks:
         total.merge(entries[task.name].counts)
     if summary and not options.quiet:
-        _say(name, tasks, todo, total, time.perf_counter() - start)
+        _print_summary(name, tasks, todo, total, time.perf_counter() - start)
     total.check_malformed(name, options.max_malformed)
     return total
 
 
-def is_done(task: Task, entries: dict[str, Entry], fingerprint: str) -> bool:
-    """Whether the ledger holds this very task and its outputs are what they were then."""
+def is_done(task: Task, entries: dict[str, LedgerEntry], fingerprint: str) -> bool:
+    """Whether the ledger has the task with this fingerprint, and its outputs are intact."""
     entry = entries.get(task.name)
     return entry is not None and entry.fingerprint == fingerprint and outputs_intact(entry)
 
 
-def outputs_intact(entry: Entry) -> bool:
-    """Whether every output is there and of the size it had when the task ended."""
+def outputs_intact(entry: LedgerEntry) -> bool:
+    """Whether every output exists and has the size recorded when the task ended."""
     sizes = ((Path(path), size) for path, size in entry.outputs.items())
     return all(path.is_file() and path.stat().st_size == size for path, size in sizes)
 
 
 def outputs_of(tasks: Iterable[Task]) -> list[Path]:
-    """Everything that tasks write."""
+    """The output files of all tasks."""
     return [path for task in tasks for path in task.outputs]
 
 
 def reject_overlapping_folders(source: Path, target: Path) -> None:
-    """UsageError if what is written to `target` would be read as part of `source`, or overwrite it."""
+    """Raise UsageError if the output folder `target` is the input folder `source` or lies inside it."""
     if target.resolve().is_relative_to(source.resolve()):
         raise UsageError(
-            f"{target} is {source} or lies in it, and what is written there would be read as input: "
-            "give an output folder beside it"
+            f"output folder {target} is the input folder {source} or lies in it, and its files would be read as "
+            "input: give a folder outside it"
         )
 
 
 def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[str, ...], ledger: Path) -> None:
-    """OutputError if `folder` holds data files that neither this plan nor the stage's ledger knows.
+    """Raise OutputError if `folder` has files with these `suffixes` that are neither `planned` nor in the ledger.
 
-    The next stage reads the whole folder: what another run left there would join the corpus.
+    The next stage reads the whole folder, and would take another run's files for part of the corpus.
     """
-    ours = {os.path.abspath(path) for path in planned}
-    strangers = {os.path.abspath(path) for path in walk(folder) if path.name.endswith(suffixes)} - ours
-    for wait in (0.0, 1.0):  # a process beside this one may have written a file, and not yet its line in the ledger
-        time.sleep(wait if strangers else 0.0)
-        strangers -= {path for entry in Ledger(ledger).read().values() for path in entry.outputs}
-    if strangers:
+    known = {os.path.abspath(path) for path in planned}
+    unknown = {os.path.abspath(path) for path in walk(folder) if path.name.endswith(suffixes)} - known
+    for wait in (0.0, 1.0):  # a concurrent process writes its file first and its line in the ledger just after
+        time.sleep(wait if unknown else 0.0)
+        unknown -= {path for entry in Ledger(ledger).read().values() for path in entry.outputs}
+    if unknown:
         raise OutputError(
-            f"{folder} holds {len(strangers):,} files that {ledger.stem} did not write, {Path(min(strangers)).name!r} "
+            f"{folder} holds {len(unknown):,} files that {ledger.stem} did not write, {Path(min(unknown)).name!r} "
             "the first: it may be another run's output. Give an empty or new folder, or remove them."
         )
 
 
 def note_count_mismatch(n_docs: int, counts: Counts, options: RunOptions) -> None:
-    """Point out that a number of documents given on the command line is not what was found."""
+    """Print a note if `n_docs`, as given on the command line (0 or less: not given), is not the number read."""
     found = counts.total(READ).documents
     if n_docs > 0 and n_docs != found and not options.quiet:
-        print(
-            f"note: n_docs was given as {n_docs:,}; {found:,} documents were found, and all are used", file=sys.stderr
-        )
+        print(f"note: n_docs is {n_docs:,}, but {found:,} documents were found; all are used", file=sys.stderr)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of '512MiB', '4G', '1000000'.
+    """Bytes of a size such as '512MiB', '4G' or '1000000'; units are powers of 1024. Raises UsageError.
 
     >>> parse_size("1.5KiB")
     1536
@@ -191,20 +203,24 @@ def parse_size(text: str) -> int:
 
 @cache
 def code_version(file: str) -> str:
-    """A hash of the sources that a task's result depends on: those of its own top-level package and the ground's."""
-    ground, own = Path(__file__).resolve().parents[1], Path(file).resolve()
-    package = next((folder for folder in own.parents if folder.parent == ground.parent), None)
-    folders = {ground, package} if package else {ground}
+    """SHA-256 of the sources that a task's result may depend on.
+
+    These are `file`, where its function is defined, all modules of the top-level package that it is
+    in, and all of gristmill. Outside this project, `file` and gristmill only.
+    """
+    gristmill, own = Path(__file__).resolve().parents[1], Path(file).resolve()
+    package = next((folder for folder in own.parents if folder.parent == gristmill.parent), None)
+    folders = {gristmill, package} if package else {gristmill}
     sources = sorted({own, *(path for folder in folders for path in folder.rglob("*.py"))})
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
-def _remove_stale_outputs(tasks: Sequence[Task], entries: dict[str, Entry], scope: str | None) -> None:
-    """Remove outputs that earlier runs wrote for tasks that are planned otherwise or no longer."""
+def _remove_stale_outputs(tasks: Sequence[Task], entries: dict[str, LedgerEntry], prefix: str | None) -> None:
+    """Remove outputs in the ledger that are not outputs of `tasks`, of tasks planned now or with that name prefix."""
     planned = {task.name for task in tasks}
     kept = {os.path.abspath(path) for output in outputs_of(tasks) for path in (output, rejects_path(output))}
     for name, entry in entries.items():
-        if name in planned or (scope is not None and name.startswith(scope)):
+        if name in planned or (prefix is not None and name.startswith(prefix)):
             for path in set(entry.outputs) - kept:
                 Path(path).unlink(missing_ok=True)
 
@@ -226,11 +242,11 @@ def _with_progress(name: str, tasks: Sequence[Task], options: RunOptions) -> Ite
             progress.advance(bar, tasks[position].size)
 
 
-def _say(name: str, tasks: Sequence[Task], todo: Sequence[Task], total: Counts, seconds: float) -> None:
-    """One line: what came in, where it went, how fast."""
-    went = {reason: total.total(reason).documents for reason in total.reasons}
-    read = went.pop(READ, 0)
-    parts = " + ".join(f"{count:,} {reason}" for reason, count in went.items() if count)
+def _print_summary(name: str, tasks: Sequence[Task], todo: Sequence[Task], total: Counts, seconds: float) -> None:
+    """Print one line: documents read, documents per outgoing reason, megabytes per second, tasks skipped."""
+    outgoing = {reason: total.total(reason).documents for reason in total.reasons}
+    read = outgoing.pop(READ, 0)
+    parts = " + ".join(f"{count:,} {reason}" for reason, count in outgoing.items() if count)
     megabytes = total.total(READ).bytes / 1e6
     speed = f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)"
     rate = speed if megabytes else f"{seconds:.1f} s"

@@ -1,8 +1,9 @@
-"""Document and DocKey, and the files of a corpus (reading.py reads them, writing.py writes them).
+"""Document, DocKey and CorpusFile: the records of a corpus, their keys, and the files they are in.
 
 A corpus is a folder, `ROOT/<source>/**/*.jsonl[.gz|.zst] | .parquet | .arrow`; the source is the
-first folder. A document is a record with a string `text` and anything else, which stays as it is.
-Its key is `<path relative to ROOT>@<row>`, rows counted from 0 by physical line.
+first folder. A document is a record with a string `text`; its other fields are kept unchanged. Its
+key is `<path relative to ROOT>@<row>`; rows are physical lines, counted from 0, blank ones included.
+readers.py reads documents and writers.py writes them.
 """
 
 import re
@@ -18,12 +19,12 @@ from gristmill.io.files import walk
 JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 TABLES = (".parquet", ".arrow")
 SUFFIXES = JSONL + TABLES
-ORIGIN = "gristmill_key"  # the field that carries a document's key once it has left its file
-_LIKE_A_PAIR = re.compile(r"@\d+ :: ")  # as lines of duplicate_pairs.txt are
+KEY_FIELD = "gristmill_key"  # shuffle_holdout stores a document's key in this field, as it moves to another file
+_PAIR_SEPARATOR = re.compile(r"@\d+ :: ")  # between the two keys of a line in duplicate_pairs.txt
 
 
 class DocKey(NamedTuple):
-    """Where a document stands: a file, relative to the corpus, and a row in it.
+    """Key of a document: its file, relative to the corpus root, and its row in that file, from 0.
 
     >>> DocKey.parse("book/a@b.jsonl@12")
     DocKey(file='book/a@b.jsonl', row=12)
@@ -36,7 +37,7 @@ class DocKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The key that `str` wrote; the last `@` splits it."""
+        """Parse `<file>@<row>`, split at the last `@`; UsageError if it has not that form."""
         file, _, row = text.rpartition("@")
         if not file or not row.isdecimal():
             raise UsageError(f"{text!r} is not a document's key: wanted <file>@<row>")
@@ -51,20 +52,20 @@ class DocKey(NamedTuple):
 
 
 def source_of(file: str) -> str:
-    """The first folder of a path relative to the corpus; 'corpus' for a file that stands in none."""
+    """The first folder of a path relative to the corpus root; 'corpus' for a file directly in the root."""
     first, slash, _ = file.partition("/")
     return first if slash else "corpus"
 
 
 def stem(name: str) -> str:
-    """A file name without its corpus suffix."""
+    """The file name without its corpus suffix (one of SUFFIXES)."""
     return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
 
 
 class Document(msgspec.Struct):
-    """One document: its text, its key, and its record as it stood (`text` among the fields).
+    """One document: its text, its key, and the fields of its record (`text` is one of them).
 
-    `fields` hold raw JSON where the file was JSON, so that numbers, spacing and order survive.
+    Fields read from JSON are kept as raw JSON, so that numbers, spacing and order are written back unchanged.
     """
 
     text: str
@@ -72,29 +73,33 @@ class Document(msgspec.Struct):
     fields: dict[str, Any]
 
     def replace_text(self, text: str) -> None:
+        """Set the text; a field with the same text keeps its raw JSON."""
         if text != self.text:
             self.text = text
             self.fields["text"] = text
 
     @property
-    def origin(self) -> DocKey:
-        """The key it had in the normalised corpus, carried along since it was mixed."""
-        carried = self.fields.get(ORIGIN)
-        if carried is None:
+    def original_key(self) -> DocKey:
+        """The key in the normalised corpus: that of KEY_FIELD once the document was mixed, else `key`.
+
+        Raises UsageError where KEY_FIELD holds no key.
+        """
+        stored = self.fields.get(KEY_FIELD)
+        if stored is None:
             return self.key
-        return DocKey.parse(str(msgspec.json.decode(carried) if isinstance(carried, msgspec.Raw) else carried))
+        return DocKey.parse(str(msgspec.json.decode(stored) if isinstance(stored, msgspec.Raw) else stored))
 
     def to_json(self) -> bytes:
-        """The record as one JSON line, newline included."""
+        """The record as one line of JSON in UTF-8, ending in a newline."""
         return _ENCODER.encode(self.fields) + b"\n"
 
 
-_ENCODER = msgspec.json.Encoder(enc_hook=str)  # what JSON cannot say (of Arrow's types) is written as text
+_ENCODER = msgspec.json.Encoder(enc_hook=str)  # Arrow values without a JSON type are written as strings
 
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """A file of a corpus: where it is, and its name relative to the corpus root."""
+    """A corpus file: its path, its name relative to the corpus root, and its size in bytes."""
 
     path: Path
     name: str
@@ -106,9 +111,10 @@ class CorpusFile:
 
 
 def list_corpus(root: Path, prefix: str = "") -> list[CorpusFile]:
-    """Every corpus file below `root`, sorted by its name: `prefix` and its path relative to `root`.
+    """List the corpus files below `root`, sorted by name: `prefix` + path relative to `root`.
 
-    Raises UsageError where there is no folder, or no file of a known format in it.
+    Raises UsageError if `root` is no folder or holds no file of a known format, InputError if a file
+    cannot be read.
     """
     if not root.is_dir():
         wanted = "a folder, and it is a file" if root.exists() else "a folder, and there is none"
@@ -121,9 +127,9 @@ def list_corpus(root: Path, prefix: str = "") -> list[CorpusFile]:
 
 
 def list_source(folder: Path, source: str) -> list[CorpusFile]:
-    """The files of one source, named `<source>/…`, or with 'all' those of every source below `folder`.
+    """List the files of one source, named `<source>/…`, or those of every source if `source` is 'all'.
 
-    `folder` is the source's own (SlimPajama's command lines give that) or the corpus root.
+    `folder` is the source's own folder, as on SlimPajama's command lines, or the corpus root.
     """
     if source == "all":
         return list_corpus(folder)
@@ -132,17 +138,20 @@ def list_source(folder: Path, source: str) -> list[CorpusFile]:
 
 
 def _size(path: Path) -> int:
-    with reading(path):  # a link may lead nowhere
+    with reading(path):  # the path may be a dangling link
         return path.stat().st_size
 
 
 def _relative_name(path: Path, root: Path) -> str:
     name = path.relative_to(root).as_posix()
-    if not name.isprintable() or _LIKE_A_PAIR.search(name):
-        raise UsageError(f"the file name {name!r} holds what cannot be written in a key or a pair of keys: rename it")
+    if not name.isprintable() or _PAIR_SEPARATOR.search(name):
+        raise UsageError(
+            f"the file name {name!r} cannot be part of a key: wanted printable characters without '@<number> :: '. "
+            "Rename it"
+        )
     return name
 
 
 def _is_cache(path: Path) -> bool:
-    """Beside a saved Hugging Face data set lie caches of operations on it, which are not its data."""
+    """Whether a file is a cache that Hugging Face datasets saved next to the data; it repeats the data."""
     return path.suffix == ".arrow" and path.name.startswith(("cache-", "tmp"))

@@ -103,7 +103,7 @@ def read_table(path: Path, columns: Collection[str], where: pa.compute.Expressio
         ordered = [name for name in found if name in columns]
         encoded = ["file"] if where is None else []  # lean for a whole table, but Arrow then uses no statistics
         return pa.parquet.read_table(path, columns=ordered, filters=where, read_dictionary=encoded)
-    except (pa.ArrowException, OSError) as error:  # Arrow calls damaged pages an OSError
+    except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for damaged pages
         raise _unreadable(path, error) from error
 
 

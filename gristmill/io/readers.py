@@ -1,4 +1,4 @@
-"""Readers: a slice of a corpus file in, documents out; malformed records are counted and kept apart."""
+"""Readers: read the documents of a slice of a corpus file; count malformed records and write them to a file."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from gristmill.io.lines import line_starts, read_lines
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
 
-SLICE_BYTES = 64 << 20  # a larger .jsonl or .parquet file is read by several tasks
+SLICE_BYTES = 64 << 20  # larger .jsonl and .parquet files are cut into slices of about this size, one task each
 MAX_LINE = 1 << 30
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _RECORD = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -27,7 +27,11 @@ _TEXT = msgspec.json.Decoder(str)
 
 @dataclass(frozen=True)
 class Slice:
-    """The part of a corpus file that one task reads: bytes of a .jsonl, row groups of a .parquet."""
+    """Part of a corpus file that one task reads, `start` up to `end`: bytes of a .jsonl, row groups of a .parquet.
+
+    `first_row` is the row of its first record in the file; `size` its approximate bytes, for the
+    progress bar; `end` None is the end of the file.
+    """
 
     path: str
     name: str
@@ -42,16 +46,19 @@ class Slice:
 
     @property
     def label(self) -> str:
-        """A name for the slice that no other of its corpus has."""
+        """Name of the slice, unique in its corpus: `<file>+<start>`."""
         return f"{self.name}+{self.start}"
 
 
 class Malformed(Exception):
-    """A record that is no document; the message is its reason."""
+    """A record that is not a document; the message is the reason."""
 
 
 def plan_slices(file: CorpusFile) -> list[Slice]:
-    """Cut a file where tasks may share it: .jsonl at lines, .parquet at row groups, others not at all."""
+    """Cut a file into slices: .jsonl at lines, .parquet at row groups; other formats are one slice.
+
+    Raises InputError if a file that is cut cannot be read.
+    """
     if file.size > SLICE_BYTES and file.name.endswith(".jsonl"):
         cuts = line_starts(file.path, SLICE_BYTES)
     elif file.size > SLICE_BYTES and file.name.endswith(".parquet"):
@@ -65,11 +72,14 @@ def plan_slices(file: CorpusFile) -> list[Slice]:
     ]
 
 
-def read_documents(part: Slice, counts: Counts, rejects: Rejects, carried: bool = False) -> Iterator[Document]:
-    """Every document of a slice, each counted as read under its source.
+def read_documents(
+    part: Slice, counts: Counts, rejects: Rejects, by_original_source: bool = False
+) -> Iterator[Document]:
+    """Yield the documents of a slice, each counted as READ under its source.
 
-    A record that is no document is counted as malformed, with its reason, and handed to `rejects`.
-    With `carried` the source is that of the key which the document carries (see Document.origin).
+    A record that is not a document is counted as malformed, with the reason, and added to `rejects`.
+    `by_original_source` counts under the source of Document.original_key instead of the slice's.
+    Raises InputError if the file is truncated, corrupt or unreadable, or has no column `text`.
     """
     rows = _read_lines if part.name.endswith(JSONL) else _read_table
     for row, record in rows(part):
@@ -82,7 +92,9 @@ def read_documents(part: Slice, counts: Counts, rejects: Rejects, carried: bool 
             counts.add_example(f"{part.path} line {row + 1}: {error}")
             rejects.add(part.path, row, str(error), record)
         else:
-            counts.add(document.origin.source if carried else part.source, READ, utf8_size(document.text))
+            counts.add(
+                document.original_key.source if by_original_source else part.source, READ, utf8_size(document.text)
+            )
             yield document
 
 
@@ -107,7 +119,7 @@ def _parse(line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise Malformed("invalid UTF-8") from None
     except (msgspec.DecodeError, RecursionError):
-        raise Malformed(_why_not(line)) from None
+        raise Malformed(_malformed_reason(line)) from None
 
 
 def _decode_text(raw: msgspec.Raw) -> str | None:
@@ -119,8 +131,8 @@ def _decode_text(raw: msgspec.Raw) -> str | None:
         raise Malformed("lone surrogate") from None
 
 
-def _why_not(line: bytes) -> str:
-    """Ask a lenient parser what is wrong with a line that the strict one refused."""
+def _malformed_reason(line: bytes) -> str:
+    """The reason why the strict parser rejected a line, found with a lenient parser."""
     try:
         value = json.loads(line)
         json.dumps(value, ensure_ascii=False).encode()
@@ -132,7 +144,7 @@ def _why_not(line: bytes) -> str:
 
 
 def _read_lines(part: Slice) -> Iterator[tuple[int, bytes]]:
-    """(row, line) of every line that is not blank."""
+    """Yield (row, line) of every line that is not blank."""
     for row, line in enumerate(read_lines(Path(part.path), part.start, part.end), part.first_row):
         if row == 0:
             line = line.removeprefix(_BYTE_ORDER_MARK)
@@ -141,14 +153,14 @@ def _read_lines(part: Slice) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_table(part: Slice) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
-    """(row, record) of a Parquet or Arrow file; of a record that is not UTF-8, the bytes that are not."""
+    """Yield (row, record) of a Parquet or Arrow file; for a record with invalid UTF-8, the bytes of its text."""
     row = part.first_row
     try:
         with reading(Path(part.path)):
             for batch in _batches(part):
                 yield from enumerate(_records(batch), row)
                 row += batch.num_rows
-    except (pa.ArrowException, OSError) as error:  # Arrow calls damaged pages an OSError
+    except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for damaged pages
         raise InputError(
             f"{part.path}: not a readable {Path(part.path).suffix} file after row {row:,} ({error}). "
             "Fetch it again, or remove it to go on without it."
@@ -158,7 +170,7 @@ def _read_table(part: Slice) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
 def _records(batch: pa.RecordBatch) -> Iterator[bytes | dict[str, Any]]:
     try:
         yield from batch.to_pylist()
-    except UnicodeDecodeError:  # raised before the first record is out: go one by one
+    except UnicodeDecodeError:  # raised before any record is yielded: convert row by row
         for index in range(batch.num_rows):
             row = batch.slice(index, 1)
             try:
@@ -179,7 +191,7 @@ def _batches(part: Slice) -> Iterator[pa.RecordBatch]:
 
 
 def _ipc_batches(stored: pa.MemoryMappedFile, path: str) -> Iterator[pa.RecordBatch]:
-    """Batches of an Arrow IPC stream (what Hugging Face saves) or file."""
+    """Yield the batches of an Arrow IPC stream (as Hugging Face datasets saves) or an IPC file."""
     try:
         reader = pa.ipc.open_stream(stored)
     except pa.ArrowInvalid:
@@ -198,7 +210,7 @@ def _require_text(schema: pa.Schema, path: str) -> None:
 
 
 def _row_group_starts(file: CorpusFile) -> list[tuple[int, int]]:
-    """(row group, row) of the first row group of each slice."""
+    """(row group, its first row) at which each slice starts."""
     try:
         metadata = pa.parquet.read_metadata(file.path)
     except (pa.ArrowException, OSError) as error:

@@ -14,7 +14,7 @@ from gristmill.batches import batched
 from gristmill.counts import REPEATED, WRITTEN, Counts
 from gristmill.engine.partition import partition_of
 from gristmill.errors import InputError
-from gristmill.io.documents import ORIGIN, DocKey, Document
+from gristmill.io.documents import KEY_FIELD, DocKey, Document
 from gristmill.io.files import atomic_write
 from gristmill.io.keys import KeySet, is_table, read_keys, stream_keys, stream_table
 from gristmill.io.readers import Slice, read_documents
@@ -173,7 +173,7 @@ def _scatter(
         holdout = draws(seed, "holdout", file, rows).tolist() if copy == 0 else [int(NEVER)] * len(rows)
         for i in np.flatnonzero(copies > copy):
             document = documents[i]
-            document.fields[ORIGIN] = str(document.key)
+            document.fields[KEY_FIELD] = str(document.key)
             pile.add(part[i], Member(document.to_json(), order[i], holdout[i], utf8_size(document.text)))
 
 

@@ -12,7 +12,7 @@ from dedup.dedup_train import CONTAMINATED
 from gristmill.counts import READ, WRITTEN
 from gristmill.engine.stage import RunOptions
 from gristmill.errors import UsageError
-from gristmill.io.documents import ORIGIN
+from gristmill.io.documents import KEY_FIELD
 from gristmill.io.lines import read_lines
 from gristmill.io.writers import open_jsonl_writer
 
@@ -24,7 +24,7 @@ TRAIN = [("a/x.jsonl@0", "Kept, one."), ("a/x.jsonl@1", "Held out."), ("b/y.json
 def write(path: Path, documents: list[tuple[str, str]]) -> None:
     with open_jsonl_writer(path) as sink:
         for key, text in documents:
-            sink.write(msgspec.json.encode({"id": 7, "text": text, ORIGIN: key}) + b"\n")
+            sink.write(msgspec.json.encode({"id": 7, "text": text, KEY_FIELD: key}) + b"\n")
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def clean(out: Path, chunk: int = 1) -> object:
 def test_texts_of_every_chunk_of_the_holdout_are_removed(out: Path) -> None:
     counts = clean(out)
     lines = [msgspec.json.decode(line) for line in read_lines(out / "train_deduped/chunk1/a.jsonl.zst")]
-    assert lines == [{"id": 7, "text": text, ORIGIN: key} for key, text in (TRAIN[0], TRAIN[2])]
+    assert lines == [{"id": 7, "text": text, KEY_FIELD: key} for key, text in (TRAIN[0], TRAIN[2])]
     found = {
         source: [counts.total(reason, source).documents for reason in (READ, WRITTEN, CONTAMINATED)]
         for source in counts.tallies

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from gristmill.counts import Counts, Tally
-from gristmill.engine.ledger import Entry, Ledger
+from gristmill.engine.ledger import Ledger, LedgerEntry
 from gristmill.errors import ConservationError, TooManyMalformed
 
 COUNTED = st.lists(
@@ -66,11 +66,11 @@ def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "state" / "a.jsonl")
     assert ledger.read() == {}
     counts = counts_of([("a", "read", 5), ("a", "written", 5)])
-    ledger.append(Entry("one", "f1", {str(tmp_path / "x"): 3}, counts))
+    ledger.append(LedgerEntry("one", "f1", {str(tmp_path / "x"): 3}, counts))
     whole = ledger.path.read_bytes()
     ledger.path.write_bytes(whole + whole[: len(whole) // 2])  # killed while it wrote
-    ledger.append(Entry("two", "f2", {}, counts))
-    ledger.append(Entry("one", "f3", {str(tmp_path / "x"): 4}, counts))
+    ledger.append(LedgerEntry("two", "f2", {}, counts))
+    ledger.append(LedgerEntry("one", "f3", {str(tmp_path / "x"): 4}, counts))
     entries = ledger.read()
     assert {name: entry.fingerprint for name, entry in entries.items()} == {"one": "f3", "two": "f2"}
     assert entries["one"].outputs == {str(tmp_path / "x"): 4} and entries["one"].counts.total("read") == Tally(1, 5)
@@ -78,7 +78,7 @@ def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:
 
 def test_outputs_move_with_the_folder(tmp_path: Path) -> None:
     """A copy of a folder must never speak of, and so remove, files of the original."""
-    Ledger(tmp_path / "a" / "s.jsonl").append(Entry("one", "f", {str(tmp_path / "a" / "x"): 3}, Counts({}, [])))
+    Ledger(tmp_path / "a" / "s.jsonl").append(LedgerEntry("one", "f", {str(tmp_path / "a" / "x"): 3}, Counts({}, [])))
     (tmp_path / "a").rename(tmp_path / "b")
     assert Ledger(tmp_path / "b" / "s.jsonl").read()["one"].outputs == {str(tmp_path / "b" / "x"): 3}
 

@@ -51,11 +51,11 @@ def make_task(folder: Path, name: str = "one", target: str = "out/one", suffix: 
     return Task(name, copy_upper, arguments, (folder / "in",), (folder / target,))
 
 
-def runs(folder: Path, *tasks: Task, scope: str | None = "") -> int:
+def runs(folder: Path, *tasks: Task, stale_prefix: str | None = "") -> int:
     """How many tasks really ran."""
     log = folder / "log"
     before = len(log.read_text().splitlines()) if log.exists() else 0
-    counts = run_stage("stage", tasks, folder / "state", QUIET, scope)
+    counts = run_stage("stage", tasks, folder / "state", QUIET, stale_prefix)
     assert counts.total(READ).documents == len(tasks)  # counts are of all, done before or now
     return (len(log.read_text().splitlines()) if log.exists() else 0) - before
 
@@ -175,20 +175,20 @@ def test_outputs_of_tasks_no_longer_planned_go(tmp_path: Path, task: Task) -> No
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine", "one"]
 
 
-def test_a_scope_spares_what_another_call_wrote(tmp_path: Path, task: Task) -> None:
+def test_outputs_with_another_prefix_are_kept(tmp_path: Path, task: Task) -> None:
     book = [make_task(tmp_path, f"book/{i}", f"out/book{i}") for i in range(2)]
     web = make_task(tmp_path, "web/0", "out/web0")
-    runs(tmp_path, *book, scope="book/")
-    runs(tmp_path, web, scope="web/")
-    runs(tmp_path, book[0], scope="book/")
+    runs(tmp_path, *book, stale_prefix="book/")
+    runs(tmp_path, web, stale_prefix="web/")
+    runs(tmp_path, book[0], stale_prefix="book/")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["book0", "web0"]
-    runs(tmp_path, task, scope=None)
+    runs(tmp_path, task, stale_prefix=None)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["book0", "one", "web0"]
 
 
 def test_a_task_that_writes_elsewhere_now_takes_its_output_along(tmp_path: Path, task: Task) -> None:
     runs(tmp_path, task)
-    runs(tmp_path, make_task(tmp_path, target="elsewhere/one"), scope=None)
+    runs(tmp_path, make_task(tmp_path, target="elsewhere/one"), stale_prefix=None)
     assert not (tmp_path / "out" / "one").exists() and (tmp_path / "elsewhere" / "one").exists()
 
 
@@ -200,7 +200,7 @@ def test_a_stage_that_loses_a_document_fails(tmp_path: Path) -> None:
     assert not (tmp_path / "state" / "stage.jsonl").exists()  # nor is it done
 
 
-def test_strangers_are_refused(tmp_path: Path, task: Task) -> None:
+def test_unknown_files_are_rejected(tmp_path: Path, task: Task) -> None:
     out, ledger = tmp_path / "out", tmp_path / "state" / "stage.jsonl"
     runs(tmp_path, task)
     reject_unknown_files(out, [], ("one", "other"), ledger)  # the ledger knows it
@@ -214,7 +214,7 @@ def test_strangers_are_refused(tmp_path: Path, task: Task) -> None:
 def test_an_output_in_the_input_is_refused(tmp_path: Path, target: str) -> None:
     root = tmp_path / "root"
     root.mkdir()
-    with pytest.raises(UsageError, match="beside it"):
+    with pytest.raises(UsageError, match="outside it"):
         reject_overlapping_folders(root, root / target)
     reject_overlapping_folders(root, tmp_path / "root2")
 

@@ -159,7 +159,7 @@ def test_a_corpus_is_not_written_over(tmp_path: Path, said, target: str) -> None
     path = put(tmp_path / "in" / "a.jsonl", '{"text": "e\u0301"}\n'.encode())
     before = path.read_bytes()
     code, text = said(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / target)
-    assert code == 2 and "beside it" in text
+    assert code == 2 and "outside it" in text
     assert path.read_bytes() == before
 
 
@@ -229,7 +229,7 @@ def test_a_wrong_number_of_documents_is_pointed_out_and_no_more(tmp_path: Path, 
     wrong = run(*filter, 5, "book", 200)
     right = run(*filter, 3, "book", 200)
     assert (wrong.returncode, right.returncode) == (0, 0)
-    assert "n_docs was given as 5; 3 documents were found" in wrong.stderr
+    assert "n_docs is 5, but 3 documents were found" in wrong.stderr
     assert "n_docs" not in right.stderr
 
 
