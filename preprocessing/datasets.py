@@ -48,7 +48,7 @@ def source_weights(given: str, sources: Iterable[str]) -> dict[str, float]:
     return {source: asked.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT)) for source in sources}
 
 
-def shares(weights: Mapping[str, float], counts: Counts) -> Table:
+def shares_table(weights: Mapping[str, float], counts: Counts) -> Table:
     """A table of requested and realised shares of the mix, by documents and bytes of text.
 
     Requested is what the weights ask of the documents that were not dropped; realised is what was written.

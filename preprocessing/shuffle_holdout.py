@@ -1,23 +1,22 @@
-"""Stage: mix and shuffle in two passes, and hold documents out for evaluation.
+"""Stage: mix the sources, shuffle all documents in two passes, and hold some out for evaluation.
 
-Pass 1 reads the corpus once and scatters every document that goes on over parts, by a draw from
-its key; pass 2 sorts each part in memory by another draw and splits it. The result is a uniformly
-random order of the whole, whatever was done by which process when.
+Pass 1 reads the corpus once: it drops short documents and duplicates, repeats or samples each source by its
+weight, and writes every document to a random part (to that part's bucket; see mixing/shuffle_buckets.py).
+Pass 2 shuffles each part in memory and splits it into train and holdout. The result is a uniformly random
+order of all documents, the same for any number of workers.
 """
 
 import math
 import sys
-from collections.abc import Iterable
+from collections import defaultdict
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-import msgspec
-import numpy as np
 from tyro.conf import Positional
 
 from gristmill.command import command, wide_console
-from gristmill.counts import READ, WRITTEN, Counts
+from gristmill.counts import Counts
 from gristmill.engine.stage import (
     STATE_DIR,
     RunOptions,
@@ -27,32 +26,27 @@ from gristmill.engine.stage import (
     reject_unknown_files,
     run_stage,
 )
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import UsageError
 from gristmill.io.documents import SUFFIXES, list_corpus
-from gristmill.io.files import atomic_write_bytes
 from gristmill.io.readers import Slice, plan_slices
-from gristmill.io.writers import open_jsonl_writer
-from preprocessing.datasets import shares, source_weights
+from preprocessing.datasets import shares_table, source_weights
+from preprocessing.mixing.drops import check_all_met, write_drops
 from preprocessing.mixing.mix import (
-    DUPLICATE,
-    SHORT,
-    Drops,
-    PassOne,
-    Share,
-    group_by_source,
+    holdout_limits,
     mix_slice,
-    survey_slice,
-    write_drops,
+    source_epochs,
+    split_part,
+    write_manifest,
+    write_weight_numbers,
 )
-from preprocessing.mixing.sampling import NEVER, smallest
-from preprocessing.mixing.shuffle_buckets import SUFFIX, Pile, index_path, open_pile
+from preprocessing.mixing.sampling import SourceEpochs
+from preprocessing.mixing.shuffle_buckets import SUFFIX, BucketManifest, index_path, manifest_path
 
-HELD_OUT = "holdout"
 PASS_1 = "pass1"
 PASS_2 = "pass2"
-FEWEST_PARTS = 20  # SlimPajama's number
-PART_BYTES = 128 << 20  # more parts where they would be larger: pass 2 holds one in memory
-_COMPRESSION = 4  # how much smaller compressed text is taken to be
+MIN_PARTS = 20  # SlimPajama's number
+MAX_PART_BYTES = 128 << 20  # of text, estimated: pass 2 holds a part in memory
+_COMPRESSION_RATIO = 4  # assumed of compressed and of table files
 
 
 def pass1(
@@ -64,15 +58,16 @@ def pass1(
     seed: int = 1,
     options: RunOptions = RunOptions(),
 ) -> Counts:
-    """Drop short documents and duplicates, weigh the sources, and scatter the rest over the parts of pass 2.
+    """Drop short documents and duplicates, weight the sources, and scatter all documents over random parts.
 
     Args:
         input_dir: NORM/, the normalised corpus: the folder of all sources.
-        out_dir: OUT/pass1.
-        duplicates: DUP/duplicates.pickle or .parquet; nothing is dropped as a duplicate without it.
-        short_docs: FILTERED.pickle or .parquet; nothing is dropped as short without it.
-        weights: Epochs per source, book=2.5,c4=1 or a .toml file; otherwise as preprocessing/datasets.py says.
-        seed: Seed of every draw: weights, parts, order and holdout.
+        out_dir: OUT/pass1, for the intermediate files that pass2 reads.
+        duplicates: DUP/duplicates.pickle or .parquet, the duplicates to drop; none are dropped without it.
+        short_docs: FILTERED.pickle or .parquet, the short documents to drop; none are dropped without it.
+        weights: Epochs of each source, such as book=2.5,c4=1, or a .toml file; the weights in
+            preprocessing/datasets.py are the defaults.
+        seed: Seed of all random choices: sampling by weight, parts, order and holdout.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
@@ -80,25 +75,83 @@ def pass1(
     """
     files = list_corpus(input_dir)
     reject_overlapping_folders(input_dir, out_dir)
-    slices = [part for file in files for part in plan_slices(file)]
-    epochs = source_weights(weights, {file.source for file in files})
+    slices = [corpus_slice for file in files for corpus_slice in plan_slices(file)]
+    source_weight = source_weights(weights, {file.source for file in files})
     state = out_dir / STATE_DIR
     drops = {file.name: state / "drops" / f"{file.name}.npz" for file in files}
-    _divide_drops(drops, duplicates, short_docs, state, options)
-    sets = tuple(path for path in (duplicates, short_docs) if path)
-    chosen = _choose_shares(epochs, slices, drops, seed, state, options)
-    parts = max(FEWEST_PARTS, math.ceil(sum(_text_size(part) for part in slices) / PART_BYTES))
-    tasks = [
-        _mix_task(part, drops[part.name], chosen[part.source], parts, seed, out_dir / f"{part.label}{SUFFIX}")
-        for part in slices
-    ]
+    _run_drops(drops, duplicates, short_docs, state, options)
+    epochs = _run_sampling(source_weight, slices, drops, seed, state, options)
+    parts = max(MIN_PARTS, math.ceil(sum(map(_text_bytes, slices)) / MAX_PART_BYTES))
+    tasks = [_mix_task(s, drops[s.name], epochs[s.source], parts, seed, out_dir) for s in slices]
     reject_unknown_files(out_dir, outputs_of(tasks), SUFFIXES, state / f"{PASS_1}.jsonl")
     counts = run_stage(PASS_1, tasks, state, options)
-    _check_dropped(counts, drops.values(), sets)
-    _write_head(tasks, PassOne(parts, seed, {}, epochs), out_dir, options)
+    check_all_met(counts, drops.values(), tuple(path for path in (duplicates, short_docs) if path))
+    bucket_files = {f"{s.label}{SUFFIX}": s.source for s in slices}
+    _run_manifest(tasks, BucketManifest(parts, seed, bucket_files, source_weight), out_dir, options)
     if not options.quiet:
-        wide_console().print(shares(epochs, counts))
+        wide_console().print(shares_table(source_weight, counts))
     return counts
+
+
+def _run_drops(
+    drops: dict[str, Path], duplicates: Path | None, short_docs: Path | None, state: Path, options: RunOptions
+) -> None:
+    """Run the step that splits both key sets by corpus file; `drops` maps each file to its output."""
+    provenance = duplicates and duplicates.with_suffix(".parquet")
+    inputs = tuple(dict.fromkeys(path for path in (duplicates, short_docs, provenance) if path and path.is_file()))
+    if provenance and not provenance.is_file() and not options.quiet:
+        print(
+            f"note: there is no {provenance} to say which document of each cluster was kept: where that one is short, "
+            "the whole cluster is dropped (generate_duplicates_dict writes this table)",
+            file=sys.stderr,
+        )
+    arguments = {
+        "duplicates": duplicates, "short_docs": short_docs, "files": list(drops), "outputs": list(drops.values()),
+    }  # fmt: skip
+    task = Task("drops", write_drops, arguments, inputs, tuple(drops.values()))
+    run_stage(f"{PASS_1}-drops", [task], state, options, summary=False)
+
+
+def _run_sampling(
+    weights: dict[str, float], slices: list[Slice], drops: dict[str, Path], seed: int, state: Path, options: RunOptions
+) -> dict[str, SourceEpochs]:
+    """Turn weights into epochs; sources with a fractional weight are read once to sample an exact fraction."""
+    tasks: dict[str, list[Task]] = defaultdict(list)
+    for corpus_slice in slices:
+        if weights[corpus_slice.source] % 1:
+            tasks[corpus_slice.source].append(_sampling_task(corpus_slice, drops[corpus_slice.name], seed, state))
+    if tasks:
+        run_stage(f"{PASS_1} sampling", [task for of_source in tasks.values() for task in of_source], state, options)
+    return {source: source_epochs(weight, outputs_of(tasks[source])) for source, weight in weights.items()}
+
+
+def _sampling_task(corpus_slice: Slice, drops: Path, seed: int, state: Path) -> Task:
+    output = state / "sampling" / f"{corpus_slice.label}.npy"
+    arguments = {"corpus_slice": corpus_slice, "drops": drops, "seed": seed, "output": output}
+    inputs = (Path(corpus_slice.path), drops)
+    return Task(corpus_slice.label, write_weight_numbers, arguments, inputs, (output,), corpus_slice.size)
+
+
+def _text_bytes(corpus_slice: Slice) -> int:
+    """Bytes of text in a slice, estimated from its size on disk."""
+    return corpus_slice.size * (1 if corpus_slice.path.endswith(".jsonl") else _COMPRESSION_RATIO)
+
+
+def _mix_task(corpus_slice: Slice, drops: Path, epochs: SourceEpochs, parts: int, seed: int, out_dir: Path) -> Task:
+    output = out_dir / f"{corpus_slice.label}{SUFFIX}"
+    arguments = {
+        "corpus_slice": corpus_slice, "drops": drops, "epochs": epochs, "parts": parts, "seed": seed, "output": output,
+    }  # fmt: skip
+    inputs, outputs = (Path(corpus_slice.path), drops), (output, index_path(output))
+    return Task(corpus_slice.label, mix_slice, arguments, inputs, outputs, corpus_slice.size)
+
+
+def _run_manifest(tasks: list[Task], manifest: BucketManifest, out_dir: Path, options: RunOptions) -> None:
+    """Run the step that writes pass1.json, after the indexes of all bucket files."""
+    indexes = tuple(task.outputs[1] for task in tasks)
+    arguments = {"manifest": manifest, "folder": out_dir}
+    task = Task("manifest", write_manifest, arguments, indexes, (manifest_path(out_dir),))
+    run_stage(f"{PASS_1}-manifest", [task], out_dir / STATE_DIR, options, summary=False)
 
 
 def pass2(
@@ -111,16 +164,17 @@ def pass2(
     holdout: float = 0.0017,
     options: RunOptions = RunOptions(),
 ) -> Counts:
-    """Shuffle the parts start ≤ i < end and split them, into the folder chunk<chunk> of train and holdout.
+    """Shuffle the parts start ≤ i < end and split them into train and holdout, in the folder chunk<chunk> of each.
 
     The holdout is an exact fraction of each source's documents, and at least one of a source with
     two or more, so that no source is left out.
 
     Args:
-        start: The first part.
-        end: The first part not to take; past the end means all. Pass 1 makes 20 parts, or more of a large corpus.
-        chunk: Number of the folder to write to.
-        input_dir: OUT/pass1.
+        start: First part.
+        end: End of the range of parts, exclusive; larger than their number means all. pass1 makes 20, or more for
+            a large corpus.
+        chunk: Number of the output folder.
+        input_dir: OUT/pass1, which pass1 wrote.
         train_dir: OUT/train.
         holdout_dir: OUT/holdout.
         holdout: Fraction of each source's documents to hold out; SlimPajama's is 0.17 %.
@@ -129,155 +183,29 @@ def pass2(
     Returns:
         Documents read, written to train and held out, per source.
     """
-    head = _read_head(input_dir)
-    if not 0 <= start < min(end, head.parts):
-        raise UsageError(f"parts {start} to {end}: pass1 made {head.parts} parts: wanted 0 ≤ start < end")
+    manifest = BucketManifest.load(input_dir)
+    if not 0 <= start < min(end, manifest.parts):
+        raise UsageError(f"parts {start} to {end}: pass1 made {manifest.parts} parts: wanted 0 ≤ start < end")
     if not 0 <= holdout < 1:
         raise UsageError(f"--holdout {holdout}: wanted a fraction of 0 or more and less than 1, such as 0.0017")
     if train_dir.resolve() == holdout_dir.resolve():
         raise UsageError(f"--train_dir and --holdout_dir are both {train_dir}: wanted two folders")
-    limits = _holdout_limits(input_dir, head, holdout)
-    tasks = []
-    for part in range(start, min(end, head.parts)):
-        train = train_dir / f"chunk{chunk}" / f"example_train_{part}.jsonl.zst"
-        held = holdout_dir / f"chunk{chunk}" / f"example_holdout_{part}.jsonl.zst"
-        arguments = {"part": part, "input_dir": input_dir, "limits": limits, "train": train, "held": held}
-        tasks.append(Task(f"part {part}", split_part, arguments, (_head_path(input_dir),), (train, held)))
+    limits = holdout_limits(input_dir, manifest, holdout)
+    tasks = [
+        _split_task(part, input_dir, limits, train_dir / f"chunk{chunk}", holdout_dir / f"chunk{chunk}")
+        for part in range(start, min(end, manifest.parts))
+    ]
     ledger = train_dir / STATE_DIR / f"{PASS_2}.jsonl"
     for folder in (train_dir, holdout_dir):
         reject_unknown_files(folder, outputs_of(tasks), SUFFIXES, ledger)
-    is_all = start == 0 and end >= head.parts
+    is_all = start == 0 and end >= manifest.parts
     return run_stage(PASS_2, tasks, train_dir / STATE_DIR, options, stale_prefix="" if is_all else None)
 
 
-def split_part(part: int, input_dir: Path, limits: dict[str, int], train: Path, held: Path) -> Counts:
-    """Shuffle one part of all piles, and write its documents to train or holdout."""
-    counts = Counts({}, [])
-    members = []
-    for name, source in _read_head(input_dir).piles.items():
-        pile = open_pile(input_dir / name)
-        for line, i in pile.read_part(part):
-            is_held = pile.holdout[i] != NEVER and int(pile.holdout[i]) <= limits.get(source, -1)
-            members.append((int(pile.order[i]), source, line, is_held, int(pile.size[i])))
-    members.sort(key=lambda member: member[:3])
-    with open_jsonl_writer(train) as train_lines, open_jsonl_writer(held) as held_lines:
-        for _, source, line, is_held, size in members:
-            (held_lines if is_held else train_lines).write(line)
-            counts.add(source, READ, size)
-            counts.add(source, HELD_OUT if is_held else WRITTEN, size)
-    return counts
-
-
-def write_head(out_dir: Path, piles: list[Path], head: PassOne) -> Counts:
-    """Write pass1.json, the list of piles and where each comes from."""
-    for path in piles:
-        name = path.relative_to(out_dir).as_posix()
-        head.piles[name] = Slice("", name).source
-    atomic_write_bytes(_head_path(out_dir), msgspec.json.format(msgspec.json.encode(head), indent=2) + b"\n")
-    return Counts({}, [])
-
-
-def _divide_drops(
-    drops: dict[str, Path], duplicates: Path | None, short_docs: Path | None, state: Path, options: RunOptions
-) -> None:
-    sets = [duplicates, short_docs, duplicates and duplicates.with_suffix(".parquet")]
-    inputs = tuple(dict.fromkeys(path for path in sets if path and path.is_file()))
-    if duplicates and not duplicates.with_suffix(".parquet").is_file() and not options.quiet:
-        print(
-            f"note: no {duplicates.with_suffix('.parquet')} says which documents were kept for these duplicates: where "
-            "the kept one is short, its whole cluster is dropped (generate_duplicates_dict writes that table)",
-            file=sys.stderr,
-        )
-    arguments = {
-        "duplicates": duplicates, "short_docs": short_docs, "files": list(drops), "outputs": list(drops.values()),
-    }  # fmt: skip
-    task = Task("drops", write_drops, arguments, inputs, tuple(drops.values()))
-    run_stage(f"{PASS_1}-drops", [task], state, options, summary=False)
-
-
-def _choose_shares(
-    weights: dict[str, float], slices: list[Slice], drops: dict[str, Path], seed: int, state: Path, options: RunOptions
-) -> dict[str, Share]:
-    """Turn weights into shares: for a fraction, find the draw up to which exactly that many documents lie."""
-    surveys = {
-        source: [_survey_task(part, drops[part.name], seed, state) for part in parts]
-        for source, parts in group_by_source(slices).items()
-        if weights[source] % 1
-    }
-    tasks = [task for some in surveys.values() for task in some]
-    if tasks:
-        run_stage(f"{PASS_1} survey", tasks, state, options)
-    limits = {source: _threshold(outputs_of(some), weights[source] % 1) for source, some in surveys.items()}
-    return {source: Share(math.floor(weight), limits.get(source)) for source, weight in weights.items()}
-
-
-def _survey_task(part: Slice, drops: Path, seed: int, state: Path) -> Task:
-    output = state / "survey" / f"{part.label}.npy"
-    arguments = {"part": part, "drops": drops, "seed": seed, "output": output}
-    return Task(part.label, survey_slice, arguments, (Path(part.path), drops), (output,), part.size)
-
-
-def _threshold(outputs: list[Path], fraction: float) -> int | None:
-    total = sum(len(np.load(path, mmap_mode="r")) for path in outputs)
-    limit = smallest(lambda: (np.load(path) for path in outputs), round(fraction * total))
-    return None if limit is None else int(limit)
-
-
-def _mix_task(part: Slice, drops: Path, share: Share, parts: int, seed: int, output: Path) -> Task:
-    arguments = {"part": part, "drops": drops, "share": share, "parts": parts, "seed": seed, "output": output}
-    return Task(part.label, mix_slice, arguments, (Path(part.path), drops), (output, index_path(output)), part.size)
-
-
-def _check_dropped(counts: Counts, drops: Iterable[Path], sets: tuple[Path, ...]) -> None:
-    """Every row that a key set names must have been met: else the set is of another corpus."""
-    named = [np.union1d(loaded.short, loaded.duplicate) for loaded in map(Drops.load, drops)]
-    wanted = sum(len(rows) for rows in named)
-    met = counts.total(SHORT).documents + counts.total(DUPLICATE).documents
-    if met != wanted:
-        raise InputError(
-            f"{' and '.join(map(str, sets))} name {wanted:,} documents, and {met:,} of them are in the corpus: "
-            "they were made from another version of it. Run filter and the dedup stages again"
-        )
-
-
-def _write_head(tasks: list[Task], head: PassOne, out_dir: Path, options: RunOptions) -> None:
-    piles = [task.outputs[0] for task in tasks]
-    indexes = tuple(task.outputs[1] for task in tasks)
-    task = Task("head", write_head, {"out_dir": out_dir, "piles": piles, "head": head}, indexes, (_head_path(out_dir),))
-    run_stage(f"{PASS_1}-head", [task], out_dir / STATE_DIR, options, summary=False)
-
-
-def _head_path(folder: Path) -> Path:
-    return folder / "pass1.json"
-
-
-def _read_head(folder: Path) -> PassOne:
-    path = _head_path(folder)
-    if not path.is_file():
-        raise UsageError(f"{folder} holds no {path.name}: wanted the folder that pass1 wrote. Run pass1 to its end")
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=PassOne)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is damaged ({error}): run pass1 again") from error
-
-
-def _holdout_limits(folder: Path, head: PassOne, fraction: float) -> dict[str, int]:
-    """For each source the draw up to which documents are held out: exactly `fraction` of them, and at least one."""
-    by_source: dict[str, list[Pile]] = {}
-    for name, source in head.piles.items():
-        by_source.setdefault(source, []).append(open_pile(folder / name))
-    limits = {}
-    for source, piles in by_source.items():
-        total = sum(int((pile.holdout != NEVER).sum()) for pile in piles)
-        count = max(round(fraction * total), 1 if total > 1 and fraction > 0 else 0)
-        limit = smallest(lambda piles=piles: (pile.holdout for pile in piles), count)  # type: ignore[misc]
-        if limit is not None:
-            limits[source] = int(limit)
-    return limits
-
-
-def _text_size(part: Slice) -> int:
-    return part.size * (1 if part.path.endswith(".jsonl") else _COMPRESSION)
+def _split_task(part: int, input_dir: Path, limits: dict[str, int], train_dir: Path, holdout_dir: Path) -> Task:
+    train, holdout = train_dir / f"example_train_{part}.jsonl.zst", holdout_dir / f"example_holdout_{part}.jsonl.zst"
+    arguments = {"part": part, "input_dir": input_dir, "limits": limits, "train": train, "holdout": holdout}
+    return Task(f"part {part}", split_part, arguments, (manifest_path(input_dir),), (train, holdout))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from gristmill.io.lines import split_lines
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
-from preprocessing.mixing.sampling import draws
+from preprocessing.mixing.sampling import random_numbers
 
 NAME = "train_tokenizer"
 MODEL = "tokenizer.model"
@@ -89,7 +89,7 @@ def sample_slice(part: Slice, budget: int, seed: int, output: Path) -> Counts:
     held = 0
     for document in read_documents(part, counts, Rejects(output), by_original_source=True):
         key = document.original_key
-        draw = int(draws(seed, f"tokenizer {document.key.row}", key.file, np.array([key.row]))[0])
+        draw = int(random_numbers(seed, f"tokenizer {document.key.row}", key.file, np.array([key.row]))[0])
         heapq.heappush(chosen, (-draw, -document.key.row, key.source, document.text))
         held += utf8_size(document.text)
         while held > budget and len(chosen) > 1:

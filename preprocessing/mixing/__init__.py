@@ -1,1 +1,1 @@
-"""Mixing: weighted sampling and the two-pass shuffle."""
+"""Mixing: documents to drop, epochs per source, and the two-pass shuffle."""

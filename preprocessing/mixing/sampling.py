@@ -1,47 +1,71 @@
-"""Choices by hash: every draw is a function of seed, purpose and key, so that no order of work changes it."""
+"""Random numbers that depend on seed, purpose and document key alone, and exact sampling with them."""
 
 import hashlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-Draws = NDArray[np.uint64]
-NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_BUCKETS = 16  # bits of a draw that the first pass of `smallest` counts
+RandomNumbers = NDArray[np.uint64]
+_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment: 2^64 / golden ratio
+_HISTOGRAM_BITS = 16
 
 
-def draws(seed: int, purpose: str, file: str, rows: NDArray[np.int64]) -> Draws:
-    """A uniform 64-bit number for each row of a file, independent for each purpose (SplitMix64, Steele et al. 2014).
+def random_numbers(seed: int, purpose: str, file: str, rows: NDArray[np.int64]) -> RandomNumbers:
+    """One uniform 64-bit random number for each row of a file, independent between purposes.
 
-    >>> one, same = draws(1, "part", "book/a", np.array([5])), draws(1, "part", "book/a", np.array([4, 5]))
-    >>> bool(one[0] == same[1]), bool(draws(2, "part", "book/a", np.array([5]))[0] == one[0])
+    A SplitMix64 stream (Steele, Lea and Flood 2014) starts at the BLAKE2b hash of seed, purpose and file;
+    row r gets its output r + 1, computed directly. The order of work therefore changes no number.
+
+    >>> five, both = (random_numbers(1, "part", "book/a", np.array(rows)) for rows in ([5], [4, 5]))
+    >>> other = random_numbers(2, "part", "book/a", np.array([5]))
+    >>> bool(five[0] == both[1]), bool(five[0] == other[0])
     (True, False)
     """
-    digest = hashlib.blake2b(f"{seed}\0{purpose}\0{file}".encode(), digest_size=8).digest()
-    state = np.uint64(int.from_bytes(digest, "little")) + (rows.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    start = hashlib.blake2b(f"{seed}\0{purpose}\0{file}".encode(), digest_size=8).digest()
+    state = np.uint64(int.from_bytes(start, "little")) + (rows.astype(np.uint64) + np.uint64(1)) * _GOLDEN_GAMMA
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))
 
 
-def smallest(pieces: Callable[[], Iterable[Draws]], count: int) -> np.uint64 | None:
-    """The largest of the `count` smallest draws (None for none): `draw <= smallest(…)` chooses exactly `count`.
+@dataclass(frozen=True)
+class SourceEpochs:
+    """Epochs of one source: every document is written `whole` times, a random fraction of them once more.
 
-    `pieces` is called twice, and holds one 65,536th of the draws at a time beside the piece in hand.
-
-    >>> smallest(lambda: [np.array([9, 1], np.uint64), np.array([4], np.uint64)], 2)
-    np.uint64(4)
+    `extra_limit` is the largest random number that gets the extra copy; None where no document does.
     """
-    if count <= 0:
+
+    whole: int
+    extra_limit: int | None = None
+
+    def copies(self, numbers: RandomNumbers) -> NDArray[np.int64]:
+        """Copies to write of each document, given one random number for each."""
+        copies = np.full(len(numbers), self.whole, np.int64)
+        if self.extra_limit is not None:
+            copies += numbers <= np.uint64(self.extra_limit)
+        return copies
+
+
+def kth_smallest(chunks: Callable[[], Iterable[RandomNumbers]], k: int) -> int | None:
+    """The k-th smallest number of all chunks (None for k = 0): exactly k numbers are at most this large.
+
+    Radix selection in two passes: a histogram of the leading bits, then a sort of one of its 65,536 bins.
+    `chunks` is called once for each pass, so that memory holds one chunk and one bin at a time. `k` is at
+    most the number of numbers.
+
+    >>> kth_smallest(lambda: [np.array([9, 1], np.uint64), np.array([4], np.uint64)], 2)
+    4
+    """
+    if k <= 0:
         return None
-    shift = np.uint64(64 - _BUCKETS)
-    sizes = np.zeros(1 << _BUCKETS, np.int64)
-    for piece in pieces():
-        sizes += np.bincount((piece >> shift).astype(np.int64), minlength=len(sizes))
-    ends = np.cumsum(sizes)
-    bucket = int(np.searchsorted(ends, count))
-    inside = [piece[(piece >> shift) == bucket] for piece in pieces()]
-    rank = count - int(ends[bucket] - sizes[bucket])
-    return np.sort(np.concatenate(inside))[rank - 1]
+    shift = np.uint64(64 - _HISTOGRAM_BITS)
+    histogram = np.zeros(1 << _HISTOGRAM_BITS, np.int64)
+    for chunk in chunks():
+        histogram += np.bincount((chunk >> shift).astype(np.int64), minlength=len(histogram))
+    ends = np.cumsum(histogram)
+    leading = int(np.searchsorted(ends, k))
+    candidates = [chunk[(chunk >> shift) == leading] for chunk in chunks()]
+    rank = k - int(ends[leading] - histogram[leading])
+    return int(np.sort(np.concatenate(candidates))[rank - 1])

@@ -1,9 +1,10 @@
-"""Piles: the files between the two passes of the shuffle, one for each file read, divided into parts.
+"""Shuffle buckets: the intermediate files between the two passes of the shuffle, and their manifest.
 
-`NAME.jsonl.zst` holds the documents that go on, part by part, one zstd frame for each part (more
-where it was flushed in between); any zstd tool reads it. `NAME.pile.arrow` says for each of its
-documents the part, its place in the shuffle, its draw for the holdout and its size, and in its
-metadata where each frame stands. So pass 2 reads only its own part of each file.
+Pass 1 writes a bucket file for each slice of the corpus that it reads. `NAME.jsonl.zst` holds the slice's
+documents grouped by the part of the output that they go to, one zstd frame for each part (more where the
+writer's buffer filled up); any zstd tool reads it. `NAME.pile.arrow`, its index, has a line for each
+document (shuffle position, holdout number, size) and in its metadata the frames. Pass 2 reads only the
+frames of its own part from each file. `pass1.json`, the manifest, lists the bucket files.
 """
 
 from collections import defaultdict
@@ -20,85 +21,117 @@ import pyarrow.ipc
 import zstandard
 from numpy.typing import NDArray
 
-from gristmill.errors import InputError, reading
-from gristmill.io.files import atomic_write
+from gristmill.errors import InputError, UsageError, reading
+from gristmill.io.files import atomic_write, atomic_write_bytes
 from gristmill.io.writers import zstd_compressor
 
 SUFFIX = ".jsonl.zst"
-INDEX = ".pile.arrow"
-FLUSH_BYTES = 64 << 20
+NOT_ELIGIBLE = 0xFFFFFFFFFFFFFFFF  # holdout number of a second or later copy, which is never held out
+_INDEX_SUFFIX = ".pile.arrow"
+_BUFFER_BYTES = 64 << 20
+
+
+class BucketManifest(msgspec.Struct, forbid_unknown_fields=True):
+    """`pass1.json`: what pass 1 wrote, for pass 2 to read."""
+
+    parts: int  # of the output
+    seed: int
+    bucket_files: dict[str, str] = msgspec.field(name="piles")  # path relative to the manifest's folder → source
+    weights: dict[str, float]  # epochs of each source
+
+    def save(self, folder: Path) -> None:
+        """Write `folder/pass1.json` atomically."""
+        atomic_write_bytes(manifest_path(folder), msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> "BucketManifest":
+        """Read `folder/pass1.json`; UsageError if there is none, InputError if it is damaged."""
+        path = manifest_path(folder)
+        if not path.is_file():
+            raise UsageError(f"{folder} holds no {path.name}: wanted the folder that pass1 wrote. Run pass1 to its end")
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is damaged ({error}): run pass1 again") from error
+
+
+def manifest_path(folder: Path) -> Path:
+    """Path of the manifest in the folder that pass 1 wrote."""
+    return folder / "pass1.json"
+
+
+class BucketDocument(NamedTuple):
+    """One copy of a document in a bucket file."""
+
+    line: bytes  # JSON, newline included
+    order: int  # random number to sort its part by
+    holdout: int  # random number to choose the holdout by, or NOT_ELIGIBLE
+    size: int  # UTF-8 bytes of its text
 
 
 class Frame(NamedTuple):
-    """A zstd frame: its part, where it begins, its compressed size, its documents and the first one's number."""
+    """A zstd frame of a bucket file: documents of one part."""
 
     part: int
-    offset: int
-    size: int
+    offset: int  # bytes from the start of the file
+    size: int  # compressed bytes
     documents: int
-    first: int
-
-
-class Member(NamedTuple):
-    """A document on its way: its JSON line, and its draws."""
-
-    line: bytes
-    order: int
-    holdout: int
-    size: int
+    first: int  # number of its first document in the file
 
 
 @dataclass
-class PileWriter:
-    """Collects documents by part, and writes them a frame a part."""
+class BucketWriter:
+    """Groups documents by part in a buffer, and writes a zstd frame for each part when the buffer is full."""
 
     file: BinaryIO
-    waiting: dict[int, list[Member]] = field(default_factory=lambda: defaultdict(list))
     frames: list[Frame] = field(default_factory=list)
     columns: dict[str, list[int]] = field(default_factory=lambda: {"order": [], "holdout": [], "size": []})
-    pending: int = 0
+    _buffer: dict[int, list[BucketDocument]] = field(default_factory=lambda: defaultdict(list))
+    _buffered_bytes: int = 0
 
-    def add(self, part: int, member: Member) -> None:
-        self.waiting[part].append(member)
-        self.pending += len(member.line)
-        if self.pending >= FLUSH_BYTES:
+    def add(self, part: int, document: BucketDocument) -> None:
+        """Buffer a document that goes to `part` of the output."""
+        self._buffer[part].append(document)
+        self._buffered_bytes += len(document.line)
+        if self._buffered_bytes >= _BUFFER_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits, in the order of parts."""
-        for part in sorted(self.waiting):
-            members = self.waiting[part]
-            data = zstd_compressor().compress(b"".join(member.line for member in members))
-            self.frames.append(Frame(part, self.file.tell(), len(data), len(members), len(self.columns["order"])))
+        """Write the buffer, in ascending order of parts."""
+        for part in sorted(self._buffer):
+            documents = self._buffer[part]
+            data = zstd_compressor().compress(b"".join(document.line for document in documents))
+            first = len(self.columns["order"])
+            self.frames.append(Frame(part, self.file.tell(), len(data), len(documents), first))
             self.file.write(data)
             for name, values in self.columns.items():
-                values.extend(getattr(member, name) for member in members)
-        self.waiting.clear()
-        self.pending = 0
+                values.extend(getattr(document, name) for document in documents)
+        self._buffer.clear()
+        self._buffered_bytes = 0
 
 
 @contextmanager
-def write_pile(path: Path) -> Iterator[PileWriter]:
-    """Yield a writer; the pile and its index appear when the block ends well."""
+def write_bucket_file(path: Path) -> Iterator[BucketWriter]:
+    """Yield a writer; the bucket file and its index appear atomically when the block ends without an error."""
     with atomic_write(path) as temporary, temporary.open("wb") as file:
-        pile = PileWriter(file)
-        yield pile
-        pile.flush()
+        writer = BucketWriter(file)
+        yield writer
+        writer.flush()
     types = {"order": pa.uint64(), "holdout": pa.uint64(), "size": pa.int64()}
-    schema = pa.schema(types, {"frames": msgspec.json.encode(pile.frames)})
-    table = pa.table([pa.array(pile.columns[name], kind) for name, kind in types.items()], schema=schema)
-    with atomic_write(index_path(path)) as temporary, pa.ipc.new_file(str(temporary), table.schema) as writer:
-        writer.write_table(table)
+    schema = pa.schema(types, {"frames": msgspec.json.encode(writer.frames)})
+    table = pa.table([pa.array(writer.columns[name], kind) for name, kind in types.items()], schema=schema)
+    with atomic_write(index_path(path)) as temporary, pa.ipc.new_file(str(temporary), table.schema) as index:
+        index.write_table(table)
 
 
 def index_path(path: Path) -> Path:
-    """The index of a pile."""
-    return path.with_name(path.name.removesuffix(SUFFIX) + INDEX)
+    """Path of a bucket file's index."""
+    return path.with_name(path.name.removesuffix(SUFFIX) + _INDEX_SUFFIX)
 
 
 @dataclass(frozen=True)
-class Pile:
-    """An index, memory-mapped: draws and sizes of all documents of a pile, and its frames."""
+class BucketFile:
+    """A bucket file open for reading: its frames, and the columns of its memory-mapped index (see BucketDocument)."""
 
     path: Path
     frames: list[Frame]
@@ -106,8 +139,19 @@ class Pile:
     holdout: NDArray[np.uint64]
     size: NDArray[np.int64]
 
-    def read_part(self, part: int) -> Iterator[tuple[bytes, int]]:
-        """(line, number in the pile) of every document of a part. InputError if the pile is damaged."""
+    @classmethod
+    def open(cls, path: Path) -> "BucketFile":
+        """Memory-map the index of a bucket file; InputError if it is missing or damaged."""
+        try:
+            table = pa.ipc.open_file(pa.memory_map(str(index_path(path)))).read_all()
+            frames = msgspec.json.decode(table.schema.metadata[b"frames"], type=list[Frame])
+        except (pa.ArrowException, OSError, KeyError, msgspec.DecodeError) as error:
+            raise InputError(f"{index_path(path)} is not readable ({error}): run pass1 again") from error
+        columns = {name: table.column(name).to_numpy() for name in ("order", "holdout", "size")}
+        return cls(path, frames, **columns)
+
+    def read_part(self, part: int) -> Iterator[BucketDocument]:
+        """Every document of one part, in the order of the file. InputError if the file is damaged."""
         with reading(self.path), self.path.open("rb") as file:
             for frame in self.frames:
                 if frame.part != part:
@@ -117,18 +161,8 @@ class Pile:
                 if len(lines) != frame.documents:
                     raise InputError(f"{self.path} is damaged: part {part} holds {len(lines)} documents, "
                                      f"wanted {frame.documents}. Run pass1 again")  # fmt: skip
-                yield from zip(lines, range(frame.first, frame.first + frame.documents), strict=True)
-
-
-def open_pile(path: Path) -> Pile:
-    """Map the index of a pile; InputError if it is damaged."""
-    try:
-        table = pa.ipc.open_file(pa.memory_map(str(index_path(path)))).read_all()
-        frames = msgspec.json.decode(table.schema.metadata[b"frames"], type=list[Frame])
-    except (pa.ArrowException, OSError, KeyError, msgspec.DecodeError) as error:
-        raise InputError(f"{index_path(path)} is not readable ({error}): run pass1 again") from error
-    columns = {name: table.column(name).to_numpy() for name in ("order", "holdout", "size")}
-    return Pile(path, frames, **columns)
+                for i, line in enumerate(lines, frame.first):
+                    yield BucketDocument(line, int(self.order[i]), int(self.holdout[i]), int(self.size[i]))
 
 
 def _decompress(path: Path, data: bytes) -> list[bytes]:

@@ -15,7 +15,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io import readers as reading
 from gristmill.io.keys import write_keys, write_table
 from gristmill.io.pickles import dump_pickle
-from preprocessing.datasets import shares
+from preprocessing.datasets import shares_table
 from preprocessing.shuffle_holdout import pass1, pass2
 
 ALL = 10**9
@@ -92,7 +92,7 @@ def test_shares_are_requested_and_realised(tmp_path: Path, quiet: RunOptions, wr
     counts = pass1(tmp_path / "norm", tmp_path / "out", weights="c4=3", options=quiet)
     console = Console(width=120)
     with console.capture() as shown:
-        console.print(shares({"book": 1.0, "c4": 3.0}, counts))
+        console.print(shares_table({"book": 1.0, "c4": 3.0}, counts))
     rows = [line.split() for line in shown.get().splitlines() if line.startswith(("book", "c4"))]
     assert rows == [
         ["book", "1", "30", "50.00%", "→", "50.00%", "25.00%", "→", "25.00%"],
@@ -283,11 +283,11 @@ def test_what_pass_2_cannot_do_is_refused(tmp_path: Path, quiet: RunOptions, cor
         pass2(0, 5, 1, tmp_path / "pass1", tmp_path / "x", tmp_path / "x", options=quiet)
 
 
-@pytest.mark.parametrize("damage", ["pile", "pile gone", "index", "index gone", "head"])
+@pytest.mark.parametrize("damage", ["bucket file", "bucket file gone", "index", "index gone", "manifest"])
 def test_a_damaged_pass_1_is_recognised(tmp_path: Path, quiet: RunOptions, corpus, damage: str) -> None:
     folder = tmp_path / "pass1"
     pass1(corpus(book=60), folder, options=quiet)
-    suffix = {"pile": ".jsonl.zst", "index": ".pile.arrow", "head": ".json"}[damage.split()[0]]
+    suffix = {"bucket file": ".jsonl.zst", "index": ".pile.arrow", "manifest": ".json"}[damage.removesuffix(" gone")]
     path = next(path for path in sorted(folder.rglob(f"*{suffix}")) if ".gristmill" not in path.parts)
     if damage.endswith("gone"):
         path.unlink()
@@ -301,4 +301,4 @@ def test_missing_provenance_is_pointed_out(tmp_path: Path, corpus, capsys: pytes
     norm = corpus(files=1, book=3)
     dump_pickle(tmp_path / "d.pickle", {})
     pass1(norm, tmp_path / "out", tmp_path / "d.pickle", options=RunOptions(workers=1))
-    assert "note: no " in capsys.readouterr().err
+    assert "note: there is no " in capsys.readouterr().err

@@ -1,24 +1,24 @@
-"""Draws and exact fractions: hashes that behave like dice."""
+"""Random numbers by key: uniform, independent; and the k-th smallest of them."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocessing.mixing.sampling import draws, smallest
+from preprocessing.mixing.sampling import kth_smallest, random_numbers
 
 
 @given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=20), max_size=5), st.integers(0, 30))
-def test_smallest_is_the_nth_smallest(pieces: list[list[int]], count: int) -> None:
+def test_kth_smallest(pieces: list[list[int]], count: int) -> None:
     arrays = [np.array(piece, np.uint64) for piece in pieces]
     whole = sorted(sum(pieces, start=[]))
     if count <= len(whole):
-        found = smallest(lambda: arrays, count)
-        assert (int(found) if found is not None else None) == (whole[count - 1] if count else None)
+        found = kth_smallest(lambda: arrays, count)
+        assert found == (whole[count - 1] if count else None)
 
 
-def test_draws_are_uniform_and_independent() -> None:
+def test_random_numbers_are_uniform_and_independent_between_purposes() -> None:
     rows = np.arange(4096)
-    one, two = (draws(1, purpose, "book/a.jsonl", rows) / 2**64 for purpose in ("weight", "holdout"))
+    one, two = (random_numbers(1, purpose, "book/a.jsonl", rows) / 2**64 for purpose in ("weight", "holdout"))
     assert len(set(one)) == 4096
     for drawn in (one, two):
         assert abs(drawn.mean() - 0.5) < 0.02 and np.histogram(drawn, 8, (0, 1))[0].min() > 420
