@@ -1,3 +1,3 @@
-"""The ground all packages stand on: configuration, command lines, errors, the engine, files. Never torch."""
+"""Ground layer under all other packages: command lines, configuration, errors, engine, file formats. No torch."""
 
 __version__ = "0.1.0"

@@ -1,11 +1,11 @@
-"""A command line from a typed function: arguments, help, errors without a traceback.
+"""Command lines made from typed functions: arguments, help, exit codes, errors without a traceback.
 
     if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])
     …
     if __name__ == "__main__":
         command(generate_duplicate_pairs)
 
-The same function behind `python dedup/x.py`, `python -m dedup.x`, `gristmill x` and `from dedup import x`.
+`python dedup/x.py`, `python -m dedup.x`, `gristmill x` and `from dedup import x` all call the same function.
 """
 
 import importlib
@@ -22,40 +22,46 @@ from rich.text import Text
 
 from gristmill.errors import GristmillError
 
-_POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # the mark that tyro leaves on such a type
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
+_POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # the marker in the metadata of a positional argument's type
+INTERRUPTED = 130  # exit code that shells report for Ctrl-C
 
 
 def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = None, prog: str | None = None) -> None:
-    """Parse the command line for one function, or for several as subcommands, and call it.
+    """Parse the command line, call the function, print its result, and exit.
 
-    Exits with 0, with 2 for a wrong command line or a UsageError, with 1 for other errors of ours.
+    Several functions become subcommands. The exit code is 0; 2 for an invalid command line or a
+    UsageError; 1 for another GristmillError; 130 for Ctrl-C.
+
+    Args:
+        functions: Typed functions; their docstrings are the help.
+        arguments: The arguments; those of the process by default.
+        prog: Name of the program in the help.
     """
-    named = {function.__name__: _name_positionals(_by_its_own_name(function)) for function in functions}
+    named = {function.__name__: _name_positionals(_imported_by_name(function)) for function in functions}
     parser = next(iter(named.values())) if len(named) == 1 else named
     sys.exit(run_with_exit_code(lambda: _parse_and_call(parser, arguments, prog)))
 
 
 def run_with_exit_code(action: Callable[[], Any]) -> int:
-    """Run `action`; print what it returns, or the error it ends in; return the exit code."""
+    """Call `action`; print its result, or the GristmillError it raises; return the exit code."""
     try:
         result = action()
     except GristmillError as error:
-        # Text, as a file name may look like markup or an emoji's name
+        # As Text: a string would be parsed for markup and emoji names, which file names may contain.
         Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), str(error)))
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted: run the same command again, and it goes on from here", file=sys.stderr)
+        print("interrupted: run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        return 0  # whoever was reading, such as `head`, has seen enough
+        return 0  # the reader of the pipe, such as `head`, has ended
     if result is not None:
         wide_console().print(result)
     return 0
 
 
 def wide_console() -> Console:
-    """Standard output; where no terminal sets its width, wide enough for a table."""
+    """Console on standard output; 160 columns wide where that is no terminal, so that tables are not cut."""
     return Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 
 
@@ -65,10 +71,10 @@ def _parse_and_call(parser: Any, arguments: Sequence[str] | None, prog: str | No
     return tyro.cli(parser, args=arguments, prog=prog, use_underscores=True)
 
 
-def _by_its_own_name(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function from its module imported by name, when that module was started as a script.
+def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function from its module imported by name, if that module was started as a script.
 
-    Functions of `__main__` cannot be sent to other processes, and would differ from door to door.
+    A function of `__main__` cannot be pickled for worker processes.
     """
     if function.__module__ != "__main__":
         return function
@@ -78,7 +84,7 @@ def _by_its_own_name(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_positionals(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy whose help shows INPUT_DIR for a positional argument rather than PATH."""
+    """A copy of the function whose help shows a positional argument as INPUT_DIR, not as PATH."""
     copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
     copy.__doc__, copy.__kwdefaults__ = function.__doc__, function.__kwdefaults__
     for name, hint in get_type_hints(function, include_extras=True).items():

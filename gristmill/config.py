@@ -1,8 +1,8 @@
-"""Configuration: a dataclass, a TOML file over its defaults, the command line over both.
+"""Configuration: dataclass defaults, overridden by a TOML file, overridden by the command line.
 
-A nested dataclass is a `[section]` of the file and a `--section.key value` on the command line. A dataclass
-whose keys were renamed says so in `RENAMED: ClassVar[dict[str, str]]`, old name to new: the old ones are
-still taken, with a note on standard error.
+A nested dataclass is a `[section]` of the file and `--section.key value` on the command line. A
+dataclass lists its renamed keys in `RENAMED: ClassVar[dict[str, str]]`, old name to new; the old
+names still work, with a note on standard error.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ import tyro
 from gristmill.errors import InputError, UsageError
 
 Config = TypeVar("Config")
-_FRAME = re.compile("[─│╭╮╰╯]+")
+_FRAME = re.compile("[─│╭╮╰╯]+")  # the box that tyro draws around its errors
 
 
 def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None) -> Config:
     """Build `cls` from its defaults, then `--config FILE` (TOML), then the other arguments in `argv`.
 
     A relative path in the file is kept as written. `--help` prints the options and exits. Raises
-    UsageError for a key that does not exist (naming the nearest one that does), a value of the wrong
-    type, or a value that is required and missing; InputError for a file that is not TOML.
+    UsageError for an unknown key (naming the most similar one), a value of the wrong type, or a
+    missing value that is required; InputError for a file that is not TOML.
 
     >>> @dataclasses.dataclass
     ... class Oven:
@@ -41,11 +41,11 @@ def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None)
     """
     file, arguments = _take_option(list(argv), "--config")
     default = _from_table(cls, _read_toml(Path(file)), file, "") if file else _from_table(cls, {}, "", "")
-    return _parse(cls, _checked(cls, _with_new_names(cls, arguments)), default, prog)
+    return _parse(cls, _check_options(cls, _rename_options(cls, arguments)), default, prog)
 
 
 def _take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
-    """The last value of `option` in `argv` (`--x v` or `--x=v`), and what remains without it."""
+    """The last value of `option` in `argv` (`--x v` or `--x=v`), and the other arguments."""
     value, rest, waiting = None, [], False
     for argument in argv:
         if waiting or argument.startswith(option + "="):
@@ -69,9 +69,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any:
-    """An instance of `cls` from a TOML table; what is required and absent is left for the command line."""
+    """An instance of `cls` from a TOML table; missing required values are left for the command line (tyro.MISSING)."""
     types = _fields(cls)
-    table = _with_new_keys(cls, table, file, prefix)
+    table = _rename_keys(cls, table, file, prefix)
     for key in table:
         if key not in types:
             raise UsageError(f"{file}: unknown key {prefix}{key}{_nearest(prefix + key, [prefix + t for t in types])}")
@@ -96,18 +96,18 @@ def _fields(cls: type) -> dict[str, Any]:
 
 
 def _new_name(cls: type, key: str, prefix: str) -> str:
-    """Today's name of a key, which may have been renamed."""
+    """The current name of a key; prints a note if it was renamed."""
     new = getattr(cls, "RENAMED", {}).get(key, key)
     if new != key:
         print(
-            f"note: {prefix}{key} is called {prefix}{new} now; the old name will go in the next release",
+            f"note: {prefix}{key} is now called {prefix}{new}; the old name will be removed in the next release",
             file=sys.stderr,
         )
     return new
 
 
-def _with_new_keys(cls: type, table: dict[str, Any], file: str, prefix: str) -> dict[str, Any]:
-    """The table, with keys that were renamed under their new names."""
+def _rename_keys(cls: type, table: dict[str, Any], file: str, prefix: str) -> dict[str, Any]:
+    """The table with renamed keys under their current names."""
     renamed: dict[str, Any] = {}
     for key, value in table.items():
         new = _new_name(cls, key, prefix)
@@ -117,12 +117,12 @@ def _with_new_keys(cls: type, table: dict[str, Any], file: str, prefix: str) -> 
     return renamed
 
 
-def _with_new_names(cls: type, arguments: list[str]) -> list[str]:
-    """The arguments, with options that were renamed under their new names."""
-    return [_renamed_option(cls, argument) if argument.startswith("--") else argument for argument in arguments]
+def _rename_options(cls: type, arguments: list[str]) -> list[str]:
+    """The arguments with renamed options under their current names."""
+    return [_rename_option(cls, argument) if argument.startswith("--") else argument for argument in arguments]
 
 
-def _renamed_option(cls: type, argument: str) -> str:
+def _rename_option(cls: type, argument: str) -> str:
     option, equals, value = argument.removeprefix("--").partition("=")
     *sections, key = option.replace("-", "_").split(".")
     for section in sections:
@@ -145,7 +145,7 @@ def _name(kind: Any) -> str:
 
 
 def _options(cls: type, prefix: str = "--") -> dict[str, Any]:
-    """Every option of `cls` and its type."""
+    """The options of `cls`, nested ones included, and their types."""
     options: dict[str, Any] = {}
     for name, kind in _fields(cls).items():
         section = dataclasses.is_dataclass(kind)
@@ -153,8 +153,8 @@ def _options(cls: type, prefix: str = "--") -> dict[str, Any]:
     return options
 
 
-def _checked(cls: type, arguments: list[str]) -> list[str]:
-    """The arguments, if every option in them exists; `true` and `false` as Python spells them."""
+def _check_options(cls: type, arguments: list[str]) -> list[str]:
+    """Raise UsageError for an unknown option; return the arguments with `true` as `True`, `false` as `False`."""
     options = {**_options(cls), "--help": None}
     tables = tuple(f"{option}." for option, kind in options.items() if typing.get_origin(kind) is dict)
     name = ""
@@ -169,16 +169,16 @@ def _checked(cls: type, arguments: list[str]) -> list[str]:
 
 
 def _nearest(given: str, known: list[str]) -> str:
-    # a key without its section (`--steps`) is nearer to `--optim.steps` than its spelling says
+    # For a key without its section (`--steps`), suggest the same key in a section (`--optim.steps`).
     sectioned = [k for k in known if k.rpartition(".")[2] == given.lstrip("-").rpartition(".")[2]]
     matches = sectioned or difflib.get_close_matches(given, known, n=1, cutoff=0.4)
     return f"; did you mean {matches[0]}?" if matches else f"; there are {', '.join(known)}"
 
 
 def _parse(cls: type[Config], arguments: list[str], default: Config, prog: str | None) -> Config:
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(printed):
             return tyro.cli(
                 cls,
                 prog=prog,
@@ -190,11 +190,11 @@ def _parse(cls: type[Config], arguments: list[str], default: Config, prog: str |
     except SystemExit as end:
         if not end.code:
             raise  # --help
-        raise UsageError(_unframe(said.getvalue())) from None
+        raise UsageError(_plain_message(printed.getvalue())) from None
 
 
-def _unframe(said: str) -> str:
-    """tyro's framed message as lines of plain text, without its pointer to the help."""
-    lines = [_FRAME.sub("", line).strip() for line in said.splitlines()]
+def _plain_message(printed: str) -> str:
+    """The text of tyro's error message, without its box and its pointer to the help."""
+    lines = [_FRAME.sub("", line).strip() for line in printed.splitlines()]
     end = next((i for i, line in enumerate(lines) if line.startswith("For full helptext")), len(lines))
     return " ".join(" ".join(lines[1:end]).split()).replace(" Argument helptext:", "; wanted")

@@ -1,14 +1,14 @@
-"""Every error a user can meet.
+"""Errors that users see.
 
     GristmillError
-    ├── UsageError          what was asked cannot be done: an option, a path, a configuration
-    ├── InputError          the data is damaged: truncated, corrupt, unreadable; names file and line
+    ├── UsageError          invalid option, path or configuration
+    ├── InputError          damaged input: truncated, corrupt, unreadable; names file and line
     │   └── TooManyMalformed  more malformed records than --max_malformed allows
-    ├── OutputError         the result cannot be written: disk full, no permission, a folder in use
-    └── ConservationError   documents went missing between two counts
+    ├── OutputError         output cannot be written: disk full, no permission, folder in use
+    └── ConservationError   documents were lost: incoming and outgoing counts differ
 
 A message says what was given, what was wanted and what to try. Command lines print it without a
-traceback; broken invariants of our own are `assert`s, and those do print one.
+traceback. Invariants of this code are `assert`s, which do print one.
 """
 
 import errno
@@ -18,31 +18,31 @@ from pathlib import Path
 
 
 class GristmillError(Exception):
-    """An error to be read by a person; `exit_code` is what a command line returns for it."""
+    """Base class of errors whose message is written for users; `exit_code` is the exit code of a command line."""
 
     exit_code = 1
 
 
 class UsageError(GristmillError, ValueError):
-    """What was asked cannot be done."""
+    """An option, a path or a configuration is invalid."""
 
     exit_code = 2
 
 
 class InputError(GristmillError, ValueError):
-    """The data given is damaged, and how much is lost cannot be known."""
+    """The input is damaged, and it is unknown how much of it is lost."""
 
 
 class TooManyMalformed(InputError):
-    """More malformed records than `--max_malformed` allows."""
+    """More of the records are malformed than `--max_malformed` allows."""
 
 
 class OutputError(GristmillError, OSError):
-    """The result cannot be written."""
+    """The output cannot be written."""
 
 
 class ConservationError(GristmillError):
-    """Documents read and documents accounted for differ."""
+    """The number of documents read differs from the number written or dropped."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -52,21 +52,21 @@ def require(condition: bool, message: str) -> None:
 
 
 _WRITE_HINTS = {
-    errno.ENOSPC: "the disk is full: free some space and run the same command again, it goes on from here",
-    errno.EDQUOT: "the disk quota is used up: free some space and run the same command again",
+    errno.ENOSPC: "the disk is full: free some space and run the same command again to resume",
+    errno.EDQUOT: "the disk quota is used up: free some space and run the same command again to resume",
     errno.EACCES: "no permission to write there: choose another folder or change its permissions",
     errno.EPERM: "no permission to write there: choose another folder or change its permissions",
     errno.EROFS: "that file system is read-only: choose another folder",
     errno.ENOTDIR: "a part of that path is a file, not a folder: choose another folder",
-    errno.EEXIST: "a file of that name stands where a folder is wanted: choose another folder",
-    errno.EISDIR: "a folder of that name stands in the way: choose another folder or remove it",
+    errno.EEXIST: "a file of that name exists where a folder is wanted: choose another folder",
+    errno.EISDIR: "a folder of that name exists: choose another folder or remove it",
     errno.ENAMETOOLONG: "that file name is too long for the file system: rename the input file",
 }
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals to write `path` into an OutputError that says what to try."""
+    """Context: raise an OSError as an OutputError that names `path` and says what to try."""
     try:
         yield
     except OSError as error:
@@ -78,12 +78,12 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals to read `path` into an InputError: within `writing`, they were its own."""
+    """Context: raise an OSError as an InputError that names `path`, also inside `writing`."""
     try:
         yield
     except OSError as error:
         if error.errno is None or isinstance(error, OutputError):
             raise
         raise InputError(
-            f"cannot read {path}: {error.strerror}. Check that it is there and may be read, or remove it to go on"
+            f"cannot read {path}: {error.strerror}. Check that it exists and may be read, or remove it"
         ) from error

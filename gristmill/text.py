@@ -1,7 +1,7 @@
-"""The one matching rule: lower case, no ASCII punctuation, single spaces.
+"""Matching form of a text: lower case, no ASCII punctuation, single spaces.
 
-Whether a document is short and whether two are near-duplicates is decided on this form, as in
-SlimPajama; what is written is always the text itself.
+The length filter and near-duplicate detection compare texts in this form, as SlimPajama does; the
+text that is written is never changed.
 """
 
 import string
@@ -10,7 +10,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def matching_form(text: str) -> str:
-    """The text as comparisons see it.
+    """The matching form of a text.
 
     >>> matching_form("  Hello,\\tWORLD!\\n(again)  ")
     'hello world again'
@@ -19,5 +19,5 @@ def matching_form(text: str) -> str:
 
 
 def utf8_size(text: str) -> int:
-    """Bytes of `text` in UTF-8, without encoding it where that is not needed."""
+    """Bytes of `text` in UTF-8; ASCII is not encoded to find out."""
     return len(text) if text.isascii() else len(text.encode())

@@ -1,1 +1,1 @@
-"""Files in and out: documents, key sets, token shards; written atomically."""
+"""File formats: corpora, key sets, pickles, token shards; sorting on disk; atomic writes."""

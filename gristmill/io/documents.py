@@ -146,8 +146,8 @@ def _relative_name(path: Path, root: Path) -> str:
     name = path.relative_to(root).as_posix()
     if not name.isprintable() or _PAIR_SEPARATOR.search(name):
         raise UsageError(
-            f"the file name {name!r} cannot be part of a key: wanted printable characters without '@<number> :: '. "
-            "Rename it"
+            f"the file name {name!r} cannot be part of a key: wanted printable characters without '@<number> :: '; "
+            "rename it"
         )
     return name
 

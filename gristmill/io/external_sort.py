@@ -1,4 +1,4 @@
-"""External sort: records in ascending order, in memory as long as they fit, else by runs on disk."""
+"""External merge sort of fixed-size records: in memory while they fit, else with sorted runs on disk."""
 
 import shutil
 from collections.abc import Iterable, Iterator
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from gristmill.errors import writing
 from gristmill.io.files import atomic_write
 
-_IN_FLIGHT = 4  # copies of a record while it is sorted or merged: the record, its order, and what comes of both
-_FEWEST = 1024  # records of a block, however small the budget
+_IN_FLIGHT = 4  # copies of each record in memory while it is sorted or merged
+_MIN_BLOCK = 1024  # records in a block, however small the memory
 
 
 class ExternalSorter:
-    """Sorts records of a structured dtype by some of its fields, stably, within `memory` bytes.
+    """Stable external sort of records of a structured dtype by the fields `keys`, within `memory` bytes.
 
-    Use it as a context: `add` records in any number of arrays, then iterate once over arrays of
-    sorted ones. Runs are written below `folder`, which is removed at the end.
+    Use it as a context: call `add` with arrays of records any number of times, then iterate once over
+    arrays of sorted records. Runs are written to `folder`, which is removed when the context ends.
 
     >>> import tempfile
     >>> edge = np.dtype([("node", "<u8"), ("other", "<u8")])
@@ -33,26 +33,26 @@ class ExternalSorter:
 
     def __init__(self, folder: Path, dtype: np.dtype, keys: tuple[str, ...], memory: int) -> None:
         self.folder, self.dtype, self.keys = folder, dtype, keys
-        self.most = max(_FEWEST, memory // (_IN_FLIGHT * dtype.itemsize))  # records held
+        self.capacity = max(_MIN_BLOCK, memory // (_IN_FLIGHT * dtype.itemsize))  # records held
         self._held: list[NDArray] = []
         self._count = 0
         self._runs: list[Path] = []
 
     def __enter__(self) -> Self:
-        shutil.rmtree(self.folder, ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(self.folder, ignore_errors=True)  # left by a process that was killed
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def add(self, records: NDArray) -> None:
-        """Take records (n), which are copied."""
+        """Add records (n) of `dtype`; they are copied. Raises OutputError if a run cannot be written."""
         assert records.dtype == self.dtype, (records.dtype, self.dtype)
         while len(records):
-            some, records = np.split(records, [self.most - self._count])
-            self._held.append(some.copy())
-            self._count += len(some)
-            if self._count >= self.most:
+            part, records = np.split(records, [self.capacity - self._count])
+            self._held.append(part.copy())
+            self._count += len(part)
+            if self._count >= self.capacity:
                 self._spill()
 
     def __iter__(self) -> Iterator[NDArray]:
@@ -63,7 +63,7 @@ class ExternalSorter:
         yield from self._merge()
 
     def _sort_held(self) -> list[NDArray]:
-        """What is held, as one sorted array, or none if nothing is."""
+        """The records in memory as one sorted array; an empty list if there are none."""
         held, self._held, self._count = self._held, [], 0
         return [self._in_order(held)] if held else []
 
@@ -81,17 +81,17 @@ class ExternalSorter:
             self._runs.append(path)
 
     def _merge(self) -> Iterator[NDArray]:
-        """Of every run a block; what is below the smallest of their last records is complete."""
-        size = max(_FEWEST, self.most // len(self._runs))
+        """Hold a block of each run; all records up to the smallest of the blocks' last records can be yielded."""
+        size = max(_MIN_BLOCK, self.capacity // len(self._runs))
         runs = [_Run(path, self.dtype, size) for path in self._runs]
         while runs := [run for run in runs if run.fill()]:
             first = min(range(len(runs)), key=lambda i: tuple(runs[i].block[-1][key] for key in self.keys))
             bound = runs[first].block[-1]
-            # Runs after that one give up what equals the bound only later: it may have more of these to come.
+            # Stability: run `first` may have more records equal to the bound, which come before those of later runs.
             yield self._in_order([run.take(self._upto(run.block, bound, i <= first)) for i, run in enumerate(runs)])
 
     def _upto(self, records: NDArray, bound: np.void, equal: bool) -> int:
-        """How many of sorted `records` are less than `bound`, or `equal` to it."""
+        """The number of sorted `records` below `bound` or, with `equal`, up to it."""
         low, high = 0, len(records)
         for key in self.keys:
             column, value = records[key][low:high], bound[key]
@@ -100,14 +100,14 @@ class ExternalSorter:
 
 
 class _Run:
-    """A sorted file, read block by block."""
+    """A sorted run on disk, read block by block."""
 
     def __init__(self, path: Path, dtype: np.dtype, size: int) -> None:
         self.path, self.size, self.read = path, size, 0
         self.block = np.empty(0, dtype)
 
     def fill(self) -> bool:
-        """Have a block to take from, unless the run is at its end."""
+        """Read the next block if the current one is used up; False at the end of the run."""
         if not len(self.block):
             offset = self.read * self.block.dtype.itemsize
             self.block = np.fromfile(self.path, self.block.dtype, self.size, offset=offset)
@@ -115,19 +115,20 @@ class _Run:
         return len(self.block) > 0
 
     def take(self, count: int) -> NDArray:
+        """Remove the first `count` records of the block and return them."""
         taken, self.block = self.block[:count], self.block[count:]
         return taken
 
 
 def write_records(path: Path, blocks: Iterable[NDArray]) -> None:
-    """Write records one after another, replacing the file only once the last is there."""
+    """Write arrays of records to a file atomically."""
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         for records in blocks:
             file.write(np.ascontiguousarray(records).view(np.uint8).data)
 
 
 def read_records(path: Path, dtype: np.dtype, size: int) -> Iterator[NDArray]:
-    """The records of a file, `size` at a time."""
+    """Yield the records of a file in arrays of `size`."""
     with path.open("rb") as file:
         while len(records := np.fromfile(file, dtype, size)):
             yield records

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: write to a temporary name, rename when complete."""
+"""Atomic writes, locks, and listing and hashing of files."""
 
 import fcntl
 import hashlib
@@ -10,31 +10,33 @@ from pathlib import Path
 
 from gristmill.errors import writing
 
-PARTIAL = ".partial"  # what an interrupted write leaves behind; never read, removed by the next attempt
+PARTIAL = ".partial"  # suffix of temporary files; an interrupted write leaves one, the next attempt removes it
 
 
 def partial_path(path: Path) -> Path:
-    """The temporary name beside `path`: on the same file system, so that the rename is atomic."""
+    """Temporary name of `path`, in the same folder, so that the rename is atomic."""
     return path.with_name(path.name + PARTIAL)
 
 
 def unique_partial_path(path: Path) -> Path:
-    """Such a name that no other process has: one that outlives its killed parent for a moment writes another file."""
+    """Temporary name of `path` that no other process uses: a worker may outlive its killed parent for a moment."""
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
 def remove_partial_files(paths: Iterable[Path]) -> None:
-    """Remove what interrupted attempts to write `paths` left behind."""
-    wanted = set(paths)
-    for folder in {path.parent for path in wanted}:
+    """Remove the temporary files of interrupted attempts to write `paths`."""
+    targets = set(paths)
+    for folder in {path.parent for path in targets}:
         for found in folder.glob(f"*{PARTIAL}"):
-            if found.with_name(found.name.rsplit(".", 2)[0]) in wanted:
+            if found.with_name(found.name.rsplit(".", 2)[0]) in targets:
                 found.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write; on success it becomes `path`, on failure it is removed.
+    """Yield a temporary path to write; rename it to `path` on success, remove it on an error.
+
+    Raises OutputError if `path` cannot be written.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "a.txt"
@@ -56,38 +58,38 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Every file below `folder` in name order, links followed, hidden folders and files left out."""
+    """Yield every file below `folder`, by name within a folder; follow links, skip hidden files and folders."""
     for directory, folders, files in os.walk(folder, followlinks=True):
         folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and not _leads_back(Path(directory, name))
+            name for name in folders if not name.startswith(".") and not _is_link_to_parent(Path(directory, name))
         )
         yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))
 
 
-def _leads_back(folder: Path) -> bool:
-    """Whether a link leads to a folder that it stands in: following it would find the same files without end."""
+def _is_link_to_parent(folder: Path) -> bool:
+    """Whether a folder is a link to one of its own parents, which would be walked forever."""
     return folder.is_symlink() and folder.resolve() in (parent.resolve() for parent in folder.absolute().parents)
 
 
 def rejects_path(output: Path) -> Path:
-    """Where the malformed records met while writing `output` are kept."""
+    """Path of the file with the malformed records that were found while writing `output`."""
     return output.with_name(output.name + ".malformed")
 
 
 def atomic_write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, whole or not at all."""
+    """Write `data` to `path` atomically."""
     with atomic_write(path) as temporary:
         temporary.write_bytes(data)
 
 
 def sha256_file(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
+    """SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def flush_to_disk(path: Path) -> None:
-    """Bytes reach the disk before the name does, so that a power cut cannot leave an empty file."""
+    """fsync: call before a rename, so that a power cut cannot leave an empty file under the final name."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -97,7 +99,10 @@ def flush_to_disk(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path` among processes of this machine; released when the process ends, too."""
+    """Context: hold an exclusive lock on `path` among the processes of this machine.
+
+    The operating system releases it when the process ends.
+    """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")

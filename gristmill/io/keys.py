@@ -1,4 +1,4 @@
-"""Sets of document keys on disk: SlimPajama's {file: {rows}} pickle, or a .parquet table."""
+"""Key sets on disk, as SlimPajama's {file: {rows}} pickle or as a Parquet table; and Parquet tables in general."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,15 +18,15 @@ from gristmill.io.pickles import dump_pickle, load_pickle
 Rows = NDArray[np.int64]
 KeySet = dict[str, Rows]  # file → its rows, ascending
 Columns = Mapping[str, pa.Array]
-ROW_GROUP = 1 << 17  # rows of a table that are written together, and the fewest that are read
+ROW_GROUP = 1 << 17  # rows in each row group of a table
 
 
 def read_keys(path: Path, files: Collection[str] | None = None) -> KeySet:
-    """Read a key set from a .pickle or .parquet file, or what it says of some `files`.
+    """Read a key set from a .pickle or .parquet file; with `files`, only the keys in those files.
 
-    Of a table that is sorted by file, as all of ours are, only the row groups of those files are
-    read: memory is bounded by their rows, not by the set. A pickle is always loaded whole.
-    Raises UsageError or InputError.
+    Of a table sorted by file, as write_keys sorts it, only the row groups with those files are read,
+    so that memory is bounded by their rows. A pickle is always loaded as a whole. Raises UsageError
+    if there is no such file, InputError if it is damaged or no key set.
     """
     if is_table(path):
         return _from_table(read_table(path, {"file", "row"}, None if files is None else _is_one_of(files)))
@@ -40,11 +40,11 @@ def read_keys(path: Path, files: Collection[str] | None = None) -> KeySet:
             if files is None or str(file) in files
         }
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{path} is no dict of file names to sets of rows ({error})") from error
+        raise InputError(f"{path} is not a dict of file names to sets of rows ({error})") from error
 
 
 def stream_keys(path: Path) -> Iterator[tuple[str, Rows]]:
-    """(file, its rows) of a key set in order of file; of a table that is sorted, as ours are, one file at a time."""
+    """Yield (file, its rows) of a key set, sorted by file; of a sorted table, one file is in memory at a time."""
     if not is_table(path) or not _is_sorted(path):
         yield from read_keys(path).items()
         return
@@ -60,8 +60,8 @@ def stream_keys(path: Path) -> Iterator[tuple[str, Rows]]:
 
 
 def stream_table(path: Path, columns: Collection[str]) -> Iterator[pa.Table]:
-    """Some columns of a Parquet table, a row group at a time. Raises UsageError or InputError."""
-    read_table(path, columns, pa.compute.scalar(False))  # it is there and has them
+    """Yield some columns of a Parquet table, a row group at a time. Raises UsageError or InputError."""
+    read_table(path, columns, pa.compute.scalar(False))  # reads no rows, but checks the file and its columns
     try:
         with pa.parquet.ParquetFile(path, pre_buffer=False) as file:
             for number in range(file.num_row_groups):
@@ -71,7 +71,7 @@ def stream_table(path: Path, columns: Collection[str]) -> Iterator[pa.Table]:
 
 
 def write_keys(path: Path, keys: KeySet) -> None:
-    """Write a key set, sorted by file and row; files without a row are left out."""
+    """Write a key set atomically, as a pickle or a table, sorted by file and row; files without rows are left out."""
     keys = {file: keys[file] for file in sorted(keys) if len(keys[file])}
     if not is_table(path):
         dump_pickle(path, {file: set(rows.tolist()) for file, rows in keys.items()})
@@ -82,17 +82,18 @@ def write_keys(path: Path, keys: KeySet) -> None:
 
 
 def is_table(path: Path) -> bool:
-    """Whether a path asks for the typed table rather than SlimPajama's pickle. UsageError if for neither."""
+    """Whether the suffix is that of a Parquet table, not of a pickle. Raises UsageError for any other suffix."""
     if path.suffix not in (".pickle", ".pkl", ".parquet"):
         raise UsageError(f"{path}: wanted a name that ends in .pickle (as SlimPajama's) or .parquet (a typed table)")
     return path.suffix == ".parquet"
 
 
 def read_table(path: Path, columns: Collection[str], where: pa.compute.Expression | None = None) -> pa.Table:
-    """Some `columns` of a Parquet table, and of its rows those that an expression holds of.
+    """Read some `columns` of a Parquet table; with `where`, only the rows for which it is true.
 
-    Row groups whose statistics rule it out are not read. Strings may come dictionary-encoded.
-    Raises UsageError or InputError.
+    Row groups without such rows, by their statistics, are not read. The column `file` may come
+    dictionary-encoded. Raises UsageError if there is no such file, InputError if it is damaged or
+    lacks a column.
     """
     if not path.is_file():
         raise UsageError(f"{path}: wanted a .parquet file, and there is none. Run the stage that writes it")
@@ -101,24 +102,24 @@ def read_table(path: Path, columns: Collection[str], where: pa.compute.Expressio
         if missing := set(columns) - set(found):
             raise InputError(f"{path} has no column {', '.join(sorted(missing))}: it has {', '.join(found)}")
         ordered = [name for name in found if name in columns]
-        encoded = ["file"] if where is None else []  # lean for a whole table, but Arrow then uses no statistics
+        encoded = ["file"] if where is None else []  # saves memory, but Arrow then ignores statistics
         return pa.parquet.read_table(path, columns=ordered, filters=where, read_dictionary=encoded)
     except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for damaged pages
         raise _unreadable(path, error) from error
 
 
 def write_table(path: Path, columns: Columns) -> None:
-    """Write a Parquet table, whole or not at all."""
+    """Write a Parquet table atomically."""
     with open_table(path, pa.table(columns).schema) as write:
         write(columns)
 
 
 @contextmanager
 def open_table(path: Path, schema: pa.Schema) -> Iterator[Callable[[Columns], None]]:
-    """Yield a function that appends rows to a Parquet table; the table appears when the block ends well.
+    """Yield a function that appends rows to a Parquet table; publish the table when the block ends without an error.
 
-    However many rows each call brings, row groups hold ROW_GROUP of them: the same rows give the
-    same bytes, and memory holds a row group and what one call brings.
+    Row groups have ROW_GROUP rows, however many each call appends, so that the same rows give the
+    same bytes. Memory holds one row group and the rows of one call.
     """
     with atomic_write(path) as temporary, pa.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
         held = pa.Table.from_batches([], schema)
@@ -140,7 +141,7 @@ def _unreadable(path: Path, error: Exception) -> InputError:
 
 
 def _is_sorted(path: Path) -> bool:
-    """Whether the statistics of a table's row groups say that it is in order of file from one group to the next."""
+    """Whether a table's row groups are sorted by file, by their statistics."""
     read_table(path, ["file", "row"], pa.compute.scalar(False))
     with pa.parquet.ParquetFile(path) as file:
         place = file.schema_arrow.get_field_index("file")
@@ -152,7 +153,7 @@ def _is_sorted(path: Path) -> bool:
 
 def _is_one_of(files: Collection[str]) -> pa.compute.Expression:
     named = pa.array(sorted(files), pa.string())
-    return pa.compute.field("file").isin(named) if files else pa.compute.scalar(False)  # Arrow cannot look in no set
+    return pa.compute.field("file").isin(named) if files else pa.compute.scalar(False)  # Arrow rejects an empty set
 
 
 def _from_table(table: pa.Table) -> KeySet:

@@ -1,4 +1,4 @@
-"""Lines of a .jsonl, .jsonl.gz or .jsonl.zst file, streamed; damage is found, not passed over."""
+"""Stream the lines of .jsonl, .jsonl.gz and .jsonl.zst files; truncated or corrupt data is an error."""
 
 import gzip
 import zlib
@@ -10,14 +10,15 @@ import zstandard
 
 from gristmill.errors import InputError, reading
 
-_CHUNK = 1 << 18
-_ZSTD_WINDOW = 1 << 31  # zstd --long=31 files
+_CHUNK = 1 << 18  # bytes
+_ZSTD_WINDOW = 1 << 31  # bytes; files of zstd --long=31 need it
 
 
 def read_lines(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """Lines of the (decompressed) file without their newline; `start` and `end` are bytes of a plain file.
+    """Yield the lines of a file, decompressed, without their newlines.
 
-    Raises InputError naming the line after which a compressed stream is truncated or corrupt.
+    `start` and `end` are byte offsets, for uncompressed files only. Raises InputError if the file cannot
+    be read, or, naming the last good line, if a compressed stream is truncated or corrupt.
     """
     count = 0
     try:
@@ -27,13 +28,13 @@ def read_lines(path: Path, start: int = 0, end: int | None = None) -> Iterator[b
                 count += 1
     except (zstandard.ZstdError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
-            f"{path}: the compressed data is truncated or corrupt after line {count:,} ({error}). How much is lost "
-            "cannot be known: fetch the file again, or remove it to go on without it."
+            f"{path}: the compressed data is truncated or corrupt after line {count:,} ({error}). It is unknown how "
+            "much is lost: fetch the file again, or remove it to continue without it."
         ) from error
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Cut chunks at newlines, in time linear in their bytes however long a line is.
+    """Split chunks at newlines; a line of many chunks is copied once, so that time is linear in bytes.
 
     >>> list(split_lines([b"a\\nb", b"", b"c\\n\\nd"]))
     [b'a', b'bc', b'', b'd']
@@ -55,7 +56,7 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 def line_starts(path: Path, step: int) -> list[tuple[int, int]]:
     """(byte offset, row) of the first line that begins at or after each multiple of `step` bytes.
 
-    Reads a plain file once, to count its lines; offset 0 is always the first.
+    The first is (0, 0). Reads the file, which is uncompressed, once, to count its lines.
     """
     starts, offset, row, target = [(0, 0)], 0, 0, step
     with path.open("rb") as file:
@@ -98,7 +99,7 @@ def _gzip_chunks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """All frames of a file. zstandard's own stream reader ends without a word where a frame is cut short."""
+    """Decompress all frames of a file. zstandard's stream reader would not report a truncated frame."""
     data = file.read(_CHUNK)
     while data:
         frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
@@ -108,5 +109,5 @@ def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:
                 break
             data = file.read(_CHUNK)
             if not data:
-                raise EOFError("the last zstd frame has no end")
+                raise EOFError("the last zstd frame is incomplete")
         data = frame.unused_data or file.read(_CHUNK)

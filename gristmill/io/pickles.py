@@ -1,4 +1,4 @@
-"""SlimPajama's .pickle artefacts: plain containers, loaded without running code that a file names."""
+"""SlimPajama's .pickle artefacts, loaded without running code from the file, and written as a stream."""
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
@@ -11,8 +11,8 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io.files import atomic_write, atomic_write_bytes
 
 PROTOCOL = 4
-_UNFRAMED = 3  # the last protocol without frames, so that pickles can be put together
-_ADMITTED = {
+_UNFRAMED = 3  # the last protocol without frames: its pickles can be concatenated
+_ALLOWED = {
     "builtins": {"set", "frozenset", "dict", "list", "tuple", "int", "str", "bytes", "bytearray", "bool", "float"},
     "collections": {"defaultdict", "OrderedDict"},
     "numpy": {"ndarray", "dtype"},
@@ -25,55 +25,57 @@ _ADMITTED = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if name in _ADMITTED.get(module, ()):
+        if name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which is neither a builtin container nor an array")
+        raise pickle.UnpicklingError(f"it contains {module}.{name}, which is neither a builtin container nor an array")
 
 
 def load_pickle(path: Path) -> Any:
-    """The containers, numbers, strings and arrays in a pickle.
+    """Load a pickle of containers, numbers, strings and arrays.
 
-    Raises UsageError if there is no file, InputError if it is damaged or holds anything else.
+    Raises UsageError if there is no file, InputError if it is damaged or has any other type.
     """
     if not path.is_file():
         raise UsageError(f"{path}: wanted a .pickle file, and there is none of that name. Run the stage that writes it")
     try:
         with path.open("rb") as file:
             return _Unpickler(file).load()
-    except Exception as error:  # a damaged pickle may ask for anything: a terabyte, a module that is not there
+    except Exception as error:  # damage can look like any request: a terabyte, a missing module
         raise InputError(f"{path} is not a pickle we can read ({error}): make it again") from error
 
 
 def dump_pickle(path: Path, value: Any) -> None:
-    """Write a pickle of builtins, whole or not at all."""
+    """Write a pickle of builtins atomically."""
     atomic_write_bytes(path, pickle.dumps(value, protocol=PROTOCOL))
 
 
 def stream_list(items: Iterable[Any]) -> Iterator[bytes]:
-    """The pickle of list(items), without PROTO and STOP, in pieces: the list is never in memory."""
+    """Yield the pickle of list(items) in pieces, without PROTO and STOP; the list is never in memory."""
     yield pickle.EMPTY_LIST
-    yield from chain([pickle.MARK], map(_bare, items), [pickle.APPENDS])
+    yield from chain([pickle.MARK], map(_pickle_body, items), [pickle.APPENDS])
 
 
 def stream_dict(items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
-    """The pickle of dict(items), likewise."""
+    """Yield the pickle of dict(items) in pieces, without PROTO and STOP; the dict is never in memory."""
     yield pickle.EMPTY_DICT
-    yield from chain([pickle.MARK], (_bare(key) + _bare(value) for key, value in items), [pickle.SETITEMS])
+    yield from chain(
+        [pickle.MARK], (_pickle_body(key) + _pickle_body(value) for key, value in items), [pickle.SETITEMS]
+    )
 
 
 def stream_value(value: Callable[[], Any]) -> Iterator[bytes]:
-    """The pickle of what a function returns, called when the stream gets there."""
-    yield _bare(value())
+    """Yield the pickle of value(), without PROTO and STOP; `value` is called when the stream reaches it."""
+    yield _pickle_body(value())
 
 
 def write_stream(path: Path, stream: Iterable[bytes]) -> None:
-    """Write what comes as a stream, whole or not at all."""
+    """Write a pickle atomically from a stream of stream_list, stream_dict or stream_value."""
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         file.writelines(chain([pickle.PROTO + bytes([_UNFRAMED])], stream, [pickle.STOP]))
 
 
 def write_tuple(path: Path, parts: Iterable[Iterable[bytes]]) -> None:
-    """Write a tuple whose items come as streams, whole or not at all.
+    """Write the pickle of a tuple atomically; each item is a stream.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.pickle"
@@ -84,8 +86,8 @@ def write_tuple(path: Path, parts: Iterable[Iterable[bytes]]) -> None:
     write_stream(path, chain([pickle.MARK], chain.from_iterable(parts), [pickle.TUPLE]))
 
 
-def _bare(value: Any) -> bytes:
-    """The pickle of a value that may stand within another: no PROTO, no frame, no memo, no STOP."""
+def _pickle_body(value: Any) -> bytes:
+    """The pickle of a value that can be part of another pickle: without PROTO, frames, memo and STOP."""
     buffer = BytesIO()
     pickler = pickle.Pickler(buffer, _UNFRAMED)
     pickler.fast = True

@@ -163,7 +163,7 @@ def _read_table(part: Slice) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
     except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for damaged pages
         raise InputError(
             f"{part.path}: not a readable {Path(part.path).suffix} file after row {row:,} ({error}). "
-            "Fetch it again, or remove it to go on without it."
+            "Fetch it again, or remove it to continue without it."
         ) from error
 
 

@@ -1,6 +1,6 @@
-"""Token shards: Megatron's indexed dataset (`.bin` + `.idx`), written, memory-mapped and verified.
+"""Token shards in Megatron's indexed dataset format (`.bin` + `.idx`): writer, memory-mapped reader, check.
 
-`NAME.bin` holds the tokens of every document one after another. `NAME.idx` holds, little-endian:
+`NAME.bin` holds the tokens of all documents, concatenated. `NAME.idx` holds, little-endian:
 
     9 bytes   magic "MMIDIDX", two zero bytes
     u64       version, 1
@@ -10,8 +10,8 @@
     S × i64   byte offset of each sequence in NAME.bin
     (S+1) × i64  document index: 0 … S, as each document is one sequence here
 
-Megatron-LM, NeMo and GPT-NeoX read it. `manifest.json` beside the shards says which tokenizer made
-them and what each holds.
+Megatron-LM, NeMo and GPT-NeoX read it. `manifest.json` in the same folder records the tokenizer, and
+each shard's documents, tokens, bytes and checksum.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ MANIFEST = "manifest.json"
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPE_CODES: dict[int, np.dtype] = {4: np.dtype(np.int32), 8: np.dtype(np.uint16)}
 _CODES = {dtype: code for code, dtype in _DTYPE_CODES.items()}
-_UINT16_VOCABULARY = 65_500  # Megatron's own limit for choosing uint16
+_UINT16_VOCABULARY = 65_500  # Megatron chooses uint16 below this size
 
 
 class TokenizerRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """Which tokenizer made the tokens. `path` is relative to the manifest's folder."""
+    """The tokenizer of the shards. `path` is relative to the manifest's folder; `end_of_document` is a token id."""
 
     path: str
     sha256: str
@@ -47,7 +47,7 @@ class TokenizerRecord(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ShardRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """One shard: documents, tokens (end-of-document included), UTF-8 bytes of text, SHA-256 of the .bin."""
+    """One shard: its number of documents, tokens (end-of-document included), UTF-8 bytes of text, .bin's SHA-256."""
 
     name: str
     documents: int
@@ -57,7 +57,7 @@ class ShardRecord(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SourceRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """What one source contributes."""
+    """Documents, tokens and UTF-8 bytes of one source, in all shards."""
 
     documents: int = 0
     tokens: int = 0
@@ -65,13 +65,13 @@ class SourceRecord(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, forbid_unknown_fields=True):
-    """`manifest.json`: the shards of one folder, in order, and where they come from."""
+    """`manifest.json`: the tokenizer, the shards of one folder in order, and totals per source."""
 
     tokenizer: TokenizerRecord
     dtype: str
     shards: list[ShardRecord]
     sources: dict[str, SourceRecord]
-    lossy_documents: int = 0  # documents holding U+2581, which SentencePiece decodes as a space
+    lossy_documents: int = 0  # documents with U+2581, which SentencePiece decodes as a space
     version: int = 1
 
     @property
@@ -87,6 +87,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
         return sum(shard.bytes for shard in self.shards)
 
     def save(self, folder: Path) -> None:
+        """Write `folder/manifest.json` atomically."""
         atomic_write_bytes(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     @classmethod
@@ -102,13 +103,13 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """uint16 where every id fits, int32 otherwise."""
+    """uint16 for vocabularies below 65,500 ids, else int32, as Megatron chooses."""
     return np.dtype(np.uint16) if vocab_size < _UINT16_VOCABULARY else np.dtype(np.int32)
 
 
 @dataclass
 class TokenShardWriter:
-    """Write one shard; it appears under its name when the `with` block ends without an error.
+    """Writer of one shard, PREFIX.bin and PREFIX.idx; published when the `with` block ends without an error.
 
     >>> import tempfile
     >>> prefix = Path(tempfile.mkdtemp()) / "shard"
@@ -137,7 +138,7 @@ class TokenShardWriter:
         self.add_all(ids, [len(ids)])
 
     def add_all(self, ids: NDArray[np.integer] | list[int], lengths: list[int]) -> None:
-        """Append many documents: their ids one after another, and how many each has."""
+        """Append several documents: their ids, concatenated, and the number of ids of each."""
         assert sum(lengths) == len(ids)
         data = np.asarray(ids, dtype=self.dtype).tobytes()
         with writing(self._bin):
@@ -169,7 +170,10 @@ class TokenShardWriter:
 
 
 class TokenShard:
-    """A shard, memory-mapped: `shard[i]` is document i's ids, `shard.tokens` all of them, flat."""
+    """A memory-mapped shard: `shard[i]` is the ids of document i, `shard.tokens` the ids of all documents (n).
+
+    Raises InputError if the index or the .bin is damaged, or they disagree.
+    """
 
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
@@ -178,12 +182,14 @@ class TokenShard:
             raise InputError(f"{prefix}.idx is not a Megatron index: run tokenize_corpus again")
         _, _, code, sequences, documents = _HEADER.unpack_from(index)
         if code not in _DTYPE_CODES or len(index) != _HEADER.size + 12 * sequences + 8 * documents:
-            raise InputError(f"{prefix}.idx is damaged or of a dtype we do not write: run tokenize_corpus again")
+            raise InputError(
+                f"{prefix}.idx is damaged, or its dtype is neither uint16 nor int32: run tokenize_corpus again"
+            )
         self.lengths = np.frombuffer(index, np.int32, sequences, _HEADER.size)
         self.offsets = np.frombuffer(index, np.int64, sequences, _HEADER.size + 4 * sequences)
         if index != _index(self.lengths, _DTYPE_CODES[code]):
             raise InputError(
-                f"{prefix}.idx is damaged, or of documents of several sequences: run tokenize_corpus again"
+                f"{prefix}.idx is damaged, or has documents of several sequences: run tokenize_corpus again"
             )
         self.tokens = _map(prefix.with_name(prefix.name + ".bin"), _DTYPE_CODES[code])
         if len(self.tokens) != int(self.lengths.sum()):
@@ -201,15 +207,15 @@ class TokenShard:
 
 
 def open_shards(folder: Path) -> tuple[Manifest, list[TokenShard]]:
-    """The manifest of a folder and its shards, in the manifest's order."""
+    """The manifest of a folder, and its shards in the manifest's order. Raises UsageError or InputError."""
     manifest = Manifest.load(folder)
     return manifest, [TokenShard(folder / record.name) for record in manifest.shards]
 
 
 def verify(folder: Path) -> Manifest:
-    """Check every shard of a folder against its manifest: checksum, documents, tokens, and where documents end.
+    """Check every shard of a folder against its manifest: checksum, documents, tokens, end-of-document ids.
 
-    Raises InputError naming the first shard that differs.
+    Raises InputError that names the first shard that differs.
     """
     manifest, shards = open_shards(folder)
     for record, shard in zip(manifest.shards, shards, strict=True):
@@ -218,12 +224,12 @@ def verify(folder: Path) -> Manifest:
         last = shard.tokens[np.cumsum(shard.lengths, dtype=np.int64) - 1]
         ended = bool((last == manifest.tokenizer.end_of_document).all())
         if found != (record.documents, record.tokens, record.sha256) or not ended:
-            raise InputError(f"{bin_path} is not what {MANIFEST} recorded: run tokenize_corpus again")
+            raise InputError(f"{bin_path} differs from its record in {MANIFEST}: run tokenize_corpus again")
     return manifest
 
 
 def _index(lengths: NDArray[np.int32], dtype: np.dtype) -> bytes:
-    """The index of documents of so many tokens."""
+    """The .idx file of documents with these numbers of tokens."""
     ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
     pointers = np.concatenate([np.zeros(1, np.int64), ends])[: len(lengths)]
     documents = np.arange(len(lengths) + 1, dtype=np.int64)
@@ -234,7 +240,7 @@ def _index(lengths: NDArray[np.int32], dtype: np.dtype) -> bytes:
 def _map(path: Path, dtype: np.dtype) -> NDArray[np.integer]:
     try:
         size = path.stat().st_size
-        return np.memmap(path, dtype, mode="r") if size else np.empty(0, dtype)  # nothing cannot be mapped
+        return np.memmap(path, dtype, mode="r") if size else np.empty(0, dtype)  # an empty file cannot be mapped
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is not readable ({error}): run tokenize_corpus again") from error
 

@@ -1,4 +1,4 @@
-"""Writers: documents out, as .jsonl, .jsonl.gz or .jsonl.zst, whole or not at all; and rejects."""
+"""Writers: .jsonl, .jsonl.gz and .jsonl.zst files, written atomically, and files of malformed records."""
 
 import base64
 import gzip
@@ -17,16 +17,18 @@ ZSTD_LEVEL = 3
 
 
 class Sink(Protocol):
-    """What takes bytes."""
+    """Anything that bytes can be written to."""
 
-    def write(self, data: bytes, /) -> Any: ...
+    def write(self, data: bytes, /) -> Any:
+        """Append `data`."""
 
 
 @contextmanager
 def open_jsonl_writer(path: Path) -> Iterator[Sink]:
-    """Yield a sink for the lines of a file, compressed as its name says; it appears when the block ends well.
+    """Yield a sink for the lines of a file; publish the file when the block ends without an error.
 
-    The same lines give the same bytes: no time stamp, one thread, a fixed level.
+    The suffix .gz or .zst selects the compression. The same lines give the same bytes: no time stamp,
+    one thread, a fixed level.
     """
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         if path.name.endswith(".zst"):
@@ -40,15 +42,15 @@ def open_jsonl_writer(path: Path) -> Iterator[Sink]:
 
 
 def zstd_compressor() -> zstandard.ZstdCompressor:
-    """Ours everywhere: frames carry a checksum, so that damage is seen when they are read."""
+    """The compressor of all .zst output; frames have a checksum, so that readers detect damage."""
     return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True)
 
 
 class Rejects:
-    """Malformed records met while writing `output`, kept as JSON lines in `output`.malformed.
+    """Writer of the malformed records found while writing `output`, as JSON lines in `output`.malformed.
 
-    Each says the file, the line (from 1), the reason, and the record as it stood: `raw`, or
-    `raw_base64` where it is not UTF-8.
+    Each line has the file, the line number (from 1), the reason, and the record itself as `raw`, or
+    as `raw_base64` if it is not UTF-8. The file exists only if there is such a record.
     """
 
     def __init__(self, output: Path) -> None:
@@ -57,6 +59,7 @@ class Rejects:
             self.path.unlink(missing_ok=True)
 
     def add(self, file: str, row: int, reason: str, record: bytes | dict[str, Any]) -> None:
+        """Append a record: its file, its row there (from 0), why it is malformed, and its bytes or fields."""
         raw = record if isinstance(record, bytes) else msgspec.json.encode(record, enc_hook=str)
         entry = {"file": file, "line": row + 1, "reason": reason, **_printable(raw)}
         with writing(self.path):

@@ -146,14 +146,14 @@ class Watermill:
 def test_a_renamed_option_keeps_its_old_name_with_a_note(options: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert load_config(Watermill, options.split()) == Watermill(Wheel(3), "Aare")
     noted = capsys.readouterr().err
-    assert "wheel.paddles is called wheel.blades now" in noted and "brook is called river now" in noted
+    assert "wheel.paddles is now called wheel.blades" in noted and "brook is now called river" in noted
 
 
 def test_a_renamed_key_of_a_file_keeps_its_old_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mill.toml"
     file.write_text("brook = 'Aare'\n[wheel]\npaddles = 3\n")
     assert load_config(Watermill, ["--config", str(file)]) == Watermill(Wheel(3), "Aare")
-    assert "wheel.paddles is called wheel.blades now" in capsys.readouterr().err
+    assert "wheel.paddles is now called wheel.blades" in capsys.readouterr().err
     file.write_text("[wheel]\npaddles = 3\nblades = 4\n")
     with pytest.raises(UsageError, match="two names of one key"):
         load_config(Watermill, ["--config", str(file)])

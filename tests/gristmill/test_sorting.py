@@ -35,7 +35,7 @@ def test_sorts_stably_however_little_fits(tmp_path_factory, pairs, most, step) -
     records, folder = make_records(pairs), tmp_path_factory.mktemp("sort")
     expected = sorted(records.tolist(), key=lambda record: record[:2])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorting, "_FEWEST", 1)
+        patch.setattr(sorting, "_MIN_BLOCK", 1)
         memory = most * sorting._IN_FLIGHT * TRIPLE.itemsize
         assert sort_by(folder, records, ("major", "minor"), memory, step) == expected
         assert sort_by(folder, records, ("major",), memory, step) == sorted(records.tolist(), key=lambda r: r[0])

@@ -41,7 +41,7 @@ def test_sizes_that_do_not_fit_together_are_errors(changes: dict[str, int], mess
 def test_the_old_name_of_async_save_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--out_dir", "out", "--data.train", "a", "--data.holdout", "b", "--checkpoint.beside", "false"]
     assert not load_config(TrainConfig, given).checkpoint.async_save
-    assert "checkpoint.beside is called checkpoint.async_save now" in capsys.readouterr().err
+    assert "checkpoint.beside is now called checkpoint.async_save" in capsys.readouterr().err
 
 
 def test_values_no_run_could_have_are_errors() -> None:
