@@ -1,15 +1,15 @@
-# Sourced by the other scripts: a virtual environment in .venv with gristmill installed into it.
+# Sourced by the other scripts: makes .venv with gristmill installed in it, and puts it on PATH.
 # Usage: . scripts/environment.sh EXTRAS      (train, or ftfy,train,test)
 
 find_python() {
     local name
     for name in ${PYTHON:-} python3.11 python3.12 python3; do
-        if "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             echo "$name"
             return
         fi
     done
-    echo "error: wanted Python 3.11 or 3.12; found none. Install one, or set PYTHON=/path/to/python3.12" >&2
+    echo "error: found no Python 3.11 or later. Install one, or set PYTHON=/path/to/python3" >&2
     return 1
 }
 
@@ -26,10 +26,16 @@ install_gristmill() {
     echo "$wanted" > "$stamp"
 }
 
-forget_stale_kernels() {  # numba looks at the file of a function it compiled, and not at those it calls
-    find dedup preprocessing training -name '*.nb[ic]' ! -newer "$(git ls-files "dedup/**.py" | head -n 1)" -delete
+# numba compares a cached kernel with the file that defines it, and not with the modules whose functions it inlines:
+# any source newer than the oldest cached kernel removes all of them.
+remove_stale_kernels() {
+    local folders="dedup preprocessing training" oldest
+    oldest=$(find $folders -name '*.nb[ic]' -exec ls -t {} + | tail -n 1)
+    if [ -n "$oldest" ] && [ -n "$(find $folders -name '*.py' -newer "$oldest")" ]; then
+        find $folders -name '*.nb[ic]' -delete
+    fi
 }
 
 install_gristmill "$1"
-forget_stale_kernels
+remove_stale_kernels
 PATH=$PWD/.venv/bin:$PATH

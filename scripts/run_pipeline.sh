@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The whole data pipeline: bash scripts/run_pipeline.sh CORPUS OUT [--section.key value …]
-# Kill it anywhere and run it again: only what is missing is done.
+# The data pipeline, in a virtual environment that it makes: bash scripts/run_pipeline.sh CORPUS OUT [--section.key value …]
+# Run it again to resume: only the missing work is done.
 set -euo pipefail
 if [ $# -lt 2 ]; then
     echo "usage: bash scripts/run_pipeline.sh CORPUS OUT [--section.key value …]" >&2

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The tests, on a machine that has Python and nothing else of ours. Arguments go to pytest.
+# Style, types and tests, in a virtual environment that it makes. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh ftfy,train,test
 ruff check .
 ruff format --check .
 mypy
-# in the files' order: by default those of few tests, which are the longest, would come last, on one core
+# In the order of the files: by default, files with few tests come last, and those take longest.
 python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

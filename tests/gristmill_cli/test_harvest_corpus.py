@@ -1,6 +1,5 @@
-"""The corpus gathered from this machine: as a real process, and the manual pages that a machine may lack."""
+"""`gristmill harvest_corpus` in a process, and the rendering of manual pages, which needs groff."""
 
-import importlib.util
 import io
 import json
 import os
@@ -8,20 +7,26 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pyarrow.parquet
 import pytest
 import zstandard
 
-SCRIPT = Path(__file__).resolve().parents[2] / "gristmill_cli" / "harvest_corpus.py"
+from gristmill_cli.harvest_corpus import docstrings, render_manual, troff_source
+from tests.gristmill_cli.corpus import ROOT
+
 BUDGET = 600_000
+needs_groff = pytest.mark.skipif(
+    shutil.which("groff") is None, reason="groff, which renders manual pages, is not installed"
+)
 
 
-def harvest(*arguments: object, hash_seed: str = "0", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def harvest(
+    *arguments: object, hash_seed: str = "0", cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run the command line, as a user does."""
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "COLUMNS": "100"}
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), **variables}
+    command = [sys.executable, "-m", "gristmill_cli", "harvest_corpus", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, check=False)
 
 
@@ -49,17 +54,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module; it is in no package."""
-    monkeypatch.syspath_prepend(SCRIPT.parents[1])
-    spec = importlib.util.spec_from_file_location("gristmill_cli.harvest_corpus", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def corpus_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob("*/*") if file.is_file())
 
@@ -70,7 +64,7 @@ def test_the_same_machine_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> 
     assert contents(tmp_path / "again") == contents(corpus)
 
 
-def test_every_record_has_text_and_says_where_it_is_from(corpus: Path) -> None:
+def test_every_record_has_text_and_its_path(corpus: Path) -> None:
     for file in corpus_files(corpus):
         for record in records(file):
             assert isinstance(record["text"], str) and record["text"]
@@ -79,7 +73,7 @@ def test_every_record_has_text_and_says_where_it_is_from(corpus: Path) -> None:
             assert not record["meta"]["path"].startswith("/")
 
 
-def test_sources_and_formats_are_several(corpus: Path) -> None:
+def test_there_are_several_sources_and_formats(corpus: Path) -> None:
     files = corpus_files(corpus)
     assert {"docs", "github", "licences"} <= {file.parent.name for file in files}
     assert {file.name.partition(".")[2] for file in files} == {"jsonl", "jsonl.zst", "parquet"}
@@ -95,7 +89,7 @@ def test_the_budget_is_respected_and_shared(corpus: Path) -> None:
     assert all(size <= BUDGET // 4 for source, size in sizes.items() if source != "github")
 
 
-def test_running_again_touches_nothing_but_what_a_larger_run_left(corpus: Path, tmp_path: Path) -> None:
+def test_running_again_only_removes_files_of_a_larger_run(corpus: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(corpus, tmp_path / "corpus")
     times = {file: file.stat().st_mtime_ns for file in corpus_files(folder)}
     (folder / "github" / "github_07.jsonl").write_text("{}\n")
@@ -113,7 +107,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("megabytes", ["0", "nan"])
-def test_a_budget_that_is_none_is_refused(tmp_path: Path, megabytes: str) -> None:
+def test_a_budget_of_nothing_is_refused(tmp_path: Path, megabytes: str) -> None:
     result = harvest(tmp_path / "corpus", "--megabytes", megabytes)
     assert result.returncode == 2
     assert "--megabytes" in result.stderr and "Traceback" not in result.stderr
@@ -151,23 +145,43 @@ Say more.
 """
 
 
-def test_a_manual_page_becomes_plain_text(script: ModuleType) -> None:
-    assert script.manual_page(PAGE, "").split("\n\n") == [
-        "GRIND(1)",
-        "NAME\ngrind - make flour",
-        "WHAT IT DOES\nWords run on, see sieve(1), and caf\u0065\u0308.",
-        "• a point",
-        "-v\nSay more.\n  kept   as\n  it \\is\\n",
-    ]
+@needs_groff
+def test_a_manual_page_is_rendered_as_plain_text() -> None:
+    header, name, about, point, option, code, footer = render_manual([PAGE])[0].split("\n\n")
+    assert header.split() == ["GRIND(1)", "mill", "GRIND(1)"] and footer.split() == ["today", "GRIND(1)"]
+    assert name == "NAME\n       grind - make flour"
+    assert about == "WHAT IT DOES\n       Words run on, see sieve(1), and café."
+    assert point.split() == ["•", "a", "point"]
+    assert option.split() == ["-v", "Say", "more."]
+    assert code.splitlines() == ["                kept   as", "              it \\is\\n"]
 
 
-def test_what_is_no_manual_page_gives_nothing(script: ModuleType) -> None:
-    assert script.manual_page(".so man1/other.1\n", "") == ""
-    assert script.manual_page(".Dd today\n.Dt LS 1\n.Sh NAME\n", "") == ""
+@needs_groff
+def test_pages_are_rendered_apart_from_their_neighbours() -> None:
+    pages = [PAGE.replace("GRIND", f"GRIND{number}") for number in range(4)]
+    alone = [render_manual([page])[0] for page in pages]
+    assert render_manual(pages) == alone
+    assert [text.partition("(")[0] for text in alone] == ["GRIND0", "GRIND1", "GRIND2", "GRIND3"]
+    broken = [".TH OPEN 1\n.de NAMED endofmacro\n", ".TH END 1\n.ex\n"]
+    assert render_manual([*pages[:2], *broken, *pages[2:]])[::5] == [alone[0], alone[3]]
 
 
-def test_docstrings_stand_under_their_names(script: ModuleType) -> None:
+def test_manual_pages_are_told_from_other_files() -> None:
+    assert troff_source(PAGE, "") == PAGE
+    assert troff_source(".so man1/other.1\n", "") == ""
+    assert troff_source("Words that are no troff\n", "") == ""
+
+
+def test_without_groff_there_are_no_manual_pages(tmp_path: Path) -> None:
+    result = harvest(tmp_path / "corpus", "--megabytes", "0.1", PATH=str(tmp_path))
+    assert result.returncode == 0
+    assert result.stderr.splitlines() == ["note: groff is not installed: the corpus will have no manual pages"]
+    found = [record for file in corpus_files(tmp_path / "corpus") for record in records(file)]
+    assert found and all(record["meta"]["origin"] != "man" for record in found)
+
+
+def test_docstrings_come_under_their_qualified_names() -> None:
     long = "Grinds corn into flour, slowly, " * 3 + "and well."
     source = f'class Mill:\n    def grind(self):\n        """{long}"""\n\ndef short():\n    """Little."""\n'
-    assert script.docstrings(source, "town/mill.py") == f"town.mill.Mill.grind\n\n{long}"
-    assert script.docstrings("def broken(", "town/mill.py") == ""
+    assert docstrings(source, "town/mill.py") == f"town.mill.Mill.grind\n\n{long}"
+    assert docstrings("def broken(", "town/mill.py") == ""

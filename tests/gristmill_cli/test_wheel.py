@@ -1,0 +1,82 @@
+"""The wheel, installed into an empty folder and run from outside the checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.gristmill_cli.corpus import ROOT, make_corpus
+
+PACKAGES = ("gristmill", "gristmill_cli", "preprocessing", "dedup", "training")
+SMALL = "--optim.steps 4 --eval.every 4 --model.width 32 --model.layers 2 --data.seq_len 32 --data.batch_size 4"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel's files. It is built from a copy, because setuptools writes into the source."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, folder / "source" / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "source")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", str(folder), str(folder / "source")], check=True)
+    (wheel,) = folder.glob("gristmill-*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
+    shutil.rmtree(folder / "source")
+    return folder / "site"
+
+
+def run_installed(site: Path, cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    return subprocess.run(
+        [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_wheel_has_every_package_and_the_licence(site: Path) -> None:
+    sources = {str(path.relative_to(ROOT)) for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
+    installed = {str(path.relative_to(site)) for path in site.rglob("*.py")}
+    assert installed == sources
+    assert len(list((site / "gristmill_cli").glob("*.toml"))) == 2
+    assert list(site.glob("gristmill-*.dist-info/licenses/LICENSE"))
+
+
+def test_the_command_lists_its_commands(site: Path, tmp_path: Path) -> None:
+    done = run_installed(site, tmp_path, "-m", "gristmill_cli", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "quickstart" in done.stdout and "normalize_text" in done.stdout
+
+
+def test_the_library_deduplicates(site: Path, tmp_path: Path) -> None:
+    code = (
+        "import dedup; texts = ['The mill grinds the grain.', 'Bread is baked from flour.', 'the mill grinds the grain']"
+        "; print(dedup.__file__, dedup.deduplicate(texts).kept)"
+    )
+    done = run_installed(site, tmp_path, "-c", code)
+    assert done.stdout.split(" ", 1) == [str(site / "dedup" / "__init__.py"), "[0 1]\n"], done.stderr
+
+
+def test_the_quick_start_trains(site: Path, tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    done = run_installed(site, tmp_path, "-m", "gristmill_cli", "quickstart", str(corpus), *SMALL.split())
+    assert done.returncode == 0, done.stderr
+    headings = [line.partition(". ")[0] for line in done.stdout.splitlines() if line.startswith("== ")]
+    assert headings == ["== 1", "== 2", "== 3", "== 4", "== 5"]
+    assert "step 4/4" in done.stdout and "= train" in done.stdout and "· train" in done.stdout
+    assert (tmp_path / "quickstart" / "model" / "summary.json").is_file()
+    assert str(site) not in done.stderr  # no warning or traceback
+
+
+def test_the_quick_start_needs_torch(site: Path, tmp_path: Path) -> None:
+    hide = "import sys; sys.modules['torch'] = None; import importlib.util as util; find = util.find_spec; "
+    hide += "util.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more); "
+    done = run_installed(site, tmp_path, "-c", hide + "from gristmill_cli.quickstart import main; main([])")
+    assert done.returncode == 2
+    assert "pip install 'gristmill[train]'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
