@@ -54,10 +54,8 @@ def test_the_command_lists_its_commands(site: Path, tmp_path: Path) -> None:
 
 
 def test_the_library_deduplicates(site: Path, tmp_path: Path) -> None:
-    code = (
-        "import dedup; texts = ['The mill grinds the grain.', 'Bread is baked from flour.', 'the mill grinds the grain']"
-        "; print(dedup.__file__, dedup.deduplicate(texts).kept)"
-    )
+    texts = ["The mill grinds the grain.", "Bread is baked from flour.", "the mill grinds the grain"]
+    code = f"import dedup; print(dedup.__file__, dedup.deduplicate({texts}).kept)"
     done = run_installed(site, tmp_path, "-c", code)
     assert done.stdout.split(" ", 1) == [str(site / "dedup" / "__init__.py"), "[0 1]\n"], done.stderr
 
