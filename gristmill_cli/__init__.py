@@ -1,1 +1,1 @@
-"""The front door: the command `gristmill`, the whole pipeline as one command, and the funnel."""
+"""The command line `gristmill`: all commands, the whole pipeline as one command, and the quick start."""

@@ -1,4 +1,4 @@
-"""The funnel: where every document of a run went, per source, adding up exactly."""
+"""Command and record: the funnel, exact counts per source of the documents that each stage removed or kept."""
 
 from pathlib import Path
 
@@ -18,9 +18,10 @@ HELD_OUT = "holdout"
 
 
 class Funnel(msgspec.Struct):
-    """`funnel.json`: per source, documents and bytes in, what left and why, what remains, and tokens.
+    """`funnel.json`: documents and bytes per source and reason, and tokens per source.
 
-    For each source `read + repeated` equals the sum of all other entries of `went`, in documents and in bytes.
+    `went[source][reason]` counts documents and bytes; for each source `read + repeated` equals the sum of all
+    other reasons. `tokens["train" | "holdout"][source]` counts tokens.
     """
 
     went: dict[str, dict[str, Tally]]
@@ -55,14 +56,14 @@ def show_funnel(out: Positional[Path]) -> Funnel:
     """
     path = out / FILE
     if not path.is_file():
-        raise UsageError(f"{path}: wanted the funnel of a run, and there is none: let `gristmill run` end first")
+        raise UsageError(f"there is no {path}: give the --out of a `gristmill run` that has finished")
     return msgspec.json.decode(path.read_bytes(), type=Funnel)
 
 
 def build_funnel(
     normalized: Counts, mixed: Counts, split: Counts, cleaned: Counts, manifests: dict[str, Manifest]
 ) -> Funnel:
-    """Join the books of the stages that drop documents. ConservationError unless they add up."""
+    """Join the counts of the stages that remove documents. Raises ConservationError unless documents are conserved."""
     whole = Counts({}, [])
     for stage, skipped in (
         (normalized, (WRITTEN,)),
@@ -81,15 +82,17 @@ def build_funnel(
     return Funnel(whole.tallies, tokens)
 
 
-def check_handover(giver: str, given: Counts, reason: str, taker: str, taken: Counts, sizes: bool = True) -> None:
-    """ConservationError unless what one stage let through is, source by source, what the next one read."""
-    for source in sorted({*given.tallies, *taken.tallies}):
-        out, into = given.total(reason, source), taken.total(READ, source)
-        if (out.documents, out.bytes * sizes) != (into.documents, into.bytes * sizes):
+def check_counts_between(
+    stage: str, counts: Counts, reason: str, next_stage: str, next_counts: Counts, sizes: bool = True
+) -> None:
+    """ConservationError unless the next stage read the documents, and the bytes if `sizes`, of `counts[reason]`."""
+    for source in sorted({*counts.tallies, *next_counts.tallies}):
+        out, read = counts.total(reason, source), next_counts.total(READ, source)
+        if (out.documents, out.bytes * sizes) != (read.documents, read.bytes * sizes):
             raise ConservationError(
-                f"between {giver} and {taker}, source {source!r}: {out.documents:,} documents ({out.bytes:,} bytes) "
-                f"were handed over and {into.documents:,} ({into.bytes:,} bytes) were read. Was a file in between "
-                "changed by hand? Remove it and run again"
+                f"between {stage} and {next_stage}, source {source!r}: {out.documents:,} documents "
+                f"({out.bytes:,} bytes) were written and {read.documents:,} ({read.bytes:,} bytes) were read. "
+                "If a file between the two was changed by hand, remove it and run again"
             )
 
 

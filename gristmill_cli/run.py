@@ -1,4 +1,4 @@
-"""The whole pipeline, from a corpus to token shards: all stages in order, each going on where it stopped."""
+"""Command: the whole data pipeline, from a corpus to token shards, resumable at any point."""
 
 import sys
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from gristmill.counts import WRITTEN, Counts
 from gristmill.errors import OutputError
 from gristmill.io.files import atomic_write_bytes
 from gristmill.io.token_shards import Manifest
-from gristmill_cli.funnel import FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_handover
+from gristmill_cli.funnel import FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
 from gristmill_cli.run_config import RunConfig
 from preprocessing.filter import filter as find_short
 from preprocessing.normalize_text import normalize_text
@@ -26,15 +26,19 @@ from preprocessing.shuffle_holdout import pass1, pass2
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import MODEL, train_tokenizer
 
-ALL = sys.maxsize  # files, parts: past the end means all
-UNKNOWN = 0  # SlimPajama's n_docs, which nothing depends on
-CHUNK = 1
-RECORD = "run.json"
+ALL = sys.maxsize  # an end index past the last file
+UNKNOWN = 0  # SlimPajama's argument n_docs, which is ignored
+CHUNK = 1  # number of the only train chunk
+RECORD = "run.json"  # the run's configuration
 DUPLICATES = "duplicates.parquet"
 
 
 def run(config: RunConfig) -> Funnel:
-    """Run every stage that is not done, check each handover, and write funnel.json. Raises GristmillErrors."""
+    """Run every stage that is not done, check the counts between stages, and write funnel.json.
+
+    Raises ConservationError if documents were lost between two stages, OutputError if `config.out` holds
+    the run of another corpus, and any GristmillError of a stage.
+    """
     out, options = config.out, config.run_options
     _claim(config)
     clean, dup = out / "normalized", out / "dup"
@@ -57,15 +61,15 @@ def run(config: RunConfig) -> Funnel:
     encoded = tokenize_corpus(out / "train_deduped", model, out / "tokens" / TRAIN, options)
     encoded_holdout = tokenize_corpus(out / "holdout", model, out / "tokens" / HELD_OUT, options)
 
-    check_handover("normalize_text", normalized, WRITTEN, "filter", filtered)
-    check_handover("normalize_text", normalized, WRITTEN, "to_hash", hashed)
-    if not config.dedup.exact:  # copies that are not signed are compared, too
-        check_handover("to_hash", hashed, SIGNED, "generate_connected_components", compared, sizes=False)
-    check_handover("normalize_text", normalized, WRITTEN, "pass1", mixed)
-    check_handover("pass1", mixed, WRITTEN, "pass2", split)
-    check_handover("pass2", split, WRITTEN, "dedup_train", cleaned)
-    check_handover("dedup_train", cleaned, WRITTEN, "tokenize_corpus (train)", encoded)
-    check_handover("pass2", split, HELD_OUT, "tokenize_corpus (holdout)", encoded_holdout)
+    check_counts_between("normalize_text", normalized, WRITTEN, "filter", filtered)
+    check_counts_between("normalize_text", normalized, WRITTEN, "to_hash", hashed)
+    if not config.dedup.exact:  # exact copies have no signature, but are compared
+        check_counts_between("to_hash", hashed, SIGNED, "generate_connected_components", compared, sizes=False)
+    check_counts_between("normalize_text", normalized, WRITTEN, "pass1", mixed)
+    check_counts_between("pass1", mixed, WRITTEN, "pass2", split)
+    check_counts_between("pass2", split, WRITTEN, "dedup_train", cleaned)
+    check_counts_between("dedup_train", cleaned, WRITTEN, "tokenize_corpus (train)", encoded)
+    check_counts_between("pass2", split, HELD_OUT, "tokenize_corpus (holdout)", encoded_holdout)
     manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
     funnel = build_funnel(normalized, mixed, split, cleaned, manifests)
     funnel.save(out)
@@ -73,13 +77,13 @@ def run(config: RunConfig) -> Funnel:
 
 
 def _find_duplicates(config: RunConfig, clean: Path, dup: Path) -> tuple[Counts, Counts]:
-    """From documents to dup/duplicates.parquet: the counts of those signed, and of those compared."""
+    """Run the dedup stages up to dup/duplicates.parquet; return the counts of to_hash and of clustering."""
     options, spec, minhash = config.run_options, config.dedup, config.out / "minhash"
     pairs = dup / "duplicate_pairs_exact.txt"
     if spec.exact:
         generate_exact_pairs(clean, pairs, scope=spec.scope, options=options)
     else:
-        pairs.unlink(missing_ok=True)  # of a run with it: whatever pairs lie there count
+        pairs.unlink(missing_ok=True)  # left by a run with `exact`: the next stage reads all pair files
     hashed = to_hash(
         "all", clean, minhash, UNKNOWN, "0", 0, ALL, spec.width, unit=spec.unit, hash=spec.hash,
         permutations=spec.permutations, seed=config.seed, skip=pairs.with_suffix(".parquet") if spec.exact else None,
@@ -97,14 +101,14 @@ def _find_duplicates(config: RunConfig, clean: Path, dup: Path) -> tuple[Counts,
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """`gristmill run pipeline.toml [--section.key value …]`: prints the funnel and what to do next."""
+    """`gristmill run [pipeline.toml] [--section.key value …]`: runs the pipeline, prints the funnel and paths."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and not arguments[0].startswith("-"):
         arguments.insert(0, "--config")
-    sys.exit(run_with_exit_code(lambda: _run_and_tell(arguments)))
+    sys.exit(run_with_exit_code(lambda: _run_and_print(arguments)))
 
 
-def _run_and_tell(arguments: list[str]) -> None:
+def _run_and_print(arguments: list[str]) -> None:
     config = load_config(RunConfig, arguments, prog="gristmill run")
     funnel = run(config)
     console = wide_console()
@@ -120,14 +124,14 @@ def _run_and_tell(arguments: list[str]) -> None:
 
 
 def _claim(config: RunConfig) -> None:
-    """Note in the output folder what it holds; OutputError if that is the run of another corpus."""
+    """Record the configuration in the output folder; OutputError if the folder holds the run of another corpus."""
     path = config.out / RECORD
     corpus = str(config.corpus.resolve())
     if path.is_file():
         before = msgspec.json.decode(path.read_bytes()).get("corpus")
         if before != corpus:
             raise OutputError(
-                f"{config.out} holds a run of {before}, and this one is of {corpus}: give another --out, "
+                f"{config.out} holds a run of the corpus {before}, not of {corpus}: give another --out, "
                 "or remove the folder"
             )
     record = {**asdict(config), "corpus": corpus}

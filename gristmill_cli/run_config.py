@@ -1,4 +1,4 @@
-"""The configuration of a run: what `pipeline.toml` may say. A section is a stage."""
+"""Configuration of `gristmill run`: one dataclass per section of the TOML file."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from gristmill.engine.stage import RunOptions
 
 @dataclass(frozen=True)
 class Normalize:
-    """[normalize]"""
+    """Section [normalize]: normalize_text."""
 
     ftfy: bool = False
     """Repair mojibake with ftfy before NFC."""
@@ -21,69 +21,69 @@ class Normalize:
 
 @dataclass(frozen=True)
 class Filter:
-    """[filter]"""
+    """Section [filter]: removal of short documents."""
 
     threshold: int = 200
-    """Fewest characters, in the matching form, of a document that is kept."""
+    """Minimum characters of a document, counted after lower-casing and removing punctuation."""
 
 
 @dataclass(frozen=True)
 class Dedup:
-    """[dedup]"""
+    """Section [dedup]: near-duplicates."""
 
     hash: Hash = "xxh32"
-    """Family of the signatures; sha1 gives SlimPajama's own values."""
+    """Hash family of the signatures; sha1 gives SlimPajama's own values."""
     unit: Unit = "character"
-    """What a shingle is made of: character, or word."""
+    """Unit of a shingle: character or word."""
     width: int = 13
-    """Units of a shingle."""
+    """Units per shingle."""
     permutations: int = 128
-    """Slots of a signature."""
+    """Permutations, the length of a signature."""
     range: int = 13
-    """Rows of a band."""
+    """Rows per band."""
     bands: int = 9
-    """Bands of a signature."""
+    """Number of bands."""
     scope: Scope = "global"
-    """per-source compares documents only with those of their own source."""
+    """Compare documents of all sources (global), or only within a source (per-source)."""
     index: tuple[str, ...] = ()
-    """Signatures (OUT/minhash) of runs before this one, or NAME=FOLDER: what they hold is removed here."""
+    """Signatures (OUT/minhash, or NAME=FOLDER) of earlier runs, whose documents are removed from this one."""
     exact: bool = False
-    """Find exact copies first, and do not sign them."""
+    """Find exact copies first, and compute no signature for them."""
     keep: str = "first"
-    """Which document of a cluster to keep: first, longest, source:A,B, or newest:FIELD."""
+    """The document of a cluster to keep: first, longest, source:A,B, or newest:FIELD."""
     verify: Measure | None = None
-    """Confirm each removal on the texts, by jaccard or containment; SlimPajama does not."""
+    """Confirm each removal by the exact similarity of the texts: jaccard or containment. SlimPajama does not."""
     threshold: float = 0.8
-    """The similarity from which on a verified document is removed."""
+    """Minimum similarity of a removed document, with `verify`."""
 
 
 @dataclass(frozen=True)
 class Mix:
-    """[mix]"""
+    """Section [mix]: shuffle_holdout."""
 
     weights: dict[str, float] = field(default_factory=dict)
-    """Epochs per source; otherwise as preprocessing/datasets.py says."""
+    """Epochs per source; the defaults are in preprocessing/datasets.py."""
     holdout: float = 0.0017
-    """Fraction of each source's documents to hold out."""
+    """Fraction of each source's documents in the holdout."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """[tokenizer]"""
+    """Section [tokenizer]: train_tokenizer."""
 
     vocab_size: int = 32_000
-    """Pieces."""
+    """Vocabulary size, in pieces."""
     model_type: Literal["bpe", "unigram"] = "bpe"
-    """Kind of model."""
+    """Type of SentencePiece model."""
     sample: str = "64MiB"
-    """Text to train on."""
+    """Bytes of text to train the tokenizer on."""
     exact: bool = True
-    """Fail where the sample cannot fill the vocabulary, rather than make fewer pieces."""
+    """Fail if the sample is too small for the vocabulary size, instead of making fewer pieces."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """From a corpus to token shards."""
+    """Configuration of the data pipeline, from a corpus to token shards."""
 
     corpus: Path
     """Folder of the corpus: CORPUS/<source>/**."""
@@ -92,11 +92,11 @@ class RunConfig:
     seed: int = 1
     """Seed of every random choice."""
     workers: int | None = None
-    """Processes to use; all cores by default."""
+    """Worker processes; by default one per core."""
     memory: str = "auto"
     """Memory for all workers together, such as 4GiB; by default half of what is free."""
     max_malformed: float = 0.001
-    """Stop when more than this fraction of the records is malformed."""
+    """Maximum fraction of malformed records; with more, the run fails."""
     normalize: Normalize = field(default_factory=Normalize)
     filter: Filter = field(default_factory=Filter)
     dedup: Dedup = field(default_factory=Dedup)

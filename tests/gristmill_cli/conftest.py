@@ -1,4 +1,4 @@
-"""One finished run that several tests look at."""
+"""Fixture: one finished run, shared by several tests."""
 
 from pathlib import Path
 

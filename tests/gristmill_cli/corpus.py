@@ -1,4 +1,4 @@
-"""A small corpus of every format, with near-duplicates and short documents, made anew and always the same."""
+"""A small deterministic corpus in every format, with near-duplicates and short documents."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""The whole pipeline as its users meet it: the same bytes whatever happens, every document accounted for."""
+"""`gristmill run` end to end: identical bytes after any interruption, and every document counted."""
 
 import json
 import os
@@ -221,7 +221,7 @@ def test_mistakes_are_explained_without_a_traceback(finished, tmp_path, argument
 
 def test_another_corpus_into_the_same_folder_is_refused(finished, tmp_path):
     done = run(make_corpus(tmp_path / "other"), finished[1])
-    assert done.returncode == 1 and "holds a run of" in done.stderr
+    assert done.returncode == 1 and "holds a run of the corpus" in done.stderr
 
 
 def test_interrupt_is_answered_in_one_line(finished, tmp_path):
