@@ -1,4 +1,7 @@
-"""Ours and its peers side by side in one run: signatures, the LSH step, connected components."""
+"""Benchmark: MinHash signatures, LSH and connected components, ours against other libraries.
+
+python benchmarks/bench_dedup.py NORM/
+"""
 
 import json
 import sys
@@ -14,12 +17,12 @@ import tyro
 from numpy.typing import NDArray
 from tyro.conf import Positional
 
-from benchmarks.bench_sample import draw_sample, make_pairs
-from benchmarks.bench_tables import REFERENCE, graph_table, pace, signature_table
-from benchmarks.contest import Line, find_lines, run_rounds
-from benchmarks.peers import assert_equal_to_datasketch, contenders
+from benchmarks.dedup_rounds import Measurement, find_installed, run_rounds
+from benchmarks.dedup_tables import REFERENCE, graph_table, pace, signature_table
 from benchmarks.peers_graph import GraphContender, graph_contenders
 from benchmarks.peers_graph import Table as GraphTable
+from benchmarks.peers_minhash import assert_equal_to_datasketch, contenders
+from benchmarks.sample_documents import draw_sample, make_pairs
 from gristmill.command import run_with_exit_code
 from gristmill.engine.stage import parse_size
 from gristmill.errors import UsageError
@@ -48,24 +51,23 @@ def bench_dedup(
     only: tuple[str, ...] = (),
     python: tuple[Path, ...] = (),
 ) -> None:
-    """Measure ours and whichever peers are installed, on the same documents in the same run.
+    """Measure ours and the installed peers on the same documents.
 
-    Each contender has a process of its own in each round, its thread pools at one thread, in rotating
-    order; compiling and warming up are not timed. With two cores there are two processes, each with
-    half of the documents. Before that, ours are asserted equal to datasketch's values; contenders of
-    one graph are asserted to find as many components.
+    In each round, each contender runs in its own process, single-threaded, in rotating order; compilation
+    and warm-up are not timed. The columns for two cores are two processes, each with half of the documents.
+    Asserts that our signatures equal datasketch's, and that all contenders find the same number of components.
 
     Args:
         inputs: A corpus folder, or files of it: .jsonl, .jsonl.zst and the others.
-        sample: Text to sign, drawn at random from the documents of `inputs`.
-        rounds: Processes of each contender.
-        seconds: Repeat each measurement for at least so long.
-        clock: wall; or cpu, the processor time, for a machine that others use meanwhile.
-        pairs: Pairs of documents of known similarity to estimate.
-        signatures: Synthetic signatures for the LSH step, a tenth of them for slow contenders; 0: no such table.
-        edges: Random edges to find components of, a tenth of them for slow contenders; 0: no such table.
-        only: Only contenders whose name holds one of these words, and SlimPajama's algorithm.
-        python: Other interpreters, to look in for peers that cannot be installed beside ours.
+        sample: Bytes of text to sign, sampled from the documents of `inputs`.
+        rounds: Runs of each contender.
+        seconds: Minimum duration of each measurement, which is repeated until then.
+        clock: wall time, or cpu for processor time, on a shared machine.
+        pairs: Document pairs of known similarity, for the error of the estimates.
+        signatures: Synthetic signatures for the LSH table, a tenth of them for slow contenders; 0 omits the table.
+        edges: Random edges for the components table, a tenth of them for slow contenders; 0 omits the table.
+        only: Words: run only contenders whose name contains one of them, and SlimPajama's algorithm.
+        python: Other interpreters, with peers whose requirements conflict with ours.
     """
     if (
         rounds < 1
@@ -81,27 +83,29 @@ def bench_dedup(
     texts = draw_sample(inputs, parse_size(sample))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        lines = find_lines(contenders(), python, (*only, REFERENCE) if only else ())
+        lines = find_installed(contenders(), python, (*only, REFERENCE) if only else ())
         _measure_signatures(
             texts, make_pairs(texts, pairs), lines, folder, rounds, {"seconds": seconds, "clock": clock}
         )
         for table in _signature_tables(texts, lines, clock):
             print(table, flush=True)
         for name, many in (("lsh", signatures), ("components", edges)):
-            found = find_lines(graph_contenders(name), python, only)  # type: ignore[arg-type]
+            found = find_installed(graph_contenders(name), python, only)  # type: ignore[arg-type]
             if many and found:
                 print(_measure_graphs(name, many, found, folder, rounds, clock), flush=True)  # type: ignore[arg-type]
 
 
-def _measure_signatures(texts: list[str], pairs: list[tuple[str, str]], lines: list[Line], folder: Path, rounds: int,
-                        how: dict[str, Any]) -> None:  # fmt: skip
+def _measure_signatures(
+    texts: list[str], pairs: list[tuple[str, str]], lines: list[Measurement], folder: Path, rounds: int,
+    how: dict[str, Any],
+) -> None:  # fmt: skip
     path = folder / "texts.json"
     path.write_text(json.dumps({"texts": texts, "pairs": pairs}))
     task = {"table": "signatures", "input": str(path), **how}
     run_rounds(lines, rounds, {cores: [task | {"part": i, "parts": cores} for i in range(cores)] for cores in (1, 2)})
 
 
-def _signature_tables(texts: list[str], lines: list[Line], clock: str) -> Iterator[str]:
+def _signature_tables(texts: list[str], lines: list[Measurement], clock: str) -> Iterator[str]:
     megabytes = {cores: [sum(map(utf8_size, texts[i::cores])) / 1e6 for i in range(cores)] for cores in (1, 2)}
     reference = next((line for line in lines if line.is_measured and line.contender.name.startswith(REFERENCE)), None)
     notes = [_equality(texts, lines), f"{clock} time; {pace(lines)}"]
@@ -112,22 +116,26 @@ def _signature_tables(texts: list[str], lines: list[Line], clock: str) -> Iterat
             yield signature_table(title, chosen, reference, megabytes, len(texts), notes)
 
 
-def _equality(texts: Sequence[str], lines: Sequence[Line]) -> str:
+def _equality(texts: Sequence[str], lines: Sequence[Measurement]) -> str:
     here = Path(sys.executable)
     if not any(line.python == here and line.contender.majors == {"datasketch": 2} for line in lines):  # type: ignore[union-attr]
-        return "datasketch 2 was not asked for, or is not installed: equality with it was not checked"
+        return "datasketch 2 is not installed or not selected: equality with it was not checked"
     checked = assert_equal_to_datasketch(ODD + [text[:5000] for text in texts[:40]])
     return f"asserted equal: {', '.join(checked)}"
 
 
-def _measure_graphs(table: GraphTable, many: int, lines: Sequence[Line], folder: Path, rounds: int, clock: str) -> str:
-    """All contenders on a tenth, and those that are not slow on all: slow ones stand beside the same work of others."""
-    measured: list[tuple[int, Line]] = []
+def _measure_graphs(
+    table: GraphTable, many: int, lines: Sequence[Measurement], folder: Path, rounds: int, clock: str
+) -> str:
+    """Measure all contenders on a tenth of the input, then all but the slow ones on the whole input."""
+    measured: list[tuple[int, Measurement]] = []
     for size in (many // 10, many):
         nodes, path = size if table == "lsh" else size * 6 // 5, folder / f"{table}.npy"
         np.save(path, synthetic_signatures(size) if table == "lsh" else random_edges(size, nodes))
         chosen = [
-            Line(line.contender, line.python, line.version) for line in lines if size < many or not _is_slow(line)
+            Measurement(line.contender, line.python, line.version)
+            for line in lines
+            if size < many or not _is_slow(line)
         ]
         run_rounds(
             chosen, rounds, {1: [{"table": table, "input": str(path), "seconds": 0.0, "clock": clock, "nodes": nodes}]}
@@ -138,16 +146,19 @@ def _measure_graphs(table: GraphTable, many: int, lines: Sequence[Line], folder:
     return graph_table(
         _TITLES[table],
         measured,
-        ["asserted: as many components from all", f"{clock} time; {pace(line for _, line in measured)}"],
+        [
+            "asserted: all contenders find the same number of components",
+            f"{clock} time; {pace(line for _, line in measured)}",
+        ],
     )
 
 
-def _is_slow(line: Line) -> bool:
+def _is_slow(line: Measurement) -> bool:
     return isinstance(line.contender, GraphContender) and line.contender.slow
 
 
 def synthetic_signatures(many: int, seed: int = 0) -> NDArray[np.uint32]:
-    """Random signatures (many × 128); every fifth copies an earlier one, with a share U(0.8, 1) of slots kept."""
+    """Random signatures (many × 128); every fifth keeps a fraction U(0.8, 1) of an earlier one's slots."""
     random = np.random.default_rng(seed)
     made = random.integers(1 << 32, size=(many, SLOTS), dtype=np.uint32)
     for copy in range(5, many, 5):
@@ -157,7 +168,7 @@ def synthetic_signatures(many: int, seed: int = 0) -> NDArray[np.uint32]:
 
 
 def random_edges(many: int, nodes: int, seed: int = 0) -> NDArray[np.int64]:
-    """Edges (many × 2) between nodes drawn evenly."""
+    """Edges (many × 2) between nodes drawn uniformly."""
     return np.random.default_rng(seed).integers(nodes, size=(many, 2), dtype=np.int64)
 
 

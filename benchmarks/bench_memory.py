@@ -1,11 +1,11 @@
-"""What recomputation and offloading save, and what they cost: bytes and milliseconds on a model of your own size.
+"""Benchmark: memory saved and time added by recomputation and offloading, on a model of a given size.
 
     python benchmarks/bench_memory.py --layers 8 --width 512 --seq_len 512 --batch_size 4
 
-Each setting is a line, measured in a process of its own: on the CPU, or on a GPU with --device cuda.
-activations: what the forward pass keeps for the backward pass. states: AdamW's, in memory. peak: the most
-memory in a step beyond that of a process with nothing to train, resident on a CPU and allocated on a GPU;
-between: what was left of it after the step. The loss is the same to the last digit, as it should be.
+Each setting is a row, measured in its own process, on the CPU or with --device cuda on a GPU. Activations: bytes
+that the forward pass keeps for the backward pass. States: AdamW's moments in memory. Peak: the maximum during a
+step, beyond a process that trains nothing, resident on a CPU and allocated on a GPU; between: the same after the
+step. The loss is the same in every row.
 """
 
 import gc
@@ -30,7 +30,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.bench_tables import markdown
+from benchmarks.dedup_tables import markdown
 from gristmill.command import run_with_exit_code
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World, build_world, init_distributed
@@ -60,7 +60,7 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts what is computed while it is active: the calls of each operation, and the bytes that are still kept."""
+    """Counts, while active, the calls of each operation and the bytes of its results that are still alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass
 class Result:
-    """Of one setting: bytes, seconds a step, and the last step's loss in nats, summed."""
+    """Measurements of one setting: bytes, seconds per step, and the summed loss of the last step in nats."""
 
     activations: int
     states: int
@@ -93,7 +93,7 @@ class Result:
 
 
 class Run:
-    """A part of a model in one process or several, and its optimizer, as `memory` says."""
+    """A model and its optimizer on this rank, with the offloading of `memory`."""
 
     def __init__(self, config: ModelConfig, world: World, zero: int, memory: MemoryConfig) -> None:
         layout = ParallelConfig(zero=zero).resolve(world.size, config, config.context)  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ class Run:
 
 
 def sharded_parameter(name: str, p: nn.Parameter, world: World) -> ShardedParameter:
-    """Without tensor parallelism: rows where FSDP divides them."""
+    """The shard of a parameter without tensor parallelism: FSDP shards rows."""
     whole = ShardSpec.whole(tuple(p.shape))
     if not isinstance(p, DTensor):
         return ShardedParameter(name, p, p, whole, True)
@@ -142,9 +142,9 @@ def sharded_parameter(name: str, p: nn.Parameter, world: World) -> ShardedParame
 
 
 def measure(config: ModelConfig, zero: int, memory: MemoryConfig, device: str, batch: int, steps: int) -> Result:
-    """One setting, in this process."""
+    """Measure one setting in this process."""
     with init_distributed(device) as place:  # type: ignore[arg-type]
-        nn.Linear(64, 64, device=place)(torch.ones(64, 64, device=place)).sum().backward()  # what torch itself takes
+        nn.Linear(64, 64, device=place)(torch.ones(64, 64, device=place)).sum().backward()  # torch's own memory
         before = memory_of(place)
         world = build_world(ParallelConfig(zero=zero).resolve(1, config, config.context), place)  # type: ignore[arg-type]
         run = Run(config, world, zero, memory)
@@ -166,7 +166,7 @@ def measure(config: ModelConfig, zero: int, memory: MemoryConfig, device: str, b
 
 
 def _activations(run: Run, ids: Tensor) -> int:
-    """What a forward pass leaves for the backward pass. The first step, too."""
+    """Bytes that a forward pass keeps for the backward pass. Also runs the first, uncounted step."""
     with LiveBytes() as live:
         loss = run.forward(ids)
         gc.collect()
@@ -176,14 +176,14 @@ def _activations(run: Run, ids: Tensor) -> int:
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes that are allocated on a GPU, or resident on a CPU."""
+    """Bytes allocated on a GPU, or resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     return _status("VmRSS")
 
 
 class Peak:
-    """The most memory that was taken at once while it is open: `bytes`."""
+    """Context manager: `bytes` is the peak memory within it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.bytes = device, 0
@@ -192,7 +192,7 @@ class Peak:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory is the present one
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak of resident memory
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -220,15 +220,15 @@ def bench_memory(
     """Measure every setting on a Llama of this size.
 
     Args:
-        steps: Steps of each setting, after one that is not counted; the fastest is told.
-        folder: Where files are, on the disk that is to be measured; none: the system's temporary folder.
-        only: Settings to measure, by their names in the table.
+        steps: Steps per setting, after one that is not counted; the fastest is shown.
+        folder: Folder for offloaded states, on the disk to measure; by default the system's temporary folder.
+        only: Names of the settings to measure.
     """
     config = ModelConfig(layers=layers, width=width, heads=heads).resolve(vocab_size, seq_len)
     results = {}
-    # glibc is to give back at once what is freed: what is resident is then what is used
+    # glibc then returns freed memory at once, so that resident memory is memory in use
     os.environ |= {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_TRIM_THRESHOLD_": "1000000"}
-    context = multiprocessing.get_context("forkserver")  # whose processes begin alike, with torch imported once
+    context = multiprocessing.get_context("forkserver")  # its processes start alike, with torch already imported
     context.set_forkserver_preload(
         ["training.optim.optimizer", "training.parallel.parallelize", "training.memory.offload_parameters", "rich"]
     )

@@ -1,9 +1,9 @@
-"""Benchmark: pairs, components and duplicates of synthetic signatures within a budget, and what a larger corpus takes.
+"""Benchmark: pairs, components and duplicates of many synthetic signatures within a memory budget.
 
     python benchmarks/bench_scale.py --folder /data/scale --documents 20_000_000 --memory 1GiB
 
-A fifth of the signatures are near-copies of another document's. The peak of a command's main process is
-what /usr/bin/time -v says; that of all its processes together is sampled five times a second.
+A fifth of the signatures are near-copies of another one. Peak memory is that of the main process, from the
+kernel, and that of all processes together, sampled five times per second.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ REDPAJAMA = 931_000_000  # documents
 
 @dataclass(frozen=True)
 class Measured:
-    """One command: seconds, and bytes: of its main process, of all of them together, on disk while it ran."""
+    """Measurements of one command: seconds, peak bytes of its main process, of all processes, and on disk."""
 
     name: str
     seconds: float
@@ -55,12 +55,12 @@ def bench_scale(
     """Measure the stages that compare signatures.
 
     Args:
-        folder: Where to put signatures (512 bytes a document) and results.
-        documents: How many.
-        memory: The budget to hold.
-        large: A budget that holds everything, which must give the same bytes.
-        target: The number of documents to reckon for.
-        pairs: Also by way of pairs on disk, as SlimPajama does.
+        folder: Folder for signatures (512 bytes per document) and results.
+        documents: Number of signatures.
+        memory: Memory budget.
+        large: A second budget, large enough for everything, which must give the same bytes.
+        target: Number of documents to extrapolate to.
+        pairs: Also measure the way through pairs on disk, which is SlimPajama's.
     """
     console = wide_console()
     signatures = folder / f"signatures-{documents}"
@@ -70,12 +70,12 @@ def bench_scale(
     console.print(table_of(found, documents))
     same = digests(folder / memory) == digests(folder / large)
     console.print(f"results with {memory} and with {large}: {'the same bytes' if same else 'DIFFERENT BYTES'}")
-    console.print(reckon(found[memory], documents, target))
+    console.print(extrapolate(found[memory], documents, target))
     sys.exit(0 if same else 1)
 
 
 def make_signatures(folder: Path, documents: int) -> None:
-    """Shards of random signatures, every fifth a copy that keeps 80 to 100 % of another's slots."""
+    """Write shards of random signatures, every fifth a copy that keeps 80 to 100 % of another's slots."""
     pool = np.random.default_rng(0).integers(0, 1 << 32, (BATCH, 128), np.uint32)
     whole = folder.with_suffix(".partial")
     for start in range(0, documents, SHARD):
@@ -100,7 +100,7 @@ def _batch(chance: np.random.Generator, pool: NDArray[np.uint32], count: int) ->
 
 
 def run_stages(signatures: Path, out: Path, memory: str, pairs: bool) -> list[Measured]:
-    """Run every command anew within a budget."""
+    """Run every command from scratch within a budget."""
     shutil.rmtree(out, ignore_errors=True)
     direct, seed = out / "direct", out / "pairs"
     lines = [
@@ -128,7 +128,7 @@ def run_one(name: str, line: str, out: Path) -> Measured:
 
 
 def resident(process: psutil.Process) -> int:
-    """Resident bytes of a process and of all that it started, pages that several share counted for each."""
+    """Resident bytes of a process and its descendants; shared pages count once per process."""
     total = 0
     for one in [process, *process.children(recursive=True)]:
         with suppress(psutil.Error):
@@ -137,7 +137,7 @@ def resident(process: psutil.Process) -> int:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes below a folder; what vanishes meanwhile does not count."""
+    """Bytes of the files below a folder, without files that are removed meanwhile."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -171,13 +171,13 @@ def table_of(found: dict[str, list[Measured]], documents: int) -> Table:
     return table
 
 
-def reckon(stages: list[Measured], documents: int, target: int) -> str:
-    """What so many documents take, in proportion."""
+def extrapolate(stages: list[Measured], documents: int, target: int) -> str:
+    """Linear extrapolation to `target` documents."""
     factor = target / documents
     hours = sum(one.seconds for one in stages[:2]) * factor / 3600
     disk = max(one.written for one in stages[:2]) * factor / 1e12
     return (
-        f"{target:,} documents in proportion: {target * 520 / 1e12:.2f} TB of signatures, {disk:.2f} TB of work files, "
+        f"{target:,} documents, extrapolated: {target * 520 / 1e12:.2f} TB of signatures, {disk:.2f} TB of work files, "
         f"{hours:.1f} hours on these {len(os.sched_getaffinity(0))} cores for components and duplicates"
     )
 

@@ -1,9 +1,9 @@
-"""Tokenising, SentencePiece against ours: megabytes of text a second of one core, on text of your own; ids compared.
+"""Benchmark: tokenization speed on one core, our encoder against SentencePiece, with a comparison of all ids.
 
     python benchmarks/bench_tokenize.py tokenizer.model NORM/book NORM/wikipedia …
 
-Each path, a corpus file or a folder of them, is a line of the table. Cold: an encoder that has seen nothing
-yet. Warm: the same once more, as with a corpus much larger than this. Text that repeats itself flatters us.
+Each path, a corpus file or folder, is a row of the table. Cold: an encoder with an empty word cache. Warm: the
+same encoder once more, as on a much larger corpus. Repetitive text favours our encoder.
 """
 
 import sys
@@ -13,8 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import numpy as np
 import sentencepiece
@@ -37,7 +36,7 @@ MEGABYTE = 1_000_000
 
 @dataclass
 class Result:
-    """Of one corpus: documents, megabytes, tokens; megabytes a processor second of each; documents whose ids differ."""
+    """Measurements of one text: sizes, MB per processor second of each encoder, and documents with different ids."""
 
     name: str
     documents: int
@@ -61,12 +60,12 @@ def bench_tokenize(
     Args:
         tokenizer: A SentencePiece .model file.
         paths: Corpus files (.jsonl, .jsonl.zst, .parquet, …) or folders of them.
-        megabytes: Text to take of each path, at most.
-        repeat: Times that our encoder starts anew; its best time counts. SentencePiece runs once.
-        cache: Bytes of our encoder's memory for words.
+        megabytes: Maximum text per path.
+        repeat: Runs of our encoder, of which the fastest counts. SentencePiece runs once.
+        cache: Size of our encoder's word cache, in bytes.
     """
     if not tokenizer.is_file():
-        raise UsageError(f"{tokenizer}: wanted a SentencePiece model, and there is no such file")
+        raise UsageError(f"{tokenizer}: no such file: give a SentencePiece model")
     model, encoder = load_encoder(tokenizer)
     results = [measure(str(path), read_texts(path, megabytes), model, repeat, cache) for path in paths]
     return show(results, encoder.fallback)
@@ -75,7 +74,7 @@ def bench_tokenize(
 def measure(
     name: str, texts: list[list[str]], model: sentencepiece.SentencePieceProcessor, repeat: int, cache: int
 ) -> Result:
-    """Time both on the same batches, and compare every document's ids."""
+    """Time both encoders on the same batches, and compare every document's ids."""
     cold, warm = [], []
     for _ in range(max(1, repeat)):
         encoder = Encoder(model, cache)
@@ -97,7 +96,7 @@ def measure(
 
 
 def read_texts(path: Path, megabytes: float) -> list[list[str]]:
-    """The first texts of a corpus file, or of a folder of them, up to a size; batched as the stage does."""
+    """The first texts of a corpus file or folder, up to a size, in the batches of tokenize_corpus."""
     files = list_corpus(path) if path.is_dir() else [CorpusFile(path, path.name, path.stat().st_size)]
     slices = (part for file in files for part in plan_slices(file))
     found, left = [], megabytes * MEGABYTE
@@ -115,9 +114,9 @@ def read_texts(path: Path, megabytes: float) -> list[list[str]]:
 
 
 def show(results: list[Result], fallback: str) -> Table:
-    """The table of all texts."""
-    numbers = ("documents", "MB", "bytes a token", "SentencePiece MB/s", "ours, cold", "ours, warm", "different")
-    title = f"One core. Not ours: {fallback}" if fallback else "One core"
+    """The table, one row per text."""
+    numbers = ("documents", "MB", "bytes/token", "SentencePiece MB/s", "ours, cold", "ours, warm", "different")
+    title = f"One core. Encoded by SentencePiece: {fallback}" if fallback else "One core"
     table = Table("text", *(Column(name, justify="right") for name in numbers), title=title)
     for result in results:
         table.add_row(

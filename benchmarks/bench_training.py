@@ -1,10 +1,10 @@
-"""Training, timed: tokens a second, how much of the measured peak of a matrix product that is, memory, bubbles.
+"""Benchmark: training throughput, utilisation of a measured matrix-product peak, memory and pipeline bubbles.
 
-    python benchmarks/bench_training.py                            nanoGPT's CPU setting, as GPT-2 and as Llama
-    python benchmarks/bench_training.py --peer ../nanoGPT          the same, alternately with nanoGPT itself
-    python benchmarks/bench_training.py --layouts                  two processes, in every layout they allow
+    python benchmarks/bench_training.py                            nanoGPT's CPU configuration, GPT-2 and Llama
+    python benchmarks/bench_training.py --peer ../nanoGPT          the same, in turns with nanoGPT
+    python benchmarks/bench_training.py --layouts                  every layout of two processes
 
-Tokens are random: what they are does not matter here. `taskset -c 1` before it keeps it to one core.
+Tokens are random. `taskset -c 1 python …` pins it to one core.
 """
 
 import os
@@ -25,7 +25,7 @@ import torch
 import tyro
 from rich.console import Group
 
-from benchmarks.bench_training_tables import PEER, Line, layout_table, pipeline_table, speed_table
+from benchmarks.training_tables import PEER, TrainingRun, layout_table, pipeline_table, speed_table
 from gristmill.command import run_with_exit_code
 from gristmill.config import load_config
 from gristmill.errors import UsageError
@@ -34,10 +34,10 @@ from training.config import TrainConfig
 from training.distributed.layout import STAGES_PER_RANK
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-VOCABULARY = 65  # as many as tinyshakespeare has characters
-# Nothing but steps
+VOCABULARY = 65  # characters of tinyshakespeare
+# No evaluation, samples or TensorBoard
 _SHORT = ["--eval.sequences", "1", "--eval.sample_tokens", "0", "--metrics.tensorboard", "false"]
-# In which each two processes are measured: what the table says, and the options. Pipelines follow below.
+# Name in the table: [parallel] options. two_processes adds the pipeline schedules.
 LAYOUTS = {
     "dp 2": {"dp": 2},
     **{f"dp 2, ZeRO-{zero}": {"dp": 2, "zero": zero} for zero in (1, 2, 3)},
@@ -47,7 +47,7 @@ LAYOUTS = {
 
 
 def bench_training(
-    configs: tyro.conf.Positional[list[Path]] = [  # noqa: B006  tyro reads it as what stands when none is given
+    configs: tyro.conf.Positional[list[Path]] = [  # noqa: B006  the default that tyro shows
         REPOSITORY / "configs/nanogpt_cpu.toml",
         REPOSITORY / "configs/nanogpt_cpu_llama.toml",
     ],
@@ -59,20 +59,20 @@ def bench_training(
     threads: int = 1,
     options: list[str] = [],  # noqa: B006
 ) -> Group:
-    """Time training, each configuration in processes of its own, taking turns so that a busy machine is fair.
+    """Time training: configurations run in their own processes, in turns, so that other load affects all alike.
 
     Args:
         configs: TOML files of training configurations.
-        steps: Steps of each run; the first tenth is left out.
-        rounds: Times that each has its turn.
-        peer: A checkout of nanoGPT with its data/shakespeare_char prepared; run at the first configuration's sizes.
-        layouts: Two processes of the first configuration, in each layout, rather than one process of each.
-        only: Of the layouts, those with this in their name; and one process.
-        threads: Threads of each process.
-        options: What is to be changed, as key=value: compile=true precision=bf16 parallel.micro_batches=4.
+        steps: Steps per run; the first tenth is not counted.
+        rounds: Runs of each configuration.
+        peer: A checkout of nanoGPT with data/shakespeare_char prepared, run at the first configuration's sizes.
+        layouts: Run the first configuration with two processes in each layout, instead of each with one process.
+        only: Run only layouts whose name contains this, and one process.
+        threads: Threads per process.
+        options: Trainer options as key=value: compile=true precision=bf16 parallel.micro_batches=4.
     """
     if steps < 2 or rounds < 1:
-        raise UsageError(f"--steps {steps} --rounds {rounds}: wanted 2 steps and 1 round or more")
+        raise UsageError(f"--steps {steps} --rounds {rounds}: give at least 2 steps and 1 round")
     changes = dict(_pair(option) for option in options)
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -80,7 +80,7 @@ def bench_training(
         first = load_config(TrainConfig, ["--config", str(configs[0]), *arguments, *_flags(changes), "--out_dir", name])
         largest = max(_tokens_per_step(path, [*arguments, *_flags(changes)]) for path in configs)
         write_tokens(folder / "tokens", 2 * largest + 1)
-        lines = [Line(PEER, peer)] if peer is not None and not layouts else []
+        lines = [TrainingRun(PEER, peer)] if peer is not None and not layouts else []
         lines += two_processes(configs[0], first, only) if layouts else one_process(configs, first.device)
         for number in range(rounds):
             for line in lines:
@@ -97,42 +97,44 @@ def bench_training(
     return Group(speed_table(lines))
 
 
-def one_process(configs: Sequence[Path], device: str) -> list[Line]:
-    """Each configuration alone; where there are several GPUs, nn.DataParallel on all of them as well."""
-    lines = [Line(path.stem, path) for path in configs]
+def one_process(configs: Sequence[Path], device: str) -> list[TrainingRun]:
+    """Each configuration with one process; with several GPUs, also nn.DataParallel on all of them."""
+    lines = [TrainingRun(path.stem, path) for path in configs]
     if device != "cpu" and torch.cuda.device_count() > 1:
-        lines.append(Line(f"{configs[0].stem}, nn.DataParallel", configs[0], what="DataParallel"))
+        lines.append(TrainingRun(f"{configs[0].stem}, nn.DataParallel", configs[0], what="DataParallel"))
     return lines
 
 
-def two_processes(path: Path, config: TrainConfig, only: str) -> list[Line]:
-    """One process, then two in each layout; a pipeline's micro-batches are as many as the batch divides into, to 8."""
+def two_processes(path: Path, config: TrainConfig, only: str) -> list[TrainingRun]:
+    """One process, then two in each layout; pipelines have the most micro-batches up to 8 that divide the batch."""
     micro_batches = max(n for n in range(1, 9) if config.data.batch_size % n == 0)
-    lines = [Line("one process", path)]
+    lines = [TrainingRun("one process", path)]
     for name, layout in LAYOUTS.items():
-        lines.append(Line(name, path, {f"parallel.{key}": value for key, value in layout.items()}, 2))
+        lines.append(TrainingRun(name, path, {f"parallel.{key}": value for key, value in layout.items()}, 2))
     for schedule in STAGES_PER_RANK:
         options: dict[str, Any] = {"pp": 2, "schedule": schedule, "micro_batches": micro_batches}
-        lines.append(Line(f"pp 2, {schedule}", path, {f"parallel.{key}": value for key, value in options.items()}, 2))
+        lines.append(
+            TrainingRun(f"pp 2, {schedule}", path, {f"parallel.{key}": value for key, value in options.items()}, 2)
+        )
     return lines[:1] + [line for line in lines[1:] if only in line.name]
 
 
-def run_ours(line: Line, arguments: list[str], steps: int, threads: int, folder: Path) -> list[dict[str, Any]]:
-    """The reports of a line's processes, by rank."""
+def run_ours(line: TrainingRun, arguments: list[str], steps: int, threads: int, folder: Path) -> list[dict[str, Any]]:
+    """Train once; return the reports of the processes by rank."""
     folder.mkdir()
     given = ["--config", str(line.path), *arguments, *_flags(line.options), "--out_dir", str(folder / "run")]
     task = json.dumps({"arguments": given, "steps": steps, "report": str(folder), "what": line.what})
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={line.processes}"]
-    worker = [str(REPOSITORY / "benchmarks/bench_training_worker.py"), task]
+    worker = [str(REPOSITORY / "benchmarks/training_worker.py"), task]
     _run([sys.executable, *(launcher if line.processes > 1 else []), *worker], Path.cwd(), threads, line.name)
     return [_report(json.loads((folder / f"{rank}.json").read_text())) for rank in range(line.processes)]
 
 
 def run_peer(folder: Path, config: TrainConfig, steps: int, threads: int) -> dict[str, Any]:
-    """nanoGPT's own training script at a configuration's sizes; what it says of each iteration's time."""
+    """Run nanoGPT's train.py at a configuration's sizes; read the iteration times that it prints."""
     wanted = folder / "data/shakespeare_char/train.bin"
     if not wanted.is_file():
-        raise UsageError(f"--peer {folder}: wanted a checkout of nanoGPT and {wanted}, which its prepare.py writes")
+        raise UsageError(f"--peer {folder}: give a checkout of nanoGPT with {wanted}, which its prepare.py writes")
     model, data, optim = config.model.resolve(VOCABULARY, config.data.seq_len), config.data, config.optim
     values = {
         "device": "cpu", "compile": False, "dtype": "float32", "eval_iters": 1, "eval_interval": 10 * steps,
@@ -144,12 +146,12 @@ def run_peer(folder: Path, config: TrainConfig, steps: int, threads: int) -> dic
     told = _run([*command, *(f"--{key}={value}" for key, value in values.items())], folder, threads, PEER)
     times = [float(found) / 1000 for found in re.findall(r"^iter \d+: .*time ([\d.]+)ms", told, re.MULTILINE)]
     if len(times) < steps:
-        raise UsageError(f"--peer {folder}: its train.py tells of {len(times)} iterations, not of {steps}")
+        raise UsageError(f"--peer {folder}: its train.py printed {len(times)} iterations, not {steps}")
     return _report({"seconds": times[:steps], "tokens_per_step": data.batch_size * data.seq_len})
 
 
 def write_tokens(folder: Path, count: int) -> None:
-    """Random tokens, as one document."""
+    """Write random tokens as one document."""
     dtype = token_dtype(VOCABULARY)
     with TokenShardWriter(folder / "random", dtype) as shard:
         shard.add(np.random.default_rng(1).integers(0, VOCABULARY, count))
@@ -158,7 +160,7 @@ def write_tokens(folder: Path, count: int) -> None:
 
 
 def _run(command: list[str], folder: Path, threads: int, name: str) -> str:
-    """What a command prints; UsageError with its last words if it fails."""
+    """Standard output of a command; UsageError with the end of its standard error if it fails."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -167,7 +169,7 @@ def _run(command: list[str], folder: Path, threads: int, name: str) -> str:
 
 
 def _report(found: dict[str, Any]) -> dict[str, Any]:
-    """The same without the first tenth of the steps."""
+    """The report without the first tenth of the steps."""
     skipped = -(-len(found["seconds"]) // 10)
     return found | {key: found[key][skipped:] for key in ("seconds", "busy") if key in found}
 
@@ -180,7 +182,7 @@ def _tokens_per_step(path: Path, arguments: list[str]) -> int:
 def _pair(option: str) -> tuple[str, str]:
     key, equals, value = option.partition("=")
     if not equals:
-        raise UsageError(f"--options {option}: wanted key=value, such as compile=true")
+        raise UsageError(f"--options {option}: give key=value, such as compile=true")
     return key, value
 
 

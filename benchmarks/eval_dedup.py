@@ -1,4 +1,7 @@
-"""How good the deduplication is on a corpus: against the exact Jaccard similarity of all pairs of its documents."""
+"""Evaluation: precision and recall of the deduplication on a corpus, against exact Jaccard similarity of all pairs.
+
+python benchmarks/eval_dedup.py NORM/ --range 13 8 --bands 9 14
+"""
 
 import math
 import random
@@ -16,9 +19,9 @@ import tyro
 from numpy.typing import NDArray
 from tyro.conf import Positional
 
-from benchmarks.bench_sample import read_documents_of
 from benchmarks.eval_tables import Documents, Truth, curve_table, digests_of, planted_table, removal_table
-from benchmarks.exact_pairs import similar_pairs
+from benchmarks.exact_jaccard import similar_pairs
+from benchmarks.sample_documents import read_documents_of
 from dedup import Sketch, signatures
 from dedup.candidates.lsh import check_bands
 from dedup.minhash.shingles import Unit, shingle_sets
@@ -27,7 +30,7 @@ from gristmill.command import run_with_exit_code
 from gristmill.errors import InputError, UsageError, reading
 from gristmill.text import matching_form
 
-_CHECKED = 200  # pairs whose similarity is computed once more, by Python's sets
+_CHECKED = 200  # pairs whose similarity is checked against Python sets
 
 
 def eval_dedup(
@@ -45,27 +48,27 @@ def eval_dedup(
     seeds: int = 8,
     documents: int | None = None,
 ) -> None:
-    """Measure what is detected, removed and missed, with the exact similarity of all pairs for truth.
+    """Measure detection, removal and missed duplicates, with the exact similarity of all pairs as ground truth.
 
     Args:
-        inputs: Corpus folders or files: .jsonl, .jsonl.zst and the others; with --format lines, text files.
-        format: documents, or lines: `<id> <text…>` a line.
-        truth: Pairs that were planted, `<id> <id>` a line; of documents the id is their field `id`, or <file>@<row>.
-        hash: Family of hashes, as in to_hash.
-        width: Units of a shingle.
+        inputs: Corpus folders or files (.jsonl, .jsonl.zst, …); with --format lines, text files.
+        format: documents, or lines: `<id> <text…>` per line.
+        truth: File of planted pairs, `<id> <id>` per line; a document's id is its field `id`, or <file>@<row>.
+        hash: Hash family, as in to_hash.
+        width: Units per shingle.
         unit: character or word.
-        permutations: Slots of a signature.
-        range: Rows of a band; several: one setting each, together with --bands.
-        bands: How many bands.
-        threshold: Similarity from which on a document is to be removed.
-        least: Similarity from which on pairs are shown.
-        seeds: Measure detection with so many seeds, 1 and on; removal with seed 1.
-        documents: Draw so many at random, for a corpus too large to compare all pairs.
+        permutations: Length of a signature.
+        range: Rows per band; several values, each with a value of --bands, are several settings.
+        bands: Number of bands.
+        threshold: Minimum similarity of a duplicate.
+        least: Minimum similarity of the pairs shown.
+        seeds: Number of seeds for detection, from 1; removal is measured with seed 1.
+        documents: Sample size, for a corpus too large to compare all pairs.
     """
     if len(range) != len(bands) or seeds < 1 or not 0 < least <= threshold <= 1:
         raise UsageError(
-            f"--range {range} --bands {bands} --seeds {seeds} --least {least} --threshold {threshold}: wanted a band "
-            "number for each range, 1 seed or more, and 0 < least ≤ threshold ≤ 1"
+            f"--range {range} --bands {bands} --seeds {seeds} --least {least} --threshold {threshold}: give a number "
+            "of bands for each range, 1 seed or more, and 0 < least ≤ threshold ≤ 1"
         )
     for rows, many in zip(range, bands, strict=True):
         check_bands(rows, many, permutations)
@@ -88,12 +91,12 @@ def _sketches(sketch: Sketch, seeds: int) -> list[Sketch]:
 
 
 def read_given(inputs: Sequence[Path], format: str, most: int | None) -> Documents:
-    """The documents of all inputs, or `most` of them drawn at random (the same ones every time), in their order."""
+    """The documents of all inputs in order, or a sample of `most` of them, with a fixed seed."""
     rows = list(_read_lines(inputs) if format == "lines" else _read_records(inputs))
     if most is not None and most < len(rows):
         rows = [rows[i] for i in sorted(random.Random(0).sample(range(len(rows)), most))]
     if not rows:
-        raise UsageError(f"{', '.join(map(str, inputs)) or 'nothing'}: wanted documents to compare, and there is none")
+        raise UsageError(f"{', '.join(map(str, inputs)) or 'nothing'}: no documents to compare: give a corpus")
     ids, texts = zip(*rows, strict=True)
     return Documents(list(texts), list(ids))
 
@@ -120,19 +123,19 @@ def _read_records(inputs: Sequence[Path]) -> Iterator[tuple[str, str]]:
 
 
 def read_planted(path: Path, ids: Sequence[str]) -> NDArray[np.int64]:
-    """The pairs of a file of `<id> <id>` lines, as numbers of documents (n × 2)."""
+    """Pairs (n × 2) of document indices, from a file of `<id> <id>` lines."""
     number = {name: i for i, name in enumerate(ids)}
     found = []
     for line in _lines_of(path):
         names = line.split()
         if len(names) != 2 or not all(name in number for name in names):
-            raise InputError(f"{path}: {line[:80]!r}: wanted the ids of two documents of the corpus in each line")
+            raise InputError(f"{path}: {line[:80]!r}: each line needs the ids of two documents of the corpus")
         found.append([number[name] for name in names])
     return np.array(found, np.int64).reshape(-1, 2)
 
 
 def _find_truth(given: Documents, sketch: Sketch, least: float) -> Truth:
-    """All pairs; some of them are compared once more with Python's own sets, character by character."""
+    """Similarity of all pairs; a sample of them is checked against Python sets."""
     sets = shingle_sets(given.texts, sketch.width, sketch.unit)
     pairs, similarity = similar_pairs(sets, least)
     step = max(1, len(pairs) // _CHECKED)
@@ -143,7 +146,7 @@ def _find_truth(given: Documents, sketch: Sketch, least: float) -> Truth:
 
 
 def plain_shingles(text: str, width: int, unit: str) -> set[str]:
-    """The shingles of a text, as the definition says it."""
+    """The shingles of a text as Python strings, straight from the definition."""
     form = matching_form(text)
     units: Sequence[str] = form.split() if unit == "word" else form
     joint = " " if unit == "word" else ""

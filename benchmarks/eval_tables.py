@@ -1,4 +1,4 @@
-"""Detection, removal and planted pairs against what is so, as Markdown tables."""
+"""Markdown tables of eval_dedup: detection, removal and planted pairs against the ground truth."""
 
 import math
 from collections.abc import Sequence
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.bench_tables import markdown
-from benchmarks.exact_pairs import Sets, jaccard_of
+from benchmarks.dedup_tables import markdown
+from benchmarks.exact_jaccard import Sets, jaccard_of
 from dedup import Sketch, deduplicate, signatures
 from dedup.candidates.lsh import band_digests
 from gristmill.errors import UsageError
 
-MOST_CANDIDATES = 20_000_000
+MAX_CANDIDATES = 20_000_000
 _Z = 1.96  # 95 % of a normal distribution
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Texts in order, and what they are called."""
+    """Texts in order, and their ids."""
 
     texts: list[str]
     ids: list[str]
@@ -27,7 +27,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Truth:
-    """What is so: shingle sets, pairs of `least` similarity or more (the later first), and their similarity."""
+    """Ground truth: shingle sets, similar pairs (n × 2, the later first), and their similarity (n)."""
 
     sets: Sets
     pairs: NDArray[np.int64]
@@ -35,7 +35,7 @@ class Truth:
 
 
 def digests_of(values: NDArray[np.uint32], shingles: NDArray[np.int64], rows: int, bands: int) -> NDArray[np.uint64]:
-    """Digests (bands × documents); a document without a shingle has its own, which no other has."""
+    """Digests (bands × documents); a document without shingles gets a unique one."""
     digests = band_digests(values, rows, bands)
     (without,) = np.nonzero(shingles == 0)
     digests[:, without] = without
@@ -43,7 +43,7 @@ def digests_of(values: NDArray[np.uint32], shingles: NDArray[np.int64], rows: in
 
 
 def curve_table(known: Truth, seeds: Sequence[NDArray[np.uint64]], rows: int, bands: int) -> str:
-    """Detection by similarity: measured over all seeds, and as theory has it."""
+    """Detection rate by similarity: measured over all seeds, and in theory."""
     expected = 1 - (1 - known.similarity**rows) ** bands
     hits = np.array([_share_band(digests, known.pairs) for digests in seeds]).reshape(len(seeds), -1)
     lines = []
@@ -53,7 +53,7 @@ def curve_table(known: Truth, seeds: Sequence[NDArray[np.uint64]], rows: int, ba
             lines.append(_curve_row(f"{low:.2f}", hits[:, chosen], float(expected[chosen].mean())))
     head = ("similarity", "pairs", "found (mean of seeds)", "rate", "theory", "95 % of the rate", "holds")
     title = f"Detection, {bands} bands of {rows} rows, {len(seeds)} seeds"
-    return markdown(title, head, lines, ["theory: 1 − (1 − s^rows)^bands, the mean over the pairs of a line"])
+    return markdown(title, head, lines, ["theory: 1 − (1 − s^rows)^bands, the mean over the pairs of a row"])
 
 
 def _curve_row(name: str, hits: NDArray[np.bool_], expected: float) -> list[str]:
@@ -67,8 +67,8 @@ def _curve_row(name: str, hits: NDArray[np.bool_], expected: float) -> list[str]
 def interval(hits: NDArray[np.bool_]) -> tuple[float, float]:
     """Wilson's 95 % interval of a rate, for hits (seeds × pairs).
 
-    Pairs of one cluster are found or missed together, so that they count for fewer: the number of
-    trials is divided by how much more the seeds differ than independent trials would (Kish's design effect).
+    Pairs of one cluster are detected together, so the effective number of trials is smaller: it is divided
+    by the variance between seeds over that of independent trials (Kish's design effect).
     """
     rate, trials = float(hits.mean()), float(hits.size)
     if len(hits) > 1 and 0 < rate < 1:
@@ -92,8 +92,8 @@ def candidates(digests: NDArray[np.uint64]) -> NDArray[np.int64]:
         order = np.argsort(band, kind="stable")
         starts = np.flatnonzero(np.diff(band[order])) + 1
         groups = [group for group in np.split(order, starts) if len(group) > 1]
-        if sum(len(group) ** 2 for group in groups) > 2 * MOST_CANDIDATES:
-            raise UsageError("too many candidates to list: wanted bands of more rows, or fewer --documents")
+        if sum(len(group) ** 2 for group in groups) > 2 * MAX_CANDIDATES:
+            raise UsageError("too many candidates to list: give a larger --range, or fewer --documents")
         pairs = [group[later] * width + group[earlier] for group in groups
                  for later, earlier in [np.tril_indices(len(group), -1)]]  # fmt: skip
         found = np.unique(np.concatenate([found, *pairs]))
@@ -103,7 +103,7 @@ def candidates(digests: NDArray[np.uint64]) -> NDArray[np.int64]:
 def removal_table(
     given: Documents, known: Truth, sketch: Sketch, settings: Sequence[tuple[int, int]], threshold: float
 ) -> str:
-    """Candidates and removed documents of each setting, with and without verification."""
+    """Candidate pairs and removed documents per setting, with and without verification."""
     wanted = duplicates(known, threshold, len(given.texts))
     rows = []
     for width, bands in settings:
@@ -116,19 +116,19 @@ def removal_table(
             removed = done.duplicate_of != np.arange(len(given.texts))
             rows.append([f"{bands} × {width}", verify or "off", f"{len(pairs):,}",
                          _ratio(np.count_nonzero(exact >= threshold), len(pairs)), found, f"{removed.sum():,}",
-                         *_judge(removed, done.kept, known, wanted, threshold)])  # fmt: skip
+                         *_removal_scores(removed, done.kept, known, wanted, threshold)])  # fmt: skip
     head = ("bands × rows", "verify", "candidate pairs", "precision", "recall", "removed", "precision of removal",
             "recall of removal", "duplicates left")  # fmt: skip
     notes = [
-        f"precision: candidate pairs at {threshold} or more; recall: of all such pairs those that are candidates",
-        "precision of removal: share of removed documents that have such a similarity to one that was kept",
-        f"recall of removal: of the {wanted.sum():,} that a walk in order removes, which knows all similarities",
-        "duplicates left: kept documents with such a similarity to an earlier one that was kept",
+        f"precision: share of candidate pairs at {threshold} or more; recall: candidates among all such pairs",
+        "precision of removal: share of removed documents that are so similar to a kept one",
+        f"recall of removal: share of the {wanted.sum():,} documents that are so similar to an earlier kept one",
+        "duplicates left: kept documents that are so similar to an earlier kept one",
     ]
     return markdown("Removal", head, rows, notes)
 
 
-def _judge(
+def _removal_scores(
     removed: NDArray[np.bool_], kept: NDArray[np.int64], known: Truth, wanted: NDArray[np.bool_], threshold: float
 ) -> tuple[str, str, str]:
     is_kept = np.zeros(len(removed), bool)
@@ -144,7 +144,7 @@ def _judge(
 
 
 def duplicates(known: Truth, threshold: float, many: int) -> NDArray[np.bool_]:
-    """Whether each of `many` documents is similar enough to an earlier one that is none itself: n, bool."""
+    """For each of `many` documents, whether it is similar enough to an earlier one that is not a duplicate (bool)."""
     found = np.zeros(many, bool)
     similar = known.pairs[known.similarity >= threshold]
     for later, earlier in similar[np.lexsort((similar[:, 1], similar[:, 0]))].tolist():
@@ -156,7 +156,7 @@ def planted_table(
     known: Truth, sketch: Sketch, signed: tuple[NDArray[np.uint32], NDArray[np.int64]],
     settings: Sequence[tuple[int, int]], planted: NDArray[np.int64], given: Documents,
 ) -> str:  # fmt: skip
-    """Planted pairs found by each setting: as candidates, and within one cluster."""
+    """Planted pairs detected per setting: as candidate pairs, and in one cluster."""
     exact, rows = jaccard_of(known.sets, planted), []
     for width, bands in settings:
         found = _share_band(digests_of(*signed, width, bands), planted)
@@ -166,7 +166,7 @@ def planted_table(
         rows.append([f"{bands} × {width}", f"{len(planted):,}", f"{found.sum():,}", f"{together:,}", f"{theory:.3f}"])
     spread = f"{exact.min():.3f}, {np.median(exact):.3f}, {exact.max():.3f}" if len(exact) else "none"
     head = ("bands × rows", "planted", "candidates", "in one cluster", "theory: rate")
-    return markdown("Planted pairs", head, rows, [f"their exact similarity, least, median, greatest: {spread}"])
+    return markdown("Planted pairs", head, rows, [f"their exact similarity (minimum, median, maximum): {spread}"])
 
 
 def _ratio(part: int | np.integer, whole: int | np.integer) -> str:

@@ -1,9 +1,9 @@
-"""Kills processes of a training run at random moments, and compares what comes of it with a run left alone.
+"""Fault injection: kills ranks of a training run at random moments, and compares it with an undisturbed run.
 
     python benchmarks/kill_training.py --train tokens/train --holdout tokens/holdout --folder /tmp/kills --kills 20
 
-torchrun --max-restarts starts the processes anew, and they go on from the last checkpoint. Losses, evaluations,
-texts, parameters and optimizer states of the two must be equal to the last bit.
+torchrun --max-restarts restarts the ranks, which resume from the last checkpoint. Losses, evaluations, samples,
+parameters and optimizer states of the two runs must be bit-identical.
 """
 
 import os
@@ -45,7 +45,7 @@ QUIET = {"metrics.tensorboard": "false", "device": "cpu"}
 
 @dataclass(frozen=True)
 class Kill:
-    """Which rank was killed, and how many steps were recorded by then."""
+    """A killed rank, and the number of steps recorded by then."""
 
     rank: int
     step: int
@@ -60,21 +60,21 @@ def kill_training(
     layouts: tuple[str, ...] = tuple(LAYOUTS)[:-1],
     seed: int = 0,
 ) -> None:
-    """Compare killed runs with whole ones, layout by layout.
+    """Compare killed runs with undisturbed ones, layout by layout.
 
     Args:
         train: Folder of token shards to train on.
         holdout: Folder of token shards to evaluate on.
-        folder: Where the runs go; it must not exist.
-        kills: How many, divided evenly over the layouts.
-        steps: Steps of each run.
+        folder: A new folder for the runs.
+        kills: Number of kills, divided evenly among the layouts.
+        steps: Steps per run.
         layouts: Some of: dp 2; dp 2, ZeRO-3; tp 2, sequence parallel; pp 2, zbv; dp 2, ZeRO-1, pp 2; tp 2, pp 2;
             dp 2, tp 2, pp 2.
-        seed: Of the moments and the ranks.
+        seed: Seed of the moments and ranks.
     """
     folder.mkdir(parents=True)
     console, draw, good = wide_console(), random.Random(seed), True
-    table = Table("layout", "processes", "killed: rank after step", "went on from", "differs", "seconds")
+    table = Table("layout", "processes", "killed: rank after step", "resumed from", "differs", "seconds")
     for number, layout in enumerate(layouts):
         count = kills * (number + 1) // len(layouts) - kills * number // len(layouts)
         processes, options = LAYOUTS[layout]
@@ -87,10 +87,10 @@ def kill_training(
         code = process.wait()
         faults = [f"exit code {code}"] * bool(code) + differences(place / "whole", place / "killed", steps)
         said = (place / "killed.log").read_text()
-        went_on = [line.rpartition("step-")[2].lstrip("0") for line in said.splitlines() if "resuming from" in line]
+        resumed = [line.rpartition("step-")[2].lstrip("0") for line in said.splitlines() if "resuming from" in line]
         told = ", ".join(f"{kill.rank} after {kill.step}" for kill in killed)
         seconds = f"{time.monotonic() - began:.0f}"
-        table.add_row(layout, str(processes), told, ", ".join(went_on), Text("; ".join(faults) or "nothing"), seconds)
+        table.add_row(layout, str(processes), told, ", ".join(resumed), Text("; ".join(faults) or "nothing"), seconds)
         console.print(f"{layout}: {len(killed)} kills, differs: {'; '.join(faults) or 'nothing'}", markup=False)
         good &= not faults and len(killed) == count
     console.print(table)
@@ -100,7 +100,7 @@ def kill_training(
 def start(
     out_dir: Path, processes: int, restarts: int, options: Sequence[str], script: str = "training/train.py"
 ) -> subprocess.Popen[str]:
-    """A torchrun that trains into `out_dir`; what it says goes to a file beside it, named .log."""
+    """Start a torchrun that trains into `out_dir`, with its output in `out_dir`.log."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", f"--max-restarts={restarts}"]
     command = [sys.executable, "-m", *launcher, script, "--out_dir", str(out_dir), *options]
@@ -112,15 +112,15 @@ def start(
 def kill_at_random(
     launcher: subprocess.Popen[str], out_dir: Path, count: int, steps: int, draw: random.Random
 ) -> list[Kill]:
-    """Kill one of its processes in each of `count` parts of the run; who was killed."""
+    """Kill one rank in each of `count` equal parts of the run; return the kills."""
     kills: list[Kill] = []
     seen: set[int] = set()
     for part in range(count):
-        most = steps * 3 // 4  # so that the run does not end first
+        most = steps * 3 // 4  # so that the run does not end before
         goal = draw.randint(part * most // count, (part + 1) * most // count)
         while launcher.poll() is None and steps_done(out_dir) < goal:
             time.sleep(0.005)
-        time.sleep(draw.random() * 0.1)  # within a step, or while a checkpoint is written
+        time.sleep(draw.random() * 0.1)  # in the middle of a step or of writing a checkpoint
         workers = ranks_of(launcher.pid, seen)
         while launcher.poll() is None and not workers:
             time.sleep(0.05)
@@ -134,12 +134,12 @@ def kill_at_random(
     return kills
 
 
-def ranks_of(launcher: int, but: set[int]) -> dict[int, psutil.Process]:
-    """The training processes of a torchrun by rank, but for those of earlier attempts."""
+def ranks_of(launcher: int, earlier: set[int]) -> dict[int, psutil.Process]:
+    """The training processes of a torchrun by rank, without those of earlier attempts."""
     found = {}
     for process in psutil.Process(launcher).children():
         try:
-            if process.pid not in but and (rank := process.environ().get("RANK")) is not None:
+            if process.pid not in earlier and (rank := process.environ().get("RANK")) is not None:
                 found[int(rank)] = process
         except psutil.Error:
             continue
@@ -151,7 +151,7 @@ def steps_done(out_dir: Path) -> int:
 
 
 def differences(whole: Path, killed: Path, steps: int) -> list[str]:
-    """What a run that was killed has otherwise than one that was not."""
+    """Names of the results in which the killed run differs from the undisturbed one."""
     found = [f"{name} of {kind}s" for kind, name in (("step", "loss"), ("step", "grad_norm"), ("eval", "loss"),
              ("eval", "text")) if values(whole, kind, name) != values(killed, kind, name)]  # fmt: skip
     if [step for step, _ in values(whole, "step", "loss")] != list(range(1, steps + 1)):
@@ -165,7 +165,7 @@ def values(out_dir: Path, kind: str, name: str) -> list[tuple[int, Any]]:
 
 
 def hashes(out_dir: Path) -> dict[str, str] | None:
-    """Of the latest checkpoint's files; not of its table of contents, which has names made at random in it."""
+    """Digests of the latest checkpoint's files, without its metadata file, which contains random names."""
     latest = out_dir / "checkpoints" / LATEST
     if not latest.is_file():
         return None

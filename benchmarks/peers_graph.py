@@ -1,4 +1,4 @@
-"""Contenders that count components: of signatures that share a band, and of graphs given as edges."""
+"""Contenders of bench_dedup's LSH and components tables: each counts connected components."""
 
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 ROWS, BANDS = 13, 9
 Table = Literal["lsh", "components"]
-Count = Callable[[NDArray, int], int]  # (signatures or edges, how many nodes) → how many components
+Count = Callable[[NDArray, int], int]  # (signatures or edges, number of nodes) → number of components
 
 
 class GraphContender(NamedTuple):
-    """One line of a table; a slow one runs on a tenth."""
+    """A row of a table; a slow contender gets a tenth of the input."""
 
     name: str
     package: str
@@ -28,7 +28,7 @@ class GraphContender(NamedTuple):
 
 
 def graph_contenders(table: Table) -> list[GraphContender]:
-    """The lines of a table, ours first."""
+    """The contenders of a table, ours first."""
     if table == "lsh":
         return [
             GraphContender("ours: tables in cache, union-find", "numba", our_buckets),
@@ -102,7 +102,7 @@ def numpy_bands() -> Count:
             for row in range(ROWS):
                 keys = keys * np.uint64(0x9E3779B97F4A7C15) + signatures[:, band * ROWS + row] * factors[row]
             _, first, bucket = np.unique(keys, return_index=True, return_inverse=True)
-            found.append(_unlike(np.arange(nodes), first[bucket]))
+            found.append(_without_loops(np.arange(nodes), first[bucket]))
         return scipy_components(np.concatenate(found), nodes)
 
     return count
@@ -120,14 +120,14 @@ def polars_bands() -> Count:
             frame = polars.DataFrame([documents, keys])
             firsts = frame.group_by("key").agg(polars.col("document").min().alias("first"))
             joined = frame.join(firsts, on="key")
-            found.append(_unlike(joined["document"].to_numpy(), joined["first"].to_numpy()))
+            found.append(_without_loops(joined["document"].to_numpy(), joined["first"].to_numpy()))
         return scipy_components(np.concatenate(found), nodes)
 
     return count
 
 
-def _unlike(ones: NDArray, others: NDArray) -> NDArray:
-    """The edges that join two nodes."""
+def _without_loops(ones: NDArray, others: NDArray) -> NDArray:
+    """Edges without self-loops."""
     return np.stack([ones, others], axis=1)[ones != others]
 
 

@@ -1,4 +1,4 @@
-"""SlimPajama's signatures, as its README and its data card describe them: the algorithm to compare speed with.
+"""SlimPajama's signatures, written from its README and data card: the baseline of bench_dedup.
 
 NFC; lower case; no punctuation; runs of white space as one space; character 13-grams; each of them
 given to a datasketch MinHash of 128 permutations, whose base hash is SHA-1.
@@ -19,7 +19,7 @@ _RUN = re.compile(r"\s+")
 
 
 def shingles(text: str) -> list[str]:
-    """The 13-grams of the prepared text, in order, repeated ones repeated.
+    """The 13-grams of the normalised text, in order, with repetitions.
 
     >>> shingles("Grain,  and FLOUR")
     ['grain and flo', 'rain and flou', 'ain and flour']
@@ -40,5 +40,5 @@ def sign(text: str) -> NDArray[np.uint32]:
 def _empty_minhash() -> Any:
     from datasketch import MinHash, __version__
 
-    scheme = {} if __version__.startswith("1.") else {"scheme": "legacy"}  # 2.0 draws others by default
+    scheme = {} if __version__.startswith("1.") else {"scheme": "legacy"}  # datasketch 2 has another default
     return MinHash(num_perm=PERMUTATIONS, **scheme)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from benchmarks import slimpajama
 from benchmarks.bench_dedup import ODD, random_edges, synthetic_signatures
-from benchmarks.bench_sample import draw_sample, make_pairs
-from benchmarks.peers import Contender, assert_equal_to_datasketch, contenders
 from benchmarks.peers_graph import BANDS, ROWS, GraphContender, graph_contenders
+from benchmarks.peers_minhash import Contender, assert_equal_to_datasketch, contenders
+from benchmarks.sample_documents import draw_sample, make_pairs
 from dedup import Sketch, signatures
 
 ROOT = Path(__file__).resolve().parents[2]

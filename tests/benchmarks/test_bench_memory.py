@@ -1,4 +1,4 @@
-"""bench_memory runs, tells what is saved, and finds the same loss whatever is saved."""
+"""bench_memory runs, shows the memory saved, and finds the same loss in every row."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""bench_tokenize runs, and finds no document whose ids differ."""
+"""bench_tokenize runs, and finds the same ids for every document."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""bench_training runs; its tables say what the reports hold. No test depends on how fast anything is."""
+"""bench_training runs, and its tables show the values of the reports. No test depends on speed."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench_training import bench_training
-from benchmarks.bench_training_tables import PEER, Line, pipeline_table, speed_table
+from benchmarks.training_tables import PEER, TrainingRun, pipeline_table, speed_table
 from gristmill.errors import UsageError
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks/bench_training.py"
@@ -68,8 +68,8 @@ def test_two_processes_of_a_pipeline(tmp_path: Path) -> None:
 
 
 def test_ratios_are_by_round_and_bubbles_by_computed_time() -> None:
-    ours = Line("ours", Path(), rounds=[[report(), report(seconds=[2.0, 4.0, 4.0])], [report()]])
-    peer = Line(PEER, Path(), rounds=[[report(seconds=[8.0])], [report(seconds=[4.0])]])
+    ours = TrainingRun("ours", Path(), rounds=[[report(), report(seconds=[2.0, 4.0, 4.0])], [report()]])
+    peer = TrainingRun(PEER, Path(), rounds=[[report(seconds=[8.0])], [report(seconds=[4.0])]])
     assert ours.seconds() == [2.0, 4.0, 4.0, 2.0, 1.0, 1.0] and ours.rates() == [8.0, 32.0]
     assert ours.bubble() == pytest.approx((14 / 4 - 1 + 4 / 2 - 1) / 2)
     columns = speed_table([peer, ours]).columns

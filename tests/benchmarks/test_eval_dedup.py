@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import exact_pairs
+from benchmarks import exact_jaccard
 from benchmarks.eval_dedup import eval_dedup, plain_shingles
 from benchmarks.eval_tables import Truth, candidates, duplicates, interval
-from benchmarks.exact_pairs import jaccard_of, similar_pairs
+from benchmarks.exact_jaccard import jaccard_of, similar_pairs
 from dedup.minhash.shingles import shingle_sets
 from gristmill.errors import GristmillError, UsageError
 
@@ -67,7 +67,7 @@ def test_exact_pairs_equal_brute_force(texts: list[str], width: int, unit: str, 
         if one and other and len(one & other) / len(one | other) >= least
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact_pairs, "_PART", part)  # ranges of hashes, however many, change nothing
+        patch.setattr(exact_jaccard, "_PART", part)  # ranges of hashes, however many, change nothing
         hashes = shingle_sets(texts, width, unit)  # type: ignore[arg-type]
         pairs, similarity = similar_pairs(hashes, least)
     assert {tuple(pair): value for pair, value in zip(pairs.tolist(), similarity.tolist(), strict=True)} == wanted
@@ -77,7 +77,7 @@ def test_exact_pairs_equal_brute_force(texts: list[str], width: int, unit: str, 
 def test_too_much_to_compare_is_refused_with_what_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"20,001 documents.*--documents 5000"):
         similar_pairs([np.empty(0, np.uint64)] * 20_001, 0.5)
-    monkeypatch.setattr(exact_pairs, "MOST_STEPS", 1000)
+    monkeypatch.setattr(exact_jaccard, "MAX_STEPS", 1000)
     with pytest.raises(UsageError, match=r"1,250 steps.*--documents 5000"):
         similar_pairs([np.arange(25, dtype=np.uint64)] * 10, 0.5)
     with pytest.raises(UsageError, match="above 0"):

@@ -1,7 +1,7 @@
-"""One contender in one process: made, warmed up, told to go, timed. bench_dedup.py starts it and reads what it prints.
+"""Worker process of bench_dedup: sets up one contender, warms it up, waits for a signal, and times it.
 
-python benchmarks/measure.py installed
-python benchmarks/measure.py run '{"table": …, "name": …}'     ready → go → a JSON line
+python benchmarks/dedup_worker.py installed
+python benchmarks/dedup_worker.py run '{"table": …, "name": …}'     ready → go → a JSON line
 """
 
 import json
@@ -17,15 +17,15 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 POOLS = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "RAYON_NUM", "NUMBA_NUM", "POLARS_MAX")  # …_THREADS
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 _STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")  # writing 5 there makes the peak of resident memory the present one
+_CLEAR = Path("/proc/self/clear_refs")  # writing 5 resets the peak of resident memory
 _WARM_CHARACTERS = 50_000
 
 
 def main(what: str, task: str = "{}") -> None:
-    """Print what is installed here, or run one task."""
+    """Print the installed contenders, or run one task."""
     if what == "installed":
-        from benchmarks.peers import contenders
         from benchmarks.peers_graph import graph_contenders
+        from benchmarks.peers_minhash import contenders
 
         lines: list[Any] = [*contenders(), *graph_contenders("lsh"), *graph_contenders("components")]
         print(json.dumps({line.name: line.installed() for line in lines}))
@@ -40,8 +40,8 @@ def main(what: str, task: str = "{}") -> None:
 
 
 def _signatures(asked: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
-    """What to time, and what to add to the report: a contender of the signature table."""
-    from benchmarks.peers import contenders
+    """For a contender of the signature table: the function to time, and one that adds to the report."""
+    from benchmarks.peers_minhash import contenders
 
     given = json.loads(Path(asked["input"]).read_text())
     line = next(line for line in contenders() if line.name == asked["name"])
@@ -73,7 +73,7 @@ def _jaccard(one: set, other: set) -> float:
 
 
 def _graph(asked: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
-    """What to time, and what to add to the report: a contender that counts components."""
+    """For a contender of the LSH or components table: the function to time, and one that adds to the report."""
     import numpy as np
 
     from benchmarks.peers_graph import graph_contenders
@@ -85,7 +85,7 @@ def _graph(asked: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[
 
 
 def _time(job: Callable[[], Any], seconds: float, clock: Callable[[], float]) -> dict[str, Any]:
-    """Repeat for at least so many seconds: their times, memory of the first, and the machine's pace."""
+    """Repeat for at least `seconds`: times, memory of the first repetition, and the machine's speed."""
     times: list[float] = []
     before, _ = _memory(reset=True)
     while not times or sum(times) < seconds:
@@ -99,7 +99,7 @@ def _time(job: Callable[[], Any], seconds: float, clock: Callable[[], float]) ->
 
 
 def _memory(reset: bool = False) -> tuple[float, float]:
-    """Resident memory and its peak, in MB; NaN where the system does not say."""
+    """Resident memory and its peak, in MB; NaN without /proc."""
     if not _STATUS.exists():
         return float("nan"), float("nan")
     if reset:
@@ -109,7 +109,7 @@ def _memory(reset: bool = False) -> tuple[float, float]:
 
 
 def _calibrate(clock: Callable[[], float]) -> float:
-    """Seconds of a loop that is always the same: how fast the machine was just then."""
+    """Seconds of a fixed loop, to show how fast the machine was during the measurement."""
     start, total = clock(), 0
     for i in range(1_000_000):
         total += i & 3

@@ -1,4 +1,4 @@
-"""Exact Jaccard similarity of all pairs of documents, by an inverted index of their shingles."""
+"""Exact Jaccard similarity of all document pairs, by an inverted index of shingles."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from gristmill.errors import UsageError
 
-MOST_DOCUMENTS = 20_000
-MOST_SHINGLES = 200_000_000  # of all documents together: 8 bytes each
-MOST_STEPS = 200_000_000_000  # of counting, some minutes
+MAX_DOCUMENTS = 20_000
+MAX_SHINGLES = 200_000_000  # in all documents together, 8 bytes each
+MAX_STEPS = 200_000_000_000  # increments while counting: some minutes
 _PART = 4 << 20  # shingles sorted at a time
 Sets = Sequence[NDArray[np.uint64]]  # per document: shingle hashes, sorted, each once
 
 
 class Index(NamedTuple):
-    """Shingles of two documents or more, numbered: per document its shingles, per shingle its documents."""
+    """Shingles that occur in several documents: ids per document, and the inverse, both in CSR form."""
 
     starts: NDArray[np.int64]  # documents + 1
     shingles: NDArray[np.int32]
@@ -26,18 +26,18 @@ class Index(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Additions that counting all pairs takes, about."""
+        """Approximate number of increments that counting all pairs takes."""
         return int(np.sum(np.diff(self.first) ** 2)) // 2
 
 
 def similar_pairs(sets: Sets, least: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Pairs (n × 2, the later document first) whose Jaccard similarity is `least` or more, and these (n).
+    """Pairs (n × 2, the later document first) with a Jaccard similarity of at least `least`, and the similarities (n).
 
-    Memory is that of the shingles and of one row of counts. UsageError for more than it can do in
-    minutes, and for a `least` of 0, which all pairs have.
+    Needs memory for the shingles and one row of counts. UsageError if it would take more than minutes, or
+    if `least` is 0, which would list all pairs.
     """
     if not 0 < least <= 1:
-        raise UsageError(f"least similarity {least}: wanted one above 0, and 1 at most, such as 0.5")
+        raise UsageError(f"least similarity {least}: give one above 0 and at most 1, such as 0.5")
     index = build_index(sets)
     sizes = np.array([len(one) for one in sets], np.int64)
     counts, pairs, similarities = np.zeros(len(sets), np.int32), [np.empty((0, 2), np.int64)], [np.empty(0)]
@@ -54,7 +54,7 @@ def similar_pairs(sets: Sets, least: float) -> tuple[NDArray[np.int64], NDArray[
 
 
 def jaccard_of(sets: Sets, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The similarity of each pair (n × 2)."""
+    """Jaccard similarity of each pair (n × 2)."""
     found = np.zeros(len(pairs))
     for k, (i, j) in enumerate(pairs.tolist()):
         shared = _intersection(sets[i], sets[j])
@@ -63,12 +63,12 @@ def jaccard_of(sets: Sets, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def build_index(sets: Sets) -> Index:
-    """Number the shingles that documents share; range of hashes by range, so that sorting takes little memory."""
+    """Build the index, one range of hashes at a time, so that sorting needs little memory."""
     total = sum(map(len, sets))
-    if len(sets) > MOST_DOCUMENTS or total > MOST_SHINGLES:
+    if len(sets) > MAX_DOCUMENTS or total > MAX_SHINGLES:
         raise UsageError(
-            f"{len(sets):,} documents with {total:,} different shingles each: comparing all pairs is meant for at most "
-            f"{MOST_DOCUMENTS:,} and {MOST_SHINGLES:,}. Give fewer files, or a random part: --documents 5000"
+            f"{len(sets):,} documents with {total:,} different shingles are too many to compare all pairs: at most "
+            f"{MAX_DOCUMENTS:,} and {MAX_SHINGLES:,}. Give fewer files, or a sample: --documents 5000"
         )
     owners, numbers, known = [np.empty(0, np.int32)], [np.empty(0, np.int32)], 0
     parts = max(1, total // _PART)
@@ -88,10 +88,10 @@ def build_index(sets: Sets) -> Index:
         numbers.append((np.cumsum(shared) - 1)[number[is_shared]].astype(np.int32) + np.int32(known))
         known += int(np.count_nonzero(shared))
     index = _invert(np.concatenate(owners), np.concatenate(numbers), len(sets), known)
-    if index.steps > MOST_STEPS:
+    if index.steps > MAX_STEPS:
         raise UsageError(
-            f"{index.steps:,} steps to compare all pairs, at most {MOST_STEPS:,} are meant: some shingles are "
-            "in nearly every document. Give a larger --width, or a random part: --documents 5000"
+            f"{index.steps:,} steps to compare all pairs are too many, at most {MAX_STEPS:,}: some shingles are "
+            "in nearly every document. Give a larger --width, or a sample: --documents 5000"
         )
     return index
 

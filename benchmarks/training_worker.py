@@ -1,6 +1,6 @@
-"""One process of a training run that is timed: some steps, and what they took. bench_training.py starts it.
+"""Worker process of bench_training: runs and times some steps of one rank.
 
-python benchmarks/bench_training_worker.py '{"arguments": […], "steps": 60, "report": …, "what": "ours"}'
+python benchmarks/training_worker.py '{"arguments": […], "steps": 60, "report": …, "what": "ours"}'
 """
 
 import json
@@ -28,7 +28,7 @@ _PEAK_SECONDS = 0.5
 
 
 def main(task: str) -> None:
-    """Run the steps, and write REPORT/rank.json: seconds of each, in all and of this process's own work."""
+    """Run the steps, and write REPORT/<rank>.json: wall and computing seconds per step, memory, sizes."""
     asked = json.loads(task)
     config = load_config(TrainConfig, asked["arguments"], prog="bench_training")
     with init_distributed(config.device, config.timeout) as device, Trainer(config, device) as trainer:
@@ -53,7 +53,7 @@ def main(task: str) -> None:
 
 
 def timed(action: Callable[[], Any], device: torch.device) -> tuple[float, float]:
-    """Seconds that passed, and those in which this thread was computing rather than waiting for another process."""
+    """Wall seconds of `action`, and the seconds in which this thread computed instead of waiting."""
     wall, busy = time.perf_counter(), time.thread_time()
     action()
     if device.type == "cuda":
@@ -62,7 +62,7 @@ def timed(action: Callable[[], Any], device: torch.device) -> tuple[float, float
 
 
 def matmul_peak(device: torch.device, precision: str) -> float:
-    """The most operations a second of a large square product, with the threads that the training has."""
+    """Peak FLOP/s of a large square matrix product, with as many threads as the training."""
     size = 8192 if device.type == "cuda" else 1024
     a, b = torch.randn(2, size, size, device=device).to(_DTYPES[precision])
     times: list[float] = []
@@ -72,7 +72,7 @@ def matmul_peak(device: torch.device, precision: str) -> float:
 
 
 def data_parallel_step(trainer: Trainer, device: torch.device) -> Callable[[int], None]:
-    """The same step by nn.DataParallel, as what not to use: it copies the model to every GPU each time."""
+    """The same step by nn.DataParallel, for comparison: it copies the model to every GPU in each step."""
     model = nn.DataParallel(Decoder(trainer.model_config).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 

@@ -1,4 +1,4 @@
-"""Contenders measured in rounds: each in a process of its own, by the first Python that has its package."""
+"""Rounds of bench_dedup: each contender in its own process, under the first Python that has its package."""
 
 import json
 import os
@@ -13,18 +13,18 @@ from typing import IO, Any, NamedTuple
 
 from rich.console import Console
 
-from benchmarks.measure import POOLS
-from benchmarks.peers import Contender
+from benchmarks.dedup_worker import POOLS
 from benchmarks.peers_graph import GraphContender
+from benchmarks.peers_minhash import Contender
 from gristmill.errors import UsageError
 
-WORKER = Path(__file__).with_name("measure.py")
-Report = dict[str, Any]  # what measure.py prints
+WORKER = Path(__file__).with_name("dedup_worker.py")
+Report = dict[str, Any]  # the JSON that dedup_worker.py prints
 
 
 @dataclass
-class Line:
-    """A contender, and what was measured: `reports[cores]` has for each round those of its processes."""
+class Measurement:
+    """A contender and its measurements: `reports[cores]` lists, per round, the reports of its processes."""
 
     contender: Contender | GraphContender
     python: Path | None = None
@@ -41,17 +41,17 @@ class Line:
 
 
 class Worker(NamedTuple):
-    """A process of a contender, and what it writes to its standard error."""
+    """A contender's process and its standard error."""
 
     process: subprocess.Popen[str]
     errors: IO[str]
 
 
-def find_lines(
+def find_installed(
     contenders: Sequence[Contender | GraphContender], pythons: Sequence[Path], only: Sequence[str]
-) -> list[Line]:
-    """Lines for the contenders whose names hold one of `only`, each with the first interpreter that has its package."""
-    lines = [Line(one) for one in contenders if not only or any(word in one.name for word in only)]
+) -> list[Measurement]:
+    """Select contenders whose name contains a word of `only`; find each one's first interpreter."""
+    lines = [Measurement(one) for one in contenders if not only or any(word in one.name for word in only)]
     for python in [Path(sys.executable), *pythons]:
         versions = _installed(python)
         for line in lines:
@@ -62,14 +62,16 @@ def find_lines(
 
 @cache
 def _installed(python: Path) -> dict[str, str]:
-    """Versions of the packages of the contenders that an interpreter can run, by their names."""
+    """Package versions by contender name, for the contenders that an interpreter can run."""
     command = [str(python), str(WORKER), "installed"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
     except OSError as error:
-        raise UsageError(f"--python {python}: {error.strerror}. Wanted the path of a Python interpreter") from error
+        raise UsageError(f"--python {python}: {error.strerror}. Give the path of a Python interpreter") from error
     if done.returncode:
-        raise UsageError(f"--python {python}: wanted Python 3.11 or later with NumPy; it said {done.stderr[-200:]!r}")
+        raise UsageError(
+            f"--python {python}: needs Python 3.11 or later with NumPy; its error was {done.stderr[-200:]!r}"
+        )
     return json.loads(done.stdout)
 
 
@@ -77,8 +79,8 @@ def _environment() -> dict[str, str]:
     return os.environ | {f"{pool}_THREADS": "1" for pool in POOLS}
 
 
-def run_rounds(lines: Sequence[Line], rounds: int, tasks: dict[int, list[Report]]) -> None:
-    """Measure every line in every round, in rotating order; tasks[cores] are those of so many processes at once."""
+def run_rounds(lines: Sequence[Measurement], rounds: int, tasks: dict[int, list[Report]]) -> None:
+    """Measure every contender in every round, in rotating order; `tasks[cores]` has a task per concurrent process."""
     console, there = Console(stderr=True), [line for line in lines if line.python]
     for round_ in range(rounds):
         start = round_ * len(there) // rounds
@@ -86,41 +88,41 @@ def run_rounds(lines: Sequence[Line], rounds: int, tasks: dict[int, list[Report]
             for cores, asked in tasks.items():
                 if not line.failure:
                     console.print(f"round {round_ + 1}: {line.contender.name}, cores: {cores}", highlight=False)
-                    # What two signatures have in common does not change from round to round.
+                    # The error of the estimates is the same in every round.
                     _measure(line, [task | {"agreement": round_ == 0 and cores == 1} for task in asked])
 
 
-def _measure(line: Line, tasks: list[Report]) -> None:
-    """One process a task, each on a core of its own, which start together."""
+def _measure(line: Measurement, tasks: list[Report]) -> None:
+    """Run one process per task, each pinned to its own core, all started together."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None]
     workers = [_start(line, task | {"cpu": cpus[-1 - i % len(cpus)]}) for i, task in enumerate(tasks)]
     for worker in workers:
         assert worker.process.stdout
         while worker.process.stdout.readline() not in ("ready\n", ""):
-            pass  # what a peer prints as it starts
+            pass  # output of the peer's own import
     for worker in workers:
         assert worker.process.stdin
         try:
             worker.process.stdin.write("go\n")
             worker.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it ended already: its exit code says so
+            pass  # it has already failed: its exit code is checked below
     outputs = [worker.process.communicate()[0] for worker in workers]
     if any(worker.process.returncode for worker in workers):
-        line.failure = " / ".join(filter(None, map(_last_words, workers)))
+        line.failure = " / ".join(filter(None, map(_error_of, workers)))
     else:
         line.reports.setdefault(len(tasks), []).append([json.loads(text.splitlines()[-1]) for text in outputs])
 
 
-def _start(line: Line, task: Report) -> Worker:
-    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (its worker's as long as that is)
+def _start(line: Measurement, task: Report) -> Worker:
+    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (open as long as its worker runs)
     command = [str(line.python), str(WORKER), "run", json.dumps(task | {"name": line.contender.name})]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=_environment())
     return Worker(process, errors)
 
 
-def _last_words(worker: Worker) -> str:
+def _error_of(worker: Worker) -> str:
     worker.errors.seek(0)
     said = worker.errors.read().strip().splitlines()
     return f"exit code {worker.process.returncode}: {said[-1] if said else ''}" if worker.process.returncode else ""

@@ -1,7 +1,7 @@
-"""Contenders of the signature benchmark: ours and its peers, each from a list of texts to signatures.
+"""Contenders of bench_dedup's signature table: ours and other libraries.
 
-Imports of a peer stand where it is made, so that this file loads wherever some of them are
-installed; peers that cannot be installed beside ours run under another Python (bench_dedup --python).
+A peer is imported when it is set up, so that this file loads without it. Peers whose requirements
+conflict with ours run under another Python (bench_dedup --python).
 """
 
 import re
@@ -18,33 +18,33 @@ from gristmill.text import matching_form
 
 Features = Literal["13 characters", "words"]
 EXTRA = "pip install gristmill[bench]"
-APART = "pip install {} into another environment, and name it: --python ITS/bin/python"
+APART = "pip install {} into another environment, and give --python ENVIRONMENT/bin/python"
 DATATROVE = APART.format("datatrove 'xxhash<4' regex nltk spacy tokenizers")
 TEXT_DEDUP = APART.format("text-dedup")
-XXHASH_3 = {"xxhash": 3}  # datatrove hands it str, which version 4 refuses
+XXHASH_3 = {"xxhash": 3}  # datatrove passes str, which xxhash 4 rejects
 WIDTH, PERMUTATIONS, BANDS, ROWS = 13, 128, 9, 13
 
 
 class Engine(NamedTuple):
-    """A contender, ready: `sign` is what is timed; `estimate` gives the similarities of texts to others."""
+    """A contender that is set up: `sign` is timed; `estimate` gives the similarity of each pair of texts."""
 
     sign: Callable[[Sequence[str]], Any]
     estimate: Callable[[Sequence[str], Sequence[str]], Sequence[float]]
 
 
 class Contender(NamedTuple):
-    """One line of the table. `shingles` are the features whose Jaccard similarity it estimates."""
+    """A row of the table. `shingles` gives the set whose Jaccard similarity is estimated."""
 
     name: str
     package: str
     make: Callable[[], Engine]
     features: Features = "13 characters"
     shingles: Callable[[str], set] = lambda text: set(character_shingles(text))
-    majors: dict[str, int] = {}  # noqa: RUF012  versions that it needs
+    majors: dict[str, int] = {}  # noqa: RUF012  required major versions
     hint: str = EXTRA
 
     def installed(self) -> str | None:
-        """The version of its package in this Python; None where that is missing or another one is needed."""
+        """Version of its package in this Python; None if it is missing or of another major version."""
         try:
             fits = all(int(version(package).split(".")[0]) == major for package, major in self.majors.items())
             return version(self.package) if fits else None
@@ -59,7 +59,7 @@ def character_shingles(text: str) -> list[str]:
 
 
 def by_slots(sign: Callable[[Sequence[str]], Any], to_rows: Callable[[Any], Any] = np.asarray) -> Engine:
-    """An engine whose estimate is the fraction of slots in which two signatures agree."""
+    """An engine that estimates similarity by the fraction of equal slots of two signatures."""
 
     def estimate(ones: Sequence[str], others: Sequence[str]) -> list[float]:
         one, other = np.asarray(to_rows(sign(ones))), np.asarray(to_rows(sign(others)))
@@ -77,7 +77,7 @@ def ours(**sketch: Any) -> Engine:
 
 
 def datasketch(hash_name: str, scheme: str | None) -> Engine:
-    """Its best bulk path: `generator`, which is one `update_batch` a document, on slices of bytes."""
+    """datasketch by its fastest bulk path: `MinHash.generator`, one `update_batch` per document."""
     from datasketch import MinHash
 
     options: dict[str, Any] = {"num_perm": PERMUTATIONS} | ({"scheme": scheme} if scheme else {})
@@ -93,7 +93,7 @@ def datasketch(hash_name: str, scheme: str | None) -> Engine:
 
 
 def byte_shingles(text: str) -> list[bytes]:
-    """13-grams in UTF-8: slices of the encoded text where it is ASCII, which is faster than encoding each."""
+    """13-grams in UTF-8; of ASCII text, slices of the encoded text, which is faster than encoding each."""
     form = matching_form(text)
     if form.isascii():
         data = form.encode()
@@ -128,7 +128,7 @@ def fast_sketch() -> Engine:
 
 
 def gaoya() -> Engine:
-    """Shingles, signature and insertion into its index in Rust; of the similarities it gives only an index's."""
+    """gaoya: shingles, signature and insertion into its index in Rust; similarities come from index queries."""
     from gaoya.minhash import MinHashStringIndex
 
     def index(bands: int, rows: int, **options: Any) -> Any:
@@ -151,7 +151,7 @@ def gaoya() -> Engine:
 
 
 def datatrove(by_word: bool) -> Engine:
-    """Shingles and signature of its stage 1, without the files that it writes, sorts and checks."""
+    """datatrove: shingles and signature of its stage 1, without writing files."""
     from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
     from datatrove.utils.text import TextNormConfig
 
@@ -171,7 +171,7 @@ def datatrove(by_word: bool) -> Engine:
 
 
 class _Characters:
-    """What makes peers that join words join the characters of the matching form instead."""
+    """A word tokenizer that returns characters, to get character shingles from peers that shingle words."""
 
     def word_tokenize(self, text: str) -> list[str]:
         return list(matching_form(text))
@@ -180,7 +180,7 @@ class _Characters:
 
 
 def text_dedup(by_word: bool) -> Engine:
-    """`embed_func` alone, with its faster options (XXH3, 32 bits), without the machinery of `datasets` around it."""
+    """text-dedup: `embed_func` with its faster options (XXH3, 32 bits), without `datasets`."""
     from text_dedup import minhash
 
     width, permutations, bands = (5, 250, 25) if by_word else (WIDTH, PERMUTATIONS, 1)
@@ -218,12 +218,12 @@ def _spacy_shingles(text: str) -> set[str]:
 
 
 def contenders() -> list[Contender]:
-    """Every line of the tables of signatures, SlimPajama's first."""
+    """All contenders, SlimPajama's first."""
     return [*_slimpajamas(), *_ours(), *_datasketches(), *_others(), *_by_words()]
 
 
 def _slimpajamas() -> list[Contender]:
-    """With the datasketch that it was written for, and with today's."""
+    """SlimPajama's algorithm, with datasketch 1 (for which it was written) and datasketch 2."""
     return [
         Contender(f"SlimPajama's algorithm (datasketch {major})", "datasketch", slimpajamas,
                   shingles=lambda text: set(slimpajama.shingles(text)), majors={"datasketch": major}, hint=hint)
@@ -263,19 +263,20 @@ def _by_words() -> list[Contender]:
 
 
 def _ours() -> list[Contender]:
-    """Each family of ours, where ours can be imported."""
+    """Each of our hash families, if our package can be imported in this Python."""
     try:
-        from dedup.minhash.signatures import Hash, Sketch
+        from dedup.minhash.signatures import Hash
     except ImportError:
         return []
     lines = [Contender(f"ours, {name}", "numba", partial(ours, hash=name)) for name in get_args(Hash)]
-    if "unit" in Sketch.__dataclass_fields__:
-        lines.append(Contender("ours, 5 words", "numba", lambda: ours(unit="word", width=5), "words", word_shingles))
-    return lines
+    return [
+        *lines,
+        Contender("ours, 5 words", "numba", lambda: ours(unit="word", width=5), "words", word_shingles),
+    ]
 
 
 def assert_equal_to_datasketch(texts: Sequence[str]) -> list[str]:
-    """The families of ours whose values were found equal to datasketch's, or to SlimPajama's algorithm's."""
+    """Assert that our signatures equal those of datasketch and of SlimPajama's algorithm; name the families checked."""
     composed = [unicodedata.normalize("NFC", text) for text in texts]
     pairs = {"sha1": "legacy", "xxh32": None, "sha1-affine32": None, "xxh32-mersenne": "legacy"}
     checked = []

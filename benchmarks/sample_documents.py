@@ -1,4 +1,4 @@
-"""Documents to measure on: read from a corpus, drawn at random, and paired with edited copies of themselves."""
+"""Benchmark input: documents sampled from a corpus, and pairs of a document and an edited copy."""
 
 import random
 import tempfile
@@ -16,7 +16,7 @@ PAIR_CHARACTERS = 3000
 
 
 def draw_sample(inputs: Sequence[Path], size: int) -> list[str]:
-    """Texts of about `size` bytes, in an order that is random and always the same. UsageError if there are none."""
+    """Sample texts of about `size` bytes in all, with a fixed seed. UsageError if there are none."""
     texts = [document.text for document in read_documents_of(inputs)]
     random.Random(0).shuffle(texts)
     drawn, total = [], 0
@@ -26,15 +26,15 @@ def draw_sample(inputs: Sequence[Path], size: int) -> list[str]:
             total += length
     if not any(drawn):
         given = ", ".join(map(str, inputs)) or "nothing"
-        raise UsageError(f"{given}: wanted documents with text to sign, and one that fits into --sample")
+        raise UsageError(f"{given}: no document with text fits into --sample: give a corpus, or a larger --sample")
     return drawn
 
 
 def read_documents_of(inputs: Sequence[Path]) -> Iterator[Document]:
-    """Every document of corpus folders and files; malformed records are passed over."""
+    """Every document of corpus folders and files; malformed records are skipped."""
     for path in inputs:
         if not path.is_dir() and not (path.is_file() and path.name.endswith(SUFFIXES)):
-            raise UsageError(f"{path}: wanted a folder, or a file named {', '.join('*' + end for end in SUFFIXES)}")
+            raise UsageError(f"{path}: give a folder, or a file named {', '.join('*' + end for end in SUFFIXES)}")
         files = list_corpus(path) if path.is_dir() else [CorpusFile(path, path.name, path.stat().st_size)]
         with tempfile.TemporaryDirectory() as scratch:
             for part in (part for file in files for part in plan_slices(file)):
@@ -42,7 +42,7 @@ def read_documents_of(inputs: Sequence[Path]) -> Iterator[Document]:
 
 
 def make_pairs(texts: Sequence[str], many: int) -> list[tuple[str, str]]:
-    """Documents beside copies of them in which spans were replaced or deleted: from few to half of the text."""
+    """Pairs of a document and a copy with spans replaced or deleted: from almost nothing to 40 % of the text."""
     draw = random.Random(1)
     whole = [text[:PAIR_CHARACTERS] for text in texts if len(text) >= 500]
     found = []
@@ -53,7 +53,7 @@ def make_pairs(texts: Sequence[str], many: int) -> list[tuple[str, str]]:
 
 
 def _edit(text: str, share: float, texts: Sequence[str], draw: random.Random) -> str:
-    """Text with about `share` of its characters gone, half of the spans replaced by other documents' text."""
+    """Remove a fraction `share` of the text in spans; replace half of the spans by text of other documents."""
     spans = draw.randint(1, 4)
     for _ in range(spans):
         size = int(share * len(text) / spans)

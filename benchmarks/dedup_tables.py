@@ -1,12 +1,12 @@
-"""What was measured, as Markdown tables."""
+"""Markdown tables of bench_dedup's measurements."""
 
 import statistics
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from benchmarks.contest import Line, Report
-from benchmarks.peers import EXTRA, Contender
+from benchmarks.dedup_rounds import Measurement, Report
+from benchmarks.peers_minhash import EXTRA, Contender
 
 REFERENCE = "SlimPajama"
 _SIGNATURES = ("contender", "MB/s, 1 core", "min..max", "docs/s", "× SlimPajama's", "MB/s, 2 cores", "memory +MB",
@@ -15,7 +15,7 @@ _GRAPHS = ("contender", "n", "seconds", "min..max", "M/s", "memory +MB", "peak M
 
 
 def markdown(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str]) -> str:
-    """A table: the first column to the left, the others to the right, padded so that it reads as text too."""
+    """A Markdown table, padded for reading as text: the first column left-aligned, the others right-aligned."""
     table = [head, *rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(head))]
     lines = [" | ".join(_pad(cell, widths[i], i) for i, cell in enumerate(row)) for row in table]
@@ -28,26 +28,30 @@ def _pad(cell: str, width: int, column: int) -> str:
     return cell.rjust(width) if column else cell.ljust(width)
 
 
-def signature_table(title: str, lines: Sequence[Line], reference: Line | None, megabytes: dict[int, list[float]],
-                    documents: int, notes: Sequence[str]) -> str:  # fmt: skip
-    """`megabytes[cores]` are those of each process; ratios are the median of those round by round."""
+def signature_table(
+    title: str, lines: Sequence[Measurement], reference: Measurement | None, megabytes: dict[int, list[float]],
+    documents: int, notes: Sequence[str],
+) -> str:  # fmt: skip
+    """Signature table. `megabytes[cores]` lists MB per process; ratios are medians over the rounds."""
     rows = [_signature_row(line, reference, megabytes, documents) for line in lines if line.is_measured]
     return markdown(title, _SIGNATURES, rows, [*notes, *_not_measured(lines)])
 
 
-def graph_table(title: str, lines: Sequence[tuple[int, Line]], notes: Sequence[str]) -> str:
-    """Lines with how many signatures or edges they had."""
+def graph_table(title: str, lines: Sequence[tuple[int, Measurement]], notes: Sequence[str]) -> str:
+    """LSH or components table, of pairs (number of signatures or edges, measurement)."""
     rows = [_graph_row(line, size) for size, line in lines if line.is_measured]
     return markdown(title, _GRAPHS, rows, [*notes, *_not_measured([line for _, line in lines])])
 
 
-def pace(lines: Iterable[Line]) -> str:
-    """How much the machine's speed varied from process to process."""
+def pace(lines: Iterable[Measurement]) -> str:
+    """Range of the calibration loop's times: the variation of the machine's speed between processes."""
     paces = [report["calibration"] for line in lines for cores in line.reports for report in line.all_reports(cores)]
-    return f"calibration loop: {min(paces) * 1e3:.0f} to {max(paces) * 1e3:.0f} ms" if paces else "nothing was measured"
+    return f"calibration loop: {min(paces) * 1e3:.0f} to {max(paces) * 1e3:.0f} ms" if paces else "no measurement"
 
 
-def _signature_row(line: Line, reference: Line | None, megabytes: dict[int, list[float]], documents: int) -> list[str]:
+def _signature_row(
+    line: Measurement, reference: Measurement | None, megabytes: dict[int, list[float]], documents: int
+) -> list[str]:
     rates, of_two = (_rates(line, sizes) for sizes in megabytes.values())
     median, compared = statistics.median(rates), _rates(reference, megabytes[1]) if reference else []
     ratio = statistics.median(one / other for one, other in zip(rates, compared, strict=True)) if compared else None
@@ -56,23 +60,23 @@ def _signature_row(line: Line, reference: Line | None, megabytes: dict[int, list
             short(statistics.median(of_two)), *_memory(line), *_agreement(line.reports[1][0][0])]  # fmt: skip
 
 
-def _graph_row(line: Line, size: int) -> list[str]:
+def _graph_row(line: Measurement, size: int) -> list[str]:
     times = [time for report in line.all_reports() for time in report["times"]]
     median, components = statistics.median(times), line.all_reports()[0]["components"][0]
     return [_name(line), f"{size:,}", short(median), _range(times), short(size / median / 1e6), *_memory(line),
             f"{components:,}"]  # fmt: skip
 
 
-def _rates(line: Line, megabytes: Sequence[float]) -> list[float]:
-    """MB/s of every round: its processes' summed, each the median of its repetitions."""
+def _rates(line: Measurement, megabytes: Sequence[float]) -> list[float]:
+    """MB/s per round: the sum over its processes of each one's median repetition."""
     return [
         sum(size / statistics.median(report["times"]) for size, report in zip(megabytes, reports, strict=True))
         for reports in line.reports[len(megabytes)]
     ]
 
 
-def _memory(line: Line) -> tuple[str, str]:
-    """By how much resident memory grew while it was timed, and its peak, in MB."""
+def _memory(line: Measurement) -> tuple[str, str]:
+    """Growth of resident memory during the measurement, and its peak, in MB."""
     reports = line.all_reports()
     return f"{max(report['growth'] for report in reports):,.0f}", f"{max(report['peak'] for report in reports):,.0f}"
 
@@ -84,12 +88,12 @@ def _agreement(report: Report) -> tuple[str, str]:
     return f"{np.sqrt(np.mean(errors**2)):.4f}", f"{np.mean(errors):+.4f}"
 
 
-def _name(line: Line) -> str:
+def _name(line: Measurement) -> str:
     is_ours = line.contender.name.startswith("ours")
     return f"**{line.contender.name}**" if is_ours else f"{line.contender.name} ({line.version})"
 
 
-def _not_measured(lines: Sequence[Line]) -> Iterable[str]:
+def _not_measured(lines: Sequence[Measurement]) -> Iterable[str]:
     missing = {line.contender.name: line for line in lines if not line.is_measured}
     for name, line in missing.items():
         hint = line.contender.hint if isinstance(line.contender, Contender) else EXTRA
@@ -101,7 +105,7 @@ def _range(numbers: Sequence[float]) -> str:
 
 
 def short(number: float) -> str:
-    """Three digits that count.
+    """Format with three significant digits.
 
     >>> short(1234.5), short(12.345), short(0.012345)
     ('1,234', '12.3', '0.0123')

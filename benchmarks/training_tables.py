@@ -1,4 +1,4 @@
-"""What bench_training.py measured, as tables."""
+"""Tables of bench_training's measurements."""
 
 import statistics
 from collections.abc import Sequence
@@ -12,37 +12,37 @@ PEER = "nanoGPT"
 
 
 @dataclass
-class Line:
-    """One that is timed, and for each round the reports of its processes."""
+class TrainingRun:
+    """A configuration and layout, and per round the reports of its processes."""
 
     name: str
     path: Path
-    """Its configuration; a peer's folder."""
+    """TOML file of the configuration; for nanoGPT, its folder."""
     options: dict[str, Any] = field(default_factory=dict)
     processes: int = 1
     what: str = "ours"
     rounds: list[list[dict[str, Any]]] = field(default_factory=list)
 
     def seconds(self) -> list[float]:
-        """Of every step of every round, as the slowest process had it."""
+        """Time of every step of every round, of the slowest process."""
         return [
             max(of_step) for reports in self.rounds for of_step in zip(*(r["seconds"] for r in reports), strict=True)
         ]
 
     def rates(self) -> list[float]:
-        """Tokens a second of each round, from its median step."""
+        """Tokens per second of each round, from its median step."""
         return [
             reports[0]["tokens_per_step"] / max(statistics.median(r["seconds"]) for r in reports)
             for reports in self.rounds
         ]
 
     def utilisation(self) -> float:
-        """Model operations a second, of what as many processes' matrix products reach at best in the same runs."""
+        """Model FLOP/s over the peak FLOP/s of a matrix product that was measured in the same processes."""
         peak = max(report["peak"] for reports in self.rounds for report in reports)
         return statistics.median(self.rates()) * self.rounds[0][0]["flops_per_token"] / (peak * self.processes)
 
     def bubble(self) -> float:
-        """The time in which processes waited for each other, over that in which they computed."""
+        """Waiting time over computing time of all processes: the median over the rounds."""
         shares = [
             sum(sum(r["seconds"]) for r in reports) / max(1e-9, sum(sum(r["busy"]) for r in reports)) - 1
             for reports in self.rounds
@@ -50,8 +50,8 @@ class Line:
         return statistics.median(shares)
 
 
-def speed_table(lines: Sequence[Line]) -> Table:
-    """One row a configuration; ratios are the median of those round by round, the lowest and the highest."""
+def speed_table(lines: Sequence[TrainingRun]) -> Table:
+    """One row per configuration; ratios to nanoGPT are per round: median, minimum and maximum."""
     peer = next((line for line in lines if line.name == PEER), None)
     ratio = [f"x {PEER}'s", "of the rounds"] if peer else []
     head = (
@@ -70,8 +70,8 @@ def speed_table(lines: Sequence[Line]) -> Table:
     return table
 
 
-def layout_table(lines: Sequence[Line]) -> Table:
-    """One row a layout, beside the first line's one process."""
+def layout_table(lines: Sequence[TrainingRun]) -> Table:
+    """One row per layout, with the ratio to one process, the first row."""
     head = ("ms a step", "p10..p90", "tokens/s", "x one process", "peak product GFLOP/s", "utilisation", "memory MiB")
     table = Table("layout", *(Column(name, justify="right") for name in head), title=_title(lines))
     for line in lines:
@@ -79,11 +79,11 @@ def layout_table(lines: Sequence[Line]) -> Table:
     return table
 
 
-def pipeline_table(lines: Sequence[Line]) -> Table:
-    """What of a pipeline's time is waiting, beside what its schedule would leave idle if all stages were alike.
+def pipeline_table(lines: Sequence[TrainingRun]) -> Table:
+    """One row per pipeline: the bubble in theory and as measured, both relative to computing time.
 
-    A bubble is over the time that is computed (Narayanan et al. 2021, section 2.2.1); what is measured holds
-    communication and all other waiting, too.
+    In theory it is (p - 1) / (v m) for equal stages (Narayanan et al. 2021, section 2.2.1); the measured one
+    includes communication and all other waiting.
     """
     head = ("stages", "micro-batches", "(p-1)/(v m)", "measured bubble", "tokens/s")
     table = Table("pipeline", *(Column(name, justify="right") for name in head))
@@ -97,31 +97,31 @@ def pipeline_table(lines: Sequence[Line]) -> Table:
     return table
 
 
-def _title(lines: Sequence[Line]) -> str:
+def _title(lines: Sequence[TrainingRun]) -> str:
     return f"median of {len(lines[0].rounds)} rounds of {len(lines[0].rounds[0][0]['seconds'])} steps, taking turns"
 
 
-def _sizes(line: Line) -> tuple[str, ...]:
+def _sizes(line: TrainingRun) -> tuple[str, ...]:
     size = line.rounds[0][0].get("parameters")
     return (f"{size:,}" if size else "",)
 
 
-def _times(line: Line) -> tuple[str, str, str]:
+def _times(line: TrainingRun) -> tuple[str, str, str]:
     times = sorted(1000 * seconds for seconds in line.seconds())
     low, high = (times[int(len(times) * part)] for part in (0.1, 0.9))
     return f"{statistics.median(times):.1f}", f"{low:.1f}..{high:.1f}", f"{statistics.median(line.rates()):,.0f}"
 
 
-def _versus(line: Line, peer: Line) -> tuple[str, str]:
+def _versus(line: TrainingRun, peer: TrainingRun) -> tuple[str, str]:
     ratios = _ratios(line, peer)
     return f"{statistics.median(ratios):.3f}", f"{min(ratios):.2f}..{max(ratios):.2f}"
 
 
-def _ratios(line: Line, other: Line) -> list[float]:
+def _ratios(line: TrainingRun, other: TrainingRun) -> list[float]:
     return [one / two for one, two in zip(line.rates(), other.rates(), strict=True)]
 
 
-def _costs(line: Line) -> tuple[str, str, str]:
+def _costs(line: TrainingRun) -> tuple[str, str, str]:
     if "peak" not in line.rounds[0][0]:
         return "", "", ""
     reports = [report for reports in line.rounds for report in reports]
