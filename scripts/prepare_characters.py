@@ -1,4 +1,4 @@
-"""Token shards of a text's characters, its end held out: what small models are compared on.
+"""Command: character-level token shards of a text file, for small models, with its end as the holdout.
 
 python scripts/prepare_characters.py input.txt OUT
 python training/train.py --config configs/nanogpt_cpu.toml --data.train OUT/train --data.holdout OUT/holdout …
@@ -28,30 +28,29 @@ from gristmill.io.token_shards import (
 )
 
 SHARD, TOKENIZER = "characters", "tokenizer.model"
-_SPACE = "\u2581"  # what SentencePiece writes for a space
+_SPACE = "\u2581"  # SentencePiece's character for a space
 
 
 def prepare_characters(
     text: tyro.conf.Positional[Path], out_dir: tyro.conf.Positional[Path], holdout: float = 0.1
 ) -> None:
-    """Write OUT/train and OUT/holdout: the text's characters as token shards, each with its tokenizer.
+    """Write the first part of a text to OUT_DIR/train and the rest to OUT_DIR/holdout, each with its tokenizer.
 
-    The first part of the text is trained on, the rest held out; each is one document. There is an id
-    for each different character, and a last one that ends a document and stands for unknown ones.
+    Each part is one document. The vocabulary is the distinct characters, plus a last id for the end of a
+    document and for unknown characters. Raises UsageError for a text too short or that SentencePiece cannot
+    represent, InputError for a text that is not UTF-8.
 
     Args:
         text: A text file in UTF-8.
         out_dir: Folder for the two folders.
-        holdout: The part of the characters that is held out, from the end.
+        holdout: Fraction of the characters in the holdout, from the end.
     """
     if not 0 < holdout < 1:
-        raise UsageError(f"--holdout {holdout}: wanted more than 0 and less than 1, such as 0.1")
+        raise UsageError(f"--holdout {holdout}: give a fraction above 0 and below 1, such as 0.1")
     codes = read_characters(text)
     cut = int(len(codes) * (1 - holdout))
     if not 0 < cut < len(codes):
-        raise UsageError(
-            f"{text} has {len(codes)} characters, too few to hold out {holdout} of them; give a longer one"
-        )
+        raise UsageError(f"{text} has {len(codes)} characters, too few for --holdout {holdout}: give a longer text")
     characters, ids = np.unique(codes, return_inverse=True)
     alphabet = "".join(map(chr, characters))
     model, pieces = character_model(alphabet, text)
@@ -59,13 +58,13 @@ def prepare_characters(
     sizes = np.array([len(c.encode()) for c in alphabet])[np.argsort(pieces)]  # of each id, in bytes
     for name, part in (("train", ids[:cut]), ("holdout", ids[cut:])):
         write_part(out_dir / name, part, int(sizes[part].sum()), model, len(alphabet), text.name)
-    print(f"{len(alphabet)} different characters; {cut:,} to train on, {len(ids) - cut:,} held out")
+    print(f"{len(alphabet)} distinct characters; {cut:,} in train, {len(ids) - cut:,} in holdout")
 
 
 def read_characters(text: Path) -> NDArray[np.uint32]:
-    """The code points of a text file, line ends as they are; InputError if it is not UTF-8."""
+    """Code points of a text file, with its own line ends; InputError if it is not UTF-8."""
     if not text.is_file():
-        raise UsageError(f"{text}: wanted a text file, and there is none")
+        raise UsageError(f"{text}: no such file: give a text file")
     with reading(text):
         data = text.read_bytes()
     try:
@@ -75,9 +74,10 @@ def read_characters(text: Path) -> NDArray[np.uint32]:
 
 
 def character_model(alphabet: str, text: Path) -> tuple[bytes, NDArray[np.int64]]:
-    """A SentencePiece model whose pieces are the characters, and the id that it gives to each.
+    """A SentencePiece model whose pieces are the characters of `alphabet`, and the id of each character.
 
-    The unknown piece, which it must have, comes last. UsageError for what it could not give back.
+    The unknown piece, which SentencePiece requires, comes last. UsageError if a character does not survive
+    encoding and decoding.
     """
     written = io.BytesIO()
     try:
@@ -90,7 +90,7 @@ def character_model(alphabet: str, text: Path) -> tuple[bytes, NDArray[np.int64]
         model = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
         ids = np.array([model.piece_to_id(_SPACE if c == " " else c) for c in alphabet], np.int64)
         kept = model.decode(ids.tolist()) == alphabet and model.encode(alphabet) == ids.tolist()
-    except RuntimeError:  # its trainer refuses some control characters, and nothing but line ends
+    except RuntimeError:  # its trainer rejects some control characters, and text of line ends only
         kept = False
     if not kept:
         strange = [c for c in alphabet if c == _SPACE or (c < " " and c not in "\t\n\r")] or [alphabet[:8]]
@@ -99,7 +99,7 @@ def character_model(alphabet: str, text: Path) -> tuple[bytes, NDArray[np.int64]
 
 
 def write_part(folder: Path, ids: NDArray[np.int64], size: int, model: bytes, end: int, source: str) -> None:
-    """One folder of one shard of one document, `size` bytes of text."""
+    """Write a folder with one shard of one document, `size` bytes of text."""
     dtype = token_dtype(end + 1)
     with TokenShardWriter(folder / SHARD, dtype) as shard:
         shard.add(np.append(ids, end))

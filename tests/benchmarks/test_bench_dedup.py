@@ -1,4 +1,4 @@
-"""The benchmark of the near-duplicate engine: its contenders one by one, and as a real run with what is installed."""
+"""bench_dedup: each contender by itself, and a real run with the installed ones."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The evaluation of the near-duplicate engine: exact pairs equal brute force; its tables on planted pairs."""
+"""eval_dedup: exact similarities equal brute force, and the tables are right for planted pairs."""
 
 import json
 import random

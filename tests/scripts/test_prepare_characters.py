@@ -1,4 +1,4 @@
-"""prepare_characters loses no character, and the configurations beside it train on what it writes."""
+"""prepare_characters keeps every character, and the configurations in configs/ train on its shards."""
 
 import json
 import subprocess
