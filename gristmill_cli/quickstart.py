@@ -26,7 +26,7 @@ Run the same command again after an interruption: it resumes.
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """`gristmill quickstart [CORPUS] [--out DIR] [trainer options …]`: exits with the first failed step's code."""
+    """`gristmill quickstart [CORPUS] [--out DIR] [trainer options …]`: exits with 0, or the failed step's code."""
     parser = argparse.ArgumentParser(
         "gristmill quickstart", "%(prog)s [CORPUS] [--out DIR] [trainer options, such as --optim.steps 100]",
         description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(run_with_exit_code(lambda: quickstart(corpus, options.out, trainer_options)))
 
 
-def quickstart(corpus: Path | None, out: Path, trainer_options: Sequence[str] = ()) -> str:
-    """Run the quick start into `out`, and return where its results are.
+def quickstart(corpus: Path | None, out: Path, trainer_options: Sequence[str] = ()) -> None:
+    """Run the quick start into `out`, and print the paths of its results.
 
     Without `corpus`, gathers one from this machine into `out`/corpus. Raises UsageError if torch is not
     installed, any GristmillError of a step, and SystemExit with the trainer's exit code if it fails.
@@ -71,12 +71,12 @@ def quickstart(corpus: Path | None, out: Path, trainer_options: Sequence[str] = 
     from training.reporting.plot import plot  # torch takes seconds to import
 
     picture = plot(out / "model")
-    return f"""
+    print(f"""
 corpus      {corpus}
 data        {out / "data"}  (funnel.json, tokens/, tokenizer/, and the output of each stage)
 model       {out / "model"}  (checkpoints/, metrics.jsonl, summary.json)
 loss curve  {picture}
-TensorBoard tensorboard --logdir {out / "model"}"""
+TensorBoard tensorboard --logdir {out / "model"}""")
 
 
 def _heading(text: str) -> None:
