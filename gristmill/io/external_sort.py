@@ -24,7 +24,7 @@ class ExternalSorter:
 
     >>> import tempfile
     >>> edge = np.dtype([("node", "<u8"), ("other", "<u8")])
-    >>> with Sorter(Path(tempfile.mkdtemp()) / "runs", edge, ("node", "other"), memory=1 << 20) as sorter:
+    >>> with ExternalSorter(Path(tempfile.mkdtemp()) / "runs", edge, ("node", "other"), memory=1 << 20) as sorter:
     ...     sorter.add(np.array([(2, 9), (1, 5)], edge))
     ...     sorter.add(np.array([(1, 3)], edge))
     ...     [block.tolist() for block in sorter]

@@ -1,9 +1,6 @@
 """Texts in memory: which are kept, of which the others are duplicates; and the examples in the docstrings."""
 
-import doctest
-import importlib
 from collections.abc import Callable
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -13,12 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import dedup
 from dedup import Sketch, deduplicate
 from gristmill.errors import UsageError
 from gristmill.text import matching_form
-
-MODULES = sorted(path.stem for path in Path(dedup.__file__).parent.glob("*.py"))
 
 
 def test_the_first_of_a_cluster_is_kept(texts_of: Callable[[int, int], list[str]]) -> None:
@@ -185,9 +179,3 @@ def test_a_data_set_need_not_be_loaded_for_lists(run: Callable) -> None:
 def test_what_cannot_be_deduplicated(texts: object, options: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         deduplicate(texts, **options)
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_examples_in_docstrings(module: str) -> None:
-    name = "dedup" if module == "__init__" else f"dedup.{module}"
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
