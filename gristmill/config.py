@@ -69,7 +69,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any:
-    """An instance of `cls` from a TOML table; missing required values are left for the command line (tyro.MISSING)."""
+    """Build `cls` from a TOML table; missing required values become tyro.MISSING, for the command line to give."""
     types = _fields(cls)
     table = _rename_keys(cls, table, file, prefix)
     for key in table:

@@ -91,7 +91,7 @@ class Counts(msgspec.Struct):
         return [reason for reason in seen if self.total(reason).documents]
 
     def check_conserved(self, stage: str) -> dict[str, tuple[int, int]]:
-        """Check that incoming and outgoing documents and bytes are equal, per source; return both numbers of documents.
+        """Check that incoming and outgoing documents and bytes are equal per source; return the documents of each.
 
         Raises ConservationError, whose message begins with `stage`, if they differ.
         """

@@ -38,7 +38,7 @@ class RunOptions:
     max_malformed: float = 0.001
     """Stop when more than this fraction of the records read is malformed."""
     quiet: bool = False
-    """Print neither progress nor the line that says what was done."""
+    """Print neither progress nor a summary line."""
 
     @property
     def processes(self) -> int:
@@ -76,7 +76,7 @@ class Task:
     size: int = 0
 
     def fingerprint(self) -> str:
-        """SHA-256 of everything the outputs depend on: size and mtime of the inputs, arguments, output paths, code."""
+        """SHA-256 of all that the outputs depend on: size and mtime of the inputs, arguments, output paths, code."""
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.inputs]
         code = code_version(inspect.getfile(self.function))
         text = repr((self.function.__qualname__, sorted(self.arguments.items()), self.outputs, stats, code))
@@ -216,7 +216,7 @@ def code_version(file: str) -> str:
 
 
 def _remove_stale_outputs(tasks: Sequence[Task], entries: dict[str, LedgerEntry], prefix: str | None) -> None:
-    """Remove outputs in the ledger that are not outputs of `tasks`, of tasks planned now or with that name prefix."""
+    """Remove outputs, of tasks in the ledger that are planned or have the prefix, which `tasks` do not write."""
     planned = {task.name for task in tasks}
     kept = {os.path.abspath(path) for output in outputs_of(tasks) for path in (output, rejects_path(output))}
     for name, entry in entries.items():

@@ -19,7 +19,7 @@ def partial_path(path: Path) -> Path:
 
 
 def unique_partial_path(path: Path) -> Path:
-    """Temporary name of `path` that no other process uses: a worker may outlive its killed parent for a moment."""
+    """Temporary name of `path`, unique to this call: a worker may still be writing after its parent was killed."""
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 

@@ -1,4 +1,4 @@
-"""Texts in memory: which are kept, of which the others are duplicates; and the examples in the docstrings."""
+"""Texts in memory: which are kept, of which the others are duplicates."""
 
 from collections.abc import Callable
 

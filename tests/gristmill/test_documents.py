@@ -1,4 +1,4 @@
-"""Documents: their keys, and the same documents from every format, every other field as it stood."""
+"""Documents: their keys, the same documents from every format, and other fields unchanged."""
 
 import gzip
 import json
@@ -43,12 +43,12 @@ def compress(name: str, data: bytes) -> bytes:
 
 
 @given(st.text(min_size=1), st.integers(0, 2**63))
-def test_a_key_is_what_was_written(file: str, row: int) -> None:
+def test_a_key_survives_a_round_trip(file: str, row: int) -> None:
     assert DocKey.parse(str(DocKey(file, row))) == DocKey(file, row)
 
 
 @pytest.mark.parametrize("text", ["", "@3", "a.jsonl", "a@", "a@-1", "a@1.5", "a@x"])
-def test_what_is_no_key_is_refused(text: str) -> None:
+def test_an_invalid_key_is_an_error(text: str) -> None:
     with pytest.raises(UsageError, match="<file>@<row>"):
         DocKey.parse(text)
 
@@ -85,7 +85,7 @@ def test_a_replaced_text_changes_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_members_and_frames_follow_one_another(tmp_path: Path, suffix: str) -> None:
+def test_all_gzip_members_and_zstd_frames_are_read(tmp_path: Path, suffix: str) -> None:
     name = f"a.jsonl{suffix}"
     skippable = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd" if suffix == ".zst" else b""  # pzstd begins with one
     pieces = [compress(name, part) for part in (LINES[0] + b"\n" + LINES[1][:9], b"", LINES[1][9:] + b"\n", LINES[2])]
@@ -206,14 +206,14 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     assert names == ["book/a.jsonl", "c4/over/a.jsonl", "linked/a.jsonl"]
 
 
-def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
+def test_a_dangling_link_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").symlink_to("nowhere")
     with pytest.raises(InputError, match=r"cannot read .*a\.jsonl"):
         list_corpus(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
-def test_what_we_write_is_what_we_read_and_always_the_same_bytes(tmp_path: Path, name: str) -> None:
+def test_a_round_trip_gives_the_same_documents_and_bytes(tmp_path: Path, name: str) -> None:
     for folder in ("one", "two"):
         with open_jsonl_writer(tmp_path / folder / name) as sink:
             for line in LINES:
@@ -223,7 +223,7 @@ def test_what_we_write_is_what_we_read_and_always_the_same_bytes(tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
-def test_a_file_that_fails_half_way_never_appears(tmp_path: Path, name: str) -> None:
+def test_a_file_is_not_published_after_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(RuntimeError), open_jsonl_writer(tmp_path / name) as sink:
         sink.write(LINES[0])
         raise RuntimeError

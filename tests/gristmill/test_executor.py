@@ -1,4 +1,4 @@
-"""The executor: the same for any number of workers; no worker outlives the process that started it."""
+"""The executor: the same results for any number of workers, and no worker outlives its parent."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def test_every_call_is_made_once(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_error_comes_as_it_is(workers: int) -> None:
+def test_an_error_is_raised_unchanged(workers: int) -> None:
     from gristmill.io.pickles import load_pickle
 
     bad = Path(__file__)  # a file, and no pickle
@@ -32,7 +32,7 @@ def test_an_error_comes_as_it_is(workers: int) -> None:
         list(execute([*CALLS, Call(load_pickle, {"path": bad})], workers))
 
 
-def test_no_call_is_no_work() -> None:
+def test_no_calls_give_no_results() -> None:
     assert list(execute([], 2)) == []
 
 

@@ -61,7 +61,9 @@ def test_row_groups_of_other_files_are_not_read(tmp_path: Path, monkeypatch: pyt
 
 @settings(deadline=None, max_examples=40)
 @given(cuts=st.lists(st.integers(0, 50), max_size=6))
-def test_how_rows_come_changes_no_byte(tmp_path_factory: pytest.TempPathFactory, cuts: list[int]) -> None:
+def test_the_rows_of_each_call_do_not_change_the_bytes(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int]
+) -> None:
     folder = tmp_path_factory.getbasetemp()
     bounds = [0, *sorted(cuts), 50]
     with pytest.MonkeyPatch.context() as patch:
@@ -75,7 +77,7 @@ def test_how_rows_come_changes_no_byte(tmp_path_factory: pytest.TempPathFactory,
     assert pa.parquet.read_table(folder / "pieces.parquet").equals(pa.table(columns("a", 0, 50)))
 
 
-def test_a_table_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_a_table_is_written_atomically(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), open_table(tmp_path / "a.parquet", SCHEMA) as write:
         write(columns("a", 0, 5))
         raise RuntimeError
@@ -102,7 +104,7 @@ def test_one_file_of_a_large_set_takes_little_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", [None, ["a"]])
-def test_what_is_no_key_set(tmp_path: Path, files: list[str] | None) -> None:
+def test_a_file_without_keys_is_an_error(tmp_path: Path, files: list[str] | None) -> None:
     with pytest.raises(UsageError, match="Run the stage that writes it"):
         read_keys(tmp_path / "none.parquet", files)
     pa.parquet.write_table(pa.table({"file": ["a"]}), tmp_path / "a.parquet")

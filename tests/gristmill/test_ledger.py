@@ -1,4 +1,4 @@
-"""The ledger: books that balance, and entries that survive a torn line."""
+"""The ledger: counts are conserved, and entries survive a line that was cut short."""
 
 from pathlib import Path
 
@@ -40,12 +40,12 @@ def test_merged_counts_are_counts_of_both(one, two) -> None:
         [("a", "read", 5), ("a", "written", 5), ("a", "repeated", 5)],
     ],
 )
-def test_books_that_do_not_add_up_are_refused(items) -> None:
+def test_counts_that_are_not_conserved_are_an_error(items) -> None:
     with pytest.raises(ConservationError, match="does not add up"):
         counts_of(items).check_conserved("stage")
 
 
-def test_books_that_add_up_pass() -> None:
+def test_conserved_counts_are_returned_per_source() -> None:
     counts = counts_of([("a", "read", 5), ("a", "repeated", 5), ("b", "read", 3), ("b", "malformed: broken JSON", 3)])
     counts.add("a", "written", 10, documents=2)
     counts.add("b", "changed", 0, documents=0)
@@ -62,7 +62,7 @@ def test_the_limit_of_malformed_records_is_a_fraction() -> None:
     Counts({}, []).check_malformed("stage", 0.0)
 
 
-def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:
+def test_a_line_cut_short_is_skipped(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "state" / "a.jsonl")
     assert ledger.read() == {}
     counts = counts_of([("a", "read", 5), ("a", "written", 5)])

@@ -1,4 +1,4 @@
-"""Lines: cut at newlines wherever chunks end, and counted right wherever slices begin."""
+"""Lines: the same for any chunks and slices; truncated and corrupt streams are errors."""
 
 import gzip
 import io
@@ -68,7 +68,7 @@ def test_a_line_of_many_chunks_is_copied_once_and_not_once_a_chunk() -> None:
 
 @pytest.mark.parametrize("cut", [1, 3, 5, 12, -1, -4, -9])
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
-def test_a_stream_cut_anywhere_is_seen(tmp_path: Path, name: str, cut: int) -> None:
+def test_a_truncated_stream_is_an_error(tmp_path: Path, name: str, cut: int) -> None:
     data = b"".join(b"line %d\n" % i for i in range(1000))
     whole = gzip.compress(data) if name.endswith(".gz") else zstandard.compress(data)
     (tmp_path / name).write_bytes(whole[:cut])
@@ -76,7 +76,7 @@ def test_a_stream_cut_anywhere_is_seen(tmp_path: Path, name: str, cut: int) -> N
         list(read_lines(tmp_path / name))
 
 
-def test_the_second_of_two_frames_cut_off_is_seen(tmp_path: Path) -> None:
+def test_a_truncated_second_frame_is_an_error(tmp_path: Path) -> None:
     frame = zstandard.compress(b"a\nb\n")
     (tmp_path / "a.zst").write_bytes(frame + frame[:-2])
     lines = read_lines(tmp_path / "a.zst")

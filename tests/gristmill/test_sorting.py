@@ -1,4 +1,4 @@
-"""External sort: the same records in the same order, whether they fit or not."""
+"""External sort: the same order in memory and with runs on disk."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def sort_by(folder, records: np.ndarray, keys: tuple[str, ...], memory: int, ste
     most=st.integers(1, 40),
     step=st.integers(1, 50),
 )
-def test_sorts_stably_however_little_fits(tmp_path_factory, pairs, most, step) -> None:
+def test_sorts_stably_with_any_memory(tmp_path_factory, pairs, most, step) -> None:
     records, folder = make_records(pairs), tmp_path_factory.mktemp("sort")
     expected = sorted(records.tolist(), key=lambda record: record[:2])
     with pytest.MonkeyPatch.context() as patch:
@@ -41,7 +41,7 @@ def test_sorts_stably_however_little_fits(tmp_path_factory, pairs, most, step) -
         assert sort_by(folder, records, ("major",), memory, step) == sorted(records.tolist(), key=lambda r: r[0])
 
 
-def test_spills_what_does_not_fit_and_cleans_up(tmp_path) -> None:
+def test_writes_runs_and_removes_them(tmp_path) -> None:
     count = 100_003
     records = make_records([(i * 7919 % count, 0) for i in range(count)])
     with ExternalSorter(
@@ -55,7 +55,7 @@ def test_spills_what_does_not_fit_and_cleans_up(tmp_path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_removes_what_a_killed_run_left(tmp_path) -> None:
+def test_removes_the_runs_of_a_killed_process(tmp_path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "000000.run").write_bytes(b"\0" * 20)
     assert sort_by(tmp_path, make_records([]), ("major",), 1 << 20, 1) == []

@@ -1,4 +1,4 @@
-"""Stages: what is done is skipped, what changed is redone, what is stale goes, what is strange is refused."""
+"""Stages: finished tasks are skipped, changed ones run again, stale outputs are removed, unknown files rejected."""
 
 import os
 from pathlib import Path
@@ -52,7 +52,7 @@ def make_task(folder: Path, name: str = "one", target: str = "out/one", suffix: 
 
 
 def runs(folder: Path, *tasks: Task, stale_prefix: str | None = "") -> int:
-    """How many tasks really ran."""
+    """Number of tasks that ran."""
     log = folder / "log"
     before = len(log.read_text().splitlines()) if log.exists() else 0
     counts = run_stage("stage", tasks, folder / "state", QUIET, stale_prefix)
@@ -60,7 +60,7 @@ def runs(folder: Path, *tasks: Task, stale_prefix: str | None = "") -> int:
     return (len(log.read_text().splitlines()) if log.exists() else 0) - before
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path, task: Task) -> None:
+def test_a_finished_task_does_not_run_again(tmp_path: Path, task: Task) -> None:
     assert [runs(tmp_path, task), runs(tmp_path, task)] == [1, 0]
     assert (tmp_path / "out" / "one").read_text() == "TEXT"
 
@@ -108,7 +108,7 @@ def copy_again(source: Path, target: Path, log: Path, suffix: str = "") -> Count
     [change_size, change_mtime, change_arguments, change_function, remove_output, truncate_output, lose_ledger],
     ids=lambda change: change.__name__,
 )
-def test_what_changed_is_done_again(tmp_path: Path, task: Task, change) -> None:
+def test_a_changed_task_runs_again(tmp_path: Path, task: Task, change) -> None:
     runs(tmp_path, task)
     changed = change(tmp_path)
     assert [runs(tmp_path, changed), runs(tmp_path, changed)] == [1, 0]
@@ -116,11 +116,11 @@ def test_what_changed_is_done_again(tmp_path: Path, task: Task, change) -> None:
 
 
 class TestCodeVersion:
-    """The hash of the code that decides a task's output: its own top-level package and the ground."""
+    """The hash of the code that a task's output depends on: its top-level package and gristmill."""
 
     @pytest.fixture
     def root(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """A folder of packages with a ground of their own, and a script outside it."""
+        """A folder with packages, gristmill among them, next to a script."""
         root = tmp_path / "root"
         for name in (
             "gristmill/engine/stage", "gristmill/text", "dedup/to_hash", "dedup/minhash/kernels", "training/train"
@@ -139,7 +139,7 @@ class TestCodeVersion:
                     "gristmill/text.py", "gristmill/engine/stage.py", "gristmill/io/new.py"]
     )  # fmt: skip
     @pytest.mark.parametrize("own", ["dedup/to_hash.py", "dedup/minhash/kernels.py"])
-    def test_changes_with_any_file_of_the_own_package_and_the_ground(self, root: Path, own: str, changed: str) -> None:
+    def test_changes_with_any_module_of_the_package_and_of_gristmill(self, root: Path, own: str, changed: str) -> None:
         before = self.version(root, own)
         (root / changed).parent.mkdir(exist_ok=True)
         (root / changed).write_text("changed")
@@ -167,7 +167,7 @@ class TestCodeVersion:
         assert [runs(tmp_path, task), runs(tmp_path, task)] == [1, 0]
 
 
-def test_outputs_of_tasks_no_longer_planned_go(tmp_path: Path, task: Task) -> None:
+def test_outputs_of_tasks_no_longer_planned_are_removed(tmp_path: Path, task: Task) -> None:
     two = make_task(tmp_path, "two", "out/two")
     runs(tmp_path, task, two)
     (tmp_path / "out" / "mine").write_text("not written by the stage")
@@ -186,7 +186,7 @@ def test_outputs_with_another_prefix_are_kept(tmp_path: Path, task: Task) -> Non
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["book0", "one", "web0"]
 
 
-def test_a_task_that_writes_elsewhere_now_takes_its_output_along(tmp_path: Path, task: Task) -> None:
+def test_the_old_output_of_a_task_that_now_writes_elsewhere_is_removed(tmp_path: Path, task: Task) -> None:
     runs(tmp_path, task)
     runs(tmp_path, make_task(tmp_path, target="elsewhere/one"), stale_prefix=None)
     assert not (tmp_path / "out" / "one").exists() and (tmp_path / "elsewhere" / "one").exists()
@@ -227,7 +227,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1G", "much", "1X", "nan", "inf", "1e999"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_an_error(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size"):
         parse_size(text)
 
@@ -238,7 +238,7 @@ def test_fewer_than_one_worker_is_refused(tmp_path: Path, task: Task) -> None:
 
 
 @pytest.mark.parametrize("below_a_file", [True, False])
-def test_what_cannot_be_written_says_so(tmp_path: Path, below_a_file: bool) -> None:
+def test_an_output_that_cannot_be_written_is_an_error(tmp_path: Path, below_a_file: bool) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     target = tmp_path / "file" / "x" if below_a_file else tmp_path / "folder"
@@ -252,7 +252,7 @@ def reject_half(source: Path, target: Path, log: Path) -> Counts:
     return copy_upper(source, target, log)
 
 
-def test_what_was_malformed_is_kept_and_does_not_redo_the_task(tmp_path: Path, task: Task) -> None:
+def test_malformed_records_are_kept_and_do_not_make_the_task_run_again(tmp_path: Path, task: Task) -> None:
     arguments = {key: value for key, value in task.arguments.items() if key != "suffix"}
     rejecting = Task("one", reject_half, arguments, task.inputs, task.outputs)
     assert [runs(tmp_path, rejecting), runs(tmp_path, rejecting)] == [1, 0]

@@ -49,7 +49,7 @@ def test_the_vocabulary_chooses_the_dtype(vocabulary: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [32_000, 128_000])
-def test_what_is_written_is_read(tmp_path: Path, vocabulary: int) -> None:
+def test_a_round_trip_gives_the_same_tokens(tmp_path: Path, vocabulary: int) -> None:
     write_folder(tmp_path, vocabulary)
     manifest, shards = open_shards(tmp_path)
     assert [[ids.tolist() for ids in shard] for shard in shards] == [DOCUMENTS, DOCUMENTS[::-1], []]
@@ -87,7 +87,7 @@ def test_megatron_reads_ours_token_for_token(tmp_path: Path, vocabulary: int) ->
     assert theirs[0].dtype == token_dtype(vocabulary)
 
 
-def test_a_shard_that_fails_half_way_never_appears(tmp_path: Path) -> None:
+def test_a_shard_is_not_published_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), TokenShardWriter(tmp_path / "a", token_dtype(300)) as shard:
         shard.add([1])
         raise RuntimeError
