@@ -14,7 +14,7 @@ from gristmill.engine.executor import Call, execute
 from gristmill.errors import GristmillError, InputError
 from gristmill.text import matching_form, utf8_size
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CALLS = [Call(matching_form, {"text": f"Text,  {i}!"}) for i in range(6)]
 
 
