@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -6,32 +8,54 @@ import pytest
 
 from gristmill.errors import UsageError
 from training.reporting.metrics import METRICS
-from training.reporting.plot import drawing, plot, read_curves
+from training.reporting.plot import figure, plot, read_curves, terminal_plot
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     records = [{"kind": "run", "step": 0, "unigram_loss": 5.5}]
     records += [{"kind": "step", "step": i, "loss": 8 - i / 10} for i in range(1, 41)]
+    records += [{"kind": "step", "step": 41, "loss": None, "skipped": True}]
     records += [{"kind": "eval", "step": i, "loss": 8.2 - i / 10} for i in (20, 40)]
     (tmp_path / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
     return tmp_path
 
 
-def test_curves_are_drawn_in_the_terminal_and_as_svg(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_curves_are_drawn_in_the_terminal_and_as_images(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = plot(run_dir)
     said = capsys.readouterr().out
-    assert said.strip() == drawing(read_curves(run_dir)).strip()
+    assert said.strip() == terminal_plot(read_curves(run_dir)).strip()
     assert "7.90" in said and "train 4.000   o holdout 4.200   - unigram 5.500" in said
-    root = ElementTree.parse(path).getroot()
-    lines = [line.attrib["points"].split() for line in root.iter("{http://www.w3.org/2000/svg}polyline")]
-    assert [len(points) for points in lines] == [40, 2, 2]
-    heights = [float(point.split(",")[1]) for point in lines[0]]
-    assert heights == sorted(heights)  # a falling loss falls
+    svg = ElementTree.parse(path).getroot()
+    texts = {"".join(text.itertext()).strip() for text in svg.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"step", "loss (nats/token)", "train 4.000", "holdout 4.200", "unigram 5.500"} <= texts
+    assert (run_dir / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figure_holds_every_point(run_dir: Path) -> None:
+    (axes,) = figure(read_curves(run_dir), "Loss").axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert lines["train 4.000"] == [[i, 8 - i / 10] for i in range(1, 41)]  # the skipped step has no loss
+    assert lines["holdout 4.200"] == [[i, 8.2 - i / 10] for i in (20, 40)]
+    assert lines["unigram 5.500"] == [[1, 5.5], [40, 5.5]]
+
+
+def test_the_same_run_gives_the_same_bytes(run_dir: Path) -> None:
+    plot(run_dir)
+    first = {name: (run_dir / name).read_bytes() for name in ("loss.svg", "loss.png")}
+    command = [sys.executable, "-m", "gristmill_cli", "plot", str(run_dir)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert first == {name: (run_dir / name).read_bytes() for name in first}
+    assert b"dc:date" not in first["loss.svg"]
+
+
+def test_matplotlib_is_imported_only_to_draw() -> None:
+    code = "import sys, training.reporting.plot; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_falling_curve_runs_from_the_upper_left_to_the_lower_right(run_dir: Path) -> None:
-    rows = [line.partition("│")[2] for line in drawing(read_curves(run_dir)).splitlines() if "│" in line]
+    rows = [line.partition("│")[2] for line in terminal_plot(read_curves(run_dir)).splitlines() if "│" in line]
     assert rows[0].lstrip()[0] == "·" and rows[0].startswith("·") and rows[-1].rstrip().endswith("·")
     assert sum("-" * 30 in row for row in rows) == 1
 
