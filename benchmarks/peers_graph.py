@@ -60,25 +60,25 @@ def our_buckets() -> Count:
 
 
 def our_stars() -> Count:
-    from dedup.candidates.connected_components import connected
-    from dedup.candidates.lsh import RECORD, band_digests, bucket_edges
+    from dedup.candidates.connected_components import connected_components
+    from dedup.candidates.lsh import BAND_RECORD, band_digests, bucket_edges
 
     def edges(digests: NDArray) -> NDArray:
-        records = np.empty(len(digests), RECORD)
+        records = np.empty(len(digests), BAND_RECORD)
         records["digest"], records["document"] = digests, np.arange(len(digests))
         return bucket_edges(records).astype(np.int64)
 
     def count(signatures: NDArray, nodes: int) -> int:
         found = [edges(digests) for digests in band_digests(signatures, ROWS, BANDS)]
-        return _roots(connected(np.concatenate(found), nodes))
+        return _roots(connected_components(np.concatenate(found), nodes))
 
     return count
 
 
 def our_components() -> Count:
-    from dedup.candidates.connected_components import connected
+    from dedup.candidates.connected_components import connected_components
 
-    return lambda edges, nodes: _roots(connected(edges, nodes))
+    return lambda edges, nodes: _roots(connected_components(edges, nodes))
 
 
 def _roots(labels: NDArray) -> int:

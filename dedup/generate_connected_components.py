@@ -1,4 +1,7 @@
-"""Stage: clusters, the connected components of the graph of candidate pairs."""
+"""Stage: clusters of near-duplicates: the connected components of the graph of candidate pairs.
+
+Pair files and, with --signatures, bands of signature shards → edges → union-find → clusters.
+"""
 
 import shutil
 import sys
@@ -8,11 +11,11 @@ from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-from dedup.candidates.band_join import EDGES, LshOptions, fits_in_memory, link, read_edges, union_signatures
+from dedup.candidates.band_join import EDGES, LshOptions, fits_in_memory, join_bands, read_edges, union_signatures
 from dedup.candidates.cluster_files import write_clusters
 from dedup.candidates.connected_components import UnionFind, component_labels
 from dedup.candidates.document_ids import DocumentIds, is_of_index
-from dedup.candidates.input_shards import Scope, SignatureShard, list_signature_shards, rows_of
+from dedup.candidates.input_shards import Scope, SignatureShard, assign_ids, list_signature_shards
 from dedup.candidates.lsh import check_bands
 from dedup.candidates.pair_files import ParsedPairs, parse_pairs
 from gristmill.command import command
@@ -38,25 +41,25 @@ def generate_connected_components(
     scope: Scope = "global",
     options: RunOptions = RunOptions(),
 ) -> Counts:
-    """Write the clusters of near-duplicates: all documents that chains of pairs join.
+    """Write the clusters of near-duplicates: documents that are connected by a chain of pairs.
 
-    With `signatures` it finds the pairs by itself and writes none: what generate_duplicate_pairs would
-    write is not needed, though any there is counts too. In memory where that fits into the budget.
+    With `signatures` the candidate pairs are found here, so generate_duplicate_pairs need not run; pair files in
+    input_dir count as well. Runs in memory if that fits into the budget, else with files.
 
     Args:
-        input_dir: DUP, the folder that holds duplicate_pairs*.txt.
-        out_file: DUP/connected_components.pickle, as SlimPajama's: (components, how many, {number: key}),
-            each component ascending in key order; or .parquet, a table of cluster, file and row.
-        signatures: MINHASH/, to unite documents that share a band of their signatures.
+        input_dir: DUP, the folder of duplicate_pairs*.txt.
+        out_file: DUP/connected_components.pickle, as SlimPajama's: (components, number of components,
+            {number: key}), each component in key order; or .parquet, a table of cluster, file and row.
+        signatures: MINHASH/, the folder of signature shards, to unite documents that share a band.
         range: Rows of a band, for --signatures.
         bands: Number of bands, for --signatures.
-        index: For --signatures, folders of shards, or NAME=FOLDER, of corpora deduplicated before: their
-            documents come first, as index:NAME:<key>, and are not compared among themselves.
-        scope: For --signatures; per-source compares documents only with those of their own source.
+        index: For --signatures, folders of signature shards, or NAME=FOLDER, of corpora deduplicated before. Their
+            documents come first, as index:NAME:<key>, and are not compared with one another.
+        scope: For --signatures; per-source compares documents only with documents of their own source.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
-        Documents read (all that are signed, or in a pair), clustered and alone, per source.
+        Documents read (those with a signature or in a pair), clustered and alone, per source.
     """
     start = time.perf_counter()
     is_table(out_file)
@@ -77,25 +80,25 @@ def generate_connected_components(
     size = sum(path.stat().st_size for path in inputs)
     final = Task("write", write_components, arguments, inputs, (out_file,), size)
     if not is_done(final, Ledger(state / f"{name}.jsonl").read(), final.fingerprint()):
-        _prepare(pairs, shards, lsh, work, options)
+        _find_edges(pairs, shards, lsh, work, options)
     counts = run_stage(name, [final], state, options, started=start)
     shutil.rmtree(work, ignore_errors=True)
     return counts
 
 
-def _prepare(
+def _find_edges(
     pairs: tuple[Path, ...], shards: list[SignatureShard], lsh: LshOptions, work: Path, options: RunOptions
 ) -> None:
-    """Parse the pairs, and link what of the signatures cannot be united in memory."""
+    """Parse the pair files and, if the signatures do not fit into memory, write the edges of their bands."""
     parsed = ParsedPairs(work)
-    outputs, size = (parsed.ends, parsed.files), sum(path.stat().st_size for path in pairs)
+    outputs, size = (parsed.pairs, parsed.files), sum(path.stat().st_size for path in pairs)
     parse = Task("parse", parse_pairs, {"files": pairs, "work": work}, pairs, outputs, size)
     run_stage("pairs", [parse], work, options, summary=False)
-    document_ids = _number(shards, parsed)
+    document_ids = assign_ids(shards, parsed.rows())
     if shards and not fits_in_memory(shards, document_ids, lsh, options.memory_bytes):
-        link(shards, document_ids, lsh, work, options)
+        join_bands(shards, document_ids, lsh, work, options)
     else:
-        shutil.rmtree(work / EDGES, ignore_errors=True)  # of a killed run that had less memory
+        shutil.rmtree(work / EDGES, ignore_errors=True)  # left by a killed run with less memory
 
 
 def write_components(
@@ -106,38 +109,30 @@ def write_components(
     out_file: Path,
     memory: int,
 ) -> Counts:
-    """Unite the pairs and the bands of all shards, and write the clusters."""
+    """Task: find the connected components of the pairs and of the shards' bands, and write them as clusters."""
     parsed = ParsedPairs(work)
-    document_ids = _number(shards, parsed)
+    document_ids = assign_ids(shards, parsed.rows())
     edges = parsed.edges(document_ids)
     if (work / EDGES).exists() or not shards:
         labels = component_labels(chain(edges, read_edges(work)), len(document_ids), work, memory // 2)
     else:
         union_find = UnionFind(len(document_ids))
-        for some in edges:
-            union_find.unite(some)
+        for block in edges:
+            union_find.union(block)
         union_signatures(shards, document_ids, lsh, union_find)
         labels = union_find.labels()
     clustered = write_clusters(out_file, labels, document_ids, work, memory // 2)
     return _count(shards, document_ids, clustered)
 
 
-def _number(shards: list[SignatureShard], parsed: ParsedPairs) -> DocumentIds:
-    """Numbers for all documents that are signed or in a pair."""
-    rows = rows_of(shards)
-    for file, count in parsed.rows().items():
-        rows[file] = max(count, rows.get(file, 0))
-    return DocumentIds.of(rows)
-
-
 def _count(shards: list[SignatureShard], document_ids: DocumentIds, clustered: list[int]) -> Counts:
-    """Documents that are signed, and those of files without a signature that are in a cluster."""
-    counts, signed = Counts({}, []), dict.fromkeys(document_ids.names, 0)
+    """Count documents with a signature; of files that have none, those in a cluster."""
+    counts, signatures = Counts({}, []), dict.fromkeys(document_ids.names, 0)
     for shard in shards:
-        signed[shard.file] += shard.documents
+        signatures[shard.file] += shard.documents
     for name, many in zip(document_ids.names, clustered, strict=True):
         if not is_of_index(name):
-            read = max(signed[name], many)
+            read = max(signatures[name], many)
             counts.add(source_of(name), READ, 0, read)
             counts.add(source_of(name), CLUSTERED, 0, many)
             counts.add(source_of(name), ALONE, 0, read - many)

@@ -1,1 +1,1 @@
-"""Candidate pairs and clusters: banded LSH, the external join, connected components, exact copies."""
+"""Candidate pairs and clusters: LSH bands, joins by hash and by sort, exact copies, connected components."""

@@ -1,4 +1,4 @@
-"""Files of clusters: SlimPajama's .pickle, (components, how many, {number: key}), or a .parquet table."""
+"""Cluster files: SlimPajama's .pickle, (components, number of components, {id: key}), or a .parquet table."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,76 +14,76 @@ from gristmill.io.keys import is_table, open_table
 from gristmill.io.pickles import stream_dict, stream_list, stream_value, write_tuple
 
 SCHEMA = pa.schema({"cluster": pa.int64(), "file": pa.string(), "row": pa.int64()})
-_BLOCK = 1 << 16
+_BLOCK = 1 << 16  # keys made together
 
 
 def write_clusters(
     path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, work: Path, memory: int
 ) -> list[int]:
-    """Write clusters, in order of their first document, each in order of document; how many documents of each file.
+    """Write clusters ordered by first document, members ordered by id; return the clustered documents per file.
 
-    `labels` are LABELs in order of node. Memory is bounded, for the pickle too, though not when it is read.
+    `labels` are blocks of LABELs in order of node. Writing needs about `memory` bytes; reading the pickle is not
+    bounded.
     """
-    found = np.zeros(len(document_ids.names), np.int64)
+    clustered = np.zeros(len(document_ids.names), np.int64)
 
     def counted() -> Iterator[NDArray]:
-        for some in labels:
-            files, _ = document_ids.split(some["node"])
-            found[:] += np.bincount(files, minlength=len(found))
-            yield some
+        for block in labels:
+            files, _ = document_ids.split(block["node"])
+            clustered[:] += np.bincount(files, minlength=len(clustered))
+            yield block
 
-    with ExternalSorter(work / "clusters", LABEL, ("root",), memory) as sorter:
+    with ExternalSorter(work / "clusters", LABEL, ("root",), memory) as sorter:  # stable: members stay ordered by id
         write = _write_table if is_table(path) else _write_pickle
         write(path, counted(), document_ids, sorter)
-    return found.tolist()
+    return clustered.tolist()
 
 
 def _write_table(path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: ExternalSorter) -> None:
-    for some in labels:
-        sorter.add(some)
-    clusters, last = -1, None
+    for block in labels:
+        sorter.add(block)
+    last_cluster, last_root = -1, None
     with open_table(path, SCHEMA) as write:
-        for some in sorter:
-            roots = some["root"]
-            new = np.append(roots[:1] != last, roots[1:] != roots[:-1])
-            of = clusters + np.cumsum(new)
-            clusters, last = int(of[-1]), roots[-1]
-            files, rows = document_ids.split(some["node"])
-            write({"cluster": pa.array(of), "file": document_ids.files(files), "row": pa.array(rows)})
+        for block in sorter:
+            roots = block["root"]
+            is_new = np.append(roots[:1] != last_root, roots[1:] != roots[:-1])
+            clusters = last_cluster + np.cumsum(is_new)
+            last_cluster, last_root = int(clusters[-1]), roots[-1]
+            files, rows = document_ids.split(block["node"])
+            write({"cluster": pa.array(clusters), "file": document_ids.files(files), "row": pa.array(rows)})
 
 
 def _write_pickle(path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: ExternalSorter) -> None:
-    """Members are numbered in key order: their keys are read from a file of them while the dict is written."""
+    """Number the members 0, 1, … in key order; their document ids go to a file, to be read as the dict is written."""
     sorter.folder.mkdir(parents=True, exist_ok=True)
     members, count = sorter.folder.parent / "members.bin", 0
     with members.open("wb") as file:
-        for some in labels:
-            file.write(np.ascontiguousarray(some["node"]).data)
-            ranked = some.copy()
-            ranked["node"] = np.arange(count, count + len(some))
-            sorter.add(ranked)
-            count += len(some)
-    keys = (
-        key for some in read_records(members, np.dtype("<u8"), _BLOCK) for key in document_ids.keys(some).to_pylist()
-    )
-    components = _Grouped(sorter)
+        for block in labels:
+            file.write(np.ascontiguousarray(block["node"]).data)
+            numbered = block.copy()
+            numbered["node"] = np.arange(count, count + len(block))
+            sorter.add(numbered)
+            count += len(block)
+    blocks = read_records(members, np.dtype("<u8"), _BLOCK)
+    keys = (key for ids in blocks for key in document_ids.keys(ids).to_pylist())
+    components = _Components(sorter)
     write_tuple(path, [stream_list(components), stream_value(lambda: components.count), stream_dict(enumerate(keys))])
 
 
-class _Grouped:
-    """The nodes of each root as a list, from LABELs in order of root; and, at the end, how many roots there were."""
+class _Components:
+    """Iterates over the members of each component as a list, given LABELs in order of root; counts components."""
 
     def __init__(self, labels: Iterable[NDArray]) -> None:
         self.labels, self.count = labels, 0
 
     def __iter__(self) -> Iterator[list[int]]:
-        held = np.empty(0, LABEL)
-        for some in self.labels:
-            held = np.concatenate([held, some])
-            starts = np.flatnonzero(held["root"][1:] != held["root"][:-1]) + 1
-            *whole, held = np.split(held, starts)
-            self.count += len(whole)
-            yield from (part["node"].tolist() for part in whole)
-        if len(held):
+        pending = np.empty(0, LABEL)
+        for block in self.labels:
+            pending = np.concatenate([pending, block])
+            starts = np.flatnonzero(pending["root"][1:] != pending["root"][:-1]) + 1
+            *complete, pending = np.split(pending, starts)
+            self.count += len(complete)
+            yield from (component["node"].tolist() for component in complete)
+        if len(pending):
             self.count += 1
-            yield held["node"].tolist()
+            yield pending["node"].tolist()

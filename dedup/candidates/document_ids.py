@@ -1,4 +1,4 @@
-"""Numbers for documents: keys as integers in key order, so that clustering needs no strings."""
+"""Document ids: keys as integers in key order, so that pairs and clusters need no strings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,20 +10,21 @@ from numpy.typing import NDArray
 
 from gristmill.io.documents import source_of
 
-INDEX = "index:"  # how the names of files begin that belong to an index, a corpus deduplicated before
+INDEX = "index:"  # prefix of the file names of an index, a corpus deduplicated before
 
 
 def index_name(index: str, file: str) -> str:
-    """The name that a file of an index goes by: no corpus has a source of that name."""
+    """The name of an index's file, distinct from any corpus file: index:<index>:<file>."""
     return f"{INDEX}{index}:{file}"
 
 
 def is_of_index(file: str) -> bool:
+    """Whether a file name is an index's."""
     return file.startswith(INDEX)
 
 
 def scope_of(file: str) -> str:
-    """The source that a file belongs to, in the corpus or in an index.
+    """The source of a file of the corpus or of an index.
 
     >>> scope_of("wiki/a.jsonl"), scope_of("index:2023:wiki/b.jsonl")
     ('wiki', 'wiki')
@@ -33,7 +34,9 @@ def scope_of(file: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class DocumentIds:
-    """Files in order, those of indexes first, and the number of each one's row 0 (uint64, the end of all last).
+    """File names in order, indexes' first, and the id of each file's row 0; last, the number of ids (n + 1, uint64).
+
+    The id of a document is its file's first id plus its row.
 
     >>> document_ids = DocumentIds.of({"b.jsonl": 7, "a.jsonl": 2})
     >>> len(document_ids), document_ids.keys(np.array([1, 2, 8], np.uint64)).to_pylist()
@@ -41,37 +44,37 @@ class DocumentIds:
     """
 
     names: list[str]
-    bases: NDArray[np.uint64]
+    first_ids: NDArray[np.uint64]
 
     @classmethod
     def of(cls, rows: Mapping[str, int]) -> "DocumentIds":
-        """Number the documents of files that have so many rows, or fewer."""
+        """Ids for files by name, of at most `rows[name]` rows each."""
         names = sorted(rows, key=lambda name: (not is_of_index(name), name))
         return cls(names, np.cumsum([0, *(rows[name] for name in names)], dtype=np.uint64))
 
     def __len__(self) -> int:
-        return int(self.bases[-1])
+        return int(self.first_ids[-1])
 
     @property
     def by_name(self) -> dict[str, int]:
-        """The number of row 0 of every file."""
-        return dict(zip(self.names, self.bases.tolist(), strict=False))
+        """File name → id of its row 0."""
+        return dict(zip(self.names, self.first_ids.tolist(), strict=False))
 
     @property
     def first_of_corpus(self) -> int:
-        """The first number that belongs to no index."""
-        return int(self.bases[sum(map(is_of_index, self.names))])
+        """The first id of the corpus; smaller ids are indexes'."""
+        return int(self.first_ids[sum(map(is_of_index, self.names))])
 
-    def split(self, numbers: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The file (its place in `names`) and the row of each number."""
-        files = np.searchsorted(self.bases, numbers, side="right") - 1
-        return files, (numbers - self.bases[files]).astype(np.int64)
+    def split(self, ids: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Each id's file, as a position in `names`, and row."""
+        files = np.searchsorted(self.first_ids, ids, side="right") - 1
+        return files, (ids - self.first_ids[files]).astype(np.int64)
 
-    def files(self, places: NDArray[np.int64]) -> pa.StringArray:
-        """File names by their places."""
-        return pa.array(self.names, pa.string()).take(pa.array(places))
+    def files(self, positions: NDArray[np.int64]) -> pa.StringArray:
+        """File names at positions in `names`."""
+        return pa.array(self.names, pa.string()).take(pa.array(positions))
 
-    def keys(self, numbers: NDArray[np.uint64]) -> pa.StringArray:
+    def keys(self, ids: NDArray[np.uint64]) -> pa.StringArray:
         """Keys, `<file>@<row>`."""
-        files, rows = self.split(numbers)
+        files, rows = self.split(ids)
         return pc.binary_join_element_wise(self.files(files), pa.array(rows).cast(pa.string()), "@")

@@ -1,6 +1,6 @@
-"""What is compared: the signature shards of a corpus, and of indexes, the corpora deduplicated before it."""
+"""Signature shards to compare: those of a corpus, and those of indexes (corpora deduplicated before)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -21,7 +21,7 @@ Scope = Literal["global", "per-source"]
 
 @dataclass(frozen=True)
 class SignatureShard:
-    """A shard: where it is, the file its documents stand in, how many they are, and the last one's row + 1."""
+    """A shard's path, its corpus file, its number of documents and the row after its last."""
 
     path: Path
     file: str
@@ -30,7 +30,7 @@ class SignatureShard:
 
     def batches(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint32]]]:
         """Rows (n) and signatures (n × permutations), batch by batch."""
-        with pa.OSFile(str(self.path)) as file:  # not mapped, as pages that were read would count as memory
+        with pa.OSFile(str(self.path)) as file:  # not mapped: pages that were read would count as memory in use
             reader = pa.ipc.open_file(file)
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
@@ -38,49 +38,44 @@ class SignatureShard:
                 yield batch.column("row").to_numpy(), values.reshape(batch.num_rows, -1)
 
     def salt(self, scope: Scope) -> int:
-        """What keeps digests apart that are not to be compared."""
+        """Salt for band digests (64 bits): equal for shards whose documents are compared."""
         if scope == "global":
             return 0
         return int.from_bytes(blake2b(scope_of(self.file).encode(), digest_size=8).digest(), "little")
 
 
 def list_signature_shards(folder: Path, index: Sequence[str] = ()) -> tuple[list[SignatureShard], int]:
-    """The shards of a corpus and of its indexes in key order, and how many permutations each has.
+    """The shards of a corpus and its indexes in key order, and the number of permutations of their signatures.
 
-    Indexes are folders of shards, or NAME=FOLDER. UsageError where shards cannot be compared.
+    An index is a folder of shards, or NAME=FOLDER. UsageError if shards cannot be compared.
     """
     indexes = [_parse_index(text) for text in index]
     if len({name for name, _ in indexes}) < len(indexes):
         raise UsageError(f"--index {' '.join(index)}: wanted a name of its own for each, such as 2023=FOLDER")
-    heads: dict[Path, str] = {}
-    signed = []
-    for name, place in [("", folder), *indexes]:
-        for path in list_shards(place):
+    sketches: dict[Path, str] = {}
+    shards = []
+    for name, root in [("", folder), *indexes]:
+        for path in list_shards(root):
             shard = open_shard(path)
-            heads[path] = shard.header.describe()
+            sketches[path] = shard.header.describe()
             file = index_name(name, shard.header.file) if name else shard.header.file
-            signed.append(SignatureShard(path, file, len(shard), _end(shard)))
-    for one, other in pairwise(heads):
-        if heads[one] != heads[other]:
+            shards.append(SignatureShard(path, file, len(shard), _end(shard)))
+    for one, other in pairwise(sketches):
+        if sketches[one] != sketches[other]:
             raise UsageError(
-                f"these signatures cannot be compared: {one} holds {heads[one]}; {other} holds {heads[other]}. "
+                f"these signatures cannot be compared: {one} holds {sketches[one]}; {other} holds {sketches[other]}. "
                 "Run to_hash with the options that the index was made with"
             )
-    signed.sort(key=lambda shard: (not is_of_index(shard.file), shard.file, shard.end))
-    return signed, open_shard(signed[0].path).header.permutations
+    shards.sort(key=lambda shard: (not is_of_index(shard.file), shard.file, shard.end))
+    return shards, open_shard(shards[0].path).header.permutations
 
 
-def rows_of(shards: Sequence[SignatureShard]) -> dict[str, int]:
-    """File → the number of rows that its shards tell of, for DocumentIds.of."""
-    rows: dict[str, int] = {}
+def assign_ids(shards: Sequence[SignatureShard], rows: Mapping[str, int] | None = None) -> DocumentIds:
+    """Ids for the documents of all shards, and for those of files with at least `rows[file]` rows."""
+    rows = dict(rows or {})
     for shard in shards:
         rows[shard.file] = max(rows.get(shard.file, 0), shard.end)
-    return rows
-
-
-def assign_ids(shards: Sequence[SignatureShard]) -> DocumentIds:
-    """Numbers for the documents of all shards."""
-    return DocumentIds.of(rows_of(shards))
+    return DocumentIds.of(rows)
 
 
 def _parse_index(text: str) -> tuple[str, Path]:
@@ -93,5 +88,6 @@ def _parse_index(text: str) -> tuple[str, Path]:
 
 
 def _end(shard: OpenShard) -> int:
+    """The row after the shard's last, 0 for an empty shard."""
     last = next((batch for batch in reversed(shard.batches) if batch.num_rows), None)
     return int(last.column("row")[-1].as_py()) + 1 if last else 0

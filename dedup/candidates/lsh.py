@@ -1,11 +1,11 @@
-"""Locality-sensitive hashing: bands of signatures, and the edges that equal bands imply.
+"""Locality-sensitive hashing (LSH): the bands of signatures, and the edges between documents of a bucket.
 
-Two documents are candidates when all rows of a band agree: with similarity s, b bands and r rows
-that happens with probability 1 − (1 − s^r)^b (Leskovec, Rajaraman, Ullman: Mining of Massive
-Datasets, 3.4). 9 bands of 13 rows find 40 % of pairs at 0.80 and 93 % at 0.90.
+Two documents are candidates if they agree in all rows of a band. With similarity s, b bands and r rows
+the probability is 1 − (1 − s^r)^b (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, 3.4): 9 bands
+of 13 rows find 40 % of the pairs at 0.80 and 93 % at 0.90. A bucket holds the documents with one digest.
 
-A band is compared by a 64-bit digest: among a billion documents that joins two that differ with a
-chance of 3 % a band.
+Bands are compared by 64-bit digests. Among a billion documents two different bands collide with
+probability 3 % per band.
 """
 
 import numba as nb
@@ -16,13 +16,13 @@ from dedup.candidates.connected_components import find_root
 from gristmill.errors import UsageError
 
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-RECORD = np.dtype([("digest", "<u8"), ("document", "<u8")])
-_BUCKET = 1 << 14  # records whose table stays in the second-level cache
-_NONE = np.uint32(0xFFFFFFFF)
+BAND_RECORD = np.dtype([("digest", "<u8"), ("document", "<u8")])
+_PARTITION_SIZE = 1 << 14  # records whose hash table fits into the L2 cache
+_EMPTY = np.uint32(0xFFFFFFFF)
 
 
 def check_bands(rows: int, bands: int, permutations: int) -> None:
-    """UsageError unless `bands` bands of `rows` rows fit into a signature."""
+    """Raise UsageError unless `bands` bands of `rows` rows fit into a signature."""
     if rows < 1 or bands < 1 or rows * bands > permutations:
         raise UsageError(
             f"--range {rows} × --bands {bands} = {rows * bands} rows: wanted at least 1 × 1 and at most the "
@@ -31,28 +31,29 @@ def check_bands(rows: int, bands: int, permutations: int) -> None:
 
 
 def band_digests(signatures: NDArray[np.uint32], rows: int, bands: int, salt: int = 0) -> NDArray[np.uint64]:
-    """A 64-bit digest of every band: (documents × permutations) → (bands × documents).
+    """64-bit digests of all bands: signatures (documents × permutations) → (bands × documents).
 
-    Digests of another `salt` are others, so that documents of two scopes are never candidates.
+    Equal bands have different digests under different salts, so documents of two scopes are never candidates.
     """
     digests = np.empty((bands, len(signatures)), np.uint64)
     factors = np.random.RandomState(rows).randint(0, 1 << 64, rows, np.uint64) | np.uint64(1)
-    _digest(np.ascontiguousarray(signatures), factors, np.uint64(salt), digests)
+    _digest_bands(np.ascontiguousarray(signatures), factors, np.uint64(salt), digests)
     return digests
 
 
 def bucket_edges(records: NDArray) -> NDArray[np.uint64]:
-    """Edges (n × 2) that link every document of a bucket to its first, in order of digest and document.
+    """Edges (n × 2) from every document of a bucket to its first one, ordered by digest, then document.
 
-    Takes RECORDs of one band, in order of document; no sort, but of what is found.
+    `records` are the BAND_RECORDs of one band, in order of document. They are grouped by a hash table; only the
+    edges are sorted.
 
-    >>> records = np.array([(7, 0), (9, 1), (7, 3), (7, 5)], RECORD)
+    >>> records = np.array([(7, 0), (9, 1), (7, 3), (7, 5)], BAND_RECORD)
     >>> bucket_edges(records).tolist()
     [[3, 0], [5, 0]]
     """
     digests, documents = records["digest"], records["document"]
     firsts = np.empty(len(records), np.uint32)
-    _find_firsts(digests, firsts, np.empty(table_size(len(records)), np.uint32))
+    _find_firsts(digests, firsts, np.empty(_table_size(len(records)), np.uint32))
     (later,) = np.nonzero(firsts != np.arange(len(records), dtype=np.uint32))
     later = later[np.lexsort((documents[later], digests[later]))]
     return np.stack([documents[later], documents[firsts[later]]], axis=1)
@@ -61,23 +62,26 @@ def bucket_edges(records: NDArray) -> NDArray[np.uint64]:
 def union_buckets(
     digests: NDArray[np.uint64], documents: NDArray[np.unsignedinteger], parent: NDArray, first: int = 0
 ) -> None:
-    """Unite the documents (n) that share a digest (n) of one band in a UnionFind, with neither sort nor edge list.
+    """Unite the documents (n) that share a digest (n) of one band, in the `parent` array of a UnionFind.
 
-    `parent` is a UnionFind's. Each is united with the first of its bucket, unless it is below `first`: an
-    index's. Digests are partitioned until the hash table of a bucket stays in cache.
+    Each document is united with the first of its bucket, unless its id is below `first` (an index's). Without
+    sorting or a list of edges: records are partitioned by hash until a partition's hash table fits into cache.
     """
-    bits = max(1, (len(digests) // _BUCKET).bit_length())
+    bits = max(1, (len(digests) // _PARTITION_SIZE).bit_length())
     _unite_buckets(digests, documents, np.uint64(bits), parent, first)
 
 
-def table_size(count: int) -> int:
-    """Slots of an open-addressing table for so many records: a power of two, half of them empty or more."""
+def _table_size(count: int) -> int:
+    """Size of an open-addressing hash table for `count` records: a power of two, at most half full."""
     return 1 << max(4, (2 * count - 1).bit_length())
 
 
 @nb.njit(nogil=True, cache=True)
-def _digest(signatures: np.ndarray, factors: np.ndarray, salt: np.uint64, digests: np.ndarray) -> None:
-    """Of each band its rows times random odd factors, summed and mixed: products do not wait for one another."""
+def _digest_bands(signatures: np.ndarray, factors: np.ndarray, salt: np.uint64, digests: np.ndarray) -> None:
+    """digests[band, i] = mix(salt + Σ_r factors[r] · signatures[i, band, r]) mod 2^64, with random odd factors.
+
+    A sum of products, as these do not depend on one another. mix is SplitMix64's finaliser.
+    """
     rows = len(factors)
     for i in range(len(signatures)):
         for band in range(len(digests)):
@@ -92,28 +96,29 @@ def _digest(signatures: np.ndarray, factors: np.ndarray, salt: np.uint64, digest
 
 @nb.njit(nogil=True, cache=True)
 def _find_firsts(digests: np.ndarray, firsts: np.ndarray, table: np.ndarray) -> None:
-    """firsts[i] = the first position that holds digests[i]; `table` is scratch, a power of two in size."""
+    """Set firsts[i] to the first position of digests[i]; `table` is scratch (uint32), its size a power of two."""
     mask = np.uint64(len(table) - 1)
-    table[:] = _NONE
+    table[:] = _EMPTY
     for i in range(len(digests)):
         digest = digests[i]
         slot = digest & mask
-        while table[slot] != _NONE and digests[table[slot]] != digest:
+        while table[slot] != _EMPTY and digests[table[slot]] != digest:
             slot = (slot + np.uint64(1)) & mask
-        if table[slot] == _NONE:
+        if table[slot] == _EMPTY:
             table[slot] = np.uint32(i)
         firsts[i] = table[slot]
 
 
 @nb.njit(nogil=True, cache=True)
 def _unite_buckets(digests: np.ndarray, documents: np.ndarray, bits: np.uint64, parent: np.ndarray, first: int) -> None:
+    """Partition records by their highest `bits` bits (counting sort), then unite the buckets of each partition."""
     shift = np.uint64(64) - bits
     ends = np.zeros((1 << np.int64(bits)) + 1, np.int64)
     for digest in digests:
         ends[(digest >> shift) + np.uint64(1)] += 1
     largest = np.max(ends)
-    for bucket in range(1, len(ends)):
-        ends[bucket] += ends[bucket - 1]
+    for partition in range(1, len(ends)):
+        ends[partition] += ends[partition - 1]
     keys, owners = np.empty_like(digests), np.empty_like(documents)
     for i in range(len(digests)):
         at = ends[digests[i] >> shift]
@@ -124,8 +129,8 @@ def _unite_buckets(digests: np.ndarray, documents: np.ndarray, bits: np.uint64, 
         size *= 2
     table, firsts = np.empty(size, np.uint32), np.empty(largest, np.uint32)
     start = 0
-    for bucket in range(len(ends) - 1):
-        stop = ends[bucket]
+    for partition in range(len(ends) - 1):
+        stop = ends[partition]
         _find_firsts(keys[start:stop], firsts[: stop - start], table)
         for i in range(stop - start):
             if firsts[i] != i and owners[start + i] >= first:

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup import generate_connected_components
-from dedup.candidates import exact_duplicates as exact
-from dedup.candidates.exact_duplicates import COPY
+from dedup.candidates import exact_join, text_digests
+from dedup.candidates.exact_join import COPY
 from dedup.generate_exact_pairs import UNIQUE, generate_exact_pairs
 from gristmill.counts import READ
 from gristmill.engine.stage import STATE_DIR, RunOptions
@@ -132,7 +132,7 @@ def test_components_unite_them_with_the_other_pairs(corpus: Path, tmp_path: Path
 @given(st.lists(st.text("aA\u0130iı \u00a0\u2003\u3000ßẞΣσς,!\x1c\n\u0301é東", max_size=5), max_size=12))
 def test_equal_digests_are_equal_forms(texts: list[str]) -> None:
     for on, same in (("matching_form", matching_form), ("bytes", str)):
-        found, empty = exact.digests(texts, on)  # type: ignore[arg-type]
+        found, empty = text_digests.digest_texts(texts, on)  # type: ignore[arg-type]
         assert empty.tolist() == [not matching_form(text) for text in texts]
         keys = [tuple(row) for row in found.tolist()]
         assert [[a == b for b in keys] for a in keys] == [[same(a) == same(b) for b in texts] for a in texts]
@@ -146,9 +146,10 @@ def test_how_it_runs_changes_no_byte(
     generate_exact_pairs(large, tmp_path / OUT, options=options)
     assert lines_of(tmp_path / OUT) == search(texts_in(large), matching_form)
     monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 1 << 12)
-    monkeypatch.setattr(STAGE, "_CHUNK", 7)
-    monkeypatch.setattr(STAGE, "_BATCH_CHARACTERS", 500)
-    monkeypatch.setattr(STAGE, "_BLOCK", 5)
+    monkeypatch.setattr(text_digests, "_CHUNK", 7)
+    monkeypatch.setattr(text_digests, "_BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(exact_join, "BLOCK", 5)
+    monkeypatch.setattr(STAGE, "BLOCK", 5)
     generate_exact_pairs(large, tmp_path / "cut" / OUT, options=QUIET)
     for suffix in (".txt", ".parquet"):
         one, other = (tmp_path / OUT).with_suffix(suffix), (tmp_path / "cut" / OUT).with_suffix(suffix)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup.candidates.connected_components import component_labels, connected, union_find_fits
+from dedup.candidates.connected_components import component_labels, connected_components, union_find_fits
 
 NODES = 30
 _PAIRS = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=60)
@@ -28,7 +28,7 @@ def labels_of(edges: np.ndarray, nodes: int, folder: Path, memory: int) -> list[
 
 @given(_PAIRS)
 def test_components_are_those_of_a_plain_search(pairs: list[tuple[int, int]]) -> None:
-    assert connected(np.array(pairs, np.int64).reshape(-1, 2), NODES).tolist() == plain_search(pairs)
+    assert connected_components(np.array(pairs, np.int64).reshape(-1, 2), NODES).tolist() == plain_search(pairs)
 
 
 @settings(deadline=None)
@@ -59,5 +59,5 @@ def test_external_components_of_many_runs(tmp_path: Path, shape: str) -> None:
 def test_a_long_chain_is_one_component() -> None:
     count = 200_000
     chain = np.stack([np.arange(1, count), np.arange(count - 1)], axis=1)
-    assert not connected(chain, count).any()
-    assert not connected(np.random.default_rng(0).permutation(chain)[:, ::-1], count).any()
+    assert not connected_components(chain, count).any()
+    assert not connected_components(np.random.default_rng(0).permutation(chain)[:, ::-1], count).any()

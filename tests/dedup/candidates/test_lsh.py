@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup import Sketch, deduplicate, jaccard, signatures
-from dedup.candidates.connected_components import UnionFind, connected
-from dedup.candidates.lsh import RECORD, band_digests, bucket_edges, check_bands, union_buckets
+from dedup.candidates.connected_components import UnionFind, connected_components
+from dedup.candidates.lsh import BAND_RECORD, band_digests, bucket_edges, check_bands, union_buckets
 from gristmill.errors import UsageError
 
 SETS = Sketch(width=1)
@@ -46,7 +46,7 @@ def test_digests_depend_on_the_order_of_rows() -> None:
 @given(st.lists(st.integers(0, 5), max_size=40))
 def test_edges_link_each_bucket_to_its_first(buckets: list[int]) -> None:
     records = [(bucket << 60, document) for document, bucket in enumerate(buckets)]
-    edges = bucket_edges(np.array(records, RECORD)).tolist()
+    edges = bucket_edges(np.array(records, BAND_RECORD)).tolist()
     firsts = {bucket: buckets.index(bucket) for bucket in buckets}
     ordered = sorted(range(len(buckets)), key=lambda document: (buckets[document], document))
     assert edges == [[i, firsts[buckets[i]]] for i in ordered if firsts[buckets[i]] != i]
@@ -56,12 +56,15 @@ def test_edges_link_each_bucket_to_its_first(buckets: list[int]) -> None:
 @given(st.integers(0, 2**32), st.integers(1, 60_000), st.integers(0, 100))
 def test_buckets_unite_as_their_edges_do(seed: int, count: int, first: int) -> None:
     digests = np.random.default_rng(seed).integers(0, count, count).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    records = np.empty(count, RECORD)
+    records = np.empty(count, BAND_RECORD)
     records["digest"], records["document"] = digests, np.arange(count)
     edges = bucket_edges(records)
     union_find = UnionFind(count)
     union_buckets(digests, np.arange(count, dtype=np.uint32), union_find.parent, first)
-    assert union_find.roots().tolist() == connected(edges[edges[:, 0] >= first].astype(np.int64), count).tolist()
+    assert (
+        union_find.roots().tolist()
+        == connected_components(edges[edges[:, 0] >= first].astype(np.int64), count).tolist()
+    )
 
 
 @pytest.mark.parametrize(("common", "each"), [(600, 120), (640, 80), (720, 40), (760, 20)])

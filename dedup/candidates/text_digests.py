@@ -1,0 +1,123 @@
+"""Text digests: 128-bit hashes of texts or of their matching forms, and the task that writes those of a slice.
+
+A digest is the first 128 bits of SHA-256, so no text can be crafted to collide with another, and CPUs with SHA
+instructions compute it about as fast as weaker hashes. The collision probability among n different texts is
+n² / 2^129: 1.5 · 10^-19 for 10 billion.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from dedup.candidates.input_shards import Scope
+from dedup.minhash.matching_form import form_size, pack, write_form
+from gristmill.batches import batched
+from gristmill.counts import Counts
+from gristmill.engine.partition import partition_of
+from gristmill.io.files import atomic_write
+from gristmill.io.readers import Slice, read_documents
+from gristmill.io.writers import Rejects
+from gristmill.text import matching_form, utf8_size
+
+MatchOn = Literal["matching_form", "bytes"]
+PARTS = 1024  # digest ranges that a slice's records are partitioned into, for any memory budget
+DIGEST = [("high", "<u8"), ("low", "<u8")]
+SLICE_RECORD = np.dtype([*DIGEST, ("row", "<u4"), ("size", "<u4")])  # row within the slice; bytes of the text in UTF-8
+DIGESTED, EMPTY = "digested", "nothing to compare"  # reasons in the counts of digest_slice
+_BATCH_CHARACTERS, _BATCH_DOCUMENTS = 4 << 20, 4096  # digested together
+_CHUNK = 1 << 18  # records partitioned and written together
+_PREFIX = 256  # characters tested first for an empty matching form
+
+
+def digest_slice(part: Slice, on: MatchOn, scope: Scope, output: Path) -> Counts:
+    """Task: write a slice's SLICE_RECORDs, chunk by chunk, each ordered by digest range.
+
+    The .npy file of the same name holds where each range begins: chunks × (PARTS + 1), in records.
+    """
+    counts, starts, offset = Counts({}, []), [], 0
+    salt = part.source.encode() + b"\0" if scope == "per-source" else b""
+    with atomic_write(output) as temporary, temporary.open("wb") as file:
+        for chunk in map(np.concatenate, batched(_iter_records(part, on, salt, counts, Rejects(output)), size=_CHUNK)):
+            range_numbers = partition_of(chunk["high"], PARTS)
+            order = np.argsort(range_numbers, kind="stable")
+            file.write(chunk[order].view(np.uint8).data)
+            starts.append(np.searchsorted(range_numbers[order], np.arange(PARTS + 1)) + offset)
+            offset += len(chunk)
+    with atomic_write(output.with_suffix(".npy")) as temporary, temporary.open("wb") as file:
+        np.save(file, np.array(starts, np.int64).reshape(-1, PARTS + 1))
+    return counts
+
+
+def read_digest_ranges(path: Path, first: int, stop: int, block: int) -> Iterator[NDArray]:
+    """The SLICE_RECORDs of digest ranges first ≤ i < stop that digest_slice wrote, in row order, `block` at a time."""
+    for starts in np.load(path.with_suffix(".npy"), mmap_mode="r"):
+        start, end = int(starts[first]), int(starts[stop])
+        for at in range(start, end, block):
+            yield np.fromfile(path, SLICE_RECORD, min(block, end - at), offset=at * SLICE_RECORD.itemsize)
+
+
+def digest_texts(texts: Sequence[str], on: MatchOn, salt: bytes = b"") -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """128-bit digests (n × 2: high and low half), and for each text whether its matching form is empty (n).
+
+    Equal texts have different digests under different salts.
+
+    >>> found, is_empty = digest_texts(["Hello, world!", " hello WORLD", "Hello world", "!?"], "matching_form")
+    >>> len(np.unique(found[~is_empty], axis=0)), is_empty.tolist()
+    (1, [False, False, False, True])
+    """
+    salted = hashlib.sha256(salt)
+    found, empty = [], []
+    for data, is_empty in _COMPARED_BYTES[on](texts):
+        digest = salted.copy()
+        digest.update(data)
+        found.append(digest.digest()[:16])
+        empty.append(is_empty)
+    return np.frombuffer(b"".join(found), "<u8").reshape(-1, 2), np.array(empty, bool)
+
+
+def _iter_records(part: Slice, on: MatchOn, salt: bytes, counts: Counts, rejects: Rejects) -> Iterator[NDArray]:
+    """SLICE_RECORDs of a slice's documents, batch by batch, without those whose matching form is empty."""
+    for documents in batched(
+        read_documents(part, counts, rejects), _BATCH_DOCUMENTS, _BATCH_CHARACTERS, lambda document: len(document.text)
+    ):
+        found, is_empty = digest_texts([document.text for document in documents], on, salt)
+        records = np.empty(len(documents), SLICE_RECORD)
+        records["high"], records["low"] = found.T
+        records["row"] = [document.key.row - part.first_row for document in documents]
+        records["size"] = [utf8_size(document.text) for document in documents]
+        for reason, chosen in ((DIGESTED, records[~is_empty]), (EMPTY, records[is_empty])):
+            counts.add(part.source, reason, int(chosen["size"].sum(dtype=np.int64)), len(chosen))
+        yield records[~is_empty]
+
+
+def _matching_forms(texts: Sequence[str]) -> Iterator[tuple[memoryview | bytes, bool]]:
+    for _, data, offsets in pack(texts):
+        forms, bounds = np.empty(form_size(len(data)), np.uint8), np.zeros(len(offsets), np.int64)
+        _write_forms(data, offsets, forms, bounds)
+        yield from ((forms.data[start:end], start == end) for start, end in pairwise(bounds.tolist()))
+
+
+def _utf8(texts: Sequence[str]) -> Iterator[tuple[memoryview | bytes, bool]]:
+    for text in texts:
+        is_empty = not (matching_form(text[:_PREFIX]) or matching_form(text))
+        yield text.encode("utf-8", "surrogatepass"), is_empty
+
+
+_COMPARED_BYTES: dict[str, Callable[[Sequence[str]], Iterator[tuple[memoryview | bytes, bool]]]] = {
+    "matching_form": _matching_forms,
+    "bytes": _utf8,
+}
+
+
+@nb.njit(nogil=True, cache=True)
+def _write_forms(data: np.ndarray, offsets: np.ndarray, forms: np.ndarray, bounds: np.ndarray) -> None:
+    """Write the matching form of packed text i to forms[bounds[i] : bounds[i + 1]]."""
+    for i in range(len(offsets) - 1):
+        size, _ = write_form(data[offsets[i] : offsets[i + 1]], forms[bounds[i] :])
+        bounds[i + 1] = bounds[i] + size
