@@ -92,9 +92,8 @@ def read_documents(
             counts.add_example(f"{part.path} line {row + 1}: {error}")
             rejects.add(part.path, row, str(error), record)
         else:
-            counts.add(
-                document.original_key.source if by_original_source else part.source, READ, utf8_size(document.text)
-            )
+            source = document.original_key.source if by_original_source else part.source
+            counts.add(source, READ, utf8_size(document.text))
             yield document
 
 

@@ -212,7 +212,7 @@ def open_shards(folder: Path) -> tuple[Manifest, list[TokenShard]]:
     return manifest, [TokenShard(folder / record.name) for record in manifest.shards]
 
 
-def verify(folder: Path) -> Manifest:
+def verify_shards(folder: Path) -> Manifest:
     """Check every shard of a folder against its manifest: checksum, documents, tokens, end-of-document ids.
 
     Raises InputError that names the first shard that differs.

@@ -50,7 +50,8 @@ class Rejects:
     """Writer of the malformed records found while writing `output`, as JSON lines in `output`.malformed.
 
     Each line has the file, the line number (from 1), the reason, and the record itself as `raw`, or
-    as `raw_base64` if it is not UTF-8. The file exists only if there is such a record.
+    as `raw_base64` if it is not UTF-8. Creating a Rejects removes the file of an earlier run; the first
+    record creates it anew.
     """
 
     def __init__(self, output: Path) -> None:

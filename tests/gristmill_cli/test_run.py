@@ -21,7 +21,7 @@ from gristmill.counts import Counts, Tally
 from gristmill.errors import ConservationError
 from gristmill.io.documents import list_corpus
 from gristmill.io.lines import read_lines
-from gristmill.io.token_shards import verify
+from gristmill.io.token_shards import verify_shards
 from gristmill_cli.funnel import Funnel
 from gristmill_cli.run import run as run_here
 from gristmill_cli.run_config import RunConfig, Tokenizer
@@ -113,7 +113,7 @@ def test_funnel_accounts_for_every_document_once(finished):
     assert total("duplicate").documents >= 40 and total("short").documents >= 40
     assert all(f"{total(reason).documents:,}" in printed for reason in ("read", "duplicate", "short", "train"))
     assert all(entry["holdout"].documents >= 1 for entry in funnel.went.values())
-    manifest = verify(out / "tokens" / "train")
+    manifest = verify_shards(out / "tokens" / "train")
     assert manifest.documents == len(train)
     assert {source: record.tokens for source, record in manifest.sources.items()} == funnel.tokens["train"]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gristmill.counts import READ, WRITTEN
 from gristmill.engine.stage import RunOptions
 from gristmill.errors import InputError, OutputError, UsageError
-from gristmill.io.token_shards import Manifest, open_shards, verify
+from gristmill.io.token_shards import Manifest, open_shards, verify_shards
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import sentences, train_tokenizer
 
@@ -131,7 +131,7 @@ def test_shards_are_what_sentencepiece_says(tmp_path: Path, quiet: RunOptions, t
     assert [[ids.tolist() for ids in shard] for shard in shards] == wanted
     assert [record.name for record in manifest.shards] == ["book/a.jsonl+0", "c4/b@1 x.jsonl+0"]
     assert counts.total(READ) == counts.total(WRITTEN)
-    assert verify(tmp_path / "out") == manifest
+    assert verify_shards(tmp_path / "out") == manifest
 
 
 def test_the_manifest_counts_what_the_shards_hold(tmp_path: Path, quiet: RunOptions, texts, model_path, model) -> None:
@@ -165,7 +165,7 @@ def test_another_tokenizer_encodes_again(
     train_tokenizer(tmp_path / "prose", tmp_path / "other", 310, options=quiet)
     shutil.copy(tmp_path / "other" / "tokenizer.model", own)
     tokenize_corpus(tmp_path / "in", tmp_path / "other" / "tokenizer.model", tmp_path / "out", quiet)
-    after = verify(tmp_path / "out")
+    after = verify_shards(tmp_path / "out")
     assert after.tokenizer.vocab_size == 310 and after.tokens > before.tokens
     assert after.tokenizer.sha256 != before.tokenizer.sha256
 
@@ -222,4 +222,4 @@ def test_a_tokenizer_made_anew_is_read_anew(tmp_path: Path, quiet: RunOptions, c
     for size in (300, 310):
         train_tokenizer(norm, tmp_path / "tokenizer", size, options=quiet)
         tokenize_corpus(norm, tmp_path / "tokenizer" / "tokenizer.model", tmp_path / "tokens", quiet)
-        assert verify(tmp_path / "tokens").tokenizer.vocab_size == size
+        assert verify_shards(tmp_path / "tokens").tokenizer.vocab_size == size

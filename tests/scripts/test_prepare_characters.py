@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gristmill.config import load_config
 from gristmill.errors import InputError, UsageError
-from gristmill.io.token_shards import open_shards, verify
+from gristmill.io.token_shards import open_shards, verify_shards
 from scripts.prepare_characters import TOKENIZER, prepare_characters
 from training.config import TrainConfig
 
@@ -26,7 +26,7 @@ def read_back(out_dir: Path) -> list[str]:
     """The text of both folders, decoded by their own tokenizers."""
     texts = []
     for part in ("train", "holdout"):
-        manifest, (shard,) = verify(out_dir / part), open_shards(out_dir / part)[1]
+        manifest, (shard,) = verify_shards(out_dir / part), open_shards(out_dir / part)[1]
         tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(out_dir / part / TOKENIZER))
         ids = shard.tokens.tolist()
         assert ids.pop() == manifest.tokenizer.end_of_document and ids.count(manifest.tokenizer.end_of_document) == 0
@@ -40,7 +40,7 @@ def test_nine_tenths_and_one(tmp_path: Path) -> None:
     prepare_characters(tmp_path / "input.txt", tmp_path / "out")
     cut = len(PROSE) * 9 // 10
     assert read_back(tmp_path / "out") == [PROSE[:cut], PROSE[cut:]]
-    assert verify(tmp_path / "out/train").tokenizer.vocab_size == len(set(PROSE)) + 1
+    assert verify_shards(tmp_path / "out/train").tokenizer.vocab_size == len(set(PROSE)) + 1
 
 
 @settings(max_examples=50)

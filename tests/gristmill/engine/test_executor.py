@@ -50,14 +50,14 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         "from subprocess import run\n"
         "from gristmill.engine.executor import Call, execute\n"
         "if __name__ == '__main__':\n"
-        "    nap = {'args': [sys.executable, '-c', 'import sys, time; time.sleep(3)']}\n"
+        "    nap = {'args': [sys.executable, '-c', 'import sys, time; time.sleep(20)']}\n"
         "    list(execute([Call(run, nap)] * 4, 2))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, script], env=environment) as parent:
         workers = wait_for_workers(parent.pid)
         parent.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs(workers, timeout=2)  # less than the nap
+    _, alive = psutil.wait_procs(workers, timeout=10)  # less than the nap
     assert workers and not alive
 
 

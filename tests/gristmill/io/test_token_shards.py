@@ -17,7 +17,7 @@ from gristmill.io.token_shards import (
     TokenShardWriter,
     open_shards,
     token_dtype,
-    verify,
+    verify_shards,
 )
 
 END = 2
@@ -56,7 +56,7 @@ def test_a_round_trip_gives_the_same_tokens(tmp_path: Path, vocabulary: int) -> 
     assert shards[0].tokens.tolist() == sum(DOCUMENTS, [])
     assert shards[0].tokens.dtype == token_dtype(vocabulary)
     assert (manifest.documents, manifest.tokens) == (8, 2 * sum(map(len, DOCUMENTS)))
-    assert verify(tmp_path) == manifest
+    assert verify_shards(tmp_path) == manifest
 
 
 @given(st.lists(st.lists(st.integers(0, 65_499), min_size=1), max_size=8))
@@ -156,7 +156,7 @@ def test_damage_is_recognised(tmp_path: Path, damage: str) -> None:
     name, harm = DAMAGE[damage]
     harm(tmp_path / name)
     with pytest.raises(InputError, match="run tokenize_corpus again"):
-        verify(tmp_path)
+        verify_shards(tmp_path)
 
 
 def test_no_manifest_says_what_to_do(tmp_path: Path) -> None:
