@@ -39,7 +39,8 @@ from training.memory.offload_parameters import ParametersOnDisk
 from training.model.decoder import Decoder
 from training.model.initialize import fill_initial
 from training.model.model_config import ModelConfig
-from training.optim.optimizer import OptimConfig, build_optimizer
+from training.optim.optim_config import OptimConfig
+from training.optim.optimizer import build_optimizer
 from training.parallel.parallelize import parallelize
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter

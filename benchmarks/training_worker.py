@@ -81,7 +81,7 @@ def data_parallel_step(trainer: Trainer, device: torch.device) -> Callable[[int]
         with autocast(device, trainer.config.precision):
             loss = model(batch.ids, batch.targets, batch.samples).sum() / trainer.tokens_per_step
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), trainer.config.optim.clip)
+        nn.utils.clip_grad_norm_(model.parameters(), trainer.config.optim.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
 

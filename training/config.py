@@ -15,7 +15,7 @@ from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig
 from training.kernels.precision import Precision
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
-from training.optim.optimizer import OptimConfig
+from training.optim.optim_config import OptimConfig
 from training.optim.stability import StabilityConfig
 from training.reporting.evaluate import EvalConfig
 from training.reporting.metrics import MetricsConfig
@@ -50,39 +50,17 @@ class TrainConfig:
     """Seconds one process waits for another before it gives up."""
 
     def check(self) -> None:
-        """Raise UsageError for a value that no run could have."""
-        optim, data = self.optim, self.data
-        above_zero = {
-            "optim.steps": optim.steps,
-            "optim.lr": optim.lr,
-            "data.seq_len": data.seq_len,
-            "data.batch_size": data.batch_size,
-            "checkpoint.keep": self.checkpoint.keep,
-            "metrics.log_every": self.metrics.log_every,
-            "timeout": self.timeout,
-        }
-        not_below_zero = {
-            "optim.min_lr": optim.min_lr,
-            "optim.warmup_steps": optim.warmup_steps,
-            "optim.weight_decay": optim.weight_decay,
-            "optim.clip": optim.clip,
-            "eval.every": self.eval.every,
-            "eval.sequences": self.eval.sequences,
-            "eval.sample_tokens": self.eval.sample_tokens,
-            "eval.temperature": self.eval.temperature,
-            "checkpoint.every": self.checkpoint.every,
-        }
-        for key, value in above_zero.items():
-            require(value > 0, f"{key} is {value}; wanted more than 0")
-        for key, value in not_below_zero.items():
-            require(value >= 0, f"{key} is {value}; wanted 0 or more")
+        """Raise UsageError for a value out of range, or options that exclude each other."""
+        for section in (self.data, self.optim, self.eval, self.checkpoint, self.metrics, self.stability):
+            section.check()
+        self.memory.check(self.parallel.zero)
+        require(self.timeout > 0, f"timeout is {self.timeout}; wanted more than 0")
         require(
             not self.compile or self.parallel.pp == 1 or self.parallel.schedule not in SPLIT_BACKWARD,
             f"compile and parallel.schedule {self.parallel.schedule}: a compiled block computes the gradients of its "
             "input and of its weights at once, and this schedule fills its bubbles with the latter; "
             "try --parallel.schedule interleaved-1f1b, or --compile false",
         )
-        self.stability.check()
 
     def identity(self, model: ModelConfig, train: Manifest, holdout: Manifest) -> dict[str, Any]:
         """What makes a run this run, by option: neither where files lie nor how many processes share the work.

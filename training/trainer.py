@@ -20,7 +20,8 @@ from training.data.sequences import TokenSequences, require_same_tokenizer
 from training.distributed.hang_detection import lost_contact
 from training.distributed.mesh import build_world
 from training.model.decoder import Decoder, flops_per_token
-from training.optim.optimizer import build_optimizer, learning_rate
+from training.optim.optim_config import learning_rate
+from training.optim.optimizer import build_optimizer
 from training.optim.stability import Stability
 from training.parallel.gradients import scale_gradients, squared_norm
 from training.parallel.parallel_model import ParallelModel
@@ -55,7 +56,6 @@ class Trainer:
         self.loader = PrefetchLoader(self.batches, device)
 
         memory = dataclasses.replace(config.memory, folder=config.memory.folder or config.out_dir / "offload")
-        memory.check(self.layout.zero)
         self.model = ParallelModel(
             self.model_config, self.layout, world, config.seed, config.precision, memory, config.compile
         )
@@ -107,8 +107,8 @@ class Trainer:
         local_loss = self.model.forward_backward(batch, loss_scale / self.tokens_per_step)
         loss, grad_norm, stop = self._all_reduce_metrics(local_loss, loss_scale, stop_signal)
         if self.stability.accepts(step, loss, grad_norm):
-            clip = self.config.optim.clip
-            clip_factor = min(1.0, clip / (grad_norm + 1e-6)) if clip else 1.0
+            max_norm = self.config.optim.max_grad_norm
+            clip_factor = min(1.0, max_norm / (grad_norm + 1e-6)) if max_norm else 1.0
             scale_gradients(self.model.params, clip_factor / loss_scale)
             self.optimizer.step(lr)
             self.model.all_gather_params()

@@ -21,7 +21,7 @@ from training.config import TrainConfig
 from training.data.batches import DataConfig
 from training.distributed.rank_pool import RankPool
 from training.model.model_config import ModelConfig
-from training.optim.optimizer import OptimConfig
+from training.optim.optim_config import OptimConfig
 from training.reporting.evaluate import EvalConfig
 from training.reporting.metrics import MetricsConfig
 from training.train import train

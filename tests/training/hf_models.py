@@ -19,7 +19,7 @@ from training.model.model_config import ModelConfig
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 
-SIZES = ModelConfig(layers=2, width=24, heads=4, hidden=40, init_std=0.3, norm_eps=1e-4)
+SIZES = ModelConfig(layers=2, width=24, heads=4, ffn_width=40, init_std=0.3, norm_eps=1e-4)
 MODELS = {
     "llama": replace(SIZES, preset="llama"),
     "llama, grouped": replace(SIZES, preset="llama", kv_heads=2, rope_base=500.0),

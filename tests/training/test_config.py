@@ -9,16 +9,16 @@ from training.checkpoint.checkpoint import CheckpointConfig
 from training.config import TrainConfig
 from training.data.batches import DataConfig
 from training.model.model_config import ModelConfig
-from training.optim.optimizer import OptimConfig
+from training.optim.optim_config import OptimConfig
 from training.optim.stability import StabilityConfig
 
 
 def test_resolving_leaves_nothing_open() -> None:
     llama = ModelConfig(width=96, heads=6).resolve(1000, 64)
-    assert (llama.kv_heads, llama.hidden, llama.vocab_size, llama.context) == (6, 256, 1000, 64)
+    assert (llama.kv_heads, llama.ffn_width, llama.vocab_size, llama.context) == (6, 256, 1000, 64)
     assert (llama.norm, llama.positions, llama.mlp, llama.bias, llama.tied) == ("rms", "rope", "swiglu", False, False)
     gpt2 = ModelConfig(preset="gpt2", width=96, tied=False).resolve(1000, 64)
-    assert (gpt2.hidden, gpt2.norm, gpt2.positions, gpt2.tied) == (384, "layer", "learned", False)
+    assert (gpt2.ffn_width, gpt2.norm, gpt2.positions, gpt2.tied) == (384, "layer", "learned", False)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_resolving_leaves_nothing_open() -> None:
     [
         ({"width": 100, "heads": 3}, "try --model.width 102"),
         ({"heads": 4, "kv_heads": 3}, "kv_heads 3"),
-        ({"width": 12, "heads": 4}, "pairs of features"),
+        ({"width": 12, "heads": 4}, "even number of features"),
         ({"vocab_size": 50}, "below the tokenizer's 99"),
         ({"context": 8}, "below data.seq_len 16"),
         ({"layers": 0}, "above 0"),
@@ -50,7 +50,7 @@ def test_values_no_run_could_have_are_errors() -> None:
     for wrong, key in [
         (replace(config, optim=OptimConfig(steps=0)), "optim.steps is 0"),
         (replace(config, checkpoint=CheckpointConfig(keep=0)), "checkpoint.keep is 0"),
-        (replace(config, stability=StabilityConfig(floor=0.0)), "stability.floor 0.0"),
+        (replace(config, stability=StabilityConfig(min_loss_scale=0.0)), "stability.min_loss_scale 0.0"),
     ]:
         with pytest.raises(UsageError, match=key):
             wrong.check()

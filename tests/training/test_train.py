@@ -15,9 +15,11 @@ import torch
 
 from gristmill.errors import OutputError, UsageError
 from tests.training.conftest import small_run
-from training.checkpoint.checkpoint import CheckpointConfig
+from training.checkpoint.checkpoint import CheckpointConfig, open_checkpoint
+from training.checkpoint.checkpoint_group import single_process_group
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
+from training.hugging_face.export_hf import model_config
 from training.optim.stability import StabilityConfig
 from training.reporting.metrics import METRICS, read_metrics
 from training.reporting.summary import Summary
@@ -103,6 +105,26 @@ def test_an_out_dir_that_holds_another_run_is_an_error_that_says_what_differs(co
     train(replace(config, parallel=ParallelConfig(micro_batches=3)))  # how the work is shared is no difference
 
 
+def test_a_run_of_an_earlier_release_resumes_under_the_new_names_of_its_options(config: TrainConfig) -> None:
+    train(config)
+    renamed = {"ffn_width": "hidden", "model.ffn_width": "model.hidden", "optim.max_grad_norm": "optim.clip"}
+    (record,) = config.out_dir.glob("checkpoints/step-*12/record.json")
+    for path in (config.out_dir / "run.json", record):
+        text = path.read_text()
+        for new, old in renamed.items():
+            text = text.replace(f'"{new}"', f'"{old}"')
+        path.write_text(text)
+    assert "clip" in (config.out_dir / "run.json").read_text() and "hidden" in record.read_text()
+    other = replace(config, optim=replace(config.optim, max_grad_norm=7.0), model=replace(config.model, ffn_width=64))
+    with pytest.raises(UsageError, match=r"model.ffn_width \(\d+ there, 64 now\); optim.max_grad_norm \(1.0"):
+        train(other)
+    with single_process_group() as group:
+        _, found = open_checkpoint(record.parent, group, print)
+        assert model_config(found).ffn_width > 0 and "hidden" not in found.model
+    assert train(with_steps(config, 16)).steps == 16
+    assert "optim.max_grad_norm" in (config.out_dir / "run.json").read_text()
+
+
 def test_two_runs_in_one_out_dir_are_an_error(config: TrainConfig) -> None:
     import fcntl
 
@@ -120,11 +142,11 @@ def test_different_tokenizers_are_an_error(config: TrainConfig, shards: Callable
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_or_is_skipped(config: TrainConfig) -> None:
-    bad = replace(config, optim=replace(config.optim, lr=1e30, clip=0.0))
+    bad = replace(config, optim=replace(config.optim, lr=1e30, max_grad_norm=0.0))
     with pytest.raises(UsageError, match=r"is (nan|inf) at step .*policy is stop; .*lower --optim.lr"):
         train(replace(bad, stability=StabilityConfig(policy="stop")))
-    with pytest.raises(UsageError, match=r"5 of the last thousand steps had to be skipped"):
-        train(replace(bad, stability=StabilityConfig(budget=4)))
+    with pytest.raises(UsageError, match=r"5 of the last 1000 steps were skipped"):
+        train(replace(bad, stability=StabilityConfig(max_skipped_steps=4)))
 
 
 @pytest.mark.parametrize(

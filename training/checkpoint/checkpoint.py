@@ -23,7 +23,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from gristmill.errors import InputError, OutputError, UsageError, writing
+from gristmill.errors import InputError, OutputError, UsageError, require, writing
 from gristmill.io.files import PARTIAL, atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.record import RECORD, CheckpointRecord, check
@@ -47,6 +47,11 @@ class CheckpointConfig:
     async_save: bool = True
     """Write checkpoints in a background thread, from a copy in CPU memory, while training continues. Has no effect
     where [memory] keeps states on disk: a copy would not fit in memory."""
+
+    def check(self) -> None:
+        """Raise UsageError for a value out of range."""
+        require(self.every >= 0, f"checkpoint.every is {self.every}; wanted 0 or more")
+        require(self.keep > 0, f"checkpoint.keep is {self.keep}; wanted more than 0")
 
 
 @dataclass

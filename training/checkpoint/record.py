@@ -55,6 +55,7 @@ def _read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
         if isinstance(found, dict) and found.get("version") != VERSION:
             return None, f"it is of version {found.get('version')}, and this is version {VERSION}"
         record = msgspec.convert(found, CheckpointRecord)
+        record.model = {ModelConfig.RENAMED.get(key, key): value for key, value in record.model.items()}
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         return None, f"{RECORD}: {error}"
     return (record, "") if METADATA in record.files else (None, f"{RECORD} names no {METADATA}")

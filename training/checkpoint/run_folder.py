@@ -10,8 +10,16 @@ from typing import Any
 from gristmill.errors import InputError, OutputError, UsageError, writing
 from gristmill.io.files import atomic_write_bytes
 from training.distributed.mesh import World
+from training.model.model_config import ModelConfig
+from training.optim.optim_config import OptimConfig
 
 RUN = "run.json"
+# old names of options to new, for folders that an earlier release began
+_RENAMED = {
+    f"{section}.{old}": f"{section}.{new}"
+    for section, options in (("model", ModelConfig), ("optim", OptimConfig))
+    for old, new in options.RENAMED.items()
+}
 
 
 @contextmanager
@@ -51,6 +59,7 @@ def _require_same_run(out_dir: Path, identity: dict[str, Any], steps: int) -> No
         stored = json.loads(path.read_bytes())
     except ValueError as error:
         raise InputError(f"{path} is damaged; remove {out_dir} to start over") from error
+    stored = {_RENAMED.get(key, key): value for key, value in stored.items()}
     given = json.loads(json.dumps(identity, default=str))  # as it was written: lists for tuples
     differing = [
         f"{key} ({stored.get(key)} there, {value} now)" for key, value in given.items() if stored.get(key) != value

@@ -27,6 +27,11 @@ class DataConfig:
     batch_size: int = 32
     """Sequences per step, over all data-parallel ranks and micro-batches (the global batch size)."""
 
+    def check(self) -> None:
+        """Raise UsageError for a value out of range."""
+        for key in ("seq_len", "batch_size"):
+            require(getattr(self, key) > 0, f"data.{key} is {getattr(self, key)}; wanted more than 0")
+
 
 @dataclass(frozen=True)
 class BatchSplit:

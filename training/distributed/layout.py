@@ -111,9 +111,9 @@ def _check_zero_group(layout: ParallelConfig) -> None:
 
 def _check_tensor_parallel(layout: ParallelConfig, model: ModelConfig, seq_len: int) -> None:
     tp = layout.tp
-    common = math.gcd(model.heads, model.kv_heads, model.hidden)
+    common = math.gcd(model.heads, model.kv_heads, model.ffn_width)
     limit = max(n for n in range(1, tp + 1) if common % n == 0 and n * n <= model.vocab_size)
-    for name in ("heads", "kv_heads", "hidden"):
+    for name in ("heads", "kv_heads", "ffn_width"):
         size = getattr(model, name)
         require(size % tp == 0, f"model.{name} {size} is not divisible by parallel.tp {tp}; try --parallel.tp {limit}")
     require(

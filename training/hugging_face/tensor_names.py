@@ -59,12 +59,12 @@ PARTS: dict[str, dict[str, Any]] = {
 SIZES: dict[str, dict[str, str]] = {
     "llama": {
         "layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
-        "kv_heads": "num_key_value_heads", "hidden": "intermediate_size", "vocab_size": "vocab_size",
+        "kv_heads": "num_key_value_heads", "ffn_width": "intermediate_size", "vocab_size": "vocab_size",
         "context": "max_position_embeddings", "norm_eps": "rms_norm_eps", "init_std": "initializer_range",
         "tied": "tie_word_embeddings", "rope_base": "rope_theta", "bias": "attention_bias",
     },
     "gpt2": {
-        "layers": "n_layer", "width": "n_embd", "heads": "n_head", "hidden": "n_inner", "vocab_size": "vocab_size",
+        "layers": "n_layer", "width": "n_embd", "heads": "n_head", "ffn_width": "n_inner", "vocab_size": "vocab_size",
         "context": "n_positions", "norm_eps": "layer_norm_epsilon", "init_std": "initializer_range",
         "tied": "tie_word_embeddings",
     },
@@ -179,7 +179,7 @@ def from_config(config: dict[str, Any]) -> tuple[str, ModelConfig]:
     try:
         values = {ours: config[theirs] for ours, theirs in SIZES[form].items() if theirs in config}
         model = ModelConfig(**{"preset": form, "bias": False, **values, **PARTS[form]})
-        model = replace(model, hidden=model.hidden or 4 * model.width)
+        model = replace(model, ffn_width=model.ffn_width or 4 * model.width)
         model = model.resolve(model.vocab_size, model.context)
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise InputError(f"its sizes make no model ({error})") from error

@@ -77,9 +77,9 @@ class GatedMLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         bias = bool(config.bias)
-        self.gate = Linear(config.width, config.hidden, bias=bias)
-        self.up = Linear(config.width, config.hidden, bias=bias)
-        self.down = Linear(config.hidden, config.width, bias=bias)
+        self.gate = Linear(config.width, config.ffn_width, bias=bias)
+        self.up = Linear(config.width, config.ffn_width, bias=bias)
+        self.down = Linear(config.ffn_width, config.width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(swiglu(*linears(x, (self.gate, self.up))))
@@ -90,8 +90,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = Linear(config.width, config.hidden, bias=bool(config.bias))
-        self.down = Linear(config.hidden, config.width, bias=bool(config.bias))
+        self.up = Linear(config.width, config.ffn_width, bias=bool(config.bias))
+        self.down = Linear(config.ffn_width, config.width, bias=bool(config.bias))
         self.form = "none" if config.mlp == "gelu-exact" else "tanh"
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,52 +1,59 @@
-"""The decoder's configuration: its sizes, and of which parts it is made."""
+"""ModelConfig: the decoder's sizes and the variants of its layers."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from gristmill.errors import require
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The decoder: its sizes, and of which parts it is made."""
+    """A decoder's sizes and the variants of its layers; `resolve` fills in the defaults that depend on others."""
+
+    RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_width"}
 
     preset: Literal["llama", "gpt2"] = "llama"
-    """Names the parts below that are left at None."""
+    """Supplies norm, positions, mlp, bias and tied where those are None."""
     layers: int = 4
     width: int = 256
-    """Features of the residual stream."""
+    """Features of the residual stream (d_model)."""
     heads: int = 4
-    """Query heads of width / heads features each."""
+    """Query heads, each of width / heads features."""
     kv_heads: int = 0
-    """Key and value heads, each shared by heads / kv_heads query heads; 0: as many as heads."""
-    hidden: int = 0
-    """Features inside the MLP; 0: 4 x width, or 8/3 x width to the next multiple of 32 where it is gated."""
+    """Key and value heads, each shared by heads / kv_heads query heads (grouped-query attention); 0: heads."""
+    ffn_width: int = 0
+    """Features inside the MLP (d_ff); 0: 4 x width, or for swiglu 8/3 x width rounded up to a multiple of 32."""
     vocab_size: int = 0
     """0: the tokenizer's."""
     context: int = 0
-    """The longest sequence, where positions are learned; 0: data.seq_len."""
+    """Longest sequence that learned positions can encode; 0: data.seq_len."""
     norm: Literal["rms", "layer"] | None = None
+    """RMSNorm or LayerNorm, before each sublayer and before the output matrix (pre-norm)."""
     positions: Literal["rope", "learned"] | None = None
+    """Rotary position embeddings, or a learned embedding per position."""
     mlp: Literal["swiglu", "gelu", "gelu-exact"] | None = None
-    """gelu: by GPT-2's tanh, gelu-exact: by the error function, which takes half the time on a CPU."""
+    """gelu: GPT-2's tanh approximation; gelu-exact: the error function, twice as fast on a CPU."""
     bias: bool | None = None
     """Biases in the linear layers."""
     tied: bool | None = None
-    """One matrix for the embedding and the output."""
+    """Tie the output matrix to the token embedding."""
     dropout: float = 0.0
+    """Probability, for the embedding, the attention weights and each sublayer's output."""
     rope_base: float = 10_000.0
+    """Base of the rotary frequencies (theta)."""
     norm_eps: float = 1e-5
     init_std: float = 0.02
+    """Standard deviation of the initial weights."""
 
     def resolve(self, vocab_size: int, seq_len: int) -> "ModelConfig":
-        """The same with nothing left open: no None, no 0; UsageError where the sizes do not fit together."""
+        """Return a copy without None or 0 defaults. Raises UsageError if the sizes do not fit together."""
         parts = {key: value for key, value in PRESETS[self.preset].items() if getattr(self, key) is None}
         full = replace(self, **parts)
         gated = -(-8 * self.width // 3 // 32) * 32
         full = replace(
             full,
             kv_heads=self.kv_heads or self.heads,
-            hidden=self.hidden or (gated if full.mlp == "swiglu" else 4 * self.width),
+            ffn_width=self.ffn_width or (gated if full.mlp == "swiglu" else 4 * self.width),
             vocab_size=self.vocab_size or vocab_size,
             context=self.context or seq_len,
         )
@@ -54,9 +61,9 @@ class ModelConfig:
         return full
 
     def check(self, vocab_size: int, seq_len: int) -> None:
-        """Raise UsageError unless a resolved configuration can be built and can read such sequences."""
-        sizes = (self.layers, self.width, self.heads, self.kv_heads, self.hidden, self.vocab_size, self.context)
-        require(min(sizes) > 0, f"model sizes are {sizes}; wanted all of them above 0")
+        """Raise UsageError unless this resolved configuration fits the tokenizer and the sequence length."""
+        sizes = (self.layers, self.width, self.heads, self.kv_heads, self.ffn_width, self.vocab_size, self.context)
+        require(min(sizes) > 0, f"model sizes are {sizes}; wanted every one above 0")
         require(
             self.width % self.heads == 0,
             f"model.width {self.width} is not divisible by model.heads {self.heads}; try --model.width "
@@ -68,7 +75,8 @@ class ModelConfig:
         )
         require(
             self.positions != "rope" or self.width // self.heads % 2 == 0,
-            f"rotary positions turn pairs of features, a head has {self.width // self.heads}; try other --model.heads",
+            f"rotary positions need an even number of features per head, and a head has {self.width // self.heads}; "
+            "try another --model.heads",
         )
         require(
             self.vocab_size >= vocab_size,

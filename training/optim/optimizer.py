@@ -1,9 +1,6 @@
 """AdamW and SGD over what a process updates, wherever its states are; the learning rate as a function of the step."""
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,29 +8,10 @@ from torch import Tensor
 from training.memory.memory_config import MemoryConfig
 from training.optim.flat_buckets import BUCKET, Bucket, InPlace, Staged, plan
 from training.optim.moments import Moments, MomentsInMemory, MomentsOnDisk
+from training.optim.optim_config import OptimConfig
 from training.sharding.sharded_parameter import ShardedParameter
 
 AfterUpdate = Callable[[ShardedParameter, int, int], None]  # a param, of which elements start … stop are updated
-
-
-@dataclass(frozen=True)
-class OptimConfig:
-    """AdamW and its learning rate: linear warm-up, then half a cosine."""
-
-    name: Literal["adamw", "sgd"] = "adamw"
-    """sgd: plain, without momentum or decay; its updates show every error in a gradient's scale."""
-    steps: int = 1000
-    lr: float = 1e-3
-    """The highest learning rate, at the end of the warm-up."""
-    min_lr: float = 1e-4
-    """The learning rate of the last step."""
-    warmup_steps: int = 50
-    weight_decay: float = 0.1
-    """Applied to matrices only."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    clip: float = 1.0
-    """Longest gradient, by its 2-norm over all parameters; 0: any length."""
 
 
 class Optimizer:
@@ -227,16 +205,3 @@ def first_of_each(params: Sequence[ShardedParameter]) -> list[ShardedParameter]:
         if param.local.numel():
             found.setdefault(param.name, param)
     return list(found.values())
-
-
-def learning_rate(step: int, config: OptimConfig) -> float:
-    """The learning rate of step 0, 1, … steps - 1.
-
-    >>> config = OptimConfig(steps=10, lr=1.0, min_lr=0.1, warmup_steps=2)
-    >>> [round(learning_rate(step, config), 3) for step in (0, 1, 2, 9)]
-    [0.5, 1.0, 0.966, 0.1]
-    """
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    progress = (step + 1 - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
-    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))

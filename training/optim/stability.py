@@ -1,86 +1,98 @@
-"""What is done about a step that would do harm: a loss or gradient that is not finite, or a loss that leaps.
+"""Loss-spike and overflow protection: skips or stops at bad steps, and scales the loss for fp16.
 
-Every process judges by the same two numbers, summed over all of them: so all decide alike.
+All ranks decide alike, because they decide from the same two all-reduced numbers: the loss and the gradient norm.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from gristmill.errors import UsageError
+from gristmill.errors import UsageError, require
 
-_MEMORY = 0.99  # of the running mean and variance of the loss: about the last hundred steps
-_WARMUP = 50  # steps before a leap can be told from a beginning
+_EMA_DECAY = 0.99  # of the loss's running mean and variance: about the last hundred steps
+_WARMUP_STEPS = 50  # before that, the falling loss of a new run would count as spikes
+_WINDOW = 1000  # steps over which skipped steps are counted
 
 
 @dataclass(frozen=True)
 class StabilityConfig:
-    """What is done about a step whose loss or gradient is not finite, or whose loss leaps."""
+    """Bad steps: the loss or gradient norm is not finite, or the loss spikes; and fp16's loss scaling."""
+
+    RENAMED: ClassVar[dict[str, str]] = {
+        "budget": "max_skipped_steps",
+        "leap": "loss_spike_sigma",
+        "loss_scale": "initial_loss_scale",
+        "growth": "scale_growth_interval",
+        "floor": "min_loss_scale",
+    }
 
     policy: Literal["skip", "stop"] = "skip"
-    """skip: leave the parameters as they are and go on; stop: end the run, to go on from the last checkpoint.
-    An overflow of fp16 that a smaller scale of the loss can mend is skipped either way."""
-    budget: int = 20
-    """Steps that may be skipped among any thousand; one more ends the run."""
-    leap: float = 0.0
-    """A loss leaps if it is so many standard deviations above its running mean; 0: never."""
-    loss_scale: float = 65536.0
-    """fp16: what the loss is multiplied by at first, so that small gradients are not lost. Halved where that is too
-    much, doubled after `growth` steps in which it was not (Micikevicius et al. 2018, section 3.2)."""
-    growth: int = 2000
-    floor: float = 1.0
-    """fp16: the smallest scale; if even that is too much, the run ends."""
+    """skip: discard a bad step's gradients and continue; stop: end the run, which can resume from its last
+    checkpoint. An fp16 overflow that a smaller loss scale can fix is always skipped."""
+    max_skipped_steps: int = 20
+    """Skipped steps allowed among any 1000; one more ends the run."""
+    loss_spike_sigma: float = 0.0
+    """A loss this many standard deviations above its running mean is a spike; 0: never."""
+    initial_loss_scale: float = 65536.0
+    """fp16: initial factor of the loss, so that small gradients do not underflow. Halved after an overflow, doubled
+    after `scale_growth_interval` steps without one (Micikevicius et al. 2018, section 3.2)."""
+    scale_growth_interval: int = 2000
+    """fp16: steps without an overflow before the loss scale is doubled."""
+    min_loss_scale: float = 1.0
+    """fp16: smallest loss scale; an overflow at this scale ends the run."""
 
     def check(self) -> None:
-        """Raise UsageError for values that no run could have."""
-        for name, value, least in (("budget", self.budget, 0), ("leap", self.leap, 0), ("growth", self.growth, 1)):
-            if value < least:
-                raise UsageError(f"stability.{name} is {value}; wanted {least} or more")
-        if not 0 < self.floor <= self.loss_scale:
-            raise UsageError(
-                f"stability.floor {self.floor} and loss_scale {self.loss_scale}: wanted 0 < floor <= loss_scale"
-            )
+        """Raise UsageError for a value out of range."""
+        for key, least in (("max_skipped_steps", 0), ("loss_spike_sigma", 0), ("scale_growth_interval", 1)):
+            value = getattr(self, key)
+            require(value >= least, f"stability.{key} is {value}; wanted {least} or more")
+        require(
+            0 < self.min_loss_scale <= self.initial_loss_scale,
+            f"stability.min_loss_scale {self.min_loss_scale} and initial_loss_scale {self.initial_loss_scale}: wanted "
+            "0 < min_loss_scale <= initial_loss_scale",
+        )
 
 
 class Stability:
-    """Judges each step, and keeps the scale of the loss; its state is a few numbers that a checkpoint keeps."""
+    """Accepts or rejects each step, and holds the loss scale; its state is saved in checkpoints."""
 
     def __init__(self, config: StabilityConfig, precision: str) -> None:
         self.config, self.scales = config, precision == "fp16"
-        self.scale = config.loss_scale if self.scales else 1.0
-        self.grown = 0  # steps since the scale was last changed
-        self.skipped: list[int] = []  # steps, the last thousand's
+        self.scale = config.initial_loss_scale if self.scales else 1.0
+        self.grown = 0  # steps since the scale last changed
+        self.skipped: list[int] = []  # steps skipped among the last _WINDOW
         self.seen, self.mean, self.variance = 0, 0.0, 0.0
-        self.fault = ""  # why the last step was not accepted
+        self.fault = ""  # why the last step was rejected; empty if it was accepted
 
     def accepts(self, step: int, loss: float, norm: float) -> bool:
-        """Whether the parameters are to be updated with this step's gradients, of 2-norm `norm`.
+        """Return whether to update the parameters with this step's gradients.
 
-        Raises UsageError where the policy, the budget or the floor of the scale ends the run.
+        `loss` is the mean in nats per token, `norm` the gradients' 2-norm, both global. Raises UsageError if the
+        policy, the number of skipped steps or the smallest loss scale ends the run.
         """
         self.fault = fault = self._fault(loss, norm)
         if not fault:
-            self._remember(loss)
+            self._record(loss)
             return True
         overflow = self.scales and math.isfinite(loss) and not math.isfinite(norm)
         if overflow:
-            self._halve(step)
+            self._halve_scale(step)
         advice = (
-            "go on from the last checkpoint with a lower --optim.lr, more --optim.warmup_steps, or --precision fp32"
+            "resume from the last checkpoint with a lower --optim.lr, more --optim.warmup_steps, or --precision fp32"
         )
         if self.config.policy == "stop" and not overflow:
             raise UsageError(f"{fault} at step {step}, and stability.policy is stop; {advice}")
-        self.skipped = [s for s in self.skipped if s > step - 1000] + [step]
-        if len(self.skipped) > self.config.budget:
+        self.skipped = [s for s in self.skipped if s > step - _WINDOW] + [step]
+        if len(self.skipped) > self.config.max_skipped_steps:
             raise UsageError(
-                f"{fault} at step {step}: {len(self.skipped)} of the last thousand steps had to be skipped, "
-                f"and stability.budget is {self.config.budget}; {advice}"
+                f"{fault} at step {step}: {len(self.skipped)} of the last {_WINDOW} steps were skipped, "
+                f"and stability.max_skipped_steps is {self.config.max_skipped_steps}; {advice}"
             )
         return False
 
     @property
     def state(self) -> dict[str, float]:
-        """Finite numbers by name."""
+        """State to save: finite numbers by name."""
         numbers = {"scale": self.scale, "grown": self.grown, "seen": self.seen}
         numbers |= {"mean": self.mean, "variance": self.variance}
         return numbers | {f"skipped.{i}": step for i, step in enumerate(self.skipped)}
@@ -93,28 +105,31 @@ class Stability:
         self.skipped = [int(value) for name, value in numbers.items() if name.startswith("skipped.")]
 
     def _fault(self, loss: float, norm: float) -> str:
+        """Why the step is bad, or the empty string."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         if not math.isfinite(norm):
-            return f"the gradient's norm is {norm}" + (f" with a loss scale of {self.scale:g}" if self.scales else "")
-        limit = self.mean + self.config.leap * math.sqrt(self.variance)
-        if self.config.leap and self.seen >= _WARMUP and loss > limit:
-            return f"the loss leaps to {loss:.4f} from {self.mean:.4f} ± {math.sqrt(self.variance):.4f}"
+            return f"the gradient norm is {norm}" + (f" with a loss scale of {self.scale:g}" if self.scales else "")
+        limit = self.mean + self.config.loss_spike_sigma * math.sqrt(self.variance)
+        if self.config.loss_spike_sigma and self.seen >= _WARMUP_STEPS and loss > limit:
+            return f"the loss spikes to {loss:.4f} from {self.mean:.4f} ± {math.sqrt(self.variance):.4f}"
         return ""
 
-    def _remember(self, loss: float) -> None:
+    def _record(self, loss: float) -> None:
+        """Update the loss's running mean and variance, and grow the loss scale when it is due."""
         self.seen += 1
         self.grown += 1
-        if self.scales and self.grown >= self.config.growth:
+        if self.scales and self.grown >= self.config.scale_growth_interval:
             self.scale, self.grown = self.scale * 2, 0
-        weight = max(1 / self.seen, 1 - _MEMORY)
+        weight = max(1 / self.seen, 1 - _EMA_DECAY)
         before, self.mean = self.mean, self.mean + weight * (loss - self.mean)
         self.variance += weight * ((loss - before) * (loss - self.mean) - self.variance)
 
-    def _halve(self, step: int) -> None:
-        if self.scale / 2 < self.config.floor:
+    def _halve_scale(self, step: int) -> None:
+        if self.scale / 2 < self.config.min_loss_scale:
             raise UsageError(
-                f"fp16 gradients overflow at step {step} with a loss scale of {self.scale:g}, and stability.floor is "
-                f"{self.config.floor:g}; try --precision bf16, or a lower --optim.lr"
+                f"fp16 gradients overflow at step {step} with a loss scale of {self.scale:g}, and "
+                f"stability.min_loss_scale is {self.config.min_loss_scale:g}; try --precision bf16, or a lower "
+                "--optim.lr"
             )
         self.scale, self.grown = self.scale / 2, 0

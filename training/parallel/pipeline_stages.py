@@ -38,7 +38,7 @@ def stage_layers(config: ModelConfig, stages: int) -> list[range]:
 
 def _head_in_layers(config: ModelConfig) -> float:
     kv = 2 * config.width * config.width * config.kv_heads // config.heads
-    matrices = 2 * config.width**2 + kv + (3 if config.mlp == "swiglu" else 2) * config.width * config.hidden
+    matrices = 2 * config.width**2 + kv + (3 if config.mlp == "swiglu" else 2) * config.width * config.ffn_width
     return config.vocab_size * config.width / (matrices + config.width * config.context)
 
 

@@ -81,7 +81,7 @@ def small_model(preset: Literal["llama", "gpt2"], layers: int) -> ModelConfig:
         width=96,
         heads=48,
         kv_heads=24 if preset == "llama" else 0,  # grouped queries
-        hidden=96,
+        ffn_width=96,
         dropout=0.1 if preset == "gpt2" else 0.0,
         init_std=0.2,  # large enough for every gradient to matter
     ).resolve(VOCABULARY, SEQ_LEN)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gristmill.errors import require
 from gristmill.io.token_shards import Manifest
 from training.data.sequences import TokenSequences
 from training.distributed.mesh import World
@@ -34,6 +35,11 @@ class EvalConfig:
     def count(self, available: int) -> int:
         """The number of sequences to evaluate, of `available` ones."""
         return min(self.sequences or available, available)
+
+    def check(self) -> None:
+        """Raise UsageError for a value out of range."""
+        for key in ("every", "sequences", "sample_tokens", "temperature"):
+            require(getattr(self, key) >= 0, f"eval.{key} is {getattr(self, key)}; wanted 0 or more")
 
 
 def evaluate(model: ParallelModel, data: TokenSequences, count: int, micro_batch_size: int) -> float:

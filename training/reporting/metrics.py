@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.errors import writing
+from gristmill.errors import require, writing
 from gristmill.io.files import atomic_write_bytes
 from training.reporting.throughput import Throughput
 
@@ -26,6 +26,10 @@ class MetricsConfig:
     tensorboard: bool = True
     peak_tflops: float = 0.0
     """One device's peak in TFLOP/s, for the model FLOPs utilization; 0: from a table of GPUs."""
+
+    def check(self) -> None:
+        """Raise UsageError for a value out of range."""
+        require(self.log_every > 0, f"metrics.log_every is {self.log_every}; wanted more than 0")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from training.checkpoint.shard_storage import model_state
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world, init_distributed
 from training.model.model_config import ModelConfig
-from training.optim.optimizer import OptimConfig, build_optimizer
+from training.optim.optim_config import OptimConfig
+from training.optim.optimizer import build_optimizer
 from training.parallel.parallel_model import ParallelModel
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter

@@ -58,7 +58,7 @@ def test_an_error_of_our_own_is_told_with_its_traceback_by_the_rank_that_met_it(
 
 def test_what_all_ranks_refuse_is_told_once(config: TrainConfig, tmp_path: Path) -> None:
     policy = StabilityConfig(policy="stop")
-    config = replace(config, stability=policy, optim=replace(config.optim, lr=1e30, clip=0.0))
+    config = replace(config, stability=policy, optim=replace(config.optim, lr=1e30, max_grad_norm=0.0))
     with launch(2, config, tmp_path) as launched:
         assert sorted(launched.codes(), key=str) == [1, 2]
         said = "".join(launched.said())

@@ -11,7 +11,7 @@ from gristmill.errors import UsageError
 from training.distributed.layout import STAGES_PER_RANK, ParallelConfig
 from training.model.model_config import ModelConfig
 
-MODEL = ModelConfig(layers=8, width=48, heads=12, kv_heads=6, hidden=96).resolve(300, 32)
+MODEL = ModelConfig(layers=8, width=48, heads=12, kv_heads=6, ffn_width=96).resolve(300, 32)
 SEQ_LEN = 32
 
 

@@ -147,7 +147,7 @@ def test_dropout_changes_training_alone_and_by_the_sequences_numbers() -> None:
 
 
 def test_flops_by_hand() -> None:
-    config = ModelConfig(layers=1, width=8, heads=2, hidden=16)
+    config = ModelConfig(layers=1, width=8, heads=2, ffn_width=16)
     attention, mlp, norms, head = 4 * 8 * 8, 3 * 8 * 16, 3 * 8, 50 * 8
     expected = 6 * (attention + mlp + norms + head) + 12 * 1 * 8 * 12
     assert flops_per_token(build(config), 12) == expected

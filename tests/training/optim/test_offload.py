@@ -16,7 +16,8 @@ from training.distributed.rank_pool import RankError
 from training.memory.memory_config import MemoryConfig
 from training.optim.flat_buckets import ALIGNED, plan
 from training.optim.moments import MomentsOnDisk
-from training.optim.optimizer import OptimConfig, Optimizer, build_optimizer
+from training.optim.optim_config import OptimConfig
+from training.optim.optimizer import Optimizer, build_optimizer
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 

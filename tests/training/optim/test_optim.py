@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from training.optim.optimizer import OptimConfig, build_optimizer, learning_rate
+from training.optim.optim_config import OptimConfig, learning_rate
+from training.optim.optimizer import build_optimizer
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 

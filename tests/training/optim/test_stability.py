@@ -31,28 +31,28 @@ LAYOUTS = {
 
 
 def test_what_is_not_finite_is_skipped_until_the_budget_is_spent() -> None:
-    judge = Stability(StabilityConfig(budget=2), "fp32")
+    judge = Stability(StabilityConfig(max_skipped_steps=2), "fp32")
     assert judge.accepts(1, 5.0, 1.0)
     assert not judge.accepts(2, math.nan, 1.0) and not judge.accepts(3, 5.0, math.inf)
     with pytest.raises(
-        UsageError, match=r"the loss is inf at step 4: 3 of the last thousand .*budget is 2.*--optim.lr"
+        UsageError, match=r"the loss is inf at step 4: 3 of the last 1000 steps .*max_skipped_steps is 2.*--optim.lr"
     ):
         judge.accepts(4, math.inf, 1.0)
 
 
 def test_the_budget_is_one_of_the_last_thousand_steps() -> None:
-    judge = Stability(StabilityConfig(budget=1), "bf16")
+    judge = Stability(StabilityConfig(max_skipped_steps=1), "bf16")
     assert not judge.accepts(1, math.nan, 1.0)
     assert not judge.accepts(1001, math.nan, 1.0) and judge.skipped == [1001]
 
 
 def test_policy_stop_ends_the_run_at_once() -> None:
-    with pytest.raises(UsageError, match=r"the gradient's norm is nan at step 7, and stability.policy is stop"):
+    with pytest.raises(UsageError, match=r"the gradient norm is nan at step 7, and stability.policy is stop"):
         Stability(StabilityConfig(policy="stop"), "fp32").accepts(7, 5.0, math.nan)
 
 
 def test_a_leap_is_measured_in_the_loss_s_own_deviations() -> None:
-    judge, never = Stability(StabilityConfig(leap=6.0), "fp32"), Stability(StabilityConfig(), "fp32")
+    judge, never = Stability(StabilityConfig(loss_spike_sigma=6.0), "fp32"), Stability(StabilityConfig(), "fp32")
     draw = torch.Generator().manual_seed(0)
     for step in range(1, 200):
         loss = 3.0 + 0.1 * torch.randn((), generator=draw).item()
@@ -63,17 +63,20 @@ def test_a_leap_is_measured_in_the_loss_s_own_deviations() -> None:
 
 
 def test_the_scale_is_halved_by_an_overflow_and_doubled_when_there_is_none() -> None:
+    config = StabilityConfig(initial_loss_scale=8.0, scale_growth_interval=3, min_loss_scale=4.0)
     for policy in ("skip", "stop"):
-        judge = Stability(StabilityConfig(policy=policy, loss_scale=8.0, growth=3, floor=4.0), "fp16")  # type: ignore[arg-type]
+        judge = Stability(replace(config, policy=policy), "fp16")  # type: ignore[arg-type]
         assert not judge.accepts(1, 5.0, math.inf) and judge.scale == 4.0
         assert [judge.accepts(step, 5.0, 1.0) for step in range(2, 5)] == [True] * 3 and judge.scale == 8.0
         assert not judge.accepts(5, 5.0, math.nan) and judge.scale == 4.0
-        with pytest.raises(UsageError, match=r"overflow at step 6 with a loss scale of 4, .*floor is 4; .*bf16"):
+        with pytest.raises(
+            UsageError, match=r"overflow at step 6 with a loss scale of 4, .*min_loss_scale is 4;.*bf16"
+        ):
             judge.accepts(6, 5.0, math.inf)
 
 
 def test_a_loss_that_is_not_finite_is_no_overflow_of_the_gradients() -> None:
-    judge = Stability(StabilityConfig(growth=1), "fp16")
+    judge = Stability(StabilityConfig(scale_growth_interval=1), "fp16")
     assert not judge.accepts(1, math.nan, math.nan) and judge.scale == 65536.0
     with pytest.raises(UsageError, match="policy is stop"):
         Stability(StabilityConfig(policy="stop"), "fp16").accepts(1, math.nan, math.nan)
@@ -86,7 +89,9 @@ _numbers = st.one_of(st.floats(0, 1e4), st.sampled_from([math.nan, math.inf]))
 def test_its_state_is_finite_and_going_on_from_it_decides_the_same(
     told: list[tuple[float, float]], cut: int, precision: str
 ) -> None:
-    config = StabilityConfig(budget=1000, leap=4.0, growth=5, floor=1e-40)
+    config = StabilityConfig(
+        max_skipped_steps=1000, loss_spike_sigma=4.0, scale_growth_interval=5, min_loss_scale=1e-40
+    )
     judge = Stability(config, precision)
     for step, (loss, norm) in enumerate(told[:cut]):
         judge.accepts(step, loss, norm)
@@ -101,10 +106,10 @@ def test_its_state_is_finite_and_going_on_from_it_decides_the_same(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"budget": -1}, "budget is -1"),
-        ({"leap": -0.5}, "leap"),
-        ({"growth": 0}, "growth"),
-        ({"floor": 0.0}, "0 < floor"),
+        ({"max_skipped_steps": -1}, "max_skipped_steps is -1"),
+        ({"loss_spike_sigma": -0.5}, "loss_spike_sigma"),
+        ({"scale_growth_interval": 0}, "scale_growth_interval"),
+        ({"min_loss_scale": 0.0}, "0 < min_loss_scale"),
     ],
 )
 def test_values_that_no_run_could_have(change: dict[str, Any], message: str) -> None:
@@ -143,7 +148,7 @@ def test_an_overflow_on_one_rank_is_skipped_by_all_and_the_scale_survives_a_chec
 ) -> None:
     size, parallel = LAYOUTS[layout]
     config = replace(config, precision="fp16", parallel=parallel, checkpoint=CheckpointConfig(every=3))
-    config = replace(config, model=replace(config.model, layers=4), stability=StabilityConfig(loss_scale=512.0))
+    config = replace(config, model=replace(config.model, layers=4), stability=StabilityConfig(initial_loss_scale=512.0))
     halved = replace(config.optim, steps=4, min_lr=config.optim.lr)
     told = run_ranks(size, train_poisoned, replace(config, optim=halved), {2: "inf", 3: "nan"})
     assert told == [[512.0, 512.0, 256.0, 128.0]] * size
@@ -165,14 +170,14 @@ def test_a_skipped_step_leaves_the_parameters_as_they_were(config: TrainConfig, 
 
 def test_a_run_says_what_it_skipped_and_why(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
     train_poisoned(replace(config, optim=replace(config.optim, steps=4)), {3: "nan"})
-    assert "skipped step 3: the gradient's norm is nan\n" in capsys.readouterr().out
+    assert "skipped step 3: the gradient norm is nan\n" in capsys.readouterr().out
     assert [skipped for _, _, skipped in losses(config.out_dir)] == [False, False, True, False]
 
 
 def test_a_budget_that_is_spent_ends_every_rank_with_the_same_words(config: TrainConfig, run_ranks: RunRanks) -> None:
-    config = replace(config, parallel=ParallelConfig(tp=2), stability=StabilityConfig(budget=1))
+    config = replace(config, parallel=ParallelConfig(tp=2), stability=StabilityConfig(max_skipped_steps=1))
     told = run_ranks(2, spend, config)
-    assert told[0] == told[1] and "at step 3: 2 of the last thousand steps had to be skipped" in told[0]
+    assert told[0] == told[1] and "at step 3: 2 of the last 1000 steps were skipped" in told[0]
 
 
 def spend(config: TrainConfig) -> str:

@@ -1,0 +1,52 @@
+"""OptimConfig: the optimizer's options, and the learning-rate schedule that they define."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from gristmill.errors import require
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with linear warm-up and cosine decay of the learning rate, and gradient clipping."""
+
+    RENAMED: ClassVar[dict[str, str]] = {"clip": "max_grad_norm"}
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """sgd: no momentum, no weight decay; its updates show every error in a gradient's scale."""
+    steps: int = 1000
+    """Steps of the whole run."""
+    lr: float = 1e-3
+    """Peak learning rate, reached at the end of the warm-up."""
+    min_lr: float = 1e-4
+    """Learning rate of the last step."""
+    warmup_steps: int = 50
+    weight_decay: float = 0.1
+    """Applied to matrices, not to biases and norms."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    max_grad_norm: float = 1.0
+    """Maximum gradient norm: the 2-norm over all parameters; 0 disables clipping."""
+
+    def check(self) -> None:
+        """Raise UsageError for a value out of range."""
+        for key in ("steps", "lr"):
+            require(getattr(self, key) > 0, f"optim.{key} is {getattr(self, key)}; wanted more than 0")
+        for key in ("min_lr", "warmup_steps", "weight_decay", "max_grad_norm"):
+            require(getattr(self, key) >= 0, f"optim.{key} is {getattr(self, key)}; wanted 0 or more")
+
+
+def learning_rate(step: int, config: OptimConfig) -> float:
+    """Learning rate of step 0, 1, … steps - 1: linear warm-up to `lr`, then half a cosine down to `min_lr`.
+
+    The cosine is that of Loshchilov & Hutter 2017 ("SGDR", equation 5) without restarts.
+
+    >>> config = OptimConfig(steps=10, lr=1.0, min_lr=0.1, warmup_steps=2)
+    >>> [round(learning_rate(step, config), 3) for step in (0, 1, 2, 9)]
+    [0.5, 1.0, 0.966, 0.1]
+    """
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    progress = (step + 1 - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
