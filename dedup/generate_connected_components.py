@@ -24,7 +24,7 @@ from gristmill.engine.ledger import Ledger
 from gristmill.engine.stage import STATE_DIR, MemoryBudget, RunOptions, Task, is_done, run_stage
 from gristmill.errors import UsageError
 from gristmill.io.documents import source_of
-from gristmill.io.keys import is_table
+from gristmill.io.parquet_tables import is_table
 
 NAME = "generate_connected_components"
 CLUSTERED = "clustered"

@@ -31,7 +31,8 @@ from gristmill.engine.stage import STATE_DIR, MemoryBudget, RunOptions, Task, is
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.external_sort import ExternalSorter, read_records
-from gristmill.io.keys import ROW_GROUP, is_table, read_keys
+from gristmill.io.keys import read_keys
+from gristmill.io.parquet_tables import ROW_GROUP, is_table
 
 NAME = "generate_duplicates_dict"
 

@@ -35,7 +35,7 @@ from gristmill.errors import UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.external_sort import read_records
 from gristmill.io.files import atomic_write
-from gristmill.io.keys import open_table
+from gristmill.io.parquet_tables import open_table
 from gristmill.io.readers import Slice, plan_slices
 
 NAME = "generate_exact_pairs"

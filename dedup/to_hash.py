@@ -29,7 +29,8 @@ from gristmill.engine.stage import (
 )
 from gristmill.errors import UsageError
 from gristmill.io.documents import list_source
-from gristmill.io.keys import is_table, read_keys
+from gristmill.io.keys import read_keys
+from gristmill.io.parquet_tables import is_table
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size

@@ -16,7 +16,8 @@ from gristmill.engine.stage import STATE_DIR, RunOptions, Task, note_count_misma
 from gristmill.errors import UsageError
 from gristmill.io.documents import list_source
 from gristmill.io.files import atomic_write, locked
-from gristmill.io.keys import is_table, write_keys
+from gristmill.io.keys import write_keys
+from gristmill.io.parquet_tables import is_table
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.text import matching_form, utf8_size

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dedup.candidates.connected_components import LABEL
 from dedup.candidates.document_ids import DocumentIds
 from gristmill.io.external_sort import ExternalSorter, read_records
-from gristmill.io.keys import is_table, open_table
+from gristmill.io.parquet_tables import is_table, open_table
 from gristmill.io.pickles import stream_dict, stream_list, stream_value, write_tuple
 
 SCHEMA = pa.schema({"cluster": pa.int64(), "file": pa.string(), "row": pa.int64()})

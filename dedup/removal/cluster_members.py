@@ -17,7 +17,7 @@ from dedup.minhash.signature_shards import list_shards, open_shard
 from gristmill.counts import Counts
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey, list_corpus
-from gristmill.io.keys import is_table, read_table
+from gristmill.io.parquet_tables import is_table, read_table
 from gristmill.io.pickles import load_pickle
 from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.writers import Rejects

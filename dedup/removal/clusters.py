@@ -15,7 +15,8 @@ from dedup.candidates.document_ids import is_of_index
 from dedup.removal.keeping import DROPPED, INDEXED, ORDINARY, BySource, Keep
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey, source_of
-from gristmill.io.keys import KeySet, is_table
+from gristmill.io.keys import KeySet
+from gristmill.io.parquet_tables import is_table
 from gristmill.io.pickles import load_pickle
 
 # A document of a cluster. `file` is the number of its name in name order, `position` its place in the input.

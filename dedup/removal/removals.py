@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from dedup.removal.keeping import INDEXED
 from gristmill.counts import READ, Counts
 from gristmill.io.documents import source_of
-from gristmill.io.keys import ROW_GROUP, open_table, stream_keys
+from gristmill.io.keys import stream_keys
+from gristmill.io.parquet_tables import ROW_GROUP, open_table
 from gristmill.io.pickles import stream_dict, write_stream
 
 KEPT = "kept"

@@ -13,7 +13,8 @@ from gristmill.counts import Counts
 from gristmill.errors import InputError
 from gristmill.io.documents import DocKey
 from gristmill.io.files import atomic_write
-from gristmill.io.keys import KeySet, is_table, read_keys, stream_keys, stream_table
+from gristmill.io.keys import KeySet, read_keys, stream_keys
+from gristmill.io.parquet_tables import is_table, stream_table
 
 SHORT = "short"
 DUPLICATE = "duplicate"

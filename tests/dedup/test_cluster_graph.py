@@ -18,7 +18,7 @@ from dedup.removal.cluster_members import compare_texts, read_texts
 from gristmill.engine.stage import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
-from gristmill.io.keys import write_table
+from gristmill.io.parquet_tables import write_table
 from gristmill.io.pickles import dump_pickle
 from gristmill.text import matching_form
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.io.keys import read_table
+from gristmill.io.parquet_tables import read_table
 
 TO_HASH = "python dedup/to_hash.py wiki {norm}/wiki {out} 0 0 0 999 --hash sha1 --workers {workers}"
 PAIRS = (

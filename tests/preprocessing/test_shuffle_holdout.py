@@ -13,7 +13,8 @@ from gristmill.counts import READ, REPEATED, WRITTEN
 from gristmill.engine.stage import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.io import readers as reading
-from gristmill.io.keys import write_keys, write_table
+from gristmill.io.keys import write_keys
+from gristmill.io.parquet_tables import write_table
 from gristmill.io.pickles import dump_pickle
 from preprocessing.datasets import shares_table
 from preprocessing.shuffle_holdout import pass1, pass2

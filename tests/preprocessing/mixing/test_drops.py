@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from gristmill.io.keys import KeySet, write_table
+from gristmill.io.keys import KeySet
+from gristmill.io.parquet_tables import write_table
 from preprocessing.mixing.drops import find_replacements
 
 
