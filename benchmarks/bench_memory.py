@@ -41,7 +41,7 @@ from training.model.initialize import fill_initial
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import build_optimizer
-from training.parallel.parallelize import parallelize
+from training.parallel.parallelize import shard_model
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -98,7 +98,7 @@ class Run:
 
     def __init__(self, config: ModelConfig, world: World, zero: int, memory: MemoryConfig) -> None:
         layout = ParallelConfig(zero=zero).resolve(world.size, config, config.context)  # type: ignore[arg-type]
-        (self.part,) = parallelize(config, layout, world, memory=memory)
+        (self.part,) = shard_model(config, layout, world, memory=memory)
         self.files = ParametersOnDisk(memory.folder, world.rank) if memory.parameters == "disk" else None
         if self.files is not None:
             self.files.materialize(self.part)

@@ -14,7 +14,7 @@ from gristmill.config import load_config
 from gristmill.errors import GristmillError
 from training.checkpoint.run_folder import lock_run_folder
 from training.config import TrainConfig
-from training.distributed.hang_detection import watched
+from training.distributed.hang_detection import report_failures
 from training.distributed.mesh import init_distributed
 from training.distributed.stop_signals import StopSignals
 from training.reporting.summary import Summary
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             config = load_config(TrainConfig, arguments, prog="train.py")
         config.check()
-        with init_distributed(config.device, config.timeout), watched():
+        with init_distributed(config.device, config.timeout), report_failures():
             train(config)
     except GristmillError as error:
         if rank != 0:

@@ -17,14 +17,14 @@ from training.config import TrainConfig
 from training.data.batches import Batches, BatchSplit
 from training.data.prefetch import PrefetchLoader
 from training.data.sequences import TokenSequences, require_same_tokenizer
-from training.distributed.hang_detection import lost_contact
+from training.distributed.hang_detection import is_peer_failure
 from training.distributed.mesh import build_world
 from training.model.decoder import Decoder, flops_per_token
 from training.optim.optim_config import learning_rate
 from training.optim.optimizer import build_optimizer
 from training.optim.stability import Stability
-from training.parallel.gradients import scale_gradients, squared_norm
-from training.parallel.parallel_model import ParallelModel
+from training.parallel.gradients import scale_gradients, squared_grad_norm
+from training.parallel.parallelize import parallelize
 from training.reporting.evaluate import bits_per_byte, evaluate, unigram_loss
 from training.reporting.metrics import METRICS, Reporter, StepMetrics
 from training.reporting.sample import Sampler
@@ -56,7 +56,7 @@ class Trainer:
         self.loader = PrefetchLoader(self.batches, device)
 
         memory = dataclasses.replace(config.memory, folder=config.memory.folder or config.out_dir / "offload")
-        self.model = ParallelModel(
+        self.model = parallelize(
             self.model_config, self.layout, world, config.seed, config.precision, memory, config.compile
         )
         updated = self.model.files.updated if self.model.files is not None else None
@@ -88,7 +88,7 @@ class Trainer:
         else:
             self._load_initial_parameters()
             self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.eval_sequences, self.world)
-        self.model.loaded()
+        self.model.params_loaded()
         self.model.all_gather_params()
         self.reporter.start(self.steps_done)
         self._print_header()
@@ -120,7 +120,7 @@ class Trainer:
 
     def _all_reduce_metrics(self, local_loss: Tensor, loss_scale: float, stop_signal: int) -> tuple[float, float, bool]:
         """Mean loss (nats/token), unscaled gradient norm and whether to stop, over all ranks: one all-reduce."""
-        squares = squared_norm(self.model.params, self.world.device)
+        squares = squared_grad_norm(self.model.params, self.world.device)
         local = torch.stack([local_loss.double(), squares, torch.full_like(squares, stop_signal)])
         total, square, stop = self.world.all_reduce(local).tolist()
         return total / self.tokens_per_step, math.sqrt(square) / loss_scale, stop > 0
@@ -152,7 +152,7 @@ class Trainer:
             model=dataclasses.asdict(self.model_config),
             tokenizer=self.tokenizer,
         )
-        self.model.check()
+        self.model.check_params()
         on_disk = "disk" in (self.config.memory.optimizer, self.config.memory.parameters)  # too large to copy to memory
         async_save = self.config.checkpoint.async_save and not on_disk
         save = self.checkpoints.save_async if async_save else self.checkpoints.save
@@ -186,7 +186,7 @@ class Trainer:
 
     def __exit__(self, _k: type[BaseException] | None, error: BaseException | None, _t: TracebackType | None) -> None:
         try:
-            if not lost_contact(error):  # a rank that is gone cannot finish its part of a checkpoint
+            if not is_peer_failure(error):  # a rank that is gone cannot finish its part of a checkpoint
                 self.checkpoints.wait()
         finally:
             gc.unfreeze()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from gristmill.engine.executor import exit_with_parent, start_fork_server
 from training.config import TrainConfig
-from training.distributed.hang_detection import watched
+from training.distributed.hang_detection import report_failures
 from training.distributed.mesh import init_distributed
 from training.train import train
 from training.trainer import Trainer
@@ -79,7 +79,7 @@ def be_rank(rank: int, size: int, port: int, config: TrainConfig, folder: Path, 
     os.dup2(os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     sys.stderr = os.fdopen(2, "w")
     torch.set_num_threads(1)
-    with faults_of(rank, faults), init_distributed("cpu", config.timeout), watched():
+    with faults_of(rank, faults), init_distributed("cpu", config.timeout), report_failures():
         train(config)
 
 

@@ -50,8 +50,8 @@ def test_an_error_an_exit_and_a_hang_are_each_told_and_started_anew_from(
     assert code == 0, said
     assert differences(tmp_path / "whole", tmp_path / "failed", 40) == [], said
     assert "error: rank 1 failed: ValueError: an error of our own" in said, said
-    assert "error: rank 0 ended without a word" in said, said
-    assert "error: the others waited in vain for rank 1" in said and "in befall" in said, said
+    assert "error: rank 0 died without an error message" in said, said
+    assert "error: rank 1 hung; the other ranks timed out" in said and "in befall" in said, said
     assert [line.rpartition("-")[2].lstrip("0") for line in said.splitlines() if "resuming from" in line] == [
         "4", "12", "24",
     ]  # fmt: skip

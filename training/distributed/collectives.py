@@ -1,6 +1,17 @@
-"""The collectives of tensor parallelism as differentiable functions: what forward does, backward undoes.
+"""Collectives: the differentiable ones of tensor and sequence parallelism, in Megatron's terms, and `wait`.
 
-Each pair is conjugate (Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, figure 5). x is (B, T, D).
+=====================  ======================  ======================
+function               forward                 backward
+=====================  ======================  ======================
+copy_to_tp             identity                all-reduce
+reduce_from_tp         all-reduce              identity
+gather_from_sp         all-gather over T       reduce-scatter over T
+reduce_scatter_to_sp   reduce-scatter over T   all-gather over T
+=====================  ======================  ======================
+
+The first two are f and g of Shoeybi et al. 2019, section 3; the last two those of Korthikanti et al. 2022, section
+4.2.2. Activations are (B, T, D), or (B, T / n, D) where the sequence is sharded over the n ranks of `axis`. In a ring
+each rank sends (n - 1) / n of the full tensor's bytes, and twice that for an all-reduce.
 """
 
 from typing import Any
@@ -11,28 +22,34 @@ from torch import Tensor
 
 from training.distributed.mesh import Axis
 
-# torch 2.13 has new names for them
+# torch 2.13 renamed them
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
+def wait(work: dist.Work, group: dist.ProcessGroup | None) -> None:
+    """Wait for an asynchronous collective over `group`, which hang detection reads from this call's frame."""
+    assert group is None or isinstance(group, dist.ProcessGroup)
+    work.wait()
+
+
 def copy_to_tp(x: Tensor, axis: Axis) -> Tensor:
-    """x as it is; its gradients, which the processes have parts of, are summed."""
+    """Forward: `x` itself. Backward: all-reduce the gradient, of which each rank has a partial sum."""
     return _CopyToTP.apply(x, axis)
 
 
 def reduce_from_tp(x: Tensor, axis: Axis) -> Tensor:
-    """The sum of the processes' x; its gradient goes to each as it is."""
+    """Forward: all-reduce the partial sums `x`. Backward: the gradient itself."""
     return _ReduceFromTP.apply(x, axis)
 
 
 def gather_from_sp(x: Tensor, axis: Axis) -> Tensor:
-    """The whole sequence, of which each has (B, T / n, D); gradients are summed, and each gets its part."""
+    """Forward: all-gather (B, T / n, D) to (B, T, D). Backward: reduce-scatter the gradient."""
     return _GatherFromSP.apply(x, axis)
 
 
 def reduce_scatter_to_sp(x: Tensor, axis: Axis) -> Tensor:
-    """This process's part, (B, T / n, D), of the sum of the processes' x; gradients are gathered."""
+    """Forward: reduce-scatter the partial sums (B, T, D) to (B, T / n, D). Backward: all-gather the gradient."""
     return _ReduceScatterToSP.apply(x, axis)
 
 
@@ -44,7 +61,7 @@ class _CopyToTP(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        grad = grad.clone(memory_format=torch.contiguous_format)  # others may hold the same
+        grad = grad.clone(memory_format=torch.contiguous_format)  # autograd may pass this tensor to other nodes
         dist.all_reduce(grad, group=ctx.axis.group)
         return grad, None
 
@@ -84,12 +101,14 @@ class _ReduceScatterToSP(torch.autograd.Function):
 
 
 def _all_gather_sequence(x: Tensor, axis: Axis) -> Tensor:
+    """(B, T / n, D) to (B, T, D); collectives concatenate along dimension 0, so ranks come first for a moment."""
     parts = x.new_empty(axis.size, *x.shape)
     all_gather(parts.flatten(0, 1), x.contiguous(), group=axis.group)
     return parts.transpose(0, 1).flatten(1, 2)
 
 
 def _reduce_scatter_sequence(x: Tensor, axis: Axis) -> Tensor:
+    """(B, T, D) to this rank's (B, T / n, D) of the sum."""
     parts = x.unflatten(1, (axis.size, -1)).transpose(0, 1).contiguous()
     mine = torch.empty_like(parts[0])
     reduce_scatter(mine, parts.flatten(0, 1), group=axis.group)

@@ -1,8 +1,9 @@
-"""What ended a run of several processes, told once: by the process that failed, or about one that fell silent.
+"""Hang detection: reports once why a distributed run ended, and names the rank that failed, died or hung.
 
-Processes that wait for each other fail together: where one dies or hangs, the others' collectives fail. So the
-first to fail says so in the store they met in, and all others keep quiet. If it failed for want of another process,
-all write there what they are doing, even those that notice nothing yet; whoever writes nothing is dead or stopped.
+When a rank dies or hangs, the other ranks' collectives fail as well. So the first rank that fails claims the report in
+the rendezvous store, and all others stay silent. If it failed because another rank did not take part, it asks all
+ranks for their activity, which a thread of each reads from the main thread's stack: a rank that does not answer is
+dead or stopped, and a rank that answers but is not waiting in a collective has hung.
 """
 
 import json
@@ -25,206 +26,217 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gristmill.errors import GristmillError
+from training.distributed.collectives import wait
 from training.distributed.mesh import Axis, restart_attempt
 from training.distributed.stop_signals import StopSignals
 
-GRACE = 3.0  # seconds that the others have to say what they are doing
-_PATIENCE = 10.0  # seconds for the first that failed to tell why
-_PERIOD = 0.5  # seconds between looks at whether that is asked
+_ANSWER_SECONDS = 3.0  # for the ranks to answer with their activity
+_REPORT_SECONDS = 10.0  # for the first rank that failed to print its report
+_POLL_SECONDS = 0.5  # between two looks into the store
 _OURS, _TORCH = Path(__file__).parents[1], Path(dist.__file__).parent
-_GONE = re.compile(r"[Cc]onnection (closed|reset|refused)|Broken pipe|pair closure|connectFullMesh|Read error")
-_LATE = re.compile(r"[Tt]imed? ?out")
+_DISCONNECTED = re.compile(r"[Cc]onnection (closed|reset|refused)|Broken pipe|pair closure|connectFullMesh|Read error")
+_TIMED_OUT = re.compile(r"[Tt]imed? ?out")
 
-Frames = list[tuple[FrameType, int]]  # and their lines; the innermost last
+Stack = list[tuple[FrameType, int]]  # frames and their current lines; the innermost last
 
 
-class Doing(NamedTuple):
-    """What a process is at: whether it waits for others there, and words for people."""
+class Activity(NamedTuple):
+    """The current work of a rank: whether it waits in a collective, and a description of the call."""
 
-    waits: bool
+    waiting: bool
     text: str
 
 
-def lost_contact(error: BaseException | None) -> bool:
-    """Whether a collective failed for want of another process."""
-    return any(isinstance(e, RuntimeError) and (_GONE.search(str(e)) or _LATE.search(str(e))) for e in _chain(error))
-
-
 @contextmanager
-def watched() -> Iterator[None]:
-    """End this process if the block raises, so that one of all processes tells why; alone, leave it to the caller.
+def report_failures() -> Iterator[None]:
+    """Run the block; if it raises, one rank prints a report, and every rank's process ends. Alone, just raise.
 
-    The processes that the launcher started have met in the store at MASTER_ADDR when it begins.
+    Requires RANK, WORLD_SIZE and MASTER_ADDR/PORT, as torchrun sets them, and the process group's store to be up.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield
         return
     store, rank, done = _open_store(), int(os.environ["RANK"]), threading.Event()
     arguments = (store, rank, threading.get_ident(), done)
-    listening = threading.Thread(target=_listen, args=arguments, name="watch", daemon=True)
-    listening.start()
+    monitor = threading.Thread(target=_monitor, args=arguments, name="hang detection", daemon=True)
+    monitor.start()
     try:
         yield
     except Exception as error:
-        with StopSignals():  # a launcher tells those who survive a death to end: they have something to say first
-            _tell(error, store, rank)
-            listening.join()  # which ends the process, if the store is still there
+        with StopSignals():  # a launcher sends SIGTERM to the surviving ranks: print the report before ending
+            _report(error, store, rank)
+            monitor.join()  # which ends the process, unless the store is gone
             os._exit(1)
     finally:
         done.set()
-        listening.join()
+        monitor.join()
 
 
-def describe(frames: Frames) -> Doing:
-    """What a stack of calls is at: the step, the collective, over which axis, the innermost line of ours."""
-    ours = [(frame, line) for frame, line in frames if _OURS in Path(frame.f_code.co_filename).parents]
-    ours = [(frame, line) for frame, line in ours if frame.f_code is not wait.__code__] or frames
+def is_peer_failure(error: BaseException | None) -> bool:
+    """Whether the error, or one that caused it, is a collective that failed because of another rank."""
+    return any(
+        isinstance(e, RuntimeError) and (_DISCONNECTED.search(str(e)) or _TIMED_OUT.search(str(e)))
+        for e in _causes(error)
+    )
+
+
+def diagnose(activities: dict[int, Activity], silent: list[int], timed_out: bool) -> str:
+    """The report on ranks that hung or died: the culprits, then each activity with the ranks that share it.
+
+    `activities` by rank; `silent` are the ranks that did not answer; `timed_out`: the first error was a timeout, and
+    not a closed connection.
+    """
+    hung = [rank for rank, activity in activities.items() if not activity.waiting]
+    if silent and timed_out:
+        lines = [f"error: {_ranks(silent)} did not respond: stopped, or disconnected from the other ranks"]
+    elif silent:
+        lines = [f"error: {_ranks(silent)} died without an error message: killed, or out of memory"]
+    elif hung:
+        whom = "it" if len(hung) == 1 else "them"
+        lines = [f"error: {_ranks(hung)} hung; the other ranks timed out waiting for {whom}"]
+    else:
+        lines = ["error: deadlock: all ranks are waiting for each other"]
+    by_text = sorted(activities.items(), key=lambda item: (item[1].waiting, item[1].text))
+    for activity, same in groupby(by_text, key=lambda item: item[1]):
+        ranks = _ranks(sorted(rank for rank, _ in same))
+        lines.append(f"    {ranks}: {'waiting' if activity.waiting else 'running'}: {activity.text}")
+    return "\n".join(lines)
+
+
+def describe_stack(stack: Stack) -> Activity:
+    """Read a stack: the training step, the collective and its axis, and the innermost line of this package."""
+    ours = [(frame, line) for frame, line in stack if _OURS in Path(frame.f_code.co_filename).parents]
+    ours = [(frame, line) for frame, line in ours if frame.f_code is not wait.__code__] or stack
     frame, line = ours[-1]
     place = f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{line})"
     steps = [f.f_locals["step"] for f, _ in ours if isinstance(f.f_locals.get("step"), int)]
     words = [f"step {steps[0]}"] if steps else []
-    innermost = frames[-1][0].f_code
-    waits = innermost is wait.__code__ or _TORCH in Path(innermost.co_filename).parents
-    if waits:
-        words.append(_collective([f for f, _ in frames]))
+    innermost = stack[-1][0].f_code
+    waiting = innermost is wait.__code__ or _TORCH in Path(innermost.co_filename).parents
+    if waiting:
+        words.append(_describe_collective([f for f, _ in stack]))
     elif innermost is not frame.f_code:
-        words.append(f"{innermost.co_qualname} ({Path(innermost.co_filename).name}:{frames[-1][1]})")
-    return Doing(waits, f"{', '.join(words)} in {place}" if words else place)
+        words.append(f"{innermost.co_qualname} ({Path(innermost.co_filename).name}:{stack[-1][1]})")
+    return Activity(waiting, f"{', '.join(words)} in {place}" if words else place)
 
 
-def wait(work: dist.Work, group: dist.ProcessGroup | None) -> None:
-    """Wait for what was begun over `group`, which is here for `describe` to find."""
-    assert group is None or isinstance(group, dist.ProcessGroup)
-    work.wait()
-
-
-def _collective(frames: Sequence[FrameType]) -> str:
-    """The collective, of what, over which axis and with whom, as far as the calls' own variables tell."""
+def _describe_collective(frames: Sequence[FrameType]) -> str:
+    """Name, tensor, axis and ranks of the innermost call, as far as its local variables show them."""
     call = frames[-1]
     name = call.f_code.co_name.strip("_")
-    name = {"wait": "sum", "wait_batch_p2p": "send or receive"}.get(name, name)
+    name = {"wait": "asynchronous communication", "wait_batch_p2p": "send or receive"}.get(name, name)
     tensor = next((x for x in call.f_locals.values() if isinstance(x, Tensor)), None)
     of = f" of {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" if tensor is not None else ""
-    return f"{name}{of} {_over(frames)}".rstrip()
+    return f"{name}{of} {_describe_group(frames)}".rstrip()
 
 
-def _over(frames: Iterable[FrameType]) -> str:
+def _describe_group(frames: Iterable[FrameType]) -> str:
+    """The axis and ranks of the innermost frame that has a local `axis`, `self.axis` or `group`."""
     for frame in reversed(list(frames)):
         known = frame.f_locals
         axis = known.get("axis") or getattr(known.get("self"), "axis", None)
         group = axis.group if isinstance(axis, Axis) else known.get("group")
         if isinstance(group, dist.ProcessGroup):
             ranks = dist.get_process_group_ranks(group)
-            others = "all ranks" if len(ranks) == dist.get_world_size() else f"ranks {', '.join(map(str, ranks))}"
-            return f"over {group.group_desc.removeprefix('mesh_').replace('default_pg', 'all')} ({others})"
+            members = "all ranks" if len(ranks) == dist.get_world_size() else f"ranks {', '.join(map(str, ranks))}"
+            return f"over {group.group_desc.removeprefix('mesh_').replace('default_pg', 'all')} ({members})"
         if "group" in known:
             return "over all ranks"
     return ""
 
 
 def _open_store() -> dist.Store:
-    """Its own connection: another's could be in use by a thread that waits."""
+    """A connection of its own: the process group's may be blocked by another thread."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10))
-    return dist.PrefixStore(f"{restart_attempt()}/watch", store)
+    return dist.PrefixStore(f"{restart_attempt()}/hang_detection", store)
 
 
-def _listen(store: dist.Store, rank: int, thread: int, done: threading.Event) -> None:
-    """Once a process has failed, write what `thread` is doing if that is asked, and end when all is told."""
-    until = math.inf
-    with suppress(RuntimeError):  # the store is gone, and with it the process that held it: it may have been done
-        while not done.wait(_PERIOD) and time.monotonic() < until:
+def _monitor(store: dist.Store, rank: int, thread: int, done: threading.Event) -> None:
+    """Once a rank has failed: answer with the activity of `thread` if asked, and end this process after the report."""
+    deadline = math.inf
+    with suppress(RuntimeError):  # the store went away with rank 0's process, which may simply have finished
+        while not done.wait(_POLL_SECONDS) and time.monotonic() < deadline:
             if store.check(["failed"]):
-                until = min(until, time.monotonic() + _PATIENCE)
-                if store.check(["asked"]) and not store.check([f"doing{rank}"]):
-                    lines = list(traceback.walk_stack(sys._current_frames()[thread]))
-                    store.set(f"doing{rank}", json.dumps(describe(lines[::-1])))
-                if store.check(["told"]):
+                deadline = min(deadline, time.monotonic() + _REPORT_SECONDS)
+                if store.check(["asked"]) and not store.check([f"activity{rank}"]):
+                    stack = list(traceback.walk_stack(sys._current_frames()[thread]))
+                    store.set(f"activity{rank}", json.dumps(describe_stack(stack[::-1])))
+                if store.check(["reported"]):
                     break
-    if until < math.inf and not done.wait(1.0):  # the launcher shall find first the one that failed first
-        _write_error_file("ended because another process had failed")
-        os._exit(1)  # not held up by anything that waits for the others
+    if deadline < math.inf and not done.wait(1.0):  # later than the rank that failed first, which torchrun names
+        _write_error_file("ended because another rank failed")
+        os._exit(1)  # at once: nothing may block in a collective
 
 
-def _tell(error: Exception, store: dist.Store, rank: int) -> None:
-    """Say what ended the run, and end this process, if it is the first to fail."""
+def _report(error: Exception, store: dist.Store, rank: int) -> None:
+    """If this rank is the first to fail, print the report and end this process."""
     try:
         first = store.add("failed", 1) == 1
-        if lost_contact(error):
-            store.set(f"doing{rank}", json.dumps(describe(_frames(error))))
+        if is_peer_failure(error):
+            store.set(f"activity{rank}", json.dumps(describe_stack(_stack_of(error))))
         if first:
-            text = _explain(error, store, rank)
+            text = _report_text(error, store, rank)
             print(text, file=sys.stderr, flush=True)
             _write_error_file(text)
-            store.set("told", "")
+            store.set("reported", "")
             os._exit(error.exit_code if isinstance(error, GristmillError) else 1)
     except RuntimeError:
-        place = describe(_frames(error)).text
-        print(f"error: rank {rank} lost the others, and the store in which they met: {place}", file=sys.stderr)
+        place = describe_stack(_stack_of(error)).text
+        print(f"error: rank {rank} lost the connection to the other ranks and to their store: {place}", file=sys.stderr)
 
 
-def _explain(error: Exception, store: dist.Store, rank: int) -> str:
+def _report_text(error: Exception, store: dist.Store, rank: int) -> str:
     if isinstance(error, GristmillError):
         return f"error: {error}"
-    if not lost_contact(error):
-        inside = error.__traceback__.tb_next if error.__traceback__ else None  # of the block that is watched
+    if not is_peer_failure(error):
+        inside = error.__traceback__.tb_next if error.__traceback__ else None  # without report_failures' own frame
         trace = "".join(traceback.format_exception(error.with_traceback(inside))).rstrip()
         return f"error: rank {rank} failed: {type(error).__name__}: {error}\n{trace}"
-    store.set("asked", "")
     size = int(os.environ["WORLD_SIZE"])
-    answers, until = dict[int, Doing](), time.monotonic() + GRACE
-    while len(answers) < size and time.monotonic() < until:
+    activities = _ask_all(store, size)
+    message = next(str(e) for e in _causes(error) if _DISCONNECTED.search(str(e)) or _TIMED_OUT.search(str(e)))
+    silent = sorted(set(range(size)) - set(activities))
+    report = diagnose(activities, silent, timed_out=bool(_TIMED_OUT.search(message)))
+    message = message.rpartition("] ")[2].partition(". ")[0]  # without gloo's source line and its advice
+    return f"{report}\n    first noticed by rank {rank}: {message:.120}\n    {_advice()}"
+
+
+def _ask_all(store: dist.Store, size: int) -> dict[int, Activity]:
+    """Ask every rank for its activity; those that answer in time, by rank."""
+    store.set("asked", "")
+    activities, deadline = dict[int, Activity](), time.monotonic() + _ANSWER_SECONDS
+    while len(activities) < size and time.monotonic() < deadline:
         time.sleep(0.05)
-        for other in set(range(size)) - set(answers):
-            if store.check([f"doing{other}"]):
-                answers[other] = Doing(*json.loads(store.get(f"doing{other}")))
-    met = next(str(e) for e in _chain(error) if _GONE.search(str(e)) or _LATE.search(str(e)))
-    accused = accuse(answers, sorted(set(range(size)) - set(answers)), late=bool(_LATE.search(met)))
-    met = met.rpartition("] ")[2].partition(". ")[0]  # without the place in gloo's source, and its advice
-    return f"{accused}\n    rank {rank} was the first to notice: {met:.120}\n    {_advice()}"
-
-
-def accuse(answers: dict[int, Doing], silent: list[int], late: bool) -> str:
-    """The words for it: who is missing, and where those who answered were; a line for all of one answer."""
-    busy = [rank for rank, doing in answers.items() if not doing.waits]
-    if silent and late:
-        lines = [f"error: no answer from {_ranks(silent)}: stopped, or cut off from the others"]
-    elif silent:
-        lines = [f"error: {_ranks(silent)} ended without a word: killed, or out of memory"]
-    elif busy:
-        lines = [f"error: the others waited in vain for {_ranks(busy)}"]
-    else:
-        lines = ["error: the processes wait for each other"]
-    by_text = sorted(answers.items(), key=lambda item: (item[1].waits, item[1].text))
-    for doing, same in groupby(by_text, key=lambda item: item[1]):
-        ranks = _ranks(sorted(rank for rank, _ in same))
-        lines.append(f"    {ranks}: {'waited for others' if doing.waits else 'busy'}: {doing.text}")
-    return "\n".join(lines)
+        for other in set(range(size)) - set(activities):
+            if store.check([f"activity{other}"]):
+                activities[other] = Activity(*json.loads(store.get(f"activity{other}")))
+    return activities
 
 
 def _advice() -> str:
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
-        return "torchrun starts all of them anew, and they go on from the last checkpoint"
-    return "the same command goes on from the last checkpoint; torchrun --max-restarts 3 does so by itself"
+        return "torchrun restarts all ranks; they resume from the last checkpoint"
+    return "run the same command to resume from the last checkpoint; torchrun --max-restarts 3 restarts by itself"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what caused it."""
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, its cause, the cause's cause, …"""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
-def _frames(error: BaseException) -> Frames:
-    return [frame for e in _chain(error) for frame in traceback.walk_tb(e.__traceback__)]
+def _stack_of(error: BaseException) -> Stack:
+    return [frame for e in _causes(error) for frame in traceback.walk_tb(e.__traceback__)]
 
 
 def _write_error_file(text: str) -> None:
-    """Where torchrun looks for what it puts into its own report."""
+    """Write the file that torchrun reads into its own failure summary."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         message = {"message": text.splitlines()[0], "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError):

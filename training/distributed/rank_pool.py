@@ -27,7 +27,7 @@ from gristmill.engine.executor import exit_with_parent, start_fork_server
 
 _GRACE = 1.0  # seconds that the others have to tell their own errors after the first one
 _JOBS = 25  # for one process: torch leaves threads and sockets of every group behind
-_PRELOAD = ["training.parallel.parallel_model"]  # imports torch and all that a model spread over processes needs
+_PRELOAD = ["training.parallel.parallelize"]  # imports torch and all that a model spread over processes needs
 
 
 class RankError(RuntimeError):

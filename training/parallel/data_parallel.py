@@ -1,7 +1,11 @@
-"""Data parallelism: replicas of the model, whose gradients are summed in buckets while they are computed.
+"""Data parallelism: gradients are reduced over the replicas in buckets, during the backward pass (Li et al. 2020).
 
-ZeRO (Rajbhandari et al. 2020) divides by rows what replicas would each hold: stage 1 the optimizer's state,
-stage 2 the gradients too. Stage 3 is FSDP's (see fsdp.py).
+Ranks along "shard" each update 1 / n of every parameter's rows (ZeRO, Rajbhandari et al. 2020): stage 1 shards the
+optimizer state, stage 2 the gradients too; stage 3 is FSDP (fsdp.py). With G bytes of gradients, a step
+- without ZeRO all-reduces G over "replicate";
+- with ZeRO-1 reduce-scatters G over "shard", and all-gathers as many bytes of updated parameters;
+- with ZeRO-2 does the same, but reduce-scatters after each micro-batch, so that no full gradient is kept;
+- with several groups (hybrid sharding) also all-reduces each rank's G / n over "replicate".
 """
 
 from collections.abc import Sequence
@@ -10,30 +14,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training.distributed.collectives import all_gather, reduce_scatter
-from training.distributed.hang_detection import wait
+from training.distributed.collectives import all_gather, reduce_scatter, wait
 from training.distributed.mesh import Axis
 from training.sharding.shard_spec import shard_range
 
-BUCKET_BYTES = 25 << 20  # large enough to fill a link, small enough to overlap
+BUCKET_BYTES = 25 << 20  # large enough to use a link's bandwidth, small enough to overlap with the backward pass
 
 
 class Bucket:
-    """Parameters whose gradients travel together; `rows[i]` are those of parameter i that this process updates.
+    """Parameters whose gradients are reduced in one collective; `own[i]` is the shard of `full[i]` updated here.
 
-    What travels is laid out as (processes along `shard`, L): row r holds everyone's rows for process r,
-    padded to the same length, so that one reduce-scatter gives each process what it updates.
+    The flat buffer is (n, L), n ranks along "shard": row r holds rank r's rows of every parameter, each padded to the
+    same length on all ranks, so one reduce-scatter gives each rank the rows that it updates.
     """
 
     def __init__(self, full: list[nn.Parameter], own: list[nn.Parameter], shard: Axis, replicate: Axis) -> None:
         self.full, self.own, self.shard, self.replicate = full, own, shard, replicate
         self.lengths = [-(-len(p) // shard.size) * (p.numel() // len(p)) for p in full]
-        self.waiting = len(full)
+        self.pending = len(full)  # parameters whose gradient the backward pass has not computed yet
         self._flat: Tensor | None = None
         self._work: dist.Work | None = None
 
-    def start(self, release: bool) -> None:
-        """Begin to sum the gradients; `release` those that were computed here."""
+    def start_reduce(self, release: bool) -> None:
+        """Start to reduce the gradients, asynchronously; `release` frees the full ones."""
         assert self._flat is None
         grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.full]
         flat = self._pack(grads)
@@ -47,8 +50,8 @@ class Bucket:
             self._flat = torch.empty_like(flat[0])
             self._work = reduce_scatter(self._flat, flat.flatten(), group=self.shard.group, async_op=True)
 
-    def finish(self) -> None:
-        """Wait for the sums, and add them to the gradients of what this process updates."""
+    def finish_reduce(self) -> None:
+        """Wait for the reduced gradients and accumulate them on the shards that this rank updates."""
         assert self._flat is not None and self._work is not None
         wait(self._work, self.replicate.group if self.shard.size == 1 else self.shard.group)
         if self.shard.size > 1 and self.replicate.size > 1:
@@ -59,12 +62,12 @@ class Bucket:
         self._flat = self._work = None
 
     def all_gather_params(self) -> None:
-        """Send everyone the rows that this process has updated, and take theirs."""
+        """All-gather the updated rows into the full parameters."""
         own = zip(self.own, self.lengths, strict=True)
         mine = torch.cat([nn.functional.pad(p.detach().flatten(), (0, n - p.numel())) for p, n in own])
-        everyone = mine.new_empty(self.shard.size, len(mine))
-        all_gather(everyone.flatten(), mine, group=self.shard.group)
-        for p, values in zip(self.full, everyone.split(self.lengths, dim=1), strict=True):
+        gathered = mine.new_empty(self.shard.size, len(mine))
+        all_gather(gathered.flatten(), mine, group=self.shard.group)
+        for p, values in zip(self.full, gathered.split(self.lengths, dim=1), strict=True):
             p.detach().copy_(values.flatten()[: p.numel()].view_as(p))
 
     def _pack(self, grads: Sequence[Tensor]) -> Tensor:
@@ -75,60 +78,60 @@ class Bucket:
 
 
 class GradReducer:
-    """The replicas that a process's parameters have elsewhere, and the traffic between them."""
+    """Reduces the gradients of a rank's parameters over the data-parallel replicas; ZeRO-0 to 2."""
 
     def __init__(self, full: Sequence[nn.Parameter], shard: Axis, replicate: Axis, zero: int) -> None:
         self.zero, self.shard = zero, shard
-        self.own = {id(p): _own_rows(p, shard) for p in full}
+        self.own = {id(p): _own_rows(p, shard) for p in full}  # the shard that this rank updates, by full parameter
         alone = shard.size == replicate.size == 1
-        groups = [] if alone else _by_size(list(reversed(full)))  # gradients come in reverse
+        groups = [] if alone else _group_by_bytes(list(reversed(full)))  # the order in which gradients are computed
         self.buckets = [Bucket(group, [self.own[id(p)] for p in group], shard, replicate) for group in groups]
-        self._place = {id(p): bucket for bucket in self.buckets for p in bucket.full}
+        self._bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.full}
         self._started, self._grad_sync = 0, False
         for bucket in self.buckets:
             for p in bucket.full:
-                p.register_post_accumulate_grad_hook(self._ready)
+                p.register_post_accumulate_grad_hook(self._on_grad)
 
     def enable_grad_sync(self) -> None:
         """Reduce each bucket as soon as the next backward pass, the last before `finish_grad_sync`, has filled it."""
         self._grad_sync = True
         for bucket in self.buckets:
-            bucket.waiting = len(bucket.full)
+            bucket.pending = len(bucket.full)
 
     def finish_grad_sync(self) -> None:
-        """Sum what has not been sent yet, and wait for all."""
+        """Reduce the remaining buckets, and wait for all."""
         for bucket in self.buckets[self._started :]:
-            bucket.start(self.zero >= 2)
+            bucket.start_reduce(self.zero >= 2)
         for bucket in self.buckets:
-            bucket.finish()
+            bucket.finish_reduce()
         self._started, self._grad_sync = 0, False
 
     def all_gather_params(self) -> None:
-        """After the update: make the parameters whole again on every process."""
+        """ZeRO-1 and 2, after the update: all-gather the shards into the full parameters."""
         if self.shard.size > 1:
             for bucket in self.buckets:
                 bucket.all_gather_params()
 
-    def _ready(self, p: Tensor) -> None:
+    def _on_grad(self, p: Tensor) -> None:
         if not self._grad_sync:
             return
-        self._place[id(p)].waiting -= 1
-        # in their order, whatever the order in which they fill: all processes must send the same one
-        while self._started < len(self.buckets) and self.buckets[self._started].waiting == 0:
-            self.buckets[self._started].start(self.zero >= 2)
+        self._bucket_of[id(p)].pending -= 1
+        # in a fixed order, whichever bucket is filled first: collectives must match on all ranks
+        while self._started < len(self.buckets) and self.buckets[self._started].pending == 0:
+            self.buckets[self._started].start_reduce(self.zero >= 2)
             self._started += 1
 
 
 def _own_rows(p: nn.Parameter, shard: Axis) -> nn.Parameter:
-    """A view of the rows that this process updates; the parameter itself where it is not divided."""
+    """A view of the rows that this rank updates; `p` itself where nothing is sharded."""
     if shard.size == 1:
         return p
     start, stop = shard_range(len(p), shard.size, shard.rank)
     return nn.Parameter(p.detach()[start:stop], requires_grad=False)
 
 
-def _by_size(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Neighbours of one dtype, of about BUCKET_BYTES together."""
+def _group_by_bytes(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Consecutive parameters of one dtype, in groups of up to BUCKET_BYTES; a larger parameter is its own group."""
     groups: list[list[nn.Parameter]] = []
     size = BUCKET_BYTES
     for p in parameters:

@@ -1,4 +1,4 @@
-"""ZeRO-3: parameters, too, are divided by rows, and gathered block by block as they are needed (torch's FSDP2)."""
+"""ZeRO-3: torch's FSDP2 shards the parameters and all-gathers them block by block (Zhao et al. 2023)."""
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -10,21 +10,22 @@ from training.model.decoder import Decoder
 
 
 def apply_fsdp(part: Decoder, world: World, place: Place = "device") -> None:
-    """Divide every parameter of a decoder, or a stage of one, over the replicas along "shard".
+    """Shard every parameter of a decoder, or a pipeline stage of one, by rows over the "shard" axis; in place.
 
-    `place` is where they are between uses.
+    Parameters become DTensors. `place` is where they are kept between uses. With several groups (hybrid sharding)
+    gradients are also all-reduced over "replicate".
     """
     hybrid = world.mesh["replicate"].size() > 1
     mesh = world.mesh["replicate", "shard"] if hybrid else world.mesh["shard"]
     for module in [*part.blocks.values(), part]:
         fully_shard(module, mesh=mesh, offload_policy=offload_policy(place))
         assert isinstance(module, FSDPModule)
-        # gradients are to be summed, by a plain sum: gloo has no other
+        # sum gradients instead of averaging them: the loss is divided by the global count, and gloo can only sum
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 
 
-def synchronize_gradients(part: nn.Module, enabled: bool) -> None:
-    """Whether the coming backward pass ends with a sum over the replicas, or is added to by a later one."""
+def set_fsdp_grad_sync(part: nn.Module, enabled: bool) -> None:
+    """Whether the next backward pass reduce-scatters gradients or accumulates them unreduced; no-op without FSDP."""
     if isinstance(part, FSDPModule):
         part.set_requires_gradient_sync(enabled)

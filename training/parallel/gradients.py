@@ -1,4 +1,4 @@
-"""Gradients after the backward pass: what has still to be summed, how long they are, and how they are scaled."""
+"""Gradients after the backward pass: remaining reductions, gradient norm, scaling."""
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -9,75 +9,77 @@ from torch import Tensor
 
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World
-from training.parallel.pipeline_stages import stage_owner
+from training.parallel.pipeline_stages import rank_of_stage
 from training.parallel.tensor_parallel import is_replicated
 from training.sharding.sharded_parameter import ShardedParameter
 
-Summation = Callable[[Sequence[ShardedParameter]], None]
+Reduction = Callable[[Sequence[ShardedParameter]], None]
 
 
-def summations(layout: ParallelConfig, tied: bool, world: World) -> list[Summation]:
-    """What a layout leaves to be summed when the replicas' gradients have been; every process calls it."""
-    found: list[Summation] = []
+def remaining_reductions(layout: ParallelConfig, tied: bool, world: World) -> list[Reduction]:
+    """The gradient reductions that data parallelism leaves to do; collective: every rank calls it.
+
+    - Sequence parallelism: replicated parameters' gradients are partial sums, all-reduced over "tp" in one call.
+    - A tied embedding on the first and the last pipeline stage: the copies' gradients are summed (Narayanan et al.
+      2021, section 3.2), by an all-reduce between two ranks, or locally where one rank has both stages.
+    """
+    reductions: list[Reduction] = []
     if layout.sequence_parallel:
         group = world.axis("tp").group
-        found.append(lambda params: _sum_over(group, [p for p in params if is_replicated(p.name)]))
+        reductions.append(lambda params: _all_reduce_grads(group, [w for w in params if is_replicated(w.name)]))
     if tied and layout.pp > 1:
-        ends = (stage_owner(layout, 0), stage_owner(layout, layout.stages - 1))
-        if ends[0] == ends[1]:
-            found.append(_sum_copies)
-        else:
-            found.append(_sum_tied(world, ends))
-    return found
+        ends = (rank_of_stage(layout, 0), rank_of_stage(layout, layout.stages - 1))
+        reductions.append(_sum_local_copies if ends[0] == ends[1] else _tied_embedding_reduction(world, ends))
+    return reductions
 
 
-def _sum_tied(world: World, ends: tuple[int, int]) -> Summation:
-    """The embedding is also the output matrix, which another process has: their gradients are summed."""
+def _tied_embedding_reduction(world: World, ends: tuple[int, int]) -> Reduction:
+    """All-reduce the embedding's gradient between the pipeline ranks `ends` of the first and the last stage."""
     mine, ranks = None, world.mesh.mesh  # (pp, replicate, shard, tp)
     for pair in zip(ranks[ends[0]].flatten().tolist(), ranks[ends[1]].flatten().tolist(), strict=True):
-        group = dist.new_group(
-            list(pair), timeout=world.timeout, group_desc="tied embedding"
-        )  # every process makes all
+        # every rank must create every group
+        group = dist.new_group(list(pair), timeout=world.timeout, group_desc="tied embedding")
         mine = group if world.rank in pair else mine
 
-    def sum_tied(params: Sequence[ShardedParameter]) -> None:
+    def reduce_tied(params: Sequence[ShardedParameter]) -> None:
         if mine is not None:
-            _sum_over(mine, [p for p in params if p.name == "embed.tokens.weight"])
+            _all_reduce_grads(mine, [w for w in params if w.name == "embed.tokens.weight"])
 
-    return sum_tied
+    return reduce_tied
 
 
-def _sum_over(group: dist.ProcessGroup | None, params: Sequence[ShardedParameter]) -> None:
-    grads = [p.local.grad for p in params if p.local.grad is not None]
-    for _, alike in groupby(grads, key=lambda g: g.dtype):
-        parts = list(alike)
+def _all_reduce_grads(group: dist.ProcessGroup | None, params: Sequence[ShardedParameter]) -> None:
+    """All-reduce the parameters' gradients in place, in one flat buffer per dtype."""
+    grads = [w.local.grad for w in params if w.local.grad is not None]
+    for _, same_dtype in groupby(grads, key=lambda g: g.dtype):
+        parts = list(same_dtype)
         flat = torch.cat([g.flatten() for g in parts])
         dist.all_reduce(flat, group=group)
         for grad, values in zip(parts, flat.split([g.numel() for g in parts]), strict=True):
             grad.copy_(values.view_as(grad))
 
 
-def _sum_copies(params: Sequence[ShardedParameter]) -> None:
-    """Both stages lie here, each with a copy."""
-    copies = [p.local for p in params if p.name == "embed.tokens.weight"]
+def _sum_local_copies(params: Sequence[ShardedParameter]) -> None:
+    """Give both copies of the tied embedding on this rank the sum of their gradients."""
+    copies = [w.local for w in params if w.name == "embed.tokens.weight"]
     if len(copies) == 2 and copies[0].grad is not None and copies[1].grad is not None:
         copies[0].grad += copies[1].grad
         copies[1].grad.copy_(copies[0].grad)
 
 
-def squared_norm(params: Sequence[ShardedParameter], device: torch.device) -> Tensor:
-    """This process's part of the squared 2-norm of all gradients, float64, 0-d: each number is counted on one."""
-    grads = [p.local.grad for p in params if p.is_primary and p.local.grad is not None and p.local.numel()]
+def squared_grad_norm(params: Sequence[ShardedParameter], device: torch.device) -> Tensor:
+    """This rank's part of the squared 2-norm of all gradients, 0-d float64: the sum over ranks is the global one."""
+    grads = [w.local.grad for w in params if w.is_primary and w.local.grad is not None and w.local.numel()]
     if not grads:
         return torch.zeros((), dtype=torch.float64, device=device)
-    # row by row, and float64 from there: over a million elements float32 loses the fifth digit, and not the same one
-    # in every layout
+    # one norm per row, float64 from there: over a million elements float32 loses the fifth digit, and differently in
+    # each layout
     rows = [torch.linalg.vector_norm(g, dim=-1).view(-1) for g in grads]
     return torch.cat(rows).double().square().sum().to(device)
 
 
 def scale_gradients(params: Sequence[ShardedParameter], factor: float) -> None:
-    """Multiply all gradients that are updated by."""
-    grads = [p.local.grad for p in params if p.local.grad is not None and p.local.numel()]
+    """Multiply the gradients of the shards that this rank updates by `factor`, in place."""
+    grads = [w.local.grad for w in params if w.local.grad is not None and w.local.numel()]
     if grads and factor != 1.0:
         torch._foreach_mul_(grads, factor)

@@ -1,123 +1,134 @@
-"""A model spread over processes, as one of them sees it: forward, backward, and the weights it updates."""
+"""ParallelModel: this rank's part of a model, with the forward and backward passes that all ranks run together."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from training.distributed.collectives import all_gather
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World
 from training.kernels.precision import autocast
-from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import ParametersOnDisk
 from training.model.batch import Batch
 from training.model.decoder import Decoder
-from training.model.initialize import fill_initial
 from training.model.model_config import ModelConfig
 from training.parallel.data_parallel import GradReducer
-from training.parallel.fsdp import synchronize_gradients
-from training.parallel.gradients import summations
-from training.parallel.parallelize import parallelize
-from training.parallel.pipeline_stages import stage_owner, whole_name
-from training.parallel.tensor_parallel import tp_dim, tp_shard
+from training.parallel.fsdp import set_fsdp_grad_sync
+from training.parallel.gradients import Reduction
+from training.parallel.pipeline_stages import rank_of_stage
 from training.sharding.shard_spec import shard_range
 from training.sharding.sharded_parameter import ShardedParameter
 
-if TYPE_CHECKING:
-    from training.parallel.pipeline_parallel import Pipeline
-
 
 class ParallelModel:
-    """This process's parts, their weights, and what is done with them together with the other processes."""
+    """This rank's part of a model, as `parallelize` builds it; the loop uses nothing else of this folder's parallelism.
+
+    `parts` are the rank's pipeline stages (one without a pipeline), `params` the shards that it updates, `reductions`
+    the gradient reductions left after data parallelism's. `files` hold the parameters that are kept on disk.
+    """
 
     def __init__(
         self,
         config: ModelConfig,
         layout: ParallelConfig,
         world: World,
-        seed: int,
-        precision: str = "fp32",
-        memory: MemoryConfig = MemoryConfig(),
-        compiled: bool = False,
+        precision: str,
+        parts: list[Decoder],
+        params: list[ShardedParameter],
+        grad_reducer: GradReducer,
+        reductions: list[Reduction],
+        files: ParametersOnDisk | None,
     ) -> None:
         self.config, self.layout, self.world, self.precision = config, layout, world, precision
-        dtype = torch.float64 if precision == "fp64" else torch.float32
-        self.parts = parallelize(config, layout, world, dtype, memory, compiled)
-        self.files = ParametersOnDisk(_folder(memory), world.rank) if memory.parameters == "disk" else None
-        for part in self.parts:
-            if self.files is not None:
-                self.files.materialize(part)
-            else:
-                part.to_empty(device=world.device if memory.parameters == "device" else "cpu")
-            part.tie()  # to_empty gave the tied matrices a memory each
-        shard, replicate = world.axis("shard"), world.axis("replicate")
-        plain = [p for part in self.parts for p in part.parameters() if not isinstance(p, DTensor)]
-        self.grad_reducer = GradReducer(plain, shard, replicate, layout.zero)
-        self.params = [w for part in self.parts for w in self._sharded_parameters(part)]
-        self._summations = summations(layout, bool(config.tied), world)
-        self.pipeline = self._pipeline() if layout.pp > 1 else None
-        with torch.no_grad():
-            for w in self.params:
-                fill_initial(w.local, w.name, w.spec, config, seed)
-                self.loaded()
-        self.all_gather_params()
+        self.parts, self.params, self.grad_reducer, self.files = parts, params, grad_reducer, files
+        self._reductions = reductions
+        self.pipeline = None
+        if layout.pp > 1:
+            from training.parallel.pipeline_parallel import Pipeline  # a second of imports, that only pipelines need
 
-    def loaded(self) -> None:
-        """To be called when weights were written otherwise than by an update."""
-        if self.files is not None:
-            self.files.loaded()
-
-    def all_gather_params(self) -> None:
-        """With ZeRO-1 and 2: give every rank the rows that the others have updated."""
-        self.grad_reducer.all_gather_params()
-
-    def check(self) -> None:
-        """Raise InputError for weights that are not what they were updated to: before they are saved."""
-        if self.files is not None:
-            self.files.check()
-
-    def close(self) -> None:
-        """Remove the files that weights are in."""
-        if self.files is not None:
-            self.files.close()
+            self.pipeline = Pipeline(parts, layout, world.axis("pp"), world.device)
 
     def forward_backward(self, batch: Batch, scale: float) -> Tensor:
-        """Set the gradients of `scale` x the loss summed over all replicas' targets, on what is updated here.
+        """Forward and backward: leaves gradients of `scale` × the global loss sum on the shards that this rank updates.
 
-        Returns this process's part of the summed loss in nats, 0-d.
+        `batch` is this replica's, (B, T). Returns this rank's term of the loss sum in nats, 0-d: the sum over all ranks
+        is the global one.
         """
-        loss = self._pipelined(batch, scale) if self.pipeline else self._accumulated(batch, scale)
+        loss = self._run_schedule(batch, scale) if self.pipeline else self._accumulate(batch, scale)
         for w in self.params:
             if isinstance(w.module_param, DTensor):
                 grad = w.module_param.grad
                 w.local.grad = grad.to_local() if isinstance(grad, DTensor) else None
-        for summation in self._summations:
-            summation(self.params)
-        return self._counted(loss)
+        for reduction in self._reductions:
+            reduction(self.params)
+        return self._count_once(loss)
 
     @torch.no_grad()
     def loss(self, ids: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-        """This process's part of the micro-batches' summed loss in nats, 0-d float64; no dropout, no gradients."""
+        """Evaluate micro-batches (B, T), without dropout: this rank's term of the loss sum in nats, 0-d float64."""
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for output in self._evaluate(ids, targets):
+        for output in self._forward(ids, targets):
             total += output.double().sum()
-        return self._counted(total)
+        return self._count_once(total)
 
     @torch.no_grad()
     def next_logits(self, ids: Tensor) -> Tensor:
-        """The logits (V,) of what follows `ids` (1, T); every process calls it with the same, and has the same."""
+        """Logits (V,) of the token after `ids` (1, T); every rank passes the same ids and gets the same logits."""
         length, parts = ids.shape[1], self.parts[0].sequence_parts
-        padded = torch.nn.functional.pad(ids, (0, -length % parts)).to(self.world.device)  # causal: no harm
-        found = self._evaluate([padded], None)
-        here = found[0][0, length - 1] if found else None
-        return self._from_last_stage(self._whole_vocabulary(here) if here is not None else None)
+        ids = torch.nn.functional.pad(ids, (0, -length % parts))  # causal: padding has no effect
+        outputs = self._forward([ids.to(self.world.device)], None)
+        logits = self._all_gather_vocab(outputs[0][0, length - 1]) if outputs else None
+        return self._broadcast_from_last_stage(logits)
 
-    def _evaluate(self, ids: Sequence[Tensor], targets: Sequence[Tensor] | None) -> list[Tensor]:
+    def all_gather_params(self) -> None:
+        """Call after an update: with ZeRO-1 and 2 all-gathers the updated shards into the full parameters."""
+        self.grad_reducer.all_gather_params()
+
+    def params_loaded(self) -> None:
+        """Call after writing parameters other than by an update, as initialization and checkpoints do."""
+        if self.files is not None:
+            self.files.loaded()
+
+    def check_params(self) -> None:
+        """Raise InputError if parameters on disk changed since their last update; called before they are saved."""
+        if self.files is not None:
+            self.files.check()
+
+    def close(self) -> None:
+        """Remove the files of parameters on disk."""
+        if self.files is not None:
+            self.files.close()
+
+    def _accumulate(self, batch: Batch, scale: float) -> Tensor:
+        """Accumulate gradients; reduce them with the last micro-batch, or with ZeRO-2 after each, to free full ones."""
+        count = self.layout.micro_batches
+        micro_batches = zip(*(t.chunk(count) for t in (batch.ids, batch.targets, batch.samples)), strict=True)
+        total = torch.zeros((), device=self.world.device)
+        for number, (ids, targets, samples) in enumerate(micro_batches, start=1):
+            sync = number == count or self.layout.zero == 2
+            set_fsdp_grad_sync(self.parts[0], sync)
+            if sync:
+                self.grad_reducer.enable_grad_sync()
+            with autocast(self.world.device, self.precision):
+                loss = self.parts[0](ids, targets, samples)
+            (loss.sum() * scale).backward()
+            if sync:
+                self.grad_reducer.finish_grad_sync()
+            total = total + loss.detach().sum()
+        return total
+
+    def _run_schedule(self, batch: Batch, scale: float) -> Tensor:
+        assert self.pipeline is not None
+        with autocast(self.world.device, self.precision):
+            loss = self.pipeline.forward_backward(batch.ids, batch.targets, batch.samples, scale)
+        self.grad_reducer.finish_grad_sync()  # not overlapped: only the schedule knows the last backward pass
+        return loss
+
+    def _forward(self, ids: Sequence[Tensor], targets: Sequence[Tensor] | None) -> list[Tensor]:
+        """The decoder's outputs per micro-batch in evaluation mode; empty on ranks without the last stage."""
         for part in self.parts:
             part.eval()
         with autocast(self.world.device, self.precision):
@@ -129,79 +140,26 @@ class ParallelModel:
             part.train()
         return outputs
 
-    def _counted(self, loss: Tensor) -> Tensor:
-        """All that divide a matrix have the same loss: it is the first one's."""
+    def _count_once(self, loss: Tensor) -> Tensor:
+        """The loss on tensor-parallel rank 0 and zero on the others, which computed the same."""
         return loss if self.world.axis("tp").rank == 0 else torch.zeros_like(loss)
 
-    def _whole_vocabulary(self, logits: Tensor) -> Tensor:
-        """Of this process's part of the logits."""
+    def _all_gather_vocab(self, logits: Tensor) -> Tensor:
+        """All-gather this rank's logits (V / tp,) to (V,)."""
         axis, size = self.world.axis("tp"), self.config.vocab_size
         if axis.size == 1:
             return logits
         step = shard_range(size, axis.size, 0)[1]
-        everyone = logits.new_empty(axis.size * step)
-        all_gather(everyone, torch.nn.functional.pad(logits, (0, step - len(logits))), group=axis.group)
-        return everyone[:size]
+        gathered = logits.new_empty(axis.size * step)
+        all_gather(gathered, torch.nn.functional.pad(logits, (0, step - len(logits))), group=axis.group)
+        return gathered[:size]
 
-    def _from_last_stage(self, logits: Tensor | None) -> Tensor:
+    def _broadcast_from_last_stage(self, logits: Tensor | None) -> Tensor:
+        """Broadcast the logits (V,), which only the last stage's ranks have, over "pp"; in float32 with a pipeline."""
         axis = self.world.axis("pp")
         if axis.size == 1:
             assert logits is not None
             return logits
         logits = torch.empty(self.config.vocab_size, device=self.world.device) if logits is None else logits.float()
-        dist.broadcast(logits, group=axis.group, group_src=stage_owner(self.layout, self.layout.stages - 1))
+        dist.broadcast(logits, group=axis.group, group_src=rank_of_stage(self.layout, self.layout.stages - 1))
         return logits
-
-    def _accumulated(self, batch: Batch, scale: float) -> Tensor:
-        """Micro-batch by micro-batch; only the last one's gradients travel, or with ZeRO-2 each one's."""
-        rounds = self.layout.micro_batches
-        parts = zip(*(t.chunk(rounds) for t in (batch.ids, batch.targets, batch.samples)), strict=True)
-        total = torch.zeros((), device=self.world.device)
-        for number, (ids, targets, samples) in enumerate(parts, start=1):
-            travels = number == rounds or self.layout.zero == 2
-            synchronize_gradients(self.parts[0], travels)
-            if travels:
-                self.grad_reducer.enable_grad_sync()
-            with autocast(self.world.device, self.precision):
-                loss = self.parts[0](ids, targets, samples)
-            (loss.sum() * scale).backward()
-            if travels:
-                self.grad_reducer.finish_grad_sync()
-            total = total + loss.detach().sum()
-        return total
-
-    def _pipelined(self, batch: Batch, scale: float) -> Tensor:
-        assert self.pipeline is not None
-        with autocast(self.world.device, self.precision):
-            loss = self.pipeline.forward_backward(batch.ids, batch.targets, batch.samples, scale)
-        self.grad_reducer.finish_grad_sync()  # not during the schedule: only it knows which backward pass is the last
-        return loss
-
-    def _pipeline(self) -> "Pipeline":
-        from training.parallel.pipeline_parallel import (
-            Pipeline,  # a second of imports, which the others need not wait for
-        )
-
-        return Pipeline(self.parts, self.layout, self.world.axis("pp"), self.world.device)
-
-    def _sharded_parameters(self, part: Decoder) -> list[ShardedParameter]:
-        tp, shard, replicate = (self.world.axis(name) for name in ("tp", "shard", "replicate"))
-        with torch.device("meta"):
-            shapes = {name: tuple(p.shape) for name, p in Decoder(self.config).named_parameters()}
-        found = []
-        for name, p in part.named_parameters():
-            whole = whole_name(part, name)
-            own = self.grad_reducer.own.get(id(p))
-            if own is None:
-                assert isinstance(p, DTensor)
-                own = nn.Parameter(p.to_local(), requires_grad=False)
-            spec = tp_shard(whole, shapes[whole], tp).shard(0, shard.size, shard.rank)
-            assert spec.size == tuple(own.shape), (name, spec, own.shape)
-            held_alike = replicate.rank > 0 or (tp_dim(whole) is None and tp.rank > 0)
-            found.append(ShardedParameter(whole, p, own, spec, not held_alike and whole == name))
-        return found
-
-
-def _folder(memory: MemoryConfig) -> Path:
-    assert memory.folder is not None, "the caller decides where files are"
-    return memory.folder

@@ -1,4 +1,4 @@
-"""A pipeline of stages: torch's schedules for training, and a forward pass alone for all else."""
+"""Pipeline: the stages of one rank, run by torch's schedules in training, and by a plain forward pass in evaluation."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.utils.checkpoint import GraphExecGroup
 
-from training.distributed.hang_detection import wait
+from training.distributed.collectives import wait
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import Axis
 from training.model.decoder import Decoder
-from training.parallel.pipeline_stages import stage_numbers, stage_owner
+from training.parallel.pipeline_stages import rank_of_stage, stages_of_rank
 
 SCHEDULES: dict[str, Callable[..., Any]] = {
     "gpipe": schedules.ScheduleGPipe,  # Huang et al. 2019
@@ -27,7 +27,10 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
 
 
 class _Stage(PipelineStage):
-    """torch asks for a stage's gradients of weights group by group: recomputed blocks are to be so once for all."""
+    """A stage whose split backward pass recomputes each checkpointed block once.
+
+    torch computes the weight gradients group by group; without the context each group would recompute the blocks.
+    """
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
         with GraphExecGroup():
@@ -35,46 +38,55 @@ class _Stage(PipelineStage):
 
 
 class Pipeline:
-    """This process's stages in their schedule; `axis` is "pp"."""
+    """The stages of this rank, run by one of torch's schedules; `axis` is "pp".
+
+    Between stages on different ranks each micro-batch sends its activations (B, T, D) forward and their gradient
+    backward; with sequence parallelism (B, T / tp, D).
+    """
 
     def __init__(self, parts: Sequence[Decoder], layout: ParallelConfig, axis: Axis, device: torch.device) -> None:
         self.layout, self.axis, self.device = layout, axis, device
-        self.numbers = stage_numbers(layout, axis.rank)
-        self.parts = dict(zip(self.numbers, parts, strict=True))
-        self.owners = [stage_owner(layout, stage) for stage in range(layout.stages)]
-        stages = [_Stage(self.parts[n], n, layout.stages, device, group=axis.group) for n in self.numbers]
+        self.stages = stages_of_rank(layout, axis.rank)
+        self.parts = dict(zip(self.stages, parts, strict=True))
+        self.ranks = [rank_of_stage(layout, stage) for stage in range(layout.stages)]
+        stages = [_Stage(self.parts[n], n, layout.stages, device, group=axis.group) for n in self.stages]
         self.scale: Tensor | float = 1.0
         self.schedule = SCHEDULES[layout.schedule](
             stages[0] if layout.virtual_stages == 1 else stages,
             n_microbatches=layout.micro_batches,
             loss_fn=lambda loss, _: loss.sum() * self.scale,
-            scale_grads=False,  # the loss is a sum, divided by the global count of targets already
+            scale_grads=False,  # the loss is a sum, already divided by the global count of targets
         )
 
     def forward_backward(self, ids: Tensor, targets: Tensor, samples: Tensor, scale: float) -> Tensor:
-        """Add the gradients of the scaled loss of a replica's batch (B, T); return the loss in nats, summed, 0-d.
+        """Run the schedule on this replica's batch: accumulate the gradients of `scale` × the summed loss.
 
-        The loss is that of the process with the last stage, and zero on the others.
+        ids and targets are (B, T) int64, samples (B,) int64. Returns the summed loss in nats, 0-d, on the rank of the
+        last stage, and zero on the others.
         """
         self.scale = scale
         losses: list[Tensor] = []
-        first = (ids,) if 0 in self.numbers else ()
-        last = {"target": samples, "losses": losses} if self.layout.stages - 1 in self.numbers else {}
+        first = (ids,) if 0 in self.stages else ()
+        last = {"target": samples, "losses": losses} if self.layout.stages - 1 in self.stages else {}
         self.schedule.step(*first, targets=targets, samples=samples, return_outputs=False, **last)
         return torch.stack(losses).detach().sum() / scale if losses else torch.zeros((), device=self.device)
 
     def forward(self, ids: Sequence[Tensor], targets: Sequence[Tensor] | None) -> list[Tensor]:
-        """The last stage's outputs for each micro-batch, on its process alone: losses, or logits without targets."""
+        """Run a forward pass only: the last stage's outputs per micro-batch, an empty list on the other ranks.
+
+        An output is the summed loss, (1,), or without targets the logits, (B, T, V). Micro-batches may differ in size,
+        which torch's schedules do not support.
+        """
         outputs: dict[int, list[Tensor]] = {}
         sent: list[dist.Work] = []
-        for stage in self.numbers:  # ascending: what the stages before need has been sent
+        for stage in self.stages:  # in ascending order, so the activations a stage receives have been sent
             outputs[stage] = []
             for i, tokens in enumerate(ids):
                 x = tokens if stage == 0 else self._receive(stage, outputs, i, tokens)
                 y = self.parts[stage](x, targets[i] if targets is not None else None)
                 outputs[stage].append(y)
-                if stage + 1 < self.layout.stages and self.owners[stage + 1] != self.axis.rank:
-                    work = dist.isend(y.contiguous(), group=self.axis.group, group_dst=self.owners[stage + 1])
+                if stage + 1 < self.layout.stages and self.ranks[stage + 1] != self.axis.rank:
+                    work = dist.isend(y.contiguous(), group=self.axis.group, group_dst=self.ranks[stage + 1])
                     assert work is not None
                     sent.append(work)
         for work in sent:
@@ -82,11 +94,12 @@ class Pipeline:
         return outputs.get(self.layout.stages - 1, [])
 
     def _receive(self, stage: int, outputs: dict[int, list[Tensor]], i: int, tokens: Tensor) -> Tensor:
+        """Activations of micro-batch `i` from the previous stage, which may be on this rank."""
         if stage - 1 in outputs:
             return outputs[stage - 1][i]
         part = self.parts[stage]
         like = next(part.blocks.parameters())
-        size = tokens.shape[1] // part.sequence_parts
-        x = torch.empty(len(tokens), size, part.config.width, dtype=like.dtype, device=self.device)
-        dist.recv(x, group=self.axis.group, group_src=self.owners[stage - 1])
+        length = tokens.shape[1] // part.sequence_parts
+        x = torch.empty(len(tokens), length, part.config.width, dtype=like.dtype, device=self.device)
+        dist.recv(x, group=self.axis.group, group_src=self.ranks[stage - 1])
         return x

@@ -1,10 +1,13 @@
-"""Tensor parallelism: every matrix divided over the processes of the "tp" axis (Shoeybi et al. 2019, figures 3 and 4).
+"""Tensor parallelism: every matrix sharded over the "tp" axis (Shoeybi et al. 2019, figures 3 and 4).
 
-What a process computes with is a plain tensor: its part. Between the matrices features are whole on every
-process, or, with sequence parallelism, divided along the sequence (Korthikanti et al. 2022, figure 5).
+Attention and MLP are each a tensor-parallel region: a column-parallel product, then a row-parallel one, so one
+collective at the entry and one at the exit suffice. Outside the regions activations are replicated, (B, T, D), or with
+sequence parallelism sharded along the sequence, (B, T / n, D) (Korthikanti et al. 2022, figure 5). Per region a forward
+pass all-reduces B T D numbers, and so does the backward pass; with sequence parallelism each all-reduce becomes an
+all-gather and a reduce-scatter of the same size. Shards are plain tensors, not DTensors.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,40 +19,50 @@ from training.kernels.linear import linear
 from training.model.decoder import Decoder, Embedding, Head, blocks_of
 from training.sharding.shard_spec import ShardSpec
 
-# Which dimension of a parameter is divided, by the end of its name; what is not here is whole on every process.
-# A linear layer's weight is (outputs, inputs): 0 divides the outputs ("column parallel" in the paper, which
-# writes x W), 1 the inputs ("row parallel"), whose results are then parts of a sum.
-TP_PLAN = {
-    "embed.tokens.weight": 0,  # the vocabulary
-    "attention.q.weight": 0,  # heads
-    "attention.q.bias": 0,
-    "attention.k.weight": 0,
-    "attention.k.bias": 0,
-    "attention.v.weight": 0,
-    "attention.v.bias": 0,
-    "attention.o.weight": 1,
-    "mlp.gate.weight": 0,  # hidden features
-    "mlp.gate.bias": 0,
-    "mlp.up.weight": 0,
-    "mlp.up.bias": 0,
-    "mlp.down.weight": 1,
-    "head.weight": 0,  # the vocabulary
+Placement = Literal["colwise", "rowwise", "vocab"]
+
+# Placement by the end of a parameter's name; parameters that are not listed are replicated.
+TP_PLAN: dict[str, Placement] = {
+    "embed.tokens.weight": "vocab",
+    "attention.q.weight": "colwise",  # shards the heads
+    "attention.q.bias": "colwise",
+    "attention.k.weight": "colwise",
+    "attention.k.bias": "colwise",
+    "attention.v.weight": "colwise",
+    "attention.v.bias": "colwise",
+    "attention.o.weight": "rowwise",
+    "mlp.gate.weight": "colwise",
+    "mlp.gate.bias": "colwise",
+    "mlp.up.weight": "colwise",
+    "mlp.up.bias": "colwise",
+    "mlp.down.weight": "rowwise",
+    "head.weight": "vocab",
 }
+# The sharded dimension. torch stores W^T, (outputs, inputs): columns of W are dimension 0.
+_DIM: dict[Placement, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}
 
 
 def tp_dim(name: str) -> int | None:
-    """The dimension of parameter `name` that tensor parallelism divides, None where it does not."""
-    return next((dim for end, dim in TP_PLAN.items() if name == end or name.endswith("." + end)), None)
+    """The dimension along which parameter `name` is sharded; None where it is replicated."""
+    return next((_DIM[p] for end, p in TP_PLAN.items() if name == end or name.endswith("." + end)), None)
+
+
+def is_replicated(name: str) -> bool:
+    """Whether every tensor-parallel rank holds all of parameter `name`: norms, learned positions, row-parallel biases.
+
+    With sequence parallelism these act on sequence shards, so each rank has a partial sum of their gradient.
+    """
+    return tp_dim(name) is None
 
 
 def tp_shard(name: str, shape: tuple[int, ...], axis: Axis) -> ShardSpec:
-    """What this process holds of a parameter."""
-    whole, dim = ShardSpec.whole(shape), tp_dim(name)
-    return whole if dim is None else whole.shard(dim, axis.size, axis.rank)
+    """This rank's shard of parameter `name`, whose global shape is `shape`."""
+    full, dim = ShardSpec.whole(shape), tp_dim(name)
+    return full if dim is None else full.shard(dim, axis.size, axis.rank)
 
 
 def apply_tensor_parallel(part: Decoder, axis: Axis, sequence_parallel: bool) -> None:
-    """Divide a decoder, or a stage of one, that is on the meta device."""
+    """Shard a decoder, or a pipeline stage of one, that is on the meta device; in place."""
     if axis.size == 1:
         return
     for name, parameter in list(part.named_parameters()):
@@ -58,97 +71,90 @@ def apply_tensor_parallel(part: Decoder, axis: Axis, sequence_parallel: bool) ->
         setattr(part.get_submodule(owner), leaf, nn.Parameter(parameter.new_empty(size)))
     part.tie()
     part.sequence_parts = axis.size if sequence_parallel else 1
-    border = _Border(axis, sequence_parallel)
+    region = _Region(axis, sequence_parallel)
     for block in blocks_of(part):
-        for inner, last in ((block.attention, "o"), (block.mlp, "down")):
-            inner.register_forward_pre_hook(border.enter)
-            setattr(inner, last, _RowParallelLinear(getattr(inner, last), border))
+        for module, last in ((block.attention, "o"), (block.mlp, "down")):
+            module.register_forward_pre_hook(region.enter_hook)
+            setattr(module, last, _RowParallelLinear(getattr(module, last), region))
     _shard_dropout(part, axis.rank, sequence_parallel)
     if part.embed is not None:
-        part.embed = _VocabParallelEmbedding(part.embed, border)
+        part.embed = _VocabParallelEmbedding(part.embed, region)
     if part.head is not None:
-        part.head = _VocabParallelHead(part.head, border, part.config.vocab_size)
+        part.head = _VocabParallelHead(part.head, region, part.config.vocab_size)
 
 
-class _Border:
-    """How features enter and leave what is divided."""
+class _Region:
+    """The collectives at a tensor-parallel region's entry and exit."""
 
     def __init__(self, axis: Axis, sequence_parallel: bool) -> None:
         self.axis, self.sequence_parallel = axis, sequence_parallel
-        self._in = gather_from_sp if sequence_parallel else copy_to_tp
-        self._out = reduce_scatter_to_sp if sequence_parallel else reduce_from_tp
+        self._entry = gather_from_sp if sequence_parallel else copy_to_tp
+        self._exit = reduce_scatter_to_sp if sequence_parallel else reduce_from_tp
 
-    def enter(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """As a hook before a module's forward: its first argument."""
-        return self.whole(arguments[0]), *arguments[1:]
+    def enter(self, x: Tensor) -> Tensor:
+        """Activations outside to (B, T, D) on every rank."""
+        return self._entry(x, self.axis)
 
-    def whole(self, x: Tensor) -> Tensor:
-        return self._in(x, self.axis)
+    def exit(self, x: Tensor) -> Tensor:
+        """Partial sums (B, T, D) to the sum, as activations are outside."""
+        return self._exit(x, self.axis)
 
-    def leave(self, x: Tensor) -> Tensor:
-        return self._out(x, self.axis)
+    def enter_hook(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Forward pre-hook: `enter` with the module's first argument."""
+        return self.enter(arguments[0]), *arguments[1:]
 
 
 class _RowParallelLinear(nn.Module):
-    """A linear layer of which each process has some inputs; the bias is added once, to the sum."""
+    """Row-parallel linear layer: sums the ranks' partial products at the region's exit, then adds the bias once."""
 
-    def __init__(self, whole: nn.Linear, border: _Border) -> None:
+    def __init__(self, full: nn.Linear, region: _Region) -> None:
         super().__init__()
-        self.weight, self.bias, self.border = whole.weight, whole.bias, border
+        self.weight, self.bias, self.region = full.weight, full.bias, region
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.border.leave(linear(x, self.weight))
+        x = self.region.exit(linear(x, self.weight))
         return x if self.bias is None else x + self.bias
 
 
 class _VocabParallelEmbedding(Embedding):
-    """An embedding of which each process has some ids: the others' are zero, and the sum is what is looked up."""
+    """Vocab-parallel embedding: each rank looks up its own ids, leaves zeros elsewhere, then all ranks are summed."""
 
-    def __init__(self, whole: Embedding, border: _Border) -> None:
+    def __init__(self, full: Embedding, region: _Region) -> None:
         nn.Module.__init__(self)
-        self.tokens, self.positions, self.dropout, self.border = whole.tokens, whole.positions, whole.dropout, border
-        rows = whole.tokens.num_embeddings
-        spec = ShardSpec.whole((rows,)).shard(0, border.axis.size, border.axis.rank)
-        self.first, self.count = spec.offset[0], spec.size[0]
+        self.tokens, self.positions, self.dropout, self.region = full.tokens, full.positions, full.dropout, region
+        rows = ShardSpec.whole((full.tokens.num_embeddings,)).shard(0, region.axis.size, region.axis.rank)
+        self.first, self.count = rows.offset[0], rows.size[0]
 
     def forward(self, ids: Tensor, samples: Tensor | None) -> Tensor:
         local = ids - self.first
         mine = (local >= 0) & (local < self.count)
         x = F.embedding(local.clamp(0, self.count - 1), self.tokens.weight) * mine[..., None]
-        x = self.border.leave(x)
-        return self.place(x, self.border.axis.rank * x.shape[1] if self.border.sequence_parallel else 0, samples)
+        x = self.region.exit(x)
+        return self.place(x, self.region.axis.rank * x.shape[1] if self.region.sequence_parallel else 0, samples)
 
 
 class _VocabParallelHead(Head):
-    """An output matrix of which each process has some ids."""
+    """Vocab-parallel output matrix: each rank computes the logits of its own ids."""
 
-    def __init__(self, whole: Head, border: _Border, vocabulary: int) -> None:
+    def __init__(self, full: Head, region: _Region, vocab_size: int) -> None:
         nn.Module.__init__(self)
-        self.weight, self.border = whole.weight, border
+        self.weight, self.region = full.weight, region
         self.register_parameter("bias", None)
-        self.in_features, self.out_features = whole.in_features, len(whole.weight)
-        self.vocabulary = vocabulary
+        self.in_features, self.out_features = full.in_features, len(full.weight)
+        self.vocab_size = vocab_size
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        axis = self.border.axis
-        first = ShardSpec.whole((self.vocabulary,)).shard(0, axis.size, axis.rank).offset[0]
-        return summed_cross_entropy(self.border.whole(x), self.weight, targets, first, axis.group)
+        axis = self.region.axis
+        first = ShardSpec.whole((self.vocab_size,)).shard(0, axis.size, axis.rank).offset[0]
+        return summed_cross_entropy(self.region.enter(x), self.weight, targets, first, axis.group)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Without targets: this process's logits, (B, T, V / n)."""
-        return F.linear(self.border.whole(x), self.weight) if targets is None else self.loss(x, targets)
-
-
-def is_replicated(name: str) -> bool:
-    """Whether with sequence parallelism each process has only a part of the parameter's gradient.
-
-    That is what is used where features are divided along the sequence: all that is whole on every process.
-    """
-    return tp_dim(name) is None
+        """The loss; without targets this rank's logits, (B, T, V / n)."""
+        return F.linear(self.region.enter(x), self.weight) if targets is None else self.loss(x, targets)
 
 
 def _shard_dropout(part: Decoder, rank: int, sequence_parallel: bool) -> None:
-    """Tell each dropout which of the whole model's heads, or positions, it sees."""
+    """Key each dropout by the global heads, or positions, that this rank computes."""
     for block in blocks_of(part):
         block.attention.dropout.part = rank
     if sequence_parallel:

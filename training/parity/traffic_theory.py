@@ -9,7 +9,7 @@ from training.distributed.mesh import World
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 from training.parallel.data_parallel import BUCKET_BYTES
-from training.parallel.pipeline_stages import split_stages, stage_layers, stage_numbers, stage_owner
+from training.parallel.pipeline_stages import rank_of_stage, split_stages, stage_layers, stages_of_rank
 from training.parallel.tensor_parallel import tp_dim, tp_shard
 from training.parity.traffic import Traffic, Volume
 from training.sharding.shard_spec import ShardSpec
@@ -41,7 +41,7 @@ class Step:
 
     @property
     def stages(self) -> list[int]:
-        return stage_numbers(self.layout, self.world.axis("pp").rank)
+        return stages_of_rank(self.layout, self.world.axis("pp").rank)
 
     def holds(self, stage: int) -> bool:
         return stage % self.layout.stages in self.stages
@@ -173,7 +173,7 @@ def _pipeline(step: Step) -> Traffic:
         1
         for stage in step.stages
         for other in (stage - 1, stage + 1)
-        if 0 <= other < layout.stages and stage_owner(layout, other) != rank
+        if 0 <= other < layout.stages and rank_of_stage(layout, other) != rank
     )
     volume = Volume(borders * layout.micro_batches, borders * layout.micro_batches * each)
     return {("pp", "send"): volume, ("pp", "receive"): volume}
@@ -181,7 +181,7 @@ def _pipeline(step: Step) -> Traffic:
 
 def _tied(step: Step) -> Traffic:
     """The two ends of a pipeline add up the gradients of the matrix they share (Narayanan et al. 2021, section 3.2)."""
-    ends = stage_owner(step.layout, 0), stage_owner(step.layout, step.layout.stages - 1)
+    ends = rank_of_stage(step.layout, 0), rank_of_stage(step.layout, step.layout.stages - 1)
     if not step.config.tied or ends[0] == ends[1] or step.world.axis("pp").rank not in ends:
         return {}
     shape = (step.config.vocab_size, step.config.width)

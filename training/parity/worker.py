@@ -11,7 +11,9 @@ from torch import Tensor
 from training.distributed.mesh import World, build_world
 from training.kernels.cross_entropy import IGNORED
 from training.memory.memory_config import MemoryConfig
-from training.parallel.parallel_model import Batch, ParallelModel
+from training.model.batch import Batch
+from training.parallel.parallel_model import ParallelModel
+from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_parallel import Pipeline
 from training.parity.cases import SEQ_LEN, VOCABULARY, Case
 from training.parity.traffic import Traffic, TrafficCount
@@ -45,7 +47,7 @@ class Seen:
 def measure(case: Case) -> Seen:
     """Run a case; each of its processes calls it, in a process group of them all."""
     world = build_world(case.layout, torch.device("cpu"))
-    model = ParallelModel(case.model, case.layout, world, _SEED, case.precision, MemoryConfig(case.recompute))
+    model = parallelize(case.model, case.layout, world, _SEED, case.precision, MemoryConfig(case.recompute))
     losses, gradients = [], Held()
     traffic = TrafficCount(world)
     started = time.perf_counter()
@@ -115,8 +117,8 @@ def pass_orders(pipeline: Pipeline) -> dict[int, str]:
     count, schedule = pipeline.layout.micro_batches, pipeline.schedule
     if pipeline.layout.virtual_stages > 1:
         actions = str(schedule.pipeline_order[pipeline.axis.rank])
-        return {stage: "".join(re.findall(rf"\b{stage}([FBIW])\d", actions)) for stage in pipeline.numbers}
+        return {stage: "".join(re.findall(rf"\b{stage}([FBIW])\d", actions)) for stage in pipeline.stages}
     if pipeline.layout.schedule == "gpipe":
-        return dict.fromkeys(pipeline.numbers, "F" * count + "B" * count)
-    ahead = {stage: min(count, pipeline.layout.stages - stage) for stage in pipeline.numbers}
+        return dict.fromkeys(pipeline.stages, "F" * count + "B" * count)
+    ahead = {stage: min(count, pipeline.layout.stages - stage) for stage in pipeline.stages}
     return {stage: "F" * n + "BF" * (count - n) + "B" * n for stage, n in ahead.items()}

@@ -28,7 +28,7 @@ from training.distributed.mesh import build_world, init_distributed
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import build_optimizer
-from training.parallel.parallel_model import ParallelModel
+from training.parallel.parallelize import parallelize
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -68,7 +68,7 @@ def pass_on(folder: Path, layout: dict[str, Any], step: int) -> bool:
     with init_distributed("cpu") as device:
         resolved = ParallelConfig(**layout).resolve(torch.distributed.get_world_size(), config, 8)
         world = build_world(resolved, device)
-        found, wanted = (ParallelModel(config, resolved, world, seed) for seed in (2 if step else 1, 1))
+        found, wanted = (parallelize(config, resolved, world, seed) for seed in (2 if step else 1, 1))
         optimizer = build_optimizer(found.params, OptimConfig())
         moments = optimizer.moments()
         checkpoints = CheckpointManager(folder, 1, world, print)

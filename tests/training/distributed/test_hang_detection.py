@@ -1,4 +1,4 @@
-"""A process that fails, dies, hangs or is stopped: who tells, what is told, and that all end."""
+"""A rank that fails, dies, hangs or is stopped: one rank prints the report, and all processes end."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,44 +8,44 @@ import torch.distributed as dist
 
 from tests.training.launch import Fault, launch
 from training.config import TrainConfig
-from training.distributed.hang_detection import Doing, accuse, lost_contact
+from training.distributed.hang_detection import Activity, diagnose, is_peer_failure
 from training.distributed.layout import ParallelConfig
 from training.optim.stability import StabilityConfig
 
 HUNG = (
-    "error: the others waited in vain for rank 1",
-    "    rank 1: busy: step 4, befall (launch.py:",
-    "    rank 0: waited for others: step 4, all_reduce of float32 (12, 16, 32) over tp (all ranks) in _ReduceFromTP.f",
+    "error: rank 1 hung; the other ranks timed out waiting for it",
+    "    rank 1: running: step 4, befall (launch.py:",
+    "    rank 0: waiting: step 4, all_reduce of float32 (12, 16, 32) over tp (all ranks) in _ReduceFromTP.forward (",
 )
 KILLED = (
-    "error: rank 1 ended without a word: killed",
-    "    rank 0: waited for others: step 4, sum over shard (all ranks)",
+    "error: rank 1 died without an error message: killed",
+    "    rank 0: waiting: step 4, asynchronous communication over shard (all ranks)",
 )
-STOPPED = ("error: no answer from rank 1: stopped, or cut off", "    rank 0: waited for others: step 4, ", "Pipeline.")
+STOPPED = ("error: rank 1 did not respond: stopped, or disconnected", "    rank 0: waiting: step 4, ", "Pipeline.")
 
 
 @pytest.mark.parametrize(
-    ("fault", "layout", "told", "codes"),
+    ("fault", "layout", "report", "codes"),
     [
         ("sleep", ParallelConfig(tp=2), HUNG, [1, 1]),
         ("SIGKILL", ParallelConfig(zero=2), KILLED, [1, -9]),
         ("SIGSTOP", ParallelConfig(pp=2), STOPPED, [1, None]),
     ],
 )
-def test_who_keeps_the_others_waiting_is_named_and_all_end(
-    config: TrainConfig, tmp_path: Path, fault: str, layout: ParallelConfig, told: tuple[str, ...], codes: list[int]
+def test_the_rank_at_fault_is_named_and_all_end(
+    config: TrainConfig, tmp_path: Path, fault: str, layout: ParallelConfig, report: tuple[str, ...], codes: list[int]
 ) -> None:
     config = replace(config, parallel=layout, timeout=6.0)
     with launch(2, config, tmp_path, Fault(fault, 1, 4)) as launched:
         found = launched.codes(but=[rank for rank, code in enumerate(codes) if code is None])
         said = launched.said()
         assert found == codes, said
-    assert all(words in said[0] for words in told) and said[0].startswith(told[0]), said
-    assert "the same command goes on from the last checkpoint" in said[0] and "Traceback" not in "".join(said)
+    assert all(words in said[0] for words in report) and said[0].startswith(report[0]), said
+    assert "run the same command to resume from the last checkpoint" in said[0] and "Traceback" not in "".join(said)
     assert said[1] == ""
 
 
-def test_an_error_of_our_own_is_told_with_its_traceback_by_the_rank_that_met_it(
+def test_an_exception_is_reported_with_its_traceback_by_the_rank_that_raised_it(
     config: TrainConfig, tmp_path: Path
 ) -> None:
     config = replace(config, parallel=ParallelConfig(tp=2, pp=2))
@@ -56,7 +56,7 @@ def test_an_error_of_our_own_is_told_with_its_traceback_by_the_rank_that_met_it(
     assert said[2].count("Traceback") == 1 and [bool(words) for words in said] == [False, False, True, False]
 
 
-def test_what_all_ranks_refuse_is_told_once(config: TrainConfig, tmp_path: Path) -> None:
+def test_an_error_of_all_ranks_is_reported_once(config: TrainConfig, tmp_path: Path) -> None:
     policy = StabilityConfig(policy="stop")
     config = replace(config, stability=policy, optim=replace(config.optim, lr=1e30, max_grad_norm=0.0))
     with launch(2, config, tmp_path) as launched:
@@ -65,20 +65,20 @@ def test_what_all_ranks_refuse_is_told_once(config: TrainConfig, tmp_path: Path)
     assert said.startswith("error: the ") and said.count("\n") == 1 and "stability.policy is stop" in said
 
 
-def test_those_who_do_the_same_share_a_line() -> None:
-    here, there = Doing(True, "step 3, recv"), Doing(False, "step 2, in load")
-    said = accuse({0: here, 1: there, 2: here, 3: here}, [], late=True).splitlines()
-    assert said[0] == "error: the others waited in vain for rank 1" and said[1] == "    rank 1: busy: step 2, in load"
-    assert said[2] == "    ranks 0, 2, 3: waited for others: step 3, recv"
-    assert accuse({0: here}, [], late=True).startswith("error: the processes wait for each other")
-    assert accuse({0: here}, [1, 2], late=False).startswith("error: ranks 1, 2 ended without a word")
+def test_ranks_of_the_same_activity_share_a_line() -> None:
+    here, there = Activity(True, "step 3, recv"), Activity(False, "step 2, in load")
+    report = diagnose({0: here, 1: there, 2: here, 3: here}, [], timed_out=True).splitlines()
+    assert report[0] == "error: rank 1 hung; the other ranks timed out waiting for it"
+    assert report[1:] == ["    rank 1: running: step 2, in load", "    ranks 0, 2, 3: waiting: step 3, recv"]
+    assert diagnose({0: here}, [], timed_out=True).startswith("error: deadlock: all ranks are waiting for each other")
+    assert diagnose({0: here}, [1, 2], timed_out=False).startswith("error: ranks 1, 2 died without an error message")
 
 
-def test_a_collective_that_fails_for_another_s_sake_is_told_from_other_errors() -> None:
+def test_failures_of_peers_are_distinguished_from_other_errors() -> None:
     gloo = RuntimeError("[…/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1. This is typically")
     wrapped = RuntimeError("[Stage 0] failed to run forward")
     wrapped.__cause__ = gloo
     late = RuntimeError("[…/unbound_buffer.cc:117] Timed out waiting 60000ms for recv operation to complete")
     store = dist.DistStoreError("wait timeout after 6000ms, keys: /attempt0/0//cpu//0/0")
-    assert all(map(lost_contact, (gloo, wrapped, late, store)))
-    assert not any(map(lost_contact, (RuntimeError("a shape"), ValueError("Connection closed by peer"), None)))
+    assert all(map(is_peer_failure, (gloo, wrapped, late, store)))
+    assert not any(map(is_peer_failure, (RuntimeError("a shape"), ValueError("Connection closed by peer"), None)))

@@ -14,9 +14,11 @@ from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world, init_distributed
 from training.kernels.elementwise import gelu
 from training.memory.recompute import checkpoint_activations
+from training.model.batch import Batch
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
-from training.parallel.parallel_model import Batch, ParallelModel
+from training.parallel.parallel_model import ParallelModel
+from training.parallel.parallelize import parallelize
 
 RunRanks = Callable[..., list[Any]]
 MODES = ("none", "selective", "full")
@@ -102,7 +104,7 @@ def spread_gradients(preset: str, precision: str) -> dict[str, dict[str, list[Te
             world = build_world(layout, device)
             share = Batch(*(t.chunk(layout.dp)[world.dp_rank] for t in vars(batch()).values()))
             got[name] = {
-                mode: _gradients(ParallelModel(config, layout, world, 1, precision), share, mode) for mode in MODES
+                mode: _gradients(parallelize(config, layout, world, 1, precision), share, mode) for mode in MODES
             }
     return got
 

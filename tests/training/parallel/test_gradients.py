@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from training.parallel.gradients import scale_gradients, squared_norm
+from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -16,12 +16,12 @@ def test_the_norm_is_that_of_what_is_counted_to_the_last_digits() -> None:
     generator = torch.Generator().manual_seed(0)
     grads = [torch.randn(shape, generator=generator) for shape in ((1000, 1000), (10_007,), (3, 5, 7), (0, 4), (1,))]
     weights = [weight(g) for g in grads] + [weight(torch.full((9, 9), 7.0), counted=False)]
-    found = squared_norm(weights, torch.device("cpu"))
+    found = squared_grad_norm(weights, torch.device("cpu"))
     exact = sum(g.double().square().sum() for g in grads)
     assert found.dtype == torch.float64 and abs(found / exact - 1) < 1e-6
     wide = [w for w in weights if w.local.ndim == 2]
-    assert abs(squared_norm(wide, torch.device("cpu")) / grads[0].double().square().sum() - 1) < 1e-8
-    assert squared_norm([], torch.device("cpu")) == 0
+    assert abs(squared_grad_norm(wide, torch.device("cpu")) / grads[0].double().square().sum() - 1) < 1e-8
+    assert squared_grad_norm([], torch.device("cpu")) == 0
 
 
 def test_all_gradients_are_scaled_counted_or_not() -> None:

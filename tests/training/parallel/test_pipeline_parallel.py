@@ -9,8 +9,10 @@ import torch.distributed as dist
 
 from training.distributed.layout import STAGES_PER_RANK, ParallelConfig
 from training.distributed.mesh import build_world
+from training.model.batch import Batch
 from training.model.model_config import ModelConfig
-from training.parallel.parallel_model import Batch, ParallelModel
+from training.parallel.parallel_model import ParallelModel
+from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_parallel import SCHEDULES
 from training.parity.worker import pass_orders
 
@@ -25,7 +27,7 @@ def batches(sizes: list[int]) -> list[torch.Tensor]:
 
 def build(layout: ParallelConfig) -> ParallelModel:
     layout = layout.resolve(dist.get_world_size(), CONFIG, 8)
-    return ParallelModel(CONFIG, layout, build_world(layout, torch.device("cpu")), 1, "fp64")
+    return parallelize(CONFIG, layout, build_world(layout, torch.device("cpu")), 1, "fp64")
 
 
 def evaluate(layout: ParallelConfig, sizes: list[int]) -> tuple[float, list[float]]:

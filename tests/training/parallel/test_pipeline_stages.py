@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from training.distributed.layout import ParallelConfig
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
-from training.parallel.pipeline_stages import split_stages, stage_layers, stage_numbers, stage_owner, whole_name
+from training.parallel.pipeline_stages import global_name, rank_of_stage, split_stages, stage_layers, stages_of_rank
 
 
 def model(layers: int, vocabulary: int = 100, **sizes: object) -> ModelConfig:
@@ -32,11 +32,11 @@ def test_a_large_vocabulary_leaves_the_last_stage_fewer_layers() -> None:
 
 def test_where_stages_lie() -> None:
     looped = ParallelConfig(1, 0, 1, 1, False, 2, "interleaved-1f1b", 3, 2)
-    assert [stage_numbers(looped, rank) for rank in (0, 1)] == [[0, 2, 4], [1, 3, 5]]
+    assert [stages_of_rank(looped, rank) for rank in (0, 1)] == [[0, 2, 4], [1, 3, 5]]
     v = ParallelConfig(1, 0, 1, 1, False, 3, "zbv", 2, 6)
-    assert [stage_numbers(v, rank) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
+    assert [stages_of_rank(v, rank) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
     for layout in (looped, v):
-        assert all(stage in stage_numbers(layout, stage_owner(layout, stage)) for stage in range(layout.stages))
+        assert all(stage in stages_of_rank(layout, rank_of_stage(layout, stage)) for stage in range(layout.stages))
 
 
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
@@ -45,7 +45,7 @@ def test_the_stages_parameters_are_the_whole_model_s(preset: str, schedule: str)
     config = model(7, preset=preset)
     layout = ParallelConfig(1, 0, 1, 1, False, 2, schedule, 2, 4)  # type: ignore[arg-type]
     parts = [part for rank in range(2) for part in split_stages(config, layout, rank)]
-    names = [whole_name(part, name) for part in parts for name, p in part.named_parameters()]
+    names = [global_name(part, name) for part in parts for name, p in part.named_parameters()]
     whole = [name for name, _ in Decoder(config).named_parameters()]
     assert set(names) == set(whole)
     twice = [name for name in set(names) if names.count(name) > 1]

@@ -13,7 +13,7 @@ from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import Axis
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
-from training.parallel.parallelize import parallelize
+from training.parallel.parallelize import shard_model
 from training.parallel.tensor_parallel import (
     TP_PLAN,
     apply_tensor_parallel,
@@ -106,7 +106,7 @@ def memory(layout: ParallelConfig) -> tuple[int, int]:
     config = whole("llama").config
     with init_distributed("cpu") as device:
         world = build_world(layout.resolve(dist.get_world_size(), config, 16), device)
-        parts = parallelize(config, layout.resolve(dist.get_world_size(), config, 16), world)
+        parts = shard_model(config, layout.resolve(dist.get_world_size(), config, 16), world)
     return sum(p.numel() for part in parts for p in part.parameters()), sum(
         p.numel() for p in whole("llama").parameters()
     )

@@ -120,7 +120,7 @@ def loss_scaled_by_replicas(patch: Patch) -> None:
 
 
 def gradients_averaged(patch: Patch) -> None:
-    right = Bucket.finish
+    right = Bucket.finish_reduce
 
     def averaged(self: Bucket) -> None:
         right(self)
@@ -128,7 +128,7 @@ def gradients_averaged(patch: Patch) -> None:
             assert own.grad is not None
             own.grad /= self.shard.size * self.replicate.size
 
-    patch.setattr(Bucket, "finish", averaged)
+    patch.setattr(Bucket, "finish_reduce", averaged)
 
 
 def groups_of_replicas_not_summed(patch: Patch) -> None:
@@ -176,7 +176,7 @@ def stale_gathered_parameters(patch: Patch) -> None:
 
 
 def ends_not_summed(patch: Patch) -> None:
-    patch.setattr(training.parallel.parallel_model, "summations", lambda *_: [])
+    patch.setattr(training.parallel.parallelize, "remaining_reductions", lambda *_: [])
 
 
 def stages_swapped(patch: Patch) -> None:
@@ -211,9 +211,9 @@ def computed_again_otherwise(patch: Patch) -> None:
 
 
 def all_draw_the_same_shard(patch: Patch) -> None:
-    right = training.parallel.parallel_model.fill_initial
+    right = training.parallel.parallelize.fill_initial
     patch.setattr(
-        training.parallel.parallel_model,
+        training.parallel.parallelize,
         "fill_initial",
         lambda values, name, spec, *rest: right(values, name, ShardSpec.whole(spec.size), *rest),
     )

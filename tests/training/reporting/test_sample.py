@@ -13,6 +13,7 @@ from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world, init_distributed
 from training.model.model_config import ModelConfig
 from training.parallel.parallel_model import ParallelModel
+from training.parallel.parallelize import parallelize
 from training.reporting.evaluate import EvalConfig
 from training.reporting.sample import Sampler
 
@@ -26,7 +27,7 @@ def device() -> Iterator[torch.device]:
 def model(device: torch.device, layout: ParallelConfig = ParallelConfig(), vocabulary: int = 301) -> ParallelModel:
     config = ModelConfig(layers=2, width=16, heads=2, init_std=0.5, vocab_size=vocabulary).resolve(300, 8)
     layout = layout.resolve(dist.get_world_size(), config, 8)
-    return ParallelModel(config, layout, build_world(layout, device), seed=1)
+    return parallelize(config, layout, build_world(layout, device), seed=1)
 
 
 def sampler(corpus: Path, **options: object) -> Sampler:
