@@ -1,4 +1,4 @@
-"""Stages that decide from one document, or sample: normalise, filter, mix, shuffle, split, tokenise."""
+"""Preprocessing stages: normalise, filter, mix and shuffle, hold out, train a tokenizer, tokenise."""
 
 from preprocessing.filter import filter
 from preprocessing.normalize_text import normalize_text

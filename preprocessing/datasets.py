@@ -1,8 +1,8 @@
-"""Sources and their weights: how many epochs of each go into the mix.
+"""Sources and their weights: the number of epochs of each source in the training mix.
 
-A weight of 1.0 takes every document of a source exactly once, 2.5 each twice and an exact random
-half of them once more, 0.25 an exact random quarter. Give weights on the command line
-(`--weights book=2.5,c4=1`), in a TOML file (`--weights mix.toml`, lines `book = 2.5`), or here.
+A weight of 1.0 writes every document of a source once, 2.5 writes each twice and an exact random
+half of them once more, 0.25 an exact random quarter. Set weights on the command line
+(`--weights book=2.5,c4=1`), in a TOML file (`--weights mix.toml`, lines `book = 2.5`), or below.
 """
 
 import math
@@ -27,50 +27,52 @@ WEIGHTS: dict[str, float] = {
     "stackexchange": 1.0,
     "wikipedia": 1.0,
 }
-"""SlimPajama's sources and weights; any other source has DEFAULT_WEIGHT."""
+"""Weights of SlimPajama's sources; any other source has DEFAULT_WEIGHT."""
 
 
 def source_weights(given: str, sources: Iterable[str]) -> dict[str, float]:
-    """The weight of every source, from `given` ('', 'book=2.5,c4=1' or a .toml path) and WEIGHTS.
+    """Weight of every source: from `given` ('', 'book=2.5,c4=1' or a .toml path), else from WEIGHTS.
 
-    Raises UsageError for a source that the corpus does not have or a weight that is none.
+    Raises UsageError for a source that the corpus does not have, or a weight that is no number of epochs.
 
     >>> source_weights("book=2.5", ["book", "blogs"])
     {'blogs': 1.0, 'book': 2.5}
     """
-    asked = _from_toml(Path(given)) if given.endswith(".toml") else _from_text(given)
+    weights = _from_toml(Path(given)) if given.endswith(".toml") else _from_text(given)
     sources = sorted(sources)
-    if unknown := sorted(set(asked) - set(sources)):
+    if unknown := sorted(set(weights) - set(sources)):
         raise UsageError(f"--weights names {', '.join(unknown)}: the corpus has the sources {', '.join(sources)}")
-    for source, weight in asked.items():
+    for source, weight in weights.items():
         if not math.isfinite(weight) or weight < 0:
             raise UsageError(f"--weights {source}={weight}: wanted a number of epochs, 0 or more, such as 2.5")
-    return {source: asked.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT)) for source in sources}
+    return {source: weights.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT)) for source in sources}
 
 
 def shares_table(weights: Mapping[str, float], counts: Counts) -> Table:
-    """A table of requested and realised shares of the mix, by documents and bytes of text.
+    """Table of each source's share of the mix, requested and realised, by documents and by bytes of text.
 
-    Requested is what the weights ask of the documents that were not dropped; realised is what was written.
+    Requested is computed from the weights and the documents that were not dropped; realised is what was written.
     """
     table = Table("source", "weight", title="shares of the mix (requested → realised)", box=None, pad_edge=False)
     for name in ("documents", "by documents", "by bytes"):
         table.add_column(name, justify="right")
-    asked = {source: _eligible(counts, source) for source in weights}
-    wanted = [sum(weights[s] * asked[s][i] for s in weights) or 1 for i in (0, 1)]
+    kept = {source: _kept(counts, source) for source in weights}
+    requested = [sum(weights[s] * kept[s][i] for s in weights) or 1 for i in (0, 1)]
     total = counts.total(WRITTEN)
     for source, weight in weights.items():
         written = counts.total(WRITTEN, source)
         cells = [
-            f"{weight * asked[source][i] / wanted[i]:.2%} → {got / (every or 1):.2%}"
-            for i, (got, every) in enumerate([(written.documents, total.documents), (written.bytes, total.bytes)])
+            f"{weight * kept[source][i] / requested[i]:.2%} → {of_source / (of_all or 1):.2%}"
+            for i, (of_source, of_all) in enumerate(
+                [(written.documents, total.documents), (written.bytes, total.bytes)]
+            )
         ]
         table.add_row(Text(source), f"{weight:g}", f"{written.documents:,}", *cells)
     return table
 
 
-def _eligible(counts: Counts, source: str) -> tuple[int, int]:
-    """Documents and bytes of a source before weights: what was read and not dropped for another reason."""
+def _kept(counts: Counts, source: str) -> tuple[int, int]:
+    """(documents, bytes) of a source that weights apply to: read, and not dropped as short, duplicate or malformed."""
     read = counts.total(READ, source)
     documents, size = read.documents, read.bytes
     for reason, tally in counts.tallies.get(source, {}).items():

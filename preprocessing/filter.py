@@ -1,4 +1,4 @@
-"""Stage: find the documents that are too short to learn from. Drops nothing, writes down which they are."""
+"""Stage: list the documents that are too short to learn from; the shuffle (pass1) drops them."""
 
 import sys
 from collections import defaultdict
@@ -24,7 +24,7 @@ from gristmill.text import matching_form, utf8_size
 
 SHORT = "short"
 KEPT = "kept"
-ROWS = ".rows.npy"
+ROWS_SUFFIX = ".rows.npy"
 
 
 def filter(
@@ -35,42 +35,47 @@ def filter(
     threshold: Positional[int],
     options: RunOptions = RunOptions(),
 ) -> Counts:
-    """Write the keys of all documents with fewer than `threshold` characters in the matching form.
+    """List the documents with fewer than `threshold` characters in the matching form. Removes none of them.
 
-    The form is lower case, without punctuation, with single spaces. Called for one data set after
-    another with the same output file, it replaces the keys of that data set and keeps the others'.
+    The matching form is lower case, without ASCII punctuation, with single spaces. Run once for each data
+    set with the same output file: each run replaces the keys of its own data set and keeps the others.
 
     Args:
         input_dir: NORM/<dataset>/, or NORM/ with any data set in it or all.
         output_file: FILTERED.pickle, as SlimPajama's: {file: {rows}}; or .parquet, a table of file and row.
-        n_docs: Not needed, as documents are counted; a number that differs is pointed out.
-        dataset_name: The data set, or all.
+        n_docs: Number of documents, as in SlimPajama's command line. Not needed; a note says if it is wrong.
+        dataset_name: Name of the data set, or all.
         threshold: Fewest characters of a document that is kept; SlimPajama's is 200.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
-        Documents read, kept and short per source.
+        Documents read, kept and short, per source.
     """
     if threshold < 0:
         raise UsageError(f"threshold {threshold}: wanted 0 or more characters")
-    is_table(output_file)  # refuses other suffixes before the work, not after
+    is_table(output_file)  # raises for an unknown suffix now, before the work
     state = output_file.parent / STATE_DIR
     name = f"filter-{output_file.name}"
-    slices = [part for file in list_source(input_dir, dataset_name) for part in plan_slices(file)]
-    tasks = [_slice_task(part, threshold, state / name / f"{part.label}{ROWS}") for part in slices]
+    slices = [s for file in list_source(input_dir, dataset_name) for s in plan_slices(file)]
+    tasks = [_slice_task(s, threshold, state / name / f"{s.label}{ROWS_SUFFIX}") for s in slices]
     counts = run_stage(name, tasks, state, options, stale_prefix="" if dataset_name == "all" else f"{dataset_name}/")
-    with locked(state / f"{name}.lock"):  # SlimPajama's users run one data set beside another
-        _write_all(name, state, output_file, options)
+    with locked(state / f"{name}.lock"):  # several data sets may be filtered at the same time
+        _run_merge(name, state, output_file, options)
     note_count_mismatch(n_docs, counts, options)
     return counts
 
 
-def find_short(part: Slice, threshold: int, output: Path) -> Counts:
-    """Write the rows of a slice's short documents, as int64, ascending."""
+def _slice_task(corpus_slice: Slice, threshold: int, output: Path) -> Task:
+    arguments = {"corpus_slice": corpus_slice, "threshold": threshold, "output": output}
+    return Task(corpus_slice.label, find_short, arguments, (Path(corpus_slice.path),), (output,), corpus_slice.size)
+
+
+def find_short(corpus_slice: Slice, threshold: int, output: Path) -> Counts:
+    """Write the rows of a slice's short documents (.npy, int64, ascending)."""
     counts, rows = Counts({}, []), []
-    for document in read_documents(part, counts, Rejects(output)):
+    for document in read_documents(corpus_slice, counts, Rejects(output)):
         short = is_short(document.text, threshold)
-        counts.add(part.source, SHORT if short else KEPT, utf8_size(document.text))
+        counts.add(corpus_slice.source, SHORT if short else KEPT, utf8_size(document.text))
         if short:
             rows.append(document.key.row)
     with atomic_write(output) as temporary, temporary.open("wb") as file:
@@ -79,9 +84,10 @@ def find_short(part: Slice, threshold: int, output: Path) -> Counts:
 
 
 def is_short(text: str, threshold: int) -> bool:
-    """Whether the matching form has fewer characters than that.
+    """Whether the matching form has fewer than `threshold` characters.
 
-    The form of a beginning is the beginning of the form, and most documents are long enough by theirs.
+    Tries the first 4 × threshold characters alone, which are enough for most documents: a longer text has
+    no shorter form.
 
     >>> is_short("a b c", 5), is_short("A,  b, c!", 6)
     (False, True)
@@ -89,27 +95,24 @@ def is_short(text: str, threshold: int) -> bool:
     return len(matching_form(text[: 4 * threshold])) < threshold and len(matching_form(text)) < threshold
 
 
-def gather_rows(parts: dict[str, list[Path]], output_file: Path) -> Counts:
-    """Put the rows of all slices into one key set."""
-    write_keys(output_file, {file: np.concatenate([np.load(path) for path in paths]) for file, paths in parts.items()})
-    return Counts({}, [])
-
-
-def _slice_task(part: Slice, threshold: int, output: Path) -> Task:
-    arguments = {"part": part, "threshold": threshold, "output": output}
-    return Task(part.label, find_short, arguments, (Path(part.path),), (output,), part.size)
-
-
-def _write_all(name: str, state: Path, output_file: Path, options: RunOptions) -> None:
-    """Write the key set from every slice that the ledger holds, of this call and of earlier ones."""
-    parts = defaultdict(list)
+def _run_merge(name: str, state: Path, output_file: Path, options: RunOptions) -> None:
+    """Run the step that merges the rows of all slices in the ledger, of this call and of earlier ones."""
+    rows_files = defaultdict(list)
     for label, entry in sorted(Ledger(state / f"{name}.jsonl").read().items()):
         if outputs_intact(entry):
-            rows = next(Path(path) for path in entry.outputs if path.endswith(ROWS))
-            parts[label.rpartition("+")[0]].append(rows)
-    inputs = tuple(path for paths in parts.values() for path in paths)
-    task = Task("gather", gather_rows, {"parts": dict(parts), "output_file": output_file}, inputs, (output_file,))
-    run_stage(f"{name}-gather", [task], state, options, summary=False)
+            rows = next(Path(path) for path in entry.outputs if path.endswith(ROWS_SUFFIX))
+            rows_files[label.rpartition("+")[0]].append(rows)
+    inputs = tuple(path for paths in rows_files.values() for path in paths)
+    arguments = {"rows_files": dict(rows_files), "output_file": output_file}
+    task = Task("merge", merge_rows, arguments, inputs, (output_file,))
+    run_stage(f"{name}-merge", [task], state, options, summary=False)
+
+
+def merge_rows(rows_files: dict[str, list[Path]], output_file: Path) -> Counts:
+    """Write the key set: for each corpus file, the rows of all its slices."""
+    keys = {file: np.concatenate([np.load(path) for path in paths]) for file, paths in rows_files.items()}
+    write_keys(output_file, keys)
+    return Counts({}, [])
 
 
 if __name__ == "__main__":

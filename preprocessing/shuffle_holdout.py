@@ -75,7 +75,7 @@ def pass1(
     """
     files = list_corpus(input_dir)
     reject_overlapping_folders(input_dir, out_dir)
-    slices = [corpus_slice for file in files for corpus_slice in plan_slices(file)]
+    slices = [s for file in files for s in plan_slices(file)]
     source_weight = source_weights(weights, {file.source for file in files})
     state = out_dir / STATE_DIR
     drops = {file.name: state / "drops" / f"{file.name}.npz" for file in files}

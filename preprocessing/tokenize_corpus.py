@@ -1,4 +1,4 @@
-"""Stage: documents to Megatron token shards, one document a sequence, end-of-document appended."""
+"""Stage: tokenise documents into Megatron token shards, one sequence a document, ending in end-of-document."""
 
 import shutil
 import sys
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from preprocessing.tokenizer.encoder import Encoder
 
 NAME = "tokenize_corpus"
-_LOSSY = "\u2581"  # SentencePiece's own sign for a space
+_ESCAPED_SPACE = "\u2581"  # SentencePiece decodes it as a space, so that a text with it is not restored
 BATCH_CHARACTERS = 1 << 20  # characters encoded together
 
 
 class ShardReport(msgspec.Struct):
-    """What one shard holds, for the manifest."""
+    """Counts of one shard, for the manifest."""
 
     shard: ShardRecord
     sources: dict[str, SourceRecord]
@@ -51,12 +51,12 @@ class ShardReport(msgspec.Struct):
 def tokenize_corpus(input_dir: Path, tokenizer: Path, out_dir: Path, options: RunOptions = RunOptions()) -> Counts:
     """Encode every document with a SentencePiece model into token shards that Megatron-LM reads.
 
-    Writes a shard (.bin and .idx) for each input file, manifest.json (counts per source, a checksum a
-    shard, the tokenizer's hash) and a copy of the tokenizer.
+    Writes a shard (.bin and .idx) for each input file, several for a large one; manifest.json with counts
+    per source, a checksum of each shard and of the tokenizer; and a copy of the tokenizer.
 
     Args:
-        input_dir: OUT/train_deduped or OUT/holdout.
-        tokenizer: A SentencePiece .model file with an end-of-sentence piece.
+        input_dir: Corpus to tokenise: OUT/train_deduped or OUT/holdout.
+        tokenizer: A SentencePiece .model file with an end-of-sentence piece, which ends each document.
         out_dir: OUT/tokens/train or OUT/tokens/holdout.
         options: Workers, memory, and when to stop; they change no output.
 
@@ -67,10 +67,10 @@ def tokenize_corpus(input_dir: Path, tokenizer: Path, out_dir: Path, options: Ru
         raise UsageError(f"{tokenizer}: wanted a SentencePiece model, and there is no such file. Run train_tokenizer")
     fallback = load_encoder(tokenizer)[1].fallback
     if fallback and not options.quiet:
-        print(f"{NAME}: SentencePiece encodes each text as a whole, for {fallback}", file=sys.stderr)
+        print(f"note: SentencePiece itself encodes the texts, which is slower: {fallback}", file=sys.stderr)
     state = out_dir / STATE_DIR
-    slices = [part for file in list_corpus(input_dir) for part in plan_slices(file)]
-    tasks = [_slice_task(part, tokenizer, out_dir, state) for part in slices]
+    slices = [s for file in list_corpus(input_dir) for s in plan_slices(file)]
+    tasks = [_slice_task(s, tokenizer, out_dir, state) for s in slices]
     reject_unknown_files(out_dir, outputs_of(tasks), (".bin", ".idx"), state / f"{NAME}.jsonl")
     counts = run_stage(NAME, tasks, state, options)
     reports = tuple(task.outputs[2] for task in tasks)
@@ -81,27 +81,66 @@ def tokenize_corpus(input_dir: Path, tokenizer: Path, out_dir: Path, options: Ru
     return counts
 
 
-def encode_slice(part: Slice, tokenizer: Path, prefix: Path, report: Path) -> Counts:
-    """Write the shard of one slice, and its report."""
+def load_encoder(path: Path) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:
+    """Load a SentencePiece model and its encoder, once a process: the encoder's word cache serves all its slices.
+
+    Raises UsageError if `path` is no SentencePiece model, or one without an end-of-sentence piece.
+    """
+    return _load(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _load(path: Path, mtime_ns: int) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:  # noqa: ARG001
+    """The model and encoder of a path; a file that was changed, by its time of modification, is loaded again."""
+    from preprocessing.tokenizer.encoder import (
+        Encoder,  # here, as it imports numba: `preprocessing` stays quick to import
+    )
+
+    model = sentencepiece.SentencePieceProcessor()
+    try:
+        model.Load(str(path))
+    except (RuntimeError, OSError) as error:
+        raise UsageError(f"{path} is not a SentencePiece model; train_tokenizer writes one") from error
+    if model.eos_id() < 0:
+        raise UsageError(f"{path} has no end-of-sentence piece to end documents with: train it with one (eos_id)")
+    return model, Encoder(model)
+
+
+def _slice_task(corpus_slice: Slice, tokenizer: Path, out_dir: Path, state: Path) -> Task:
+    prefix, report = out_dir / corpus_slice.label, state / "reports" / f"{corpus_slice.label}.json"
+    arguments = {"corpus_slice": corpus_slice, "tokenizer": tokenizer, "prefix": prefix, "report": report}
+    outputs = (prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx"), report)
+    inputs = (Path(corpus_slice.path), tokenizer)
+    return Task(corpus_slice.label, encode_slice, arguments, inputs, outputs, corpus_slice.size)
+
+
+def encode_slice(corpus_slice: Slice, tokenizer: Path, prefix: Path, report: Path) -> Counts:
+    """Write the shard of one slice, `prefix`.bin and .idx, and its ShardReport as JSON."""
     counts, (model, encoder) = Counts({}, []), load_encoder(tokenizer)
-    found = ShardReport(ShardRecord(part.label, 0, 0, 0, ""), {})
-    documents = read_documents(part, counts, Rejects(report), by_original_source=True)
+    found = ShardReport(ShardRecord(corpus_slice.label, 0, 0, 0, ""), {})
+    documents = read_documents(corpus_slice, counts, Rejects(report), by_original_source=True)
     with TokenShardWriter(prefix, token_dtype(model.vocab_size())) as shard:
-        for some in batched(documents, size=BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
-            ids, offsets = encoder.encode([document.text for document in some], model.eos_id())
+        for batch in batched(documents, size=BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
+            ids, offsets = encoder.encode([document.text for document in batch], model.eos_id())
             lengths = np.diff(offsets).tolist()
             shard.add_all(ids, lengths)
-            for document, tokens in zip(some, lengths, strict=True):
+            for document, tokens in zip(batch, lengths, strict=True):
                 source, size = document.original_key.source, utf8_size(document.text)
                 counts.add(source, WRITTEN, size)
-                _record(found, source, tokens, size, _LOSSY in document.text)
+                _add_document(found, source, tokens, size, _ESCAPED_SPACE in document.text)
     found.shard.sha256 = shard.sha256
     atomic_write_bytes(report, msgspec.json.encode(found))
     return counts
 
 
+def _add_document(found: ShardReport, source: str, tokens: int, size: int, lossy: bool) -> None:
+    _add(found.shard, 1, tokens, size)
+    _add(found.sources.setdefault(source, SourceRecord()), 1, tokens, size)
+    found.lossy_documents += lossy
+
+
 def write_manifest(reports: tuple[Path, ...], tokenizer: Path, out_dir: Path) -> Counts:
-    """Gather the reports of all shards; put the tokenizer beside them."""
+    """Write manifest.json from the reports of all shards, in their order, and copy the tokenizer."""
     model, _ = load_encoder(tokenizer)
     with atomic_write(out_dir / tokenizer.name) as temporary:
         shutil.copyfile(tokenizer, temporary)
@@ -116,42 +155,6 @@ def write_manifest(reports: tuple[Path, ...], tokenizer: Path, out_dir: Path) ->
     manifest.sources = dict(sorted(manifest.sources.items()))
     manifest.save(out_dir)
     return Counts({}, [])
-
-
-def load_encoder(path: Path) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:
-    """A SentencePiece model and its encoder, which remembers words from one slice to the next.
-
-    UsageError if it is no such model, or cannot mark the end of a document.
-    """
-    return _load(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=1)
-def _load(path: Path, version: int) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:  # noqa: ARG001
-    """The model at a path, read once a process for each `version` of it."""
-    from preprocessing.tokenizer.encoder import Encoder  # it compiles, and other stages need not wait for that
-
-    model = sentencepiece.SentencePieceProcessor()
-    try:
-        model.Load(str(path))
-    except (RuntimeError, OSError) as error:
-        raise UsageError(f"{path} is not a SentencePiece model: train_tokenizer writes one") from error
-    if model.eos_id() < 0:
-        raise UsageError(f"{path} has no end-of-sentence piece, which ends a document: train it with one (eos_id)")
-    return model, Encoder(model)
-
-
-def _slice_task(part: Slice, tokenizer: Path, out_dir: Path, state: Path) -> Task:
-    prefix, report = out_dir / part.label, state / "reports" / f"{part.label}.json"
-    arguments = {"part": part, "tokenizer": tokenizer, "prefix": prefix, "report": report}
-    outputs = (prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx"), report)
-    return Task(part.label, encode_slice, arguments, (Path(part.path), tokenizer), outputs, part.size)
-
-
-def _record(found: ShardReport, source: str, tokens: int, size: int, lossy: bool) -> None:
-    _add(found.shard, 1, tokens, size)
-    _add(found.sources.setdefault(source, SourceRecord()), 1, tokens, size)
-    found.lossy_documents += lossy
 
 
 def _add(record: ShardRecord | SourceRecord, documents: int, tokens: int, size: int) -> None:

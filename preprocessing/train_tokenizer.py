@@ -1,4 +1,4 @@
-"""Stage: a SentencePiece tokenizer, trained on a sample of the train set, lossless by default."""
+"""Stage: train a SentencePiece tokenizer on a random sample of the train set, lossless but for U+2581."""
 
 import sys
 from collections.abc import Iterator
@@ -27,9 +27,9 @@ from preprocessing.mixing.sampling import random_numbers
 NAME = "train_tokenizer"
 MODEL = "tokenizer.model"
 SAMPLED = "sampled"
-PASSED = "not sampled"
-_LONGEST = 4096  # bytes of a training sentence; longer lines are cut
-_THREADS = 4  # fixed: the trainer's sums depend on it
+NOT_SAMPLED = "not sampled"
+_MAX_SENTENCE_BYTES = 4096  # longer lines are split
+_THREADS = 4  # fixed, as the trainer's floating-point sums and so the model depend on it
 
 
 def train_tokenizer(
@@ -42,35 +42,33 @@ def train_tokenizer(
     seed: int = 1,
     options: RunOptions = RunOptions(),
 ) -> Counts:
-    """Train OUT/tokenizer/tokenizer.model on a random sample of the documents of a train set.
+    """Train tokenizer.model on a random sample of the documents of a train set.
 
-    The train set is weighted already, and so is a sample of it. Nothing is normalised, no white space
-    removed, digits are split and unknown characters become bytes: decoding gives back the text (but
-    for U+2581, which SentencePiece uses for a space). Ids: 0 unknown, 1 begin, 2 end of document.
+    The train set is already weighted by source, and so is a sample of it. The model is lossless: no
+    normalisation, white space is kept, characters outside the vocabulary become UTF-8 bytes, and digits are
+    single pieces. Only U+2581, SentencePiece's own sign for a space, is decoded as a space. Ids: 0 unknown,
+    1 begin of sentence, 2 end of sentence (end of document).
 
     Args:
         input_dir: OUT/train_deduped.
         out_dir: OUT/tokenizer.
-        vocab_size: Pieces, the 256 bytes and 3 control pieces included.
-        model_type: bpe or unigram.
-        sample: Text to train on.
-        exact: Fail where the sample cannot fill the vocabulary, rather than make fewer pieces.
+        vocab_size: Number of pieces, with the 256 bytes and 3 control pieces.
+        model_type: bpe (byte-pair encoding: Sennrich et al. 2016) or unigram (Kudo 2018).
+        sample: Size of the text to train on, such as 64MiB.
+        exact: Raise an error if the sample is too small for vocab_size; otherwise make fewer pieces.
         seed: Seed of the sample.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
-        Documents read, sampled and not, per source.
+        Documents read, sampled and not sampled, per source.
     """
     budget = parse_size(sample)
     if vocab_size < 300:
         raise UsageError(f"--vocab_size {vocab_size}: wanted more than the 256 bytes and 3 control pieces, 300 or more")
-    slices = [part for file in list_corpus(input_dir) for part in plan_slices(file)]
-    size = sum(part.size for part in slices) or 1
+    slices = [s for file in list_corpus(input_dir) for s in plan_slices(file)]
+    total = sum(s.size for s in slices) or 1
     state = out_dir / STATE_DIR
-    tasks = [
-        _sample_task(part, max(1, budget * part.size // size), seed, state / "sample" / f"{part.label}.txt")
-        for part in slices
-    ]
+    tasks = [_sample_task(s, max(1, budget * s.size // total), seed, state) for s in slices]
     counts = run_stage(NAME, tasks, state, options)
     samples = tuple(task.outputs[0] for task in tasks)
     arguments = {
@@ -82,73 +80,83 @@ def train_tokenizer(
     return counts
 
 
-def sample_slice(part: Slice, budget: int, seed: int, output: Path) -> Counts:
-    """Write the sentences of the documents with the smallest draws, `budget` bytes of text of them."""
+def _sample_task(corpus_slice: Slice, budget: int, seed: int, state: Path) -> Task:
+    output = state / "sample" / f"{corpus_slice.label}.txt"
+    arguments = {"corpus_slice": corpus_slice, "budget": budget, "seed": seed, "output": output}
+    return Task(corpus_slice.label, sample_slice, arguments, (Path(corpus_slice.path),), (output,), corpus_slice.size)
+
+
+def sample_slice(corpus_slice: Slice, budget: int, seed: int, output: Path) -> Counts:
+    """Write the sentences of a random sample of a slice: `budget` bytes of text, but at least one document.
+
+    The sample is the documents with the smallest random numbers.
+    """
     counts = Counts({}, [])
-    chosen: list[tuple[int, int, str, str]] = []  # a heap: (-draw, -row, source, text), the largest draw on top
-    held = 0
-    for document in read_documents(part, counts, Rejects(output), by_original_source=True):
+    chosen: list[tuple[int, int, str, str]] = []  # heap of (-number, -row, source, text): the largest number on top
+    size = 0
+    for document in read_documents(corpus_slice, counts, Rejects(output), by_original_source=True):
         key = document.original_key
-        draw = int(random_numbers(seed, f"tokenizer {document.key.row}", key.file, np.array([key.row]))[0])
-        heapq.heappush(chosen, (-draw, -document.key.row, key.source, document.text))
-        held += utf8_size(document.text)
-        while held > budget and len(chosen) > 1:
+        number = int(random_numbers(seed, f"tokenizer {document.key.row}", key.file, np.array([key.row]))[0])
+        heapq.heappush(chosen, (-number, -document.key.row, key.source, document.text))
+        size += utf8_size(document.text)
+        while size > budget and len(chosen) > 1:
             _, _, source, text = heapq.heappop(chosen)
-            held -= utf8_size(text)
-            counts.add(source, PASSED, utf8_size(text))
+            size -= utf8_size(text)
+            counts.add(source, NOT_SAMPLED, utf8_size(text))
     for _, _, source, text in chosen:
         counts.add(source, SAMPLED, utf8_size(text))
-    ordered = sorted(chosen, key=lambda item: -item[1])
+    by_row = sorted(chosen, key=lambda item: -item[1])
     with atomic_write(output) as temporary, temporary.open("wb") as file:
-        file.writelines(sentence.encode() + b"\n" for *_, text in ordered for sentence in sentences(text))
+        file.writelines(sentence.encode() + b"\n" for *_, text in by_row for sentence in sentences(text))
     return counts
 
 
 def sentences(text: str) -> Iterator[str]:
-    """What the trainer can learn from: lines cut at tabs (it skips any with one) and at its longest.
+    """Split a text into sentences that SentencePiece trains on: lines of up to 4096 bytes.
+
+    Tabs split the text too, as SentencePiece skips a sentence with one; so do carriage returns and NULs.
 
     >>> list(sentences("a\\tb\\n\\nc"))
     ['a', 'b', 'c']
     """
+    step = _MAX_SENTENCE_BYTES // 4  # characters, of up to 4 bytes
     for line in text.replace("\t", "\n").replace("\r", "\n").replace("\0", "\n").split("\n"):
-        yield from (line[i : i + _LONGEST // 4] for i in range(0, len(line), _LONGEST // 4))
+        yield from (line[i : i + step] for i in range(0, len(line), step))
 
 
 def train_model(samples: tuple[Path, ...], model: Path, vocab_size: int, model_type: str, exact: bool) -> Counts:
-    """Train on sentences; the model appears whole. UsageError if the text cannot fill the vocabulary."""
+    """Train a model on the sentences of all samples.
+
+    Raises UsageError if the text cannot fill the vocabulary, which `exact` demands.
+    """
     with atomic_write(model) as temporary, temporary.open("wb") as file:
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_stored_sentences(samples), model_writer=file,
+                sentence_iterator=_read_sentences(samples), model_writer=file,
                 vocab_size=vocab_size, model_type=model_type,
                 hard_vocab_limit=exact, byte_fallback=True, split_digits=True, normalization_rule_name="identity",
                 remove_extra_whitespaces=False, add_dummy_prefix=False, allow_whitespace_only_pieces=True,
                 unk_id=0, bos_id=1, eos_id=2, pad_id=-1,
-                max_sentence_length=_LONGEST, num_threads=_THREADS, minloglevel=2,
+                max_sentence_length=_MAX_SENTENCE_BYTES, num_threads=_THREADS, minloglevel=2,
             )  # fmt: skip
         except (RuntimeError, OSError) as error:
             if isinstance(error, OSError) and error.errno:
-                raise  # the model could not be written
+                raise  # the disk's, not SentencePiece's
             raise UsageError(
-                f"SentencePiece cannot make {vocab_size:,} pieces of this sample ({_last_words(error)}): "
+                f"SentencePiece cannot make {vocab_size:,} pieces of this sample ({_message(error)}): "
                 "give a smaller --vocab_size, or more text"
             ) from error
     return Counts({}, [])
 
 
-def _stored_sentences(samples: tuple[Path, ...]) -> Iterator[str]:
+def _read_sentences(samples: tuple[Path, ...]) -> Iterator[str]:
     for path in samples:
         with path.open("rb") as file:
             yield from (line.decode() for line in split_lines(iter(lambda: file.read(1 << 20), b"")) if line)
 
 
-def _last_words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return str(error).strip().rsplit("] ", 1)[-1] or type(error).__name__
-
-
-def _sample_task(part: Slice, budget: int, seed: int, output: Path) -> Task:
-    arguments = {"part": part, "budget": budget, "seed": seed, "output": output}
-    return Task(part.label, sample_slice, arguments, (Path(part.path),), (output,), part.size)
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ def test_a_model_that_is_not_merged_by_us_says_so(tmp_path: Path, texts, prose, 
         model = sentencepiece.SentencePieceProcessor(model_file=str(path))
         wanted = [[[*ids, model.eos_id()] for ids in model.encode(found)] for found in texts.values()]
         assert [[ids.tolist() for ids in shard] for shard in open_shards(tmp_path / "out" / kind)[1]] == wanted
-        said = "SentencePiece encodes each text as a whole" in capfd.readouterr().err
+        said = "SentencePiece itself encodes the texts" in capfd.readouterr().err
         assert said == (kind == "unigram")
 
 
