@@ -29,7 +29,7 @@ from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
 from preprocessing.tokenize_corpus import BATCH_CHARACTERS, load_encoder
-from preprocessing.tokenizer.encoder import CACHE, Encoder
+from preprocessing.tokenizer.encoder import CACHE_BYTES, Encoder
 
 MEGABYTE = 1_000_000
 
@@ -53,7 +53,7 @@ def bench_tokenize(
     paths: tyro.conf.Positional[list[Path]],
     megabytes: float = 50,
     repeat: int = 3,
-    cache: int = CACHE,
+    cache: int = CACHE_BYTES,
 ) -> Table:
     """Encode each text with SentencePiece and with our encoder, on one core.
 

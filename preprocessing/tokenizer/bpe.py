@@ -1,11 +1,12 @@
-"""Byte-pair encoding, compiled: the characters of a text are merged into pieces.
+"""Byte-pair encoding, compiled: merges the characters of a word into vocabulary pieces.
 
-A text starts as its characters. Of all neighbours that together are a piece, those whose piece has the
-highest score, of these the leftmost, become one; this until no two neighbours are a piece (Sennrich et
-al. 2016, arXiv:1508.07909; scores and ties as in SentencePiece). A character that is no piece becomes its
-UTF-8 bytes, or the unknown piece, of which a run of such characters has but one.
+A word starts as its characters. Of all adjacent pairs of symbols whose concatenation is a piece, the pair whose
+piece has the highest score is merged, the leftmost of equal scores, until no pair makes a piece (Sennrich et al.
+2016, arXiv:1508.07909; scores and tie-breaking as in SentencePiece). A character that is not in the vocabulary
+becomes its UTF-8 bytes, or the unknown piece, once for a run of such characters.
 
-Arguments are arrays rather than Merges where it matters: to hand over a tuple of arrays costs more than a look-up.
+A symbol is the id of a piece, or -1 - c for a character c (a code point) that is no piece. Inner functions take
+arrays rather than a Merges: to pass a tuple of arrays costs more than the look-up that it is for.
 """
 
 import heapq
@@ -16,77 +17,80 @@ import numpy as np
 from numpy.typing import NDArray
 
 ASCII = 128
-JOINT_BITS = 22
-LONGEST = 64  # bytes of a text that is merged by looking at all neighbours each time
+BIGRAM_FILTER_BITS = 22  # log2 of the filter's bits
+MAX_SCAN_BYTES = 64  # a longer word is merged with a heap
 _SPACE = 32
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, for multiplicative hashing
 _LOW = np.uint64(0xFFFFFFFF)
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 class Merges(NamedTuple):
-    """A vocabulary as the kernel needs it. A symbol is the id of a piece, or -1 - c for a character c that is none."""
+    """A BPE vocabulary as tables for the compiled functions."""
 
-    symbols: NDArray[np.int32]  # of every code point
-    ascii_joints: NDArray[np.bool_]  # [128 · a + b]: some piece holds b directly after a
-    joints: NDArray[np.uint8]  # the same of all characters, a bit for a hash: set where it must be, and a little more
-    keys: NDArray[np.uint64]  # open addressing: two symbols, or _EMPTY
-    merged: NDArray[np.int32]  # the piece that the two make
-    scores: NDArray[np.float32]  # of every piece
-    byte_ids: NDArray[np.int32]  # the pieces of the 256 bytes; none where unknown characters become `unknown`
-    unknown: int
+    symbols: NDArray[np.int32]  # [code point]: its symbol
+    ascii_bigrams: NDArray[np.bool_]  # [128 · a + b]: whether some piece contains the ASCII characters a, b in a row
+    bigram_filter: NDArray[np.uint8]  # Bloom filter (one hash) of all character bigrams of pieces
+    keys: NDArray[np.uint64]  # hash table, open addressing: a packed pair of symbols, or _EMPTY
+    merged: NDArray[np.int32]  # the piece that the pair in `keys` makes
+    scores: NDArray[np.float32]  # [piece id]
+    byte_ids: NDArray[np.int32]  # [byte]: its piece; empty for a model without byte fallback
+    unknown: int  # id of the unknown piece
 
 
 def merge_table(pairs: list[tuple[int, int]], pieces: list[int]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-    """`keys` and `merged` of Merges: what each pair of symbols makes."""
+    """`keys` and `merged` of Merges, given pairs of symbols and the id of the piece that each pair makes."""
     size = 1 << (2 * len(pairs) + 2).bit_length()
     keys, merged = np.full(size, _EMPTY, np.uint64), np.zeros(size, np.int32)
     if pairs:
-        _fill(keys, merged, np.array(pairs, np.int64), np.array(pieces, np.int32))
+        _insert_all(keys, merged, np.array(pairs, np.int64), np.array(pieces, np.int32))
     return keys, merged
 
 
 @nb.njit(cache=True, nogil=True)
-def joint_tables(pairs: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
-    """`ascii_joints` and `joints` of Merges, from the code points (n × 2) that pieces hold one after the other."""
-    ascii_joints = np.zeros(ASCII * ASCII, np.bool_)
-    joints = np.zeros(1 << (JOINT_BITS - 3), np.uint8)
+def bigram_tables(pairs: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
+    """`ascii_bigrams` and `bigram_filter` of Merges, given all bigrams of pieces: code points, (n, 2)."""
+    ascii_bigrams = np.zeros(ASCII * ASCII, np.bool_)
+    bigram_filter = np.zeros(1 << (BIGRAM_FILTER_BITS - 3), np.uint8)
     for i in range(len(pairs)):
         a, b = pairs[i]
         if a < ASCII and b < ASCII:
-            ascii_joints[a * ASCII + b] = True
-        bit = joint(a, b)
-        joints[bit >> 3] |= np.uint8(1 << (bit & 7))
-    return ascii_joints, joints
+            ascii_bigrams[a * ASCII + b] = True
+        bit = bigram_bit(a, b)
+        bigram_filter[bit >> 3] |= np.uint8(1 << (bit & 7))
+    return ascii_bigrams, bigram_filter
 
 
 @nb.njit(cache=True, nogil=True)
-def merge_short(data, at, cut, merges, scratch):  # type: ignore[no-untyped-def]
-    """Merge by looking at all neighbours each time; ids at the front of `scratch`, their number is returned."""
-    symbols, made = scratch[3 * LONGEST : 4 * LONGEST], scratch[4 * LONGEST :]
+def merge_by_scan(data, at, end, merges, scratch):  # type: ignore[no-untyped-def]
+    """Merge a word, bytes at … end, by scanning all pairs for the best one each time.
+
+    Writes its ids to the front of `scratch` (int32, 5 × MAX_SCAN_BYTES), and returns their number.
+    """
+    symbols, pair_pieces = scratch[3 * MAX_SCAN_BYTES : 4 * MAX_SCAN_BYTES], scratch[4 * MAX_SCAN_BYTES :]
     keys, merged, scores = merges.keys, merges.merged, merges.scores
     n = 0
-    while at < cut:
+    while at < end:
         character, at = decode(data, at)
         symbols[n] = merges.symbols[character]
         n += 1
     for i in range(n - 1):
-        made[i] = _merged(symbols[i], symbols[i + 1], keys, merged)
+        pair_pieces[i] = _merged_piece(symbols[i], symbols[i + 1], keys, merged)
     while True:
         best, score = -1, np.float32(-np.inf)
         for i in range(n - 1):
-            if made[i] >= 0 and (best < 0 or scores[made[i]] > score):
-                best, score = i, scores[made[i]]
+            if pair_pieces[i] >= 0 and (best < 0 or scores[pair_pieces[i]] > score):
+                best, score = i, scores[pair_pieces[i]]
         if best < 0:
             break
-        symbols[best] = made[best]
+        symbols[best] = pair_pieces[best]
         n -= 1
         for i in range(best + 1, n):
-            symbols[i], made[i - 1] = symbols[i + 1], made[i]
+            symbols[i], pair_pieces[i - 1] = symbols[i + 1], pair_pieces[i]
         if best > 0:
-            made[best - 1] = _merged(symbols[best - 1], symbols[best], keys, merged)
+            pair_pieces[best - 1] = _merged_piece(symbols[best - 1], symbols[best], keys, merged)
         if best + 1 < n:
-            made[best] = _merged(symbols[best], symbols[best + 1], keys, merged)
+            pair_pieces[best] = _merged_piece(symbols[best], symbols[best + 1], keys, merged)
     count = 0
     for i in range(n):
         count = _append_symbol(scratch, count, 0, symbols[i], merges)
@@ -94,11 +98,11 @@ def merge_short(data, at, cut, merges, scratch):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True, nogil=True)
-def encode_long(data, at, cut, merges, ids, n, first):  # type: ignore[no-untyped-def]
-    """Append the ids of a text too long to look at all neighbours each time: a heap finds the best."""
-    symbols, keys, merged = np.empty(cut - at, np.int32), merges.keys, merges.merged
+def merge_by_heap(data, at, end, merges, ids, n, first):  # type: ignore[no-untyped-def]
+    """Merge a long word, bytes at … end, with a heap of pairs; append its ids to `ids` and return the new n."""
+    symbols, keys, merged = np.empty(end - at, np.int32), merges.keys, merges.merged
     size = 0
-    while at < cut:
+    while at < end:
         character, at = decode(data, at)
         symbols[size] = merges.symbols[character]
         size += 1
@@ -106,18 +110,18 @@ def encode_long(data, at, cut, merges, ids, n, first):  # type: ignore[no-untype
     alive = np.ones(size, np.bool_)
     heap = [(np.float32(0), i, i, np.int32(0), np.int32(0)) for i in range(0)]
     for i in range(size - 1):
-        _offer(heap, symbols, i, i + 1, merges)
+        _push_pair(heap, symbols, i, i + 1, merges)
     while heap:
         _, i, j, left, right = heapq.heappop(heap)
         if not (alive[i] and alive[j] and symbols[i] == left and symbols[j] == right):
             continue
-        symbols[i] = _merged(left, right, keys, merged)
+        symbols[i] = _merged_piece(left, right, keys, merged)
         alive[j], after[i] = False, after[j]
         if before[i] >= 0:
-            _offer(heap, symbols, before[i], i, merges)
+            _push_pair(heap, symbols, before[i], i, merges)
         if after[i] < size:
             before[after[i]] = i
-            _offer(heap, symbols, i, after[i], merges)
+            _push_pair(heap, symbols, i, after[i], merges)
     for i in range(size):
         if alive[i]:
             n = _append_symbol(ids, n, first, symbols[i], merges)
@@ -125,18 +129,18 @@ def encode_long(data, at, cut, merges, ids, n, first):  # type: ignore[no-untype
 
 
 @nb.njit(cache=True, nogil=True)
-def _offer(heap, symbols, i, j, merges):  # type: ignore[no-untyped-def]
-    """Put two neighbours on the heap if they make a piece; the highest score comes first, then the leftmost."""
-    piece = _merged(symbols[i], symbols[j], merges.keys, merges.merged)
+def _push_pair(heap, symbols, i, j, merges):  # type: ignore[no-untyped-def]
+    """Push the pair of symbols i, j if they make a piece; the highest score is popped first, then the leftmost."""
+    piece = _merged_piece(symbols[i], symbols[j], merges.keys, merges.merged)
     if piece >= 0:
         heapq.heappush(heap, (-merges.scores[piece], i, j, symbols[i], symbols[j]))
 
 
 @nb.njit(cache=True, nogil=True, inline="always")
-def _merged(left, right, keys, merged):  # type: ignore[no-untyped-def]
-    """The piece that two symbols make, -1 if none."""
-    key, mask, piece = _pair(left, right), len(keys) - 1, np.int32(-1)
-    slot = _slot(key, mask)
+def _merged_piece(left, right, keys, merged):  # type: ignore[no-untyped-def]
+    """Id of the piece that two symbols make, or -1."""
+    key, mask, piece = _pack_pair(left, right), len(keys) - 1, np.int32(-1)
+    slot = _first_slot(key, mask)
     while keys[slot] != _EMPTY:
         if keys[slot] == key:
             piece = merged[slot]
@@ -146,31 +150,31 @@ def _merged(left, right, keys, merged):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True, nogil=True)
-def _fill(keys, merged, pairs, pieces):  # type: ignore[no-untyped-def]
+def _insert_all(keys, merged, pairs, pieces):  # type: ignore[no-untyped-def]
     mask = len(keys) - 1
     for i in range(len(pairs)):
-        key = _pair(pairs[i, 0], pairs[i, 1])
-        slot = _slot(key, mask)
+        key = _pack_pair(pairs[i, 0], pairs[i, 1])
+        slot = _first_slot(key, mask)
         while keys[slot] != _EMPTY:
             slot = (slot + 1) & mask
         keys[slot], merged[slot] = key, pieces[i]
 
 
 @nb.njit(cache=True, nogil=True)
-def _pair(left, right):  # type: ignore[no-untyped-def]
+def _pack_pair(left, right):  # type: ignore[no-untyped-def]
     return ((np.uint64(left) & _LOW) << np.uint64(32)) | (np.uint64(right) & _LOW)
 
 
 @nb.njit(cache=True, nogil=True)
-def _slot(key, mask):  # type: ignore[no-untyped-def]
+def _first_slot(key, mask):  # type: ignore[no-untyped-def]
     return np.int64((key * _MULTIPLIER) >> np.uint64(32)) & mask
 
 
 @nb.njit(cache=True, nogil=True)
-def joint(a, b):  # type: ignore[no-untyped-def]
-    """The bit of two neighbouring characters."""
+def bigram_bit(a, b):  # type: ignore[no-untyped-def]
+    """Number of the bigram filter's bit for two code points."""
     key = (np.uint64(a) << np.uint64(21)) | np.uint64(b)
-    return np.int64((key * _MULTIPLIER) >> np.uint64(64 - JOINT_BITS))
+    return np.int64((key * _MULTIPLIER) >> np.uint64(64 - BIGRAM_FILTER_BITS))
 
 
 @nb.njit(cache=True, nogil=True)
@@ -183,7 +187,7 @@ def _append_symbol(ids, n, first, symbol, merges):  # type: ignore[no-untyped-de
 
 @nb.njit(cache=True, nogil=True)
 def append_unknown(ids, n, first, character, merges):  # type: ignore[no-untyped-def]
-    """A character that is no piece: its bytes, or the unknown piece once for a run of them."""
+    """Append a code point that is no piece: its bytes, or the unknown piece unless the text so far ends in it."""
     if len(merges.byte_ids) == 0:
         if n > first and ids[n - 1] == merges.unknown:
             return n
@@ -202,7 +206,7 @@ def append_unknown(ids, n, first, character, merges):  # type: ignore[no-untyped
 
 @nb.njit(cache=True, nogil=True)
 def decode(data, at):  # type: ignore[no-untyped-def]
-    """The character at `at` of valid UTF-8, and where the next one begins."""
+    """(code point, end) of the character at byte `at` of valid UTF-8."""
     lead = np.int64(data[at])
     if lead < 0x80:
         return lead, at + 1

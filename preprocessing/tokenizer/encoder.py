@@ -1,10 +1,10 @@
-"""Texts to token ids: what SentencePiece says, at many times its speed.
+"""Encoder: token ids of texts, the same as SentencePiece's, at many times its speed.
 
-Byte-pair merging is done by preprocessing/bpe.py, which looks at each word once. All else is left to
-SentencePiece itself: rewriting a text before it is cut (its normaliser), texts that hold a user-defined
-symbol, and models of which it is not proven that words can be encoded apart. Unigram models are of
-these: their best path is found by 32-bit sums over the whole text, whose rounding far into a long text
-decides between pieces that are nearly as good, so a word's pieces depend on all that precedes it.
+BPE models are encoded by the compiled functions in word_cache.py, each word once. SentencePiece itself does the
+rest: it normalises texts, encodes those with a user-defined symbol, and all texts of models for which it is not
+proven that words can be encoded separately. Unigram models are among these: SentencePiece finds the best path
+with 32-bit sums over the whole text, and their rounding decides between pieces of nearly equal score, so that a
+word's pieces depend on the text before it.
 """
 
 import re
@@ -16,161 +16,167 @@ import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
-from preprocessing.tokenizer.bpe import Merges, joint_tables, merge_table
-from preprocessing.tokenizer.vocabulary import SPACE, Algorithm, Kind, Vocabulary, read_vocabulary
-from preprocessing.tokenizer.word_cache import encode_all, new_memory
+from preprocessing.tokenizer.bpe import Merges, bigram_tables, merge_table
+from preprocessing.tokenizer.vocabulary import ESCAPED_SPACE, ModelType, PieceType, Vocabulary, read_vocabulary
+from preprocessing.tokenizer.word_cache import encode_texts, new_word_cache
 
-CACHE = 16 << 20
-_PROBE = 4000  # pieces whose encoding is compared before the merges are trusted
-_RESERVED = (Kind.UNKNOWN, Kind.CONTROL, Kind.BYTE)
+CACHE_BYTES = 16 << 20
+_PROBE_PIECES = 4000  # pieces in the texts that are compared with SentencePiece when an encoder is made
+_RESERVED = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.BYTE)
 
 
 class Encoder:
-    """Encodes as `model.encode` does, without begin and end marks. To be used by one thread at a time.
+    """Encodes texts as `model.encode` does, without begin and end of sentence. Not thread-safe.
 
     Attributes:
-        fallback: Why SentencePiece encodes every text itself; empty where it need not.
+        fallback: Reason that SentencePiece itself encodes every text; empty if it does not.
 
     Args:
         model: A SentencePiece model.
-        cache: Bytes to take for words encoded before. It changes the speed alone.
+        cache_bytes: Size of the word cache. It affects the speed, not the ids.
     """
 
-    def __init__(self, model: sentencepiece.SentencePieceProcessor, cache: int = CACHE) -> None:
+    def __init__(self, model: sentencepiece.SentencePieceProcessor, cache_bytes: int = CACHE_BYTES) -> None:
         vocabulary = read_vocabulary(model.serialized_model_proto())
         self._model = model
-        self._rewrite = _rewriting(vocabulary, model)
-        symbols = vocabulary.of_kind(Kind.USER_DEFINED)
-        self._symbol = re.compile("|".join(re.escape(_spaced(symbol)) for symbol in symbols)) if symbols else None
-        self._most_ids = 1 if SPACE in vocabulary.of_kind(Kind.NORMAL) else len(SPACE.encode())  # of a byte
-        self._memory = new_memory(cache)
-        self.fallback = _why_not(vocabulary)
+        self._normalize = _normalizer(vocabulary, model)
+        symbols = vocabulary.of_type(PieceType.USER_DEFINED)
+        self._symbols = re.compile("|".join(re.escape(_unescape(symbol)) for symbol in symbols)) if symbols else None
+        has_space = ESCAPED_SPACE in vocabulary.of_type(PieceType.NORMAL)
+        self._max_ids_per_byte = 1 if has_space else len(ESCAPED_SPACE.encode())  # of a space, as byte pieces
+        self._cache = new_word_cache(cache_bytes)
+        self.fallback = _fallback_reason(vocabulary)
         if not self.fallback:
             self._merges = _merges(vocabulary)
-            if self._differs(vocabulary):
-                self.fallback = "this version of SentencePiece does not merge as those we know"
+            if self._disagrees(vocabulary):
+                self.fallback = "this version of SentencePiece merges differently"
 
-    def encode(self, texts: Sequence[str], end: int = -1) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The ids of all texts, flat, and where each text begins in them (texts + 1 offsets).
+    def encode(self, texts: Sequence[str], end_id: int = -1) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Encode texts; returns (ids, offsets), where the ids of text i are ids[offsets[i] : offsets[i + 1]].
+
+        `ids` is int32 and holds the ids of all texts; `offsets` is int64, of length texts + 1.
 
         Args:
-            texts: Any texts. A lone surrogate, which is no text, raises UnicodeEncodeError.
-            end: An id to put behind each text, such as `model.eos_id()`; none if negative.
+            texts: Any texts. Raises UnicodeEncodeError for a lone surrogate.
+            end_id: Id to append to each text, such as `model.eos_id()`; none if negative.
         """
         if self.fallback:
-            return _flat(self._ask(texts), end)
-        ready = [self._rewrite(text) for text in texts]
-        asked = [i for i, text in enumerate(ready) if self._symbol and self._symbol.search(text)]
-        if not asked:
-            return self._merge(ready, end)
-        for i in asked:
-            ready[i] = ""
-        ids, offsets = self._merge(ready, -1)
+            return _concatenate(self._encode_with_sentencepiece(texts), end_id)
+        normalized = [self._normalize(text) for text in texts]
+        with_symbol = [i for i, text in enumerate(normalized) if self._symbols and self._symbols.search(text)]
+        if not with_symbol:
+            return self._merge(normalized, end_id)
+        for i in with_symbol:
+            normalized[i] = ""
+        ids, offsets = self._merge(normalized, -1)
         parts = [ids[offsets[i] : offsets[i + 1]] for i in range(len(texts))]
-        for i, found in zip(asked, self._ask([texts[i] for i in asked]), strict=True):
-            parts[i] = found
-        return _flat(parts, end)
+        found = self._encode_with_sentencepiece([texts[i] for i in with_symbol])
+        for i, part in zip(with_symbol, found, strict=True):
+            parts[i] = part
+        return _concatenate(parts, end_id)
 
-    def _merge(self, texts: list[str], end: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The ids of texts as the normaliser leaves them."""
+    def _merge(self, texts: list[str], end_id: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Encode normalised texts with the compiled functions."""
         encoded = [text.encode() for text in texts]
         starts = np.zeros(len(texts) + 1, np.int64)
         np.cumsum([len(data) for data in encoded], out=starts[1:])
-        ids = np.empty(int(starts[-1]) * self._most_ids + len(texts), np.int32)
+        ids = np.empty(int(starts[-1]) * self._max_ids_per_byte + len(texts), np.int32)
         offsets = np.empty(len(texts) + 1, np.int64)
         data = np.frombuffer(b"".join(encoded), np.uint8)
-        encode_all(data, starts, self._merges, self._memory, end, ids, offsets)
+        encode_texts(data, starts, self._merges, self._cache, end_id, ids, offsets)
         return ids[: offsets[-1]], offsets
 
-    def _ask(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """What SentencePiece says."""
+    def _encode_with_sentencepiece(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         encoded = [text.encode() for text in texts]
         options: dict[str, Any] = {"add_bos": False, "add_eos": False, "reverse": False, "enable_sampling": False}
-        if hasattr(self._model, "EncodeAsNumpy"):  # before version 0.2.3 there are lists only
+        if hasattr(self._model, "EncodeAsNumpy"):  # SentencePiece 0.2.3 and later; lists before
             options["return_type"] = "numpy"
         found = self._model.encode(encoded, num_threads=1, **options)
         return [np.asarray(ids, np.int32) for ids in found]
 
-    def _differs(self, vocabulary: Vocabulary) -> bool:
-        """Whether SentencePiece says otherwise of a sample of its own pieces, put together."""
-        pieces = vocabulary.of_kind(Kind.NORMAL)
-        some = pieces[:: len(pieces) // _PROBE + 1]
+    def _disagrees(self, vocabulary: Vocabulary) -> bool:
+        """Whether SentencePiece gives other ids for texts made of a sample of its pieces."""
+        pieces = vocabulary.of_type(PieceType.NORMAL)
+        some = pieces[:: len(pieces) // _PROBE_PIECES + 1]
         texts = ["".join(some[i::97] + some[i::89]) for i in range(89)]
         ids, offsets = self.encode(texts)
         parts = [ids[offsets[i] : offsets[i + 1]] for i in range(len(texts))]
-        return not all(map(np.array_equal, parts, self._ask(texts)))
+        return not all(map(np.array_equal, parts, self._encode_with_sentencepiece(texts)))
 
 
-def _why_not(vocabulary: Vocabulary) -> str:
-    """Why words cannot be merged apart from SentencePiece; empty if they can."""
-    normal = set(vocabulary.of_kind(Kind.NORMAL))
-    reserved = [piece for kind in _RESERVED for piece in vocabulary.of_kind(kind)]
-    if vocabulary.algorithm != Algorithm.BPE:
-        return "only BPE models are encoded word by word"
-    if not vocabulary.escape_spaces:
+def _fallback_reason(vocabulary: Vocabulary) -> str:
+    """Reason that words of this model cannot be encoded separately; empty if they can."""
+    normal = set(vocabulary.of_type(PieceType.NORMAL))
+    reserved = [piece for kind in _RESERVED for piece in vocabulary.of_type(kind)]
+    if vocabulary.model_type != ModelType.BPE:
+        return "only BPE models can be encoded word by word"
+    if not vocabulary.escape_whitespaces:
         return "the model does not escape spaces"
-    if Kind.UNUSED in vocabulary.kinds:
+    if PieceType.UNUSED in vocabulary.types:
         return "the model has unused pieces"
     if any(len(piece) == 1 or piece in normal for piece in reserved):
-        return "a control piece of the model can be met in text"
+        return "a control piece of the model may occur in text"
     return ""
 
 
 def _merges(vocabulary: Vocabulary) -> Merges:
-    """The tables of the kernel. A piece that spells a space as a space is never met in a text, and left out."""
+    """Tables for the compiled functions.
+
+    Without pieces that contain a plain space: SentencePiece escapes all spaces of a text, and so never finds them.
+    """
     ids = {
-        _spaced(piece): i
-        for i, (piece, kind) in enumerate(zip(vocabulary.pieces, vocabulary.kinds, strict=True))
-        if kind == Kind.NORMAL and " " not in piece
+        _unescape(piece): i
+        for i, (piece, kind) in enumerate(zip(vocabulary.pieces, vocabulary.types, strict=True))
+        if kind == PieceType.NORMAL and " " not in piece
     }
     symbols = np.invert(np.arange(0x110000, dtype=np.int32))
     for piece, i in ids.items():
         if len(piece) == 1:
             symbols[ord(piece)] = i
-    joints = {joint for piece in ids for joint in pairwise(piece)}
+    bigrams = {bigram for piece in ids for bigram in pairwise(piece)}
     keys, merged = merge_table(*_pairs(ids))
     return Merges(
         symbols,
-        *joint_tables(np.array([(ord(a), ord(b)) for a, b in sorted(joints)], np.int64).reshape(-1, 2)),
+        *bigram_tables(np.array([(ord(a), ord(b)) for a, b in sorted(bigrams)], np.int64).reshape(-1, 2)),
         keys,
         merged,
         np.array(vocabulary.scores, np.float32),
-        np.array([vocabulary.pieces.index(piece) for piece in sorted(vocabulary.of_kind(Kind.BYTE))], np.int32),
-        vocabulary.kinds.index(Kind.UNKNOWN),
+        np.array([vocabulary.pieces.index(piece) for piece in sorted(vocabulary.of_type(PieceType.BYTE))], np.int32),
+        vocabulary.types.index(PieceType.UNKNOWN),
     )
 
 
 def _pairs(ids: dict[str, int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Every two symbols that together are a piece, and that piece."""
+    """(pairs of symbols, ids of the pieces that they make)."""
     symbols = {character: -1 - ord(character) for piece in ids for character in piece} | ids
-    pairs, made = [], []
+    pairs, pieces = [], []
     for piece, i in ids.items():
         for cut in range(1, len(piece)):
             left, right = symbols.get(piece[:cut]), symbols.get(piece[cut:])
             if left is not None and right is not None:
                 pairs.append((left, right))
-                made.append(i)
-    return pairs, made
+                pieces.append(i)
+    return pairs, pieces
 
 
-def _rewriting(vocabulary: Vocabulary, model: sentencepiece.SentencePieceProcessor) -> Callable[[str], str]:
-    """What makes of a text the one that is cut, with spaces for U+2581 (SentencePiece takes one for the other)."""
-    if vocabulary.charsmap or vocabulary.remove_extra_spaces:
-        return lambda text: _spaced(model.normalize(text.encode()).decode())
-    if not vocabulary.dummy_prefix:
-        return _spaced
-    if vocabulary.space_as_suffix:
-        return lambda text: _spaced(text) + " " if text else text
-    return lambda text: " " + _spaced(text) if text else text
+def _normalizer(vocabulary: Vocabulary, model: sentencepiece.SentencePieceProcessor) -> Callable[[str], str]:
+    """Function that normalises a text as the model asks, with spaces in place of U+2581."""
+    if vocabulary.has_charsmap or vocabulary.remove_extra_whitespaces:
+        return lambda text: _unescape(model.normalize(text.encode()).decode())
+    if not vocabulary.add_dummy_prefix:
+        return _unescape
+    if vocabulary.treat_whitespace_as_suffix:
+        return lambda text: _unescape(text) + " " if text else text
+    return lambda text: " " + _unescape(text) if text else text
 
 
-def _spaced(text: str) -> str:
-    return text.replace(SPACE, " ")
+def _unescape(text: str) -> str:
+    return text.replace(ESCAPED_SPACE, " ")
 
 
-def _flat(parts: list[NDArray[np.int32]], end: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Arrays one after another, each followed by `end` unless it is negative, and where each begins."""
-    last = np.array([end] if end >= 0 else [], np.int32)
+def _concatenate(parts: list[NDArray[np.int32]], end_id: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """(ids, offsets) of all parts, each followed by `end_id` unless that is negative."""
+    last = np.array([end_id] if end_id >= 0 else [], np.int32)
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) + len(last) for part in parts], out=offsets[1:])
     pieces = (array for part in parts for array in (part, last))

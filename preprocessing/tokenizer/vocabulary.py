@@ -1,8 +1,8 @@
-"""What a SentencePiece model says about itself: its pieces, their scores and kinds, and how it treats white space.
+"""A SentencePiece model's pieces and settings, read from its model file.
 
-SentencePiece's own interface tells neither the algorithm, nor the normaliser's settings, nor which pieces are
-user-defined, so they are read from the model file: a protocol-buffer message
-(https://protobuf.dev/programming-guides/encoding, sentencepiece_model.proto).
+SentencePiece's Python interface gives neither the model type, nor the normaliser's settings, nor which pieces
+are user-defined. So they are parsed from the file, a protocol-buffer message: wire format at
+https://protobuf.dev/programming-guides/encoding, fields in SentencePiece's sentencepiece_model.proto.
 """
 
 import struct
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-SPACE = "\u2581"  # how pieces spell a space
+ESCAPED_SPACE = "\u2581"  # a space, in pieces
 
 
-class Kind(IntEnum):
-    """What a piece is for."""
+class PieceType(IntEnum):
+    """Type of a piece (ModelProto.SentencePiece.Type)."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -25,8 +25,8 @@ class Kind(IntEnum):
     BYTE = 6
 
 
-class Algorithm(IntEnum):
-    """How pieces are chosen."""
+class ModelType(IntEnum):
+    """Algorithm of a model (TrainerSpec.ModelType)."""
 
     UNIGRAM = 1
     BPE = 2
@@ -36,53 +36,50 @@ class Algorithm(IntEnum):
 
 @dataclass
 class Vocabulary:
-    """Pieces by id, and the settings that decide which text becomes which piece."""
+    """Pieces by id, and the settings that affect encoding, under SentencePiece's names and with its defaults."""
 
     pieces: list[str] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)  # float32, as SentencePiece compares them
-    kinds: list[int] = field(default_factory=list)
-    algorithm: int = Algorithm.UNIGRAM
-    space_as_suffix: bool = False
-    charsmap: bool = False  # the normaliser rewrites characters
-    dummy_prefix: bool = True
-    remove_extra_spaces: bool = True
-    escape_spaces: bool = True
+    scores: list[float] = field(default_factory=list)  # float32 values
+    types: list[int] = field(default_factory=list)
+    model_type: int = ModelType.UNIGRAM
+    treat_whitespace_as_suffix: bool = False
+    has_charsmap: bool = False  # the normaliser replaces characters, by its precompiled_charsmap
+    add_dummy_prefix: bool = True
+    remove_extra_whitespaces: bool = True
+    escape_whitespaces: bool = True
 
-    def of_kind(self, kind: Kind) -> list[str]:
-        """The pieces of one kind, in the order of their ids."""
-        return [piece for piece, found in zip(self.pieces, self.kinds, strict=True) if found == kind]
+    def of_type(self, piece_type: PieceType) -> list[str]:
+        """Pieces of one type, in the order of their ids."""
+        return [piece for piece, found in zip(self.pieces, self.types, strict=True) if found == piece_type]
 
 
 def read_vocabulary(model: bytes) -> Vocabulary:
-    """Read a serialised model (`SentencePieceProcessor.serialized_model_proto()`).
-
-    Field numbers and defaults are those of SentencePiece's ModelProto, TrainerSpec and NormalizerSpec.
-    """
+    """Parse a serialised ModelProto (`SentencePieceProcessor.serialized_model_proto()`)."""
     vocabulary = Vocabulary()
     for number, value in _fields(model):
-        if number == 1:
+        if number == 1:  # repeated SentencePiece
             _add_piece(vocabulary, dict(_fields(value)))
-        elif number == 2:
+        elif number == 2:  # TrainerSpec
             trainer = dict(_fields(value))
-            vocabulary.algorithm = trainer.get(3, Algorithm.UNIGRAM)
-            vocabulary.space_as_suffix = bool(trainer.get(24, False))
-        elif number == 3:
+            vocabulary.model_type = trainer.get(3, ModelType.UNIGRAM)
+            vocabulary.treat_whitespace_as_suffix = bool(trainer.get(24, False))
+        elif number == 3:  # NormalizerSpec
             normalizer = dict(_fields(value))
-            vocabulary.charsmap = bool(normalizer.get(2, b""))
-            vocabulary.dummy_prefix = bool(normalizer.get(3, True))
-            vocabulary.remove_extra_spaces = bool(normalizer.get(4, True))
-            vocabulary.escape_spaces = bool(normalizer.get(5, True))
+            vocabulary.has_charsmap = bool(normalizer.get(2, b""))
+            vocabulary.add_dummy_prefix = bool(normalizer.get(3, True))
+            vocabulary.remove_extra_whitespaces = bool(normalizer.get(4, True))
+            vocabulary.escape_whitespaces = bool(normalizer.get(5, True))
     return vocabulary
 
 
 def _add_piece(vocabulary: Vocabulary, piece: dict[int, Any]) -> None:
     vocabulary.pieces.append(piece[1].decode())
     vocabulary.scores.append(struct.unpack("<f", piece[2])[0] if 2 in piece else 0.0)
-    vocabulary.kinds.append(piece.get(3, Kind.NORMAL))
+    vocabulary.types.append(piece.get(3, PieceType.NORMAL))
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value) of every field: an integer, or the bytes of anything else."""
+    """(field number, value) of every field of a message: an integer for a varint, bytes for all else."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -98,7 +95,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """The integer at `at`, seven bits a byte and the lowest first, and where it ends."""
+    """(value, end) of the base-128 varint at byte `at`."""
     value = shift = 0
     while True:
         byte = message[at]

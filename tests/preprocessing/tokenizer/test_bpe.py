@@ -8,9 +8,9 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocessing.tokenizer.bpe import LONGEST
+from preprocessing.tokenizer.bpe import MAX_SCAN_BYTES
 from preprocessing.tokenizer.encoder import Encoder
-from preprocessing.tokenizer.vocabulary import Algorithm, Kind
+from preprocessing.tokenizer.vocabulary import ModelType, PieceType
 
 ALPHABET = "ab▁é水"
 vocabularies = st.dictionaries(st.text(ALPHABET, min_size=1, max_size=6), st.integers(-3, 3), max_size=30)
@@ -25,23 +25,23 @@ def field(number: int, value: bytes | int) -> bytes:
     return bytes([number << 3 | 2, len(value)]) + value
 
 
-def piece(text: str, score: float, kind: Kind) -> bytes:
-    return field(1, field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + field(3, kind))
+def piece(text: str, score: float, piece_type: PieceType) -> bytes:
+    return field(1, field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + field(3, piece_type))
 
 
 def model_of(vocabulary: dict[str, int]) -> bytes:
     """A BPE model that rewrites nothing, with the given pieces and scores."""
-    pieces = [piece(text, score, Kind.NORMAL) for text, score in vocabulary.items()]
-    trainer = field(2, field(3, Algorithm.BPE))
+    pieces = [piece(text, score, PieceType.NORMAL) for text, score in vocabulary.items()]
+    trainer = field(2, field(3, ModelType.BPE))
     normalizer = field(3, field(3, 0) + field(4, 0))
-    return b"".join([piece("<unk>", 0, Kind.UNKNOWN), *pieces, trainer, normalizer])
+    return b"".join([piece("<unk>", 0, PieceType.UNKNOWN), *pieces, trainer, normalizer])
 
 
 @given(vocabulary=vocabularies, found=texts)
 def test_any_vocabulary_merges_as_in_sentencepiece(vocabulary: dict[str, int], found: list[str]) -> None:
     """Equal scores, pieces that nothing makes, and texts merged the short way and (repeated) the long way."""
     model = sentencepiece.SentencePieceProcessor(model_proto=model_of(vocabulary))
-    found += [text * (LONGEST // len(text) + 1) for text in found if text]
+    found += [text * (MAX_SCAN_BYTES // len(text) + 1) for text in found if text]
     encoder = Encoder(model)
     ids, offsets = encoder.encode(found)
     assert not encoder.fallback
@@ -49,7 +49,7 @@ def test_any_vocabulary_merges_as_in_sentencepiece(vocabulary: dict[str, int], f
 
 
 def test_unused_pieces_are_left_to_sentencepiece() -> None:
-    proto = model_of({"a": 0, "b": 0, "ab": 1}) + piece("abab", 2, Kind.UNUSED)
+    proto = model_of({"a": 0, "b": 0, "ab": 1}) + piece("abab", 2, PieceType.UNUSED)
     model = sentencepiece.SentencePieceProcessor(model_proto=proto)
     encoder = Encoder(model)
     assert encoder.fallback

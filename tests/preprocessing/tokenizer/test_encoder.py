@@ -137,24 +137,24 @@ def test_a_small_cache_changes_no_id(name: str, cache: int) -> None:
     texts = [" ".join(words), " ".join(word[:3] for word in words), " ".join(word * 6 for word in words)]
     for _ in range(2):
         assert parts(small.encode(texts)) == model(name).encode(texts)
-    memory = small._memory
+    words_cache = small._cache
     for word in " ".join(texts).split(" "):
         small.encode([word])
-        assert (memory.used <= [len(memory.rows) // 2, len(memory.text), len(memory.ids)]).all()
+        assert (words_cache.used <= [len(words_cache.rows) // 2, len(words_cache.text), len(words_cache.ids)]).all()
 
 
 @pytest.mark.parametrize("name", ["as train_tokenizer", "user-defined symbols", "unigram"])
 def test_an_end_is_put_behind_each_text(name: str) -> None:
     texts = ["the mill", "", "☃", "a <sep> b", ""]
     wanted = [[*ids, 2] for ids in model(name).encode(texts)]
-    assert parts(encoder(name).encode(texts, end=2)) == wanted
+    assert parts(encoder(name).encode(texts, end_id=2)) == wanted
 
 
 def test_unknown_characters_of_two_texts_are_two() -> None:
     name = "unknown characters"
     unknown = model(name).unk_id()
     assert parts(encoder(name).encode(["☃☃", "☃", "", "☃"])) == [[unknown], [unknown], [], [unknown]]
-    assert parts(encoder(name).encode(["☃", "☃"], end=unknown)) == [[unknown, unknown]] * 2
+    assert parts(encoder(name).encode(["☃", "☃"], end_id=unknown)) == [[unknown, unknown]] * 2
 
 
 @pytest.mark.parametrize("name", ["as train_tokenizer", "unigram"])

@@ -1,4 +1,4 @@
-"""Vocabulary: what is read from the model file is what SentencePiece's own interface and the trainer say."""
+"""Vocabulary: what is parsed from the model file equals what SentencePiece's interface and trainer report."""
 
 import io
 from typing import Any
@@ -6,18 +6,23 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from preprocessing.tokenizer.vocabulary import Algorithm, Kind, Vocabulary, read_vocabulary
+from preprocessing.tokenizer.vocabulary import ModelType, PieceType, Vocabulary, read_vocabulary
 
 LINES = ["the mill grinds grain into flour while water turns its wheel", "水車は水の力で回り、穀物を粉にする"] * 9
 SETTINGS: list[tuple[dict[str, Any], Vocabulary]] = [
-    ({}, Vocabulary(charsmap=True)),
+    ({}, Vocabulary(has_charsmap=True)),
     (
         {"model_type": "bpe", "normalization_rule_name": "identity", "add_dummy_prefix": False},
-        Vocabulary(algorithm=Algorithm.BPE, dummy_prefix=False),
+        Vocabulary(model_type=ModelType.BPE, add_dummy_prefix=False),
     ),
     (
         {"model_type": "char", "remove_extra_whitespaces": False, "treat_whitespace_as_suffix": True},
-        Vocabulary(algorithm=Algorithm.CHAR, charsmap=True, remove_extra_spaces=False, space_as_suffix=True),
+        Vocabulary(
+            model_type=ModelType.CHAR,
+            has_charsmap=True,
+            remove_extra_whitespaces=False,
+            treat_whitespace_as_suffix=True,
+        ),
     ),
 ]
 
@@ -32,7 +37,7 @@ def train(**settings: Any) -> sentencepiece.SentencePieceProcessor:
 @pytest.mark.parametrize(("settings", "wanted"), SETTINGS)
 def test_settings_are_the_trainers(settings: dict[str, Any], wanted: Vocabulary) -> None:
     found = read_vocabulary(train(**settings).serialized_model_proto())
-    found.pieces, found.scores, found.kinds = [], [], []
+    found.pieces, found.scores, found.types = [], [], []
     assert found == wanted
 
 
@@ -42,10 +47,10 @@ def test_pieces_are_those_of_the_model() -> None:
     ids = range(model.vocab_size())
     assert found.pieces == [model.id_to_piece(i) for i in ids]
     assert found.scores == [model.get_score(i) for i in ids]
-    for kind, is_kind in (
-        (Kind.UNKNOWN, model.is_unknown),
-        (Kind.CONTROL, model.is_control),
-        (Kind.BYTE, model.is_byte),
+    for piece_type, is_type in (
+        (PieceType.UNKNOWN, model.is_unknown),
+        (PieceType.CONTROL, model.is_control),
+        (PieceType.BYTE, model.is_byte),
     ):
-        assert found.of_kind(kind) == [model.id_to_piece(i) for i in ids if is_kind(i)]
-    assert found.of_kind(Kind.USER_DEFINED) == ["<sep>"]
+        assert found.of_type(piece_type) == [model.id_to_piece(i) for i in ids if is_type(i)]
+    assert found.of_type(PieceType.USER_DEFINED) == ["<sep>"]

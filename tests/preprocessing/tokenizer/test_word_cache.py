@@ -1,4 +1,4 @@
-"""The memory for words: as large as asked and no larger, whatever it meets."""
+"""Word cache: as large as asked and no larger, whatever the words."""
 
 import io
 import random
@@ -8,21 +8,21 @@ import pytest
 import sentencepiece
 
 from preprocessing.tokenizer.encoder import Encoder
-from preprocessing.tokenizer.word_cache import Memory, new_memory
+from preprocessing.tokenizer.word_cache import WordCache, new_word_cache
 
 GUARD = 1 << 12
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 5000, 1 << 20, 32 << 20])
-def test_a_memory_takes_what_it_may(size: int) -> None:
-    taken = sum(array.nbytes for array in new_memory(size))
+def test_a_cache_is_as_large_as_asked(size: int) -> None:
+    taken = sum(array.nbytes for array in new_word_cache(size))
     assert size // 2 <= taken <= size + 3072
 
 
-def guarded(memory: Memory) -> tuple[Memory, list[np.ndarray]]:
-    """The same memory with room behind its texts and ids that nobody may write to."""
-    wide = [np.full(len(array) + GUARD, 99, array.dtype) for array in (memory.text, memory.ids)]
-    return memory._replace(text=wide[0][:-GUARD], ids=wide[1][:-GUARD]), [array[-GUARD:] for array in wide]
+def guarded(cache: WordCache) -> tuple[WordCache, list[np.ndarray]]:
+    """The same cache with guard bytes after its text and ids, to see writes beyond them."""
+    wide = [np.full(len(array) + GUARD, 99, array.dtype) for array in (cache.text, cache.ids)]
+    return cache._replace(text=wide[0][:-GUARD], ids=wide[1][:-GUARD]), [array[-GUARD:] for array in wide]
 
 
 @pytest.mark.parametrize("longest", [16, 2])
@@ -38,9 +38,9 @@ def test_words_of_many_bytes_or_of_many_ids_stay_within_it(longest: int) -> None
         max_sentencepiece_length=longest, minloglevel=2,
     )  # fmt: skip
     model = sentencepiece.SentencePieceProcessor(model_proto=trained.getvalue())
-    encoder = Encoder(model, cache=0)
+    encoder = Encoder(model, cache_bytes=0)
     assert not encoder.fallback
-    encoder._memory, guards = guarded(encoder._memory)
+    encoder._cache, guards = guarded(encoder._cache)
     ids, _ = encoder.encode([" ".join(words)])
     assert ids.tolist() == model.encode(" ".join(words))
     assert all((guard == 99).all() for guard in guards)
