@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: noticed at once, acted upon when the step is done and saved."""
+"""StopSignals: records SIGINT and SIGTERM, so that training can finish its step and save a checkpoint."""
 
 import signal
 import threading
@@ -9,13 +9,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """While open, the first SIGINT or SIGTERM is kept in `received` instead of ending the process."""
+    """Context manager: the first SIGINT or SIGTERM is stored in `received` instead of ending the process; 0: none."""
 
     received: int = 0
 
     def __enter__(self) -> Self:
         self._before: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():  # Python lets no other set handlers
+        if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
             self._before = {number: signal.signal(number, self._receive) for number in _SIGNALS}
         return self
 

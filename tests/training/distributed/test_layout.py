@@ -67,7 +67,7 @@ REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
 @pytest.mark.parametrize(
     ("asked", "processes", "message", "proposed", "then"), REFUSED, ids=[str(r[0]) for r in REFUSED]
 )
-def test_a_refusal_says_what_would_work(
+def test_an_error_suggests_a_layout_that_works(
     asked: dict[str, Any], processes: int, message: str, proposed: dict[str, Any], then: int
 ) -> None:
     said = refusal(processes, **asked)
@@ -75,7 +75,7 @@ def test_a_refusal_says_what_would_work(
     ParallelConfig(**{**asked, **proposed}).resolve(then, MODEL, SEQ_LEN)
 
 
-def test_refusals_that_depend_on_data_and_vocabulary() -> None:
+def test_errors_that_depend_on_data_and_vocabulary() -> None:
     said = refusal(2, seq_len=31, tp=2, sequence_parallel=True)
     assert "data.seq_len 31 is not divisible by parallel.tp 2" in said and "try --data.seq_len 32" in said
     small = replace(MODEL, vocab_size=8)
@@ -89,7 +89,7 @@ def test_refusals_that_depend_on_data_and_vocabulary() -> None:
         st.integers(0, 4), st.sampled_from(sorted(STAGES_PER_RANK)), st.integers(0, 3), st.integers(0, 9),
     ),
 )  # fmt: skip
-def test_every_layout_is_resolved_in_full_or_refused_for_a_reason(processes: int, layout: ParallelConfig) -> None:
+def test_every_layout_is_fully_resolved_or_an_error_with_advice(processes: int, layout: ParallelConfig) -> None:
     try:
         full = layout.resolve(processes, MODEL, SEQ_LEN)
     except UsageError as error:

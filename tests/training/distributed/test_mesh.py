@@ -26,11 +26,11 @@ def cooperate() -> tuple[Any, ...]:
         return world.rank, total, world.all_reduce_max(10 * world.rank), world.main_only(lambda: world.rank), said
 
 
-def test_ranks_agree(run_ranks: Callable[..., list[Any]]) -> None:
+def test_collectives_of_the_world(run_ranks: Callable[..., list[Any]]) -> None:
     assert run_ranks(2, cooperate) == [(0, 3.0, 10, 0, ["no"]), (1, 3.0, 10, 0, ["no"])]
 
 
-def place() -> tuple[Any, ...]:
+def position() -> tuple[Any, ...]:
     with init_distributed("cpu") as device:
         world = build_world(ParallelConfig(pp=2, dp=4, zero=2, zero_group=2, tp=1), device)
         axes = {name: (world.axis(name).size, world.axis(name).rank) for name in ("pp", "replicate", "shard", "tp")}
@@ -43,21 +43,21 @@ def place() -> tuple[Any, ...]:
         return world.dp_rank, world.dp_size, axes, peers
 
 
-def test_neighbours_talk_most(run_ranks: Callable[..., list[Any]]) -> None:
-    places = run_ranks(8, place)
-    assert [replica for replica, *_ in places] == [0, 1, 2, 3] * 2 and {p[1] for p in places} == {4}
-    assert places[6][2] == {"pp": (2, 1), "replicate": (2, 1), "shard": (2, 0), "tp": (1, 0)}
-    assert places[6][3] == {"pp": [2, 6], "replicate": [4, 6], "shard": [6, 7]}
+def test_the_order_of_the_axes(run_ranks: Callable[..., list[Any]]) -> None:
+    positions = run_ranks(8, position)
+    assert [replica for replica, *_ in positions] == [0, 1, 2, 3] * 2 and {p[1] for p in positions} == {4}
+    assert positions[6][2] == {"pp": (2, 1), "replicate": (2, 1), "shard": (2, 0), "tp": (1, 0)}
+    assert positions[6][3] == {"pp": [2, 6], "replicate": [4, 6], "shard": [6, 7]}
 
 
-def test_one_process_is_a_world_and_leaves_nothing_open() -> None:
+def test_one_process_is_a_world_and_closes_its_group() -> None:
     with init_distributed("cpu") as device:
         world = build(device)
         assert (world.rank, world.size, world.is_main, world.device.type) == (0, 1, True, "cpu")
     assert not dist.is_initialized()
 
 
-def test_a_process_group_of_the_caller_s_is_left_open() -> None:
+def test_the_caller_s_process_group_is_left_open() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with init_distributed("cpu"):
@@ -68,6 +68,6 @@ def test_a_process_group_of_the_caller_s_is_left_open() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_an_error() -> None:
+def test_a_missing_gpu_is_an_error() -> None:
     with pytest.raises(UsageError, match="--device cpu"), init_distributed("cuda"):
         pass

@@ -13,9 +13,9 @@ from training.distributed.rank_pool import RankError, RankPool
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    with RankPool(3, timeout=20.0, limit=30.0) as ranks:
-        yield ranks
+def pool() -> Iterator[RankPool]:
+    with RankPool(3, timeout=20.0, limit=30.0) as pool:
+        yield pool
 
 
 def add(number: int) -> tuple[int, int, float, int]:
@@ -46,65 +46,65 @@ def exit_on_all() -> None:
     sys.exit(3)
 
 
-def test_jobs_of_several_sizes_run_in_the_same_processes(ranks: RankPool) -> None:
-    first, second, third = ranks.run(3, add, 1), ranks.run(2, add, 10), ranks.run(3, add, 100)
+def test_jobs_of_different_sizes_reuse_the_workers(pool: RankPool) -> None:
+    first, second, third = pool.run(3, add, 1), pool.run(2, add, 10), pool.run(3, add, 100)
     assert [r[:3] for r in first] == [(0, 3, 6.0), (1, 3, 6.0), (2, 3, 6.0)]
     assert [r[:3] for r in second] == [(0, 2, 30.0), (1, 2, 30.0)]
     assert [r[3] for r in third] == [r[3] for r in first] and len({r[3] for r in first}) == 3
 
 
-def test_an_exception_is_told_with_its_rank_and_traceback_and_others_need_not_wait_for_it(ranks: RankPool) -> None:
-    ranks.run(3, add, 1)
+def test_an_exception_is_reported_with_rank_and_traceback_before_the_timeout(pool: RankPool) -> None:
+    pool.run(3, add, 1)
     started = time.monotonic()
     with pytest.raises(RankError, match=r"rank 1: Traceback(.|\n)*fail_on_one(.|\n)*ValueError: the grain is wet") as e:
-        ranks.run(3, fail_on_one)
+        pool.run(3, fail_on_one)
     assert e.value.rank == 1 and time.monotonic() - started < 10
-    assert ranks.run(3, add, 1)[2][2] == 6.0
+    assert pool.run(3, add, 1)[2][2] == 6.0
 
 
-def test_a_rank_that_dies_is_told_and_replaced(ranks: RankPool) -> None:
+def test_a_worker_that_dies_is_reported_and_replaced(pool: RankPool) -> None:
     with pytest.raises(RankError, match="rank 1: died with exit code 7"):
-        ranks.run(2, die_on_one)
-    assert [r[2] for r in ranks.run(3, add, 1)] == [6.0] * 3
+        pool.run(2, die_on_one)
+    assert [r[2] for r in pool.run(3, add, 1)] == [6.0] * 3
 
 
-def test_a_rank_that_died_between_two_jobs_is_told(ranks: RankPool) -> None:
-    pid = ranks.run(2, add, 1)[1][3]
+def test_a_worker_that_died_between_jobs_is_reported(pool: RankPool) -> None:
+    pid = pool.run(2, add, 1)[1][3]
     os.kill(pid, 9)
     time.sleep(0.2)
     with pytest.raises(RankError, match="rank 1: died with exit code -9"):
-        ranks.run(2, add, 1)
-    assert ranks.run(2, add, 1)[1][3] != pid
+        pool.run(2, add, 1)
+    assert pool.run(2, add, 1)[1][3] != pid
 
 
-def test_a_rank_that_hangs_is_told_and_replaced() -> None:
-    with RankPool(2) as ranks:
-        ranks.run(2, add, 1)
-        ranks.limit = 2.0
-        with pytest.raises(RankError, match="no answer from rank 1, which had to be killed"):
-            ranks.run(2, hang_on_one)
-        ranks.limit = 30.0
-        assert [r[2] for r in ranks.run(2, add, 1)] == [3.0, 3.0]
+def test_a_worker_that_hangs_is_reported_and_replaced() -> None:
+    with RankPool(2) as pool:
+        pool.run(2, add, 1)
+        pool.limit = 2.0
+        with pytest.raises(RankError, match="rank 1 did not answer and had to be killed"):
+            pool.run(2, hang_on_one)
+        pool.limit = 30.0
+        assert [r[2] for r in pool.run(2, add, 1)] == [3.0, 3.0]
 
 
-def test_leaving_the_interpreter_is_a_job_s_error_and_not_the_rank_s_end(ranks: RankPool) -> None:
-    before = ranks.run(2, add, 1)
+def test_system_exit_fails_the_job_and_keeps_the_worker(pool: RankPool) -> None:
+    before = pool.run(2, add, 1)
     with pytest.raises(RankError, match="SystemExit: 3"):
-        ranks.run(2, exit_on_all)
-    assert ranks.run(2, add, 1)[0][3] == before[0][3]
+        pool.run(2, exit_on_all)
+    assert pool.run(2, add, 1)[0][3] == before[0][3]
 
 
 PARENT = """
 import os, sys, time
 from training.distributed.rank_pool import RankPool
 if __name__ == "__main__":
-    ranks = RankPool(2)
-    print(*ranks.run(2, os.getpid), flush=True)
+    pool = RankPool(2)
+    print(*pool.run(2, os.getpid), flush=True)
     time.sleep(100)
 """
 
 
-def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
+def test_workers_die_with_their_parent(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     parent = subprocess.Popen(
@@ -120,8 +120,8 @@ def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_processes_are_replaced_before_what_torch_leaves_in_them_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.distributed.rank_pool._JOBS", 3)
-    with RankPool(2) as ranks:
-        pids = [ranks.run(2, os.getpid)[0] for _ in range(7)]
+def test_workers_are_replaced_after_a_number_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.distributed.rank_pool._MAX_JOBS", 3)
+    with RankPool(2) as pool:
+        pids = [pool.run(2, os.getpid)[0] for _ in range(7)]
     assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3, 1]

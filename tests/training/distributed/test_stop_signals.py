@@ -5,7 +5,7 @@ import threading
 from training.distributed.stop_signals import StopSignals
 
 
-def test_the_first_signal_is_kept_and_the_handlers_are_put_back() -> None:
+def test_the_first_signal_is_stored_and_the_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with StopSignals() as stop:
         assert stop.received == 0
@@ -15,7 +15,7 @@ def test_the_first_signal_is_kept_and_the_handlers_are_put_back() -> None:
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_in_another_thread_signals_are_left_alone() -> None:
+def test_other_threads_leave_the_handlers() -> None:
     seen: list[bool] = []
 
     def use() -> None:

@@ -1,4 +1,4 @@
-"""torch.compile changes the time that a step takes, and nothing else; and says with what it can't be used."""
+"""torch.compile: the same losses under every layout, and an error for schedules that split the backward pass."""
 
 import shutil
 from collections.abc import Callable
@@ -22,8 +22,8 @@ needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("cl
 
 
 def graphs_of(config: TrainConfig) -> int:
-    """Train; how many graphs the compiler has made of it."""
-    import torch._dynamo.utils  # by those who need it: a second of imports
+    """Train; returns the number of graphs that were compiled."""
+    import torch._dynamo.utils  # here: a second of imports
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -57,7 +57,7 @@ def test_compiled_blocks_have_the_same_losses(
 
 
 @needs_compiler
-def test_compiled_dropout_drops_the_same() -> None:
+def test_compiled_dropout_has_the_same_mask() -> None:
     dropout = Dropout(0.3, "site")
     dropout.part = 1
     x, samples = torch.ones(2, 3, 8, 16), torch.tensor([5, 2**40])
@@ -67,7 +67,7 @@ def test_compiled_dropout_drops_the_same() -> None:
 
 
 @pytest.mark.parametrize("schedule", SPLIT_BACKWARD)
-def test_compiled_blocks_cannot_give_their_gradients_apart(config: TrainConfig, schedule: Schedule) -> None:
+def test_compiled_blocks_need_an_unsplit_backward_pass(config: TrainConfig, schedule: Schedule) -> None:
     split = replace(config, compile=True, parallel=ParallelConfig(pp=2, schedule=schedule, micro_batches=4))
     with pytest.raises(UsageError, match=rf"{schedule}.*try --parallel\.schedule interleaved-1f1b"):
         split.check()

@@ -1,4 +1,4 @@
-"""Buckets, and what travels when; that gradients are right under every layout is the parity certificate's."""
+"""Gradient buckets: sums, shards, overlap. The parity certificate tests gradients under every layout."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,18 +14,18 @@ from training.distributed.mesh import World, build_world
 from training.parallel.data_parallel import GradReducer
 
 RunRanks = Callable[..., list[Any]]
-SHAPES = [(5, 4), (3,), (7, 2), (1,), (6, 6), (2, 3)]  # rows that do not divide by 2 or 4, and fewer than 4
+SHAPES = [(5, 4), (3,), (7, 2), (1,), (6, 6), (2, 3)]  # numbers of rows that 2 and 4 do not divide, and fewer than 4
 
 
-def setting(zero: int, shard: int) -> tuple[World, list[nn.Parameter], GradReducer]:
+def build(zero: int, shard: int) -> tuple[World, list[nn.Parameter], GradReducer]:
     layout = ParallelConfig(dist.get_world_size(), zero, shard, 1, False, 1, "1f1b", 1, 1)  # type: ignore[arg-type]
     world = build_world(layout, torch.device("cpu"))
     parameters = [nn.Parameter(torch.full(shape, float(i))) for i, shape in enumerate(SHAPES)]
     return world, parameters, GradReducer(parameters, world.axis("shard"), world.axis("replicate"), zero)
 
 
-def example(number: int, rank: int, turn: int) -> Tensor:
-    """A gradient of parameter `number`: every element of every rank and turn another one."""
+def gradient(number: int, rank: int, turn: int) -> Tensor:
+    """A gradient of parameter `number`: all elements, ranks and turns differ."""
     shape = SHAPES[number]
     return (
         1000.0 * number + 100.0 * (rank + 1) + 10.0 * turn + torch.arange(float(torch.Size(shape).numel())).view(shape)
@@ -34,18 +34,18 @@ def example(number: int, rank: int, turn: int) -> Tensor:
 
 def loss(parameters: list[nn.Parameter], rank: int, turn: int, unused: int | None) -> Tensor:
     return torch.stack([
-        (p * example(i, rank, turn)).sum() for i, p in enumerate(parameters) if i != unused
+        (p * gradient(i, rank, turn)).sum() for i, p in enumerate(parameters) if i != unused
     ]).sum()  # fmt: skip
 
 
 def train(zero: int, shard: int, bucket_bytes: int, unused: int | None) -> list[tuple[int, int, Tensor, Tensor]]:
-    """Two rounds: gradients of two backward passes each, the last of which travels; each parameter less its gradient.
+    """Two updates, p -= grad, each after two backward passes, of which the second reduces the gradients.
 
-    By parameter: how many buckets there are, and the first row of ours, the gradient, and the whole parameter after.
+    Returns by parameter: the number of buckets, this rank's first row, its gradient, and the full parameter.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training.parallel.data_parallel, "BUCKET_BYTES", bucket_bytes)
-        world, parameters, reducer = setting(zero, shard)
+        world, parameters, reducer = build(zero, shard)
     for turn in range(2):
         for p in parameters:
             p.grad = reducer.own[id(p)].grad = None
@@ -70,11 +70,11 @@ def train(zero: int, shard: int, bucket_bytes: int, unused: int | None) -> list[
 def test_gradients_are_summed_over_replicas_and_passes(
     run_ranks: RunRanks, zero: int, shard: int, bucket_bytes: int
 ) -> None:
-    unused = 2  # a parameter that no gradient reaches
+    unused = 2  # a parameter without a gradient
     results = run_ranks(4, train, zero, shard, bucket_bytes, unused)
     assert results[0][0][0] == {1: len(SHAPES), 100: 4, 1 << 20: 1}[bucket_bytes]
     for i, shape in enumerate(SHAPES):
-        expected = [sum(example(i, r, 2 * t) + example(i, r, 2 * t + 1) for r in range(4)) for t in range(2)]
+        expected = [sum(gradient(i, r, 2 * t) + gradient(i, r, 2 * t + 1) for r in range(4)) for t in range(2)]
         if i == unused:
             expected = [torch.zeros(shape)] * 2
         for result in results:
@@ -82,14 +82,14 @@ def test_gradients_are_summed_over_replicas_and_passes(
             assert torch.equal(grad, expected[1][first : first + len(grad)])
             assert torch.equal(whole, torch.full(shape, float(i)) - expected[0] - expected[1])
         held = sum(len(result[i][2]) for result in results)
-        assert held == len(expected[0]) * 4 // shard  # each row once in a group
+        assert held == len(expected[0]) * 4 // shard  # a shard group holds each row once
 
 
-def sent_before_finish(bucket_bytes: int) -> list[bool]:
-    """After a backward pass, whether each bucket is on its way; without and with enable_grad_sync."""
+def started_before_finish(bucket_bytes: int) -> list[bool]:
+    """Whether a backward pass starts to reduce any bucket without enable_grad_sync, and all buckets with it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training.parallel.data_parallel, "BUCKET_BYTES", bucket_bytes)
-        world, parameters, reducer = setting(0, 1)
+        world, parameters, reducer = build(0, 1)
     loss(parameters, world.dp_rank, 0, None).backward()
     before = [bucket._work is not None for bucket in reducer.buckets]
     reducer.enable_grad_sync()
@@ -99,27 +99,27 @@ def sent_before_finish(bucket_bytes: int) -> list[bool]:
     return [any(before), all(after)]
 
 
-def test_buckets_travel_during_the_last_backward_pass_and_not_before(run_ranks: RunRanks) -> None:
-    assert run_ranks(2, sent_before_finish, 1) == [[False, True]] * 2
+def test_buckets_are_reduced_during_the_last_backward_pass_and_not_before(run_ranks: RunRanks) -> None:
+    assert run_ranks(2, started_before_finish, 1) == [[False, True]] * 2
 
 
-def kept(zero: int) -> tuple[bool, int]:
-    """Whether the whole gradients are still there after the sum, and the elements that are updated here."""
-    world, parameters, reducer = setting(zero, 2)
+def keeps_full_gradients(zero: int) -> tuple[bool, int]:
+    """Whether the full gradients remain after the reduction; the number of elements that this rank updates."""
+    world, parameters, reducer = build(zero, 2)
     reducer.enable_grad_sync()
     loss(parameters, world.dp_rank, 0, None).backward()
     reducer.finish_grad_sync()
     return any(p.grad is not None for p in parameters), sum(own.numel() for own in reducer.own.values())
 
 
-def test_zero_2_keeps_its_own_rows_gradients_only(run_ranks: RunRanks) -> None:
-    assert [r[0] for r in run_ranks(2, kept, 1)] == [True, True]
-    two = run_ranks(2, kept, 2)
+def test_zero_2_frees_full_gradients(run_ranks: RunRanks) -> None:
+    assert [r[0] for r in run_ranks(2, keeps_full_gradients, 1)] == [True, True]
+    two = run_ranks(2, keeps_full_gradients, 2)
     assert [r[0] for r in two] == [False, False]
     assert sum(r[1] for r in two) == sum(torch.Size(s).numel() for s in SHAPES)
 
 
-def test_own_rows_are_a_view_of_the_whole() -> None:
+def test_own_rows_are_a_view_of_the_full_parameter() -> None:
     from training.distributed.mesh import Axis
 
     p = nn.Parameter(torch.zeros(5, 2))

@@ -12,7 +12,7 @@ def weight(grad: torch.Tensor, counted: bool = True) -> ShardedParameter:
     return ShardedParameter("w", own, own, ShardSpec.whole(tuple(grad.shape)), counted)
 
 
-def test_the_norm_is_that_of_what_is_counted_to_the_last_digits() -> None:
+def test_the_norm_counts_primary_shards_in_float64() -> None:
     generator = torch.Generator().manual_seed(0)
     grads = [torch.randn(shape, generator=generator) for shape in ((1000, 1000), (10_007,), (3, 5, 7), (0, 4), (1,))]
     weights = [weight(g) for g in grads] + [weight(torch.full((9, 9), 7.0), counted=False)]
@@ -24,7 +24,7 @@ def test_the_norm_is_that_of_what_is_counted_to_the_last_digits() -> None:
     assert squared_grad_norm([], torch.device("cpu")) == 0
 
 
-def test_all_gradients_are_scaled_counted_or_not() -> None:
+def test_all_gradients_are_scaled() -> None:
     weights = [weight(torch.ones(3)), weight(torch.ones(2, 2), counted=False), weight(torch.ones(0, 2))]
     scale_gradients(weights, 0.5)
     assert [w.local.grad.unique().tolist() for w in weights if w.local.grad is not None] == [[0.5], [0.5], []]

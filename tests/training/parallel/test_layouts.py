@@ -1,4 +1,4 @@
-"""One run over many layouts: the same losses, and a checkpoint of any that goes on under any other."""
+"""Layouts: the same losses under each, and a checkpoint of one resumes under any other."""
 
 import shutil
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from training.train import train
 
 RunRanks = Callable[..., list[Any]]
 CUBE = ParallelConfig(dp=2, zero=1, tp=2, sequence_parallel=True, pp=2, schedule="zbv", micro_batches=4)
-GOES_ON = {
+RESUMES = {
     "one process": (1, ParallelConfig()),
     "dp 4": (4, ParallelConfig(zero=3)),
     "tp 4": (4, ParallelConfig(tp=4, sequence_parallel=True)),
@@ -27,15 +27,15 @@ GOES_ON = {
 }
 
 
-def told(out_dir: Path) -> tuple[list[tuple[int, float, float]], list[str]]:
-    """What a run recorded that must not depend on the layout: numbers, and texts."""
+def recorded(out_dir: Path) -> tuple[list[tuple[int, float, float]], list[str]]:
+    """The recorded values that must not depend on the layout: (step, loss, gradient norm), and sampled texts."""
     records = [r for r in read_metrics(out_dir / METRICS) if r["kind"] != "run"]
     numbers = [(r["step"], r["loss"], r.get("grad_norm", 0.0)) for r in records]
     return numbers, [r["text"] for r in records if r["kind"] == "eval"]
 
 
 def assert_same(one: Path, other: Path) -> None:
-    (numbers, texts), (others, other_texts) = told(one), told(other)
+    (numbers, texts), (others, other_texts) = recorded(one), recorded(other)
     assert len(numbers) == len(others) and texts == other_texts
     for expected, found in zip(numbers, others, strict=True):
         assert found == pytest.approx(expected, rel=1e-10), other.name
@@ -50,45 +50,49 @@ def exact(config: TrainConfig) -> TrainConfig:
     return replace(config, model=model, precision="fp64", checkpoint=saves, data=data, eval=measured)
 
 
-def spread(config: TrainConfig, out_dir: Path, layout: ParallelConfig, steps: int, run_ranks: RunRanks, n: int) -> None:
-    optim = replace(config.optim, steps=steps, min_lr=config.optim.lr)  # a constant rate: it does not know the end
+def train_with(
+    config: TrainConfig, out_dir: Path, layout: ParallelConfig, steps: int, run_ranks: RunRanks, n: int
+) -> None:
+    optim = replace(
+        config.optim, steps=steps, min_lr=config.optim.lr
+    )  # a constant learning rate: it does not depend on steps
     run_ranks(n, train, replace(config, out_dir=out_dir, parallel=layout, optim=optim))
 
 
-def test_a_run_goes_on_under_any_layout_with_the_same_losses(
+def test_a_run_resumes_under_any_layout_with_the_same_losses(
     exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path
 ) -> None:
-    spread(exact, tmp_path / "through", ParallelConfig(), 12, run_ranks, 1)
-    assert len(told(tmp_path / "through")[0]) == 14
-    spread(exact, tmp_path / "half", CUBE, 6, run_ranks, 8)
-    for name, (processes, layout) in GOES_ON.items():
+    train_with(exact, tmp_path / "through", ParallelConfig(), 12, run_ranks, 1)
+    assert len(recorded(tmp_path / "through")[0]) == 14
+    train_with(exact, tmp_path / "half", CUBE, 6, run_ranks, 8)
+    for name, (processes, layout) in RESUMES.items():
         out_dir = tmp_path / name
         shutil.copytree(tmp_path / "half", out_dir)
-        spread(exact, out_dir, layout, 12, run_ranks, processes)
+        train_with(exact, out_dir, layout, 12, run_ranks, processes)
         assert_same(tmp_path / "through", out_dir)
 
 
 @pytest.mark.parametrize("place", ["optimizer", "parameters"])
-def test_what_is_kept_on_disk_trains_the_same(
+def test_training_from_disk_has_the_same_losses(
     exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path, place: str
 ) -> None:
     memory = MemoryConfig(recompute="selective", **{place: "disk"})  # type: ignore[arg-type]
-    spread(exact, tmp_path / "through", ParallelConfig(), 8, run_ranks, 1)
-    spread(replace(exact, memory=memory), tmp_path / "disk", ParallelConfig(zero=3), 8, run_ranks, 2)
+    train_with(exact, tmp_path / "through", ParallelConfig(), 8, run_ranks, 1)
+    train_with(replace(exact, memory=memory), tmp_path / "disk", ParallelConfig(zero=3), 8, run_ranks, 2)
     assert_same(tmp_path / "through", tmp_path / "disk")
     assert not list((tmp_path / "disk/offload").glob("**/*.*"))
 
 
 @pytest.mark.parametrize("place", ["optimizer", "parameters"])
-def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(
+def test_an_unwritable_folder_is_an_error_at_the_start(
     exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path, place: str
 ) -> None:
     (tmp_path / "file").touch()
     memory = MemoryConfig(folder=tmp_path / "file", **{place: "disk"})  # type: ignore[arg-type]
     with pytest.raises(RankError, match="a part of that path is a file"):
-        spread(replace(exact, memory=memory), tmp_path / "run", ParallelConfig(zero=3), 8, run_ranks, 2)
+        train_with(replace(exact, memory=memory), tmp_path / "run", ParallelConfig(zero=3), 8, run_ranks, 2)
 
 
-def test_parameters_elsewhere_want_zero_3(exact: TrainConfig) -> None:
+def test_offloaded_parameters_need_zero_3(exact: TrainConfig) -> None:
     with pytest.raises(UsageError, match=r"try --parallel.zero 3"):
         train(replace(exact, memory=MemoryConfig(parameters="cpu")))

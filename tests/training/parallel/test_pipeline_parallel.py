@@ -1,4 +1,4 @@
-"""A pipeline's forward pass alone, and its schedules; gradients are the parity certificate's."""
+"""Evaluation by a pipeline, and its schedules. The parity certificate tests gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,7 @@ def build(layout: ParallelConfig) -> ParallelModel:
 
 
 def evaluate(layout: ParallelConfig, sizes: list[int]) -> tuple[float, list[float]]:
-    """The summed loss of batches of several sizes, and the logits that follow three tokens."""
+    """The summed loss of batches of several sizes, and the next logits after three tokens."""
     model = build(layout)
     found = batches(sizes)
     loss = model.loss([x[:, :-1] for x in found], [x[:, 1:] for x in found])
@@ -48,7 +48,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=ParallelConfig.describe)
-def test_forward_alone_takes_any_number_of_batches_of_any_size(run_ranks: RunRanks, layout: ParallelConfig) -> None:
+def test_evaluation_takes_batches_of_any_number_and_size(run_ranks: RunRanks, layout: ParallelConfig) -> None:
     (loss, logits), *_ = run_ranks(1, evaluate, ParallelConfig(), [3, 1, 2])
     for found, after in run_ranks(layout.tp * layout.pp, evaluate, layout, [3, 1, 2]):
         assert abs(found - loss) < 1e-10
@@ -62,7 +62,7 @@ def orders(layout: ParallelConfig) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
-def test_a_schedule_passes_every_micro_batch_once_through_every_stage(run_ranks: RunRanks, schedule: Any) -> None:
+def test_a_schedule_runs_every_micro_batch_once_on_every_stage(run_ranks: RunRanks, schedule: Any) -> None:
     stages = 2 * (STAGES_PER_RANK[schedule] or 2)
     found = {k: v for part in run_ranks(2, orders, ParallelConfig(pp=2, schedule=schedule)) for k, v in part.items()}
     assert sorted(found) == list(range(stages))
@@ -74,7 +74,7 @@ def test_a_schedule_passes_every_micro_batch_once_through_every_stage(run_ranks:
 
 
 def evaluate_between_steps() -> list[float]:
-    """Losses of the same batch: alone, of a step, alone."""
+    """Losses of the same batch: evaluated, in a training step, evaluated again."""
     model = build(ParallelConfig(pp=2, schedule="zbv"))
     tokens = torch.cat(batches([2, 2]))
     ids, targets = tokens[:, :-1], tokens[:, 1:]
@@ -86,6 +86,6 @@ def evaluate_between_steps() -> list[float]:
     return [loss.item() for loss in losses]
 
 
-def test_evaluation_and_steps_do_not_disturb_each_other(run_ranks: RunRanks) -> None:
+def test_evaluation_and_training_steps_alternate(run_ranks: RunRanks) -> None:
     for first, step, last in run_ranks(2, evaluate_between_steps):
         assert first == pytest.approx(step, rel=1e-12) and first == pytest.approx(last, rel=1e-12)

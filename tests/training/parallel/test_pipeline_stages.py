@@ -13,9 +13,7 @@ def model(layers: int, vocabulary: int = 100, **sizes: object) -> ModelConfig:
 
 
 @given(st.integers(1, 12), st.integers(0, 20), st.integers(10, 100_000))
-def test_layers_are_consecutive_and_no_stage_could_give_one_to_a_cheaper_one(
-    stages: int, more: int, vocab: int
-) -> None:
+def test_stages_are_consecutive_and_balanced(stages: int, more: int, vocab: int) -> None:
     config = model(stages + more, vocab)
     layers = stage_layers(config, stages)
     assert [i for stage in layers for i in stage] == list(range(config.layers))
@@ -30,7 +28,7 @@ def test_a_large_vocabulary_leaves_the_last_stage_fewer_layers() -> None:
     assert len(large[-1]) == 1 and sum(map(len, large)) == 12
 
 
-def test_where_stages_lie() -> None:
+def test_stages_of_looped_and_v_shaped_schedules() -> None:
     looped = ParallelConfig(1, 0, 1, 1, False, 2, "interleaved-1f1b", 3, 2)
     assert [stages_of_rank(looped, rank) for rank in (0, 1)] == [[0, 2, 4], [1, 3, 5]]
     v = ParallelConfig(1, 0, 1, 1, False, 3, "zbv", 2, 6)
@@ -41,7 +39,7 @@ def test_where_stages_lie() -> None:
 
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
 @pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zbv"])
-def test_the_stages_parameters_are_the_whole_model_s(preset: str, schedule: str) -> None:
+def test_the_stages_have_all_parameters_of_the_unsplit_model(preset: str, schedule: str) -> None:
     config = model(7, preset=preset)
     layout = ParallelConfig(1, 0, 1, 1, False, 2, schedule, 2, 4)  # type: ignore[arg-type]
     parts = [part for rank in range(2) for part in split_stages(config, layout, rank)]

@@ -1,4 +1,4 @@
-"""The table against the paper and against shapes; the collectives' conjugacy."""
+"""The tensor-parallel plan, the shapes of shards, and the collectives with their gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,15 +25,15 @@ from training.parallel.tensor_parallel import (
 RunRanks = Callable[..., list[Any]]
 
 
-def whole(preset: str, **sizes: Any) -> Decoder:
+def decoder(preset: str, **sizes: Any) -> Decoder:
     with torch.device("meta"):
         return Decoder(ModelConfig(preset=preset, layers=2, width=32, heads=8, kv_heads=4, **sizes).resolve(67, 16))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
-def test_every_matrix_is_divided_as_the_papers_say_and_nothing_else(preset: str) -> None:
-    """Shoeybi et al. 2019, section 3: first matrices by columns of x W, rows of W here; second ones the other way."""
-    for name, p in whole(preset).named_parameters():
+def test_the_plan_is_the_papers(preset: str) -> None:
+    """Shoeybi et al. 2019, section 3: first matrices column-parallel, second ones row-parallel."""
+    for name, p in decoder(preset).named_parameters():
         dim = tp_dim(name)
         if name.startswith("blocks.") and p.ndim == 2:
             assert dim == (1 if name.endswith(("attention.o.weight", "mlp.down.weight")) else 0), name
@@ -43,17 +43,17 @@ def test_every_matrix_is_divided_as_the_papers_say_and_nothing_else(preset: str)
             assert dim is None and is_replicated(name), name
         else:
             assert dim == 0 and name.endswith("bias"), name
-    names = [n for preset in ("llama", "gpt2") for n, _ in whole(preset, bias=True, tied=False).named_parameters()]
-    assert all(any(name.endswith(end) for name in names) for end in TP_PLAN)  # no row of the table is dead
+    names = [n for preset in ("llama", "gpt2") for n, _ in decoder(preset, bias=True, tied=False).named_parameters()]
+    assert all(any(name.endswith(end) for name in names) for end in TP_PLAN)  # every entry of the plan is used
 
 
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_shapes_of_what_a_process_holds(preset: str, size: int) -> None:
-    shapes = {name: tuple(p.shape) for name, p in whole(preset).named_parameters()}
+def test_shapes_of_shards(preset: str, size: int) -> None:
+    shapes = {name: tuple(p.shape) for name, p in decoder(preset).named_parameters()}
     held = dict.fromkeys(shapes, 0)
     for rank in range(size):
-        part = whole(preset)
+        part = decoder(preset)
         axis = Axis("tp", size, rank, None)
         apply_tensor_parallel(part, axis, False)
         for name, p in part.named_parameters():
@@ -66,15 +66,15 @@ def test_shapes_of_what_a_process_holds(preset: str, size: int) -> None:
         assert count == times * torch.Size(shapes[name]).numel(), name
 
 
-def test_one_process_changes_nothing() -> None:
-    part = whole("llama")
+def test_one_rank_changes_nothing() -> None:
+    part = decoder("llama")
     before = str(part)
     apply_tensor_parallel(part, Axis("tp", 1, 0, None), False)
     assert str(part) == before
 
 
-def conjugates() -> list[tuple[Tensor, Tensor]]:
-    """Of each collective: its result, and the gradient of its input where that of the result is 1, 2, 3, …"""
+def apply_collectives() -> list[tuple[Tensor, Tensor]]:
+    """Output and input gradient of each collective; the output's gradient is (rank + 1) x (1, 2, 3, …)."""
     rank, size = dist.get_rank(), dist.get_world_size()
     axis = Axis("tp", size, rank, dist.group.WORLD)
     found = []
@@ -88,7 +88,7 @@ def conjugates() -> list[tuple[Tensor, Tensor]]:
 
 
 def test_collectives_and_their_gradients_by_hand(run_ranks: RunRanks) -> None:
-    (copy0, sum0, gather0, scatter0), (copy1, sum1, gather1, scatter1) = run_ranks(2, conjugates)
+    (copy0, sum0, gather0, scatter0), (copy1, sum1, gather1, scatter1) = run_ranks(2, apply_collectives)
     assert copy0[0].tolist() == [10, 11, 12, 13] and copy1[0].tolist() == [20, 21, 22, 23]
     assert copy0[1].tolist() == copy1[1].tolist() == [3, 6, 9, 12]  # 1 x and 2 x (1, 2, 3, 4), summed
     assert sum0[0].tolist() == sum1[0].tolist() == [30, 32, 34, 36]
@@ -99,20 +99,20 @@ def test_collectives_and_their_gradients_by_hand(run_ranks: RunRanks) -> None:
     assert scatter0[1].tolist() == scatter1[1].tolist() == [1, 2, 2, 4]
 
 
-def memory(layout: ParallelConfig) -> tuple[int, int]:
-    """Elements of what this process holds, and of the whole."""
+def count_parameters(layout: ParallelConfig) -> tuple[int, int]:
+    """Numbers of parameters that this rank holds, and of the full model."""
     from training.distributed.mesh import build_world, init_distributed
 
-    config = whole("llama").config
+    config = decoder("llama").config
     with init_distributed("cpu") as device:
         world = build_world(layout.resolve(dist.get_world_size(), config, 16), device)
         parts = shard_model(config, layout.resolve(dist.get_world_size(), config, 16), world)
     return sum(p.numel() for part in parts for p in part.parameters()), sum(
-        p.numel() for p in whole("llama").parameters()
+        p.numel() for p in decoder("llama").parameters()
     )
 
 
-def test_a_process_holds_little_more_than_its_share(run_ranks: RunRanks) -> None:
+def test_a_rank_holds_little_more_than_its_share(run_ranks: RunRanks) -> None:
     for layout in (ParallelConfig(tp=4), ParallelConfig(tp=2, pp=2)):
-        for mine, everything in run_ranks(4, memory, layout):
+        for mine, everything in run_ranks(4, count_parameters, layout):
             assert mine < 1.1 * everything / 4
