@@ -49,7 +49,7 @@ class Activity(NamedTuple):
 
 @contextmanager
 def report_failures() -> Iterator[None]:
-    """Run the block; if it raises, one rank prints a report, and every rank's process ends. Alone, just raise.
+    """Run the block; if it raises, one rank prints a report and every process ends. A single rank just raises.
 
     Requires RANK, WORLD_SIZE and MASTER_ADDR/PORT, as torchrun sets them, and the process group's store to be up.
     """

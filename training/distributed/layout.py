@@ -26,7 +26,8 @@ class ParallelConfig:
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO stage: replicas shard 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too (FSDP)."""
     zero_group: int = 0
-    """Replicas that share one sharded copy (hybrid sharding, HSDP): neighbours; groups replicate it. 0: all of dp."""
+    """Hybrid sharding (HSDP): shard over groups of this many neighbouring replicas, replicate between groups; 0: one
+    group."""
     tp: int = 1
     """Tensor-parallel ranks: every matrix is sharded over them (Shoeybi et al. 2019, Megatron-LM)."""
     sequence_parallel: bool = False

@@ -116,7 +116,7 @@ class GradReducer:
         if not self._grad_sync:
             return
         self._bucket_of[id(p)].pending -= 1
-        # in a fixed order, whichever bucket is filled first: collectives must match on all ranks
+        # in a fixed order and not as buckets fill: collectives must match on all ranks
         while self._started < len(self.buckets) and self.buckets[self._started].pending == 0:
             self.buckets[self._started].start_reduce(self.zero >= 2)
             self._started += 1

@@ -24,7 +24,7 @@ from training.sharding.sharded_parameter import ShardedParameter
 
 
 class ParallelModel:
-    """This rank's part of a model, as `parallelize` builds it; the loop uses nothing else of this folder's parallelism.
+    """This rank's part of a model: what the training loop calls. Built by `parallelize`.
 
     `parts` are the rank's pipeline stages (one without a pipeline), `params` the shards that it updates, `reductions`
     the gradient reductions left after data parallelism's. `files` hold the parameters that are kept on disk.

@@ -53,9 +53,7 @@ def exact(config: TrainConfig) -> TrainConfig:
 def train_with(
     config: TrainConfig, out_dir: Path, layout: ParallelConfig, steps: int, run_ranks: RunRanks, n: int
 ) -> None:
-    optim = replace(
-        config.optim, steps=steps, min_lr=config.optim.lr
-    )  # a constant learning rate: it does not depend on steps
+    optim = replace(config.optim, steps=steps, min_lr=config.optim.lr)  # a constant rate does not depend on steps
     run_ranks(n, train, replace(config, out_dir=out_dir, parallel=layout, optim=optim))
 
 
