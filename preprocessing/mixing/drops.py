@@ -64,7 +64,8 @@ def find_replacements(duplicates: Path, short: KeySet) -> KeySet:
 
     Without replacements, a cluster whose kept document is short would lose its last copy. The provenance
     table (columns file, row, kept_file, kept_row) says which document was kept: `duplicates` itself, or the
-    .parquet file beside a pickle. No table, or one that lists other duplicates than the pickle: none.
+    .parquet file of the same name as a pickle. Without it, or if it lists other duplicates than the pickle, there
+    are no replacements.
     """
     table_path = duplicates.with_suffix(".parquet")
     numbers, packed = {file: number for number, file in enumerate(sorted(short))}, _pack(short)

@@ -31,7 +31,7 @@ _BATCH = 512  # documents that get their random numbers in one call
 
 
 def write_weight_numbers(corpus_slice: Slice, drops: Path, seed: int, output: Path) -> Counts:
-    """Write the random numbers (uint64, .npy) that weights are applied to, of the documents that are not dropped."""
+    """Write a random number (uint64, .npy) for each document that is not dropped: fractional weights sample by it."""
     chunks = [
         random_numbers(seed, "weight", corpus_slice.name, rows)[[not reason for reason in reasons]]
         for _, rows, reasons in _read_batches(corpus_slice, drops, Counts({}, []), Rejects(output))
@@ -58,8 +58,8 @@ def mix_slice(corpus_slice: Slice, drops: Path, epochs: SourceEpochs, parts: int
     with write_bucket_file(output) as writer:
         for documents, rows, reasons in _read_batches(corpus_slice, drops, counts, Rejects(output)):
             copies = epochs.copies(random_numbers(seed, "weight", corpus_slice.name, rows))
-            for document, reason, many in zip(documents, reasons, copies.tolist(), strict=True):
-                _count(counts, corpus_slice.source, utf8_size(document.text), reason, many)
+            for document, reason, times in zip(documents, reasons, copies.tolist(), strict=True):
+                _count(counts, corpus_slice.source, utf8_size(document.text), reason, times)
             copies[[bool(reason) for reason in reasons]] = 0
             _scatter(writer, corpus_slice.name, documents, rows, copies, parts, seed)
     return counts
@@ -76,6 +76,7 @@ def _read_batches(
 
 
 def _count(counts: Counts, source: str, size: int, reason: str, copies: int) -> None:
+    """Count a document as dropped, as left out by weight, or as written, with its repeated copies."""
     if reason or copies == 0:
         counts.add(source, reason or UNWEIGHTED, size)
         return
@@ -113,10 +114,10 @@ def write_manifest(manifest: BucketManifest, folder: Path) -> Counts:
 
 
 def holdout_limits(folder: Path, manifest: BucketManifest, fraction: float) -> dict[str, int]:
-    """For each source, the largest holdout number of a held-out document.
+    """Limit of each source: documents whose holdout number is at most the limit are held out.
 
-    Exactly `fraction` of the source's documents are held out, and at least one of a source with two or more
-    (unless `fraction` is 0). A source without a held-out document has no limit.
+    These are exactly `fraction` of the source's documents, and at least one of a source with two or more
+    (unless `fraction` is 0). A source without held-out documents is left out.
     """
     by_source: dict[str, list[BucketFile]] = {}
     for name, source in manifest.bucket_files.items():

@@ -6,7 +6,7 @@ piece has the highest score is merged, the leftmost of equal scores, until no pa
 becomes its UTF-8 bytes, or the unknown piece, once for a run of such characters.
 
 A symbol is the id of a piece, or -1 - c for a character c (a code point) that is no piece. Inner functions take
-arrays rather than a Merges: to pass a tuple of arrays costs more than the look-up that it is for.
+single arrays rather than a Merges, as passing a tuple of arrays costs more than the look-up itself.
 """
 
 import heapq

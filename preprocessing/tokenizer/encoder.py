@@ -107,7 +107,7 @@ class Encoder:
 def _fallback_reason(vocabulary: Vocabulary) -> str:
     """Reason that words of this model cannot be encoded separately; empty if they can."""
     normal = set(vocabulary.of_type(PieceType.NORMAL))
-    reserved = [piece for kind in _RESERVED for piece in vocabulary.of_type(kind)]
+    reserved = [piece for piece_type in _RESERVED for piece in vocabulary.of_type(piece_type)]
     if vocabulary.model_type != ModelType.BPE:
         return "only BPE models can be encoded word by word"
     if not vocabulary.escape_whitespaces:
@@ -126,8 +126,8 @@ def _merges(vocabulary: Vocabulary) -> Merges:
     """
     ids = {
         _unescape(piece): i
-        for i, (piece, kind) in enumerate(zip(vocabulary.pieces, vocabulary.types, strict=True))
-        if kind == PieceType.NORMAL and " " not in piece
+        for i, (piece, piece_type) in enumerate(zip(vocabulary.pieces, vocabulary.types, strict=True))
+        if piece_type == PieceType.NORMAL and " " not in piece
     }
     symbols = np.invert(np.arange(0x110000, dtype=np.int32))
     for piece, i in ids.items():

@@ -1,4 +1,4 @@
-"""Corpora as small as they can be, and the command lines that grind them."""
+"""Fixtures: small corpora, readers, and command lines run as processes."""
 
 import hashlib
 import json
@@ -63,7 +63,7 @@ def read_texts(tmp_path: Path) -> Callable[[Path], list[str]]:
 
 @pytest.fixture
 def corpus(tmp_path: Path, write: Callable[[Path, Records], Path]) -> Callable[..., Path]:
-    """NORM/<source>/<i>.jsonl with so many documents each: corpus(book=10, c4=20)."""
+    """Write NORM/<source>/<i>.jsonl with a number of documents for each source: corpus(book=10, c4=20)."""
 
     def corpus(name: str = "norm", files: int = 2, **sizes: int) -> Path:
         for source, size in sizes.items():
@@ -77,7 +77,7 @@ def corpus(tmp_path: Path, write: Callable[[Path, Records], Path]) -> Callable[.
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start a command line, such as start("preprocessing/filter.py", …), in a folder that is not the repository."""
+    """Start a command line, such as start("preprocessing/filter.py", …), outside the repository's folder."""
 
     def start(*arguments: object, seed: str = "0") -> subprocess.Popen[str]:
         words = list(map(str, arguments))

@@ -1,4 +1,4 @@
-"""Bad input and bad disks, through the real command line: named, counted, never half written, never a traceback."""
+"""Bad input and full disks, by command line: clear errors, no partial output, no traceback."""
 
 import base64
 import gzip
@@ -39,10 +39,10 @@ MALFORMED = {
 
 
 @pytest.fixture
-def said(run, tmp_path):
-    """Run a command that must fail; check what no failure may do; return the exit code and what it said."""
+def fails(run, tmp_path):
+    """Run a command that must fail without a traceback or partial files; return exit code and standard error."""
 
-    def said(*arguments: object) -> tuple[int, str]:
+    def fails(*arguments: object) -> tuple[int, str]:
         done = run(*arguments)
         assert done.returncode != 0, done.stderr
         assert "Traceback" not in done.stderr
@@ -50,7 +50,7 @@ def said(run, tmp_path):
         assert not list(tmp_path.rglob("*.partial"))
         return done.returncode, done.stderr
 
-    return said
+    return fails
 
 
 def put(path: Path, data: bytes) -> Path:
@@ -59,7 +59,7 @@ def put(path: Path, data: bytes) -> Path:
     return path
 
 
-def test_malformed_records_are_counted_and_kept_apart(tmp_path: Path, run, read) -> None:
+def test_malformed_records_are_counted_and_saved(tmp_path: Path, run, read) -> None:
     lines = list(MALFORMED)
     path = put(tmp_path / "in" / "book" / "a.jsonl", GOOD + b"".join(line + b"\n" + GOOD for line in lines))
     arguments = (NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out")
@@ -81,7 +81,7 @@ def test_malformed_records_are_counted_and_kept_apart(tmp_path: Path, run, read)
         assert raw == line
 
 
-def test_odd_and_valid_records_are_documents(tmp_path: Path, run, read_texts) -> None:
+def test_unusual_but_valid_records_are_documents(tmp_path: Path, run, read_texts) -> None:
     texts = ["", " ", "escaped \0 NUL", "\u2028 and \u2029 and \x85", "pair 😀", "\ufeffmark within"]
     lines = [json.dumps({"text": text}).encode() for text in texts]
     nested = b'{"text":"deep","x":' + b"[" * 500 + b"]" * 500 + b"}"
@@ -116,9 +116,9 @@ def test_a_line_of_100_megabytes_is_a_document(tmp_path: Path, run) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_damaged_compression_is_named(tmp_path: Path, said, name: str, data: bytes) -> None:
+def test_damaged_compressed_file_is_named_in_the_error(tmp_path: Path, fails, name: str, data: bytes) -> None:
     path = put(tmp_path / "in" / name, data)
-    code, text = said(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out")
+    code, text = fails(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out")
     assert code == 1 and f"{path}: the compressed data is truncated or corrupt after line" in text
     assert "fetch the file again" in text
     assert not (tmp_path / "out" / name).exists()
@@ -134,55 +134,55 @@ def test_damaged_compression_is_named(tmp_path: Path, said, name: str, data: byt
         ("loose", "cannot read"),
     ],
 )
-def test_what_is_no_corpus_says_what_was_wanted(tmp_path: Path, said, folder: str, wanted: str) -> None:
+def test_error_for_a_folder_that_is_no_corpus(tmp_path: Path, fails, folder: str, wanted: str) -> None:
     put(tmp_path / "in" / "book" / "a.jsonl", GOOD)
     put(tmp_path / "empty" / "notes.txt", GOOD)
     put(tmp_path / "clash" / "a.parquet", GOOD)
     put(tmp_path / "clash" / "a.arrow", GOOD)
     (tmp_path / "loose").mkdir()
     (tmp_path / "loose" / "a.jsonl").symlink_to("nowhere")
-    code, text = said(NORMALIZE, "--data_dir", tmp_path / folder, "--target_dir", tmp_path / "out")
+    code, text = fails(NORMALIZE, "--data_dir", tmp_path / folder, "--target_dir", tmp_path / "out")
     assert code in (1, 2) and wanted in text
     assert not (tmp_path / "out").exists()
 
 
-def test_files_of_others_are_not_mixed_in(tmp_path: Path, said) -> None:
+def test_output_folder_with_unknown_files_is_rejected(tmp_path: Path, fails) -> None:
     put(tmp_path / "in" / "a.jsonl", GOOD)
     put(tmp_path / "out" / "older.jsonl", GOOD)
-    code, text = said(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out")
+    code, text = fails(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out")
     assert code == 1 and "'older.jsonl'" in text and "empty or new folder" in text
     assert not (tmp_path / "out" / "a.jsonl").exists()
 
 
 @pytest.mark.parametrize("target", ["in", "in/out"])
-def test_a_corpus_is_not_written_over(tmp_path: Path, said, target: str) -> None:
+def test_output_folder_in_the_input_is_rejected(tmp_path: Path, fails, target: str) -> None:
     path = put(tmp_path / "in" / "a.jsonl", '{"text": "e\u0301"}\n'.encode())
     before = path.read_bytes()
-    code, text = said(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / target)
+    code, text = fails(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / target)
     assert code == 2 and "outside it" in text
     assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("target", ["file", "file/below", "/proc/none", "blocked"])
-def test_what_cannot_be_written_says_so(tmp_path: Path, said, target: str) -> None:
-    """(Root may write anywhere, so permissions cannot be tested; paths that cannot be can.)"""
+def test_error_for_an_output_that_cannot_be_written(tmp_path: Path, fails, target: str) -> None:
+    """Impossible paths, as missing permissions cannot be tested as root."""
     put(tmp_path / "in" / "a.jsonl", GOOD)
     put(tmp_path / "file", b"")
     (tmp_path / "blocked" / "a.jsonl").mkdir(parents=True)
-    code, text = said(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / target)
+    code, text = fails(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / target)
     assert code == 1 and "cannot write" in text and "hoose another folder" in text
 
 
-def test_a_key_set_that_cannot_be_written_says_so(tmp_path: Path, said) -> None:
+def test_error_for_a_key_set_that_cannot_be_written(tmp_path: Path, fails) -> None:
     put(tmp_path / "in" / "a.jsonl", GOOD)
     put(tmp_path / "file", b"")
-    _, text = said("preprocessing/filter.py", tmp_path / "in", tmp_path / "file" / "short.pickle", 0, "all", 200)
+    _, text = fails("preprocessing/filter.py", tmp_path / "in", tmp_path / "file" / "short.pickle", 0, "all", 200)
     assert "cannot write" in text
 
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB, where we may mount one."""
+    """A file system of 256 KiB; skips the test without the permission to mount one."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
@@ -196,11 +196,11 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_says_so_and_the_same_command_goes_on(tmp_path: Path, said, run, tiny_disk: Path) -> None:
+def test_full_disk_is_an_error_and_the_same_command_resumes(tmp_path: Path, fails, run, tiny_disk: Path) -> None:
     put(tmp_path / "in" / "a.jsonl", GOOD)
     put(tmp_path / "in" / "b.jsonl", MANY)
     arguments = (NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tiny_disk, "--workers", 1)
-    code, text = said(*arguments)
+    code, text = fails(*arguments)
     assert code == 1 and "the disk is full: free some space and run the same command again" in text
     assert "b.jsonl" in text and not (tiny_disk / "b.jsonl").exists()
     subprocess.run(["mount", "-o", "remount,size=64m", str(tiny_disk)], check=True)
@@ -209,7 +209,7 @@ def test_a_full_disk_says_so_and_the_same_command_goes_on(tmp_path: Path, said, 
     assert (tiny_disk / "b.jsonl").read_bytes() == MANY
 
 
-def test_a_disk_full_to_the_last_byte_says_so(tmp_path: Path, said, tiny_disk: Path) -> None:
+def test_error_for_a_disk_without_a_free_byte(tmp_path: Path, fails, tiny_disk: Path) -> None:
     put(tmp_path / "in" / "a.jsonl", GOOD)
     with (tiny_disk / "ballast").open("wb", buffering=0) as ballast:
         while ballast.write(b"x" * 4096) == 4096 and os.statvfs(tiny_disk).f_bfree:
@@ -219,11 +219,11 @@ def test_a_disk_full_to_the_last_byte_says_so(tmp_path: Path, said, tiny_disk: P
         ("preprocessing/filter.py", tmp_path / "in", tiny_disk / "short.pickle", 0, "all", 200),
         ("preprocessing/shuffle_holdout.py", "pass1", "--input_dir", tmp_path / "in", "--out_dir", tiny_disk),
     ):
-        _, text = said(*command)
+        _, text = fails(*command)
         assert "the disk is full" in text
 
 
-def test_a_wrong_number_of_documents_is_pointed_out_and_no_more(tmp_path: Path, run) -> None:
+def test_wrong_number_of_documents_gives_a_note(tmp_path: Path, run) -> None:
     put(tmp_path / "norm" / "book" / "a.jsonl", GOOD * 3)
     filter = ("preprocessing/filter.py", tmp_path / "norm" / "book", tmp_path / "short.pickle")
     wrong = run(*filter, 5, "book", 200)
@@ -233,12 +233,12 @@ def test_a_wrong_number_of_documents_is_pointed_out_and_no_more(tmp_path: Path, 
     assert "n_docs" not in right.stderr
 
 
-def test_a_name_that_looks_like_markup_is_said_as_it_is(tmp_path: Path, said) -> None:
+def test_file_name_that_looks_like_markup_is_printed_unchanged(tmp_path: Path, fails) -> None:
     put(tmp_path / "in" / "[bold]:apple:[" / "a.jsonl.gz", b"no gzip")
-    _, text = said(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out")
+    _, text = fails(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out")
     assert "[bold]:apple:[/a.jsonl.gz" in text
 
 
-def test_a_wrong_command_line_is_no_traceback(run) -> None:
+def test_wrong_command_line_gives_no_traceback(run) -> None:
     done = run(NORMALIZE, "--data_dri", "x")
     assert done.returncode == 2 and "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Weights: what is no weight of a source that is there is refused. (What weights do: test_shuffle_holdout.)"""
+"""Weights: parsing and errors. (Their effect: test_shuffle_holdout.)"""
 
 import pytest
 
@@ -18,10 +18,10 @@ from preprocessing.datasets import source_weights
         ("none.toml", "wanted a TOML file"),
     ],
 )
-def test_weights_that_are_none_are_refused(given: str, wanted: str) -> None:
+def test_invalid_weights_are_rejected(given: str, wanted: str) -> None:
     with pytest.raises(UsageError, match=wanted):
         source_weights(given, ["book", "c4"])
 
 
-def test_sources_without_a_weight_are_taken_once() -> None:
+def test_sources_without_a_weight_get_one_epoch() -> None:
     assert source_weights("book=0", ["book", "wikipedia", "blogs"]) == {"blogs": 1.0, "book": 0.0, "wikipedia": 1.0}

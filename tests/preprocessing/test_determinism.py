@@ -1,4 +1,4 @@
-"""The same inputs and seed give the same bytes, whatever the hash seed, the workers, and the order files came in."""
+"""Determinism: output bytes do not depend on PYTHONHASHSEED, workers or the order of file creation."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def stages(corpus: str) -> list[str]:
 
 
 def make(root: Path, backwards: bool) -> None:
-    """Folders and files are created, and so listed, in one order or in the other."""
+    """Create the corpus's folders and files in ascending or descending order."""
     files = [(source, part) for source in SOURCES for part in range(4)]
     for source, part in reversed(files) if backwards else files:
         folder = root / "in" / source
@@ -49,7 +49,7 @@ def grind(tmp_path: Path, start, digest):
     return grind
 
 
-def test_nothing_but_inputs_and_seed_matters(grind) -> None:
+def test_output_depends_on_inputs_and_seed_only(grind) -> None:
     one = grind("one", seed="0", workers=1, backwards=False)
     two = grind("two", seed="1", workers=2, backwards=True)
     assert one == two

@@ -1,4 +1,4 @@
-"""filter: who is short, and key sets that grow data set by data set."""
+"""filter: the length rule, and key sets extended one data set at a time."""
 
 import pickle
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_length_is_in_characters_of_the_matching_form(
         assert short_of(tmp_path / "short.pickle") == wanted
 
 
-def test_slimpajamas_own_folders_and_the_root_give_the_same(tmp_path: Path, quiet: RunOptions, corpus) -> None:
+def test_source_folder_and_corpus_root_give_the_same(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     norm = corpus(book=6, c4=4)
     find_short(norm, tmp_path / "all.pickle", 10, "all", 30, quiet)
     for source in ("c4", "book"):
@@ -58,7 +58,7 @@ def test_slimpajamas_own_folders_and_the_root_give_the_same(tmp_path: Path, quie
     assert {name.split("/")[0] for name in short_of(tmp_path / "all.pickle")} == {"book", "c4"}
 
 
-def test_a_second_call_replaces_its_own_data_set_only(tmp_path: Path, quiet: RunOptions, write) -> None:
+def test_second_run_replaces_only_its_own_data_set(tmp_path: Path, quiet: RunOptions, write) -> None:
     write(tmp_path / "norm" / "book" / "a.jsonl", [{"text": "abc"}, {"text": "abcdef"}])
     write(tmp_path / "norm" / "book" / "b.jsonl", [{"text": "abc"}])
     write(tmp_path / "norm" / "c4" / "a.jsonl", [{"text": "abc"}])
@@ -73,7 +73,7 @@ def test_a_second_call_replaces_its_own_data_set_only(tmp_path: Path, quiet: Run
     assert short_of(out) == {"book/a.jsonl": {0}}
 
 
-def test_two_at_once_lose_nothing(tmp_path: Path, start, corpus) -> None:
+def test_concurrent_runs_lose_nothing(tmp_path: Path, start, corpus) -> None:
     sizes = {f"s{i}": 3 + i for i in range(4)}
     norm = corpus(files=1, **sizes)
     started = [
@@ -85,7 +85,9 @@ def test_two_at_once_lose_nothing(tmp_path: Path, start, corpus) -> None:
     assert short_of(tmp_path / "short.pickle") == {f"{s}/0.jsonl": set(range(n)) for s, n in sizes.items()}
 
 
-def test_the_table_says_the_same(tmp_path: Path, quiet: RunOptions, corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_table_equals_the_pickle(
+    tmp_path: Path, quiet: RunOptions, corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     norm = corpus(book=30)
     find_short(norm, tmp_path / "a.pickle", 0, "all", 40, quiet)
     monkeypatch.setattr(reading, "SLICE_BYTES", 300)
@@ -96,7 +98,7 @@ def test_the_table_says_the_same(tmp_path: Path, quiet: RunOptions, corpus, monk
     assert counts.total(READ).documents == 30
 
 
-def test_what_cannot_be_done_is_refused_before_the_work(tmp_path: Path, quiet: RunOptions, corpus) -> None:
+def test_invalid_arguments_are_rejected_before_the_work(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     with pytest.raises(UsageError, match="threshold -1"):
         find_short(corpus(book=1), tmp_path / "a.pickle", 0, "all", -1, quiet)
     with pytest.raises(UsageError, match=r"\.pickle"):
@@ -108,6 +110,6 @@ def test_what_cannot_be_done_is_refused_before_the_work(tmp_path: Path, quiet: R
     st.lists(st.sampled_from([*"aB. ,!\tΣσİéß", "word ", " . ", "\u2003", "日本"]) | st.characters()),
     st.integers(0, 12),
 )
-def test_short_by_its_beginning_is_short_by_all_of_it(pieces: list[str], threshold: int) -> None:
+def test_is_short_equals_its_definition(pieces: list[str], threshold: int) -> None:
     text = "".join(pieces)
     assert is_short(text, threshold) == (len(matching_form(text)) < threshold)

@@ -1,4 +1,4 @@
-"""normalize_text: NFC and nothing else; large files in pieces; what a changed argument redoes."""
+"""normalize_text: NFC and no other change, large files in pieces, reruns after a changed argument."""
 
 import json
 import unicodedata
@@ -39,7 +39,7 @@ def test_texts_become_nfc_and_nothing_else_changes(tmp_path: Path, quiet: RunOpt
 
 
 @given(st.text(), st.sampled_from(["NFC", "NFD", "NFKD"]))
-def test_any_text_becomes_its_nfc(tmp_path_factory: pytest.TempPathFactory, text: str, form: str) -> None:
+def test_any_text_becomes_nfc(tmp_path_factory: pytest.TempPathFactory, text: str, form: str) -> None:
     folder = tmp_path_factory.mktemp("any")
     given_text = unicodedata.normalize(form, text)
     (folder / "in").mkdir()
@@ -49,7 +49,7 @@ def test_any_text_becomes_its_nfc(tmp_path_factory: pytest.TempPathFactory, text
     assert written == {"text": unicodedata.normalize("NFC", given_text)}
 
 
-def test_ftfy_is_only_for_those_who_ask(tmp_path: Path, quiet: RunOptions, write, read_texts) -> None:
+def test_ftfy_runs_only_with_its_option(tmp_path: Path, quiet: RunOptions, write, read_texts) -> None:
     write(tmp_path / "in" / "a.jsonl", [{"text": KEPT}, {"text": "schÃ¶n"}])
     normalize_text(tmp_path / "in", tmp_path / "out", options=quiet)
     assert read_texts(tmp_path / "out") == [KEPT, "schÃ¶n"]
@@ -58,7 +58,7 @@ def test_ftfy_is_only_for_those_who_ask(tmp_path: Path, quiet: RunOptions, write
 
 
 @pytest.mark.parametrize("zst", [False, True])
-def test_every_format_comes_out_as_lines(tmp_path: Path, quiet: RunOptions, write, read_texts, zst: bool) -> None:
+def test_every_format_is_written_as_jsonl(tmp_path: Path, quiet: RunOptions, write, read_texts, zst: bool) -> None:
     write(tmp_path / "in" / "s" / "a.b.jsonl", [{"text": "plain"}])
     pa.parquet.write_table(pa.table({"text": ["table"], "n": [1]}), tmp_path / "in" / "s" / "t.parquet")
     normalize_text(tmp_path / "in", tmp_path / "out", zst=zst, options=quiet)
@@ -68,11 +68,11 @@ def test_every_format_comes_out_as_lines(tmp_path: Path, quiet: RunOptions, writ
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a@b c.parquet", "x.arrow"])
-def test_names_keep_their_stem(name: str) -> None:
+def test_output_names_keep_their_stem(name: str) -> None:
     assert output_name(name, True).removesuffix(".jsonl.zst") in name
 
 
-def test_a_share_is_64_files_and_shares_make_the_whole(tmp_path: Path, quiet: RunOptions, write, digest) -> None:
+def test_idx_selects_64_files_and_all_indices_give_the_whole(tmp_path: Path, quiet: RunOptions, write, digest) -> None:
     for i in range(70):
         write(tmp_path / "in" / f"{i:03}.jsonl", [{"text": f"{i}"}])
     counts = [normalize_text(tmp_path / "in", tmp_path / "shares", idx=i, options=quiet) for i in (1, 0)]
@@ -83,7 +83,7 @@ def test_a_share_is_64_files_and_shares_make_the_whole(tmp_path: Path, quiet: Ru
         normalize_text(tmp_path / "in", tmp_path / "shares", idx=2, options=quiet)
 
 
-def test_the_output_of_an_input_that_is_gone_goes(tmp_path: Path, quiet: RunOptions, write) -> None:
+def test_output_of_a_removed_input_is_removed(tmp_path: Path, quiet: RunOptions, write) -> None:
     for name in ("a", "b"):
         write(tmp_path / "in" / f"{name}.jsonl", [{"text": name}])
     normalize_text(tmp_path / "in", tmp_path / "out", options=quiet)
@@ -93,7 +93,7 @@ def test_the_output_of_an_input_that_is_gone_goes(tmp_path: Path, quiet: RunOpti
 
 
 class TestPieces:
-    """A file above SLICE_BYTES is normalised in pieces, which are then put together."""
+    """A file above SLICE_BYTES is normalised in pieces, which are then joined."""
 
     @pytest.fixture(autouse=True)
     def small_slices(self, monkeypatch: pytest.MonkeyPatch) -> None:

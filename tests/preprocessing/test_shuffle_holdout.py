@@ -1,4 +1,4 @@
-"""shuffle_holdout: exact epochs, an exact holdout, a real shuffle, and not a document lost or invented."""
+"""shuffle_holdout: exact epochs and holdout, a uniform shuffle, every document accounted for."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def keys_of(records: list[dict]) -> list[str]:
 
 @pytest.fixture
 def mix(tmp_path: Path, quiet: RunOptions, read) -> Callable[..., list[str]]:
-    """Both passes; the keys of what comes out, train and holdout together."""
+    """Run both passes; return the keys of all output documents, train and holdout."""
 
     def mix(norm: Path, name: str = "mixed", holdout: float = 0.0, **arguments) -> list[str]:
         out = tmp_path / name
@@ -40,7 +40,7 @@ def mix(tmp_path: Path, quiet: RunOptions, read) -> Callable[..., list[str]]:
     return mix
 
 
-def test_without_weights_every_document_comes_once_with_all_it_had(tmp_path: Path, corpus, mix, read) -> None:
+def test_without_weights_every_document_is_written_once_with_all_fields(tmp_path: Path, corpus, mix, read) -> None:
     norm = corpus(book=30, c4=25)
     keys = mix(norm, holdout=0.1)
     assert sorted(keys) == sorted(set(keys)) and len(keys) == 55
@@ -63,7 +63,7 @@ def test_weights_are_exact(corpus, mix, monkeypatch: pytest.MonkeyPatch, slices:
     assert copies == {"once": {1: 10}, "more": {2: 20, 3: 20}, "quarter": {1: 20}, "none": {}, "third": {1: 3}}
 
 
-def test_weights_count_what_is_left(tmp_path: Path, corpus, mix) -> None:
+def test_weights_apply_to_documents_that_are_not_dropped(tmp_path: Path, corpus, mix) -> None:
     """Half of a source is half of its documents that are neither short nor duplicates."""
     norm = corpus(files=1, book=30)
     write_keys(tmp_path / "short.pickle", {"book/0.jsonl": np.arange(6)})
@@ -73,7 +73,7 @@ def test_weights_count_what_is_left(tmp_path: Path, corpus, mix) -> None:
     assert all(int(key.partition("@")[2]) >= 10 for key in keys)
 
 
-def test_counts_say_where_each_document_went(tmp_path: Path, quiet: RunOptions, corpus) -> None:
+def test_counts_by_reason(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     norm = corpus(files=1, book=20, c4=8)
     write_keys(tmp_path / "short.pickle", {"book/0.jsonl": np.arange(4)})
     write_keys(tmp_path / "dup.parquet", {"c4/0.jsonl": np.arange(2)})
@@ -87,7 +87,7 @@ def test_counts_say_where_each_document_went(tmp_path: Path, quiet: RunOptions, 
     assert of == {READ: 28, REPEATED: 8, WRITTEN: 30, "short": 4, "duplicate": 2}
 
 
-def test_shares_are_requested_and_realised(tmp_path: Path, quiet: RunOptions, write) -> None:
+def test_shares_table(tmp_path: Path, quiet: RunOptions, write) -> None:
     write(tmp_path / "norm" / "book" / "a.jsonl", [{"text": "x" * 10}] * 30)
     write(tmp_path / "norm" / "c4" / "a.jsonl", [{"text": "x" * 30}] * 10)
     counts = pass1(tmp_path / "norm", tmp_path / "out", weights="c4=3", options=quiet)
@@ -107,7 +107,7 @@ def test_weights_from_a_file(tmp_path: Path, corpus, mix) -> None:
     assert times == {"book": 8, "c4": 2}
 
 
-def test_another_seed_takes_other_documents_and_another_order(corpus, mix) -> None:
+def test_another_seed_samples_and_orders_differently(corpus, mix) -> None:
     norm = corpus(book=40)
     one, again, two = (mix(norm, name, weights="book=0.5", seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
     assert one == again and sorted(one) != sorted(two)
@@ -119,7 +119,7 @@ def write_provenance(path: Path, lines: list[tuple[str, int, str, int]]) -> None
 
 
 @pytest.mark.parametrize("given", [".pickle", ".parquet"])
-def test_a_cluster_whose_kept_document_is_short_keeps_the_next(tmp_path: Path, corpus, mix, given: str) -> None:
+def test_short_kept_document_is_replaced(tmp_path: Path, corpus, mix, given: str) -> None:
     norm = corpus(files=1, book=12)
     file = "book/0.jsonl"
     # clusters {0, 3, 5} and {1, 4} with a short first document, {2, 7} without; {6, 8} all short
@@ -131,7 +131,7 @@ def test_a_cluster_whose_kept_document_is_short_keeps_the_next(tmp_path: Path, c
     assert sorted(int(key.partition("@")[2]) for key in keys) == [2, 4, 5, 9, 10, 11]
 
 
-def test_provenance_that_came_late_is_heeded(tmp_path: Path, corpus, mix) -> None:
+def test_provenance_written_after_the_first_run_is_used(tmp_path: Path, corpus, mix) -> None:
     norm = corpus(files=1, book=6)
     write_keys(tmp_path / "short.pickle", {"book/0.jsonl": np.array([0])})
     write_keys(tmp_path / "dup.pickle", {"book/0.jsonl": np.array([3])})
@@ -141,7 +141,7 @@ def test_provenance_that_came_late_is_heeded(tmp_path: Path, corpus, mix) -> Non
     assert len(mix(norm, **sets)) == 5
 
 
-def test_provenance_of_other_duplicates_is_not_heeded(tmp_path: Path, corpus, mix) -> None:
+def test_provenance_of_other_duplicates_is_ignored(tmp_path: Path, corpus, mix) -> None:
     norm = corpus(files=1, book=6)
     write_keys(tmp_path / "short.pickle", {"book/0.jsonl": np.array([0])})
     write_keys(tmp_path / "dup.pickle", {"book/0.jsonl": np.array([3])})
@@ -150,7 +150,7 @@ def test_provenance_of_other_duplicates_is_not_heeded(tmp_path: Path, corpus, mi
 
 
 @pytest.mark.parametrize("suffix", [".pickle", ".parquet"])
-def test_no_duplicates_and_none_short_is_a_key_set_too(tmp_path: Path, corpus, mix, suffix: str) -> None:
+def test_empty_key_sets(tmp_path: Path, corpus, mix, suffix: str) -> None:
     write_keys(tmp_path / f"short{suffix}", {})
     write_keys(tmp_path / "dup.pickle", {})
     none = {"file": pa.array([], pa.string()), "row": pa.array([], pa.int64())}
@@ -167,7 +167,7 @@ def test_no_duplicates_and_none_short_is_a_key_set_too(tmp_path: Path, corpus, m
     ],
 )
 @pytest.mark.parametrize("option", ["duplicates", "short_docs"])
-def test_key_sets_of_another_corpus_are_refused(
+def test_key_sets_of_another_corpus_are_rejected(
     tmp_path, quiet: RunOptions, corpus, keys, wanted: str, option: str
 ) -> None:
     write_keys(tmp_path / "keys.pickle", {file: np.array(rows) for file, rows in keys.items()})
@@ -175,13 +175,15 @@ def test_key_sets_of_another_corpus_are_refused(
         pass1(corpus(book=6), tmp_path / "out", options=quiet, **{option: tmp_path / "keys.pickle"})
 
 
-def test_missing_key_sets_are_refused(tmp_path: Path, quiet: RunOptions, corpus) -> None:
+def test_missing_key_sets_are_rejected(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     for option in ("duplicates", "short_docs"):
         with pytest.raises(UsageError, match="Run the stage that writes it"):
             pass1(corpus(book=6), tmp_path / "out", options=quiet, **{option: tmp_path / "none.pickle"})
 
 
-def test_ranges_of_parts_give_the_whole(tmp_path: Path, quiet: RunOptions, corpus, read, digest) -> None:
+def test_ranges_of_parts_give_the_same_output_as_all_parts(
+    tmp_path: Path, quiet: RunOptions, corpus, read, digest
+) -> None:
     norm, out = corpus(book=60, c4=30), tmp_path / "out"
     pass1(norm, out / "pass1", options=quiet)
     for chunk, (start, end) in enumerate([(10, 20), (0, 3), (3, 10)], 1):
@@ -195,7 +197,7 @@ def test_ranges_of_parts_give_the_whole(tmp_path: Path, quiet: RunOptions, corpu
     } == whole
 
 
-def test_a_part_asked_into_another_chunk_moves(tmp_path: Path, quiet: RunOptions, corpus, read) -> None:
+def test_part_written_to_another_chunk_leaves_the_first(tmp_path: Path, quiet: RunOptions, corpus, read) -> None:
     norm, out = corpus(book=60), tmp_path / "out"
     pass1(norm, out / "pass1", options=quiet)
     pass2(0, 20, 1, out / "pass1", out / "train", out / "holdout", 0.1, quiet)
@@ -215,13 +217,13 @@ def test_the_holdout_is_exact(tmp_path: Path, corpus, mix, read, fraction: float
     assert found == Counter(book=held, two=two)
 
 
-def test_of_a_repeated_document_one_copy_at_most_is_held_out(tmp_path: Path, corpus, mix, read) -> None:
+def test_at_most_one_copy_of_a_document_is_held_out(tmp_path: Path, corpus, mix, read) -> None:
     mix(corpus(book=40), holdout=0.5, weights="book=3")
     held = keys_of(read(tmp_path / "mixed" / "holdout"))
     assert len(held) == 20 == len(set(held))
 
 
-def test_a_smaller_holdout_is_part_of_a_larger_one(tmp_path: Path, quiet: RunOptions, corpus, read) -> None:
+def test_smaller_holdout_is_a_subset_of_a_larger_one(tmp_path: Path, quiet: RunOptions, corpus, read) -> None:
     pass1(corpus(book=60), tmp_path / "pass1", options=quiet)
     held = []
     for fraction in (0.1, 0.3):
@@ -254,7 +256,7 @@ def test_the_order_is_a_shuffle(tmp_path: Path, quiet: RunOptions, corpus, read)
     assert abs(np.corrcoef(places, np.arange(len(keys)))[0, 1]) < 0.2
 
 
-def test_a_part_holds_documents_in_no_order_either(tmp_path: Path, quiet: RunOptions, corpus, read) -> None:
+def test_order_within_a_part_is_random(tmp_path: Path, quiet: RunOptions, corpus, read) -> None:
     pass1(corpus(book=300), tmp_path / "pass1", options=quiet)
     pass2(3, 4, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", 0.0, quiet)
     keys = keys_of(read(tmp_path / "train"))
@@ -265,7 +267,7 @@ def test_a_part_holds_documents_in_no_order_either(tmp_path: Path, quiet: RunOpt
     ("arguments", "wanted"),
     [((5, 5), "0 ≤ start < end"), ((-1, 5), "0 ≤ start"), ((20, 21), "pass1 made 20 parts")],
 )
-def test_parts_that_are_not_there_are_refused(
+def test_parts_that_do_not_exist_are_rejected(
     tmp_path: Path, quiet: RunOptions, corpus, arguments, wanted: str
 ) -> None:
     pass1(corpus(book=6), tmp_path / "pass1", options=quiet)
@@ -273,7 +275,7 @@ def test_parts_that_are_not_there_are_refused(
         pass2(*arguments, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", options=quiet)
 
 
-def test_what_pass_2_cannot_do_is_refused(tmp_path: Path, quiet: RunOptions, corpus) -> None:
+def test_invalid_arguments_of_pass_2_are_rejected(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     folders = (tmp_path / "train", tmp_path / "holdout")
     with pytest.raises(UsageError, match="Run pass1"):
         pass2(0, 5, 1, tmp_path / "none", *folders, options=quiet)
@@ -285,7 +287,7 @@ def test_what_pass_2_cannot_do_is_refused(tmp_path: Path, quiet: RunOptions, cor
 
 
 @pytest.mark.parametrize("damage", ["bucket file", "bucket file gone", "index", "index gone", "manifest"])
-def test_a_damaged_pass_1_is_recognised(tmp_path: Path, quiet: RunOptions, corpus, damage: str) -> None:
+def test_damaged_output_of_pass_1_is_an_error(tmp_path: Path, quiet: RunOptions, corpus, damage: str) -> None:
     folder = tmp_path / "pass1"
     pass1(corpus(book=60), folder, options=quiet)
     suffix = {"bucket file": ".jsonl.zst", "index": ".pile.arrow", "manifest": ".json"}[damage.removesuffix(" gone")]
@@ -298,7 +300,7 @@ def test_a_damaged_pass_1_is_recognised(tmp_path: Path, quiet: RunOptions, corpu
         pass2(0, ALL, 1, folder, tmp_path / "train", tmp_path / "holdout", options=quiet)
 
 
-def test_missing_provenance_is_pointed_out(tmp_path: Path, corpus, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_provenance_gives_a_note(tmp_path: Path, corpus, capsys: pytest.CaptureFixture[str]) -> None:
     norm = corpus(files=1, book=3)
     dump_pickle(tmp_path / "d.pickle", {})
     pass1(norm, tmp_path / "out", tmp_path / "d.pickle", options=RunOptions(workers=1))

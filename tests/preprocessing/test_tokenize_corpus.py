@@ -1,4 +1,4 @@
-"""train_tokenizer and tokenize_corpus: no character lost, and token shards that say exactly what SentencePiece says."""
+"""train_tokenizer and tokenize_corpus: a lossless model, and token shards equal to SentencePiece's ids."""
 
 import shutil
 from pathlib import Path
@@ -58,16 +58,16 @@ def model(model_path: Path) -> sentencepiece.SentencePieceProcessor:
 
 
 @pytest.mark.parametrize("text", ADVERSARIAL)
-def test_no_character_is_lost(model, text: str) -> None:
+def test_decoding_restores_odd_texts(model, text: str) -> None:
     assert model.decode(model.encode(text)) == text
 
 
 @given(st.text().filter(lambda text: "\u2581" not in text))
-def test_no_character_of_any_text_is_lost(model, text: str) -> None:
+def test_decoding_restores_any_text(model, text: str) -> None:
     assert model.decode(model.encode(text)) == text
 
 
-def test_the_vocabulary_is_as_asked(model) -> None:
+def test_vocabulary_and_special_ids(model) -> None:
     assert model.vocab_size() == VOCABULARY
     assert (model.unk_id(), model.bos_id(), model.eos_id(), model.pad_id()) == (0, 1, 2, -1)
     assert len(model.encode("12345")) >= 5  # digits one by one
@@ -76,9 +76,7 @@ def test_the_vocabulary_is_as_asked(model) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
-def test_a_vocabulary_too_large_says_what_to_do(
-    tmp_path: Path, quiet: RunOptions, write, prose, model_type: str
-) -> None:
+def test_error_for_a_vocabulary_too_large(tmp_path: Path, quiet: RunOptions, write, prose, model_type: str) -> None:
     write(tmp_path / "in" / "a.jsonl", [{"text": text} for text in prose])
     with pytest.raises(UsageError, match="smaller --vocab_size, or more text"):
         train_tokenizer(tmp_path / "in", tmp_path / "out", 60_000, model_type, options=quiet)
@@ -87,18 +85,18 @@ def test_a_vocabulary_too_large_says_what_to_do(
 
 
 @pytest.mark.parametrize("vocabulary", [0, 259])
-def test_a_vocabulary_too_small_is_refused(tmp_path: Path, quiet: RunOptions, corpus, vocabulary: int) -> None:
+def test_error_for_a_vocabulary_too_small(tmp_path: Path, quiet: RunOptions, corpus, vocabulary: int) -> None:
     with pytest.raises(UsageError, match="300 or more"):
         train_tokenizer(corpus(book=3), tmp_path / "out", vocabulary, options=quiet)
 
 
-def test_no_text_to_train_on_says_so(tmp_path: Path, quiet: RunOptions, write) -> None:
+def test_error_for_a_corpus_without_text(tmp_path: Path, quiet: RunOptions, write) -> None:
     write(tmp_path / "in" / "a.jsonl", [{"text": ""}, {"text": "\n\n"}])
     with pytest.raises(UsageError, match="more text"):
         train_tokenizer(tmp_path / "in", tmp_path / "out", 300, options=quiet)
 
 
-def test_the_sample_is_of_all_files_and_of_the_size_asked(tmp_path: Path, quiet: RunOptions, write) -> None:
+def test_sample_has_the_requested_size_and_takes_from_all_files(tmp_path: Path, quiet: RunOptions, write) -> None:
     for name in "abcd":
         write(tmp_path / "in" / name / "a.jsonl", [{"text": f"{name}{i:03} " + "word " * 19} for i in range(100)])
     with pytest.raises(UsageError):  # 8 different words are no vocabulary; the sample stands all the same
@@ -110,7 +108,7 @@ def test_the_sample_is_of_all_files_and_of_the_size_asked(tmp_path: Path, quiet:
     assert len({line[1:4] for lines in texts for line in lines}) > 30  # not the same rows of each file, nor the first
 
 
-def test_sentences_are_what_the_trainer_can_read() -> None:
+def test_sentences() -> None:
     text = "a\tb\0c\r\n" + "é" * 5000
     assert "".join(sentences(text)) == text.translate(dict.fromkeys(map(ord, "\t\0\r\n")))
     assert max(len(line.encode()) for line in sentences("😀" * 5000)) <= 4096
@@ -124,7 +122,7 @@ def texts(tmp_path: Path, write, prose: list[str]) -> dict[str, list[str]]:
     return texts
 
 
-def test_shards_are_what_sentencepiece_says(tmp_path: Path, quiet: RunOptions, texts, model_path: Path, model) -> None:
+def test_shards_equal_sentencepiece(tmp_path: Path, quiet: RunOptions, texts, model_path: Path, model) -> None:
     counts = tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
     manifest, shards = open_shards(tmp_path / "out")
     wanted = [[[*model.encode(text), model.eos_id()] for text in found] for found in texts.values()]
@@ -134,7 +132,7 @@ def test_shards_are_what_sentencepiece_says(tmp_path: Path, quiet: RunOptions, t
     assert verify_shards(tmp_path / "out") == manifest
 
 
-def test_the_manifest_counts_what_the_shards_hold(tmp_path: Path, quiet: RunOptions, texts, model_path, model) -> None:
+def test_manifest_counts(tmp_path: Path, quiet: RunOptions, texts, model_path, model) -> None:
     tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
     manifest = Manifest.load(tmp_path / "out")
     assert manifest.lossy_documents == 2
@@ -146,7 +144,7 @@ def test_the_manifest_counts_what_the_shards_hold(tmp_path: Path, quiet: RunOpti
     assert (tmp_path / "out" / manifest.tokenizer.path).read_bytes() == model_path.read_bytes()
 
 
-def test_sources_are_those_the_documents_carry(tmp_path: Path, quiet: RunOptions, write, model_path: Path) -> None:
+def test_sources_come_from_the_original_keys(tmp_path: Path, quiet: RunOptions, write, model_path: Path) -> None:
     keys = ["book/a.jsonl@3", "c4/b@2.jsonl@0", "book/a.jsonl@4"]
     write(tmp_path / "in" / "chunk1" / "a.jsonl", [{"text": "a", "gristmill_key": key} for key in keys])
     tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
@@ -154,7 +152,7 @@ def test_sources_are_those_the_documents_carry(tmp_path: Path, quiet: RunOptions
     assert {name: record.documents for name, record in sources.items()} == {"book": 2, "c4": 1}
 
 
-def test_another_tokenizer_encodes_again(
+def test_another_tokenizer_reruns_the_stage(
     tmp_path: Path, quiet: RunOptions, texts, model_path: Path, prose, write
 ) -> None:
     own = tmp_path / "own.model"
@@ -170,8 +168,8 @@ def test_another_tokenizer_encodes_again(
     assert after.tokenizer.sha256 != before.tokenizer.sha256
 
 
-def test_a_model_that_is_not_merged_by_us_says_so(tmp_path: Path, texts, prose, write, capfd) -> None:
-    """And its shards are SentencePiece's all the same, whatever follows whatever."""
+def test_fallback_to_sentencepiece_gives_a_note(tmp_path: Path, texts, prose, write, capfd) -> None:
+    """Shards equal SentencePiece's ids with either encoder, one after the other in one process."""
     loud = RunOptions(workers=1)
     write(tmp_path / "prose" / "a.jsonl", [{"text": text} for text in prose])
     for kind in ("unigram", "bpe"):
@@ -185,9 +183,7 @@ def test_a_model_that_is_not_merged_by_us_says_so(tmp_path: Path, texts, prose, 
         assert said == (kind == "unigram")
 
 
-def test_documents_of_more_than_a_batch_are_all_there(
-    tmp_path: Path, quiet: RunOptions, write, model_path, model
-) -> None:
+def test_documents_larger_than_a_batch(tmp_path: Path, quiet: RunOptions, write, model_path, model) -> None:
     found = ["the mill " * 80_000, "grain", "flour " * 200_000, "", "water " * 100_000, "wheel"]
     write(tmp_path / "in" / "a.jsonl", [{"text": text} for text in found])
     tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
@@ -195,7 +191,7 @@ def test_documents_of_more_than_a_batch_are_all_there(
     assert [ids.tolist() for ids in shard] == [[*model.encode(text), model.eos_id()] for text in found]
 
 
-def test_what_is_no_tokenizer_is_refused(tmp_path: Path, quiet: RunOptions, texts) -> None:
+def test_invalid_tokenizers_are_rejected(tmp_path: Path, quiet: RunOptions, texts) -> None:
     with pytest.raises(UsageError, match="Run train_tokenizer"):
         tokenize_corpus(tmp_path / "in", tmp_path / "none.model", tmp_path / "out", quiet)
     (tmp_path / "bad.model").write_bytes(b"no model")
@@ -203,20 +199,22 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, quiet: RunOptions, text
         tokenize_corpus(tmp_path / "in", tmp_path / "bad.model", tmp_path / "out", quiet)
 
 
-def test_shards_of_others_are_not_mixed_in(tmp_path: Path, quiet: RunOptions, texts, model_path: Path) -> None:
+def test_output_folder_with_unknown_shards_is_rejected(
+    tmp_path: Path, quiet: RunOptions, texts, model_path: Path
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old.bin").touch()
     with pytest.raises(OutputError, match=r"'old\.bin'"):
         tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
 
 
-def test_a_carried_key_that_is_none_is_no_traceback(tmp_path: Path, quiet: RunOptions, write, model_path: Path) -> None:
+def test_invalid_original_key_is_an_error(tmp_path: Path, quiet: RunOptions, write, model_path: Path) -> None:
     write(tmp_path / "in" / "a.jsonl", [{"text": "a", "gristmill_key": 5}])
     with pytest.raises((InputError, UsageError), match="not a document's key"):
         tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
 
 
-def test_a_tokenizer_made_anew_is_read_anew(tmp_path: Path, quiet: RunOptions, corpus) -> None:
+def test_overwritten_tokenizer_is_loaded_again(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     """In one process, as in a notebook that tries two vocabularies."""
     norm = corpus(files=1, book=40)
     for size in (300, 310):

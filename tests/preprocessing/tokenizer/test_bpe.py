@@ -1,4 +1,4 @@
-"""Merging: vocabularies that no trainer would make, against SentencePiece itself."""
+"""BPE merging with random vocabularies, against SentencePiece."""
 
 import struct
 from itertools import product
@@ -30,7 +30,7 @@ def piece(text: str, score: float, piece_type: PieceType) -> bytes:
 
 
 def model_of(vocabulary: dict[str, int]) -> bytes:
-    """A BPE model that rewrites nothing, with the given pieces and scores."""
+    """A BPE model without normalisation, with the given pieces and scores."""
     pieces = [piece(text, score, PieceType.NORMAL) for text, score in vocabulary.items()]
     trainer = field(2, field(3, ModelType.BPE))
     normalizer = field(3, field(3, 0) + field(4, 0))
@@ -38,8 +38,8 @@ def model_of(vocabulary: dict[str, int]) -> bytes:
 
 
 @given(vocabulary=vocabularies, found=texts)
-def test_any_vocabulary_merges_as_in_sentencepiece(vocabulary: dict[str, int], found: list[str]) -> None:
-    """Equal scores, pieces that nothing makes, and texts merged the short way and (repeated) the long way."""
+def test_ids_for_any_vocabulary_equal_sentencepiece(vocabulary: dict[str, int], found: list[str]) -> None:
+    """Equal scores, pieces that no merge makes, short words (by scan) and repeated texts (by heap)."""
     model = sentencepiece.SentencePieceProcessor(model_proto=model_of(vocabulary))
     found += [text * (MAX_SCAN_BYTES // len(text) + 1) for text in found if text]
     encoder = Encoder(model)
@@ -48,7 +48,7 @@ def test_any_vocabulary_merges_as_in_sentencepiece(vocabulary: dict[str, int], f
     assert [ids[offsets[i] : offsets[i + 1]].tolist() for i in range(len(found))] == model.encode(found)
 
 
-def test_unused_pieces_are_left_to_sentencepiece() -> None:
+def test_unused_pieces_fall_back_to_sentencepiece() -> None:
     proto = model_of({"a": 0, "b": 0, "ab": 1}) + piece("abab", 2, PieceType.UNUSED)
     model = sentencepiece.SentencePieceProcessor(model_proto=proto)
     encoder = Encoder(model)
@@ -56,8 +56,8 @@ def test_unused_pieces_are_left_to_sentencepiece() -> None:
     assert encoder.encode(["ababab"])[0].tolist() == model.encode("ababab") == [3, 3, 3]
 
 
-def test_texts_of_equal_hashes_are_told_apart() -> None:
-    """Of so many words of one length, a few have their 31 bits of hash in common with another."""
+def test_words_with_equal_hashes_are_distinguished() -> None:
+    """Among 150,000 words of one length, some share the 31 bits of hash that are stored."""
     model = sentencepiece.SentencePieceProcessor(
         model_proto=model_of({text: i for i, text in enumerate([*"abcd", *map("".join, product("abcd", repeat=2))])})
     )

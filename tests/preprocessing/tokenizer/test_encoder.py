@@ -65,7 +65,7 @@ ADVERSARIAL = [
 
 
 def _piece(text: str) -> bytes:
-    """How a piece begins in a model: field 1, its size and text, and the number of the next field."""
+    """First bytes of a piece in a model file: field 1, its size and text, and the number of the next field."""
     return bytes([10, len(text.encode())]) + text.encode() + b"\x15"
 
 
@@ -105,32 +105,32 @@ any_text = st.lists(st.one_of(st.text(), st.lists(st.sampled_from(FRAGMENTS), ma
 
 @pytest.mark.parametrize("name", SETTINGS | LEFT_TO_SENTENCEPIECE)
 @given(texts=any_text)
-def test_ids_are_sentencepieces(name: str, texts: list[str]) -> None:
+def test_ids_of_any_text_equal_sentencepiece(name: str, texts: list[str]) -> None:
     assert parts(encoder(name).encode(texts)) == model(name).encode(texts)
 
 
 @pytest.mark.parametrize("name", SETTINGS | LEFT_TO_SENTENCEPIECE)
-def test_ids_of_odd_texts_are_sentencepieces(name: str) -> None:
+def test_ids_of_odd_texts_equal_sentencepiece(name: str) -> None:
     texts = [*ADVERSARIAL, *PROSE, "\n".join(PROSE * 20)]
     assert parts(encoder(name).encode(texts)) == model(name).encode(texts)
     assert parts(encoder(name).encode(texts[::-1])) == model(name).encode(texts[::-1])
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_merges_are_ours(name: str) -> None:
-    """Not SentencePiece's, which would be right as well."""
+def test_no_fallback(name: str) -> None:
+    """The compiled encoder is used; the fallback would give the same ids."""
     assert encoder(name).fallback == ""
 
 
 @pytest.mark.parametrize("name", LEFT_TO_SENTENCEPIECE)
-def test_what_is_not_proven_is_left_to_sentencepiece(name: str) -> None:
+def test_fallback(name: str) -> None:
     assert encoder(name).fallback
 
 
 @pytest.mark.parametrize("cache", [0, 4096, 100_000])
 @pytest.mark.parametrize("name", ["as train_tokenizer", "unknown characters"])
-def test_a_small_cache_changes_no_id(name: str, cache: int) -> None:
-    """Whether its rows, its text or its ids fill it: short words, long words, words of many ids."""
+def test_cache_size_does_not_change_ids(name: str, cache: int) -> None:
+    """The cache fills up by rows (short words), by text (long words) or by ids (words of many ids)."""
     small = Encoder(model(name), cache)
     syllables = sorted({word[:2] for word in PROSE[0].split(" ")})
     words = ["".join(some) for some in product(syllables, repeat=3)]
@@ -144,13 +144,13 @@ def test_a_small_cache_changes_no_id(name: str, cache: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["as train_tokenizer", "user-defined symbols", "unigram"])
-def test_an_end_is_put_behind_each_text(name: str) -> None:
+def test_end_id_follows_each_text(name: str) -> None:
     texts = ["the mill", "", "☃", "a <sep> b", ""]
     wanted = [[*ids, 2] for ids in model(name).encode(texts)]
     assert parts(encoder(name).encode(texts, end_id=2)) == wanted
 
 
-def test_unknown_characters_of_two_texts_are_two() -> None:
+def test_unknown_characters_do_not_merge_across_texts() -> None:
     name = "unknown characters"
     unknown = model(name).unk_id()
     assert parts(encoder(name).encode(["☃☃", "☃", "", "☃"])) == [[unknown], [unknown], [], [unknown]]
@@ -158,14 +158,14 @@ def test_unknown_characters_of_two_texts_are_two() -> None:
 
 
 @pytest.mark.parametrize("name", ["as train_tokenizer", "unigram"])
-def test_no_text_has_no_ids(name: str) -> None:
+def test_no_texts(name: str) -> None:
     ids, offsets = encoder(name).encode([])
     assert ids.tolist() == [] and offsets.tolist() == [0]
     assert ids.dtype == np.int32 and offsets.dtype == np.int64
 
 
 @pytest.mark.parametrize("name", ["as train_tokenizer", "unigram"])
-def test_marks_that_a_processor_is_told_to_add_are_left_out(name: str) -> None:
+def test_begin_and_end_of_a_configured_processor_are_left_out(name: str) -> None:
     proto = model(name).serialized_model_proto()
     marking = sentencepiece.SentencePieceProcessor(model_proto=proto, add_bos=True, add_eos=True, reverse=True)
     assert marking.encode("the mill")[-1] == 2
@@ -173,7 +173,7 @@ def test_marks_that_a_processor_is_told_to_add_are_left_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["as train_tokenizer", "SentencePiece's own", "unigram"])
-def test_a_lone_surrogate_is_refused(name: str) -> None:
+def test_lone_surrogate_is_rejected(name: str) -> None:
     with pytest.raises(UnicodeEncodeError):
         encoder(name).encode(["a", "\ud800"])
     assert parts(encoder(name).encode(["the mill"])) == model(name).encode(["the mill"])

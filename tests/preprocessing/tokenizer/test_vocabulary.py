@@ -35,13 +35,13 @@ def train(**settings: Any) -> sentencepiece.SentencePieceProcessor:
 
 
 @pytest.mark.parametrize(("settings", "wanted"), SETTINGS)
-def test_settings_are_the_trainers(settings: dict[str, Any], wanted: Vocabulary) -> None:
+def test_settings(settings: dict[str, Any], wanted: Vocabulary) -> None:
     found = read_vocabulary(train(**settings).serialized_model_proto())
     found.pieces, found.scores, found.types = [], [], []
     assert found == wanted
 
 
-def test_pieces_are_those_of_the_model() -> None:
+def test_pieces_scores_and_types() -> None:
     model = train(model_type="bpe", byte_fallback=True, user_defined_symbols=["<sep>"], control_symbols=["<mask>"])
     found = read_vocabulary(model.serialized_model_proto())
     ids = range(model.vocab_size())

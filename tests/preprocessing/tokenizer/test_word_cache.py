@@ -1,4 +1,4 @@
-"""Word cache: as large as asked and no larger, whatever the words."""
+"""Word cache: its size, and no writes beyond it."""
 
 import io
 import random
@@ -14,7 +14,7 @@ GUARD = 1 << 12
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 5000, 1 << 20, 32 << 20])
-def test_a_cache_is_as_large_as_asked(size: int) -> None:
+def test_cache_size(size: int) -> None:
     taken = sum(array.nbytes for array in new_word_cache(size))
     assert size // 2 <= taken <= size + 3072
 
@@ -26,8 +26,8 @@ def guarded(cache: WordCache) -> tuple[WordCache, list[np.ndarray]]:
 
 
 @pytest.mark.parametrize("longest", [16, 2])
-def test_words_of_many_bytes_or_of_many_ids_stay_within_it(longest: int) -> None:
-    """Of two letters in any order, so that no word can be cut; in pieces of 16 letters, or of two."""
+def test_long_words_stay_within_the_cache(longest: int) -> None:
+    """Words of two letters in any order, which cannot be split, in pieces of 16 letters or of two."""
     chance = random.Random(0)
     units = ["".join(chance.choices("ab", k=16)) for _ in range(6)]
     words = [first + second + third for first in units for second in units for third in units]

@@ -1,4 +1,4 @@
-"""Four doors, one code: by path, as a module, by the command `gristmill`, and imported."""
+"""Entry points of a stage: by path, as a module, by the command `gristmill`, and imported."""
 
 import ast
 import importlib
@@ -11,7 +11,7 @@ import pytest
 from gristmill_cli.__main__ import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
-MENDING = "if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip\n"
+PATH_FIX = "if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip\n"
 PACKAGES = ("preprocessing", "dedup", "training")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 RUNNABLE = [path for path in FILES if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")]
@@ -29,27 +29,27 @@ def test_every_stage_is_runnable() -> None:
 
 
 @pytest.mark.parametrize("path", RUNNABLE, ids=name_of)
-def test_the_mending_line_is_the_same_everywhere_and_comes_first(path: Path) -> None:
+def test_path_fix_is_identical_and_precedes_other_imports(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
-    assert source.splitlines(keepends=True).count(MENDING) == 1
-    before = ast.parse(source[: source.index(MENDING)])
+    assert source.splitlines(keepends=True).count(PATH_FIX) == 1
+    before = ast.parse(source[: source.index(PATH_FIX)])
     imported = [node for node in ast.walk(before) if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in imported}
     assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names  # the rest would be looked for here
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path not in RUNNABLE], ids=name_of)
-def test_the_mending_line_is_nowhere_else(path: Path) -> None:
+def test_path_fix_is_only_in_runnable_files(path: Path) -> None:
     assert "__package__" not in path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_no_file_hides_a_module_of_the_standard_library(path: Path) -> None:
+def test_no_file_shadows_the_standard_library(path: Path) -> None:
     assert path.stem == "__init__" or path.stem not in sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("name", ["normalize_text", "filter", "train_tokenizer", "tokenize_corpus", "pass1", "pass2"])
-def test_the_package_offers_the_function_of_the_file(name: str) -> None:
+def test_package_exports_the_stage_function(name: str) -> None:
     package = importlib.import_module("preprocessing")
     file = "shuffle_holdout" if name.startswith("pass") else name
     function = getattr(package, name)
@@ -58,21 +58,21 @@ def test_the_package_offers_the_function_of_the_file(name: str) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_door_gives_the_same_help(run, stage: str) -> None:
-    doors = [(f"preprocessing/{stage}.py",), ("-m", f"preprocessing.{stage}"), ("-m", "gristmill_cli", stage)]
-    helps = [run(*door, "--help") for door in doors]
+def test_every_entry_point_gives_the_same_help(run, stage: str) -> None:
+    calls = [(f"preprocessing/{stage}.py",), ("-m", f"preprocessing.{stage}"), ("-m", "gristmill_cli", stage)]
+    helps = [run(*entry_point, "--help") for entry_point in calls]
     assert [done.returncode for done in helps] == [0, 0, 0], helps[0].stderr
     options = [done.stdout.partition("╭")[2] for done in helps]  # before it stands how it was called
     assert options[0] and options[0] == options[1] == options[2]
 
 
-@pytest.mark.parametrize("door", ["path", "module", "gristmill"])
-def test_through_every_door_datasets_is_hugging_faces(run, tmp_path: Path, door: str) -> None:
-    """A copy of the house whose stage imports `datasets` in its workers, and says what it got."""
-    house = tmp_path / "house"
+@pytest.mark.parametrize("entry_point", ["path", "module", "gristmill"])
+def test_datasets_is_hugging_faces_for_every_entry_point(run, tmp_path: Path, entry_point: str) -> None:
+    """In a copy of the project, a stage imports `datasets` in its workers and reports the file it got."""
+    project = tmp_path / "project"
     for package in ("gristmill", "gristmill_cli", "preprocessing", "dedup", "training"):
-        shutil.copytree(ROOT / package, house / package, ignore=shutil.ignore_patterns("__pycache__"))
-    stage = house / "preprocessing" / "normalize_text.py"
+        shutil.copytree(ROOT / package, project / package, ignore=shutil.ignore_patterns("__pycache__"))
+    stage = project / "preprocessing" / "normalize_text.py"
     told = 'import datasets\n    counts.add_example(f"{__file__} {datasets.__file__}")\n    '
     source = stage.read_text(encoding="utf-8")
     source = source.replace("fix = _ftfy()", f"{told}fix = _ftfy()")
@@ -84,22 +84,22 @@ def test_through_every_door_datasets_is_hugging_faces(run, tmp_path: Path, door:
         (tmp_path / "in" / f"{name}.jsonl").write_text('{"text": "a"}\n')
     start = {
         "path": [str(stage)],
-        "module": ["-c", f"import sys, runpy; sys.path.insert(0, {str(house)!r}); "
+        "module": ["-c", f"import sys, runpy; sys.path.insert(0, {str(project)!r}); "
                    "runpy.run_module('preprocessing.normalize_text', run_name='__main__', alter_sys=True)"],
-        "gristmill": ["-c", f"import sys; sys.path.insert(0, {str(house)!r}); sys.argv[0] = 'gristmill'; "
+        "gristmill": ["-c", f"import sys; sys.path.insert(0, {str(project)!r}); sys.argv[0] = 'gristmill'; "
                       "sys.argv.insert(1, 'normalize_text'); from gristmill_cli.__main__ import main\n"
                       "if __name__ == '__main__': main()"],
-    }[door]  # fmt: skip
+    }[entry_point]  # fmt: skip
     done = run(*start, "-d", tmp_path / "in", "-t", tmp_path / "out", "--workers", 2)
     assert done.returncode == 0, done.stderr
     told = [line.split(" ") for line in done.stdout.splitlines() if line.endswith("__init__.py")]
     assert len(told) == 2, done.stdout
     for own, file in told:
         assert own == str(stage)  # a worker must not run another copy, the one that is installed
-        assert Path(file).parts[-2:] == ("datasets", "__init__.py") and str(house) not in file
+        assert Path(file).parts[-2:] == ("datasets", "__init__.py") and str(project) not in file
 
 
-def test_slimpajamas_command_lines_run_as_they_are(tmp_path: Path, run, corpus) -> None:
+def test_slimpajamas_command_lines_run_unchanged(tmp_path: Path, run, corpus) -> None:
     corpus("in", book=12)
     out = tmp_path / "out"
     lines = [
