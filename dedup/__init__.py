@@ -1,4 +1,4 @@
-"""Near-duplicates: MinHash signatures, LSH pairs, connected components, what to remove."""
+"""Deduplication: MinHash signatures, LSH candidate pairs, connected components, duplicates to remove."""
 
 from dedup.bands import Bands, band_parameters, detection
 from dedup.cluster_graph import cluster_graph

@@ -1,4 +1,4 @@
-"""Command: how many bands of how many rows to compare, and what a choice detects, as a curve."""
+"""Command: choose the number of bands and of rows per band, and show the detection curve of a choice."""
 
 import sys
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from rich.text import Text
 from gristmill.command import command
 from gristmill.errors import UsageError
 
-_NODES = 512  # as good as exact for any sketch
-_WIDTH, _HEIGHT = 66, 12  # of the picture, in characters
+_NODES = 512  # quadrature nodes; exact to rounding for any number of rows and bands
+_WIDTH, _HEIGHT = 66, 12  # of the plot, in characters
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _MARK = "#ff8700"
 
 
 class Bands(NamedTuple):
-    """So many bands of so many slots of a signature: `--range` and `--bands` of generate_duplicate_pairs."""
+    """Rows per band and number of bands: `--range` and `--bands` of generate_duplicate_pairs."""
 
     rows: int
     bands: int
@@ -36,28 +36,27 @@ def choose_bands(
     range: int | None = None,
     bands: int | None = None,
 ) -> "Curve":
-    """Choose bands for a threshold, or show what given ones detect.
+    """Choose bands for a threshold, or show what a given choice detects.
 
-    Two documents become a candidate pair when they agree in every slot of at least one band. They
-    agree in a slot with the chance s of their Jaccard similarity, in `range` slots with s^range, and
-    in one of `bands` bands with 1 − (1 − s^range)^bands: a curve like an S, low for dissimilar pairs,
-    high for similar ones. More slots a band move it to the right and find less; more bands move it
-    to the left and find more. The choice is the one with the least area of errors: of the curve left of the
-    threshold (pairs found that should not be) and above it on the right (pairs missed).
+    Two documents become a candidate pair if they agree in all rows (slots) of at least one band. With Jaccard
+    similarity s they agree in a slot with probability s, in `range` slots with s^range, and in one of `bands` bands
+    with 1 − (1 − s^range)^bands: an S-shaped curve. More rows per band move it to the right, so fewer pairs are
+    found; more bands move it to the left. The choice minimises the weighted area of errors: below the curve left of
+    the threshold (false positives) and above it right of the threshold (false negatives).
 
-    It is not a promise at the threshold: 9 bands of 13, the choice for 0.8, find 40 % of the pairs that are 0.80
-    alike, and 93 % of those at 0.90. Where none may be missed, choose for a lower threshold and
-    confirm the candidates on the texts (--verify of generate_duplicates_dict).
+    The curve is not a step at the threshold: the choice for 0.8, 9 bands of 13 rows, finds 40 % of the pairs at 0.80
+    and 93 % at 0.90. To miss fewer pairs, choose for a lower threshold and check the candidates by their exact
+    similarity (--verify of generate_duplicates_dict).
 
     Args:
-        threshold: Jaccard similarity from which on two documents should count as near-duplicates.
-        permutations: Slots of the signatures; no more are compared.
-        false_positive_weight: How bad a pair found wrongly is, and 1 less that one missed: below 0.5 more is found.
-        range: Slots of a band, to look at a choice of your own; with --bands.
-        bands: Number of bands, likewise.
+        threshold: Least Jaccard similarity of near-duplicates.
+        permutations: Number of slots of the signatures; bands use at most these.
+        false_positive_weight: Weight of false positives, 0 to 1; false negatives have the rest. Below 0.5 finds more.
+        range: Rows per band, to show a choice of your own; with --bands.
+        bands: Number of bands, to show a choice of your own; with --range.
 
     Returns:
-        The choice, and its curve.
+        The choice and its curve.
     """
     if (range is None) != (bands is None):
         raise UsageError("--range and --bands go together: wanted both, or neither for the best choice")
@@ -72,9 +71,9 @@ def choose_bands(
 
 
 def detection(similarity: ArrayLike, rows: int, bands: int) -> NDArray[np.float64]:
-    """The chance that documents of a Jaccard similarity share a band: 1 − (1 − s^rows)^bands.
+    """Probability that documents of Jaccard similarity s share a band: 1 − (1 − s^rows)^bands.
 
-    (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.2.)
+    Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.2.
 
     >>> detection([0.5, 0.8, 0.9], rows=13, bands=9).round(3).tolist()
     [0.001, 0.399, 0.929]
@@ -83,10 +82,10 @@ def detection(similarity: ArrayLike, rows: int, bands: int) -> NDArray[np.float6
 
 
 def band_parameters(threshold: float, permutations: int = 128, false_positive_weight: float = 0.5) -> Bands:
-    """The bands whose curve has the least weighted area of errors, as datasketch's MinHashLSH chooses them.
+    """The bands with the least weighted area of errors, the same choice as datasketch's MinHashLSH.
 
-    Area of false positives: the integral of `detection` from 0 to the threshold; of false negatives, that of its
-    complement from the threshold to 1. Of equal choices the one of fewer bands. Raises UsageError.
+    False positives: the integral of `detection` from 0 to the threshold; false negatives: the integral of 1 −
+    `detection` from the threshold to 1. Of equal choices the one with fewer bands. UsageError for a value out of range.
 
     >>> band_parameters(0.8, 128)
     Bands(rows=13, bands=9)
@@ -99,15 +98,15 @@ def band_parameters(threshold: float, permutations: int = 128, false_positive_we
     best, found = np.inf, Bands(1, 1)
     for count in range(1, permutations + 1):
         rows = np.arange(1, permutations // count + 1)
-        errors = wrong @ _curves(below, rows, count) + missed @ (1 - _curves(above, rows, count))
+        errors = wrong @ _detection_of_rows(below, rows, count) + missed @ (1 - _detection_of_rows(above, rows, count))
         least = int(np.argmin(errors))
         if errors[least] < best:
             best, found = float(errors[least]), Bands(int(rows[least]), count)
     return found
 
 
-def _curves(similarity: NDArray[np.float64], rows: NDArray[np.int64], bands: int) -> NDArray[np.float64]:
-    """Similarities × rows."""
+def _detection_of_rows(similarity: NDArray[np.float64], rows: NDArray[np.int64], bands: int) -> NDArray[np.float64]:
+    """`detection` for all pairs of a similarity and a number of rows (similarities × rows)."""
     return 1 - (1 - similarity[:, None] ** rows) ** bands
 
 
@@ -122,7 +121,7 @@ def _check(threshold: float, permutations: int, weight: float) -> None:
 
 @dataclass(frozen=True)
 class Curve:
-    """What bands detect, to be printed."""
+    """The detection curve of a choice of bands, printable by rich."""
 
     chosen: Bands
     threshold: float
@@ -130,15 +129,15 @@ class Curve:
 
     def __rich__(self) -> Group:
         rows, bands = self.chosen
-        said = Text.assemble(
+        summary = Text.assemble(
             (f"{bands} bands of {rows} rows", "bold"),
             f", {bands * rows} of {self.permutations} slots: ",
             (f"generate_duplicate_pairs --range {rows} --bands {bands}\n", "green"),
         )
-        return Group(said, *self._picture(), Text(), self._table())
+        return Group(summary, *self._plot(), Text(), self._table())
 
-    def _picture(self) -> list[Text]:
-        """Columns of similarity, filled as high as the chance of detection; the threshold's stands out."""
+    def _plot(self) -> list[Text]:
+        """A bar chart of the probability of detection over similarity; the threshold's bar is highlighted."""
         similarities = np.linspace(0, 1, _WIDTH)
         eighths = np.round(detection(similarities, *self.chosen) * _HEIGHT * 8).astype(int)
         marked = int(np.argmin(np.abs(similarities - self.threshold)))
@@ -162,22 +161,28 @@ class Curve:
         return Text("".join(axis), style="dim")
 
     def _table(self) -> Table:
-        """Similarities and the chance that each is detected, in per cent."""
+        """Similarities and the probability that each is detected, in per cent."""
         shown = sorted({*np.arange(50, 101, 5).tolist(), round(self.threshold * 100)})
         table = Table(
             "Jaccard similarity", *(f"{similarity / 100:.2f}" for similarity in shown), box=None, pad_edge=False
         )
-        chances = detection(np.array(shown) / 100, *self.chosen)
-        table.add_row("detected", *(_per_cent(chance) for chance in chances))
+        probabilities = detection(np.array(shown) / 100, *self.chosen)
+        table.add_row("detected", *(_percent(probability) for probability in probabilities))
         for column, similarity in zip(table.columns[1:], shown, strict=True):
             column.justify = "right"
             column.style = column.header_style = f"bold {_MARK}" if similarity == round(self.threshold * 100) else ""
         return table
 
 
-def _per_cent(chance: float) -> str:
-    """Three digits; what is not certain is not rounded to it."""
-    return "100 %" if chance > 1 - 1e-12 else f"{min(chance * 100, 99.9):.3g} %" if chance >= 0.001 else "<0.1 %"
+def _percent(probability: float) -> str:
+    """Three digits; less than 100 % is never rounded to it."""
+    return (
+        "100 %"
+        if probability > 1 - 1e-12
+        else f"{min(probability * 100, 99.9):.3g} %"
+        if probability >= 0.001
+        else "<0.1 %"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Stage: decontamination, no document of the train set is one of the holdout (SHA-256 of the text)."""
+"""Stage: decontamination: drops train documents whose text is also in the holdout, by SHA-256.
+
+Holdout → sorted digests → train documents whose digest is not among them.
+"""
 
 import hashlib
 import sys
@@ -27,12 +30,12 @@ _DIGEST = hashlib.sha256().digest_size
 def dedup_train(
     chunk: Positional[int], src_dir: Path, tgt_dir: Path, out_dir: Path, options: RunOptions = RunOptions()
 ) -> Counts:
-    """Write a chunk of the train set without the documents whose text is also in the holdout.
+    """Write a chunk of the train set without the documents whose text is in the holdout.
 
     Args:
-        chunk: Number of the chunk, the folder chunk<chunk> of src_dir.
+        chunk: Number of the chunk: the folder chunk<number> of src_dir.
         src_dir: OUT/train.
-        tgt_dir: OUT/holdout; all of its chunks count.
+        tgt_dir: OUT/holdout, all chunks.
         out_dir: OUT/train_deduped.
         options: Workers, memory, and when to stop; they change no output.
 
@@ -43,16 +46,15 @@ def dedup_train(
     if not folder.is_dir():
         found = ", ".join(sorted(path.name for path in src_dir.glob("chunk*"))) or "no chunk"
         raise UsageError(f"{folder}: wanted a chunk that pass2 wrote; {src_dir} has {found}")
-    held = list_corpus(tgt_dir)
     state = out_dir / STATE_DIR
     digests = state / "holdout.sha256"
-    holdout = tuple(file.path for file in held)
-    slices = [part for file in held for part in plan_slices(file)]
-    gather = Task("digests", gather_digests, {"slices": slices, "output": digests}, holdout, (digests,))
-    with locked(state / f"{NAME}-digests.lock"):  # SlimPajama's users run one chunk beside another
-        run_stage(f"{NAME}-digests", [gather], state, options, summary=False)
+    holdout = list_corpus(tgt_dir)
+    paths, slices = tuple(file.path for file in holdout), [part for file in holdout for part in plan_slices(file)]
+    digest = Task("digests", write_digests, {"slices": slices, "output": digests}, paths, (digests,))
+    with locked(state / f"{NAME}-digests.lock"):  # several chunks may run at the same time
+        run_stage(f"{NAME}-digests", [digest], state, options, summary=False)
     tasks = [
-        Task(part.label, clean_slice, {"part": part, "digests": digests, "output": out_dir / part.name},
+        Task(part.label, decontaminate_file, {"part": part, "digests": digests, "output": out_dir / part.name},
              (Path(part.path), digests), (out_dir / part.name,), part.size)
         for file in list_corpus(folder, f"chunk{chunk}/")
         for part in [Slice(str(file.path), file.name, size=file.size)]
@@ -61,12 +63,12 @@ def dedup_train(
     return run_stage(NAME, tasks, state, options, stale_prefix=f"chunk{chunk}/")
 
 
-def gather_digests(slices: list[Slice], output: Path) -> Counts:
-    """Write the SHA-256 digests of all held-out texts, sorted, 32 bytes each."""
+def write_digests(slices: list[Slice], output: Path) -> Counts:
+    """Task: write the SHA-256 digests of all holdout texts, sorted, 32 bytes each."""
     digests: set[bytes] = set()
     for part in slices:
         digests.update(
-            digest_of(document.text)
+            text_digest(document.text)
             for document in read_documents(part, Counts({}, []), Rejects(output), by_original_source=True)
         )
     with atomic_write(output) as temporary:
@@ -74,26 +76,26 @@ def gather_digests(slices: list[Slice], output: Path) -> Counts:
     return Counts({}, [])
 
 
-def clean_slice(part: Slice, digests: Path, output: Path) -> Counts:
-    """Write the documents of one file that are not held out."""
-    counts, held = Counts({}, []), load_digests(digests, digests.stat().st_mtime_ns)
+def decontaminate_file(part: Slice, digests: Path, output: Path) -> Counts:
+    """Task: write the documents of a train file whose text is not in the holdout."""
+    counts, holdout = Counts({}, []), load_digests(digests, digests.stat().st_mtime_ns)
     with open_jsonl_writer(output) as sink:
         for document in read_documents(part, counts, Rejects(output), by_original_source=True):
-            is_held = digest_of(document.text) in held
-            if not is_held:
+            is_held_out = text_digest(document.text) in holdout
+            if not is_held_out:
                 sink.write(document.to_json())
-            counts.add(document.original_key.source, CONTAMINATED if is_held else WRITTEN, utf8_size(document.text))
+            counts.add(document.original_key.source, CONTAMINATED if is_held_out else WRITTEN, utf8_size(document.text))
     return counts
 
 
-def digest_of(text: str) -> bytes:
-    """SHA-256 of a text's UTF-8."""
+def text_digest(text: str) -> bytes:
+    """SHA-256 of a text in UTF-8."""
     return hashlib.sha256(text.encode()).digest()
 
 
 @cache
 def load_digests(path: Path, version: int) -> frozenset[bytes]:  # noqa: ARG001
-    """The digests in a file, read once a process for each `version` of it."""
+    """The digests in a file; cached per process and file `version`."""
     data = path.read_bytes()
     return frozenset(data[i : i + _DIGEST] for i in range(0, len(data), _DIGEST))
 

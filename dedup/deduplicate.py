@@ -1,4 +1,4 @@
-"""Near-duplicates of texts in memory: the stages of this folder as one call."""
+"""Deduplication of texts in memory, in one call: signatures, bands, connected components, removal."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,17 +17,18 @@ from dedup.removal.verify import KeptSets, Measure, Shingles, check_measure, jud
 from dedup.tables import Indices, Table, as_table, text_batches
 from gristmill.errors import UsageError
 
-_TOGETHER = 256  # texts of clusters fetched at a time
+_BATCH = 256  # texts of clusters read together
+Ranker = Callable[[Table, Indices], list[int]]
 
 
 @dataclass(frozen=True, eq=False)
 class Deduplicated:
-    """Which of n texts to keep. Indices are int64.
+    """Which of n texts to keep, and which text each duplicate repeats.
 
-    `duplicate_of` (n) is for each text the one kept in its place, its own index where it is kept.
-    `similarity` (n, float64) is that of both, NaN for a text that is kept and where none was measured.
-    `kept` are the indices to keep, ascending: `dataset.select(found.kept)`, `table.take(found.kept)`.
-    Each of `clusters` is a kept text and then all its duplicates, ascending.
+    `duplicate_of` (n, int64): for each text the index of the text kept in its place; its own if it is kept.
+    `similarity` (n, float64): of the two; NaN for kept texts and without `verify`.
+    `kept` (int64): indices of kept texts, ascending, as for `dataset.select(found.kept)` or `table.take(found.kept)`.
+    `clusters`: an int64 array for each kept text that has duplicates: its index, then theirs, ascending.
     """
 
     duplicate_of: NDArray[np.int64]
@@ -56,30 +57,30 @@ def deduplicate(
     keep: str = "first",
     text: str = "text",
 ) -> Deduplicated:
-    """Find near-duplicates: texts that share a band of `range` slots, and all that chains of them join.
+    """Find near-duplicates: texts whose signatures share a band, directly or through a chain of such pairs.
 
-    A text whose matching form is shorter than a shingle is nobody's duplicate. Beside the texts it
-    takes 8 bytes a band and text: signatures are made and forgotten batch by batch.
+    A text whose matching form is shorter than a shingle is a duplicate of none. Needs 8 bytes of memory per band
+    and text besides the texts: signatures are computed batch by batch and not kept.
 
     Args:
-        texts: A list of strings; an Arrow table or column; or a Hugging Face datasets.Dataset.
-        sketch: How signatures are made.
-        range: Slots of a band.
+        texts: A list of strings, an Arrow table or column, a data frame, or a Hugging Face datasets.Dataset.
+        sketch: Parameters of the signatures.
+        range: Rows (slots) of a band.
         bands: Number of bands. 9 × 13 finds 40 % of the pairs of similarity 0.80, and 93 % at 0.90.
-        verify: jaccard or containment: confirm on the texts. A text is then a duplicate only of the first
-            one kept that it resembles by `threshold` or more, and what only chains join is kept.
-        threshold: For verify, a similarity.
+        verify: jaccard or containment: check candidates by their exact similarity. A text is then a duplicate only
+            of the first kept text of its cluster with a similarity of at least `threshold`, else it is kept.
+        threshold: Least similarity of a duplicate, for verify.
         keep: Which text of a cluster is kept: first, longest, or, where there are columns,
             source:COLUMN=wikipedia,book (in that order, then all others) or newest:COLUMN (a number, a date
             or an ISO 8601 string; newest:meta.timestamp is a field of a struct). Ties by position.
         text: The column that holds the texts.
 
     Returns:
-        What to keep, what is a duplicate of what, and how similar they are.
+        The texts to keep, and for each other text its duplicate and their similarity.
 
     Raises:
-        UsageError: for another `keep` or `verify`, texts that are null, a column that is not there, bands
-            that do not fit into the sketch's permutations.
+        UsageError: for an unknown `keep` or `verify`, a text that is null, a missing column, or bands that do not
+            fit into the sketch's permutations.
 
     >>> from dedup import deduplicate
     >>> texts = ["The mill grinds the grain.", "Bread is baked from flour.", "the mill grinds the grain"]
@@ -95,58 +96,37 @@ def deduplicate(
     check_bands(range, bands, sketch.permutations)
     if verify is not None:
         check_measure(verify, threshold)
-    rank = _ranker(keep)
+    rank = _parse_ranker(keep)
     table = as_table(texts, text)
-    rank(table, np.empty(0, np.int64))  # a column that is not there is better missed now
-    roots = _clusters(table, sketch, range, bands)
+    rank(table, np.empty(0, np.int64))  # raises now if a column is missing
+    roots = _cluster_roots(table, sketch, range, bands)
     members = _in_keep_order(table, roots, rank)
     if verify is None:
         return _remove_all_but_first(roots, members)
     return _remove_verified(_with_shingles(table, members, sketch), roots, KeptSets(verify, threshold))
 
 
-def _remove_all_but_first(roots: NDArray[np.int64], members: Indices) -> Deduplicated:
-    starts = np.diff(roots[members], prepend=-1) != 0
-    duplicate_of = np.arange(len(roots))
-    duplicate_of[members] = members[np.maximum.accumulate(np.where(starts, np.arange(len(members)), 0))]
-    return Deduplicated(duplicate_of, np.full(len(roots), np.nan))
-
-
-def _remove_verified(members: Iterable[tuple[int, Shingles]], roots: NDArray[np.int64], kept: KeptSets) -> Deduplicated:
-    duplicate_of, similarity = np.arange(len(roots)), np.full(len(roots), np.nan)
-    for _, cluster in groupby(members, lambda member: roots[member[0]]):
-        kept.clear()
-        for index, standing, similar in judge(cluster, kept):
-            assert standing is not None  # there is room for all
-            if standing != index:
-                duplicate_of[index], similarity[index] = standing, similar
-    return Deduplicated(duplicate_of, similarity)
-
-
-def _clusters(table: Table, sketch: Sketch, rows: int, bands: int) -> NDArray[np.int64]:
-    """For each text the first one of its cluster, itself where it is alone."""
-    digests, signed = [np.empty((bands, 0), np.uint64)], [np.empty(0, bool)]
-    for some in text_batches(table):
-        values, shingles = signatures(some, sketch)
+def _cluster_roots(table: Table, sketch: Sketch, rows: int, bands: int) -> NDArray[np.int64]:
+    """For each text the index of the first text of its cluster; its own if it is alone."""
+    digests, has_signature = [np.empty((bands, 0), np.uint64)], [np.empty(0, bool)]
+    for batch in text_batches(table):
+        values, shingles = signatures(batch, sketch)
         digests.append(band_digests(values[shingles > 0], rows, bands))
-        signed.append(shingles > 0)
-    documents = np.flatnonzero(np.concatenate(signed))
-    return _unite(np.concatenate(digests, axis=1), documents, len(table))
+        has_signature.append(shingles > 0)
+    documents = np.flatnonzero(np.concatenate(has_signature))
+    return _find_roots(np.concatenate(digests, axis=1), documents, len(table))
 
 
-def _unite(digests: NDArray[np.uint64], documents: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """The first document of each one's component, for digests (bands × n) of documents (n) among `count`."""
+def _find_roots(digests: NDArray[np.uint64], documents: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Roots (count): the smallest index in each text's component. `digests` (bands × n) are of texts `documents` (n)."""
     union_find = UnionFind(count)
     for band in digests:
         union_buckets(band, documents.astype(union_find.parent.dtype), union_find.parent)
     return union_find.roots().astype(np.int64)
 
 
-Ranker = Callable[[Table, Indices], list[int]]
-
-
-def _ranker(text: str) -> Ranker:
-    """How a policy ranks rows of a table."""
+def _parse_ranker(text: str) -> Ranker:
+    """Parse a keep policy into a function that ranks rows of a table; the lowest rank is kept."""
     if text.startswith("source:"):
         column, equals, names = text.removeprefix("source:").partition("=")
         policy = parse_keep(f"source:{names}") if equals and column else None
@@ -154,14 +134,15 @@ def _ranker(text: str) -> Ranker:
             raise UsageError(f"keep {text!r}: wanted the column and its values in order, such as source:site=a,b")
         return lambda table, rows: [policy.rank(value) for value in table.values(column, rows)]
     keep = parse_keep(text)
-    return lambda table, rows: _ranks(keep, table, rows)
+    return lambda table, rows: _policy_ranks(keep, table, rows)
 
 
-def _ranks(keep: Keep, table: Table, rows: Indices) -> list[int]:
+def _policy_ranks(keep: Keep, table: Table, rows: Indices) -> list[int]:
+    """Ranks of rows under a policy that needs no list of sources."""
     if isinstance(keep, First):
         return [0] * len(rows)
     if isinstance(keep, Longest):
-        return [rank_longest(len(some)) for some in table.texts(rows)]
+        return [rank_longest(len(text)) for text in table.texts(rows)]
     assert not isinstance(keep, BySource)
     column = keep.field.partition(".")[0]
     ranks = (rank_newest(keep.value({column: value})) for value in table.values(column, rows))
@@ -169,17 +150,39 @@ def _ranks(keep: Keep, table: Table, rows: Indices) -> list[int]:
 
 
 def _in_keep_order(table: Table, roots: NDArray[np.int64], rank: Ranker) -> NDArray[np.int64]:
-    """Texts that are not alone, cluster by cluster, each in keep order."""
+    """Indices of texts in clusters of two or more, cluster by cluster, in the order of preference to keep."""
     sizes = np.bincount(roots, minlength=len(roots))
     members = np.flatnonzero(sizes[roots] > 1)
-    ranks = np.array([r for some in _chunks(members) for r in rank(table, some)], np.int64)
+    ranks = np.array([r for indices in _batches(members) for r in rank(table, indices)], np.int64)
     return members[np.lexsort((members, ranks, roots[members]))]
 
 
 def _with_shingles(table: Table, members: Indices, sketch: Sketch) -> Iterator[tuple[int, Shingles]]:
-    for some in _chunks(members):
-        yield from zip(some.tolist(), shingle_sets(table.texts(some), sketch.width, sketch.unit), strict=True)
+    """Each member's index and shingle set, in order."""
+    for indices in _batches(members):
+        yield from zip(indices.tolist(), shingle_sets(table.texts(indices), sketch.width, sketch.unit), strict=True)
 
 
-def _chunks(members: Indices) -> Iterable[Indices]:
-    return (members[start : start + _TOGETHER] for start in np.arange(0, len(members), _TOGETHER))
+def _remove_all_but_first(roots: NDArray[np.int64], members: Indices) -> Deduplicated:
+    """Keep the first member of each cluster; `members` are in keep order."""
+    starts = np.diff(roots[members], prepend=-1) != 0
+    duplicate_of = np.arange(len(roots))
+    duplicate_of[members] = members[np.maximum.accumulate(np.where(starts, np.arange(len(members)), 0))]
+    return Deduplicated(duplicate_of, np.full(len(roots), np.nan))
+
+
+def _remove_verified(members: Iterable[tuple[int, Shingles]], roots: NDArray[np.int64], kept: KeptSets) -> Deduplicated:
+    """Keep each member unless its shingle set is similar enough to one kept earlier in its cluster."""
+    duplicate_of, similarity = np.arange(len(roots)), np.full(len(roots), np.nan)
+    for _, cluster in groupby(members, lambda member: roots[member[0]]):
+        kept.clear()
+        for index, kept_index, value in judge(cluster, kept):
+            assert kept_index is not None  # memory is unbounded here
+            if kept_index != index:
+                duplicate_of[index], similarity[index] = kept_index, value
+    return Deduplicated(duplicate_of, similarity)
+
+
+def _batches(members: Indices) -> Iterable[Indices]:
+    """Slices of at most _BATCH indices."""
+    return (members[start : start + _BATCH] for start in np.arange(0, len(members), _BATCH))

@@ -99,11 +99,13 @@ def format_pairs(document_ids: DocumentIds, edges: NDArray[np.uint64]) -> bytes:
     return "".join(f"{pair}\n" for pair in pairs.to_pylist()).encode()
 
 
-def _set_bits(bits: NDArray[np.uint8], numbers: NDArray[np.uint64]) -> None:
-    np.bitwise_or.at(bits, numbers >> np.uint64(3), np.left_shift(1, numbers & np.uint64(7)).astype(np.uint8))
+def _set_bits(bits: NDArray[np.uint8], ids: NDArray[np.uint64]) -> None:
+    """Set the bits at positions `ids`."""
+    np.bitwise_or.at(bits, ids >> np.uint64(3), np.left_shift(1, ids & np.uint64(7)).astype(np.uint8))
 
 
 def _count(shards: list[SignatureShard], document_ids: DocumentIds, is_paired: NDArray[np.uint8]) -> Counts:
+    """Count documents per source: read, paired and alone."""
     counts = Counts({}, [])
     for shard in shards:
         if not is_of_index(shard.file):

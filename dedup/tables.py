@@ -1,4 +1,4 @@
-"""Texts in memory, read alike: a list, an Arrow column or table, a Hugging Face data set."""
+"""Tables of texts in memory: a list, an Arrow column or table, a data frame or a Hugging Face data set."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from gristmill.errors import UsageError
 
-_ROWS = 256
+_BATCH = 256  # texts read together
 Indices = NDArray[np.int64]
 
 
 class Table(Protocol):
-    """Rows with a text each. What is asked for is copied out of it, and nothing else."""
+    """Random access to texts and to other columns; copies only the rows asked for."""
 
     def __len__(self) -> int: ...
     def texts(self, indices: Indices) -> list[str]: ...
@@ -22,10 +22,10 @@ class Table(Protocol):
 
 
 def as_table(texts: Any, text: str) -> Table:
-    """What `deduplicate` takes; `text` names the column that holds the texts. UsageError if it is something else."""
+    """Wrap the texts passed to `deduplicate`; `text` is the column of texts. UsageError for an unsupported type."""
     if isinstance(texts, pa.ChunkedArray | pa.Array):
         return _ArrowTable(pa.table({text: texts}), text)
-    if isinstance(texts, pa.Table | pa.RecordBatch) or hasattr(texts, "columns"):  # a data frame, pandas' or polars'
+    if isinstance(texts, pa.Table | pa.RecordBatch) or hasattr(texts, "columns"):  # also a pandas or polars data frame
         return _ArrowTable(pa.table(texts), text)
     if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
         raise UsageError(
@@ -35,16 +35,16 @@ def as_table(texts: Any, text: str) -> Table:
         if not hasattr(texts, "__len__"):
             raise UsageError("texts in a data set that is streamed: wanted one that is loaded, as they are read twice")
         return _HuggingFaceDataset(texts, text)
-    return _Strings(texts if isinstance(texts, Sequence) else list(texts))
+    return _StringList(texts if isinstance(texts, Sequence) else list(texts))
 
 
-def text_batches(table: Table, rows: int = _ROWS) -> Iterator[list[str]]:
-    """All texts, so many at a time."""
+def text_batches(table: Table, rows: int = _BATCH) -> Iterator[list[str]]:
+    """All texts in order, in batches of `rows`."""
     for start in range(0, len(table), rows):
         yield table.texts(np.arange(start, min(start + rows, len(table))))
 
 
-class _Strings:
+class _StringList:
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = texts
 
@@ -52,7 +52,7 @@ class _Strings:
         return len(self._texts)
 
     def texts(self, indices: Indices) -> list[str]:
-        return _checked([self._texts[i] for i in indices.tolist()], indices)
+        return _check_strings([self._texts[i] for i in indices.tolist()], indices)
 
     def values(self, column: str, indices: Indices) -> list[Any]:  # noqa: ARG002
         raise UsageError(f"keep by {column!r}: a list of texts has no columns. Give a table, or keep first or longest")
@@ -67,7 +67,7 @@ class _ArrowTable:
         return int(self._table.num_rows)
 
     def texts(self, indices: Indices) -> list[str]:
-        return _checked(self.values(self._text, indices), indices)
+        return _check_strings(self.values(self._text, indices), indices)
 
     def values(self, column: str, indices: Indices) -> list[Any]:
         _check_column(column, self._table.column_names)
@@ -78,7 +78,7 @@ class _ArrowTable:
 
 
 class _HuggingFaceDataset:
-    """A datasets.Dataset, known by what it can do: the package need not be installed for the others."""
+    """A datasets.Dataset, used by duck typing, so that the package need not be installed."""
 
     def __init__(self, dataset: Any, text: str) -> None:
         self._dataset, self._text = dataset, text
@@ -88,7 +88,7 @@ class _HuggingFaceDataset:
         return len(self._dataset)
 
     def texts(self, indices: Indices) -> list[str]:
-        return _checked(self.values(self._text, indices), indices)
+        return _check_strings(self.values(self._text, indices), indices)
 
     def values(self, column: str, indices: Indices) -> list[Any]:
         _check_column(column, self._dataset.column_names)
@@ -103,7 +103,7 @@ def _check_column(column: str, columns: Sequence[str]) -> None:
         )
 
 
-def _checked(texts: list[Any], indices: Indices) -> list[str]:
+def _check_strings(texts: list[Any], indices: Indices) -> list[str]:
     for text, index in zip(texts, indices.tolist(), strict=True):
         if not isinstance(text, str):
             found = "null" if text is None else f"of type {type(text).__name__}"

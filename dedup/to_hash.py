@@ -1,4 +1,7 @@
-"""Stage: a MinHash signature for every document, in shards beside one another."""
+"""Stage: a MinHash signature for every document, one signature shard per corpus file.
+
+Documents → matching form → shingles → hashes → signature → shard.
+"""
 
 import sys
 from pathlib import Path
@@ -37,7 +40,7 @@ from gristmill.text import utf8_size
 
 NAME = "to_hash"
 SIGNED = "signed"
-TOO_SHORT = "no shingle"  # documents that are shorter than one: SlimPajama took them all for one another's copies
+TOO_SHORT = "no shingle"  # shorter than a shingle; in SlimPajama they are all duplicates of one another
 SKIPPED = "skipped"
 BATCH_CHARACTERS = 4 << 20
 _NO_ROWS = np.empty(0, np.int64)
@@ -60,33 +63,33 @@ def to_hash(
     skip: Path | None = None,
     options: RunOptions = RunOptions(),
 ) -> Counts:
-    """Sign every document of the files index_start ≤ i < index_end of a data set, in name order.
+    """Compute the signatures of the documents in files index_start ≤ i < index_end, in name order, of a data set.
 
-    Writes one shard a file (several for a large one) below `output_dir`. A document shorter than
-    one shingle gets no signature, and is nobody's duplicate.
+    Writes one shard per file (several for a large file) below `output_dir`. A document shorter than a
+    shingle gets no signature and is a duplicate of none.
 
     Args:
-        dataset_name: The data set, or all.
-        input_dir: NORM/<dataset>/, or NORM/ with any data set in it or all.
+        dataset_name: Name of the data set, or all.
+        input_dir: NORM/<dataset>/; or NORM/ with the name of a data set in it, or all.
         output_dir: MINHASH/<dataset>/.
-        n_docs: Not needed, as documents are counted; a number that differs is pointed out.
-        iter: Accepted and ignored: SlimPajama's job number; ours need none to keep apart.
-        index_start: The first file to sign.
-        index_end: The first file not to sign; past the end means all.
-        width: Units of a shingle.
-        unit: Shingles of characters, or of words (datatrove's: --unit word -w 5 --permutations 112).
-        batch: Documents of a batch within a shard.
+        n_docs: The expected number of documents; a note is printed if it differs from the count.
+        iter: SlimPajama's job number; accepted and ignored.
+        index_start: Index of the first file.
+        index_end: Index after the last file; may exceed the number of files.
+        width: Length of a shingle in units.
+        unit: Characters or words (datatrove's preset: --unit word -w 5 --permutations 112).
+        batch: Largest number of documents in a record batch of a shard.
         hash: xxh32 (datasketch 2.0's default scheme with XXH32), sha1 (datasketch 1.x: SlimPajama's values),
-            sha1-affine32 (datasketch 2.0 as it comes), xxh32-mersenne, or fss (fast similarity sketching:
-            the fastest, and nobody else's values).
-        permutations: Slots of a signature.
+            sha1-affine32 (datasketch 2.0's defaults), xxh32-mersenne (datasketch 1.x with XXH32), or fss (fast
+            similarity sketching: the fastest, but no other library's values).
+        permutations: Number of slots of a signature.
         seed: Seed of the permutations.
-        skip: Documents not to sign, as they are known to be duplicates: a key set, .parquet (of which a worker
-            reads its own file's rows only) or .pickle, such as generate_exact_pairs writes.
+        skip: Keys of documents to leave out, such as the copies that generate_exact_pairs found: a .parquet table
+            (each worker reads only its file's rows) or a .pickle.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
-        Documents read, signed, skipped and too short to sign, per source.
+        Documents read, signed, skipped and too short (no shingle), per source.
     """
     sketch = Sketch(hash, width, permutations, seed, unit)
     files = list_source(input_dir, dataset_name)
@@ -96,9 +99,9 @@ def to_hash(
             f"files {index_start} to {index_end}, -k {batch}: {input_dir} has {len(files)} files, so wanted "
             f"0 ≤ index_start < index_end, index_start below {len(files)}, and batches of 1 document or more"
         )
-    _check_keys(skip)
+    _check_skip(skip)
     tasks = [
-        _slice_task(part, output_dir / f"{_below(part.label, dataset_name)}{SUFFIX}", sketch, batch, skip)
+        _slice_task(part, output_dir / f"{_shard_name(part.label, dataset_name)}{SUFFIX}", sketch, batch, skip)
         for file in chosen
         for part in plan_slices(file)
     ]
@@ -112,20 +115,20 @@ def to_hash(
 
 
 def sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int, skip: Path | None) -> Counts:
-    """Write the signatures of one slice."""
+    """Task: write the signatures of a slice as a shard, without the documents whose keys are in `skip`."""
     counts, source = Counts({}, []), part.source
     skipped = read_keys(skip, {part.name}).get(part.name, _NO_ROWS) if skip else _NO_ROWS
     documents = read_documents(part, counts, Rejects(output))
     with write_shard(output, part.name, sketch) as shard:
-        for some in batched(documents, batch, BATCH_CHARACTERS, lambda document: len(document.text)):
-            rows = np.array([document.key.row for document in some], np.int64)
-            is_skipped = _among(rows, skipped)
-            texts = [document.text for document, skip_it in zip(some, is_skipped, strict=True) if not skip_it]
+        for chunk in batched(documents, batch, BATCH_CHARACTERS, lambda document: len(document.text)):
+            rows = np.array([document.key.row for document in chunk], np.int64)
+            is_skipped = _contained(rows, skipped)
+            texts = [document.text for document, skip_it in zip(chunk, is_skipped, strict=True) if not skip_it]
             values, shingles = signatures(texts, sketch)
-            is_signed = np.zeros(len(some), np.bool_)
+            is_signed = np.zeros(len(chunk), np.bool_)
             is_signed[~is_skipped] = shingles > 0
             shard.add(rows[is_signed], values[shingles > 0])
-            sizes = np.array([utf8_size(document.text) for document in some], np.int64)
+            sizes = np.array([utf8_size(document.text) for document in chunk], np.int64)
             for reason, chosen in (
                 (SIGNED, is_signed), (SKIPPED, is_skipped), (TOO_SHORT, ~is_signed & ~is_skipped)
             ):  # fmt: skip
@@ -134,15 +137,15 @@ def sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int, skip: Path
     return counts
 
 
-def _among(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which rows are among `wanted`, which ascend."""
-    at = np.searchsorted(wanted, rows)
-    found = at < len(wanted)
-    found[found] = wanted[at[found]] == rows[found]
+def _contained(rows: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each row is in `ascending`."""
+    at = np.searchsorted(ascending, rows)
+    found = at < len(ascending)
+    found[found] = ascending[at[found]] == rows[found]
     return found
 
 
-def _check_keys(skip: Path | None) -> None:
+def _check_skip(skip: Path | None) -> None:
     if skip is None:
         return
     is_table(skip)
@@ -156,8 +159,8 @@ def _slice_task(part: Slice, output: Path, sketch: Sketch, batch: int, skip: Pat
     return Task(part.label, sign_slice, arguments, inputs, (output,), part.size)
 
 
-def _below(label: str, dataset_name: str) -> str:
-    """The label as it is named below the output folder, which is the data set's own unless it is for all."""
+def _shard_name(label: str, dataset_name: str) -> str:
+    """A slice's label relative to the output folder, which is the data set's unless the name is all."""
     return label if dataset_name == "all" else label.removeprefix(f"{dataset_name}/")
 
 
