@@ -118,7 +118,7 @@ def _cluster_roots(table: Table, sketch: Sketch, rows: int, bands: int) -> NDArr
 
 
 def _find_roots(digests: NDArray[np.uint64], documents: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Roots (count): the smallest index in each text's component. `digests` (bands × n) are of texts `documents` (n)."""
+    """The smallest index in each text's component (count), for digests (bands × n) of the texts `documents` (n)."""
     union_find = UnionFind(count)
     for band in digests:
         union_buckets(band, documents.astype(union_find.parent.dtype), union_find.parent)

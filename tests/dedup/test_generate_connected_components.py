@@ -4,24 +4,12 @@ import pickle
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dedup import generate_connected_components, generate_duplicates_dict
-from dedup.candidates.document_ids import DocumentIds
-from dedup.candidates.pair_files import ParsedPairs, parse_pairs
 from gristmill.engine.stage import RunOptions
 from gristmill.errors import InputError, UsageError
 
 QUIET = RunOptions(workers=1, quiet=True)
-NAMES = [
-    "arxiv/a b.jsonl",
-    "arxiv/x@3.jsonl",
-    "book/c :: d.jsonl.zst",
-    "書/é@1@2.parquet",
-    "wiki/'\"[red].jsonl",
-    "root.jsonl",
-]
 
 
 def clusters_in(path: Path) -> list[list[str]]:
@@ -46,19 +34,6 @@ def test_no_pair_at_all(tmp_path: Path) -> None:
     assert pickle.loads((tmp_path / "duplicates.pickle").read_bytes()) == {}
     generate_connected_components(tmp_path, tmp_path / "components.parquet", options=QUIET)
     generate_duplicates_dict(tmp_path / "components.parquet", tmp_path / "other.parquet", options=QUIET)
-
-
-@settings(max_examples=40)
-@given(st.lists(st.tuples(*[st.sampled_from(NAMES), st.integers(0, 12)] * 2), max_size=30))
-def test_names_of_any_kind_travel_unharmed(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple]) -> None:
-    folder = tmp_path_factory.mktemp("pairs")
-    path = folder / "duplicate_pairs.txt"
-    path.write_text("".join(f"{a}@{i} :: {b}@{j}\n" for a, i, b, j in pairs), encoding="utf-8")
-    parse_pairs((path,), folder)
-    parsed = ParsedPairs(folder)
-    document_ids = DocumentIds.of(parsed.rows())
-    found = [tuple(document_ids.keys(edge).to_pylist()) for edges in parsed.edges(document_ids) for edge in edges]
-    assert found == [(f"{a}@{i}", f"{b}@{j}") for a, i, b, j in pairs]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dedup import generate_connected_components
 from dedup.candidates import exact_join, text_digests
@@ -126,16 +124,6 @@ def test_components_unite_them_with_the_other_pairs(corpus: Path, tmp_path: Path
     members = [f"{row['file']}@{row['row']}" for row in clusters if row["cluster"] == 0]
     assert set(members) == {"arxiv/a.jsonl@0", "arxiv/b.jsonl.zst@0", "arxiv/b.jsonl.zst@2", *(
         f"book/a @1 ::.jsonl@{row}" for row in (1, 2, 4))}  # fmt: skip
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.text("aA\u0130iı \u00a0\u2003\u3000ßẞΣσς,!\x1c\n\u0301é東", max_size=5), max_size=12))
-def test_equal_digests_are_equal_forms(texts: list[str]) -> None:
-    for on, same in (("matching_form", matching_form), ("bytes", str)):
-        found, empty = text_digests.digest_texts(texts, on)  # type: ignore[arg-type]
-        assert empty.tolist() == [not matching_form(text) for text in texts]
-        keys = [tuple(row) for row in found.tolist()]
-        assert [[a == b for b in keys] for a in keys] == [[same(a) == same(b) for b in texts] for a in texts]
 
 
 @pytest.mark.parametrize(("memory", "workers"), [("4K", 1), ("40K", 2), ("1G", 2)])

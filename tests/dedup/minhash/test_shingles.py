@@ -1,4 +1,4 @@
-"""Sets of shingles are Python's, hashed."""
+"""Shingle sets are those of Python's own strings, hashed."""
 
 import random
 
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from dedup.minhash.matching_form import CHUNK_BYTES, Unit
 from dedup.minhash.shingles import shingle_sets
-from dedup.minhash.xxh64 import xxh64
 from gristmill.errors import UsageError
 from gristmill.text import matching_form
 
@@ -47,12 +46,6 @@ def test_more_texts_than_are_packed_at_a_time() -> None:
     assert [len(found) for found in together] == [len(hashes_of(text, 13, "character")) for text in texts]
     assert all((found == shingle_sets([text])[0]).all() for found, text in zip(together, texts, strict=True))
     assert shingle_sets([]) == []
-
-
-def test_xxh64_at_every_length() -> None:
-    data = np.frombuffer(random.Random(1).randbytes(400), np.uint8)
-    for length in range(200):
-        assert int(xxh64(data, 5, 5 + length)) == xxhash.xxh64_intdigest(data[5 : 5 + length].tobytes())
 
 
 @pytest.mark.parametrize("bad", [{"width": 0}, {"unit": "line"}])

@@ -1,0 +1,17 @@
+"""Digests of texts are equal exactly where the texts, or their matching forms, are."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dedup.candidates.text_digests import digest_texts
+from gristmill.text import matching_form
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text("aA\u0130iı \u00a0\u2003\u3000ßẞΣσς,!\x1c\n\u0301é東", max_size=5), max_size=12))
+def test_equal_digests_are_equal_forms(texts: list[str]) -> None:
+    for on, same in (("matching_form", matching_form), ("bytes", str)):
+        found, is_empty = digest_texts(texts, on)  # type: ignore[arg-type]
+        assert is_empty.tolist() == [not matching_form(text) for text in texts]
+        keys = [tuple(row) for row in found.tolist()]
+        assert [[a == b for b in keys] for a in keys] == [[same(a) == same(b) for b in texts] for a in texts]
