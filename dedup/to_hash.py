@@ -42,7 +42,7 @@ NAME = "to_hash"
 SIGNED = "signed"
 TOO_SHORT = "no shingle"  # shorter than a shingle; in SlimPajama they are all duplicates of one another
 SKIPPED = "skipped"
-BATCH_CHARACTERS = 4 << 20
+BATCH_CHARACTERS = 4 << 20  # characters hashed together
 _NO_ROWS = np.empty(0, np.int64)
 
 

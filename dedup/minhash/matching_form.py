@@ -140,6 +140,7 @@ def _is_ascii(text: np.ndarray) -> bool:
 def _write_ascii(
     text: np.ndarray, form: np.ndarray, size: np.uintp, after_space: np.uintp
 ) -> tuple[np.uintp, np.uintp]:
+    """Write ASCII bytes; return the new size, and after_space: 1 if the form is empty or ends with a space."""
     for byte in text:
         entry = np.uintp(_ASCII_TABLE[byte])
         punctuation, space = (entry >> np.uintp(8)) & np.uintp(1), entry >> np.uintp(9)

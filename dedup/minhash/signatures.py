@@ -81,14 +81,14 @@ def signatures(texts: Sequence[str], sketch: Sketch = Sketch()) -> tuple[NDArray
     shingles = np.zeros(len(texts), np.int64)
     family, (a, b) = HASH_FAMILIES[sketch.hash], _coefficients(sketch)
     form = np.empty(0, np.uint8)
-    for some, data, offsets in pack(texts):
+    for packed, data, offsets in pack(texts):
         needed = form_size(int(np.max(np.diff(offsets))))
         if needed > len(form):
             form, starts = np.empty(needed, np.uint8), np.empty(needed, np.int32)
             hashes = np.empty(needed if family.scheme == FSS else _CHUNK, np.uint32)
         _sign_texts(
             data, offsets, sketch.width, sketch.unit == "word", *family, a, b,
-            form, starts, hashes, values[some], shingles[some],
+            form, starts, hashes, values[packed], shingles[packed],
         )  # fmt: skip
     return values, shingles
 
@@ -122,17 +122,17 @@ def _sign_texts(
         count = max((size if is_fixed else find_units(form, size, by_word, starts)) - width + 1, 0)
         shingles[i] = count
         for first in range(0, count, len(hashes)):
-            some = hashes[: min(len(hashes), count - first)]
+            chunk = hashes[: min(len(hashes), count - first)]
             if is_fixed:
-                _hash_fixed(form[first:], width, shingle_hash, some, words, scratch)
+                _hash_fixed(form[first:], width, shingle_hash, chunk, words, scratch)
             else:
-                _hash_varying(form, starts[first:], width, by_word, shingle_hash, some, words, scratch)
+                _hash_varying(form, starts[first:], width, by_word, shingle_hash, chunk, words, scratch)
             if scheme == AFFINE:
-                update_affine(some, a32, b32, values[i])
+                update_affine(chunk, a32, b32, values[i])
             elif scheme == MERSENNE:
-                update_mersenne(some, a, b, values[i], words.reshape(-1)[: len(a)])
+                update_mersenne(chunk, a, b, values[i], words.reshape(-1)[: len(a)])
             else:
-                update_fss(some, a32, b32, values[i], words[0])
+                update_fss(chunk, a32, b32, values[i], words[0])
 
 
 @nb.njit(nogil=True, cache=True)
