@@ -83,11 +83,11 @@ def bench_dedup(
     texts = draw_sample(inputs, parse_size(sample))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        lines = find_installed(contenders(), python, (*only, REFERENCE) if only else ())
+        results = find_installed(contenders(), python, (*only, REFERENCE) if only else ())
         _measure_signatures(
-            texts, make_pairs(texts, pairs), lines, folder, rounds, {"seconds": seconds, "clock": clock}
+            texts, make_pairs(texts, pairs), results, folder, rounds, {"seconds": seconds, "clock": clock}
         )
-        for table in _signature_tables(texts, lines, clock):
+        for table in _signature_tables(texts, results, clock):
             print(table, flush=True)
         for name, many in (("lsh", signatures), ("components", edges)):
             found = find_installed(graph_contenders(name), python, only)  # type: ignore[arg-type]
@@ -96,36 +96,38 @@ def bench_dedup(
 
 
 def _measure_signatures(
-    texts: list[str], pairs: list[tuple[str, str]], lines: list[Measurement], folder: Path, rounds: int,
+    texts: list[str], pairs: list[tuple[str, str]], results: list[Measurement], folder: Path, rounds: int,
     how: dict[str, Any],
 ) -> None:  # fmt: skip
     path = folder / "texts.json"
     path.write_text(json.dumps({"texts": texts, "pairs": pairs}))
     task = {"table": "signatures", "input": str(path), **how}
-    run_rounds(lines, rounds, {cores: [task | {"part": i, "parts": cores} for i in range(cores)] for cores in (1, 2)})
+    run_rounds(results, rounds, {cores: [task | {"part": i, "parts": cores} for i in range(cores)] for cores in (1, 2)})
 
 
-def _signature_tables(texts: list[str], lines: list[Measurement], clock: str) -> Iterator[str]:
+def _signature_tables(texts: list[str], results: list[Measurement], clock: str) -> Iterator[str]:
     megabytes = {cores: [sum(map(utf8_size, texts[i::cores])) / 1e6 for i in range(cores)] for cores in (1, 2)}
-    reference = next((line for line in lines if line.is_measured and line.contender.name.startswith(REFERENCE)), None)
-    notes = [_equality(texts, lines), f"{clock} time; {pace(lines)}"]
+    reference = next(
+        (result for result in results if result.is_measured and result.contender.name.startswith(REFERENCE)), None
+    )
+    notes = [_equality(texts, results), f"{clock} time; {pace(results)}"]
     for features in ("13 characters", "words"):
-        chosen = [line for line in lines if getattr(line.contender, "features", "") == features]
+        chosen = [result for result in results if getattr(result.contender, "features", "") == features]
         title = f"Signatures, shingles of {features}: {len(texts):,} documents, {megabytes[1][0]:.2f} MB"
         if chosen:
             yield signature_table(title, chosen, reference, megabytes, len(texts), notes)
 
 
-def _equality(texts: Sequence[str], lines: Sequence[Measurement]) -> str:
+def _equality(texts: Sequence[str], results: Sequence[Measurement]) -> str:
     here = Path(sys.executable)
-    if not any(line.python == here and line.contender.majors == {"datasketch": 2} for line in lines):  # type: ignore[union-attr]
+    if not any(result.python == here and result.contender.majors == {"datasketch": 2} for result in results):  # type: ignore[union-attr]
         return "datasketch 2 is not installed or not selected: equality with it was not checked"
     checked = assert_equal_to_datasketch(ODD + [text[:5000] for text in texts[:40]])
     return f"asserted equal: {', '.join(checked)}"
 
 
 def _measure_graphs(
-    table: GraphTable, many: int, lines: Sequence[Measurement], folder: Path, rounds: int, clock: str
+    table: GraphTable, many: int, results: Sequence[Measurement], folder: Path, rounds: int, clock: str
 ) -> str:
     """Measure all contenders on a tenth of the input, then all but the slow ones on the whole input."""
     measured: list[tuple[int, Measurement]] = []
@@ -133,28 +135,28 @@ def _measure_graphs(
         nodes, path = size if table == "lsh" else size * 6 // 5, folder / f"{table}.npy"
         np.save(path, synthetic_signatures(size) if table == "lsh" else random_edges(size, nodes))
         chosen = [
-            Measurement(line.contender, line.python, line.version)
-            for line in lines
-            if size < many or not _is_slow(line)
+            Measurement(result.contender, result.python, result.version)
+            for result in results
+            if size < many or not _is_slow(result)
         ]
         run_rounds(
             chosen, rounds, {1: [{"table": table, "input": str(path), "seconds": 0.0, "clock": clock, "nodes": nodes}]}
         )
-        found = {count for line in chosen for report in line.all_reports() for count in report["components"]}
+        found = {count for result in chosen for report in result.all_reports() for count in report["components"]}
         assert len(found) <= 1, f"contenders differ in the number of components: {found}"
-        measured += [(size, line) for line in chosen]
+        measured += [(size, result) for result in chosen]
     return graph_table(
         _TITLES[table],
         measured,
         [
             "asserted: all contenders find the same number of components",
-            f"{clock} time; {pace(line for _, line in measured)}",
+            f"{clock} time; {pace(result for _, result in measured)}",
         ],
     )
 
 
-def _is_slow(line: Measurement) -> bool:
-    return isinstance(line.contender, GraphContender) and line.contender.slow
+def _is_slow(result: Measurement) -> bool:
+    return isinstance(result.contender, GraphContender) and result.contender.slow
 
 
 def synthetic_signatures(many: int, seed: int = 0) -> NDArray[np.uint32]:

@@ -80,54 +80,52 @@ def bench_training(
         first = load_config(TrainConfig, ["--config", str(configs[0]), *arguments, *_flags(changes), "--out_dir", name])
         largest = max(_tokens_per_step(path, [*arguments, *_flags(changes)]) for path in configs)
         write_tokens(folder / "tokens", 2 * largest + 1)
-        lines = [TrainingRun(PEER, peer)] if peer is not None and not layouts else []
-        lines += two_processes(configs[0], first, only) if layouts else one_process(configs, first.device)
+        runs = [TrainingRun(PEER, peer)] if peer is not None and not layouts else []
+        runs += two_processes(configs[0], first, only) if layouts else one_process(configs, first.device)
         for number in range(rounds):
-            for line in lines:
+            for run in runs:
                 reports = (
-                    [run_peer(line.path, first, steps, threads)]
-                    if line.name == PEER
-                    else run_ours(
-                        line, [*arguments, *_flags(changes)], steps, threads, folder / f"{line.name} {number}"
-                    )
+                    [run_peer(run.path, first, steps, threads)]
+                    if run.name == PEER
+                    else run_ours(run, [*arguments, *_flags(changes)], steps, threads, folder / f"{run.name} {number}")
                 )
-                line.rounds.append(reports)
+                run.rounds.append(reports)
     if layouts:
-        return Group(layout_table(lines), pipeline_table([line for line in lines if line.options.get("parallel.pp")]))
-    return Group(speed_table(lines))
+        return Group(layout_table(runs), pipeline_table([run for run in runs if run.options.get("parallel.pp")]))
+    return Group(speed_table(runs))
 
 
 def one_process(configs: Sequence[Path], device: str) -> list[TrainingRun]:
     """Each configuration with one process; with several GPUs, also nn.DataParallel on all of them."""
-    lines = [TrainingRun(path.stem, path) for path in configs]
+    runs = [TrainingRun(path.stem, path) for path in configs]
     if device != "cpu" and torch.cuda.device_count() > 1:
-        lines.append(TrainingRun(f"{configs[0].stem}, nn.DataParallel", configs[0], what="DataParallel"))
-    return lines
+        runs.append(TrainingRun(f"{configs[0].stem}, nn.DataParallel", configs[0], implementation="DataParallel"))
+    return runs
 
 
 def two_processes(path: Path, config: TrainConfig, only: str) -> list[TrainingRun]:
     """One process, then two in each layout; pipelines have the most micro-batches up to 8 that divide the batch."""
     micro_batches = max(n for n in range(1, 9) if config.data.batch_size % n == 0)
-    lines = [TrainingRun("one process", path)]
+    runs = [TrainingRun("one process", path)]
     for name, layout in LAYOUTS.items():
-        lines.append(TrainingRun(name, path, {f"parallel.{key}": value for key, value in layout.items()}, 2))
+        runs.append(TrainingRun(name, path, {f"parallel.{key}": value for key, value in layout.items()}, 2))
     for schedule in STAGES_PER_RANK:
         options: dict[str, Any] = {"pp": 2, "schedule": schedule, "micro_batches": micro_batches}
-        lines.append(
+        runs.append(
             TrainingRun(f"pp 2, {schedule}", path, {f"parallel.{key}": value for key, value in options.items()}, 2)
         )
-    return lines[:1] + [line for line in lines[1:] if only in line.name]
+    return runs[:1] + [run for run in runs[1:] if only in run.name]
 
 
-def run_ours(line: TrainingRun, arguments: list[str], steps: int, threads: int, folder: Path) -> list[dict[str, Any]]:
+def run_ours(run: TrainingRun, arguments: list[str], steps: int, threads: int, folder: Path) -> list[dict[str, Any]]:
     """Train once; return the reports of the processes by rank."""
     folder.mkdir()
-    given = ["--config", str(line.path), *arguments, *_flags(line.options), "--out_dir", str(folder / "run")]
-    task = json.dumps({"arguments": given, "steps": steps, "report": str(folder), "what": line.what})
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={line.processes}"]
+    given = ["--config", str(run.path), *arguments, *_flags(run.options), "--out_dir", str(folder / "run")]
+    task = json.dumps({"arguments": given, "steps": steps, "report": str(folder), "implementation": run.implementation})
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={run.processes}"]
     worker = [str(REPOSITORY / "benchmarks/training_worker.py"), task]
-    _run([sys.executable, *(launcher if line.processes > 1 else []), *worker], Path.cwd(), threads, line.name)
-    return [_report(json.loads((folder / f"{rank}.json").read_text())) for rank in range(line.processes)]
+    _output_of([sys.executable, *(launcher if run.processes > 1 else []), *worker], Path.cwd(), threads, run.name)
+    return [_report(json.loads((folder / f"{rank}.json").read_text())) for rank in range(run.processes)]
 
 
 def run_peer(folder: Path, config: TrainConfig, steps: int, threads: int) -> dict[str, Any]:
@@ -143,7 +141,7 @@ def run_peer(folder: Path, config: TrainConfig, steps: int, threads: int) -> dic
         "lr_decay_iters": optim.steps, "learning_rate": optim.lr, "min_lr": optim.min_lr,
     }  # fmt: skip
     command = [sys.executable, "train.py", "config/train_shakespeare_char.py"]
-    told = _run([*command, *(f"--{key}={value}" for key, value in values.items())], folder, threads, PEER)
+    told = _output_of([*command, *(f"--{key}={value}" for key, value in values.items())], folder, threads, PEER)
     times = [float(found) / 1000 for found in re.findall(r"^iter \d+: .*time ([\d.]+)ms", told, re.MULTILINE)]
     if len(times) < steps:
         raise UsageError(f"--peer {folder}: its train.py printed {len(times)} iterations, not {steps}")
@@ -159,7 +157,7 @@ def write_tokens(folder: Path, count: int) -> None:
     Manifest(TokenizerRecord("none", "none", VOCABULARY, 0), dtype.name, [record], {}).save(folder)
 
 
-def _run(command: list[str], folder: Path, threads: int, name: str) -> str:
+def _output_of(command: list[str], folder: Path, threads: int, name: str) -> str:
     """Standard output of a command; UsageError with the end of its standard error if it fails."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

@@ -51,13 +51,13 @@ def find_installed(
     contenders: Sequence[Contender | GraphContender], pythons: Sequence[Path], only: Sequence[str]
 ) -> list[Measurement]:
     """Select contenders whose name contains a word of `only`; find each one's first interpreter."""
-    lines = [Measurement(one) for one in contenders if not only or any(word in one.name for word in only)]
+    results = [Measurement(one) for one in contenders if not only or any(word in one.name for word in only)]
     for python in [Path(sys.executable), *pythons]:
         versions = _installed(python)
-        for line in lines:
-            if line.python is None and versions.get(line.contender.name):
-                line.python, line.version = python, versions[line.contender.name]
-    return lines
+        for result in results:
+            if result.python is None and versions.get(result.contender.name):
+                result.python, result.version = python, versions[result.contender.name]
+    return results
 
 
 @cache
@@ -79,23 +79,23 @@ def _environment() -> dict[str, str]:
     return os.environ | {f"{pool}_THREADS": "1" for pool in POOLS}
 
 
-def run_rounds(lines: Sequence[Measurement], rounds: int, tasks: dict[int, list[Report]]) -> None:
+def run_rounds(results: Sequence[Measurement], rounds: int, tasks: dict[int, list[Report]]) -> None:
     """Measure every contender in every round, in rotating order; `tasks[cores]` has a task per concurrent process."""
-    console, there = Console(stderr=True), [line for line in lines if line.python]
+    console, there = Console(stderr=True), [result for result in results if result.python]
     for round_ in range(rounds):
         start = round_ * len(there) // rounds
-        for line in (there[start:] + there[:start])[:: -1 if round_ % 2 else 1]:
+        for result in (there[start:] + there[:start])[:: -1 if round_ % 2 else 1]:
             for cores, asked in tasks.items():
-                if not line.failure:
-                    console.print(f"round {round_ + 1}: {line.contender.name}, cores: {cores}", highlight=False)
+                if not result.failure:
+                    console.print(f"round {round_ + 1}: {result.contender.name}, cores: {cores}", highlight=False)
                     # The error of the estimates is the same in every round.
-                    _measure(line, [task | {"agreement": round_ == 0 and cores == 1} for task in asked])
+                    _measure(result, [task | {"agreement": round_ == 0 and cores == 1} for task in asked])
 
 
-def _measure(line: Measurement, tasks: list[Report]) -> None:
+def _measure(result: Measurement, tasks: list[Report]) -> None:
     """Run one process per task, each pinned to its own core, all started together."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None]
-    workers = [_start(line, task | {"cpu": cpus[-1 - i % len(cpus)]}) for i, task in enumerate(tasks)]
+    workers = [_start(result, task | {"cpu": cpus[-1 - i % len(cpus)]}) for i, task in enumerate(tasks)]
     for worker in workers:
         assert worker.process.stdout
         while worker.process.stdout.readline() not in ("ready\n", ""):
@@ -109,14 +109,14 @@ def _measure(line: Measurement, tasks: list[Report]) -> None:
             pass  # it has already failed: its exit code is checked below
     outputs = [worker.process.communicate()[0] for worker in workers]
     if any(worker.process.returncode for worker in workers):
-        line.failure = " / ".join(filter(None, map(_error_of, workers)))
+        result.failure = " / ".join(filter(None, map(_error_of, workers)))
     else:
-        line.reports.setdefault(len(tasks), []).append([json.loads(text.splitlines()[-1]) for text in outputs])
+        result.reports.setdefault(len(tasks), []).append([json.loads(text.splitlines()[-1]) for text in outputs])
 
 
-def _start(line: Measurement, task: Report) -> Worker:
+def _start(result: Measurement, task: Report) -> Worker:
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (open as long as its worker runs)
-    command = [str(line.python), str(WORKER), "run", json.dumps(task | {"name": line.contender.name})]
+    command = [str(result.python), str(WORKER), "run", json.dumps(task | {"name": result.contender.name})]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=_environment())
     return Worker(process, errors)

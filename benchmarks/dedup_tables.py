@@ -29,55 +29,57 @@ def _pad(cell: str, width: int, column: int) -> str:
 
 
 def signature_table(
-    title: str, lines: Sequence[Measurement], reference: Measurement | None, megabytes: dict[int, list[float]],
+    title: str, results: Sequence[Measurement], reference: Measurement | None, megabytes: dict[int, list[float]],
     documents: int, notes: Sequence[str],
 ) -> str:  # fmt: skip
     """Signature table. `megabytes[cores]` lists MB per process; ratios are medians over the rounds."""
-    rows = [_signature_row(line, reference, megabytes, documents) for line in lines if line.is_measured]
-    return markdown(title, _SIGNATURES, rows, [*notes, *_not_measured(lines)])
+    rows = [_signature_row(result, reference, megabytes, documents) for result in results if result.is_measured]
+    return markdown(title, _SIGNATURES, rows, [*notes, *_not_measured(results)])
 
 
-def graph_table(title: str, lines: Sequence[tuple[int, Measurement]], notes: Sequence[str]) -> str:
+def graph_table(title: str, results: Sequence[tuple[int, Measurement]], notes: Sequence[str]) -> str:
     """LSH or components table, of pairs (number of signatures or edges, measurement)."""
-    rows = [_graph_row(line, size) for size, line in lines if line.is_measured]
-    return markdown(title, _GRAPHS, rows, [*notes, *_not_measured([line for _, line in lines])])
+    rows = [_graph_row(result, size) for size, result in results if result.is_measured]
+    return markdown(title, _GRAPHS, rows, [*notes, *_not_measured([result for _, result in results])])
 
 
-def pace(lines: Iterable[Measurement]) -> str:
+def pace(results: Iterable[Measurement]) -> str:
     """Range of the calibration loop's times: the variation of the machine's speed between processes."""
-    paces = [report["calibration"] for line in lines for cores in line.reports for report in line.all_reports(cores)]
+    paces = [
+        report["calibration"] for result in results for cores in result.reports for report in result.all_reports(cores)
+    ]
     return f"calibration loop: {min(paces) * 1e3:.0f} to {max(paces) * 1e3:.0f} ms" if paces else "no measurement"
 
 
 def _signature_row(
-    line: Measurement, reference: Measurement | None, megabytes: dict[int, list[float]], documents: int
+    result: Measurement, reference: Measurement | None, megabytes: dict[int, list[float]], documents: int
 ) -> list[str]:
-    rates, of_two = (_rates(line, sizes) for sizes in megabytes.values())
+    rates, of_two = (_rates(result, sizes) for sizes in megabytes.values())
     median, compared = statistics.median(rates), _rates(reference, megabytes[1]) if reference else []
     ratio = statistics.median(one / other for one, other in zip(rates, compared, strict=True)) if compared else None
     per_second = median * documents / megabytes[1][0]
-    return [_name(line), short(median), _range(rates), f"{per_second:,.0f}", short(ratio) if ratio else "",
-            short(statistics.median(of_two)), *_memory(line), *_agreement(line.reports[1][0][0])]  # fmt: skip
+    return [_name(result), short(median), _range(rates), f"{per_second:,.0f}", short(ratio) if ratio else "",
+            short(statistics.median(of_two)), *_memory(result), *_agreement(result.reports[1][0][0])]  # fmt: skip
 
 
-def _graph_row(line: Measurement, size: int) -> list[str]:
-    times = [time for report in line.all_reports() for time in report["times"]]
-    median, components = statistics.median(times), line.all_reports()[0]["components"][0]
-    return [_name(line), f"{size:,}", short(median), _range(times), short(size / median / 1e6), *_memory(line),
+def _graph_row(result: Measurement, size: int) -> list[str]:
+    times = [time for report in result.all_reports() for time in report["times"]]
+    median, components = statistics.median(times), result.all_reports()[0]["components"][0]
+    return [_name(result), f"{size:,}", short(median), _range(times), short(size / median / 1e6), *_memory(result),
             f"{components:,}"]  # fmt: skip
 
 
-def _rates(line: Measurement, megabytes: Sequence[float]) -> list[float]:
+def _rates(result: Measurement, megabytes: Sequence[float]) -> list[float]:
     """MB/s per round: the sum over its processes of each one's median repetition."""
     return [
         sum(size / statistics.median(report["times"]) for size, report in zip(megabytes, reports, strict=True))
-        for reports in line.reports[len(megabytes)]
+        for reports in result.reports[len(megabytes)]
     ]
 
 
-def _memory(line: Measurement) -> tuple[str, str]:
+def _memory(result: Measurement) -> tuple[str, str]:
     """Growth of resident memory during the measurement, and its peak, in MB."""
-    reports = line.all_reports()
+    reports = result.all_reports()
     return f"{max(report['growth'] for report in reports):,.0f}", f"{max(report['peak'] for report in reports):,.0f}"
 
 
@@ -88,16 +90,16 @@ def _agreement(report: Report) -> tuple[str, str]:
     return f"{np.sqrt(np.mean(errors**2)):.4f}", f"{np.mean(errors):+.4f}"
 
 
-def _name(line: Measurement) -> str:
-    is_ours = line.contender.name.startswith("ours")
-    return f"**{line.contender.name}**" if is_ours else f"{line.contender.name} ({line.version})"
+def _name(result: Measurement) -> str:
+    is_ours = result.contender.name.startswith("ours")
+    return f"**{result.contender.name}**" if is_ours else f"{result.contender.name} ({result.version})"
 
 
-def _not_measured(lines: Sequence[Measurement]) -> Iterable[str]:
-    missing = {line.contender.name: line for line in lines if not line.is_measured}
-    for name, line in missing.items():
-        hint = line.contender.hint if isinstance(line.contender, Contender) else EXTRA
-        yield f"{name}: failed, {line.failure}" if line.failure else f"{name}: not installed ({hint})"
+def _not_measured(results: Sequence[Measurement]) -> Iterable[str]:
+    missing = {result.contender.name: result for result in results if not result.is_measured}
+    for name, result in missing.items():
+        hint = result.contender.hint if isinstance(result.contender, Contender) else EXTRA
+        yield f"{name}: failed, {result.failure}" if result.failure else f"{name}: not installed ({hint})"
 
 
 def _range(numbers: Sequence[float]) -> str:

@@ -21,14 +21,14 @@ _CLEAR = Path("/proc/self/clear_refs")  # writing 5 resets the peak of resident 
 _WARM_CHARACTERS = 50_000
 
 
-def main(what: str, task: str = "{}") -> None:
+def main(command: str, task: str = "{}") -> None:
     """Print the installed contenders, or run one task."""
-    if what == "installed":
+    if command == "installed":
         from benchmarks.peers_graph import graph_contenders
         from benchmarks.peers_minhash import contenders
 
-        lines: list[Any] = [*contenders(), *graph_contenders("lsh"), *graph_contenders("components")]
-        print(json.dumps({line.name: line.installed() for line in lines}))
+        every: list[Any] = [*contenders(), *graph_contenders("lsh"), *graph_contenders("components")]
+        print(json.dumps({contender.name: contender.installed() for contender in every}))
         return
     asked = json.loads(task)
     if asked["cpu"] is not None:
@@ -44,15 +44,18 @@ def _signatures(asked: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], 
     from benchmarks.peers_minhash import contenders
 
     given = json.loads(Path(asked["input"]).read_text())
-    line = next(line for line in contenders() if line.name == asked["name"])
-    engine, texts = line.make(), given["texts"][asked["part"] :: asked["parts"]]
+    contender = next(contender for contender in contenders() if contender.name == asked["name"])
+    engine, texts = contender.make(), given["texts"][asked["part"] :: asked["parts"]]
     engine.sign(_some(texts))
 
     def agreement() -> dict[str, Any]:
         if not asked["agreement"] or not given["pairs"]:
             return {}
         ones, others = zip(*given["pairs"], strict=True)
-        exact = [_jaccard(line.shingles(one), line.shingles(other)) for one, other in zip(ones, others, strict=True)]
+        exact = [
+            _jaccard(contender.shingles(one), contender.shingles(other))
+            for one, other in zip(ones, others, strict=True)
+        ]
         return {"exact": exact, "estimated": list(map(float, engine.estimate(ones, others)))}
 
     return lambda: engine.sign(texts), agreement
@@ -78,8 +81,8 @@ def _graph(asked: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[
 
     from benchmarks.peers_graph import graph_contenders
 
-    line = next(line for line in graph_contenders(asked["table"]) if line.name == asked["name"])
-    given, count, answers = np.load(asked["input"]), line.make(), []
+    contender = next(contender for contender in graph_contenders(asked["table"]) if contender.name == asked["name"])
+    given, count, answers = np.load(asked["input"]), contender.make(), []
     count(given[:1000], asked["nodes"] if asked["table"] == "components" else 1000)
     return lambda: answers.append(count(given, asked["nodes"])), lambda: {"components": answers}
 

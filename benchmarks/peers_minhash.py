@@ -268,9 +268,9 @@ def _ours() -> list[Contender]:
         from dedup.minhash.signatures import Hash
     except ImportError:
         return []
-    lines = [Contender(f"ours, {name}", "numba", partial(ours, hash=name)) for name in get_args(Hash)]
+    by_character = [Contender(f"ours, {name}", "numba", partial(ours, hash=name)) for name in get_args(Hash)]
     return [
-        *lines,
+        *by_character,
         Contender("ours, 5 words", "numba", lambda: ours(unit="word", width=5), "words", word_shingles),
     ]
 
@@ -280,11 +280,11 @@ def assert_equal_to_datasketch(texts: Sequence[str]) -> list[str]:
     composed = [unicodedata.normalize("NFC", text) for text in texts]
     pairs = {"sha1": "legacy", "xxh32": None, "sha1-affine32": None, "xxh32-mersenne": "legacy"}
     checked = []
-    for line in _ours():
-        family = line.name.removeprefix("ours, ")
+    for contender in _ours():
+        family = contender.name.removeprefix("ours, ")
         if family in pairs:
             theirs = datasketch(family.split("-")[0], pairs[family])
-            assert np.array_equal(line.make().sign(composed), np.array(theirs.sign(composed))), family
+            assert np.array_equal(contender.make().sign(composed), np.array(theirs.sign(composed))), family
             checked.append(family)
     assert np.array_equal(ours(hash="sha1").sign(composed), slimpajamas().sign(composed)), "SlimPajama's algorithm"
     return [f"{family} with datasketch 2" for family in checked] + ["sha1 with SlimPajama's algorithm"]

@@ -20,7 +20,7 @@ class TrainingRun:
     """TOML file of the configuration; for nanoGPT, its folder."""
     options: dict[str, Any] = field(default_factory=dict)
     processes: int = 1
-    what: str = "ours"
+    implementation: str = "ours"
     rounds: list[list[dict[str, Any]]] = field(default_factory=list)
 
     def seconds(self) -> list[float]:
@@ -50,9 +50,9 @@ class TrainingRun:
         return statistics.median(shares)
 
 
-def speed_table(lines: Sequence[TrainingRun]) -> Table:
+def speed_table(runs: Sequence[TrainingRun]) -> Table:
     """One row per configuration; ratios to nanoGPT are per round: median, minimum and maximum."""
-    peer = next((line for line in lines if line.name == PEER), None)
+    peer = next((run for run in runs if run.name == PEER), None)
     ratio = [f"x {PEER}'s", "of the rounds"] if peer else []
     head = (
         "parameters",
@@ -64,22 +64,22 @@ def speed_table(lines: Sequence[TrainingRun]) -> Table:
         "utilisation",
         "memory MiB",
     )
-    table = Table("training", *(Column(name, justify="right") for name in head), title=_title(lines))
-    for line in lines:
-        table.add_row(line.name, *_sizes(line), *_times(line), *(_versus(line, peer) if peer else ()), *_costs(line))
+    table = Table("training", *(Column(name, justify="right") for name in head), title=_title(runs))
+    for run in runs:
+        table.add_row(run.name, *_sizes(run), *_times(run), *(_versus(run, peer) if peer else ()), *_costs(run))
     return table
 
 
-def layout_table(lines: Sequence[TrainingRun]) -> Table:
+def layout_table(runs: Sequence[TrainingRun]) -> Table:
     """One row per layout, with the ratio to one process, the first row."""
     head = ("ms a step", "p10..p90", "tokens/s", "x one process", "peak product GFLOP/s", "utilisation", "memory MiB")
-    table = Table("layout", *(Column(name, justify="right") for name in head), title=_title(lines))
-    for line in lines:
-        table.add_row(line.name, *_times(line), f"{statistics.median(_ratios(line, lines[0])):.2f}", *_costs(line))
+    table = Table("layout", *(Column(name, justify="right") for name in head), title=_title(runs))
+    for run in runs:
+        table.add_row(run.name, *_times(run), f"{statistics.median(_ratios(run, runs[0])):.2f}", *_costs(run))
     return table
 
 
-def pipeline_table(lines: Sequence[TrainingRun]) -> Table:
+def pipeline_table(runs: Sequence[TrainingRun]) -> Table:
     """One row per pipeline: the bubble in theory and as measured, both relative to computing time.
 
     In theory it is (p - 1) / (v m) for equal stages (Narayanan et al. 2021, section 2.2.1); the measured one
@@ -87,43 +87,43 @@ def pipeline_table(lines: Sequence[TrainingRun]) -> Table:
     """
     head = ("stages", "micro-batches", "(p-1)/(v m)", "measured bubble", "tokens/s")
     table = Table("pipeline", *(Column(name, justify="right") for name in head))
-    for line in lines:
-        report = line.rounds[0][0]
+    for run in runs:
+        report = run.rounds[0][0]
         p, stages, m = report["pp"], report["stages"], report["micro_batches"]
         table.add_row(
-            line.name, str(stages), str(m), f"{(p - 1) / (stages // p * m):.1%}", f"{line.bubble():.1%}",
-            f"{statistics.median(line.rates()):,.0f}",
+            run.name, str(stages), str(m), f"{(p - 1) / (stages // p * m):.1%}", f"{run.bubble():.1%}",
+            f"{statistics.median(run.rates()):,.0f}",
         )  # fmt: skip
     return table
 
 
-def _title(lines: Sequence[TrainingRun]) -> str:
-    return f"median of {len(lines[0].rounds)} rounds of {len(lines[0].rounds[0][0]['seconds'])} steps, taking turns"
+def _title(runs: Sequence[TrainingRun]) -> str:
+    return f"median of {len(runs[0].rounds)} rounds of {len(runs[0].rounds[0][0]['seconds'])} steps, taking turns"
 
 
-def _sizes(line: TrainingRun) -> tuple[str, ...]:
-    size = line.rounds[0][0].get("parameters")
+def _sizes(run: TrainingRun) -> tuple[str, ...]:
+    size = run.rounds[0][0].get("parameters")
     return (f"{size:,}" if size else "",)
 
 
-def _times(line: TrainingRun) -> tuple[str, str, str]:
-    times = sorted(1000 * seconds for seconds in line.seconds())
+def _times(run: TrainingRun) -> tuple[str, str, str]:
+    times = sorted(1000 * seconds for seconds in run.seconds())
     low, high = (times[int(len(times) * part)] for part in (0.1, 0.9))
-    return f"{statistics.median(times):.1f}", f"{low:.1f}..{high:.1f}", f"{statistics.median(line.rates()):,.0f}"
+    return f"{statistics.median(times):.1f}", f"{low:.1f}..{high:.1f}", f"{statistics.median(run.rates()):,.0f}"
 
 
-def _versus(line: TrainingRun, peer: TrainingRun) -> tuple[str, str]:
-    ratios = _ratios(line, peer)
+def _versus(run: TrainingRun, peer: TrainingRun) -> tuple[str, str]:
+    ratios = _ratios(run, peer)
     return f"{statistics.median(ratios):.3f}", f"{min(ratios):.2f}..{max(ratios):.2f}"
 
 
-def _ratios(line: TrainingRun, other: TrainingRun) -> list[float]:
-    return [one / two for one, two in zip(line.rates(), other.rates(), strict=True)]
+def _ratios(run: TrainingRun, other: TrainingRun) -> list[float]:
+    return [one / two for one, two in zip(run.rates(), other.rates(), strict=True)]
 
 
-def _costs(line: TrainingRun) -> tuple[str, str, str]:
-    if "peak" not in line.rounds[0][0]:
+def _costs(run: TrainingRun) -> tuple[str, str, str]:
+    if "peak" not in run.rounds[0][0]:
         return "", "", ""
-    reports = [report for reports in line.rounds for report in reports]
+    reports = [report for reports in run.rounds for report in reports]
     peak, memory = (max(report[key] for report in reports) for key in ("peak", "memory"))
-    return f"{peak / 1e9:,.0f}", f"{line.utilisation():.1%}", f"{memory / 2**20:,.0f}"
+    return f"{peak / 1e9:,.0f}", f"{run.utilisation():.1%}", f"{memory / 2**20:,.0f}"

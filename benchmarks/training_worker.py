@@ -1,6 +1,6 @@
 """Worker process of bench_training: runs and times some steps of one rank.
 
-python benchmarks/training_worker.py '{"arguments": […], "steps": 60, "report": …, "what": "ours"}'
+python benchmarks/training_worker.py '{"arguments": […], "steps": 60, "report": …, "implementation": "ours"}'
 """
 
 import json
@@ -33,7 +33,7 @@ def main(task: str) -> None:
     config = load_config(TrainConfig, asked["arguments"], prog="bench_training")
     with init_distributed(config.device, config.timeout) as device, Trainer(config, device) as trainer:
         trainer.resume()
-        step = trainer.step if asked["what"] == "ours" else data_parallel_step(trainer, device)
+        step = trainer.step if asked["implementation"] == "ours" else data_parallel_step(trainer, device)
         peaks = [matmul_peak(device, config.precision)]
         times = [timed(lambda number=number: step(number), device) for number in range(1, asked["steps"] + 1)]
         peaks.append(matmul_peak(device, config.precision))

@@ -56,17 +56,17 @@ def rows_of(printed: str) -> dict[str, list[str]]:
 @example(ODD[3])
 @example(ODD[5])
 @example(essay(0))
-def test_slimpajamas_algorithm_gives_the_values_of_our_sha1(text: str) -> None:
+def test_slimpajamas_algorithm_equals_our_sha1(text: str) -> None:
     values, _ = signatures([unicodedata.normalize("NFC", text)], Sketch("sha1"))
     assert np.array_equal(slimpajama.sign(text), values[0])
 
 
-def test_ours_are_found_equal_to_datasketchs() -> None:
+def test_our_signatures_equal_datasketchs() -> None:
     checked = assert_equal_to_datasketch([*ODD, essay(1)])
     assert {"xxh32 with datasketch 2", "sha1 with datasketch 2", "sha1 with SlimPajama's algorithm"} <= set(checked)
 
 
-def test_pairs_are_of_all_similarities_and_always_the_same() -> None:
+def test_pairs_cover_all_similarities_and_are_deterministic() -> None:
     texts = list(map(essay, range(5)))
     pairs = make_pairs(texts, 60)
     assert pairs == make_pairs(texts, 60)
@@ -76,7 +76,7 @@ def test_pairs_are_of_all_similarities_and_always_the_same() -> None:
 
 
 @pytest.mark.parametrize("line", INSTALLED, ids=lambda line: line.name)
-def test_every_contender_estimates_the_similarity_of_its_own_shingles(line: Contender) -> None:
+def test_every_contender_estimates_jaccard_of_its_shingles(line: Contender) -> None:
     ones, others = zip(*make_pairs(list(map(essay, range(5))), 30), strict=True)
     sets = [[line.shingles(text) for text in pair] for pair in zip(ones, others, strict=True)]
     exact = [len(one & other) / len(one | other) for one, other in sets]
@@ -100,7 +100,7 @@ def test_every_contender_counts_the_same_components(table: str, line: GraphConte
     assert line.make()(given, 600) == wanted < 580
 
 
-def test_a_run_lists_what_it_measured_and_what_is_not_installed(corpus: Path) -> None:
+def test_a_run_lists_measured_and_missing_contenders(corpus: Path) -> None:
     only = ("ours, xxh32-m", "datasketch 2, xxh32, legacy", "text-dedup, adapted")
     done = bench(corpus, *BRIEFLY, "--sample", "12KB", "--pairs", 8, "--signatures", 0, "--edges", 0, "--only", *only)
     assert done.returncode == 0, done.stderr
@@ -116,7 +116,7 @@ def test_a_run_lists_what_it_measured_and_what_is_not_installed(corpus: Path) ->
         assert "text-dedup, adapted: not installed (pip install" in done.stdout
 
 
-def test_the_graph_tables_stand_in_the_same_run_and_a_broken_peer_is_a_note(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_has_the_graph_tables_and_notes_a_broken_peer(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "gaoya-9.9.dist-info").mkdir()
     (tmp_path / "gaoya-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: gaoya\nVersion: 9.9\n")
     (tmp_path / "gaoya.py").write_text("raise ImportError('built for another machine')\n")
@@ -141,12 +141,12 @@ def test_the_graph_tables_stand_in_the_same_run_and_a_broken_peer_is_a_note(corp
         (["CORPUS", "--python", "no/python"], "no/python"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(corpus: Path, arguments: list[object], said: str) -> None:
+def test_invalid_options_are_rejected(corpus: Path, arguments: list[object], said: str) -> None:
     done = bench(*[corpus if argument == "CORPUS" else argument for argument in arguments])
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 
-def test_the_sample_is_drawn_from_all_files_and_is_always_the_same(corpus: Path) -> None:
+def test_the_sample_covers_all_files_and_is_deterministic(corpus: Path) -> None:
     texts = draw_sample([corpus], 6000)
     assert texts == draw_sample([corpus], 6000)
     assert 4000 < sum(len(text.encode()) for text in texts) < 7200

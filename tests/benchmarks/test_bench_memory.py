@@ -7,7 +7,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "bench_memory.py"
 
 
-def test_a_line_a_setting() -> None:
+def test_the_table_has_a_row_per_setting() -> None:
     sizes = {"layers": 4, "width": 64, "heads": 4, "vocab_size": 300, "seq_len": 64, "batch_size": 2, "steps": 1}
     options = [word for key, value in sizes.items() for word in (f"--{key}", str(value))]
     names = ["nothing", "recompute full", "ZeRO-3, both disk"]

@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "bench_tokenize.py
 TEXTS = ["the mill grinds grain into flour", "while water turns its wheel", "水車は水の力で回る", ""] * 5
 
 
-def test_a_table_of_both(tmp_path: Path) -> None:
+def test_the_table_has_a_row_per_text(tmp_path: Path) -> None:
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS[:3]), model_writer=written, model_type="bpe", vocab_size=60, minloglevel=2

@@ -40,7 +40,7 @@ def cells(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("│ ").split("│")] for row in table.splitlines() if row.startswith("│")]
 
 
-def test_ours_and_a_peer_by_one_command(tmp_path: Path) -> None:
+def test_ours_and_nanogpt_in_one_run(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "peer/data/shakespeare_char").mkdir(parents=True)
     (tmp_path / "peer/data/shakespeare_char/train.bin").touch()
@@ -67,7 +67,7 @@ def test_two_processes_of_a_pipeline(tmp_path: Path) -> None:
     assert (one[0], two[0], pipeline[:4]) == ("one process", "pp 2, 1f1b", ["pp 2, 1f1b", "2", "6", "16.7%"])
 
 
-def test_ratios_are_by_round_and_bubbles_by_computed_time() -> None:
+def test_ratios_are_per_round_and_bubbles_relative_to_computing_time() -> None:
     ours = TrainingRun("ours", Path(), rounds=[[report(), report(seconds=[2.0, 4.0, 4.0])], [report()]])
     peer = TrainingRun(PEER, Path(), rounds=[[report(seconds=[8.0])], [report(seconds=[4.0])]])
     assert ours.seconds() == [2.0, 4.0, 4.0, 2.0, 1.0, 1.0] and ours.rates() == [8.0, 32.0]
@@ -78,7 +78,7 @@ def test_ratios_are_by_round_and_bubbles_by_computed_time() -> None:
 
 
 @pytest.mark.parametrize("options", [{"steps": 1}, {"rounds": 0}, {"options": ["compile"]}, {"peer": Path("none")}])
-def test_what_cannot_be_is_refused(options: dict[str, object], tmp_path: Path) -> None:
+def test_invalid_options_are_rejected(options: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
     with pytest.raises(UsageError):
         bench_training([tmp_path / "tiny.toml"], **options)  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ def test_exact_pairs_equal_brute_force(texts: list[str], width: int, unit: str, 
     assert jaccard_of(hashes, pairs).tolist() == similarity.tolist()
 
 
-def test_too_much_to_compare_is_refused_with_what_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corpus_too_large_is_rejected_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"20,001 documents.*--documents 5000"):
         similar_pairs([np.empty(0, np.uint64)] * 20_001, 0.5)
     monkeypatch.setattr(exact_jaccard, "MAX_STEPS", 1000)
@@ -89,13 +89,13 @@ def test_candidates_are_all_pairs_that_share_a_band() -> None:
     assert candidates(digests).tolist() == [[2, 0], [3, 1], [4, 0], [4, 2]]
 
 
-def test_a_duplicate_of_a_duplicate_alone_is_none() -> None:
+def test_a_document_similar_only_to_a_duplicate_is_kept() -> None:
     known = Truth([], np.array([[1, 0], [2, 1], [3, 1], [3, 0]]), np.array([0.9, 0.9, 0.9, 0.7]))
     assert duplicates(known, 0.8, 4).tolist() == [False, True, False, False]
     assert duplicates(known, 0.6, 4).tolist() == [False, True, False, True]
 
 
-def test_the_interval_is_wilsons_and_wider_where_pairs_are_found_together() -> None:
+def test_the_interval_is_wilsons_and_wider_for_correlated_pairs() -> None:
     low, high = interval(np.ones((1, 10), bool))
     assert low == pytest.approx(0.7225, abs=1e-3) and high == pytest.approx(1)
     alone = np.random.default_rng(0).random((20, 50)) < 0.5
@@ -131,7 +131,7 @@ def test_a_run_reports_detection_removal_and_planted_pairs(tmp_path: Path, form:
     assert int(planted[1][2]) < 3, "one band of 30 rows finds hardly any"
 
 
-def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
+def test_invalid_options_are_rejected(tmp_path: Path) -> None:
     corpus, truth = tmp_path / "corpus.txt", tmp_path / "truth"
     corpus.write_text("a one text\nb another\n")
     truth.write_text("a c\n")

@@ -48,7 +48,7 @@ def test_same_bytes_for_other_workers_hash_seed_memory_and_creation_order(finish
     assert [name for name in expected if expected[name] != found[name]] == []
 
 
-def test_killed_in_every_stage_and_run_again(finished, tmp_path):
+def test_resumes_after_a_kill_in_every_stage(finished, tmp_path):
     chance, killed = random.Random(4), []
     for stage in STAGES:
         process = subprocess.Popen(
@@ -73,7 +73,7 @@ def test_killed_in_every_stage_and_run_again(finished, tmp_path):
     assert partial == []
 
 
-def test_run_on_finished_work_does_nothing_and_says_so(finished):
+def test_a_finished_run_does_nothing_and_says_so(finished):
     corpus, out, printed = finished
     files = [path for path in out.rglob("*") if path.is_file() and path.suffix != ".lock"]
     times = {path: path.stat().st_mtime_ns for path in files}
@@ -86,7 +86,7 @@ def test_run_on_finished_work_does_nothing_and_says_so(finished):
     assert again.stdout == printed
 
 
-def test_only_what_depends_on_a_change_is_redone(finished, tmp_path):
+def test_only_stages_that_depend_on_a_change_are_redone(finished, tmp_path):
     shutil.copytree(finished[0], tmp_path / "corpus")
     shutil.copytree(finished[1], tmp_path / "out")
     (tmp_path / "out" / "run.json").unlink()
@@ -118,7 +118,7 @@ def test_funnel_accounts_for_every_document_once(finished):
     assert {source: record.tokens for source, record in manifest.sources.items()} == funnel.tokens["train"]
 
 
-def test_every_field_arrives(finished):
+def test_all_fields_of_a_record_are_kept(finished):
     _, out, _ = finished
     lines = [line for file in list_corpus(out / "train_deduped") for line in read_lines(file.path)]
     ours = next(line for line in lines if b"book/" in line)
@@ -168,7 +168,7 @@ def test_a_document_lost_within_a_stage_fails_it(finished, tmp_path, monkeypatch
         run_here(_config(finished[0], tmp_path / "out"))
 
 
-def test_slimpajamas_command_lines_give_what_the_run_gives(finished, tmp_path):
+def test_slimpajamas_command_lines_give_the_same_bytes(finished, tmp_path):
     """The nine commands, data set by data set, as SlimPajama's users type them."""
     corpus, out, _ = finished
     norm, sets = tmp_path / "NORM", ["book", "c4", "code", "tiny", "web"]
@@ -224,7 +224,7 @@ def test_another_corpus_into_the_same_folder_is_refused(finished, tmp_path):
     assert done.returncode == 1 and "holds a run of the corpus" in done.stderr
 
 
-def test_interrupt_is_answered_in_one_line(finished, tmp_path):
+def test_an_interrupt_prints_one_line(finished, tmp_path):
     process = subprocess.Popen(
         run_arguments(finished[0], tmp_path / "out"), stderr=subprocess.PIPE, text=True, env=dict(os.environ),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell ignores it for what it runs behind &

@@ -35,7 +35,7 @@ def read_back(out_dir: Path) -> list[str]:
     return texts
 
 
-def test_nine_tenths_and_one(tmp_path: Path) -> None:
+def test_the_holdout_is_the_last_tenth(tmp_path: Path) -> None:
     (tmp_path / "input.txt").write_bytes(PROSE.encode())
     prepare_characters(tmp_path / "input.txt", tmp_path / "out")
     cut = len(PROSE) * 9 // 10
@@ -45,7 +45,7 @@ def test_nine_tenths_and_one(tmp_path: Path) -> None:
 
 @settings(max_examples=50)
 @given(st.text(LETTERS, min_size=2).filter(lambda text: len(set(text)) > 1))
-def test_any_text_comes_back(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_any_text_round_trips(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     folder = tmp_path_factory.mktemp("text")
     (folder / "input.txt").write_bytes(text.encode())
     prepare_characters(folder / "input.txt", folder / "out", holdout=0.5)
@@ -53,14 +53,14 @@ def test_any_text_comes_back(tmp_path_factory: pytest.TempPathFactory, text: str
 
 
 @pytest.mark.parametrize("data", [b"", b"a", b"\n\n\n", b"a\0b" * 9, "a ▁ b".encode() * 9, b"\xff\xfe\x00"])
-def test_what_cannot_be_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_unusable_texts_are_rejected(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "input.txt").write_bytes(data)
     with pytest.raises((UsageError, InputError), match=r"input\.txt"):
         prepare_characters(tmp_path / "input.txt", tmp_path / "out")
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("nanogpt_cpu", 804_096), ("nanogpt_cpu_llama", 796_032)])
-def test_the_configurations_are_of_the_size_they_say(name: str, parameters: int, tmp_path: Path) -> None:
+def test_the_configurations_have_the_stated_size(name: str, parameters: int, tmp_path: Path) -> None:
     (tmp_path / "input.txt").write_bytes((PROSE * 3).encode())
     subprocess.run(
         [sys.executable, REPOSITORY / "scripts/prepare_characters.py", "input.txt", "out"], cwd=tmp_path, check=True
@@ -71,7 +71,7 @@ def test_the_configurations_are_of_the_size_they_say(name: str, parameters: int,
     assert json.loads((tmp_path / "run/summary.json").read_text())["parameters"] == parameters
 
 
-def test_gpt2_124m_is_what_it_says(tmp_path: Path) -> None:
+def test_gpt2_124m_has_the_stated_size(tmp_path: Path) -> None:
     folders = ["--data.train", "a", "--data.holdout", "b", "--out_dir", "c"]
     config = load_config(TrainConfig, ["--config", str(REPOSITORY / "configs/nanogpt_124m.toml"), *folders])
     model = config.model.resolve(50_257, config.data.seq_len)
