@@ -29,7 +29,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = folder.glob("gristmill-*.whl")
     zipfile.ZipFile(wheel).extractall(folder / "site")
     shutil.rmtree(folder / "source")
+    copy_kernels(folder / "site")
     return folder / "site"
+
+
+def copy_kernels(site: Path) -> None:
+    """Copy the checkout's compiled kernels, because compiling them takes half a minute. numba checks sources' times."""
+    for path in site.rglob("*.py"):
+        shutil.copystat(ROOT / path.relative_to(site), path)
+    for kernel in (path for name in PACKAGES for path in (ROOT / name).rglob("*.nb[ic]")):
+        copy = site / kernel.relative_to(ROOT)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(kernel, copy)
 
 
 def run_installed(site: Path, cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
