@@ -134,7 +134,7 @@ def test_a_run_has_the_graph_tables_and_notes_a_broken_peer(corpus: Path, tmp_pa
     "arguments, said",
     [
         (["nowhere"], "nowhere"),
-        ([], "wanted documents"),
+        ([], "no document with text"),
         (["CORPUS", "--rounds", 0], "--rounds 0"),
         (["CORPUS", "--signatures", 3], "--signatures 3"),
         (["CORPUS", "--sample", "none"], "none"),
