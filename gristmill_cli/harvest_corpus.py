@@ -20,7 +20,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ import zstandard
 from rich.table import Column, Table
 from tyro.conf import Positional
 
+from gristmill.batches import batched
 from gristmill.errors import UsageError
 from gristmill.io.files import atomic_write_bytes
 
@@ -267,8 +268,7 @@ def _records(found: Iterable[Found], share: int, counts: SourceCounts) -> Iterat
 
 def _texts(found: Iterable[Found]) -> Iterator[tuple[Found, str]]:
     """Each file with its text, read in batches, because starting groff takes longer than rendering a page."""
-    remaining = iter(found)
-    while batch := list(islice(remaining, BATCH)):
+    for batch in batched(found, BATCH):
         texts = [_read(each) for each in batch]
         pages = [i for i, each in enumerate(batch) if each.place.render is troff_source and texts[i]]
         for i, text in zip(pages, render_manual([texts[i] for i in pages]), strict=True):
