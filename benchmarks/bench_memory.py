@@ -37,7 +37,7 @@ from training.distributed.mesh import World, build_world, init_distributed
 from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import ParametersOnDisk
 from training.model.decoder import Decoder
-from training.model.initialize import fill_initial
+from training.model.initialize import init_shard
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import build_optimizer
@@ -107,13 +107,13 @@ class Run:
         self.part.tie()
         self.params = [sharded_parameter(name, p, world) for name, p in self.part.named_parameters()]
         self.optimizer = build_optimizer(
-            self.params, OptimConfig(), memory, world.rank, after_update=self.files and self.files.updated
+            self.params, OptimConfig(), memory, world.rank, after_update=self.files and self.files.after_update
         )
         with torch.no_grad():
             for weight in self.params:
-                fill_initial(weight.local, weight.name, weight.spec, config, seed=1)
+                init_shard(weight.local, weight.name, weight.spec, config, seed=1)
                 if self.files is not None:
-                    self.files.loaded()
+                    self.files.after_load()
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.part(ids, ids, torch.arange(len(ids), device=ids.device)).sum()

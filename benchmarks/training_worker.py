@@ -79,7 +79,7 @@ def data_parallel_step(trainer: Trainer, device: torch.device) -> Callable[[int]
     def step(number: int) -> None:
         batch = trainer.batches.batch(number - 1).to(device)
         with autocast(device, trainer.config.precision):
-            loss = model(batch.ids, batch.targets, batch.samples).sum() / trainer.tokens_per_step
+            loss = model(batch.ids, batch.targets, batch.sample_ids).sum() / trainer.tokens_per_step
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), trainer.config.optim.max_grad_norm)
         optimizer.step()

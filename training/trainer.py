@@ -59,7 +59,7 @@ class Trainer:
         self.model = parallelize(
             self.model_config, self.layout, world, config.seed, config.precision, memory, config.compile
         )
-        updated = self.model.files.updated if self.model.files is not None else None
+        updated = self.model.files.after_update if self.model.files is not None else None
         self.optimizer = build_optimizer(self.model.params, config.optim, memory, world.rank, after_update=updated)
         self.stability = Stability(config.stability, config.precision)
 
@@ -84,7 +84,7 @@ class Trainer:
         if record is not None:
             self.steps_done, self.unigram_loss = record.step, record.unigram_loss
             self.optimizer.updates, self.stability.state = record.updates, record.stability
-            self.optimizer.loaded()
+            self.optimizer.after_load()
         else:
             self._load_initial_parameters()
             self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.eval_sequences, self.world)
@@ -216,8 +216,8 @@ class Trainer:
             f"train {self.train_data.tokens:,} tokens, {self.batches.steps_per_epoch} steps an epoch; "
             f"holdout {self.eval_sequences} sequences, unigram loss {self.unigram_loss:.4f}"
         )
-        for remark in self.config.memory.remarks(world.device.type):
-            self.reporter.say(remark)
+        for warning in self.config.memory.warnings(world.device.type):
+            self.reporter.say(warning)
         self.reporter.record(
             "run",
             self.steps_done,

@@ -14,7 +14,7 @@ from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord, 
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import model_state
 from training.model.decoder import Decoder
-from training.model.initialize import fill_initial
+from training.model.initialize import init_shard
 from training.model.model_config import ModelConfig
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
@@ -48,7 +48,7 @@ def build(config: ModelConfig) -> Decoder:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            fill_initial(parameter, name, ShardSpec.whole(tuple(parameter.shape)), model.config, 1)
+            init_shard(parameter, name, ShardSpec.whole(tuple(parameter.shape)), model.config, 1)
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     return model.eval()
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from gristmill.errors import UsageError, require
 from training.data.sequences import TokenSequences
 from training.distributed.layout import ParallelConfig
-from training.kernels.keyed_random import key_of
+from training.kernels.keyed_random import key_from_name
 from training.model.batch import Batch
 
 
@@ -104,5 +104,6 @@ class Batches:
         tokens = self.data.batch(np.concatenate([self.indices(step) for step in range(first, first + steps)]))
         size = self.split.batch_size
         position = torch.arange(self.dp_rank, size, self.split.dp_size)
-        samples = torch.arange(first, first + steps)[:, None] * size + position + key_of(f"{self.seed}/sequences")
-        return [Batch(t[:, :-1], t[:, 1:], n) for t, n in zip(tokens.chunk(steps), samples, strict=True)]
+        key = key_from_name(f"{self.seed}/sequences")
+        sample_ids = torch.arange(first, first + steps)[:, None] * size + position + key
+        return [Batch(t[:, :-1], t[:, 1:], n) for t, n in zip(tokens.chunk(steps), sample_ids, strict=True)]

@@ -1,4 +1,4 @@
-"""The output matrix and the cross-entropy in one: chunk by chunk of the tokens, so that no full logits exist."""
+"""Output projection fused with cross-entropy: computed in chunks of tokens, so the full logits are never stored."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -8,30 +8,32 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-IGNORED = -100  # a target that is not counted
-_CHUNK = 1 << 23  # logits at a time
+IGNORE_INDEX = -100  # a target with this id adds nothing to the loss
+_CHUNK = 1 << 23  # logits per chunk
 
 
-def summed_cross_entropy(
-    x: Tensor, weight: Tensor, targets: Tensor, first: int = 0, group: dist.ProcessGroup | None = None
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, vocab_start: int = 0, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """Cross-entropy in nats of softmax(x @ weight.T), summed over the targets that are not IGNORED; shape (1,).
+    """Cross-entropy of softmax(x @ weight.T) in nats, summed over all targets but IGNORE_INDEX; shape (1,).
 
-    `x` (B, T, D), `targets` (B, T) int64. Where `group` is given, `weight` (V / n, D) is this process's
-    part of the vocabulary, which begins with id `first`; all of the group pass the same x and targets, and
-    the gradient of x is this process's part of a sum. The largest log-sum-exp of the parts and the pair (sum of
-    exponentials, the target's logit) are what is communicated (after Shoeybi et al. 2019, section 3). Float32 or
-    better whatever x is: a bfloat16 log-sum-exp loses the second digit.
+    `x` (B, T, D), `weight` (V, D), `targets` (B, T) int64. The result is float32, or float64 for float64 inputs:
+    a bfloat16 log-sum-exp loses the second digit.
+
+    Vocab-parallel with `group`: `weight` (V / n, D) is this rank's shard of the vocabulary, starting at id
+    `vocab_start`; all ranks pass the same x and targets, and the gradient of x is a partial sum, still to be
+    all-reduced. Two all-reduces per chunk: of the largest log-sum-exp, then of the sum of exponentials and the
+    target's logit (after Shoeybi et al. 2019, section 3).
     """
-    return _SummedCrossEntropy.apply(x.flatten(0, 1), weight, targets.flatten(), first, group)
+    return _LinearCrossEntropy.apply(x.flatten(0, 1), weight, targets.flatten(), vocab_start, group)
 
 
-class _SummedCrossEntropy(torch.autograd.Function):
-    """Computes the gradients together with the loss, while a chunk's logits are there."""
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Computes the gradients in the forward pass, while each chunk's logits exist."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, first: int, group: dist.ProcessGroup | None
+        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None
     ) -> Tensor:
         device = x.device.type
         casts = torch.is_autocast_enabled(device)
@@ -44,7 +46,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
             step = max(1, _CHUNK // len(weight))
             for start in range(0, len(x), step):
                 here = slice(start, start + step)
-                loss, dlogits = _chunk(inputs[here], matrix, targets[here], first, group)
+                loss, dlogits = _chunk(inputs[here], matrix, targets[here], vocab_start, group)
                 total += loss
                 if dx is not None and dw is not None:
                     dlogits = dlogits.to(low)
@@ -60,42 +62,45 @@ class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # not in place: a schedule that computes the gradients of inputs and of weights apart comes here twice
+        # not in place: zero-bubble schedules call this twice, for the gradients of inputs and of weights
         dx, dw = (g if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors)
         return dx, dw, None, None, None
 
 
 def _chunk(
-    x: Tensor, weight: Tensor, targets: Tensor, first: int, group: dist.ProcessGroup | None
+    x: Tensor, weight: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """The chunk's summed loss, (), and the gradient of its logits, (N, V / n)."""
+    """Summed loss of a chunk of N tokens, (), and the gradient of its logits, (N, V / n)."""
     logits = (x @ weight.T).to(_sum_dtype(x.dtype))
-    valid, local = targets != IGNORED, targets - first
-    mine = (local >= 0) & (local < len(weight)) if group is not None else valid
-    place = local.clamp(0, len(weight) - 1)[:, None]
-    logs = logits.log_softmax(-1)  # of the probabilities within this part of the vocabulary
-    chosen, share = logs.gather(1, place)[:, 0], valid.to(logs.dtype)
+    valid, local = targets != IGNORE_INDEX, targets - vocab_start
+    in_shard = (local >= 0) & (local < len(weight)) if group is not None else valid
+    column = local.clamp(0, len(weight) - 1)[:, None]
+    log_probs = logits.log_softmax(-1)  # normalised within this shard of the vocabulary
+    target_log_prob, weights = log_probs.gather(1, column)[:, 0], valid.to(log_probs.dtype)
     if group is not None:
-        chosen, part = _whole(chosen, logits[:, 0] - logs[:, 0], mine, group)
-        share *= part
-    loss = torch.where(valid, -chosen, 0.0).sum()
-    gradient = logs.exp_().mul_(share[:, None])
-    gradient.scatter_add_(1, place, -(mine & valid)[:, None].to(gradient.dtype))
+        log_sum_exp = logits[:, 0] - log_probs[:, 0]
+        target_log_prob, shard_prob = _over_vocab_shards(target_log_prob, log_sum_exp, in_shard, group)
+        weights *= shard_prob
+    loss = torch.where(valid, -target_log_prob, 0.0).sum()
+    gradient = log_probs.exp_().mul_(weights[:, None])
+    gradient.scatter_add_(1, column, -(in_shard & valid)[:, None].to(gradient.dtype))
     return loss, gradient
 
 
-def _whole(chosen: Tensor, here: Tensor, mine: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """The log-probability of each target, (N,), and how much of all probability is in this part, (N,).
+def _over_vocab_shards(
+    target_log_prob: Tensor, log_sum_exp: Tensor, in_shard: Tensor, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor]:
+    """Each target's log-probability over the whole vocabulary, (N,), and this shard's total probability, (N,).
 
-    `chosen` is the former within this part, where the target is `mine`; `here` the log of the part's sum of
-    exponentials.
+    `target_log_prob` (N,) is normalised within this shard and valid where the target is `in_shard`;
+    `log_sum_exp` (N,) is of this shard's logits.
     """
-    largest = here.clone()
+    largest = log_sum_exp.clone()
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-    here = here - largest
-    sums = torch.stack([here.exp(), torch.where(mine, chosen + here, 0.0)], 1)
+    log_sum_exp = log_sum_exp - largest
+    sums = torch.stack([log_sum_exp.exp(), torch.where(in_shard, target_log_prob + log_sum_exp, 0.0)], 1)
     dist.all_reduce(sums, group=group)
-    return sums[:, 1] - sums[:, 0].log(), here.exp() / sums[:, 0]
+    return sums[:, 1] - sums[:, 0].log(), log_sum_exp.exp() / sums[:, 0]
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -1,7 +1,7 @@
-"""The decoder's norm, rotation and activations: what is done to each number or row of features by itself.
+"""RMSNorm, rotary embedding, GELU and SwiGLU, as autograd functions with their own backward.
 
-torch has no backward of its own for some of them, and would record each of their parts. On one core of a CPU, as
-torchrun starts processes, each is a loop of `loops`; with more, or on other devices and types, torch's operators.
+On one CPU thread, torchrun's default, float32 tensors go through the fused numba_loops of `numba_loops`; with more
+threads, or on other devices and dtypes, through torch's operators.
 """
 
 from typing import Any
@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.kernels import loops
+from training.kernels import numba_loops
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight along the last dimension (Zhang & Sennrich 2019, equation 4)."""
+    """RMSNorm of `x` (…, D) with `weight` (D,): x / rms(x) * weight (Zhang & Sennrich 2019, equation 4)."""
     if x.device.type == "cpu":
         return _RMSNorm.apply(x, weight, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
@@ -25,9 +25,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if _in_a_loop(x):
+        if _use_numba(x):
             y, inverse = torch.empty(x.shape), torch.empty(x[..., :1].shape)
-            loops.rms_norm(_array(x), _copy(weight), np.float32(eps), _array(y), inverse.view(-1).numpy())
+            numba_loops.rms_norm(_array(x), _copy(weight), np.float32(eps), _array(y), inverse.view(-1).numpy())
         else:
             squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
             inverse = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
@@ -39,71 +39,71 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, inverse, weight = ctx.saved_tensors
-        if _in_a_loop(x):
+        if _use_numba(x):
             dx, dw = torch.empty(x.shape), torch.zeros(weight.shape, dtype=torch.float64)
             arrays = _array(x), _copy(weight), inverse.view(-1).numpy(), _array(grad), _array(dx), dw.numpy()
-            loops.rms_norm_backward(*arrays)
+            numba_loops.rms_norm_backward(*arrays)
             return dx, dw.float(), None
         product = grad * x
-        along = (product @ weight)[..., None] * inverse**3 / -x.shape[-1]  # how much of the gradient lies along x
-        dx = (grad * weight).mul_(inverse).addcmul_(x, along)
+        projection = (product @ weight)[..., None] * inverse**3 / -x.shape[-1]  # of the gradient onto x
+        dx = (grad * weight).mul_(inverse).addcmul_(x, projection)
         return dx, product.flatten(0, -2).T @ inverse.flatten(), None
 
 
-def rotary_table(positions: Tensor, features: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of position × frequency, float32 (Su et al. 2021, equation 15).
+def rotary_table(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """RoPE's cos and sin of position × frequency, each (T, E) float32 (Su et al. 2021, "RoFormer", equation 15).
 
-    Each (T, features), for both members of a pair; the first one's sin is negative.
+    `positions` (T,); E = `head_dim`. Columns i and i + E/2 belong to one pair; sin is negative in the first half.
     """
-    frequencies = base ** (-torch.arange(0, features, 2, device=positions.device, dtype=torch.float32) / features)
+    frequencies = base ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
     angles = positions.float()[:, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (x[i], x[i + E/2]) of `x` (B, heads, T, E) by its position's angle."""
+    """Apply RoPE: rotate each pair (x[i], x[i + E/2]) of `x` (B, H, T, E) by its position's angle."""
     return _Rotation.apply(x, *(t.to(x.dtype) for t in table))
 
 
 class _Rotation(torch.autograd.Function):
-    """Its gradient is turned back."""
+    """The backward pass rotates the gradient by the negative angle."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin, 1)
+        return _rotate(x, cos, sin, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turn(grad, cos, sin, -1), None, None
+        return _rotate(grad, cos, sin, -1), None, None
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    if not _in_a_loop(x):
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    if not _use_numba(x):
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin, value=sign)
-    x = x.transpose(1, 2)  # as it lies in memory
+    x = x.transpose(1, 2)  # back to the projection's memory layout, (B, T, H, E)
     y = torch.empty(x.shape)
-    loops.rotate(_rows(x.flatten(2)), cos.numpy(), sin.numpy(), np.float32(sign), y.flatten(0, 1).numpy())
+    numba_loops.rotate(_rows(x.flatten(2)), cos.numpy(), sin.numpy(), np.float32(sign), y.flatten(0, 1).numpy())
     return y.transpose(1, 2)
 
 
-def gelu(x: Tensor, form: str) -> Tensor:
-    """GELU (Hendrycks & Gimpel 2016, section 2), exact where `form` is "none", or GPT-2's, "tanh"."""
-    return _GELU.apply(x, form) if _in_a_loop(x) else F.gelu(x, approximate=form)
+def gelu(x: Tensor, approximate: str) -> Tensor:
+    """GELU (Hendrycks & Gimpel 2016, section 2): exact for `approximate` "none", GPT-2's variant for "tanh"."""
+    return _GELU.apply(x, approximate) if _use_numba(x) else F.gelu(x, approximate=approximate)
 
 
 class _GELU(torch.autograd.Function):
-    """Its slope is computed beside it and kept in place of x: both need the one exponential, which is the work."""
+    """Computes the derivative in the forward pass and saves it instead of x: both need the same exponential."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, form: str) -> Tensor:
-        y, slope = torch.empty(x.shape), torch.empty(x.shape)
-        loop = loops.gelu if form == "none" else loops.gelu_tanh
-        loop(*(_array(t).ravel() for t in (x, y, slope)))
-        ctx.save_for_backward(slope)
+    def forward(ctx: Any, x: Tensor, approximate: str) -> Tensor:
+        y, derivative = torch.empty(x.shape), torch.empty(x.shape)
+        loop = numba_loops.gelu if approximate == "none" else numba_loops.gelu_tanh
+        loop(*(_array(t).ravel() for t in (x, y, derivative)))
+        ctx.save_for_backward(derivative)
         return y
 
     @staticmethod
@@ -113,8 +113,8 @@ class _GELU(torch.autograd.Function):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up (Shazeer 2020, equation 6)."""
-    return _SwiGLU.apply(gate, up) if _in_a_loop(gate) else F.silu(gate) * up
+    """SwiGLU's elementwise part: silu(gate) * up, tensors of one shape (Shazeer 2020, equation 6)."""
+    return _SwiGLU.apply(gate, up) if _use_numba(gate) else F.silu(gate) * up
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -122,7 +122,7 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
         y = torch.empty(gate.shape)
-        loops.swiglu(_rows(gate), _rows(up), _array(y))
+        numba_loops.swiglu(_rows(gate), _rows(up), _array(y))
         return y
 
     @staticmethod
@@ -130,11 +130,12 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         dgate, dup = torch.empty(gate.shape), torch.empty(up.shape)
-        loops.swiglu_backward(_rows(gate), _rows(up), _array(grad), _array(dgate), _array(dup))
+        numba_loops.swiglu_backward(_rows(gate), _rows(up), _array(grad), _array(dgate), _array(dup))
         return dgate, dup
 
 
-def _in_a_loop(x: Tensor) -> bool:
+def _use_numba(x: Tensor) -> bool:
+    """True for float32 on a single CPU thread, outside torch.compile."""
     return (
         x.dtype is torch.float32
         and x.device.type == "cpu"
@@ -144,22 +145,22 @@ def _in_a_loop(x: Tensor) -> bool:
     )
 
 
-def _array(x: Tensor) -> loops.Floats:
-    """`x` (…, N) as (rows, N); a copy only where its numbers do not lie in order."""
-    array: loops.Floats = x.detach().contiguous().flatten(0, -2).numpy()
+def _array(x: Tensor) -> numba_loops.Floats:
+    """View of `x` (…, N) as a numpy array (rows, N); a copy if x is not contiguous."""
+    array: numba_loops.Floats = x.detach().contiguous().flatten(0, -2).numpy()
     return array
 
 
-def _copy(weight: Tensor) -> loops.Floats:
-    """Memory that numpy has seen can't be resized any more, as FSDP resizes that of parameters."""
-    array: loops.Floats = weight.detach().clone().numpy()
+def _copy(weight: Tensor) -> numba_loops.Floats:
+    """Copy of a parameter as a numpy array: a storage that numpy refers to cannot be resized, and FSDP resizes it."""
+    array: numba_loops.Floats = weight.detach().clone().numpy()
     return array
 
 
-def _rows(x: Tensor) -> loops.Rows:
-    """`x` (…, N), where rows may lie apart; a copy only where the numbers within one do."""
+def _rows(x: Tensor) -> numba_loops.Rows:
+    """View of `x` (…, N) as strided rows; a copy if a row itself is not contiguous."""
     rows = x.detach().flatten(0, -2)
     if rows.stride(1) != 1:
         rows = rows.contiguous()
-    between = rows.stride(0)
-    return rows.as_strided(((len(rows) - 1) * between + rows.shape[1],), (1,)).numpy(), between
+    stride = rows.stride(0)
+    return rows.as_strided(((len(rows) - 1) * stride + rows.shape[1],), (1,)).numpy(), stride

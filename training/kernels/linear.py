@@ -1,8 +1,8 @@
-"""Linear layers on a CPU: each product is made by whichever of torch's two libraries is the faster one for it.
+"""Linear layers, with the faster of torch's two CPU libraries for each matrix product.
 
-torch multiplies float32 matrices by MKL, and reaches oneDNN only through an operator that its compiler uses.
-On matrices that are no longer in the cache oneDNN is 10 to 20 % faster at x W^T and at the gradient of x,
-MKL at the gradient of W. On other devices and types all of this is `torch.nn.functional.linear`.
+torch multiplies float32 matrices with MKL, and calls oneDNN only through an operator meant for its compiler.
+On matrices outside the cache oneDNN is 10 to 20 % faster at x W^T and at the gradient of x, and MKL at the
+gradient of W. Other devices and dtypes use `torch.nn.functional.linear`.
 """
 
 from collections.abc import Sequence
@@ -13,40 +13,42 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ONEDNN = torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None
-"""(x, weight, bias, …) to x W^T; None where torch was built without it."""
+"""oneDNN's linear operator, (x, weight, bias, …) to x W^T; None if torch was built without oneDNN."""
 
 
 class Linear(nn.Linear):
-    """torch's layer; its products are made by `linear`."""
+    """nn.Linear whose product is computed by `linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + bias: `x` (…, inputs), `weight` (outputs, inputs), `bias` (outputs,) or None; (…, outputs)."""
-    if not _suits(x, weight):
+    """x W^T + bias: `x` (…, in), `weight` (out, in), `bias` (out,) or None; returns (…, out)."""
+    if not _use_onednn(x, weight):
         return F.linear(x, weight, bias)
-    y: Tensor = _Product.apply(x, weight.T)
+    y: Tensor = _OneDNNLinear.apply(x, weight.T)
     return y if bias is None else y + bias
 
 
-def linears(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
-    """What each of the layers makes of `x`.
+def fused_linears(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
+    """Apply several layers to the same `x` (…, in), in one product if they are small; one (…, out) per layer.
 
-    Small ones are one product, as a call of oneDNN costs as much as a small product does. For that the weights
-    are copied side by side, and kept for the backward pass: so only where they are no larger than `x`.
+    One product saves oneDNN calls, but needs a copy of the concatenated weights until the backward pass: so
+    only if they are no larger than `x`.
     """
-    if sum(layer.weight.numel() for layer in layers) > x.numel() or not _suits(x, layers[0].weight):
+    if sum(layer.weight.numel() for layer in layers) > x.numel() or not _use_onednn(x, layers[0].weight):
         return [layer(x) for layer in layers]
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
     y = linear(x, torch.cat([layer.weight for layer in layers]), bias)
     return y.split([len(layer.weight) for layer in layers], -1)
 
 
-def _suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product is trained through, of numbers that oneDNN is better at; it prepares itself for each shape,
-    which sampling, where each is another, would wait for."""
+def _use_onednn(x: Tensor, weight: Tensor) -> bool:
+    """True for float32 products in training on a CPU.
+
+    Not for sampling: oneDNN prepares a kernel per shape, and there every step has another shape.
+    """
     return (
         ONEDNN is not None
         and x.dtype is weight.dtype is torch.float32
@@ -60,31 +62,32 @@ def _suits(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-class _Product(torch.autograd.Function):
-    """x (…, inputs) times a matrix (inputs, outputs)."""
+class _OneDNNLinear(torch.autograd.Function):
+    """Product of x (…, in) and a matrix (in, out)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrix: Tensor) -> Tensor:
         ctx.save_for_backward(x, matrix)
-        return _product(x, matrix.T)
+        return _onednn(x, matrix.T)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, matrix = ctx.saved_tensors
-        # a pipeline may ask for the two at different times
-        wants_x, wants_matrix = (_is_wanted(node) for node, _ in ctx.next_functions)
-        dx = _product(grad, matrix) if wants_x else None
-        return dx, (grad.flatten(0, -2).T @ x.flatten(0, -2)).T if wants_matrix else None
+        # zero-bubble pipelines compute the gradients of inputs and of weights in separate backward passes
+        needs_x, needs_matrix = (_needs_grad(node) for node, _ in ctx.next_functions)
+        dx = _onednn(grad, matrix) if needs_x else None
+        return dx, (grad.flatten(0, -2).T @ x.flatten(0, -2)).T if needs_matrix else None
 
 
-def _is_wanted(node: Any) -> bool:
-    """Whether this backward pass goes on to `node`; of a leaf it can't be asked."""
+def _needs_grad(node: Any) -> bool:
+    """True if the current backward pass executes `node`; autograd cannot be asked for leaves, so always for those."""
     if node is None or node.name() == "torch::autograd::AccumulateGrad":
         return node is not None
     return bool(torch._C._will_engine_execute_node(node))
 
 
-def _product(x: Tensor, weight: Tensor) -> Tensor:
+def _onednn(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T with oneDNN."""
     assert ONEDNN is not None
     y: Tensor = ONEDNN(x, weight, None, "none", [], "")
     return y

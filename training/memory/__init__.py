@@ -1,1 +1,1 @@
-"""What a run trades for memory: activation recomputation, parameter offload, the CPU allocator."""
+"""Trading compute and bandwidth for memory: activation recomputation, offloading, malloc settings."""

@@ -1,8 +1,8 @@
-"""Memory that one step frees is kept for the next one, in pages of 2 MiB: glibc's allocator, told so.
+"""CPU allocator: keep freed memory for the next step, in 2 MiB huge pages, by tuning glibc's malloc.
 
-Left alone it gives what it can back to the system after every backward pass, and takes it again in the next
-step: a page fault and 4 KiB of zeros at a time. On the smallest models that and the misses of an address
-table of 4 KiB pages are a twentieth of a step.
+By default glibc returns the memory of every backward pass to the system and takes it again in the next step, with
+a page fault per 4 KiB. For the smallest models those faults and the TLB misses of 4 KiB pages take a twentieth of
+a step.
 """
 
 import ctypes
@@ -11,21 +11,20 @@ import sys
 from pathlib import Path
 
 _BLOCK = 16 << 20
-_PAGE = 2 << 20
-_MADV_HUGEPAGE = 14  # as mman.h has it
-# By their names in mallopt(3): their numbers in malloc.h, and bytes
+_HUGE_PAGE = 2 << 20
+_MADV_HUGEPAGE = 14  # from mman.h
+# mallopt(3) options: number in malloc.h, bytes
 _OPTIONS = {
-    "MMAP_THRESHOLD": (-3, 2 * _BLOCK),  # a larger block is mapped, and given back, by itself: glibc's upper limit
-    "TRIM_THRESHOLD": (-1, 1 << 30),  # what is kept free at the end of the heap, at most
-    "TOP_PAD": (-2, 512 << 20),  # of addresses by which it grows: memory is taken where they are written to
+    "MMAP_THRESHOLD": (-3, 2 * _BLOCK),  # larger blocks are mapped one by one and unmapped when freed; glibc's maximum
+    "TRIM_THRESHOLD": (-1, 1 << 30),  # free memory kept at the top of the heap
+    "TOP_PAD": (-2, 512 << 20),  # address space by which the heap grows; pages are allocated when first written
 }
 
 
 def keep_freed_memory() -> None:
-    """To be called before much is allocated.
+    """Tune malloc for this process; call it before large allocations.
 
-    Does nothing where the C library is not glibc, or its own environment variables (MALLOC_TRIM_THRESHOLD_
-    and the like) say what is wanted.
+    Does nothing if the C library is not glibc, or if the user tunes it (MALLOC_TRIM_THRESHOLD_ and the like).
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is None or not hasattr(libc, "mallopt") or any(f"MALLOC_{name}_" in os.environ for name in _OPTIONS):
@@ -33,15 +32,15 @@ def keep_freed_memory() -> None:
     for number, value in _OPTIONS.values():
         libc.mallopt(number, value)
     libc.malloc.restype = ctypes.c_void_p
-    libc.free(ctypes.c_void_p(libc.malloc(ctypes.c_size_t(_BLOCK))))  # so that it grows now
+    libc.free(ctypes.c_void_p(libc.malloc(ctypes.c_size_t(_BLOCK))))  # makes the heap grow by TOP_PAD now
     start, stop = _heap()
-    start = -(-start // _PAGE) * _PAGE
+    start = -(-start // _HUGE_PAGE) * _HUGE_PAGE
     if start < stop:
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_HUGEPAGE)
 
 
 def _heap() -> tuple[int, int]:
-    """The addresses between which it lies; (0, 0) where it is not one."""
+    """Start and stop address of the heap; (0, 0) if there is none."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         if line.endswith("[heap]"):
             start, stop = line.split()[0].split("-")

@@ -1,4 +1,7 @@
-"""ZeRO-3's parameters in files: mapped, so that the system reads what is used and writes what has changed."""
+"""Parameter offload for ZeRO-3: parameters in memory-mapped files, paged in when used (ZeRO-Infinity).
+
+After Rajbhandari et al. 2021, "ZeRO-Infinity", section 5; the operating system does the reads and writes.
+"""
 
 import mmap
 import os
@@ -18,143 +21,146 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gristmill.errors import InputError
-from training.memory.memory_config import Place
-from training.memory.scratch_files import scratch_file, scratch_folder
+from training.memory.memory_config import OffloadTarget
+from training.memory.scratch_files import make_scratch_folder, open_scratch_file
 from training.sharding.sharded_parameter import ShardedParameter
 
 
-def offload_policy(place: Place) -> OffloadPolicy:
-    """What to hand to `fully_shard`: where FSDP is to keep the parameters it has divided, and their gradients.
+def offload_policy(target: OffloadTarget) -> OffloadPolicy:
+    """FSDP's offload policy: where `fully_shard` keeps sharded parameters and their gradients.
 
-    Pinning wants a GPU, and memory that is not a file's.
+    Memory is pinned for "cpu" if there is a GPU; the mapped files of "disk" cannot be pinned.
     """
-    if place == "device":
+    if target == "device":
         return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=place == "cpu" and torch.cuda.is_available())
+    return CPUOffloadPolicy(pin_memory=target == "cpu" and torch.cuda.is_available())
 
 
 @dataclass
-class _File:
-    """A parameter's rows of this process, and the padding that FSDP gives them."""
+class _MappedFile:
+    """The file of this rank's shard of a parameter, including FSDP's padding rows."""
 
     path: Path
     pages: mmap.mmap
     values: Tensor
-    """All of it, flat; the first `length` elements are the parameter's."""
-    length: int
-    running: int = 0
-    sum: int | None = None
-    """CRC-32 of the parameter's elements; None where it is not known."""
-    checked: bool = False
+    """The mapped elements, flat; the first `numel` are the shard, the rest padding."""
+    numel: int
+    running_crc: int = 0
+    """CRC-32 of the elements updated so far in this step."""
+    crc32: int | None = None
+    """CRC-32 of the shard as last updated; None if unknown."""
+    verified: bool = False
 
     def crc(self, start: int, stop: int, before: int = 0) -> int:
+        """CRC-32 of elements start … stop, continuing from `before`."""
         return zlib.crc32(memoryview(self.values[start:stop].numpy()).cast("B"), before)  # type: ignore[arg-type]
 
-    def let_go(self) -> None:
-        """Take no memory until it is used again; what has changed is the system's to write."""
+    def drop_pages(self) -> None:
+        """Free the pages until the next use; the operating system writes changed ones to the file."""
         self.pages.madvise(mmap.MADV_DONTNEED)
 
     def read_ahead(self) -> None:
+        """Ask the operating system to start reading."""
         self.pages.madvise(mmap.MADV_WILLNEED)
 
 
 class ParametersOnDisk:
-    """The files that parts' parameters are in, one a parameter; their pages are let go when they have been used.
+    """Parameters in mapped files, one per parameter; pages are dropped after each use.
 
-    A parameter's CRC-32 is taken while it is updated, and compared before its next use in a forward pass
-    (the reads of the backward pass and of the update are not covered). The files are scratch, and removed
-    by `close`.
+    A shard's CRC-32 is computed while it is updated and verified before its next use in a forward pass (reads of the
+    backward pass and of the update are not verified). The files are scratch files, removed by `close`.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder = folder / f"rank-{rank:05d}-parameters"
-        scratch_folder(self.folder)
-        self._files: dict[int, _File] = {}  # by address
-        self._made: dict[int, Tensor] = {}  # by the parameter it stands for
+        make_scratch_folder(self.folder)
+        self._files: dict[int, _MappedFile] = {}  # by the address of their memory
+        self._made: dict[int, Tensor] = {}  # materialized tensors, by the id of the meta tensor
         self.close = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     def materialize(self, part: nn.Module) -> None:
-        """Give a part that `fully_shard` divided on the meta device its memory: to_empty's place.
+        """Allocate a meta-device part that `fully_shard` has sharded, with parameters in files; replaces `to_empty`.
 
-        Raises OutputError where the disk has no room.
+        Raises OutputError if the disk has no room.
         """
-        with _SharedPadding(self._files):
+        with _PadInFile(self._files):
             part._apply(self._empty)
         self._made.clear()
         blocks = list(part.blocks.children())  # type: ignore[union-attr]
-        own = [self._of(block.parameters()) for block in blocks]
-        inside = {id(file) for files in own for file in files}
-        outside = [file for file in self._of(part.parameters()) if id(file) not in inside]
-        _before(part, partial(self._check, outside))
-        for block, files, following in zip(blocks, own, [*own[1:], []], strict=True):
-            _before(block, partial(self._check, files, following))
-            _after(block, partial(_let_go, files))
+        local = [self._files_of(block.parameters()) for block in blocks]
+        inside = {id(file) for files in local for file in files}
+        outside = [file for file in self._files_of(part.parameters()) if id(file) not in inside]
+        _before(part, partial(self._verify, outside))
+        for block, files, following in zip(blocks, local, [*local[1:], []], strict=True):
+            _before(block, partial(self._verify, files, following))
+            _after(block, partial(_drop_pages, files))
         for parameter in part.parameters():
-            parameter.register_post_accumulate_grad_hook(partial(_let_go_of, self._of([parameter])))
+            parameter.register_post_accumulate_grad_hook(partial(_drop_after_grad, self._files_of([parameter])))
 
-    def updated(self, weight: ShardedParameter, start: int, stop: int) -> None:
-        """To be called when elements start … stop of a weight are, the earlier ones having been before them."""
-        file = self._files.get(_address(weight.local))
+    def after_update(self, param: ShardedParameter, start: int, stop: int) -> None:
+        """Record that elements start … stop of a shard were updated; call it for consecutive ranges, from 0."""
+        file = self._files.get(_address(param.local))
         if file is not None:
-            file.running = file.crc(start, stop, file.running if start else 0)
-            file.sum, file.checked = (file.running, False) if stop == file.length else (None, False)
-            file.let_go()
+            file.running_crc = file.crc(start, stop, file.running_crc if start else 0)
+            file.crc32, file.verified = (file.running_crc, False) if stop == file.numel else (None, False)
+            file.drop_pages()
 
-    def loaded(self) -> None:
-        """To be called when parameters were written otherwise: take them as they are."""
+    def after_load(self) -> None:
+        """Accept values that were not written by an update: forget their checksums."""
         for file in self._files.values():
-            file.sum = None
-            file.let_go()
+            file.crc32 = None
+            file.drop_pages()
 
-    def check(self) -> None:
-        """Raise InputError if a parameter is not what it was updated to: before they are saved."""
+    def verify(self) -> None:
+        """Raise InputError if a shard differs from its last update; call it before saving."""
         for file in self._files.values():
-            self._check([file])
-            file.let_go()
+            self._verify([file])
+            file.drop_pages()
 
     def _empty(self, t: Tensor) -> Tensor:
-        """What takes the place of a tensor on the meta device; a tied one is met twice."""
+        """Materialize a meta tensor, once for tied parameters."""
         if id(t) not in self._made:
             made = torch.empty_like(t, device="cpu")
             if isinstance(made, DTensor) and made.to_local().numel():
                 local = made.to_local()
-                local.set_(self._file(made, local).view(local.shape))  # type: ignore[call-overload]
+                local.set_(self._map_file(made, local).view(local.shape))  # type: ignore[call-overload]
             self._made[id(t)] = made
         return self._made[id(t)]
 
-    def _file(self, whole: DTensor, local: Tensor) -> Tensor:
+    def _map_file(self, whole: DTensor, local: Tensor) -> Tensor:
+        """Create the file of a shard and return its elements, flat, without padding."""
         (parts,) = (whole.device_mesh.size(i) for i, p in enumerate(whole.placements) if isinstance(p, Shard))
         padded = -(-whole.shape[0] // parts) * local[0].numel()
         path = self.folder / f"{len(self._files):05d}.bin"
-        descriptor = scratch_file(path, padded * local.itemsize)
+        descriptor = open_scratch_file(path, padded * local.itemsize)
         pages = mmap.mmap(descriptor, padded * local.itemsize)
         os.close(descriptor)
         values = torch.frombuffer(pages, dtype=local.dtype)
-        self._files[_address(values)] = _File(path, pages, values, local.numel())
+        self._files[_address(values)] = _MappedFile(path, pages, values, local.numel())
         return values[: local.numel()]
 
-    def _of(self, parameters: Iterable[nn.Parameter]) -> list[_File]:
+    def _files_of(self, parameters: Iterable[nn.Parameter]) -> list[_MappedFile]:
         with torch.no_grad():
             locals_ = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
         return [self._files[_address(t)] for t in locals_ if _address(t) in self._files]
 
-    def _check(self, files: Sequence[_File], following: Sequence[_File] = ()) -> None:
+    def _verify(self, files: Sequence[_MappedFile], following: Sequence[_MappedFile] = ()) -> None:
         for file in following:
             file.read_ahead()
         for file in files:
-            if file.sum is not None and not file.checked and file.crc(0, file.length) != file.sum:
+            if file.crc32 is not None and not file.verified and file.crc(0, file.numel) != file.crc32:
                 raise InputError(
-                    f"{file.path} is not what was written there: this run's parameters are lost. Run the same command "
-                    "again, it goes on from the last checkpoint; if it happens again, mistrust that disk and choose "
+                    f"{file.path} differs from what was written: this run's parameters are lost. Run the same command "
+                    "again to resume from the last checkpoint; if it happens again, the disk may be faulty: choose "
                     "another with --memory.folder"
                 )
-            file.checked = True
+            file.verified = True
 
 
-class _SharedPadding(TorchDispatchMode):
-    """FSDP copies rows that are fewer than other processes' into a padded tensor: let that be the file, too."""
+class _PadInFile(TorchDispatchMode):
+    """Makes FSDP pad short shards inside their files: its padded copy would be in memory."""
 
-    def __init__(self, files: dict[int, _File]) -> None:
+    def __init__(self, files: dict[int, _MappedFile]) -> None:
         super().__init__()
         self.files = files
 
@@ -172,14 +178,14 @@ def _after(module: nn.Module, action: Callable[[], None]) -> None:
     module.register_forward_hook(lambda *_: action())
 
 
-def _let_go(files: Sequence[_File]) -> None:
+def _drop_pages(files: Sequence[_MappedFile]) -> None:
     for file in files:
-        file.let_go()
+        file.drop_pages()
 
 
-def _let_go_of(files: Sequence[_File], _: Tensor) -> None:
-    """After a parameter was gathered for the backward pass, and its gradient reduced."""
-    _let_go(files)
+def _drop_after_grad(files: Sequence[_MappedFile], _: Tensor) -> None:
+    """Hook for after a parameter's gradient was reduced: the backward pass no longer needs the parameter."""
+    _drop_pages(files)
 
 
 def _address(t: Tensor) -> int:

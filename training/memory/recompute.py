@@ -1,4 +1,4 @@
-"""Recomputation: activations thrown away in the forward pass and computed again in the backward pass."""
+"""Activation checkpointing: recompute activations in the backward pass instead of keeping them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +14,8 @@ from training.kernels.linear import ONEDNN
 from training.memory.memory_config import Recompute
 
 _aten = torch.ops.aten
-# What costs most to compute; as autograd hands it on: F.linear and matmul arrive here as mm and addmm
-_KEPT = {
+# The most expensive operations, by the names below autograd: F.linear and matmul arrive as mm and addmm
+_SAVED_OPS = {
     _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default,
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -25,76 +25,79 @@ _KEPT = {
 
 
 def checkpoint_activations(part: nn.Module, recompute: Recompute) -> None:
-    """Let every block in `part.blocks` keep less for the backward pass, and compute the rest again there.
+    """Apply activation checkpointing to every block in `part.blocks`, in place.
 
-    "full" keeps a block's input only (Chen et al. 2016, "Training deep nets with sublinear memory cost");
-    "selective" the outputs of matrix products and of attention, too, so that only what is cheap is repeated
-    (the idea of Korthikanti et al. 2022, section 5, kept by operation). Names of parameters stay. Collectives
-    inside a block are repeated, in the same order by every process. No random state is restored: dropout
-    must be a function of what it is given. To be applied after what divides the matrices, before FSDP.
+    "full" saves a block's input only (Chen et al. 2016, "Training deep nets with sublinear memory cost");
+    "selective" also the outputs of matrix products and attention, so that only cheap operations are recomputed
+    (Korthikanti et al. 2022, section 5, here chosen by operation). Parameter names do not change. Collectives in a
+    block are repeated, in the same order on every rank. RNG state is not restored, so dropout must be
+    counter-based. Apply after tensor parallelism and before FSDP.
     """
     if recompute == "none":
         return
-    run = _keeping_products if recompute == "selective" else _keeping_input
+    run = _run_selective if recompute == "selective" else _run_full
     for block in part.blocks.children():  # type: ignore[union-attr]
         block.forward = partial(run, block.forward)
 
 
-def _keeping_input(forward: Callable[..., Any], *args: Any) -> Any:
+def _run_full(forward: Callable[..., Any], *args: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False)
 
 
-def _keeping_products(forward: Callable[..., Any], *args: Any) -> Any:
+def _run_selective(forward: Callable[..., Any], *args: Any) -> Any:
     contexts = _compiled_contexts if torch.compiler.is_compiling() else _contexts
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
 
 def _compiled_contexts() -> Any:
-    return create_selective_checkpoint_contexts(list(_KEPT))  # which the compiler knows
+    return create_selective_checkpoint_contexts(list(_SAVED_OPS))  # understood by torch.compile
 
 
 def _contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """What to run a block in, and what to run it in again. torch's own selective checkpointing lets a block be
-    computed again once; schedules that compute gradients of inputs and of weights apart do so twice."""
-    kept: list[Any] = []
-    return _Keep(kept), _Reuse(kept)
+    """Contexts for a block's forward pass and for its recomputation.
+
+    torch's own selective checkpointing allows one recomputation; zero-bubble schedules need two, for the gradients
+    of inputs and of weights.
+    """
+    saved: list[Any] = []
+    return _SaveOutputs(saved), _ReuseOutputs(saved)
 
 
-class _Keep(TorchDispatchMode):
-    """Appends to `kept` what the operations in _KEPT return."""
+class _SaveOutputs(TorchDispatchMode):
+    """Appends the outputs of _SAVED_OPS to `saved`."""
 
-    def __init__(self, kept: list[Any]) -> None:
+    def __init__(self, saved: list[Any]) -> None:
         super().__init__()
-        self.kept, self.addresses = kept, set[int]()
+        self.saved, self.addresses = saved, set[int]()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operation.namespace == "c10d":
-            # computed again, the kept sum would be summed once more, and gradients be wrong without an error
+            # an in-place all-reduce of a saved output would be repeated on it: silently wrong gradients
             overwritten = _addresses(args[0]) & self.addresses
-            assert not overwritten, f"{operation} overwrites a kept product; with selective recomputation reduce a copy"
+            assert not overwritten, f"{operation} overwrites a saved output; with selective recomputation reduce a copy"
         result = operation(*args, **(kwargs or {}))
-        if operation in _KEPT:
-            self.kept.append(_detached(result))  # the graph is to keep this list, and not the reverse
+        if operation in _SAVED_OPS:
+            self.saved.append(_detached(result))  # the graph holds this list: no reference cycle
             self.addresses |= _addresses(result)
         return result
 
 
-class _Reuse(TorchDispatchMode):
-    """Returns what is in `kept`, in order, instead of calling the operations in _KEPT."""
+class _ReuseOutputs(TorchDispatchMode):
+    """Returns the outputs in `saved`, in order, instead of running _SAVED_OPS."""
 
-    def __init__(self, kept: list[Any]) -> None:
+    def __init__(self, saved: list[Any]) -> None:
         super().__init__()
-        self.kept, self.used = kept, 0
+        self.saved, self.used = saved, 0
 
     def __enter__(self) -> Self:
         self.used = 0
         return super().__enter__()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operation not in _KEPT:
+        if operation not in _SAVED_OPS:
             return operation(*args, **(kwargs or {}))
         self.used += 1
-        return _detached(self.kept[self.used - 1])
+        return _detached(self.saved[self.used - 1])
 
 
 def _detached(values: Any) -> Any:

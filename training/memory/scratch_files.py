@@ -1,4 +1,4 @@
-"""Scratch files that a process has memory in: begun anew, their room taken at once."""
+"""Scratch files for offloading: created empty for each run, with their disk space allocated at once."""
 
 import os
 import shutil
@@ -7,17 +7,17 @@ from pathlib import Path
 from gristmill.errors import writing
 
 
-def scratch_folder(folder: Path) -> None:
-    """Make an empty folder, without what a run that was killed left there."""
+def make_scratch_folder(folder: Path) -> None:
+    """Make an empty folder, removing what a killed run left in it."""
     with writing(folder):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
 
 
-def scratch_file(path: Path, size: int) -> int:
-    """The descriptor of a new file of `size` zero bytes.
+def open_scratch_file(path: Path, size: int) -> int:
+    """Create a file of `size` zero bytes and return its descriptor.
 
-    Raises OutputError where there is no room: later, a mapping would meet a full disk as a signal that kills.
+    Raises OutputError if the disk has no room: found later, through a mapping, a full disk kills with SIGBUS.
     """
     with writing(path):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

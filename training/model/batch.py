@@ -1,4 +1,4 @@
-"""Batch: one data-parallel rank's inputs, targets and sample numbers for a step."""
+"""Batch: one data-parallel rank's inputs, targets and sample ids for a step."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """A replica's share of a step: ids and targets (B, T) int64, and the sequences' numbers (B,) int64."""
+    """One data-parallel rank's sequences of a step, over all micro-batches."""
 
     ids: Tensor
+    """Input tokens (B, T) int64."""
     targets: Tensor
-    samples: Tensor
+    """Next tokens (B, T) int64."""
+    sample_ids: Tensor
+    """Ids of the sequences, unique over the run, (B,) int64; keys of counter-based dropout."""
 
     def pinned(self) -> "Batch":
-        """In memory from which a GPU can copy while others compute."""
-        return Batch(*(t.pin_memory() for t in (self.ids, self.targets, self.samples)))
+        """Copy to pinned memory, from which transfers to a GPU are asynchronous."""
+        return Batch(*(t.pin_memory() for t in (self.ids, self.targets, self.sample_ids)))
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(*(t.to(device, non_blocking=True) for t in (self.ids, self.targets, self.samples)))
+        """Copy to `device`, asynchronously from pinned memory."""
+        return Batch(*(t.to(device, non_blocking=True) for t in (self.ids, self.targets, self.sample_ids)))

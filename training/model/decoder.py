@@ -1,24 +1,23 @@
-"""The decoder: one model, configured to be Llama or GPT-2, written for a single device.
+"""Decoder-only transformer, configured to be Llama or GPT-2; plain single-device code.
 
-Shapes: B sequences, T tokens, D = width, H heads of E = D / H features, V = vocabulary. Every product
-of a matrix is a `Linear` of its own (`q`, `k`, `v`, `o`, `gate`, `up`, `down`, `head`), so that a
-plan may shard each by name, and `embed`, `blocks`, `norm` and `head` may each be absent, so that a
-pipeline stage is the same class with some of them removed.
+Shapes: B sequences, T tokens, D = width, H heads of E = D / H features, V = vocabulary size. Every matrix is a
+`Linear` of its own (`q`, `k`, `v`, `o`, `gate`, `up`, `down`, `head`), so that the tensor-parallel plan can name
+it. `embed`, `blocks`, `norm` and `head` may each be absent: a pipeline stage is the same class with fewer of them.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.kernels.cross_entropy import summed_cross_entropy
+from training.kernels.cross_entropy import linear_cross_entropy
 from training.kernels.dropout import Dropout
 from training.kernels.elementwise import gelu, rms_norm, rotary_table, rotate, swiglu
-from training.kernels.linear import Linear, linears
+from training.kernels.linear import Linear, fused_linears
 from training.model.model_config import ModelConfig
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight, in float32 (Zhang & Sennrich 2019, equation 4)."""
+    """RMSNorm over the last dimension, in the dtype of its weight (Zhang & Sennrich 2019, equation 4)."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -30,49 +29,51 @@ class RMSNorm(nn.Module):
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
+    """RMSNorm or LayerNorm over D features."""
     if config.norm == "rms":
         return RMSNorm(config.width, config.norm_eps)
     return nn.LayerNorm(config.width, config.norm_eps, bias=bool(config.bias))
 
 
 class Attention(nn.Module):
-    """Causal self-attention; query heads share key and value heads in groups (Ainslie et al. 2023)."""
+    """Causal self-attention with grouped-query heads (Vaswani et al. 2017; Ainslie et al. 2023)."""
 
-    def __init__(self, config: ModelConfig, site: str) -> None:
+    def __init__(self, config: ModelConfig, name: str) -> None:
         super().__init__()
-        self.head_width = config.width // config.heads
-        self.dropout = Dropout(config.dropout, f"{site}.attention")
-        inner, kv = config.width, config.kv_heads * self.head_width
+        self.head_dim = config.width // config.heads
+        self.dropout = Dropout(config.dropout, f"{name}.attention")
+        kv = config.kv_heads * self.head_dim
         bias = bool(config.bias)
-        self.q = Linear(config.width, inner, bias=bias)
+        self.q = Linear(config.width, config.width, bias=bias)
         self.k = Linear(config.width, kv, bias=bias)
         self.v = Linear(config.width, kv, bias=bias)
-        self.o = Linear(inner, config.width, bias=bias)
+        self.o = Linear(config.width, config.width, bias=bias)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, samples: Tensor | None) -> Tensor:
-        # the number of heads follows from the projection's width, which may be a shard of the whole
-        projected = linears(x, (self.q, self.k, self.v))
-        q, k, v = (y.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for y in projected)
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, sample_ids: Tensor | None) -> Tensor:
+        """(B, T, D) to (B, T, D); `rotary` is the pair cos, sin of `rotary_table`, `sample_ids` (B,) int64."""
+        # the number of heads follows from the projection's width: under tensor parallelism it is a shard's
+        projected = fused_linears(x, (self.q, self.k, self.v))
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in projected)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
         if self.training and self.dropout.p:
-            mixed = self._attend_and_drop(q, k, v, samples)
+            mixed = self._attention_with_dropout(q, k, v, sample_ids)
         else:
             grouped = q.shape[1] != k.shape[1]
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         return self.o(mixed.transpose(1, 2).flatten(-2))
 
-    def _attend_and_drop(self, q: Tensor, k: Tensor, v: Tensor, samples: Tensor | None) -> Tensor:
-        """The same, with all weights in memory, as torch's fused attention drops by a random state of its own."""
+    def _attention_with_dropout(self, q: Tensor, k: Tensor, v: Tensor, sample_ids: Tensor | None) -> Tensor:
+        """Attention of q (B, H, T, E) with the (T, T) weights in memory: torch's fused kernel drops by RNG state."""
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
-        scores = q @ k.transpose(-2, -1) * self.head_width**-0.5
+        scores = q @ k.transpose(-2, -1) * self.head_dim**-0.5
         future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
         weights = scores.masked_fill(future, -torch.inf).softmax(-1)
-        return self.dropout(weights, samples).to(v.dtype) @ v
+        return self.dropout(weights, sample_ids).to(v.dtype) @ v
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate x) * up x): SwiGLU (Shazeer 2020, equation 6)."""
+    """SwiGLU MLP: down(silu(gate x) * up x) (Shazeer 2020, "GLU variants", equation 6)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -82,41 +83,41 @@ class GatedMLP(nn.Module):
         self.down = Linear(config.ffn_width, config.width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(swiglu(*linears(x, (self.gate, self.up))))
+        return self.down(swiglu(*fused_linears(x, (self.gate, self.up))))
 
 
 class MLP(nn.Module):
-    """down(gelu(up x)): GELU in GPT-2's tanh form, or exact (Hendrycks & Gimpel 2016, section 2)."""
+    """GELU MLP: down(gelu(up x)), with GPT-2's tanh approximation or exact (Hendrycks & Gimpel 2016, section 2)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.up = Linear(config.width, config.ffn_width, bias=bool(config.bias))
         self.down = Linear(config.ffn_width, config.width, bias=bool(config.bias))
-        self.form = "none" if config.mlp == "gelu-exact" else "tanh"
+        self.approximate = "none" if config.mlp == "gelu-exact" else "tanh"
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(gelu(self.up(x), self.form))
+        return self.down(gelu(self.up(x), self.approximate))
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then the same with the MLP."""
+    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: ModelConfig, site: str) -> None:
+    def __init__(self, config: ModelConfig, name: str) -> None:
         super().__init__()
         self.attention_norm = build_norm(config)
-        self.attention = Attention(config, site)
-        self.attention_dropout = Dropout(config.dropout, f"{site}.attention.out")
+        self.attention = Attention(config, name)
+        self.attention_dropout = Dropout(config.dropout, f"{name}.attention.out")
         self.mlp_norm = build_norm(config)
         self.mlp = GatedMLP(config) if config.mlp == "swiglu" else MLP(config)
-        self.mlp_dropout = Dropout(config.dropout, f"{site}.mlp.out")
+        self.mlp_dropout = Dropout(config.dropout, f"{name}.mlp.out")
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, samples: Tensor | None) -> Tensor:
-        x = x + self.attention_dropout(self.attention(self.attention_norm(x), rotary, samples), samples)
-        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), samples)
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, sample_ids: Tensor | None) -> Tensor:
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x), rotary, sample_ids), sample_ids)
+        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), sample_ids)
 
 
 class Embedding(nn.Module):
-    """Token ids to features, with learned positions added where the model has them."""
+    """Token embedding, plus learned position embeddings if the model has them; ids (B, T) to (B, T, D)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -125,35 +126,36 @@ class Embedding(nn.Module):
         self.positions = nn.Embedding(config.context, config.width) if learned else None
         self.dropout = Dropout(config.dropout, "embed")
 
-    def forward(self, ids: Tensor, samples: Tensor | None) -> Tensor:
-        return self.place(self.tokens(ids), 0, samples)
+    def forward(self, ids: Tensor, sample_ids: Tensor | None) -> Tensor:
+        return self.add_positions(self.tokens(ids), 0, sample_ids)
 
-    def place(self, x: Tensor, first: int, samples: Tensor | None) -> Tensor:
-        """Tell the features `x` (B, T, D) of tokens from position `first` on where they stand."""
+    def add_positions(self, x: Tensor, first: int, sample_ids: Tensor | None) -> Tensor:
+        """Add learned positions `first`, `first` + 1, … to token embeddings `x` (B, T, D), then apply dropout."""
         if self.positions is not None:
             x = x + self.positions(torch.arange(first, first + x.shape[1], device=x.device))
-        return self.dropout(x, samples)
+        return self.dropout(x, sample_ids)
 
 
 class Head(nn.Linear):
-    """Features to logits, or at once to the loss."""
+    """Output projection: features (B, T, D) to logits (B, T, V), or fused with the loss."""
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy in nats, (1,), of features (B, T, D) and targets (B, T)."""
-        return summed_cross_entropy(x, self.weight, targets)
+        """Summed cross-entropy in nats, (1,), from features (B, T, D) and targets (B, T)."""
+        return linear_cross_entropy(x, self.weight, targets)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         return super().forward(x) if targets is None else self.loss(x, targets)
 
 
 class Decoder(nn.Module):
-    """Token ids (B, T) int64 to logits (B, T, V), or to their loss; `config` is resolved."""
+    """Decoder-only transformer: token ids (B, T) int64 to logits (B, T, V) or to the loss."""
 
     def __init__(self, config: ModelConfig) -> None:
+        """`config` must be resolved."""
         super().__init__()
         assert config.norm and config.vocab_size, "resolve() the configuration first"
         self.config = config
-        self.sequence_parts = 1  # of how many, along the sequence, the features between blocks are one
+        self.sequence_shards = 1  # with sequence parallelism, features between blocks are (B, T / sequence_shards, D)
         self.embed: Embedding | None = Embedding(config)
         self.blocks = nn.ModuleDict({str(i): Block(config, f"blocks.{i}") for i in range(config.layers)})
         self.norm: nn.Module | None = build_norm(config)
@@ -161,42 +163,42 @@ class Decoder(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Let output and embedding be one matrix, where configured; to be repeated after they are replaced."""
+        """Share the embedding's matrix with the output, if configured; call again after either was replaced."""
         if self.config.tied and self.embed is not None and self.head is not None:
             self.head.weight = self.embed.tokens.weight
 
-    def forward(self, x: Tensor, targets: Tensor | None = None, samples: Tensor | None = None) -> Tensor:
-        """From ids, or the previous stage's features (B, T, D), to logits, or features for the next stage.
+    def forward(self, x: Tensor, targets: Tensor | None = None, sample_ids: Tensor | None = None) -> Tensor:
+        """Return logits (B, T, V); with `targets` (B, T), the summed loss in nats, (1,), instead.
 
-        With `targets` (B, T) the last stage returns their summed loss in nats, (1,), instead. `samples`
-        (B,) int64 are numbers of the sequences, unique over the run: what is dropped out depends on them.
+        A pipeline stage takes the previous stage's features (B, T, D) for `x`, and returns features for the next.
+        `sample_ids` (B,) int64 are ids of the sequences, unique over the run; dropout masks depend on them.
         """
         if self.embed is not None:
-            x = self.embed(x, samples)
+            x = self.embed(x, sample_ids)
         rotary = None
         if self.config.positions == "rope":
-            positions = torch.arange(x.shape[1] * self.sequence_parts, device=x.device)
+            positions = torch.arange(x.shape[1] * self.sequence_shards, device=x.device)
             rotary = rotary_table(positions, self.config.width // self.config.heads, self.config.rope_base)
         for block in self.blocks.values():
-            x = block(x, rotary, samples)
+            x = block(x, rotary, sample_ids)
         x = self.norm(x) if self.norm is not None else x
         return self.head(x, targets) if self.head is not None else x
 
 
-def blocks_of(model: Decoder) -> list[Block]:
-    """The blocks in order: an nn.ModuleDict forgets their type."""
+def decoder_blocks(model: Decoder) -> list[Block]:
+    """The model's blocks in order, typed: nn.ModuleDict knows them only as modules."""
     return [block for block in model.blocks.values() if isinstance(block, Block)]
 
 
 def flops_per_token(model: Decoder, seq_len: int) -> float:
-    """Operations of one token, forward and backward: 6 N + 12 L D T (Chowdhery et al. 2022, appendix B).
+    """Model FLOPs per token, forward and backward: 6 N + 12 L D T (Chowdhery et al. 2022, appendix B).
 
-    N counts the parameters that multiply: all but the embedding tables, and the output matrix also where
-    it is tied. Recomputation is not counted, and attention as if it were not causal, as is the custom.
-    `model` is whole; its parameters may be on the meta device.
+    N counts the parameters used in matrix products: all but the embeddings; a tied output matrix counts. As usual,
+    recomputation is not counted, and attention is counted as if it were not causal. `model` must be unsharded; its
+    parameters may be on the meta device.
     """
     config = model.config
-    multiplied = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("embed."))
+    matrices = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("embed."))
     if config.tied:
-        multiplied += config.vocab_size * config.width
-    return 6.0 * multiplied + 12.0 * config.layers * config.width * seq_len
+        matrices += config.vocab_size * config.width
+    return 6.0 * matrices + 12.0 * config.layers * config.width * seq_len

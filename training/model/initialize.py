@@ -1,4 +1,4 @@
-"""Initial weights as a function of (seed, parameter name, index): the same for every layout and order."""
+"""Weight initialisation, counter-based: a function of (seed, parameter name, index), the same for every layout."""
 
 import math
 
@@ -8,14 +8,14 @@ from training.kernels.keyed_random import keyed_normal
 from training.model.model_config import ModelConfig
 from training.sharding.shard_spec import ShardSpec
 
-_CHUNK = 1 << 20  # elements drawn at once: bounds the memory for the float64 in between
+_CHUNK = 1 << 20  # elements drawn at a time: bounds the memory for float64 intermediates
 
 
-def fill_initial(values: Tensor, name: str, spec: ShardSpec, config: ModelConfig, seed: int) -> None:
-    """Set `values` to a shard of the parameter `name`: ones for a norm, zeros for a bias, else normal.
+def init_shard(values: Tensor, name: str, spec: ShardSpec, config: ModelConfig, seed: int) -> None:
+    """Initialise a shard in place: zeros for biases, ones for norms, else normal with deviation `init_std`.
 
-    The deviation is GPT-2's, and what adds to the residual stream is scaled by 1 / sqrt(2 layers)
-    (Radford et al. 2019, section 2.3). A process draws the elements of its shard and no others.
+    `values` has shape `spec.size`; `name` is the parameter's. Matrices that add to the residual stream are scaled
+    by 1 / sqrt(2 layers), as in GPT-2 (Radford et al. 2019, section 2.3). Draws the shard's elements only.
     """
     if name.endswith("bias"):
         values.zero_()

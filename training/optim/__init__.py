@@ -1,1 +1,1 @@
-"""Optimizers, where their states live, the learning rate, and the guards against bad steps."""
+"""Optimizers: AdamW with in-memory or on-disk moments, the learning-rate schedule, loss scaling."""

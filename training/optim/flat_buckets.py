@@ -1,8 +1,8 @@
-"""What a process updates, as one row cut into buckets; and a bucket's parameters and gradients, wherever they are.
+"""Flat parameter buffer, in buckets: the unit in which AdamW updates parameters and moves their state.
 
-Every parameter begins at a multiple of ALIGNED elements and is cut at multiples of it, so that AdamW's
-vectorised kernel rounds each element as it does where nothing is cut. Updating a GPU's parameters on the
-CPU is ZeRO-Offload's idea (Ren et al. 2021).
+Parameters start at multiples of ALIGNMENT in the buffer and are split at multiples of it, so that the vectorised
+AdamW kernel rounds each element as it does without buckets. Updating a GPU's parameters on the CPU follows
+ZeRO-Offload (Ren et al. 2021).
 """
 
 from collections.abc import Sequence
@@ -14,131 +14,140 @@ from torch import Tensor
 
 from training.sharding.sharded_parameter import ShardedParameter
 
-ALIGNED = 64  # elements: what the kernel gives a thread is a multiple of it, and so is what it vectorises
-BUCKET = 1 << 22  # elements of a bucket, unless told otherwise: 96 MiB of float32 states are in memory then
-SLOTS = 3  # buckets in memory: being read, updated, written
+ALIGNMENT = 64  # elements; the kernel's share per thread and its vector width are multiples of it
+BUCKET_NUMEL = 1 << 22  # elements per bucket by default: 96 MiB of float32 moments in memory
+IN_FLIGHT = 3  # buckets in memory at a time: one is read, one updated, one written
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Elements of one param that are in a bucket: `length` of them, from `start` of the param and `at` of it."""
+class BucketSlice:
+    """The elements of one parameter that lie in one bucket."""
 
     param: int
+    """Index of the parameter."""
     start: int
-    length: int
-    at: int
+    """First element, in the flattened parameter."""
+    numel: int
+    offset: int
+    """Position of the first element in the bucket."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Elements `start` … `start + length` of the row."""
+    """Elements `start` … `start + numel` of the flat buffer, padding included, and the parameters' slices in it."""
 
     start: int
-    length: int
-    cuts: tuple[Cut, ...]
+    numel: int
+    slices: tuple[BucketSlice, ...]
 
-    def divide(self, row: Tensor) -> list[Tensor]:
-        """The cuts of this bucket's part of a row, as views; in one operation, as there are many."""
-        starts = [cut.at for cut in self.cuts] + [self.length]
-        parts = row[: self.length].split([stop - start for start, stop in pairwise(starts)])
-        pairs = zip(parts, self.cuts, strict=True)
-        return [part if len(part) == cut.length else part[: cut.length] for part, cut in pairs]
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """Views of this bucket's slices; `flat` is a 1-d tensor that begins with the bucket's elements."""
+        starts = [s.offset for s in self.slices] + [self.numel]
+        parts = flat[: self.numel].split([stop - start for start, stop in pairwise(starts)])  # one call for all
+        pairs = zip(parts, self.slices, strict=True)
+        return [part if len(part) == s.numel else part[: s.numel] for part, s in pairs]
 
 
-def plan(sizes: Sequence[int], most: int | None) -> tuple[int, list[Bucket]]:
-    """The row's length, and buckets of `most` elements or fewer (None: one) for params of so many elements.
+def plan_buckets(sizes: Sequence[int], max_numel: int | None) -> tuple[int, list[Bucket]]:
+    """Lay out parameters of `sizes` elements in the flat buffer; return its length and its buckets.
 
-    >>> plan([70, 64], 128)[1][0].cuts
-    (Cut(param=0, start=0, length=70, at=0),)
+    A bucket has `max_numel` elements at most (rounded to ALIGNMENT); None: one bucket.
+
+    >>> plan_buckets([70, 64], 128)[1][0].slices
+    (BucketSlice(param=0, start=0, numel=70, offset=0),)
     """
-    width = most and max(ALIGNED, most // ALIGNED * ALIGNED)
+    width = max_numel and max(ALIGNMENT, max_numel // ALIGNMENT * ALIGNMENT)
     buckets: list[Bucket] = []
-    start = at = 0
-    cuts: list[Cut] = []
+    start = offset = 0
+    slices: list[BucketSlice] = []
     for param, size in enumerate(sizes):
         done = 0
         while done < size:
-            length = min(size - done, width - at) if width else size
-            cuts.append(Cut(param, done, length, at))
-            done, at = done + length, at + -(-length // ALIGNED) * ALIGNED
-            if at == width:
-                buckets.append(Bucket(start, at, tuple(cuts)))
-                start, at, cuts = start + at, 0, []
-    if cuts:
-        buckets.append(Bucket(start, at, tuple(cuts)))
-    return start + at, buckets
+            numel = min(size - done, width - offset) if width else size
+            slices.append(BucketSlice(param, done, numel, offset))
+            done, offset = done + numel, offset + -(-numel // ALIGNMENT) * ALIGNMENT
+            if offset == width:
+                buckets.append(Bucket(start, offset, tuple(slices)))
+                start, offset, slices = start + offset, 0, []
+    if slices:
+        buckets.append(Bucket(start, offset, tuple(slices)))
+    return start + offset, buckets
 
 
-class InPlace:
-    """Parameters and gradients that are updated where they are."""
+class ParamsInPlace:
+    """Parameters and gradients that are updated on their own device."""
 
     def __init__(self, params: Sequence[ShardedParameter], buckets: list[Bucket]) -> None:
         self.params, self.buckets = params, buckets
-        self.values = [[_values(params, cut) for cut in bucket.cuts] for bucket in buckets]
+        self.values = [[_values(params, s) for s in bucket.slices] for bucket in buckets]
 
-    def begin(self, number: int) -> None:
+    def prefetch(self, index: int) -> None:
         pass
 
-    def take(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
-        """The values of a bucket's cuts, and their gradients: flat."""
-        return self.values[number], [_gradients(self.params, cut) for cut in self.buckets[number].cuts]
+    def get(self, index: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Values and gradients of a bucket's slices, flat."""
+        return self.values[index], [_gradients(self.params, s) for s in self.buckets[index].slices]
 
-    def put(self, number: int) -> None:
+    def write_back(self, index: int) -> None:
         pass
 
     def finish(self) -> None:
         pass
 
 
-class Staged:
-    """Parameters and gradients of a GPU, copied to the CPU and back while other buckets are computed."""
+class ParamsStagedOnCPU:
+    """A GPU's parameters and gradients, copied to pinned memory and back while other buckets are updated."""
 
     def __init__(self, params: Sequence[ShardedParameter], buckets: list[Bucket], dtype: torch.dtype) -> None:
         self.params, self.buckets = params, buckets
-        longest = max((bucket.length for bucket in buckets), default=0)
-        self.slots = [torch.empty(2, longest, dtype=dtype, pin_memory=True) for _ in range(SLOTS)]
+        longest = max((bucket.numel for bucket in buckets), default=0)
+        self.slots = [torch.empty(2, longest, dtype=dtype, pin_memory=True) for _ in range(IN_FLIGHT)]
         self.down, self.up = torch.cuda.Stream(), torch.cuda.Stream()
-        self.arrived, self.left = ([torch.cuda.Event() for _ in range(SLOTS)] for _ in range(2))
+        self.copied_down, self.copied_up = ([torch.cuda.Event() for _ in range(IN_FLIGHT)] for _ in range(2))
 
-    def begin(self, number: int) -> None:
-        if number == 0:
-            self.down.wait_stream(torch.cuda.current_stream())  # the gradients are there
-        self.left[number % SLOTS].synchronize()
+    def prefetch(self, index: int) -> None:
+        """Start to copy a bucket to the CPU."""
+        if index == 0:
+            self.down.wait_stream(torch.cuda.current_stream())  # the backward pass has computed the gradients
+        self.copied_up[index % IN_FLIGHT].synchronize()
         with torch.cuda.stream(self.down):
-            for cut, value, gradient in self._places(number):
-                value.copy_(_values(self.params, cut), non_blocking=True)
-                gradient.copy_(_gradients(self.params, cut), non_blocking=True)
-            self.arrived[number % SLOTS].record()
+            for s, value, gradient in self._slot(index):
+                value.copy_(_values(self.params, s), non_blocking=True)
+                gradient.copy_(_gradients(self.params, s), non_blocking=True)
+            self.copied_down[index % IN_FLIGHT].record()
 
-    def take(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
-        self.arrived[number % SLOTS].synchronize()
-        places = self._places(number)
-        return [value for _, value, _ in places], [gradient for *_, gradient in places]
+    def get(self, index: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Values and gradients of a bucket's slices, flat; waits for their copy."""
+        self.copied_down[index % IN_FLIGHT].synchronize()
+        slot = self._slot(index)
+        return [value for _, value, _ in slot], [gradient for *_, gradient in slot]
 
-    def put(self, number: int) -> None:
+    def write_back(self, index: int) -> None:
+        """Start to copy a bucket's values to the GPU."""
         with torch.cuda.stream(self.up):
-            for cut, value, _ in self._places(number):
-                _values(self.params, cut).copy_(value, non_blocking=True)
-            self.left[number % SLOTS].record()
+            for s, value, _ in self._slot(index):
+                _values(self.params, s).copy_(value, non_blocking=True)
+            self.copied_up[index % IN_FLIGHT].record()
 
     def finish(self) -> None:
+        """Let the current stream wait for all copies."""
         torch.cuda.current_stream().wait_stream(self.up)
 
-    def _places(self, number: int) -> list[tuple[Cut, Tensor, Tensor]]:
-        values, gradients = self.slots[number % SLOTS]
-        cuts = self.buckets[number].cuts
-        return [(c, values[c.at : c.at + c.length], gradients[c.at : c.at + c.length]) for c in cuts]
+    def _slot(self, index: int) -> list[tuple[BucketSlice, Tensor, Tensor]]:
+        values, gradients = self.slots[index % IN_FLIGHT]
+        slices = self.buckets[index].slices
+        return [(s, values[s.offset : s.offset + s.numel], gradients[s.offset : s.offset + s.numel]) for s in slices]
 
 
-def _values(params: Sequence[ShardedParameter], cut: Cut) -> Tensor:
-    return _cut(params[cut.param].local.detach().view(-1), cut)
+def _values(params: Sequence[ShardedParameter], s: BucketSlice) -> Tensor:
+    return _slice(params[s.param].local.detach().view(-1), s)
 
 
-def _gradients(params: Sequence[ShardedParameter], cut: Cut) -> Tensor:
-    gradient = params[cut.param].local.grad
+def _gradients(params: Sequence[ShardedParameter], s: BucketSlice) -> Tensor:
+    gradient = params[s.param].local.grad
     assert gradient is not None
-    return _cut(gradient.reshape(-1), cut)
+    return _slice(gradient.reshape(-1), s)
 
 
-def _cut(flat: Tensor, cut: Cut) -> Tensor:
-    return flat if len(flat) == cut.length else flat[cut.start : cut.start + cut.length]
+def _slice(flat: Tensor, s: BucketSlice) -> Tensor:
+    return flat if len(flat) == s.numel else flat[s.start : s.start + s.numel]

@@ -1,7 +1,7 @@
-"""Where AdamW's states are: on the device, in the machine's memory, or in files of which a few buckets are in memory.
+"""Storage of AdamW's moments: on the device, in CPU memory, or on disk with a few buckets in memory at a time.
 
-While a bucket is updated, the next is read and the one before is written (Rajbhandari et al. 2021,
-"ZeRO-Infinity", section 5.2.2).
+On disk, the next bucket is read and the previous one written while a bucket is updated, as in ZeRO-Infinity
+(Rajbhandari et al. 2021, section 5.2.2).
 """
 
 import os
@@ -16,78 +16,92 @@ import torch
 from torch import Tensor
 
 from gristmill.errors import InputError, reading, writing
-from training.memory.scratch_files import scratch_file, scratch_folder
-from training.optim.flat_buckets import SLOTS, Bucket
+from training.memory.scratch_files import make_scratch_folder, open_scratch_file
+from training.optim.flat_buckets import IN_FLIGHT, Bucket
 
-STATES = ("exp_avg", "exp_avg_sq")
+STATES = ("exp_avg", "exp_avg_sq")  # first and second moment, named as in torch.optim.AdamW
 
 
 class Moments(Protocol):
-    """Both states of every bucket. A bucket is begun, taken, changed in place, put; at the end all is finished.
-
-    What is taken are the two states of the bucket's cuts, flat.
-    """
+    """Both moments of every bucket, by the bucket's index."""
 
     @property
-    def memory_bytes(self) -> int: ...
-    def begin(self, number: int) -> None: ...
-    def take(self, number: int) -> tuple[list[Tensor], ...]: ...
-    def put(self, number: int) -> None: ...
-    def finish(self) -> None: ...
-    def whole(self) -> dict[str, Tensor]: ...
-    def renew(self) -> None: ...
-    def close(self) -> None: ...
+    def memory_bytes(self) -> int:
+        """Bytes of memory the moments take; files do not count."""
+
+    def prefetch(self, index: int) -> None:
+        """Start to read a bucket; called once for each, in order."""
+
+    def get(self, index: int) -> tuple[list[Tensor], ...]:
+        """Both moments of the bucket's slices, flat, to be updated in place; waits for the read."""
+
+    def write_back(self, index: int) -> None:
+        """Start to write a bucket that was updated."""
+
+    def finish(self) -> None:
+        """Wait for all writes."""
+
+    def flat_states(self) -> dict[str, Tensor]:
+        """Both moments of all parameters, by name: flat buffers, laid out by `plan_buckets`."""
+
+    def after_load(self) -> None:
+        """Accept values that were written to `flat_states`."""
+
+    def close(self) -> None:
+        """Release memory and files."""
 
 
 class MomentsInMemory:
-    """On the device, or on the CPU: pinned there if a GPU is to copy from it."""
+    """Moments on the device or in CPU memory; pinned there if the machine has a GPU."""
 
     def __init__(self, total: int, buckets: list[Bucket], dtype: torch.dtype, device: torch.device) -> None:
         pinned = device.type == "cpu" and torch.cuda.is_available()
         self.flat = {name: torch.zeros(total, dtype=dtype, device=device, pin_memory=pinned) for name in STATES}
-        self.cuts = [tuple(bucket.divide(row[bucket.start :]) for row in self.flat.values()) for bucket in buckets]
+        self.slices = [tuple(bucket.split(flat[bucket.start :]) for flat in self.flat.values()) for bucket in buckets]
 
     @property
     def memory_bytes(self) -> int:
         return sum(values.nbytes for values in self.flat.values())
 
-    def begin(self, number: int) -> None:
+    def prefetch(self, index: int) -> None:
         pass
 
-    def take(self, number: int) -> tuple[list[Tensor], ...]:
-        return self.cuts[number]
+    def get(self, index: int) -> tuple[list[Tensor], ...]:
+        return self.slices[index]
 
-    def put(self, number: int) -> None:
+    def write_back(self, index: int) -> None:
         pass
 
     def finish(self) -> None:
         pass
 
-    def whole(self) -> dict[str, Tensor]:
+    def flat_states(self) -> dict[str, Tensor]:
         return self.flat
 
-    def renew(self) -> None:
+    def after_load(self) -> None:
         pass
 
     def close(self) -> None:
-        self.flat, self.cuts = {}, []
+        self.flat, self.slices = {}, []
 
 
 class MomentsOnDisk:
-    """In two files, of which SLOTS buckets are in memory: one thread reads ahead, another writes behind.
+    """Moments in two files, with IN_FLIGHT buckets in memory: one thread reads ahead, another writes behind.
 
-    Every bucket's CRC-32 is kept in memory, and compared when the bucket is read. The files are scratch:
-    room for them is taken at the start (OutputError where there is none), and given back by `close`.
+    Each bucket's CRC-32 is kept in memory and compared when the bucket is read (InputError if it differs). The
+    files are scratch: allocated at the start (OutputError if the disk has no room), removed by `close`.
     """
 
     def __init__(self, folder: Path, total: int, buckets: list[Bucket], dtype: torch.dtype) -> None:
         self.folder, self.total, self.buckets, self.dtype = folder, total, buckets, dtype
         self.paths = {name: folder / f"{name}.bin" for name in STATES}
-        self.sums: dict[str, list[int | None]] = {name: [None] * len(buckets) for name in STATES}
-        scratch_folder(folder)
-        self.files = {name: scratch_file(path, total * dtype.itemsize) for name, path in self.paths.items()}
-        longest = max((bucket.length for bucket in buckets), default=0)
-        self.slots = [tuple(torch.empty(longest, dtype=dtype) for _ in STATES) for _ in range(min(SLOTS, len(buckets)))]
+        self.checksums: dict[str, list[int | None]] = {name: [None] * len(buckets) for name in STATES}
+        make_scratch_folder(folder)
+        self.files = {name: open_scratch_file(path, total * dtype.itemsize) for name, path in self.paths.items()}
+        longest = max((bucket.numel for bucket in buckets), default=0)
+        self.slots = [
+            tuple(torch.empty(longest, dtype=dtype) for _ in STATES) for _ in range(min(IN_FLIGHT, len(buckets)))
+        ]
         self.reader, self.writer = ThreadPoolExecutor(1, "read ahead"), ThreadPoolExecutor(1, "write behind")
         self.reads: dict[int, Future[None]] = {}
         self.writes: dict[int, Future[None]] = {}
@@ -97,58 +111,58 @@ class MomentsOnDisk:
     def memory_bytes(self) -> int:
         return sum(values.nbytes for slot in self.slots for values in slot)
 
-    def begin(self, number: int) -> None:
-        self.reads[number] = self.reader.submit(self._read, number, self.writes.pop(number - len(self.slots), None))
+    def prefetch(self, index: int) -> None:
+        self.reads[index] = self.reader.submit(self._read, index, self.writes.pop(index - len(self.slots), None))
 
-    def take(self, number: int) -> tuple[list[Tensor], ...]:
-        self.reads.pop(number).result()
-        return tuple(self.buckets[number].divide(row) for row in self._slot(number))
+    def get(self, index: int) -> tuple[list[Tensor], ...]:
+        self.reads.pop(index).result()
+        return tuple(self.buckets[index].split(flat) for flat in self._slot(index))
 
-    def put(self, number: int) -> None:
-        self.writes[number] = self.writer.submit(self._write, number)
+    def write_back(self, index: int) -> None:
+        self.writes[index] = self.writer.submit(self._write, index)
 
     def finish(self) -> None:
-        for number in list(self.writes):
-            self.writes.pop(number).result()
+        for index in list(self.writes):
+            self.writes.pop(index).result()
 
-    def whole(self) -> dict[str, Tensor]:
-        """The states, mapped; compared with their sums first, as a checkpoint must not take what is damaged."""
-        for number in range(len(self.buckets)):
-            self._read(number, None)
+    def flat_states(self) -> dict[str, Tensor]:
+        """Both moments, memory-mapped; checksums are verified first, so that no damage gets into a checkpoint."""
+        for index in range(len(self.buckets)):
+            self._read(index, None)
         return {name: _map(path, self.total, self.dtype) for name, path in self.paths.items()}
 
-    def renew(self) -> None:
-        """Take the files as they are."""
-        self.sums = {name: [None] * len(self.buckets) for name in STATES}
-        for number in range(len(self.buckets)):
-            self._read(number, None)
-            for name, values in zip(STATES, self._slot(number), strict=True):
-                self.sums[name][number] = zlib.crc32(_bytes(values))
+    def after_load(self) -> None:
+        """Recompute the checksums from the files."""
+        self.checksums = {name: [None] * len(self.buckets) for name in STATES}
+        for index in range(len(self.buckets)):
+            self._read(index, None)
+            for name, values in zip(STATES, self._slot(index), strict=True):
+                self.checksums[name][index] = zlib.crc32(_bytes(values))
 
-    def _slot(self, number: int) -> tuple[Tensor, ...]:
-        return tuple(values[: self.buckets[number].length] for values in self.slots[number % len(self.slots)])
+    def _slot(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(values[: self.buckets[index].numel] for values in self.slots[index % len(self.slots)])
 
-    def _read(self, number: int, before: Future[None] | None) -> None:
-        """Fill the bucket's slot, when what it held `before` is written."""
-        if before is not None:
-            before.result()
-        at = self.buckets[number].start * self.dtype.itemsize
-        for name, values in zip(STATES, self._slot(number), strict=True):
-            path, room, wanted = self.paths[name], _bytes(values), self.sums[name][number]
+    def _read(self, index: int, write: Future[None] | None) -> None:
+        """Fill the bucket's slot, after `write`, the write of the bucket that it held."""
+        if write is not None:
+            write.result()
+        at = self.buckets[index].start * self.dtype.itemsize
+        for name, values in zip(STATES, self._slot(index), strict=True):
+            path, room, checksum = self.paths[name], _bytes(values), self.checksums[name][index]
             with reading(path):
-                whole = _read_at(self.files[name], room, at)
-            if not whole or wanted not in (None, zlib.crc32(room)):
+                complete = _read_at(self.files[name], room, at)
+            if not complete or checksum not in (None, zlib.crc32(room)):
                 raise InputError(
-                    f"{path}: bytes {at} to {at + len(room)} are not what was written there, so this run's optimizer "
-                    "states are lost. Run the same command again, it goes on from the last checkpoint; if it happens "
-                    "again, mistrust that disk and choose another with --memory.folder"
+                    f"{path}: bytes {at} to {at + len(room)} differ from what was written, so this run's optimizer "
+                    "states are lost. Run the same command again to resume from the last checkpoint; if it happens "
+                    "again, the disk may be faulty: choose another with --memory.folder"
                 )
 
-    def _write(self, number: int) -> None:
-        at = self.buckets[number].start * self.dtype.itemsize
-        for name, values in zip(STATES, self._slot(number), strict=True):
+    def _write(self, index: int) -> None:
+        at = self.buckets[index].start * self.dtype.itemsize
+        for name, values in zip(STATES, self._slot(index), strict=True):
             data = _bytes(values)
-            self.sums[name][number] = zlib.crc32(data)
+            self.checksums[name][index] = zlib.crc32(data)
             with writing(self.paths[name]):
                 _write_at(self.files[name], data, at)
 
@@ -162,6 +176,7 @@ def _bytes(values: Tensor) -> memoryview:
 
 
 def _read_at(file: int, room: memoryview, at: int) -> bool:
+    """Fill `room` from byte `at`; False if the file ends before."""
     done = 0
     while done < len(room):
         count = os.preadv(file, [room[done:]], at + done)

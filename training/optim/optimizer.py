@@ -1,4 +1,4 @@
-"""AdamW and SGD over what a process updates, wherever its states are; the learning rate as a function of the step."""
+"""AdamW and SGD over the shards that a rank updates."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from training.memory.memory_config import MemoryConfig
-from training.optim.flat_buckets import BUCKET, Bucket, InPlace, Staged, plan
+from training.optim.flat_buckets import BUCKET_NUMEL, Bucket, ParamsInPlace, ParamsStagedOnCPU, plan_buckets
 from training.optim.moments import Moments, MomentsInMemory, MomentsOnDisk
 from training.optim.optim_config import OptimConfig
 from training.sharding.sharded_parameter import ShardedParameter
 
-AfterUpdate = Callable[[ShardedParameter, int, int], None]  # a param, of which elements start … stop are updated
+AfterUpdate = Callable[[ShardedParameter, int, int], None]  # (parameter, start, stop): those elements were updated
 
 
 class Optimizer:
-    """What updates `params` by their gradients.
+    """Base class: updates parameters by their gradients.
 
-    A name that occurs twice (a tied matrix that two stages hold) has one state: the first is updated, the
-    second becomes its copy. Every other param that is not empty must have a gradient.
+    Parameters of one name (a tied matrix on two pipeline stages) share one state: the first is updated and copied
+    to the others. Every non-empty parameter needs a gradient.
     """
 
     def __init__(self, params: Sequence[ShardedParameter], after_update: AfterUpdate | None = None) -> None:
@@ -26,62 +26,65 @@ class Optimizer:
         self.after_update = after_update or (lambda *_: None)
         self.updates = 0
         """Steps taken; to be set when states are loaded."""
-        self.updated = first_of_each(params)
-        first = {param.name: param for param in self.updated}
-        pairs = [(p, first[p.name]) for p in self.params if p.local.numel()]
-        self._copies = [(copy, of) for copy, of in pairs if copy.local is not of.local]
-        assert all(copy.spec == of.spec for copy, of in self._copies), "one name, two different shards"
+        self.unique = _unique_params(params)
+        first = {param.name: param for param in self.unique}
+        pairs = [(param, first[param.name]) for param in self.params if param.local.numel()]
+        self._tied = [(copy, source) for copy, source in pairs if copy.local is not source.local]
+        assert all(copy.spec == source.spec for copy, source in self._tied), "tied parameters with different shards"
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Update the params at this learning rate."""
-        for param in self.updated:
-            assert param.local.grad is not None, f"no gradient reached {param.name}"
+        """Update all parameters with learning rate `rate`."""
+        for param in self.unique:
+            assert param.local.grad is not None, f"{param.name} has no gradient"
         self.updates += 1
         self._update(rate)
-        for copy, of in self._copies:
-            copy.local.copy_(of.local)
+        for copy, source in self._tied:
+            copy.local.copy_(source.local)
             self.after_update(copy, 0, copy.local.numel())
 
     def _update(self, rate: float) -> None:
         raise NotImplementedError
 
     def zero_grad(self) -> None:
-        """Forget the gradients, and give their memory back."""
+        """Drop all gradients and free their memory."""
         for param in self.params:
             param.local.grad = param.module_param.grad = None
 
     @property
     def memory_bytes(self) -> int:
-        """What the states take of memory, in bytes; files not counted."""
+        """Bytes of memory the states take; files do not count."""
         return 0
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """By parameter and state: tensors of the own shards' shapes, to be read, or written and then `loaded`."""
+        """States by parameter name and state name, in the shapes of the local shards.
+
+        To load states, write to these tensors and call `after_load`.
+        """
         return {param.name: {} for param in self.params}
 
-    def loaded(self) -> None:
-        """To be called after what `moments` returned was written, by every process."""
+    def after_load(self) -> None:
+        """Accept states that were written to the tensors of `moments`; every rank calls it."""
 
     def close(self) -> None:
-        """Remove what was kept in files. The states are gone then."""
+        """Remove the states' files."""
 
 
 class SGD(Optimizer):
-    """w - rate * gradient: no momentum, no decay, no state."""
+    """Plain SGD, w - rate * gradient: no momentum, no weight decay, no state."""
 
     def _update(self, rate: float) -> None:
-        for param in self.updated:
+        for param in self.unique:
             assert param.local.grad is not None
             param.local.sub_(param.local.grad, alpha=rate)
             self.after_update(param, 0, param.local.numel())
 
 
 class AdamW(Optimizer):
-    """Loshchilov & Hutter 2019, algorithm 2; matrices decay, norms and biases do not.
+    """AdamW (Loshchilov & Hutter 2019, algorithm 2); matrices decay, norms and biases do not.
 
-    `moments` says where the states are, `values` where parameters and gradients are while a bucket is
-    updated. Bit for bit what torch.optim.AdamW(fused=True) computes, however the elements are divided.
+    `moments` stores the states, `values` fetches a bucket's parameters and gradients. Bitwise equal to
+    torch.optim.AdamW(fused=True), for any sharding and any buckets.
     """
 
     def __init__(
@@ -90,38 +93,41 @@ class AdamW(Optimizer):
         config: OptimConfig,
         buckets: list[Bucket],
         moments: Moments,
-        values: InPlace | Staged,
+        values: ParamsInPlace | ParamsStagedOnCPU,
         after_update: AfterUpdate | None = None,
     ) -> None:
         super().__init__(params, after_update)
         self.config, self.buckets = config, buckets
         self._moments, self._values = moments, values
-        self._decays = [len(param.spec.shape) >= 2 for param in self.updated]
+        self._decays = [len(param.spec.shape) >= 2 for param in self.unique]
 
     def _update(self, rate: float) -> None:
-        self._begin(0)
-        for number, bucket in enumerate(self.buckets):
-            self._begin(number + 1)  # while this one is computed
-            tensors = list(zip(*self._values.take(number), *self._moments.take(number), strict=True))
+        self._prefetch(0)
+        for index, bucket in enumerate(self.buckets):
+            self._prefetch(index + 1)  # overlaps with the update of this one
+            tensors = list(zip(*self._values.get(index), *self._moments.get(index), strict=True))
             for decays in (True, False):
-                chosen = [t for t, cut in zip(tensors, bucket.cuts, strict=True) if self._decays[cut.param] is decays]
+                chosen = [t for t, s in zip(tensors, bucket.slices, strict=True) if self._decays[s.param] is decays]
                 if chosen:
-                    self._compute(chosen, rate, self.config.weight_decay if decays else 0.0)
-            self._values.put(number)
-            self._moments.put(number)
-            for cut in bucket.cuts:
-                self.after_update(self.updated[cut.param], cut.start, cut.start + cut.length)
+                    self._fused_adamw(chosen, rate, self.config.weight_decay if decays else 0.0)
+            self._values.write_back(index)
+            self._moments.write_back(index)
+            for s in bucket.slices:
+                self.after_update(self.unique[s.param], s.start, s.start + s.numel)
         self._values.finish()
         self._moments.finish()
 
-    def _begin(self, number: int) -> None:
-        if number < len(self.buckets):
-            self._values.begin(number)
-            self._moments.begin(number)
+    def _prefetch(self, index: int) -> None:
+        if index < len(self.buckets):
+            self._values.prefetch(index)
+            self._moments.prefetch(index)
 
-    def _compute(self, tensors: Sequence[tuple[Tensor, ...]], rate: float, decay: float) -> None:
-        """Update values by gradients and both moments, of one type and on one device; as torch.optim calls it, but
-        that sorts by type and device at every step, which takes as long as to update a small model."""
+    def _fused_adamw(self, tensors: Sequence[tuple[Tensor, ...]], rate: float, decay: float) -> None:
+        """Update tuples of (value, gradient, first moment, second moment) in place, of one dtype and device.
+
+        Calls torch's kernel directly: torch.optim groups tensors by dtype and device at every step, which takes as
+        long as the update of a small model.
+        """
         values, gradients, first, second = (list(column) for column in zip(*tensors, strict=True))
         steps = [torch.tensor(float(self.updates), device=values[0].device)] * len(values)
         beta1, beta2 = self.config.betas
@@ -137,28 +143,28 @@ class AdamW(Optimizer):
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """`exp_avg` and `exp_avg_sq` of every parameter, zeros before the first step.
 
-        On disk, they map the files: reading them takes no memory that the system could not take back.
-        Raises InputError where a file was damaged.
+        On disk, the tensors map the files and take no memory of their own. Raises InputError if a file is damaged.
         """
-        flat = self._moments.whole()
+        flat = self._moments.flat_states()
         found = {}
         for param in self.params:
             if not param.local.numel():
                 found[param.name] = {name: torch.empty_like(param.local.detach()) for name in flat}
-        for param, at in zip(self.updated, self._offsets(), strict=True):
-            shape, stop = param.local.shape, at + param.local.numel()
-            found[param.name] = {name: values[at:stop].view(shape) for name, values in flat.items()}
+        for param, start in zip(self.unique, self._flat_starts(), strict=True):
+            shape, stop = param.local.shape, start + param.local.numel()
+            found[param.name] = {name: values[start:stop].view(shape) for name, values in flat.items()}
         return found
 
-    def _offsets(self) -> list[int]:
+    def _flat_starts(self) -> list[int]:
+        """Each parameter's first element in the flat buffer."""
         starts: dict[int, int] = {}
         for bucket in self.buckets:
-            for cut in bucket.cuts:
-                starts.setdefault(cut.param, bucket.start + cut.at)
-        return [starts[i] for i in range(len(self.updated))]
+            for s in bucket.slices:
+                starts.setdefault(s.param, bucket.start + s.offset)
+        return [starts[i] for i in range(len(self.unique))]
 
-    def loaded(self) -> None:
-        self._moments.renew()
+    def after_load(self) -> None:
+        self._moments.after_load()
 
     def close(self) -> None:
         self._moments.close()
@@ -169,37 +175,37 @@ def build_optimizer(
     config: OptimConfig,
     memory: MemoryConfig | None = None,
     rank: int = 0,
-    bucket: int = BUCKET,
+    bucket_numel: int = BUCKET_NUMEL,
     after_update: AfterUpdate | None = None,
 ) -> Optimizer:
-    """The optimizer that `config` names, with its states where `memory` says.
+    """Build the optimizer `config.name`, with its states where `memory.optimizer` says.
 
-    Files are in memory.folder/rank-00000 and so on; `bucket` is how many elements of each state are in memory
-    at a time then. `after_update` is called when a param, or part of it, is updated: its parts in order.
-    Raises OutputError where the disk has no room for the files.
+    On disk, files are in memory.folder/rank-00000 and so on, with a few buckets of `bucket_numel` elements in memory
+    at a time. `after_update` is called for each updated part of a parameter, in order. Raises OutputError if the
+    disk has no room for the files.
     """
     if config.name == "sgd":
         return SGD(params, after_update)
     memory = memory or MemoryConfig()
-    updated = first_of_each(params)
-    kinds = {(param.local.dtype, param.local.device) for param in updated} or {(torch.float32, torch.device("cpu"))}
-    assert len(kinds) == 1, f"the params differ in type or place: {kinds}"
+    unique = _unique_params(params)
+    kinds = {(param.local.dtype, param.local.device) for param in unique} or {(torch.float32, torch.device("cpu"))}
+    assert len(kinds) == 1, f"the parameters differ in dtype or device: {kinds}"
     dtype, device = kinds.pop()
     staged = memory.optimizer != "device" and device.type != "cpu"
-    divided = staged or memory.optimizer == "disk" or after_update is not None
-    total, buckets = plan([param.local.numel() for param in updated], bucket if divided else None)
+    in_buckets = staged or memory.optimizer == "disk" or after_update is not None
+    total, buckets = plan_buckets([param.local.numel() for param in unique], bucket_numel if in_buckets else None)
     moments: Moments
     if memory.optimizer == "disk":
-        assert memory.folder is not None, "the caller decides where files are"
+        assert memory.folder is not None, "memory.folder must be set"
         moments = MomentsOnDisk(memory.folder / f"rank-{rank:05d}", total, buckets, dtype)
     else:
         moments = MomentsInMemory(total, buckets, dtype, torch.device("cpu") if staged else device)
-    values = Staged(updated, buckets, dtype) if staged else InPlace(updated, buckets)
+    values = ParamsStagedOnCPU(unique, buckets, dtype) if staged else ParamsInPlace(unique, buckets)
     return AdamW(params, config, buckets, moments, values, after_update)
 
 
-def first_of_each(params: Sequence[ShardedParameter]) -> list[ShardedParameter]:
-    """The first of those that have one name, without those that are empty."""
+def _unique_params(params: Sequence[ShardedParameter]) -> list[ShardedParameter]:
+    """The first parameter of each name, without empty ones."""
     found: dict[str, ShardedParameter] = {}
     for param in params:
         if param.local.numel():

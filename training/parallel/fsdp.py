@@ -4,12 +4,12 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from training.distributed.mesh import World
-from training.memory.memory_config import Place
+from training.memory.memory_config import OffloadTarget
 from training.memory.offload_parameters import offload_policy
 from training.model.decoder import Decoder
 
 
-def apply_fsdp(part: Decoder, world: World, place: Place = "device") -> None:
+def apply_fsdp(part: Decoder, world: World, place: OffloadTarget = "device") -> None:
     """Shard every parameter of a decoder, or a pipeline stage of one, by rows over the "shard" axis; in place.
 
     Parameters become DTensors. `place` is where they are kept between uses. With several groups (hybrid sharding)

@@ -77,7 +77,7 @@ class ParallelModel:
     @torch.no_grad()
     def next_logits(self, ids: Tensor) -> Tensor:
         """Logits (V,) of the token after `ids` (1, T); every rank passes the same ids and gets the same logits."""
-        length, parts = ids.shape[1], self.parts[0].sequence_parts
+        length, parts = ids.shape[1], self.parts[0].sequence_shards
         ids = torch.nn.functional.pad(ids, (0, -length % parts))  # causal: padding has no effect
         outputs = self._forward([ids.to(self.world.device)], None)
         logits = self._all_gather_vocab(outputs[0][0, length - 1]) if outputs else None
@@ -90,12 +90,12 @@ class ParallelModel:
     def params_loaded(self) -> None:
         """Call after writing parameters other than by an update, as initialization and checkpoints do."""
         if self.files is not None:
-            self.files.loaded()
+            self.files.after_load()
 
     def check_params(self) -> None:
         """Raise InputError if parameters on disk changed since their last update; called before they are saved."""
         if self.files is not None:
-            self.files.check()
+            self.files.verify()
 
     def close(self) -> None:
         """Remove the files of parameters on disk."""
@@ -105,15 +105,15 @@ class ParallelModel:
     def _accumulate(self, batch: Batch, scale: float) -> Tensor:
         """Accumulate gradients; reduce them with the last micro-batch, or with ZeRO-2 after each, to free full ones."""
         count = self.layout.micro_batches
-        micro_batches = zip(*(t.chunk(count) for t in (batch.ids, batch.targets, batch.samples)), strict=True)
+        micro_batches = zip(*(t.chunk(count) for t in (batch.ids, batch.targets, batch.sample_ids)), strict=True)
         total = torch.zeros((), device=self.world.device)
-        for number, (ids, targets, samples) in enumerate(micro_batches, start=1):
+        for number, (ids, targets, sample_ids) in enumerate(micro_batches, start=1):
             sync = number == count or self.layout.zero == 2
             set_fsdp_grad_sync(self.parts[0], sync)
             if sync:
                 self.grad_reducer.enable_grad_sync()
             with autocast(self.world.device, self.precision):
-                loss = self.parts[0](ids, targets, samples)
+                loss = self.parts[0](ids, targets, sample_ids)
             (loss.sum() * scale).backward()
             if sync:
                 self.grad_reducer.finish_grad_sync()
@@ -123,7 +123,7 @@ class ParallelModel:
     def _run_schedule(self, batch: Batch, scale: float) -> Tensor:
         assert self.pipeline is not None
         with autocast(self.world.device, self.precision):
-            loss = self.pipeline.forward_backward(batch.ids, batch.targets, batch.samples, scale)
+            loss = self.pipeline.forward_backward(batch.ids, batch.targets, batch.sample_ids, scale)
         self.grad_reducer.finish_grad_sync()  # not overlapped: only the schedule knows the last backward pass
         return loss
 

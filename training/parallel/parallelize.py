@@ -14,7 +14,7 @@ from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import ParametersOnDisk
 from training.memory.recompute import checkpoint_activations
 from training.model.decoder import Decoder
-from training.model.initialize import fill_initial
+from training.model.initialize import init_shard
 from training.model.model_config import ModelConfig
 from training.parallel.data_parallel import GradReducer
 from training.parallel.fsdp import apply_fsdp
@@ -49,7 +49,7 @@ def parallelize(
     model = ParallelModel(config, layout, world, precision, parts, params, grad_reducer, reductions, files)
     with torch.no_grad():
         for w in params:
-            fill_initial(w.local, w.name, w.spec, config, seed)
+            init_shard(w.local, w.name, w.spec, config, seed)
             model.params_loaded()
     model.all_gather_params()
     return model

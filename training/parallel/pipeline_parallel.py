@@ -58,17 +58,17 @@ class Pipeline:
             scale_grads=False,  # the loss is a sum, already divided by the global count of targets
         )
 
-    def forward_backward(self, ids: Tensor, targets: Tensor, samples: Tensor, scale: float) -> Tensor:
+    def forward_backward(self, ids: Tensor, targets: Tensor, sample_ids: Tensor, scale: float) -> Tensor:
         """Run the schedule on this replica's batch: accumulate the gradients of `scale` × the summed loss.
 
-        ids and targets are (B, T) int64, samples (B,) int64. Returns the summed loss in nats, 0-d, on the rank of the
-        last stage, and zero on the others.
+        ids and targets are (B, T) int64, sample_ids (B,) int64. Returns the summed loss in nats, 0-d, on the rank
+        of the last stage, and zero on the others.
         """
         self.scale = scale
         losses: list[Tensor] = []
         first = (ids,) if 0 in self.stages else ()
-        last = {"target": samples, "losses": losses} if self.layout.stages - 1 in self.stages else {}
-        self.schedule.step(*first, targets=targets, samples=samples, return_outputs=False, **last)
+        last = {"target": sample_ids, "losses": losses} if self.layout.stages - 1 in self.stages else {}
+        self.schedule.step(*first, targets=targets, sample_ids=sample_ids, return_outputs=False, **last)
         return torch.stack(losses).detach().sum() / scale if losses else torch.zeros((), device=self.device)
 
     def forward(self, ids: Sequence[Tensor], targets: Sequence[Tensor] | None) -> list[Tensor]:
@@ -99,7 +99,7 @@ class Pipeline:
             return outputs[stage - 1][i]
         part = self.parts[stage]
         like = next(part.blocks.parameters())
-        length = tokens.shape[1] // part.sequence_parts
+        length = tokens.shape[1] // part.sequence_shards
         x = torch.empty(len(tokens), length, part.config.width, dtype=like.dtype, device=self.device)
         dist.recv(x, group=self.axis.group, group_src=self.ranks[stage - 1])
         return x

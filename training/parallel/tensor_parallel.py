@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_from_tp, reduce_scatter_to_sp
 from training.distributed.mesh import Axis
-from training.kernels.cross_entropy import summed_cross_entropy
+from training.kernels.cross_entropy import linear_cross_entropy
 from training.kernels.linear import linear
-from training.model.decoder import Decoder, Embedding, Head, blocks_of
+from training.model.decoder import Decoder, Embedding, Head, decoder_blocks
 from training.sharding.shard_spec import ShardSpec
 
 Placement = Literal["colwise", "rowwise", "vocab"]
@@ -70,9 +70,9 @@ def apply_tensor_parallel(part: Decoder, axis: Axis, sequence_parallel: bool) ->
         size = tp_shard(name, tuple(parameter.shape), axis).size
         setattr(part.get_submodule(owner), leaf, nn.Parameter(parameter.new_empty(size)))
     part.tie()
-    part.sequence_parts = axis.size if sequence_parallel else 1
+    part.sequence_shards = axis.size if sequence_parallel else 1
     region = _Region(axis, sequence_parallel)
-    for block in blocks_of(part):
+    for block in decoder_blocks(part):
         for module, last in ((block.attention, "o"), (block.mlp, "down")):
             module.register_forward_pre_hook(region.enter_hook)
             setattr(module, last, _RowParallelLinear(getattr(module, last), region))
@@ -125,12 +125,13 @@ class _VocabParallelEmbedding(Embedding):
         rows = ShardSpec.whole((full.tokens.num_embeddings,)).shard(0, region.axis.size, region.axis.rank)
         self.first, self.count = rows.offset[0], rows.size[0]
 
-    def forward(self, ids: Tensor, samples: Tensor | None) -> Tensor:
+    def forward(self, ids: Tensor, sample_ids: Tensor | None) -> Tensor:
         local = ids - self.first
         mine = (local >= 0) & (local < self.count)
         x = F.embedding(local.clamp(0, self.count - 1), self.tokens.weight) * mine[..., None]
         x = self.region.exit(x)
-        return self.place(x, self.region.axis.rank * x.shape[1] if self.region.sequence_parallel else 0, samples)
+        first = self.region.axis.rank * x.shape[1] if self.region.sequence_parallel else 0
+        return self.add_positions(x, first, sample_ids)
 
 
 class _VocabParallelHead(Head):
@@ -146,7 +147,7 @@ class _VocabParallelHead(Head):
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         axis = self.region.axis
         first = ShardSpec.whole((self.vocab_size,)).shard(0, axis.size, axis.rank).offset[0]
-        return summed_cross_entropy(self.region.enter(x), self.weight, targets, first, axis.group)
+        return linear_cross_entropy(self.region.enter(x), self.weight, targets, first, axis.group)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """The loss; without targets this rank's logits, (B, T, V / n)."""
@@ -155,9 +156,9 @@ class _VocabParallelHead(Head):
 
 def _shard_dropout(part: Decoder, rank: int, sequence_parallel: bool) -> None:
     """Key each dropout by the global heads, or positions, that this rank computes."""
-    for block in blocks_of(part):
-        block.attention.dropout.part = rank
+    for block in decoder_blocks(part):
+        block.attention.dropout.shard_index = rank
     if sequence_parallel:
-        outer = [d for block in blocks_of(part) for d in (block.attention_dropout, block.mlp_dropout)]
+        outer = [d for block in decoder_blocks(part) for d in (block.attention_dropout, block.mlp_dropout)]
         for dropout in [*outer, *([part.embed.dropout] if part.embed is not None else [])]:
-            dropout.part = rank
+            dropout.shard_index = rank

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gristmill.errors import UsageError
 from training.distributed.layout import STAGES_PER_RANK, ParallelConfig, Schedule
-from training.kernels.keyed_random import key_of
+from training.kernels.keyed_random import key_from_name
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 
@@ -96,7 +96,7 @@ def all_cases(processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:
     cases, refused = [], {}
     for layout in _layouts(processes):
         found, reason = _micro_batches(layout)
-        draw = key_of(f"{layout}")
+        draw = key_from_name(f"{layout}")
         if found:
             preset, recompute = _PRESETS[draw % 2], _RECOMPUTE[(draw >> 8) % 3]
             cases.append(Case.of(preset, found[(draw >> 16) % len(found)], recompute))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from training.distributed.mesh import World, build_world
-from training.kernels.cross_entropy import IGNORED
+from training.kernels.cross_entropy import IGNORE_INDEX
 from training.memory.memory_config import MemoryConfig
 from training.model.batch import Batch
 from training.parallel.parallel_model import ParallelModel
@@ -72,18 +72,18 @@ def data(case: Case, step: int) -> tuple[Batch, int]:
     generator = torch.Generator().manual_seed(1000 + step)
     tokens = torch.randint(VOCABULARY, (case.sequences, SEQ_LEN + 1), generator=generator)
     targets = tokens[:, 1:].clone()
-    targets[torch.rand(targets.shape, generator=generator) < 0.2] = IGNORED
-    targets[::4, 1:] = IGNORED
-    targets[0] = IGNORED
+    targets[torch.rand(targets.shape, generator=generator) < 0.2] = IGNORE_INDEX
+    targets[::4, 1:] = IGNORE_INDEX
+    targets[0] = IGNORE_INDEX
     return Batch(tokens[:, :-1], targets, torch.arange(len(tokens)) + step * len(tokens)), int(
-        (targets != IGNORED).sum()
+        (targets != IGNORE_INDEX).sum()
     )
 
 
 def replica_share(batch: Batch, world: World) -> Batch:
     """Every n-th sequence, so that the replicas' first are neighbours."""
     mine = slice(world.dp_rank, None, world.dp_size)
-    return Batch(batch.ids[mine], batch.targets[mine], batch.samples[mine])
+    return Batch(batch.ids[mine], batch.targets[mine], batch.sample_ids[mine])
 
 
 def _descend(model: ParallelModel) -> None:

@@ -11,7 +11,7 @@ from gristmill.errors import require
 from gristmill.io.token_shards import Manifest
 from training.data.sequences import TokenSequences
 from training.distributed.mesh import World
-from training.kernels.cross_entropy import IGNORED
+from training.kernels.cross_entropy import IGNORE_INDEX
 from training.parallel.parallel_model import ParallelModel
 
 _CHUNK = 1 << 24  # tokens counted at once
@@ -56,7 +56,7 @@ def evaluate(model: ParallelModel, data: TokenSequences, count: int, micro_batch
         indices = mine[start : start + micro_batch_size]
         tokens = data.batch(np.minimum(indices, count - 1)).to(world.device)
         beyond = torch.from_numpy(indices >= count).to(world.device)
-        targets = tokens[:, 1:].masked_fill(beyond[:, None], IGNORED)
+        targets = tokens[:, 1:].masked_fill(beyond[:, None], IGNORE_INDEX)
         total += model.loss([tokens[:, :-1]], [targets])
     return world.all_reduce(total).item() / (count * data.length)
 

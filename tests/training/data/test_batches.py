@@ -51,7 +51,7 @@ def test_sample_numbers_are_unique_and_do_not_depend_on_the_number_of_ranks(open
         ranks = [Batches(data, split, dp_rank, seed=3_000_000_000) for dp_rank in range(dp_size)]
         batches = [rank.batch(step) for step in range(4) for rank in ranks]
         seen.append(
-            {int(n): ids.tolist() for batch in batches for n, ids in zip(batch.samples, batch.ids, strict=True)}
+            {int(n): ids.tolist() for batch in batches for n, ids in zip(batch.sample_ids, batch.ids, strict=True)}
         )
     assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 32
 

@@ -12,7 +12,7 @@ def test_prefetched_batches_are_the_same_in_any_order(open_sequences: OpenSequen
     for step in (0, 1, 2, 7, 8, 3, *range(4, 40)):
         found, expected = loader.batch(step), batches.batch(step)
         assert torch.equal(found.ids, expected.ids) and torch.equal(found.targets, expected.targets)
-        assert torch.equal(found.samples, expected.samples)
+        assert torch.equal(found.sample_ids, expected.sample_ids)
     loader.close()
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import training.kernels.cross_entropy
 from training.distributed.mesh import init_distributed
-from training.kernels.cross_entropy import IGNORED, summed_cross_entropy
+from training.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy
 from training.sharding.shard_spec import ShardSpec
 
 RunRanks = Callable[..., list[Any]]
@@ -21,13 +21,13 @@ def example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]
     x = torch.randn(3, 7, 8, generator=generator, dtype=torch.float64)
     weight = 3 * torch.randn(VOCABULARY, 8, generator=generator, dtype=torch.float64)
     targets = torch.randint(VOCABULARY, (3, 7), generator=generator)
-    targets[0, 2:5] = targets[2] = IGNORED
+    targets[0, 2:5] = targets[2] = IGNORE_INDEX
     return x.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), targets
 
 
 def reference(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     logits = (x.double() @ weight.double().T).flatten(0, 1)
-    return F.cross_entropy(logits, targets.flatten(), reduction="sum", ignore_index=IGNORED)
+    return F.cross_entropy(logits, targets.flatten(), reduction="sum", ignore_index=IGNORE_INDEX)
 
 
 def gradients(loss: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ def gradients(loss: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def test_loss_and_gradients_are_torch_s_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(training.kernels.cross_entropy, "_CHUNK", chunk)
     x, weight, targets = example()
-    loss = summed_cross_entropy(x, weight, targets)
+    loss = linear_cross_entropy(x, weight, targets)
     assert loss.shape == (1,)
     torch.testing.assert_close(loss[0], reference(x, weight, targets))
     for ours, theirs in zip(
@@ -50,12 +50,12 @@ def test_loss_and_gradients_are_torch_s_whatever_the_chunks(monkeypatch: pytest.
 def test_huge_logits_neither_overflow_nor_lose_the_loss() -> None:
     x = torch.tensor([[[1000.0, 0.0]]])
     weight = torch.tensor([[1.0, 0.0], [0.999, 0.0]])
-    assert summed_cross_entropy(x, weight, torch.tensor([[1]])).item() == pytest.approx(1 + 0.3132617, abs=1e-3)
+    assert linear_cross_entropy(x, weight, torch.tensor([[1]])).item() == pytest.approx(1 + 0.3132617, abs=1e-3)
 
 
 def test_nothing_that_counts_is_no_loss_and_no_gradient() -> None:
     x, weight, targets = example()
-    loss = summed_cross_entropy(x, weight, torch.full_like(targets, IGNORED))
+    loss = linear_cross_entropy(x, weight, torch.full_like(targets, IGNORE_INDEX))
     assert loss.item() == 0
     assert all(not g.any() for g in gradients(loss, x, weight))
 
@@ -64,13 +64,13 @@ def test_low_precision_products_are_summed_in_float32() -> None:
     x, weight, targets = example(torch.float32)
     expected = reference(x, weight, targets)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = summed_cross_entropy(x, weight, targets)
+        loss = linear_cross_entropy(x, weight, targets)
     assert loss.dtype == torch.float32 and abs(loss.item() / expected.item() - 1) < 0.01
     for ours, theirs in zip(gradients(loss, x, weight), gradients(expected, x, weight), strict=True):
         assert ours.dtype == torch.float32
         assert (ours - theirs).norm() / theirs.norm() < 0.02
     low = [t.detach().bfloat16().requires_grad_() for t in (x, weight)]
-    assert summed_cross_entropy(low[0], low[1], targets).dtype == torch.float32
+    assert linear_cross_entropy(low[0], low[1], targets).dtype == torch.float32
 
 
 def divided(chunk: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,7 +81,7 @@ def divided(chunk: int) -> tuple[Tensor, Tensor, Tensor]:
         x, weight, targets = example()
         spec = ShardSpec.whole((VOCABULARY,)).shard(0, group.size(), group.rank())
         mine = weight.detach()[spec.slices].requires_grad_()
-        loss = summed_cross_entropy(x, mine, targets, spec.offset[0], group)
+        loss = linear_cross_entropy(x, mine, targets, spec.offset[0], group)
         return loss.detach(), *gradients(loss, x, mine)
 
 

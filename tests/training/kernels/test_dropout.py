@@ -6,10 +6,10 @@ from torch import Tensor
 from training.kernels.dropout import Dropout
 
 
-def dropped(x: Tensor, samples: list[int], p: float = 0.3, site: str = "s", part: int = 0) -> Tensor:
+def dropped(x: Tensor, sample_ids: list[int], p: float = 0.3, site: str = "s", part: int = 0) -> Tensor:
     dropout = Dropout(p, site)
-    dropout.part = part
-    return dropout(x, torch.tensor(samples))
+    dropout.shard_index = part
+    return dropout(x, torch.tensor(sample_ids))
 
 
 def test_a_share_p_is_dropped_and_the_mean_stays() -> None:
@@ -32,10 +32,10 @@ def test_what_is_dropped_depends_on_sequence_place_and_element_alone() -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.lists(st.integers(0, 2**40), min_size=1, max_size=3, unique=True))
-def test_parts_along_dimension_1_drop_what_the_whole_does(parts: int, size: int, samples: list[int]) -> None:
-    x = torch.ones(len(samples), parts * size, 7)
-    together = [dropped(piece, samples, part=i) for i, piece in enumerate(x.chunk(parts, 1))]
-    assert torch.equal(torch.cat(together, 1), dropped(x, samples))
+def test_parts_along_dimension_1_drop_what_the_whole_does(parts: int, size: int, sample_ids: list[int]) -> None:
+    x = torch.ones(len(sample_ids), parts * size, 7)
+    together = [dropped(piece, sample_ids, part=i) for i, piece in enumerate(x.chunk(parts, 1))]
+    assert torch.equal(torch.cat(together, 1), dropped(x, sample_ids))
 
 
 def test_neither_evaluation_nor_p_0_drops_or_needs_samples() -> None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training.kernels.linear import ONEDNN, Linear, linear, linears
+from training.kernels.linear import ONEDNN, Linear, fused_linears, linear
 from training.memory.recompute import checkpoint_activations
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
@@ -46,7 +46,7 @@ def test_outputs_and_gradients_are_those_of_torch(shape: tuple[int, ...], output
     x = torch.randn(shape, requires_grad=True)
     layers = [Linear(24, size, bias=bias) for size in outputs]
     inputs = [x, *(p for layer in layers for p in layer.parameters())]
-    ours, theirs = linears(x, layers), [F.linear(x, layer.weight, layer.bias) for layer in layers]
+    ours, theirs = fused_linears(x, layers), [F.linear(x, layer.weight, layer.bias) for layer in layers]
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(gradients(ours, inputs), gradients(theirs, inputs))
 

@@ -48,7 +48,7 @@ def trained(folder: Path, vocab_size: int) -> list[dict[str, Any]]:
                 {"losses": losses, "rows": [w.local.detach().clone() for w in run.params], "there": where and changed}
             )
             if run.files is not None:
-                run.files.check()
+                run.files.verify()
             run.close()
     return results
 
@@ -79,7 +79,7 @@ def damaged(folder: Path) -> list[str]:
                 byte = file.read(1)[0]
                 file.seek(0)
                 file.write(bytes([byte ^ 1]))
-            for read in (lambda run=run: run.forward(ids), run.files.check):  # type: ignore[union-attr]
+            for read in (lambda run=run: run.forward(ids), run.files.verify):  # type: ignore[union-attr]
                 try:
                     read()
                 except InputError as error:
@@ -92,7 +92,7 @@ def test_damage_is_met_before_a_forward_pass_uses_it_or_a_checkpoint_takes_it(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
     (said,) = run_ranks(1, damaged, tmp_path)
-    assert len(said) == 4 and all("goes on from the last checkpoint" in line for line in said)
+    assert len(said) == 4 and all("to resume from the last checkpoint" in line for line in said)
 
 
 def resident(folder: Path) -> list[float]:
@@ -138,7 +138,7 @@ def test_parameters_can_be_elsewhere_with_zero_3_only() -> None:
 
 
 def test_a_user_is_told_what_saves_nothing() -> None:
-    assert MemoryConfig(optimizer="cpu").remarks("cpu") == [
+    assert MemoryConfig(optimizer="cpu").warnings("cpu") == [
         "memory.optimizer cpu saves nothing here: the device is the CPU; --memory.optimizer disk would"
     ]
-    assert MemoryConfig(optimizer="cpu").remarks("cuda") == MemoryConfig().remarks("cpu") == []
+    assert MemoryConfig(optimizer="cpu").warnings("cuda") == MemoryConfig().warnings("cpu") == []

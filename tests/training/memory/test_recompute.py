@@ -150,5 +150,5 @@ def test_a_collective_that_overwrites_what_is_kept_is_refused() -> None:
     part = nn.Module()
     part.blocks = nn.ModuleDict({"0": _Row()})
     checkpoint_activations(part, "selective")
-    with init_distributed("cpu"), pytest.raises(AssertionError, match="overwrites a kept product"):
+    with init_distributed("cpu"), pytest.raises(AssertionError, match="overwrites a saved output"):
         part.blocks["0"](torch.randn(2, 3, 8))

@@ -4,7 +4,7 @@ import torch
 import training.model.initialize
 from training.kernels.keyed_random import keyed_normal, splitmix64
 from training.model.decoder import Decoder
-from training.model.initialize import fill_initial
+from training.model.initialize import init_shard
 from training.model.model_config import ModelConfig
 from training.sharding.shard_spec import ShardSpec
 
@@ -13,7 +13,7 @@ def build(seed: int = 1, layers: int = 2, **sizes: int) -> Decoder:
     model = Decoder(ModelConfig(layers=layers, width=64, heads=4, **sizes).resolve(100, 8))  # type: ignore[arg-type]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            fill_initial(parameter, name, ShardSpec.whole(tuple(parameter.shape)), model.config, seed)
+            init_shard(parameter, name, ShardSpec.whole(tuple(parameter.shape)), model.config, seed)
     return model
 
 
@@ -37,17 +37,17 @@ def test_a_shard_draws_its_own_elements() -> None:
     for name, whole in model.named_parameters():
         spec = ShardSpec.whole(tuple(whole.shape)).shard(0, 3, 1).shard(whole.ndim - 1, 2, 1)
         values = torch.empty(spec.size)
-        fill_initial(values, name, spec, model.config, 1)
+        init_shard(values, name, spec, model.config, 1)
         assert torch.equal(values, whole[spec.slices]), name
 
 
 def test_a_large_parameter_is_drawn_in_chunks_and_in_its_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, config = ShardSpec.whole((50, 30)).shard(1, 4, 3), build().config
     values = [torch.empty(spec.size, dtype=dtype) for dtype in (torch.float64, torch.float64, torch.float32)]
-    fill_initial(values[0], "head.weight", spec, config, 1)
+    init_shard(values[0], "head.weight", spec, config, 1)
     monkeypatch.setattr(training.model.initialize, "_CHUNK", 7)
-    fill_initial(values[1], "head.weight", spec, config, 1)
-    fill_initial(values[2], "head.weight", spec, config, 1)
+    init_shard(values[1], "head.weight", spec, config, 1)
+    init_shard(values[2], "head.weight", spec, config, 1)
     assert torch.equal(values[0], values[1]) and torch.equal(values[0].float(), values[2])
 
 

@@ -59,11 +59,11 @@ def test_compiled_blocks_have_the_same_losses(
 @needs_compiler
 def test_compiled_dropout_has_the_same_mask() -> None:
     dropout = Dropout(0.3, "site")
-    dropout.part = 1
-    x, samples = torch.ones(2, 3, 8, 16), torch.tensor([5, 2**40])
-    dropped = dropout(x, samples)
+    dropout.shard_index = 1
+    x, sample_ids = torch.ones(2, 3, 8, 16), torch.tensor([5, 2**40])
+    dropped = dropout(x, sample_ids)
     dropout.compile()
-    assert torch.equal(dropout(x, samples), dropped) and (dropped == 0).any()
+    assert torch.equal(dropout(x, sample_ids), dropped) and (dropped == 0).any()
 
 
 @pytest.mark.parametrize("schedule", SPLIT_BACKWARD)

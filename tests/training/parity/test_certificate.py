@@ -22,7 +22,7 @@ from training.distributed import collectives
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import Axis
 from training.distributed.rank_pool import RankPool
-from training.kernels.cross_entropy import IGNORED
+from training.kernels.cross_entropy import IGNORE_INDEX
 from training.model.decoder import Decoder, Embedding
 from training.parallel.data_parallel import Bucket, GradReducer
 from training.parallel.parallel_model import ParallelModel
@@ -89,8 +89,8 @@ def sequence_halves_swapped(patch: Patch) -> None:
 
 
 def every_position_from_zero(patch: Patch) -> None:
-    right = Embedding.place
-    patch.setattr(Embedding, "place", lambda self, x, _first, samples: right(self, x, 0, samples))
+    right = Embedding.add_positions
+    patch.setattr(Embedding, "add_positions", lambda self, x, _first, sample_ids: right(self, x, 0, sample_ids))
 
 
 def norms_not_summed_over_the_sequence(patch: Patch) -> None:
@@ -102,10 +102,10 @@ def every_head_drops_as_the_first(patch: Patch) -> None:
 
 
 def vocabulary_from_zero(patch: Patch) -> None:
-    right = training.parallel.tensor_parallel.summed_cross_entropy
+    right = training.parallel.tensor_parallel.linear_cross_entropy
     patch.setattr(
         training.parallel.tensor_parallel,
-        "summed_cross_entropy",
+        "linear_cross_entropy",
         lambda x, weight, targets, _first, group: right(x, weight, targets, 0, group),
     )
 
@@ -187,10 +187,10 @@ def stages_swapped(patch: Patch) -> None:
 def last_micro_batch_dropped(patch: Patch) -> None:
     right = Pipeline.forward_backward
 
-    def dropping(self: Pipeline, ids: Tensor, targets: Tensor, samples: Tensor, scale: float) -> Tensor:
+    def dropping(self: Pipeline, ids: Tensor, targets: Tensor, sample_ids: Tensor, scale: float) -> Tensor:
         left = targets.clone()
-        left[-len(left) // self.layout.micro_batches :] = IGNORED
-        return right(self, ids, left, samples, scale)
+        left[-len(left) // self.layout.micro_batches :] = IGNORE_INDEX
+        return right(self, ids, left, sample_ids, scale)
 
     patch.setattr(Pipeline, "forward_backward", dropping)
 
@@ -211,10 +211,10 @@ def computed_again_otherwise(patch: Patch) -> None:
 
 
 def all_draw_the_same_shard(patch: Patch) -> None:
-    right = training.parallel.parallelize.fill_initial
+    right = training.parallel.parallelize.init_shard
     patch.setattr(
         training.parallel.parallelize,
-        "fill_initial",
+        "init_shard",
         lambda values, name, spec, *rest: right(values, name, ShardSpec.whole(spec.size), *rest),
     )
 

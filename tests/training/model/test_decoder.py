@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from training.model.decoder import Decoder, flops_per_token
-from training.model.initialize import fill_initial
+from training.model.initialize import init_shard
 from training.model.model_config import ModelConfig
 from training.sharding.shard_spec import ShardSpec
 
@@ -19,7 +19,7 @@ def build(config: ModelConfig, vocabulary: int = 50, seq_len: int = 12) -> Decod
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            fill_initial(parameter, name, ShardSpec.whole(tuple(parameter.shape)), model.config, 1)
+            init_shard(parameter, name, ShardSpec.whole(tuple(parameter.shape)), model.config, 1)
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -134,13 +134,13 @@ def test_with_targets_the_loss_is_returned() -> None:
 def test_attention_with_dropout_is_the_fused_one_where_nothing_is_dropped(kv_heads: int) -> None:
     """Whose weights it has in memory, and whose groups of heads it makes itself."""
     model = build(replace(SIZES, kv_heads=kv_heads, dropout=1e-12))
-    samples = torch.arange(2)
-    assert torch.allclose(model(ids(), samples=samples), model.eval()(ids()), rtol=0, atol=1e-9)
+    sample_ids = torch.arange(2)
+    assert torch.allclose(model(ids(), sample_ids=sample_ids), model.eval()(ids()), rtol=0, atol=1e-9)
 
 
 def test_dropout_changes_training_alone_and_by_the_sequences_numbers() -> None:
     model = build(replace(SIZES, dropout=0.2))
-    first, second = (model(ids(), samples=torch.tensor(numbers)) for numbers in ([0, 1], [0, 2]))
+    first, second = (model(ids(), sample_ids=torch.tensor(numbers)) for numbers in ([0, 1], [0, 2]))
     assert torch.equal(first[0], second[0]) and not torch.equal(first[1], second[1])
     model.eval()
     assert torch.equal(model(ids()), model(ids()))

@@ -14,7 +14,7 @@ from torch import nn
 from gristmill.errors import InputError, OutputError
 from training.distributed.rank_pool import RankError
 from training.memory.memory_config import MemoryConfig
-from training.optim.flat_buckets import ALIGNED, plan
+from training.optim.flat_buckets import ALIGNMENT, plan_buckets
 from training.optim.moments import MomentsOnDisk
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer, build_optimizer
@@ -54,18 +54,18 @@ def equal(params: Params, optimizer: Optimizer, others: Params, other: Optimizer
 
 @given(st.lists(st.integers(0, 1000), max_size=20), st.integers(1, 500) | st.none())
 def test_a_plan_has_every_element_once_in_order_and_aligned(sizes: list[int], most: int | None) -> None:
-    total, buckets = plan(sizes, most)
+    total, buckets = plan_buckets(sizes, most)
     done = [0] * len(sizes)
     end = 0
     for bucket in buckets:
-        assert bucket.start == end and bucket.length <= max(ALIGNED, most or total)
-        end, at = end + bucket.length, 0
-        for cut in bucket.cuts:
-            assert cut.start == done[cut.param] and cut.at == at and cut.length > 0
-            assert cut.start % ALIGNED == cut.at % ALIGNED == 0
-            done[cut.param], at = cut.start + cut.length, at + -(-cut.length // ALIGNED) * ALIGNED
-        assert at == bucket.length
-    assert done == sizes and end == total < sum(sizes) + ALIGNED * max(1, len(sizes))
+        assert bucket.start == end and bucket.numel <= max(ALIGNMENT, most or total)
+        end, offset = end + bucket.numel, 0
+        for s in bucket.slices:
+            assert s.start == done[s.param] and s.offset == offset and s.numel > 0
+            assert s.start % ALIGNMENT == s.offset % ALIGNMENT == 0
+            done[s.param], offset = s.start + s.numel, offset + -(-s.numel // ALIGNMENT) * ALIGNMENT
+        assert offset == bucket.numel
+    assert done == sizes and end == total < sum(sizes) + ALIGNMENT * max(1, len(sizes))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -76,7 +76,7 @@ def test_bit_for_bit_the_same_wherever_the_states_are(tmp_path: Path, dtype: tor
     train(params, optimizer)
     for memory in (MemoryConfig(optimizer="cpu"), on_disk(tmp_path)):
         ours = make_params(dtype)
-        other = build_optimizer(ours, OptimConfig(), memory, bucket=bucket)
+        other = build_optimizer(ours, OptimConfig(), memory, bucket_numel=bucket)
         train(ours, other)
         assert equal(ours, other, params, optimizer)
         other.close()
@@ -86,7 +86,7 @@ def test_bit_for_bit_the_same_wherever_the_states_are(tmp_path: Path, dtype: tor
 def test_states_that_are_written_are_gone_on_from(tmp_path: Path) -> None:
     params, others = make_params(), make_params()
     optimizer = build_optimizer(params, OptimConfig())
-    other = build_optimizer(others, OptimConfig(), on_disk(tmp_path), rank=3, bucket=128)
+    other = build_optimizer(others, OptimConfig(), on_disk(tmp_path), rank=3, bucket_numel=128)
     train(others, other, 2)
     with torch.no_grad():
         for a, b in zip(params, others, strict=True):
@@ -95,7 +95,7 @@ def test_states_that_are_written_are_gone_on_from(tmp_path: Path) -> None:
         for key, values in states.items():
             values.copy_(optimizer.moments()[name][key])
     other.updates = 0
-    other.loaded()
+    other.after_load()
     train(params, optimizer)
     train(others, other)
     assert equal(others, other, params, optimizer)
@@ -106,7 +106,7 @@ def test_states_that_are_written_are_gone_on_from(tmp_path: Path) -> None:
 def test_damage_is_met_when_read_whether_by_a_step_or_by_a_checkpoint(tmp_path: Path, state: str, damage: str) -> None:
     for reader in ("step", "moments"):
         params = make_params()
-        optimizer = build_optimizer(params, OptimConfig(), on_disk(tmp_path), bucket=256)
+        optimizer = build_optimizer(params, OptimConfig(), on_disk(tmp_path), bucket_numel=256)
         train(params, optimizer, 2)
         path = tmp_path / "rank-00000" / f"{state}.bin"
         if damage == "changed":
@@ -117,7 +117,7 @@ def test_damage_is_met_when_read_whether_by_a_step_or_by_a_checkpoint(tmp_path: 
                 file.write(bytes([byte[0] ^ 1]))
         else:
             os.truncate(path, 5000)
-        with pytest.raises(InputError, match=rf"{state}.bin: bytes 4096 to 5120 .*goes on from the last checkpoint"):
+        with pytest.raises(InputError, match=rf"{state}.bin: bytes 4096 to 5120 .*to resume from the last checkpoint"):
             optimizer.moments() if reader == "moments" else train(params, optimizer, 1)
         optimizer.close()
 
@@ -162,21 +162,21 @@ def test_a_disk_without_room_is_met_at_the_start(tmp_path: Path, run_ranks: RunR
 def test_memory_is_bounded_by_buckets_not_by_the_model(tmp_path: Path) -> None:
     """32 MB of states, of which at most a tenth is ever in memory."""
     length, bucket = 1 << 22, 1 << 16
-    total, buckets = plan([length], bucket)
+    total, buckets = plan_buckets([length], bucket)
     before = _resident()
     moments = MomentsOnDisk(tmp_path / "r", total, buckets, torch.float32)
     most = 0
     for _ in range(2):
-        moments.begin(0)
+        moments.prefetch(0)
         for number in range(len(buckets)):
             if number + 1 < len(buckets):
-                moments.begin(number + 1)
-            for (values,) in moments.take(number):
+                moments.prefetch(number + 1)
+            for (values,) in moments.get(number):
                 values.add_(1.0)
-            moments.put(number)
+            moments.write_back(number)
             most = max(most, _resident() - before)
         moments.finish()
-    assert all((values == 2).all() for values in moments.whole().values())
+    assert all((values == 2).all() for values in moments.flat_states().values())
     assert most < 2 * 4 * length / 10
     moments.close()
 
@@ -192,7 +192,7 @@ def test_from_a_gpu_the_update_is_the_cpu_s(tmp_path: Path, place: str) -> None:
     expected, params = make_params(), make_params(device="cuda")
     optimizer = build_optimizer(expected, OptimConfig())
     memory = MemoryConfig(optimizer=place, folder=tmp_path)  # type: ignore[arg-type]
-    other = build_optimizer(params, OptimConfig(), memory, bucket=512)
+    other = build_optimizer(params, OptimConfig(), memory, bucket_numel=512)
     train(expected, optimizer)
     train(params, other)
     assert all(torch.equal(a.local, b.local.cpu()) for a, b in zip(expected, params, strict=True))

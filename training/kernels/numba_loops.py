@@ -1,7 +1,6 @@
-"""The decoder's elementwise steps on one core of a CPU: loops over float32 that numba compiles to vector code.
+"""Fused elementwise kernels for one CPU core: float32 loops that numba compiles to vector instructions.
 
-torch makes each of them of several passes over memory, and its exponentials are slower than the memory is. Rows
-of a tensor are given as `Rows`: its numbers from the first to the last, and how far apart the rows begin.
+torch needs several passes over memory for each of them, and its exponentials cost more than the passes.
 """
 
 import numba as nb
@@ -9,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
-Rows = tuple[Floats, int]
+Rows = tuple[Floats, int]  # rows of a tensor: flat memory from the first element to the last, and the row stride
 
 _f = np.float32
 _HALF, _ONE = _f(0.5), _f(1)
@@ -22,10 +21,10 @@ def _row(x: Rows, r: int, width: int) -> Floats:
 
 @nb.njit(inline="always", error_model="numpy", fastmath={"contract"})
 def _exp(x: np.float32) -> np.float32:
-    """e^x of a number that is not positive, to 1e-7 of itself; the polynomial is Cephes' expf (Moshier 1992)."""
+    """e^x for x <= 0, relative error 1e-7; the polynomial is that of Cephes' expf (Moshier 1992)."""
     x = max(x, _f(-87))
     twos = np.floor(x * _f(1.44269504) + _HALF)
-    r = x - twos * _f(0.693359375) + twos * _f(2.12194440e-4)  # ln 2 in two parts, the first of them exact
+    r = x - twos * _f(0.693359375) + twos * _f(2.12194440e-4)  # ln 2 = 0.693359375 (exact in float32) - 2.12e-4
     p = _f(1.9875691500e-4) * r + _f(1.3981999507e-3)
     p = ((p * r + _f(8.3334519073e-3)) * r + _f(4.1665795894e-2)) * r + _f(1.6666665459e-1)
     p = (p * r + _HALF) * r * r + r + _ONE
@@ -40,8 +39,8 @@ def _sigmoid(x: np.float32) -> np.float32:
 
 
 @nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
-def gelu(x: Floats, y: Floats, slope: Floats) -> None:
-    """x Φ(x) and its derivative Φ(x) + x φ(x); Φ by Abramowitz & Stegun's 7.1.26, to 1e-7."""
+def gelu(x: Floats, y: Floats, derivative: Floats) -> None:
+    """Exact GELU: y = x Φ(x) and its derivative Φ(x) + x φ(x); Φ by Abramowitz & Stegun 7.1.26, error 1e-7."""
     for i in range(len(x)):
         z = abs(x[i]) * _f(0.70710678118)
         bell = _exp(-z * z)
@@ -50,22 +49,22 @@ def gelu(x: Floats, y: Floats, slope: Floats) -> None:
         tail = _HALF * ((p * t + _f(-0.284496736)) * t + _f(0.254829592)) * t * bell
         below = tail if x[i] < _f(0) else _ONE - tail
         y[i] = x[i] * below
-        slope[i] = below + x[i] * bell * _f(0.3989422804)
+        derivative[i] = below + x[i] * bell * _f(0.3989422804)
 
 
 @nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
-def gelu_tanh(x: Floats, y: Floats, slope: Floats) -> None:
-    """x s and its derivative, where s = (1 + tanh u) / 2 = sigmoid(2 u) and u = √(2/π) (x + 0.044715 x³)."""
+def gelu_tanh(x: Floats, y: Floats, derivative: Floats) -> None:
+    """GPT-2's GELU: y = x s and its derivative; s = (1 + tanh u) / 2 = sigmoid(2 u), u = √(2/π) (x + 0.044715 x³)."""
     for i in range(len(x)):
         square = x[i] * x[i]
         s = _sigmoid(x[i] * (_f(1.5957691216) + _f(0.0713548163) * square))
         y[i] = x[i] * s
-        slope[i] = s + y[i] * (_ONE - s) * (_f(1.5957691216) + _f(0.2140644488) * square)
+        derivative[i] = s + y[i] * (_ONE - s) * (_f(1.5957691216) + _f(0.2140644488) * square)
 
 
 @nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 def swiglu(gate: Rows, up: Rows, y: Floats) -> None:
-    """silu(gate) × up; `y` (rows, width)."""
+    """y = silu(gate) × up; `y` (rows, width)."""
     rows, width = y.shape
     for r in range(rows):
         g, u, out = _row(gate, r, width), _row(up, r, width), y[r]
@@ -75,7 +74,7 @@ def swiglu(gate: Rows, up: Rows, y: Floats) -> None:
 
 @nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 def swiglu_backward(gate: Rows, up: Rows, dy: Floats, dgate: Floats, dup: Floats) -> None:
-    """Its gradients, from that of y; each (rows, width)."""
+    """Gradients of gate and up from that of y; each (rows, width)."""
     rows, width = dy.shape
     for r in range(rows):
         g, u, d = _row(gate, r, width), _row(up, r, width), dy[r]
@@ -87,7 +86,7 @@ def swiglu_backward(gate: Rows, up: Rows, dy: Floats, dgate: Floats, dup: Floats
 
 @nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 def rotate(x: Rows, cos: Floats, sin: Floats, sign: np.float32, y: Floats) -> None:
-    """x cos + roll(x) sin × `sign`, where roll changes a head's halves; `cos`, `sin` (T, E), `y` (rows, heads, E)."""
+    """y = x cos + roll(x) sin × `sign`; roll swaps the halves of a head. `cos`, `sin` (T, E), `y` (rows, heads, E)."""
     rows, heads, width = y.shape
     half = width // 2
     for r in range(rows):
@@ -101,7 +100,7 @@ def rotate(x: Rows, cos: Floats, sin: Floats, sign: np.float32, y: Floats) -> No
 
 @nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc"})
 def rms_norm(x: Floats, weight: Floats, eps: np.float32, y: Floats, inverse: Floats) -> None:
-    """x × `inverse` × weight; `x`, `y` (rows, width), `inverse` (rows,) is 1 / √(mean of x² + eps)."""
+    """y = x × inverse × weight, with `inverse` (rows,) = 1 / √(mean of x² + eps); `x`, `y` (rows, width)."""
     rows, width = x.shape
     for r in range(rows):
         square = _f(0)
@@ -116,13 +115,13 @@ def rms_norm(x: Floats, weight: Floats, eps: np.float32, y: Floats, inverse: Flo
 def rms_norm_backward(
     x: Floats, weight: Floats, inverse: Floats, dy: Floats, dx: Floats, dw: NDArray[np.float64]
 ) -> None:
-    """Sets `dx` (rows, width), and adds to `dw` (width,), which is a sum over as many rows as there are."""
+    """Set `dx` (rows, width) and add to `dw` (width,): float64, as it sums over all rows."""
     rows, width = x.shape
     for r in range(rows):
-        along = _f(0)
+        projection = _f(0)
         for i in range(width):
-            along += dy[r, i] * weight[i] * x[r, i]
-        along *= inverse[r] * inverse[r] / _f(width)
+            projection += dy[r, i] * weight[i] * x[r, i]
+        projection *= inverse[r] * inverse[r] / _f(width)
         for i in range(width):
-            dx[r, i] = (dy[r, i] * weight[i] - x[r, i] * along) * inverse[r]
+            dx[r, i] = (dy[r, i] * weight[i] - x[r, i] * projection) * inverse[r]
             dw[i] += dy[r, i] * x[r, i] * inverse[r]
