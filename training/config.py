@@ -1,4 +1,4 @@
-"""What a training run is configured by: dataclasses, one a section."""
+"""TrainConfig: all options of a training run, one section per room."""
 
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -23,10 +23,10 @@ from training.reporting.metrics import MetricsConfig
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A training run."""
+    """Options of a training run; each section is a dataclass of the room that it configures, which checks it."""
 
     out_dir: Path
-    """Where checkpoints and metrics go. If it holds this run's checkpoint, training goes on from there."""
+    """Folder for checkpoints and metrics. A run whose checkpoint is there resumes from it."""
     data: DataConfig
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -38,16 +38,16 @@ class TrainConfig:
     stability: StabilityConfig = field(default_factory=StabilityConfig)
     seed: int = 1
     precision: Precision = "fp32"
-    """bf16, fp16: the matrix products in that; parameters, sums of gradients and the loss stay in float32.
-    fp64: everything in float64, to see what is rounding and what is not."""
+    """bf16, fp16: mixed precision, with matrix products in that dtype; parameters, gradient sums and the loss in
+    float32. fp64: everything in float64, to tell rounding from errors."""
     compile: bool = False
-    """Compile each block with torch.compile: faster on a GPU, after a minute's wait. Not with schedules that compute
-    the two kinds of gradients apart."""
+    """Compile each block with torch.compile: faster on a GPU, after about a minute. Not with zero-bubble schedules,
+    which compute the gradients of inputs and of weights separately."""
     init_from: Path | None = None
-    """A checkpoint whose parameters a new run begins with, such as import_hf writes."""
+    """Checkpoint whose parameters a new run starts from, for example one written by import_hf."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     timeout: float = 60.0
-    """Seconds one process waits for another before it gives up."""
+    """Seconds a rank waits for another before the run ends with an error."""
 
     def check(self) -> None:
         """Raise UsageError for a value out of range, or options that exclude each other."""
@@ -58,15 +58,15 @@ class TrainConfig:
         require(
             not self.compile or self.parallel.pp == 1 or self.parallel.schedule not in SPLIT_BACKWARD,
             f"compile and parallel.schedule {self.parallel.schedule}: a compiled block computes the gradients of its "
-            "input and of its weights at once, and this schedule fills its bubbles with the latter; "
+            "inputs and weights together, and this schedule needs them separately; "
             "try --parallel.schedule interleaved-1f1b, or --compile false",
         )
 
     def identity(self, model: ModelConfig, train: Manifest, holdout: Manifest) -> dict[str, Any]:
-        """What makes a run this run, by option: neither where files lie nor how many processes share the work.
+        """Options and data that determine the run's results, by option; a folder is resumed only if they agree.
 
-        `model` is the resolved model; `train` and `holdout` the manifests of the token shards. A run resumes
-        only in a folder of the same identity.
+        Not among them: paths, the number of processes and their layout. `model` must be resolved; `train` and
+        `holdout` are the manifests of the token shards.
         """
         optim = {f"optim.{key}": value for key, value in asdict(self.optim).items() if key != "steps"}
         return {
@@ -82,4 +82,5 @@ class TrainConfig:
 
 
 def _fingerprint(manifest: Manifest) -> str:
+    """Hash of the token shards' checksums."""
     return sha256(msgspec.json.encode([shard.sha256 for shard in manifest.shards])).hexdigest()[:16]

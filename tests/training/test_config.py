@@ -13,7 +13,7 @@ from training.optim.optim_config import OptimConfig
 from training.optim.stability import StabilityConfig
 
 
-def test_resolving_leaves_nothing_open() -> None:
+def test_resolve_fills_in_all_defaults() -> None:
     llama = ModelConfig(width=96, heads=6).resolve(1000, 64)
     assert (llama.kv_heads, llama.ffn_width, llama.vocab_size, llama.context) == (6, 256, 1000, 64)
     assert (llama.norm, llama.positions, llama.mlp, llama.bias, llama.tied) == ("rms", "rope", "swiglu", False, False)
@@ -33,7 +33,7 @@ def test_resolving_leaves_nothing_open() -> None:
         ({"dropout": 1.0}, "dropout"),
     ],
 )
-def test_sizes_that_do_not_fit_together_are_errors(changes: dict[str, int], message: str) -> None:
+def test_inconsistent_model_sizes_are_errors(changes: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ModelConfig(**changes).resolve(99, 16)  # type: ignore[arg-type]
 
@@ -44,7 +44,7 @@ def test_the_old_name_of_async_save_is_accepted(capsys: pytest.CaptureFixture[st
     assert "checkpoint.beside is now called checkpoint.async_save" in capsys.readouterr().err
 
 
-def test_values_no_run_could_have_are_errors() -> None:
+def test_values_out_of_range_are_errors() -> None:
     config = TrainConfig(Path("out"), DataConfig(Path("a"), Path("b")))
     config.check()
     for wrong, key in [

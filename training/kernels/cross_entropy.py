@@ -76,13 +76,13 @@ def _chunk(
     in_shard = (local >= 0) & (local < len(weight)) if group is not None else valid
     column = local.clamp(0, len(weight) - 1)[:, None]
     log_probs = logits.log_softmax(-1)  # normalised within this shard of the vocabulary
-    target_log_prob, weights = log_probs.gather(1, column)[:, 0], valid.to(log_probs.dtype)
+    target_log_prob, scale = log_probs.gather(1, column)[:, 0], valid.to(log_probs.dtype)
     if group is not None:
         log_sum_exp = logits[:, 0] - log_probs[:, 0]
         target_log_prob, shard_prob = _over_vocab_shards(target_log_prob, log_sum_exp, in_shard, group)
-        weights *= shard_prob
+        scale *= shard_prob
     loss = torch.where(valid, -target_log_prob, 0.0).sum()
-    gradient = log_probs.exp_().mul_(weights[:, None])
+    gradient = log_probs.exp_().mul_(scale[:, None])
     gradient.scatter_add_(1, column, -(in_shard & valid)[:, None].to(gradient.dtype))
     return loss, gradient
 

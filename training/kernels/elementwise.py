@@ -1,6 +1,6 @@
 """RMSNorm, rotary embedding, GELU and SwiGLU, as autograd functions with their own backward.
 
-On one CPU thread, torchrun's default, float32 tensors go through the fused numba_loops of `numba_loops`; with more
+On one CPU thread, torchrun's default, float32 tensors go through the fused loops of `numba_loops`; with more
 threads, or on other devices and dtypes, through torch's operators.
 """
 
@@ -101,8 +101,8 @@ class _GELU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, approximate: str) -> Tensor:
         y, derivative = torch.empty(x.shape), torch.empty(x.shape)
-        loop = numba_loops.gelu if approximate == "none" else numba_loops.gelu_tanh
-        loop(*(_array(t).ravel() for t in (x, y, derivative)))
+        kernel = numba_loops.gelu if approximate == "none" else numba_loops.gelu_tanh
+        kernel(*(_array(t).ravel() for t in (x, y, derivative)))
         ctx.save_for_backward(derivative)
         return y
 

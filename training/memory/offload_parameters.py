@@ -1,6 +1,6 @@
-"""Parameter offload for ZeRO-3: parameters in memory-mapped files, paged in when used (ZeRO-Infinity).
+"""Parameter offload for ZeRO-3: parameters in memory-mapped files, read when used and dropped afterwards.
 
-After Rajbhandari et al. 2021, "ZeRO-Infinity", section 5; the operating system does the reads and writes.
+After ZeRO-Infinity (Rajbhandari et al. 2021, section 5); the operating system does the reads and writes.
 """
 
 import mmap

@@ -77,7 +77,7 @@ class _SaveOutputs(TorchDispatchMode):
             assert not overwritten, f"{operation} overwrites a saved output; with selective recomputation reduce a copy"
         result = operation(*args, **(kwargs or {}))
         if operation in _SAVED_OPS:
-            self.saved.append(_detached(result))  # the graph holds this list: no reference cycle
+            self.saved.append(_detached(result))  # the graph refers to this list; the list must not refer back
             self.addresses |= _addresses(result)
         return result
 

@@ -51,7 +51,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, sample_ids: Tensor | None) -> Tensor:
         """(B, T, D) to (B, T, D); `rotary` is the pair cos, sin of `rotary_table`, `sample_ids` (B,) int64."""
-        # the number of heads follows from the projection's width: under tensor parallelism it is a shard's
+        # the number of heads follows from the projections' width: with tensor parallelism this rank has some of them
         projected = fused_linears(x, (self.q, self.k, self.v))
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in projected)
         if rotary is not None:
@@ -64,7 +64,10 @@ class Attention(nn.Module):
         return self.o(mixed.transpose(1, 2).flatten(-2))
 
     def _attention_with_dropout(self, q: Tensor, k: Tensor, v: Tensor, sample_ids: Tensor | None) -> Tensor:
-        """Attention of q (B, H, T, E) with the (T, T) weights in memory: torch's fused kernel drops by RNG state."""
+        """Attention with all (T, T) weights in memory: torch's fused kernel has no counter-based dropout.
+
+        `q` (B, H, T, E); `k` and `v` (B, kv_heads, T, E).
+        """
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
         scores = q @ k.transpose(-2, -1) * self.head_dim**-0.5
         future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)

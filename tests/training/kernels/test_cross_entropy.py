@@ -35,7 +35,7 @@ def gradients(loss: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("chunk", [1, VOCABULARY * 4, 1 << 23])
-def test_loss_and_gradients_are_torch_s_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+def test_loss_and_gradients_equal_torch_for_any_chunk_size(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(training.kernels.cross_entropy, "_CHUNK", chunk)
     x, weight, targets = example()
     loss = linear_cross_entropy(x, weight, targets)
@@ -47,13 +47,13 @@ def test_loss_and_gradients_are_torch_s_whatever_the_chunks(monkeypatch: pytest.
         torch.testing.assert_close(ours, theirs)
 
 
-def test_huge_logits_neither_overflow_nor_lose_the_loss() -> None:
+def test_huge_logits_do_not_overflow() -> None:
     x = torch.tensor([[[1000.0, 0.0]]])
     weight = torch.tensor([[1.0, 0.0], [0.999, 0.0]])
     assert linear_cross_entropy(x, weight, torch.tensor([[1]])).item() == pytest.approx(1 + 0.3132617, abs=1e-3)
 
 
-def test_nothing_that_counts_is_no_loss_and_no_gradient() -> None:
+def test_ignored_targets_give_zero_loss_and_gradient() -> None:
     x, weight, targets = example()
     loss = linear_cross_entropy(x, weight, torch.full_like(targets, IGNORE_INDEX))
     assert loss.item() == 0
@@ -86,7 +86,7 @@ def divided(chunk: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("ranks", "chunk"), [(2, 1 << 23), (3, 24)])
-def test_a_divided_vocabulary_gives_the_same(run_ranks: RunRanks, ranks: int, chunk: int) -> None:
+def test_vocab_parallel_equals_one_rank(run_ranks: RunRanks, ranks: int, chunk: int) -> None:
     x, weight, targets = example()
     dx, dw = gradients(reference(x, weight, targets), x, weight)
     parts = run_ranks(ranks, divided, chunk)

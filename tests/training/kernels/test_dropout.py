@@ -6,13 +6,13 @@ from torch import Tensor
 from training.kernels.dropout import Dropout
 
 
-def dropped(x: Tensor, sample_ids: list[int], p: float = 0.3, site: str = "s", part: int = 0) -> Tensor:
-    dropout = Dropout(p, site)
-    dropout.shard_index = part
+def dropped(x: Tensor, sample_ids: list[int], p: float = 0.3, name: str = "s", shard_index: int = 0) -> Tensor:
+    dropout = Dropout(p, name)
+    dropout.shard_index = shard_index
     return dropout(x, torch.tensor(sample_ids))
 
 
-def test_a_share_p_is_dropped_and_the_mean_stays() -> None:
+def test_a_fraction_p_is_dropped_and_the_mean_is_kept() -> None:
     for p in (0.1, 0.5, 0.9):
         y = dropped(torch.ones(50, 40, 100), list(range(50)), p)
         assert abs((y == 0).double().mean() - p) < 0.005
@@ -20,31 +20,31 @@ def test_a_share_p_is_dropped_and_the_mean_stays() -> None:
         assert torch.unique(y).tolist() == torch.tensor([0.0, 1 / (1 - p)]).tolist()
 
 
-def test_what_is_dropped_depends_on_sequence_place_and_element_alone() -> None:
+def test_the_mask_depends_on_sequence_layer_and_element_only() -> None:
     x = torch.ones(3, 8, 16)
     one = dropped(x, [5, 6, 7])
     torch.manual_seed(9)
     assert torch.equal(one, dropped(x, [5, 6, 7]))
-    assert torch.equal(one.flip(0), dropped(x, [7, 6, 5]))  # whatever the order, and in whichever batch
+    assert torch.equal(one.flip(0), dropped(x, [7, 6, 5]))  # in any order, in any batch
     assert torch.equal(one[1:2], dropped(x[:1], [6]))
     assert not torch.equal(one[0], one[1])
-    assert not torch.equal(one, dropped(x, [5, 6, 7], site="t"))
+    assert not torch.equal(one, dropped(x, [5, 6, 7], name="t"))
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.lists(st.integers(0, 2**40), min_size=1, max_size=3, unique=True))
-def test_parts_along_dimension_1_drop_what_the_whole_does(parts: int, size: int, sample_ids: list[int]) -> None:
+def test_shards_of_dimension_1_drop_the_same_elements(parts: int, size: int, sample_ids: list[int]) -> None:
     x = torch.ones(len(sample_ids), parts * size, 7)
-    together = [dropped(piece, sample_ids, part=i) for i, piece in enumerate(x.chunk(parts, 1))]
+    together = [dropped(shard, sample_ids, shard_index=i) for i, shard in enumerate(x.chunk(parts, 1))]
     assert torch.equal(torch.cat(together, 1), dropped(x, sample_ids))
 
 
-def test_neither_evaluation_nor_p_0_drops_or_needs_samples() -> None:
+def test_no_dropout_in_evaluation_or_with_p_0() -> None:
     x = torch.randn(2, 3, 4)
     assert Dropout(0.5, "s").eval()(x, None) is x
     assert Dropout(0.0, "s")(x, None) is x
 
 
-def test_gradients_pass_where_nothing_was_dropped() -> None:
+def test_gradients_pass_through_kept_elements_only() -> None:
     x = torch.ones(2, 6, 6, requires_grad=True)
     y = dropped(x, [1, 2])
     y.sum().backward()

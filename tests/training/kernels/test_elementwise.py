@@ -81,7 +81,7 @@ def compare(name: str, inputs: list[Tensor], **options: Tensor) -> None:
     scale=st.sampled_from([1e-3, 1.0, 30.0]),
     seed=st.integers(0, 9),
 )
-def test_a_loop_is_as_exact_as_float32_is(
+def test_numba_loops_have_float32_accuracy(
     name: str, rows: tuple[int, int], width: int, scale: float, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -89,7 +89,7 @@ def test_a_loop_is_as_exact_as_float32_is(
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_loop_takes_rows_that_lie_apart_and_numbers_that_do(name: str) -> None:
+def test_numba_loops_accept_strided_rows_and_elements(name: str) -> None:
     wide = torch.randn(8, 5, 24, generator=torch.Generator().manual_seed(1))
     compare(name, list(wide.split(12, -1)))
     compare(name, list(wide.transpose(0, 2).split(12, 0)))
@@ -97,7 +97,7 @@ def test_a_loop_takes_rows_that_lie_apart_and_numbers_that_do(name: str) -> None
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_what_is_not_finite_stays_so(name: str) -> None:
+def test_nan_and_inf_propagate(name: str) -> None:
     for bad in (torch.nan, torch.inf):
         x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
         x[1, 2, 5] = bad
@@ -108,7 +108,7 @@ def test_what_is_not_finite_stays_so(name: str) -> None:
             assert y[0].isfinite().all()
 
 
-def test_memory_of_parameters_can_be_resized_as_before() -> None:
+def test_parameters_storage_stays_resizable() -> None:
     x, weight = torch.randn(2, 3, 8, requires_grad=True), torch.ones(8, requires_grad=True)
     with threads(1):
         rms_norm(x, weight, 1e-5).sum().backward()
@@ -116,7 +116,7 @@ def test_memory_of_parameters_can_be_resized_as_before() -> None:
 
 
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
-def test_one_core_computes_in_loops_and_several_as_torch_does(preset: str) -> None:
+def test_one_thread_uses_numba_and_several_use_torch(preset: str) -> None:
     torch.manual_seed(0)
     model = Decoder(ModelConfig(layers=2, width=32, heads=4, preset=preset).resolve(50, 12))
     for parameter in model.parameters():
@@ -141,7 +141,7 @@ def test_one_core_computes_in_loops_and_several_as_torch_does(preset: str) -> No
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_rotary_scores_depend_on_the_distance_alone() -> None:
+def test_rotary_scores_depend_on_the_relative_position_only() -> None:
     q, k = (torch.randn(8, generator=torch.Generator().manual_seed(i)).double() for i in (1, 2))
 
     def score(at: int, to: int) -> Tensor:
@@ -154,7 +154,7 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
     assert not torch.allclose(score(9, 4), score(9, 3), atol=1e-2)
 
 
-def test_rms_norm_is_torchs_and_so_are_its_gradients() -> None:
+def test_rms_norm_and_its_gradients_equal_torch() -> None:
     torch.manual_seed(0)
     norm = RMSNorm(6, 1e-5).double()
     torch.nn.init.normal_(norm.weight)

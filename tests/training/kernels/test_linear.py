@@ -41,7 +41,7 @@ def gradients(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("outputs", [(5,), (64,), (32, 8, 40)])
 @pytest.mark.parametrize("shape", [(3, 37, 24), (11, 24), (1, 1, 24)])
-def test_outputs_and_gradients_are_those_of_torch(shape: tuple[int, ...], outputs: tuple[int, ...], bias: bool) -> None:
+def test_outputs_and_gradients_equal_torch(shape: tuple[int, ...], outputs: tuple[int, ...], bias: bool) -> None:
     torch.manual_seed(1)
     x = torch.randn(shape, requires_grad=True)
     layers = [Linear(24, size, bias=bias) for size in outputs]
@@ -51,7 +51,7 @@ def test_outputs_and_gradients_are_those_of_torch(shape: tuple[int, ...], output
     torch.testing.assert_close(gradients(ours, inputs), gradients(theirs, inputs))
 
 
-def test_a_view_of_other_strides() -> None:
+def test_a_strided_view() -> None:
     x = torch.randn(4, 24, 6).transpose(1, 2).requires_grad_()
     weight = torch.randn(24, 10).T.requires_grad_()
     torch.testing.assert_close(linear(x, weight), F.linear(x, weight))
@@ -60,7 +60,7 @@ def test_a_view_of_other_strides() -> None:
     )
 
 
-def test_only_what_is_asked_for_is_computed() -> None:
+def test_only_requested_gradients_are_computed() -> None:
     """Zero-bubble schedules ask for the gradients of inputs and of weights apart."""
     layer, x = Linear(16, 8, bias=False), torch.randn(4, 16, requires_grad=True)
     hidden = x * 2  # not a leaf, as within a model
@@ -77,7 +77,7 @@ def test_only_what_is_asked_for_is_computed() -> None:
 @pytest.mark.parametrize(
     ("preset", "sequences", "each"), [("gpt2", 1, 6), ("gpt2", 16, 4), ("llama", 1, 7), ("llama", 16, 4)]
 )
-def test_a_decoder_computes_so(preset: Any, sequences: int, each: int, recompute: Any) -> None:
+def test_a_decoder_uses_onednn(preset: Any, sequences: int, each: int, recompute: Any) -> None:
     """So many products a block, twice by oneDNN and once by MKL: q, k and v are one, and gate and up, where there
     are as many tokens as they have outputs."""
     config = ModelConfig(preset=preset, layers=2, width=16, heads=2).resolve(vocab_size=11, seq_len=8)
@@ -93,7 +93,7 @@ def test_a_decoder_computes_so(preset: Any, sequences: int, each: int, recompute
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_types_are_left_to_torch(dtype: torch.dtype) -> None:
+def test_other_dtypes_use_torch(dtype: torch.dtype) -> None:
     layer, x = Linear(16, 8).to(dtype), torch.randn(4, 16, dtype=dtype)
     with Calls() as calls:
         y = layer(x)

@@ -67,7 +67,7 @@ def alone() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("precision", "layout"), [("bf16", x) for x in LAYOUTS] + [("fp16", x) for x in ("zero2", "zero3", "tp", "pp")]
 )
-def test_sums_and_states_stay_in_float32_and_layouts_agree(
+def test_gradient_sums_and_states_are_float32_and_layouts_agree(
     config: TrainConfig, run_ranks: RunRanks, alone: dict[str, Any], precision: str, layout: str
 ) -> None:
     config = replace(config, precision=precision, model=replace(config.model, layers=4))  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def test_sums_and_states_stay_in_float32_and_layouts_agree(
     assert ranks[0][3][-1] < ranks[0][3][0] - 0.5
 
 
-def test_low_precision_is_what_the_matrices_are_multiplied_in(config: TrainConfig) -> None:
+def test_matrix_products_run_in_low_precision(config: TrainConfig) -> None:
     found = {
         precision: measure(replace(config, precision=precision, out_dir=config.out_dir / precision))  # type: ignore[arg-type]
         for precision in ("fp32", "bf16", "fp16", "fp64")

@@ -41,20 +41,20 @@ def run(**environment: str) -> tuple[int, int]:
     return int(faults), int(huge)
 
 
-def test_what_is_freed_is_used_again() -> None:
+def test_freed_memory_is_reused() -> None:
     assert run()[0] < 500
 
 
-def test_the_users_own_settings_prevail() -> None:
+def test_the_users_malloc_settings_take_precedence() -> None:
     """bench_memory.py's, who measures what is in use. They show as well that the test above could fail."""
     assert run(MALLOC_TRIM_THRESHOLD_="1000000", MALLOC_MMAP_THRESHOLD_="1000000")[0] > 50_000
 
 
 @pytest.mark.skipif(not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="no huge pages here")
-def test_it_lies_in_huge_pages() -> None:
+def test_the_heap_uses_huge_pages() -> None:
     assert run()[1] > 8_000
 
 
-def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_c_libraries_are_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     keep_freed_memory()

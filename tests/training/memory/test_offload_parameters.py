@@ -54,7 +54,7 @@ def trained(folder: Path, vocab_size: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("ranks", "vocab_size"), [(1, 60), (2, 61), (3, 64)])
-def test_parameters_in_files_train_bit_for_bit_as_in_memory(
+def test_offloaded_parameters_train_bitwise_as_in_memory(
     run_ranks: RunRanks, tmp_path: Path, ranks: int, vocab_size: int
 ) -> None:
     """Rows that do not divide, and rows of which a process has none, among them."""
@@ -88,9 +88,7 @@ def damaged(folder: Path) -> list[str]:
     return said
 
 
-def test_damage_is_met_before_a_forward_pass_uses_it_or_a_checkpoint_takes_it(
-    run_ranks: RunRanks, tmp_path: Path
-) -> None:
+def test_damaged_files_are_detected_before_a_forward_pass_or_a_checkpoint(run_ranks: RunRanks, tmp_path: Path) -> None:
     (said,) = run_ranks(1, damaged, tmp_path)
     assert len(said) == 4 and all("to resume from the last checkpoint" in line for line in said)
 
@@ -123,12 +121,12 @@ def _resident_of(addresses: list[int]) -> int:
     return total
 
 
-def test_parameters_are_let_go_of_between_uses(run_ranks: RunRanks, tmp_path: Path) -> None:
+def test_pages_are_dropped_between_uses(run_ranks: RunRanks, tmp_path: Path) -> None:
     ((memory, files),) = run_ranks(1, resident, tmp_path)
     assert memory > 0.99 and files < 0.01
 
 
-def test_parameters_can_be_elsewhere_with_zero_3_only() -> None:
+def test_parameter_offload_needs_zero_3() -> None:
     for place in ("cpu", "disk"):
         config = MemoryConfig(parameters=place)  # type: ignore[arg-type]
         config.check(3)
@@ -137,7 +135,7 @@ def test_parameters_can_be_elsewhere_with_zero_3_only() -> None:
     MemoryConfig(optimizer="disk").check(0)
 
 
-def test_a_user_is_told_what_saves_nothing() -> None:
+def test_options_without_effect_give_a_warning() -> None:
     assert MemoryConfig(optimizer="cpu").warnings("cpu") == [
         "memory.optimizer cpu saves nothing here: the device is the CPU; --memory.optimizer disk would"
     ]

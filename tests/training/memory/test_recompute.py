@@ -43,7 +43,7 @@ def batch() -> Batch:
 
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_gradients_are_bit_for_bit_the_same_and_less_is_kept(preset: str, bf16: bool) -> None:
+def test_gradients_are_bitwise_equal_and_fewer_activations_are_kept(preset: str, bf16: bool) -> None:
     expected: dict[str, Tensor | None] = {}
     kept, some = [], batch()
     for mode in MODES:
@@ -59,7 +59,7 @@ def test_gradients_are_bit_for_bit_the_same_and_less_is_kept(preset: str, bf16: 
     assert kept[2] < 0.8 * kept[1] < 0.8 * 0.95 * kept[0]
 
 
-def test_what_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_operations_are_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole blocks with "full", with "selective" what is not kept, and nothing where there are no gradients."""
     counts, ids, activations = {}, batch().ids, Mock(side_effect=gelu)
     monkeypatch.setattr("training.model.decoder.gelu", activations)
@@ -77,7 +77,7 @@ def test_what_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts == {"none": [48, 4], "selective": [48, 8], "full": [48 + 24, 8]}
 
 
-def test_a_copy_of_the_model_is_its_own() -> None:
+def test_a_copy_of_the_model_is_independent() -> None:
     model = build("llama", "full")
     twin = copy.deepcopy(model)
     twin(batch().ids).sum().backward()
@@ -117,7 +117,7 @@ def _gradients(model: ParallelModel, share: Batch, recompute: str) -> list[Tenso
 
 
 @pytest.mark.parametrize(("preset", "precision"), [("llama", "bf16"), ("gpt2", "fp32")])
-def test_under_every_kind_of_layout(run_ranks: RunRanks, preset: str, precision: str) -> None:
+def test_recomputation_under_every_kind_of_layout(run_ranks: RunRanks, preset: str, precision: str) -> None:
     for ranks in run_ranks(2, spread_gradients, preset, precision):
         for layout, modes in ranks.items():
             assert modes["none"][0] is not None
@@ -145,7 +145,7 @@ class _Row(nn.Module):
         return x + self.b(nn.functional.silu(_SumInPlace.apply(self.a(x))))
 
 
-def test_a_collective_that_overwrites_what_is_kept_is_refused() -> None:
+def test_an_in_place_collective_on_a_saved_output_is_an_error() -> None:
     """It would be summed again, and gradients be wrong without an error."""
     part = nn.Module()
     part.blocks = nn.ModuleDict({"0": _Row()})

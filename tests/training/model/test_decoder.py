@@ -97,7 +97,7 @@ def test_later_tokens_do_not_change_earlier_logits(preset: str) -> None:
     assert changed[:7].max() == 0 and changed[7:].min() > 1e-6
 
 
-def test_presets_choose_parts_and_each_part_can_be_chosen() -> None:
+def test_presets_fill_in_what_is_not_configured() -> None:
     llama, gpt2 = build(SIZES), build(replace(SIZES, preset="gpt2"))
     assert llama.head.weight is not llama.embed.tokens.weight and gpt2.head.weight is gpt2.embed.tokens.weight
     assert not [name for name, _ in llama.named_parameters() if "bias" in name]
@@ -105,7 +105,7 @@ def test_presets_choose_parts_and_each_part_can_be_chosen() -> None:
     assert [name for name, _ in mixed.named_parameters()] == [name for name, _ in llama.named_parameters()]
 
 
-def test_stages_with_parts_removed_make_up_the_whole() -> None:
+def test_pipeline_stages_compose_to_the_whole_model() -> None:
     whole, first, last = build(SIZES), build(SIZES), build(SIZES)
     del first.blocks["1"], last.blocks["0"]
     first.norm = first.head = last.embed = None
@@ -131,14 +131,14 @@ def test_with_targets_the_loss_is_returned() -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_attention_with_dropout_is_the_fused_one_where_nothing_is_dropped(kv_heads: int) -> None:
+def test_attention_with_dropout_equals_the_fused_kernel_if_nothing_is_dropped(kv_heads: int) -> None:
     """Whose weights it has in memory, and whose groups of heads it makes itself."""
     model = build(replace(SIZES, kv_heads=kv_heads, dropout=1e-12))
     sample_ids = torch.arange(2)
     assert torch.allclose(model(ids(), sample_ids=sample_ids), model.eval()(ids()), rtol=0, atol=1e-9)
 
 
-def test_dropout_changes_training_alone_and_by_the_sequences_numbers() -> None:
+def test_dropout_acts_in_training_only_and_by_sample_id() -> None:
     model = build(replace(SIZES, dropout=0.2))
     first, second = (model(ids(), sample_ids=torch.tensor(numbers)) for numbers in ([0, 1], [0, 2]))
     assert torch.equal(first[0], second[0]) and not torch.equal(first[1], second[1])
@@ -146,7 +146,7 @@ def test_dropout_changes_training_alone_and_by_the_sequences_numbers() -> None:
     assert torch.equal(model(ids()), model(ids()))
 
 
-def test_flops_by_hand() -> None:
+def test_flops_per_token_equal_a_hand_count() -> None:
     config = ModelConfig(layers=1, width=8, heads=2, ffn_width=16)
     attention, mlp, norms, head = 4 * 8 * 8, 3 * 8 * 16, 3 * 8, 50 * 8
     expected = 6 * (attention + mlp + norms + head) + 12 * 1 * 8 * 12

@@ -17,7 +17,7 @@ def build(seed: int = 1, layers: int = 2, **sizes: int) -> Decoder:
     return model
 
 
-def test_weights_are_a_function_of_seed_and_name_and_not_of_order_or_of_torch_s_generator() -> None:
+def test_initial_weights_depend_on_seed_and_name_only() -> None:
     torch.manual_seed(1)
     one = build().state_dict()
     torch.manual_seed(2)
@@ -32,7 +32,7 @@ def test_weights_are_a_function_of_seed_and_name_and_not_of_order_or_of_torch_s_
     assert torch.equal(wider[:100], one["embed.tokens.weight"])
 
 
-def test_a_shard_draws_its_own_elements() -> None:
+def test_a_shard_equals_its_slice_of_the_global_tensor() -> None:
     model = build()
     for name, whole in model.named_parameters():
         spec = ShardSpec.whole(tuple(whole.shape)).shard(0, 3, 1).shard(whole.ndim - 1, 2, 1)
@@ -41,7 +41,7 @@ def test_a_shard_draws_its_own_elements() -> None:
         assert torch.equal(values, whole[spec.slices]), name
 
 
-def test_a_large_parameter_is_drawn_in_chunks_and_in_its_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_and_dtype_do_not_change_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, config = ShardSpec.whole((50, 30)).shard(1, 4, 3), build().config
     values = [torch.empty(spec.size, dtype=dtype) for dtype in (torch.float64, torch.float64, torch.float32)]
     init_shard(values[0], "head.weight", spec, config, 1)
@@ -51,20 +51,20 @@ def test_a_large_parameter_is_drawn_in_chunks_and_in_its_own_precision(monkeypat
     assert torch.equal(values[0], values[1]) and torch.equal(values[0].float(), values[2])
 
 
-def test_values_are_normal_and_uncorrelated() -> None:
+def test_initial_weights_are_normal_and_uncorrelated() -> None:
     x = keyed_normal(1, "embed.tokens.weight", torch.arange(200_000))
     assert abs(x.mean()) < 0.01 and abs(x.std() - 1) < 0.01 and abs((x**4).mean() - 3) < 0.1
     y = keyed_normal(2, "embed.tokens.weight", torch.arange(200_000))
     assert abs((x * y).mean()) < 0.01 and abs((x[1:] * x[:-1]).mean()) < 0.01
 
 
-def test_splitmix64_is_the_published_one() -> None:
+def test_splitmix64_equals_the_published_values() -> None:
     # the first outputs of the reference implementation from state 1234567
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert [int(v) % 2**64 for v in splitmix64(torch.arange(1, 4), 1234567)] == expected
 
 
-def test_deviations() -> None:
+def test_standard_deviations() -> None:
     parameters = dict(build(layers=8).named_parameters())
     assert abs(parameters["blocks.3.mlp.up.weight"].std() / 0.02 - 1) < 0.05
     assert abs(parameters["blocks.3.mlp.down.weight"].std() / (0.02 / 4) - 1) < 0.05

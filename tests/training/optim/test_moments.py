@@ -53,7 +53,7 @@ def equal(params: Params, optimizer: Optimizer, others: Params, other: Optimizer
 
 
 @given(st.lists(st.integers(0, 1000), max_size=20), st.integers(1, 500) | st.none())
-def test_a_plan_has_every_element_once_in_order_and_aligned(sizes: list[int], most: int | None) -> None:
+def test_buckets_cover_every_element_once_in_order_and_aligned(sizes: list[int], most: int | None) -> None:
     total, buckets = plan_buckets(sizes, most)
     done = [0] * len(sizes)
     end = 0
@@ -70,7 +70,7 @@ def test_a_plan_has_every_element_once_in_order_and_aligned(sizes: list[int], mo
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bucket", [64, 1000, 1 << 22])
-def test_bit_for_bit_the_same_wherever_the_states_are(tmp_path: Path, dtype: torch.dtype, bucket: int) -> None:
+def test_updates_are_bitwise_equal_wherever_the_moments_are(tmp_path: Path, dtype: torch.dtype, bucket: int) -> None:
     params = make_params(dtype)
     optimizer = build_optimizer(params, OptimConfig())
     train(params, optimizer)
@@ -83,7 +83,7 @@ def test_bit_for_bit_the_same_wherever_the_states_are(tmp_path: Path, dtype: tor
     assert not list(tmp_path.iterdir())
 
 
-def test_states_that_are_written_are_gone_on_from(tmp_path: Path) -> None:
+def test_loaded_states_are_used(tmp_path: Path) -> None:
     params, others = make_params(), make_params()
     optimizer = build_optimizer(params, OptimConfig())
     other = build_optimizer(others, OptimConfig(), on_disk(tmp_path), rank=3, bucket_numel=128)
@@ -103,7 +103,7 @@ def test_states_that_are_written_are_gone_on_from(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state", ["exp_avg", "exp_avg_sq"])
 @pytest.mark.parametrize("damage", ["changed", "cut"])
-def test_damage_is_met_when_read_whether_by_a_step_or_by_a_checkpoint(tmp_path: Path, state: str, damage: str) -> None:
+def test_damaged_files_are_detected_by_a_step_and_by_a_checkpoint(tmp_path: Path, state: str, damage: str) -> None:
     for reader in ("step", "moments"):
         params = make_params()
         optimizer = build_optimizer(params, OptimConfig(), on_disk(tmp_path), bucket_numel=256)
@@ -129,7 +129,7 @@ def _killed(folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_what_a_killed_run_left_is_neither_read_nor_in_the_way(tmp_path: Path, run_ranks: RunRanks) -> None:
+def test_files_of_a_killed_run_are_ignored(tmp_path: Path, run_ranks: RunRanks) -> None:
     with pytest.raises(RankError, match="died with exit code -9"):
         run_ranks(1, _killed, tmp_path)
     assert any((tmp_path / "rank-00000/exp_avg.bin").read_bytes())
@@ -151,7 +151,7 @@ def _without_room(folder: Path) -> None:
         os._exit(7)
 
 
-def test_a_disk_without_room_is_met_at_the_start(tmp_path: Path, run_ranks: RunRanks) -> None:
+def test_a_full_disk_is_an_error_at_the_start(tmp_path: Path, run_ranks: RunRanks) -> None:
     with pytest.raises(RankError, match="died with exit code 7"):
         run_ranks(1, _without_room, tmp_path)
     with pytest.raises(OutputError, match="a part of that path is a file"):
@@ -188,7 +188,7 @@ def _resident() -> int:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("place", ["cpu", "disk"])
-def test_from_a_gpu_the_update_is_the_cpu_s(tmp_path: Path, place: str) -> None:
+def test_offloaded_updates_of_a_gpu_equal_the_cpu(tmp_path: Path, place: str) -> None:
     expected, params = make_params(), make_params(device="cuda")
     optimizer = build_optimizer(expected, OptimConfig())
     memory = MemoryConfig(optimizer=place, folder=tmp_path)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ def draw_gradients(weights: list[ShardedParameter], step: int) -> None:
         w.local.grad = torch.randn(w.local.shape, generator=generator, dtype=w.local.dtype)
 
 
-def test_warm_up_is_linear_and_the_decay_half_a_cosine() -> None:
+def test_linear_warm_up_and_cosine_decay() -> None:
     config = OptimConfig(steps=110, lr=1.0, min_lr=0.2, warmup_steps=10)
     rates = [learning_rate(step, config) for step in range(110)]
     assert rates[:10] == [(i + 1) / 10 for i in range(10)]
@@ -37,13 +37,13 @@ def test_warm_up_is_linear_and_the_decay_half_a_cosine() -> None:
     assert math.isclose(rates[-1], 0.2) and rates[9:] == sorted(rates[9:], reverse=True)
 
 
-def test_no_warm_up_and_nothing_but_warm_up() -> None:
+def test_no_warm_up_and_warm_up_only() -> None:
     assert learning_rate(0, OptimConfig(steps=1, lr=1.0, min_lr=0.1, warmup_steps=0)) == 0.1
     assert learning_rate(4, OptimConfig(steps=5, lr=1.0, warmup_steps=10)) == 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_bit_for_bit_torch_s_adamw_that_decays_matrices_only(dtype: torch.dtype) -> None:
+def test_adamw_is_bitwise_torch_with_decay_of_matrices_only(dtype: torch.dtype) -> None:
     config = OptimConfig(weight_decay=0.3, betas=(0.8, 0.9), eps=1e-6)
     (model, weights), (peer, _) = model_and_params(), model_and_params()
     model.to(dtype), peer.to(dtype)
@@ -69,7 +69,7 @@ def test_bit_for_bit_torch_s_adamw_that_decays_matrices_only(dtype: torch.dtype)
         assert all(torch.equal(state[key], values) for key, values in ours.moments()[name].items())
 
 
-def test_a_vector_s_shard_is_no_matrix_and_a_matrix_s_row_still_one() -> None:
+def test_weight_decay_depends_on_the_global_shape() -> None:
     config = OptimConfig(weight_decay=0.5)
     weights = [weight("matrix", torch.ones(1, 4), (8, 4)), weight("norm", torch.ones(4), (8,))]
     for w in weights:
@@ -79,7 +79,7 @@ def test_a_vector_s_shard_is_no_matrix_and_a_matrix_s_row_still_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_empty_pieces_are_passed_over_and_missing_gradients_are_not(name: str) -> None:
+def test_empty_shards_are_skipped_and_missing_gradients_are_errors(name: str) -> None:
     config = OptimConfig(name=name)  # type: ignore[arg-type]
     weights = [weight("none", torch.empty(0, 5), (3, 5)), weight("some", torch.ones(2))]
     optimizer = build_optimizer(weights, config)
@@ -99,7 +99,7 @@ def test_empty_pieces_are_passed_over_and_missing_gradients_are_not(name: str) -
     assert all(w.local.grad is None and w.module_param.grad is None for w in weights)
 
 
-def test_a_process_that_updates_nothing() -> None:
+def test_a_rank_without_parameters() -> None:
     for weights in ([], [weight("none", torch.empty(0, 5), (3, 5))]):
         optimizer = build_optimizer(weights, OptimConfig())
         optimizer.step(0.1)
@@ -107,7 +107,7 @@ def test_a_process_that_updates_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_the_two_copies_of_a_tied_matrix_stay_equal(name: str) -> None:
+def test_copies_of_a_tied_matrix_stay_equal(name: str) -> None:
     weights = [weight("tied", torch.ones(3, 2)), weight("other", torch.ones(2)), weight("tied", torch.ones(3, 2))]
     optimizer = build_optimizer(weights, OptimConfig(name=name))  # type: ignore[arg-type]
     for step in range(3):
@@ -118,7 +118,7 @@ def test_the_two_copies_of_a_tied_matrix_stay_equal(name: str) -> None:
     assert list(optimizer.moments()) == ["tied", "other"]
 
 
-def test_sgd_is_plain() -> None:
+def test_sgd_has_no_momentum_or_decay() -> None:
     weights = [weight("w", torch.tensor([[1.0, 2.0]]))]
     optimizer = build_optimizer(weights, OptimConfig(name="sgd", weight_decay=0.5))
     weights[0].local.grad = torch.tensor([[10.0, -10.0]])
@@ -126,7 +126,7 @@ def test_sgd_is_plain() -> None:
     assert weights[0].local.tolist() == [[-1.5, 4.5]]
 
 
-def test_states_that_are_written_are_gone_on_from() -> None:
+def test_loaded_states_are_used() -> None:
     (_, ours), (_, others) = model_and_params(), model_and_params()
     first, second = build_optimizer(ours, OptimConfig()), build_optimizer(others, OptimConfig())
     for step in range(3):

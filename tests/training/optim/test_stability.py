@@ -30,54 +30,56 @@ LAYOUTS = {
 }
 
 
-def test_what_is_not_finite_is_skipped_until_the_budget_is_spent() -> None:
-    judge = Stability(StabilityConfig(max_skipped_steps=2), "fp32")
-    assert judge.accepts(1, 5.0, 1.0)
-    assert not judge.accepts(2, math.nan, 1.0) and not judge.accepts(3, 5.0, math.inf)
+def test_non_finite_steps_are_skipped_up_to_max_skipped_steps() -> None:
+    stability = Stability(StabilityConfig(max_skipped_steps=2), "fp32")
+    assert stability.accepts(1, 5.0, 1.0)
+    assert not stability.accepts(2, math.nan, 1.0) and not stability.accepts(3, 5.0, math.inf)
     with pytest.raises(
         UsageError, match=r"the loss is inf at step 4: 3 of the last 1000 steps .*max_skipped_steps is 2.*--optim.lr"
     ):
-        judge.accepts(4, math.inf, 1.0)
+        stability.accepts(4, math.inf, 1.0)
 
 
-def test_the_budget_is_one_of_the_last_thousand_steps() -> None:
-    judge = Stability(StabilityConfig(max_skipped_steps=1), "bf16")
-    assert not judge.accepts(1, math.nan, 1.0)
-    assert not judge.accepts(1001, math.nan, 1.0) and judge.skipped == [1001]
+def test_skipped_steps_count_within_a_thousand_steps() -> None:
+    stability = Stability(StabilityConfig(max_skipped_steps=1), "bf16")
+    assert not stability.accepts(1, math.nan, 1.0)
+    assert not stability.accepts(1001, math.nan, 1.0) and stability.skipped == [1001]
 
 
-def test_policy_stop_ends_the_run_at_once() -> None:
+def test_policy_stop_ends_the_run() -> None:
     with pytest.raises(UsageError, match=r"the gradient norm is nan at step 7, and stability.policy is stop"):
         Stability(StabilityConfig(policy="stop"), "fp32").accepts(7, 5.0, math.nan)
 
 
-def test_a_leap_is_measured_in_the_loss_s_own_deviations() -> None:
-    judge, never = Stability(StabilityConfig(loss_spike_sigma=6.0), "fp32"), Stability(StabilityConfig(), "fp32")
+def test_a_loss_spike_is_measured_in_standard_deviations() -> None:
+    stability, never = Stability(StabilityConfig(loss_spike_sigma=6.0), "fp32"), Stability(StabilityConfig(), "fp32")
     draw = torch.Generator().manual_seed(0)
     for step in range(1, 200):
         loss = 3.0 + 0.1 * torch.randn((), generator=draw).item()
-        assert judge.accepts(step, loss, 1.0) and never.accepts(step, loss, 1.0)
-    assert judge.mean == pytest.approx(3.0, abs=0.05) and math.sqrt(judge.variance) == pytest.approx(0.1, rel=0.3)
-    assert judge.accepts(200, 3.3, 1.0) and not judge.accepts(201, 4.0, 1.0) and never.accepts(201, 4.0, 1.0)
-    assert judge.mean < 3.1  # what was skipped is not remembered
+        assert stability.accepts(step, loss, 1.0) and never.accepts(step, loss, 1.0)
+    assert stability.mean == pytest.approx(3.0, abs=0.05) and math.sqrt(stability.variance) == pytest.approx(
+        0.1, rel=0.3
+    )
+    assert stability.accepts(200, 3.3, 1.0) and not stability.accepts(201, 4.0, 1.0) and never.accepts(201, 4.0, 1.0)
+    assert stability.mean < 3.1  # what was skipped is not remembered
 
 
-def test_the_scale_is_halved_by_an_overflow_and_doubled_when_there_is_none() -> None:
+def test_the_loss_scale_halves_after_an_overflow_and_grows_after_an_interval() -> None:
     config = StabilityConfig(initial_loss_scale=8.0, scale_growth_interval=3, min_loss_scale=4.0)
     for policy in ("skip", "stop"):
-        judge = Stability(replace(config, policy=policy), "fp16")  # type: ignore[arg-type]
-        assert not judge.accepts(1, 5.0, math.inf) and judge.scale == 4.0
-        assert [judge.accepts(step, 5.0, 1.0) for step in range(2, 5)] == [True] * 3 and judge.scale == 8.0
-        assert not judge.accepts(5, 5.0, math.nan) and judge.scale == 4.0
+        stability = Stability(replace(config, policy=policy), "fp16")  # type: ignore[arg-type]
+        assert not stability.accepts(1, 5.0, math.inf) and stability.scale == 4.0
+        assert [stability.accepts(step, 5.0, 1.0) for step in range(2, 5)] == [True] * 3 and stability.scale == 8.0
+        assert not stability.accepts(5, 5.0, math.nan) and stability.scale == 4.0
         with pytest.raises(
             UsageError, match=r"overflow at step 6 with a loss scale of 4, .*min_loss_scale is 4;.*bf16"
         ):
-            judge.accepts(6, 5.0, math.inf)
+            stability.accepts(6, 5.0, math.inf)
 
 
-def test_a_loss_that_is_not_finite_is_no_overflow_of_the_gradients() -> None:
-    judge = Stability(StabilityConfig(scale_growth_interval=1), "fp16")
-    assert not judge.accepts(1, math.nan, math.nan) and judge.scale == 65536.0
+def test_a_non_finite_loss_is_not_an_overflow() -> None:
+    stability = Stability(StabilityConfig(scale_growth_interval=1), "fp16")
+    assert not stability.accepts(1, math.nan, math.nan) and stability.scale == 65536.0
     with pytest.raises(UsageError, match="policy is stop"):
         Stability(StabilityConfig(policy="stop"), "fp16").accepts(1, math.nan, math.nan)
 
@@ -86,21 +88,19 @@ _numbers = st.one_of(st.floats(0, 1e4), st.sampled_from([math.nan, math.inf]))
 
 
 @given(st.lists(st.tuples(_numbers, _numbers), max_size=120), st.integers(0, 120), st.sampled_from(["fp16", "fp32"]))
-def test_its_state_is_finite_and_going_on_from_it_decides_the_same(
-    told: list[tuple[float, float]], cut: int, precision: str
-) -> None:
+def test_a_restored_state_decides_alike(told: list[tuple[float, float]], cut: int, precision: str) -> None:
     config = StabilityConfig(
         max_skipped_steps=1000, loss_spike_sigma=4.0, scale_growth_interval=5, min_loss_scale=1e-40
     )
-    judge = Stability(config, precision)
+    stability = Stability(config, precision)
     for step, (loss, norm) in enumerate(told[:cut]):
-        judge.accepts(step, loss, norm)
-    assert all(map(math.isfinite, judge.state.values()))
+        stability.accepts(step, loss, norm)
+    assert all(map(math.isfinite, stability.state.values()))
     other = Stability(config, precision)
-    other.state = judge.state
+    other.state = stability.state
     rest = list(enumerate(told))[cut:]
-    assert [judge.accepts(s, *x) for s, x in rest] == [other.accepts(s, *x) for s, x in rest]
-    assert judge.state == other.state
+    assert [stability.accepts(s, *x) for s, x in rest] == [other.accepts(s, *x) for s, x in rest]
+    assert stability.state == other.state
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_its_state_is_finite_and_going_on_from_it_decides_the_same(
         ({"min_loss_scale": 0.0}, "0 < min_loss_scale"),
     ],
 )
-def test_values_that_no_run_could_have(change: dict[str, Any], message: str) -> None:
+def test_values_out_of_range_are_errors(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         StabilityConfig(**change).check()
 
@@ -143,7 +143,7 @@ def losses(out_dir: Path) -> list[tuple[int, float, bool]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_overflow_on_one_rank_is_skipped_by_all_and_the_scale_survives_a_checkpoint(
+def test_all_ranks_skip_an_overflow_and_the_loss_scale_is_checkpointed(
     config: TrainConfig, run_ranks: RunRanks, layout: str
 ) -> None:
     size, parallel = LAYOUTS[layout]
@@ -159,7 +159,7 @@ def test_an_overflow_on_one_rank_is_skipped_by_all_and_the_scale_survives_a_chec
     assert all(math.isfinite(loss) for _, loss, _ in found)
 
 
-def test_a_skipped_step_leaves_the_parameters_as_they_were(config: TrainConfig, run_ranks: RunRanks) -> None:
+def test_a_skipped_step_does_not_change_the_parameters(config: TrainConfig, run_ranks: RunRanks) -> None:
     config = replace(config, parallel=ParallelConfig(zero=3), optim=replace(config.optim, steps=4), seed=3)
     saves = replace(config, checkpoint=CheckpointConfig(every=1, keep=9, async_save=False))
     run_ranks(2, train_poisoned, saves, {3: "nan"})
@@ -168,13 +168,13 @@ def test_a_skipped_step_leaves_the_parameters_as_they_were(config: TrainConfig, 
     assert files[0] == files[1] != files[2]
 
 
-def test_a_run_says_what_it_skipped_and_why(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_steps_are_reported_with_the_reason(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
     train_poisoned(replace(config, optim=replace(config.optim, steps=4)), {3: "nan"})
     assert "skipped step 3: the gradient norm is nan\n" in capsys.readouterr().out
     assert [skipped for _, _, skipped in losses(config.out_dir)] == [False, False, True, False]
 
 
-def test_a_budget_that_is_spent_ends_every_rank_with_the_same_words(config: TrainConfig, run_ranks: RunRanks) -> None:
+def test_too_many_skipped_steps_end_every_rank_with_the_same_error(config: TrainConfig, run_ranks: RunRanks) -> None:
     config = replace(config, parallel=ParallelConfig(tp=2), stability=StabilityConfig(max_skipped_steps=1))
     told = run_ranks(2, spend, config)
     assert told[0] == told[1] and "at step 3: 2 of the last 1000 steps were skipped" in told[0]
