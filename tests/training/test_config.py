@@ -54,3 +54,13 @@ def test_values_out_of_range_are_errors() -> None:
     ]:
         with pytest.raises(UsageError, match=key):
             wrong.check()
+
+
+def test_old_names_of_options_are_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    old = "--optim.clip 2 --model.hidden 64 --stability.budget 3 --stability.leap 5 --stability.loss_scale 8"
+    old += " --stability.growth 7 --stability.floor 4"
+    required = ["--out_dir", "out", "--data.train", "a", "--data.holdout", "b"]
+    config = load_config(TrainConfig, [*required, *old.split()])
+    assert (config.optim.max_grad_norm, config.model.ffn_width) == (2.0, 64)
+    assert config.stability == StabilityConfig("skip", 3, 5.0, 8.0, 7, 4.0)
+    assert "optim.clip is called optim.max_grad_norm now" in capsys.readouterr().err
