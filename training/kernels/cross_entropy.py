@@ -37,25 +37,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         device = x.device.type
         casts = torch.is_autocast_enabled(device)
-        low = torch.get_autocast_dtype(device) if casts else x.dtype
+        dtype = torch.get_autocast_dtype(device) if casts else x.dtype
         with torch.autocast(device, enabled=False) if casts else nullcontext():
-            inputs, matrix = x.to(low), weight.to(low)
-            total = torch.zeros(1, dtype=_sum_dtype(low), device=x.device)
+            inputs, matrix = x.to(dtype), weight.to(dtype)
+            total = torch.zeros(1, dtype=_accumulation_dtype(dtype), device=x.device)
             dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
             dw = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
             step = max(1, _CHUNK // len(weight))
             for start in range(0, len(x), step):
-                here = slice(start, start + step)
-                loss, dlogits = _chunk(inputs[here], matrix, targets[here], vocab_start, group)
+                chunk = slice(start, start + step)
+                loss, dlogits = _chunk_loss(inputs[chunk], matrix, targets[chunk], vocab_start, group)
                 total += loss
                 if dx is not None and dw is not None:
-                    dlogits = dlogits.to(low)
-                    if low == dw.dtype:
-                        torch.mm(dlogits, matrix, out=dx[here])
-                        dw.addmm_(dlogits.T, inputs[here])
+                    dlogits = dlogits.to(dtype)
+                    if dtype == dw.dtype:
+                        torch.mm(dlogits, matrix, out=dx[chunk])
+                        dw.addmm_(dlogits.T, inputs[chunk])
                     else:
-                        dx[here] = dlogits @ matrix
-                        dw += dlogits.T @ inputs[here]
+                        dx[chunk] = dlogits @ matrix
+                        dw += dlogits.T @ inputs[chunk]
         ctx.save_for_backward(dx, dw)
         return total
 
@@ -67,11 +67,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return dx, dw, None, None, None
 
 
-def _chunk(
+def _chunk_loss(
     x: Tensor, weight: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
     """Summed loss of a chunk of N tokens, (), and the gradient of its logits, (N, V / n)."""
-    logits = (x @ weight.T).to(_sum_dtype(x.dtype))
+    logits = (x @ weight.T).to(_accumulation_dtype(x.dtype))
     valid, local = targets != IGNORE_INDEX, targets - vocab_start
     in_shard = (local >= 0) & (local < len(weight)) if group is not None else valid
     column = local.clamp(0, len(weight) - 1)[:, None]
@@ -103,5 +103,6 @@ def _over_vocab_shards(
     return sums[:, 1] - sums[:, 0].log(), log_sum_exp.exp() / sums[:, 0]
 
 
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 for 16-bit types, else the type itself."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

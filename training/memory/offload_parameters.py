@@ -75,7 +75,7 @@ class ParametersOnDisk:
         self.folder = folder / f"rank-{rank:05d}-parameters"
         make_scratch_folder(self.folder)
         self._files: dict[int, _MappedFile] = {}  # by the address of their memory
-        self._made: dict[int, Tensor] = {}  # materialized tensors, by the id of the meta tensor
+        self._materialized: dict[int, Tensor] = {}  # materialized tensors, by the id of the meta tensor
         self.close = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     def materialize(self, part: nn.Module) -> None:
@@ -84,16 +84,16 @@ class ParametersOnDisk:
         Raises OutputError if the disk has no room.
         """
         with _PadInFile(self._files):
-            part._apply(self._empty)
-        self._made.clear()
+            part._apply(self._materialize_tensor)
+        self._materialized.clear()
         blocks = list(part.blocks.children())  # type: ignore[union-attr]
         local = [self._files_of(block.parameters()) for block in blocks]
         inside = {id(file) for files in local for file in files}
         outside = [file for file in self._files_of(part.parameters()) if id(file) not in inside]
-        _before(part, partial(self._verify, outside))
+        _before_forward(part, partial(self._verify, outside))
         for block, files, following in zip(blocks, local, [*local[1:], []], strict=True):
-            _before(block, partial(self._verify, files, following))
-            _after(block, partial(_drop_pages, files))
+            _before_forward(block, partial(self._verify, files, following))
+            _after_forward(block, partial(_drop_pages, files))
         for parameter in part.parameters():
             parameter.register_post_accumulate_grad_hook(partial(_drop_after_grad, self._files_of([parameter])))
 
@@ -117,15 +117,15 @@ class ParametersOnDisk:
             self._verify([file])
             file.drop_pages()
 
-    def _empty(self, t: Tensor) -> Tensor:
+    def _materialize_tensor(self, meta: Tensor) -> Tensor:
         """Materialize a meta tensor, once for tied parameters."""
-        if id(t) not in self._made:
-            made = torch.empty_like(t, device="cpu")
-            if isinstance(made, DTensor) and made.to_local().numel():
-                local = made.to_local()
-                local.set_(self._map_file(made, local).view(local.shape))  # type: ignore[call-overload]
-            self._made[id(t)] = made
-        return self._made[id(t)]
+        if id(meta) not in self._materialized:
+            tensor = torch.empty_like(meta, device="cpu")
+            if isinstance(tensor, DTensor) and tensor.to_local().numel():
+                local = tensor.to_local()
+                local.set_(self._map_file(tensor, local).view(local.shape))  # type: ignore[call-overload]
+            self._materialized[id(meta)] = tensor
+        return self._materialized[id(meta)]
 
     def _map_file(self, whole: DTensor, local: Tensor) -> Tensor:
         """Create the file of a shard and return its elements, flat, without padding."""
@@ -140,11 +140,13 @@ class ParametersOnDisk:
         return values[: local.numel()]
 
     def _files_of(self, parameters: Iterable[nn.Parameter]) -> list[_MappedFile]:
+        """Files of those parameters of which this rank has elements."""
         with torch.no_grad():
-            locals_ = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
-        return [self._files[_address(t)] for t in locals_ if _address(t) in self._files]
+            shards = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
+        return [self._files[_address(t)] for t in shards if _address(t) in self._files]
 
     def _verify(self, files: Sequence[_MappedFile], following: Sequence[_MappedFile] = ()) -> None:
+        """Start to read the `following` files, then compare the checksums of `files`."""
         for file in following:
             file.read_ahead()
         for file in files:
@@ -170,11 +172,11 @@ class _PadInFile(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-def _before(module: nn.Module, action: Callable[[], None]) -> None:
+def _before_forward(module: nn.Module, action: Callable[[], None]) -> None:
     module.register_forward_pre_hook(lambda *_: action(), prepend=True)  # before FSDP gathers
 
 
-def _after(module: nn.Module, action: Callable[[], None]) -> None:
+def _after_forward(module: nn.Module, action: Callable[[], None]) -> None:
     module.register_forward_hook(lambda *_: action())
 
 

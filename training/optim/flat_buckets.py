@@ -16,7 +16,7 @@ from training.sharding.sharded_parameter import ShardedParameter
 
 ALIGNMENT = 64  # elements; the kernel's share per thread and its vector width are multiples of it
 BUCKET_NUMEL = 1 << 22  # elements per bucket by default: 96 MiB of float32 moments in memory
-IN_FLIGHT = 3  # buckets in memory at a time: one is read, one updated, one written
+BUCKETS_IN_FLIGHT = 3  # buckets in memory at a time: one is read, one updated, one written
 
 
 @dataclass(frozen=True)
@@ -101,24 +101,24 @@ class ParamsStagedOnCPU:
     def __init__(self, params: Sequence[ShardedParameter], buckets: list[Bucket], dtype: torch.dtype) -> None:
         self.params, self.buckets = params, buckets
         longest = max((bucket.numel for bucket in buckets), default=0)
-        self.slots = [torch.empty(2, longest, dtype=dtype, pin_memory=True) for _ in range(IN_FLIGHT)]
+        self.slots = [torch.empty(2, longest, dtype=dtype, pin_memory=True) for _ in range(BUCKETS_IN_FLIGHT)]
         self.down, self.up = torch.cuda.Stream(), torch.cuda.Stream()
-        self.copied_down, self.copied_up = ([torch.cuda.Event() for _ in range(IN_FLIGHT)] for _ in range(2))
+        self.copied_down, self.copied_up = ([torch.cuda.Event() for _ in range(BUCKETS_IN_FLIGHT)] for _ in range(2))
 
     def prefetch(self, index: int) -> None:
         """Start to copy a bucket to the CPU."""
         if index == 0:
             self.down.wait_stream(torch.cuda.current_stream())  # the backward pass has computed the gradients
-        self.copied_up[index % IN_FLIGHT].synchronize()
+        self.copied_up[index % BUCKETS_IN_FLIGHT].synchronize()
         with torch.cuda.stream(self.down):
             for s, value, gradient in self._slot(index):
                 value.copy_(_values(self.params, s), non_blocking=True)
                 gradient.copy_(_gradients(self.params, s), non_blocking=True)
-            self.copied_down[index % IN_FLIGHT].record()
+            self.copied_down[index % BUCKETS_IN_FLIGHT].record()
 
     def get(self, index: int) -> tuple[list[Tensor], list[Tensor]]:
         """Values and gradients of a bucket's slices, flat; waits for their copy."""
-        self.copied_down[index % IN_FLIGHT].synchronize()
+        self.copied_down[index % BUCKETS_IN_FLIGHT].synchronize()
         slot = self._slot(index)
         return [value for _, value, _ in slot], [gradient for *_, gradient in slot]
 
@@ -127,14 +127,14 @@ class ParamsStagedOnCPU:
         with torch.cuda.stream(self.up):
             for s, value, _ in self._slot(index):
                 _values(self.params, s).copy_(value, non_blocking=True)
-            self.copied_up[index % IN_FLIGHT].record()
+            self.copied_up[index % BUCKETS_IN_FLIGHT].record()
 
     def finish(self) -> None:
         """Let the current stream wait for all copies."""
         torch.cuda.current_stream().wait_stream(self.up)
 
     def _slot(self, index: int) -> list[tuple[BucketSlice, Tensor, Tensor]]:
-        values, gradients = self.slots[index % IN_FLIGHT]
+        values, gradients = self.slots[index % BUCKETS_IN_FLIGHT]
         slices = self.buckets[index].slices
         return [(s, values[s.offset : s.offset + s.numel], gradients[s.offset : s.offset + s.numel]) for s in slices]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gristmill.errors import InputError, reading, writing
 from training.memory.scratch_files import make_scratch_folder, open_scratch_file
-from training.optim.flat_buckets import IN_FLIGHT, Bucket
+from training.optim.flat_buckets import BUCKETS_IN_FLIGHT, Bucket
 
 STATES = ("exp_avg", "exp_avg_sq")  # first and second moment, named as in torch.optim.AdamW
 
@@ -86,7 +86,7 @@ class MomentsInMemory:
 
 
 class MomentsOnDisk:
-    """Moments in two files, with IN_FLIGHT buckets in memory: one thread reads ahead, another writes behind.
+    """Moments in two files, with BUCKETS_IN_FLIGHT buckets in memory: one thread reads ahead, another writes behind.
 
     Each bucket's CRC-32 is kept in memory and compared when the bucket is read (InputError if it differs). The
     files are scratch: allocated at the start (OutputError if the disk has no room), removed by `close`.
@@ -100,7 +100,8 @@ class MomentsOnDisk:
         self.files = {name: open_scratch_file(path, total * dtype.itemsize) for name, path in self.paths.items()}
         longest = max((bucket.numel for bucket in buckets), default=0)
         self.slots = [
-            tuple(torch.empty(longest, dtype=dtype) for _ in STATES) for _ in range(min(IN_FLIGHT, len(buckets)))
+            tuple(torch.empty(longest, dtype=dtype) for _ in STATES)
+            for _ in range(min(BUCKETS_IN_FLIGHT, len(buckets)))
         ]
         self.reader, self.writer = ThreadPoolExecutor(1, "read ahead"), ThreadPoolExecutor(1, "write behind")
         self.reads: dict[int, Future[None]] = {}

@@ -59,9 +59,9 @@ class Stability:
     def __init__(self, config: StabilityConfig, precision: str) -> None:
         self.config, self.scales = config, precision == "fp16"
         self.scale = config.initial_loss_scale if self.scales else 1.0
-        self.grown = 0  # steps since the scale last changed
+        self.steps_at_scale = 0  # steps since the scale last changed
         self.skipped: list[int] = []  # steps skipped among the last _WINDOW
-        self.seen, self.mean, self.variance = 0, 0.0, 0.0
+        self.steps_seen, self.mean, self.variance = 0, 0.0, 0.0
         self.fault = ""  # why the last step was rejected; empty if it was accepted
 
     def accepts(self, step: int, loss: float, norm: float) -> bool:
@@ -93,14 +93,14 @@ class Stability:
     @property
     def state(self) -> dict[str, float]:
         """State to save: finite numbers by name."""
-        numbers = {"scale": self.scale, "grown": self.grown, "seen": self.seen}
+        numbers = {"scale": self.scale, "grown": self.steps_at_scale, "seen": self.steps_seen}
         numbers |= {"mean": self.mean, "variance": self.variance}
         return numbers | {f"skipped.{i}": step for i, step in enumerate(self.skipped)}
 
     @state.setter
     def state(self, numbers: dict[str, float]) -> None:
         self.scale = numbers["scale"] if self.scales else 1.0
-        self.grown, self.seen = int(numbers["grown"]), int(numbers["seen"])
+        self.steps_at_scale, self.steps_seen = int(numbers["grown"]), int(numbers["seen"])
         self.mean, self.variance = numbers["mean"], numbers["variance"]
         self.skipped = [int(value) for name, value in numbers.items() if name.startswith("skipped.")]
 
@@ -111,17 +111,17 @@ class Stability:
         if not math.isfinite(norm):
             return f"the gradient norm is {norm}" + (f" with a loss scale of {self.scale:g}" if self.scales else "")
         limit = self.mean + self.config.loss_spike_sigma * math.sqrt(self.variance)
-        if self.config.loss_spike_sigma and self.seen >= _WARMUP_STEPS and loss > limit:
+        if self.config.loss_spike_sigma and self.steps_seen >= _WARMUP_STEPS and loss > limit:
             return f"the loss spikes to {loss:.4f} from {self.mean:.4f} ± {math.sqrt(self.variance):.4f}"
         return ""
 
     def _record(self, loss: float) -> None:
         """Update the loss's running mean and variance, and grow the loss scale when it is due."""
-        self.seen += 1
-        self.grown += 1
-        if self.scales and self.grown >= self.config.scale_growth_interval:
-            self.scale, self.grown = self.scale * 2, 0
-        weight = max(1 / self.seen, 1 - _EMA_DECAY)
+        self.steps_seen += 1
+        self.steps_at_scale += 1
+        if self.scales and self.steps_at_scale >= self.config.scale_growth_interval:
+            self.scale, self.steps_at_scale = self.scale * 2, 0
+        weight = max(1 / self.steps_seen, 1 - _EMA_DECAY)
         before, self.mean = self.mean, self.mean + weight * (loss - self.mean)
         self.variance += weight * ((loss - before) * (loss - self.mean) - self.variance)
 
@@ -132,4 +132,4 @@ class Stability:
                 f"stability.min_loss_scale is {self.config.min_loss_scale:g}; try --precision bf16, or a lower "
                 "--optim.lr"
             )
-        self.scale, self.grown = self.scale / 2, 0
+        self.scale, self.steps_at_scale = self.scale / 2, 0
