@@ -1,4 +1,4 @@
-"""The cases of the parity certificate: every layout that some processes allow, and a few that cover all pairs."""
+"""Cases of the parity certificate: all layouts of up to n processes, or a small set that covers all pairs."""
 
 import heapq
 import itertools
@@ -12,31 +12,33 @@ from training.kernels.keyed_random import key_from_name
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 
-VOCABULARY = 67  # a prime: divides by no number of processes
+VOCABULARY = 67  # a prime: never divisible by the number of processes
 SEQ_LEN = 24
-_SEQUENCES = 8  # in a step, or a few more where replicas and micro-batches do not divide them
-_MOST_STAGES = 16
+_SEQUENCES = 8  # per step, rounded up to a multiple of replicas x micro-batches
+_MAX_STAGES = 16
 _SCHEDULES: tuple[Schedule, ...] = (
     "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv", "dualpipev",
 )  # fmt: skip
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+Pair = frozenset[tuple[str, object]]  # two options and their values
 _PRESETS: tuple[Literal["llama", "gpt2"], ...] = ("llama", "gpt2")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the certificate: a model, and a resolved layout of it."""
+    """A small model and a resolved layout to train it in."""
 
     preset: Literal["llama", "gpt2"]
     layout: ParallelConfig
     layers: int
     sequences: int
-    """In a step, over all replicas."""
+    """Per step, over all replicas."""
     recompute: Recompute = "none"
     precision: Literal["fp64", "fp32"] = "fp64"
 
     @classmethod
     def of(cls, preset: Literal["llama", "gpt2"], layout: ParallelConfig, recompute: Recompute = "none") -> "Case":
+        """Choose layers and sequences that the layout can divide."""
         parts = layout.dp * layout.micro_batches
         return cls(preset, layout, _layers(layout), -(-_SEQUENCES // parts) * parts, recompute)
 
@@ -49,8 +51,8 @@ class Case:
         return self.layout.dp * self.layout.tp * self.layout.pp
 
     @property
-    def alone(self) -> "Case":
-        """What to compare with: one process that computes the same without any of it."""
+    def single_process(self) -> "Case":
+        """The reference: the same model and data in one process, without recomputation."""
         return replace(
             self, layout=ParallelConfig(dp=1, zero_group=1, virtual_stages=1, micro_batches=1), recompute="none"
         )
@@ -69,12 +71,12 @@ class Case:
 
 
 def _layers(layout: ParallelConfig) -> int:
-    """One more than stages, so that those differ."""
+    """One more than the stages, so that stages have different numbers of layers."""
     return max(4, layout.stages + 1)
 
 
 def small_model(preset: Literal["llama", "gpt2"], layers: int) -> ModelConfig:
-    """A model whose heads divide by 2, 3, 4, 6 and 8."""
+    """A model whose number of heads is divisible by 2, 3, 4, 6 and 8."""
     return ModelConfig(
         preset=preset,
         layers=layers,
@@ -83,15 +85,14 @@ def small_model(preset: Literal["llama", "gpt2"], layers: int) -> ModelConfig:
         kv_heads=24 if preset == "llama" else 0,  # grouped queries
         ffn_width=96,
         dropout=0.1 if preset == "gpt2" else 0.0,
-        init_std=0.2,  # large enough for every gradient to matter
+        init_std=0.2,  # large enough that every gradient matters
     ).resolve(VOCABULARY, SEQ_LEN)
 
 
 def all_cases(processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:
-    """Every layout of 1 … `processes` processes; and those refused, with the reason.
+    """Every layout of 1 … `processes` processes, and the refused layouts with the reason.
 
-    Its model, its micro-batches (as many as stages, more, or fewer) and what is recomputed are drawn, as a
-    function of the layout.
+    Preset, number of micro-batches and recomputation are drawn pseudo-randomly, as a function of the layout.
     """
     cases, refused = [], {}
     for layout in _layouts(processes):
@@ -106,13 +107,13 @@ def all_cases(processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:
 
 
 def _layouts(processes: int) -> Iterator[ParallelConfig]:
-    """With the number of micro-batches, and nothing else, left at 0."""
+    """Every combination of options, possible or not; `micro_batches` is left at 0."""
     for count in range(1, processes + 1):
         for dp, tp in itertools.product(_divisors(count), repeat=2):
             if count % (dp * tp) == 0:
                 for sequence_parallel in (False, True)[: 1 + (tp > 1)]:
-                    for zero, shard in _divided(dp):
-                        for schedule, virtual in _pipelines(count // (dp * tp)):
+                    for zero, shard in _zero_options(dp):
+                        for schedule, virtual in _pipeline_options(count // (dp * tp)):
                             yield ParallelConfig(
                                 dp, zero, shard, tp, sequence_parallel, count // (dp * tp), schedule, virtual
                             )
@@ -122,22 +123,22 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def _divided(dp: int) -> list[tuple[Literal[0, 1, 2, 3], int]]:
-    """ZeRO's stages, over all replicas and over groups of them."""
+def _zero_options(dp: int) -> list[tuple[Literal[0, 1, 2, 3], int]]:
+    """ZeRO stages and group sizes: all replicas, or groups of them (hybrid sharding)."""
     stages: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
     return [(0, 1), *((zero, shard) for zero in stages for shard in _divisors(dp)[1:])]
 
 
-def _pipelines(pp: int) -> list[tuple[Schedule, int]]:
-    """Schedules and stages a process."""
+def _pipeline_options(pp: int) -> list[tuple[Schedule, int]]:
+    """Pipeline schedules and stages per rank."""
     if pp == 1:
         return [("1f1b", 1)]
     pairs = [(s, n) for s in _SCHEDULES for n in ((STAGES_PER_RANK[s] or 0,) if STAGES_PER_RANK[s] else (2, 3))]
-    return [(schedule, n) for schedule, n in pairs if n * pp <= _MOST_STAGES]
+    return [(schedule, n) for schedule, n in pairs if n * pp <= _MAX_STAGES]
 
 
 def _micro_batches(layout: ParallelConfig) -> tuple[list[ParallelConfig], str]:
-    """The layout with as many as stages first, then with other numbers that it takes; or why it is refused."""
+    """The layout with every number of micro-batches that it accepts, as many as stages first; or why it is refused."""
     numbers = [1, 2] if layout.pp == 1 else [layout.stages, layout.stages + layout.pp, layout.stages + 1, layout.pp, 1]
     found: list[ParallelConfig] = []
     reason = ""
@@ -154,41 +155,45 @@ def _micro_batches(layout: ParallelConfig) -> tuple[list[ParallelConfig], str]:
 
 
 def covering_cases(processes: int = 4) -> list[Case]:
-    """Few cases of up to so many processes in which every pair of two axes' values occurs that can; and 2 x 2 x 2."""
+    """A small set of cases in which every possible pair of option values occurs, and three 3D layouts.
+
+    Greedy: always takes the case with the most uncovered pairs per cost.
+    """
     candidates = [
         Case.of(preset, layout, recompute)
         for each in _layouts(processes)
-        if each.virtual_stages < 3  # more of them cost much, and are as two
+        if each.virtual_stages < 3  # three stages per rank cost more and run the same code as two
         for layout in _micro_batches(each)[0]
         for preset in _PRESETS
         for recompute in _RECOMPUTE
     ]
     pairs = [_pairs(case) for case in candidates]
-    open_pairs = set().union(*pairs)
-    # the gain of a case only shrinks, so that one whose gain is still the best after a look is the best
-    heap = [(-_gain(case, found, open_pairs), i) for i, (case, found) in enumerate(zip(candidates, pairs, strict=True))]
+    uncovered = set().union(*pairs)
+    # gains only shrink: a case that is still the best after its gain was recomputed is the best of all
+    heap = [(-_gain(case, found, uncovered), i) for i, (case, found) in enumerate(zip(candidates, pairs, strict=True))]
     heapq.heapify(heap)
     chosen: list[Case] = []
-    while open_pairs:
+    while uncovered:
         i = heap[0][1]
-        gain = _gain(candidates[i], pairs[i], open_pairs)
+        gain = _gain(candidates[i], pairs[i], uncovered)
         if -gain > heap[0][0]:
             heapq.heapreplace(heap, (-gain, i))
             continue
         heapq.heappop(heap)
         chosen.append(candidates[i])
-        open_pairs -= pairs[i]
+        uncovered -= pairs[i]
     return chosen + _THREE_DIMENSIONS
 
 
-def _gain(case: Case, pairs: set[frozenset[tuple[str, object]]], wanted: set[frozenset[tuple[str, object]]]) -> float:
-    """By what it costs: processes that start, and blocks that each of them passes."""
+def _gain(case: Case, pairs: set[Pair], uncovered: set[Pair]) -> float:
+    """Uncovered pairs per cost; the cost grows with processes and with passes through blocks."""
     layout = case.layout
     passes = layout.dp * layout.tp * case.layers * layout.micro_batches * (1 if case.recompute == "none" else 2)
-    return len(pairs & wanted) / (10 * case.processes + passes)
+    return len(pairs & uncovered) / (10 * case.processes + passes)
 
 
-def _pairs(case: Case) -> set[frozenset[tuple[str, object]]]:
+def _pairs(case: Case) -> set[Pair]:
+    """All pairs of option values in a case."""
     layout = case.layout
     more = (layout.micro_batches > layout.stages) - (layout.micro_batches < layout.stages)
     values: Sequence[tuple[str, object]] = [

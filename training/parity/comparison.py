@@ -1,4 +1,4 @@
-"""A case of the parity certificate against one process: how far apart they are, and what is wrong."""
+"""Comparison: runs a case of the parity certificate and compares it with one process and with the traffic theory."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,16 +10,19 @@ from torch import Tensor
 from training.distributed.rank_pool import RankError, RankPool
 from training.parity.cases import Case
 from training.parity.traffic import Traffic, Volume
-from training.parity.worker import Held, Seen, measure
+from training.parity.worker import RankResult, ShardValues, run_case
 from training.sharding.shard_spec import ShardSpec, assemble_shards
 
-# The largest difference, relative to the largest number of the kind: rounding, and how it spreads in three steps
+# Largest allowed relative difference: rounding, and its growth over three steps
 LIMITS = {"fp64": 1e-10, "fp32": 1e-5}
 
 
 @dataclass(frozen=True)
-class Row:
-    """What became of a case. Differences from one process are relative to the largest number compared."""
+class CaseResult:
+    """How a case compares with one process.
+
+    `loss`, `gradient`, `weight`: largest absolute difference over the largest absolute value; nan if not compared.
+    """
 
     case: Case
     seconds: float
@@ -27,106 +30,118 @@ class Row:
     gradient: float = float("nan")
     weight: float = float("nan")
     counted: Traffic = field(default_factory=dict)
-    """Of the process with the most bytes."""
-    wrong: str = ""
-    """What else is wrong: a process that failed, elements in no process, replicas or traffic that differ."""
+    """Traffic of the rank that communicates the most bytes."""
+    error: str = ""
+    """Why nothing could be compared: a rank failed, or elements are held by no rank."""
+    mismatch: str = ""
+    """First difference between ranks that hold the same shard, or else between counted and expected traffic."""
 
     @property
     def worst(self) -> float:
-        return float(torch.tensor([self.loss, self.gradient, self.weight]).max())  # nan, if there is one
+        """The largest of the three differences; nan if one is nan."""
+        return float(torch.tensor([self.loss, self.gradient, self.weight]).max())
 
     @property
     def green(self) -> bool:
-        return not self.wrong and self.worst <= LIMITS[self.case.precision]
+        """Whether everything agrees."""
+        return not self.error and not self.mismatch and self.worst <= LIMITS[self.case.precision]
 
     @property
     def reason(self) -> str:
-        """Why it is red."""
-        far = [n for n in ("loss", "gradient", "weight") if not getattr(self, n) <= LIMITS[self.case.precision]]
-        compared = self.worst == self.worst or not self.wrong  # a failure leaves nothing to compare
-        apart = f"{' and '.join(far)} differ by {self.worst:.1e} from one process" if far and compared else ""
-        return "; ".join(filter(None, [self.wrong, apart]))
+        """Why it is red; empty if it is green."""
+        if self.error:
+            return self.error
+        limit = LIMITS[self.case.precision]
+        above = [name for name in ("loss", "gradient", "weight") if not getattr(self, name) <= limit]
+        difference = f"{' and '.join(above)} differ by {self.worst:.1e} from one process" if above else ""
+        return "; ".join(filter(None, [self.mismatch, difference]))
 
 
 @dataclass(frozen=True)
-class Whole:
-    """What all processes of a case have to show, put together."""
+class GlobalResult:
+    """The results of all ranks, assembled to global tensors."""
 
     losses: Tensor
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
-    disagreement: str
-    """Where processes hold the same part and differ in a bit of it: the first such place."""
+    mismatch: str
+    """First place where ranks that hold the same shard differ in a bit; empty if they agree."""
 
 
 class Certifier:
-    """Runs cases in `ranks` and compares each with one process, which runs once for all that it is compared with."""
+    """Runs cases in a pool of ranks and compares each with one process, whose result is cached."""
 
-    def __init__(self, ranks: RankPool, job: Callable[[Case], Seen] = measure) -> None:
+    def __init__(self, ranks: RankPool, job: Callable[[Case], RankResult] = run_case) -> None:
+        """`job` is what each rank of a case runs; tests pass one with a planted fault."""
         self.ranks, self.job = ranks, job
-        self._alone: dict[Case, Whole] = {}
+        self._references: dict[Case, GlobalResult] = {}
 
-    def certify(self, case: Case) -> Row:
+    def certify(self, case: Case) -> CaseResult:
+        """Run and compare a case; failures are part of the result, never raised."""
         started = time.monotonic()
         try:
-            alone = self._run_alone(case.alone)
+            reference = self._reference(case.single_process)
             started = time.monotonic()
-            seen = self.ranks.run(case.processes, self.job, case)
-            whole = put_together(seen)
+            results = self.ranks.run(case.processes, self.job, case)
+            found = assemble_ranks(results)
         except (RankError, AssertionError) as error:
-            return Row(case, time.monotonic() - started, wrong=str(error) or "an assertion failed")
-        busiest = max((s.counted for s in seen), key=lambda t: sum(v.bytes for v in t.values()))
-        return Row(
+            return CaseResult(case, time.monotonic() - started, error=str(error) or "an assertion failed")
+        busiest = max((r.counted for r in results), key=lambda traffic: sum(v.bytes for v in traffic.values()))
+        return CaseResult(
             case,
             time.monotonic() - started,
-            _distance({"": whole.losses}, {"": alone.losses}),
-            _distance(whole.gradients, alone.gradients),
-            _distance(whole.weights, alone.weights),
+            _relative_difference({"": found.losses}, {"": reference.losses}),
+            _relative_difference(found.gradients, reference.gradients),
+            _relative_difference(found.weights, reference.weights),
             busiest,
-            whole.disagreement or traffic_difference(seen),
+            mismatch=found.mismatch or traffic_difference(results),
         )
 
-    def _run_alone(self, case: Case) -> Whole:
-        if case not in self._alone:
-            self._alone[case] = put_together(self.ranks.run(1, measure, case))
-        return self._alone[case]
+    def _reference(self, case: Case) -> GlobalResult:
+        if case not in self._references:
+            self._references[case] = assemble_ranks(self.ranks.run(1, run_case, case))
+        return self._references[case]
 
 
-def put_together(seen: Sequence[Seen]) -> Whole:
-    """AssertionError where parts are missing. Of those that several processes hold, the first one's counts."""
-    losses = torch.tensor([s.losses for s in seen], dtype=torch.float64).sum(0)
-    gradients, differ = _gather([s.gradients for s in seen])
-    weights, differ_later = _gather([s.weights for s in seen])
-    return Whole(losses, gradients, weights, differ or differ_later)
+def assemble_ranks(results: Sequence[RankResult]) -> GlobalResult:
+    """Sum the ranks' losses and assemble their shards. Raises AssertionError if elements are held by no rank.
+
+    A shard that several ranks hold is taken from the first of them.
+    """
+    losses = torch.tensor([r.losses for r in results], dtype=torch.float64).sum(0)
+    gradients, mismatch = _assemble([r.gradients for r in results])
+    weights, later_mismatch = _assemble([r.weights for r in results])
+    return GlobalResult(losses, gradients, weights, mismatch or later_mismatch)
 
 
-def _gather(held: Sequence[Held]) -> tuple[dict[str, Tensor], str]:
-    specs: dict[str, dict[ShardSpec, Tensor]] = {}
-    differ = ""
-    for rank, parts in enumerate(held):
-        for name, spec, values in parts:
+def _assemble(ranks: Sequence[ShardValues]) -> tuple[dict[str, Tensor], str]:
+    shards: dict[str, dict[ShardSpec, Tensor]] = {}
+    mismatch = ""
+    for rank, held in enumerate(ranks):
+        for name, spec, values in held:
             if not spec.numel:
                 continue
             assert values is not None, f"rank {rank} has no gradient of {name}"
-            known = specs.setdefault(name, {}).setdefault(spec, values)
-            if not differ and not torch.equal(known, values):
-                differ = f"rank {rank} has other values of {name} from {spec.offset} than a rank before it"
-    return {name: assemble_shards(found) for name, found in specs.items()}, differ
+            first = shards.setdefault(name, {}).setdefault(spec, values)
+            if not mismatch and not torch.equal(first, values):
+                mismatch = f"rank {rank} has other values of {name} from {spec.offset} than a rank before it"
+    return {name: assemble_shards(found) for name, found in shards.items()}, mismatch
 
 
-def _distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    assert ours.keys() == theirs.keys(), f"parameters {sorted(ours.keys() ^ theirs.keys())} are missing"
-    largest = max(float(t.abs().max()) for t in theirs.values())
-    apart = torch.stack([(ours[name] - t).abs().max() for name, t in theirs.items()])
-    return float(apart.max()) / largest
+def _relative_difference(found: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
+    """Largest absolute difference over the largest absolute value of all reference tensors."""
+    assert found.keys() == reference.keys(), f"parameters {sorted(found.keys() ^ reference.keys())} are missing"
+    largest = max(float(t.abs().max()) for t in reference.values())
+    differences = torch.stack([(found[name] - t).abs().max() for name, t in reference.items()])
+    return float(differences.max()) / largest
 
 
-def traffic_difference(seen: Sequence[Seen]) -> str:
-    """The first difference between what was counted and what theory has, in words; or nothing."""
+def traffic_difference(results: Sequence[RankResult]) -> str:
+    """Describe the first difference between counted and expected traffic; empty if there is none."""
     nothing = Volume(0, 0)
-    for rank, s in enumerate(seen):
-        for key in sorted(s.counted.keys() | s.expected.keys()):
-            counted, expected = s.counted.get(key, nothing), s.expected.get(key, nothing)
+    for rank, result in enumerate(results):
+        for key in sorted(result.counted.keys() | result.expected.keys()):
+            counted, expected = result.counted.get(key, nothing), result.expected.get(key, nothing)
             if counted != expected:
                 axis, operation = key
                 return (

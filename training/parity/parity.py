@@ -1,6 +1,6 @@
-"""The parity certificate: every layout computes what one process does, and communicates what theory says.
+"""The parity certificate: every parallel layout trains like one process and communicates what theory predicts.
 
-`gristmill parity` runs a covering set of layouts, in two minutes; `gristmill parity --full` all of them.
+`gristmill parity` runs a set of layouts that covers all pairs of options, in two minutes; `--full` runs every layout.
 """
 
 import json
@@ -23,19 +23,20 @@ from gristmill.io.files import atomic_write_bytes
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.parity.cases import Case, all_cases, covering_cases
-from training.parity.comparison import LIMITS, Certifier, Row
+from training.parity.comparison import LIMITS, CaseResult, Certifier
 
 
 def parity(full: bool = False, processes: int = 8, out: Path | None = None) -> None:
-    """Compare layouts with one process: losses, gradients, weights after three steps, and what is communicated.
+    """Compare parallel layouts with one process: losses, gradients, weights after three steps, and traffic.
 
-    One small model, one seed, one order of the data, in real processes: Llama's parts, and GPT-2's with tied
-    matrices, biases and dropout. Float64 must agree to 1e-10, float32 to 1e-5, relative to the largest number.
+    Each layout trains a small Llama or GPT-2 (tied embedding, biases, dropout) in real processes, from the same seed
+    and data. The largest relative difference must be below 1e-10 in float64 and 1e-5 in float32; traffic must be equal
+    to the formulas'.
 
     Args:
-        full: Every layout that the processes allow (minutes), not a set in which all pairs of settings occur.
-        processes: The most processes of a layout.
-        out: Write the table there, too: .md for people, .json for programs.
+        full: Run every possible layout (takes many minutes) instead of a set that covers all pairs of options.
+        processes: Maximum number of processes of a layout.
+        out: Also write the table to this file: .md for people, .json for programs.
     """
     if not 1 <= processes <= 64:
         raise UsageError(f"processes is {processes}; wanted 1 to 64")
@@ -50,21 +51,21 @@ def parity(full: bool = False, processes: int = 8, out: Path | None = None) -> N
         atomic_write_bytes(out, text.encode())
     red = sum(not row.green for row in rows)
     if red:
-        raise GristmillError(f"{red} of {len(rows)} layouts do not agree with one process, or with theory: see above")
+        raise GristmillError(f"{red} of {len(rows)} layouts differ from one process, or from theory: see above")
 
 
 def choose_cases(full: bool, processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:
-    """What is run, float64 first, and which layouts are refused, with the reason.
+    """The cases to run, float64 first, and the refused layouts with the reason.
 
-    Float32 is not float64 rounded: on a CPU other code computes it, so that all of the covering set is repeated.
+    The covering set is repeated in float32: it is not float64 rounded, on a CPU other kernels compute it.
     """
     covering = [case for case in covering_cases() if case.processes <= processes]
-    every, refused = all_cases(processes)
+    all_, refused = all_cases(processes)
     single = [replace(case, precision="fp32") for case in covering]
-    return (every if full else covering) + single, refused
+    return (all_ if full else covering) + single, refused
 
 
-def _run(cases: Sequence[Case], processes: int) -> list[Row]:
+def _run(cases: Sequence[Case], processes: int) -> list[CaseResult]:
     rows = []
     with RankPool(processes) as ranks, Progress(console=Console(stderr=True), transient=True) as progress:
         certifier, bar = Certifier(ranks), progress.add_task("layouts", total=len(cases))
@@ -78,28 +79,28 @@ def _run(cases: Sequence[Case], processes: int) -> list[Row]:
     return rows
 
 
-def report(rows: Sequence[Row], refused: dict[ParallelConfig, str], seconds: float) -> Group:
-    """For a terminal; what failed is told as it is, brackets and all."""
+def report(rows: Sequence[CaseResult], refused: dict[ParallelConfig, str], seconds: float) -> Group:
+    """The report for a terminal; error messages are printed as plain text, without rich's markup."""
     return Group(_table(rows), _refusals(refused), Text(summary(rows, seconds)))
 
 
 _COLUMNS = ("layout", "processes", "loss", "gradient", "weight", "calls", "KiB", "seconds", "")
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    titles = f"largest relative difference from one process; what one process communicates in a step ({_STATES})"
+def _table(rows: Sequence[CaseResult]) -> Table:
+    titles = f"largest relative difference from one process; traffic of one rank in a step ({_STATES})"
     table = Table(*_COLUMNS, title=titles, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*_cells(row), "[green]green" if row.green else "[bold red]red")
     return table
 
 
-_STATES = "= as theory has it, ≠ not"
+_STATES = "= equal to theory, ≠ not"
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: CaseResult) -> list[str]:
     calls, size = (sum(v[i] for v in row.counted.values()) for i in (0, 1))
-    sign = "≠" if "theory" in row.wrong else "="
+    sign = "≠" if "theory" in row.mismatch else "="
     numbers = [f"{n:.1e}" for n in (row.loss, row.gradient, row.weight)]
     return [
         str(row.case),
@@ -112,7 +113,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _refusals(refused: dict[ParallelConfig, str]) -> Table:
-    """Each reason once: without its numbers it is the same for many."""
+    """The reasons why layouts are refused, each once with a count."""
     counts = Counter(refused.values())
     table = Table("refused", "why", box=None, pad_edge=False)
     for reason, count in counts.items():
@@ -120,13 +121,13 @@ def _refusals(refused: dict[ParallelConfig, str]) -> Table:
     return table
 
 
-def summary(rows: Sequence[Row], seconds: float) -> str:
-    """Of the whole certificate, in a few lines."""
+def summary(rows: Sequence[CaseResult], seconds: float) -> str:
+    """Summarize the certificate in a few lines: counts, largest differences, slowest case, failures."""
     green = [row for row in rows if row.green]
     lines = [f"{len(rows)} rows, {len(green)} green, {len(rows) - len(green)} red, in {seconds:.0f} s"]
     for precision, limit in LIMITS.items():
-        if of_it := [row for row in rows if row.case.precision == precision]:
-            worst = max(of_it, key=lambda row: (not row.green, torch.tensor(row.worst).nan_to_num(9e9).item()))
+        if chosen := [row for row in rows if row.case.precision == precision]:
+            worst = max(chosen, key=lambda row: (not row.green, torch.tensor(row.worst).nan_to_num(9e9).item()))
             lines.append(f"worst in {precision} (limit {limit:.0e}): {worst.worst:.1e}, {worst.case}")
     slowest = max(rows, key=lambda row: row.seconds)
     lines.append(f"slowest: {slowest.seconds:.1f} s, {slowest.case}")
@@ -134,11 +135,11 @@ def summary(rows: Sequence[Row], seconds: float) -> str:
     return "\n".join(lines)
 
 
-def as_json(rows: Sequence[Row], refused: dict[ParallelConfig, str]) -> dict[str, Any]:
-    """Everything, for programs; traffic is that of the process with most of it."""
+def as_json(rows: Sequence[CaseResult], refused: dict[ParallelConfig, str]) -> dict[str, Any]:
+    """The whole certificate for programs; traffic of the rank with the most bytes."""
     records = []
     for row in rows:
-        traffic = {f"{axis} {what}": v._asdict() for (axis, what), v in row.counted.items()}
+        traffic = {f"{axis} {operation}": v._asdict() for (axis, operation), v in row.counted.items()}
         differences = {"loss": row.loss, "gradient": row.gradient, "weight": row.weight}
         records.append(
             {**asdict(row.case), "processes": row.case.processes, "differences": differences, "traffic": traffic}
@@ -147,12 +148,14 @@ def as_json(rows: Sequence[Row], refused: dict[ParallelConfig, str]) -> dict[str
     return {"limits": LIMITS, "rows": records, "refused": [{**asdict(k), "why": v} for k, v in refused.items()]}
 
 
-def as_markdown(rows: Sequence[Row], refused: dict[ParallelConfig, str]) -> str:
-    """The table, with the traffic by axis, and every refused layout."""
+def as_markdown(rows: Sequence[CaseResult], refused: dict[ParallelConfig, str]) -> str:
+    """The certificate as a Markdown table, with traffic by axis and every refused layout."""
     lines = [summary(rows, sum(row.seconds for row in rows)).replace("\n", "\n\n"), ""]
     lines += [f"| {' | '.join(_COLUMNS[:-1])} | by axis | |", "|---" * (len(_COLUMNS) + 1) + "|"]
     for row in rows:
-        axes = ", ".join(f"{a} {what} {v.calls} / {v.bytes / 1024:.0f} KiB" for (a, what), v in row.counted.items())
+        axes = ", ".join(
+            f"{axis} {operation} {v.calls} / {v.bytes / 1024:.0f} KiB" for (axis, operation), v in row.counted.items()
+        )
         lines.append(f"| {' | '.join(_cells(row))} | {axes} | {'green' if row.green else '**red**'} |")
     lines += ["", "Refused:", "", *(f"- {layout.describe()}: {why}" for layout, why in refused.items()), ""]
     return "\n".join(lines)

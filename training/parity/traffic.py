@@ -1,4 +1,4 @@
-"""What a step communicates: counted where torch hands it to a process group."""
+"""Traffic: counts the collectives and bytes of a training step, where torch calls a process group."""
 
 from collections import Counter
 from typing import Any, NamedTuple
@@ -23,9 +23,12 @@ OPERATIONS = {
 
 
 class Volume(NamedTuple):
-    """How often, and how many bytes in all. Of a collective the whole it is about: what an all-reduce takes,
-    an all-gather gives, a reduce-scatter takes. In a ring of p processes each sends (p - 1) / p of that,
-    and for an all-reduce twice as much (Patarasuk & Yuan 2009)."""
+    """Number of calls, and their bytes in total.
+
+    The bytes of a collective are those of its largest tensor: the input of an all-reduce or reduce-scatter, the output
+    of an all-gather. In a ring of p ranks each rank sends (p - 1) / p of that, and twice as much for an all-reduce
+    (Patarasuk & Yuan 2009).
+    """
 
     calls: int
     bytes: int
@@ -36,11 +39,11 @@ class Volume(NamedTuple):
 
 
 Traffic = dict[tuple[str, str], Volume]
-"""By axis of the mesh ("tied": between the first and the last stage) and operation; nothing that is not there."""
+"""Volume by mesh axis ("tied": between the first and last pipeline stage) and operation; without zero entries."""
 
 
 class TrafficCount(TorchDispatchMode):
-    """While open: counts what this thread communicates, its backward passes and torch's own parts included."""
+    """Context manager that counts this thread's communication, including backward passes and torch's own calls."""
 
     def __init__(self, world: World) -> None:
         super().__init__()

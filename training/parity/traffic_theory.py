@@ -1,4 +1,4 @@
-"""What a step of a layout has to communicate, from the papers' formulas: to be compared with what is counted."""
+"""Traffic theory: the collectives and bytes of a training step of any layout, by the papers' formulas."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Step:
-    """One process's view of a step: `sequences` of `seq_len` tokens, all of its replica's; numbers of `itemsize` bytes.
+class TrafficInputs:
+    """Inputs of the formulas, for one rank.
 
-    `orders`: for each stage of this process of a pipeline its passes in their order: F forward, B backward, and
-    where that is split I for the inputs' gradients and W for the weights'.
+    `sequences`: of its replica, in a step. `itemsize`: bytes per element. `passes`: the passes of each of its pipeline
+    stages in their order: F forward, B backward; where backward is split, I for inputs and W for weights.
     """
 
     config: ModelConfig
@@ -32,30 +32,32 @@ class Step:
     seq_len: int
     itemsize: int
     recompute: Recompute
-    orders: Mapping[int, str]
+    passes: Mapping[int, str]
 
     @property
-    def features(self) -> int:
-        """Bytes of the features between two blocks, of the replica's whole batch."""
+    def hidden_bytes(self) -> int:
+        """Bytes of the hidden states between two blocks, for all sequences of the replica."""
         return self.sequences * self.seq_len * self.config.width * self.itemsize
 
     @property
     def stages(self) -> list[int]:
+        """This rank's pipeline stages."""
         return stages_of_rank(self.layout, self.world.axis("pp").rank)
 
     def holds(self, stage: int) -> bool:
+        """Whether a stage is this rank's; -1 is the last stage."""
         return stage % self.layout.stages in self.stages
 
 
-def expected_traffic(step: Step) -> Traffic:
-    """What this process takes part in from the forward pass to the updated weights, by axis and operation."""
-    parameters = _parameters(step)
+def expected_traffic(inputs: TrafficInputs) -> Traffic:
+    """Return this rank's traffic of one step, from the forward pass to the updated parameters."""
+    parameters = _parameters(inputs)
     parts = [
-        _tensor(step),
-        _sequence_sums(step, parameters),
-        _zero3(step, parameters) if step.layout.zero == 3 else _replicas(step, parameters),
-        _pipeline(step),
-        _tied(step),
+        _tensor_parallel(inputs),
+        _sequence_parallel_gradients(inputs, parameters),
+        _zero3(inputs, parameters) if inputs.layout.zero == 3 else _data_parallel(inputs, parameters),
+        _pipeline_parallel(inputs),
+        _tied_embedding(inputs),
     ]
     total: Traffic = {}
     for part in parts:
@@ -64,64 +66,71 @@ def expected_traffic(step: Step) -> Traffic:
     return {key: volume for key, volume in total.items() if volume.calls}
 
 
-def _tensor(step: Step) -> Traffic:
-    """Two sums forward and two backward a layer, of the whole features (Shoeybi et al. 2019, figure 4); with
-    sequence parallelism each is a gather and a scatter (Korthikanti et al. 2022, figure 5). One sum more for the
-    embedding, forward, and for the output matrix, backward; for the loss two of three numbers a token."""
-    layout = step.layout
+def _tensor_parallel(inputs: TrafficInputs) -> Traffic:
+    """Tensor parallelism: per layer two all-reduces of the hidden states forward and two backward.
+
+    (Shoeybi et al. 2019, figure 4.) With sequence parallelism each is an all-gather and a reduce-scatter (Korthikanti
+    et al. 2022, figure 5). One more forward for the embedding and one more backward for the output matrix. The loss
+    takes two all-reduces, of three numbers per token together.
+    """
+    layout = inputs.layout
     if layout.tp == 1:
         return {}
-    rounds, each = layout.micro_batches, step.features // layout.micro_batches
-    inward = outward = backward_in = backward_out = 0  # how often features enter, leave what is divided
-    for stage in step.stages:
-        layers, again = _layers(step, stage), _computed_again(step, stage)
-        # the last sum of a block that is computed again is not: nothing after it is needed, but by dropout
-        leaving = 2 if step.config.dropout else 1
-        inward += layers * (2 * rounds + 2 * again)
-        outward += layers * (2 * rounds + leaving * again)
-        backward_in += 2 * layers * rounds
-        backward_out += 2 * layers * rounds
-    if step.holds(0):
-        outward, backward_out = outward + rounds, backward_out + rounds
-    if step.holds(-1):
-        inward, backward_in = inward + rounds, backward_in + rounds
-    tokens = step.sequences * step.seq_len * step.itemsize
-    loss = Volume(2 * rounds, 3 * tokens) if step.holds(-1) else Volume(0, 0)
+    micro_batches, each = layout.micro_batches, inputs.hidden_bytes // layout.micro_batches
+    # how often hidden states enter and leave a tensor-parallel region, in the forward and the backward pass
+    entries = exits = backward_entries = backward_exits = 0
+    for stage in inputs.stages:
+        layers, recomputed = _layers(inputs, stage), _recomputations(inputs, stage)
+        # recomputing a block stops before its last all-reduce, unless dropout after it is needed
+        recomputed_exits = 2 if inputs.config.dropout else 1
+        entries += layers * (2 * micro_batches + 2 * recomputed)
+        exits += layers * (2 * micro_batches + recomputed_exits * recomputed)
+        backward_entries += 2 * layers * micro_batches
+        backward_exits += 2 * layers * micro_batches
+    if inputs.holds(0):
+        exits, backward_exits = exits + micro_batches, backward_exits + micro_batches
+    if inputs.holds(-1):
+        entries, backward_entries = entries + micro_batches, backward_entries + micro_batches
+    tokens = inputs.sequences * inputs.seq_len * inputs.itemsize
+    loss = Volume(2 * micro_batches, 3 * tokens) if inputs.holds(-1) else Volume(0, 0)
     if layout.sequence_parallel:
-        gathers, scatters = inward + backward_out, outward + backward_in
+        gathers, scatters = entries + backward_exits, exits + backward_entries
         return {
             ("tp", "all-gather"): Volume(gathers, gathers * each),
             ("tp", "reduce-scatter"): Volume(scatters, scatters * each),
             ("tp", "all-reduce"): loss,
         }
-    sums = outward + backward_in  # entering forward and leaving backward are free
+    sums = exits + backward_entries  # entries forward and exits backward communicate nothing
     return {("tp", "all-reduce"): Volume(sums, sums * each) + loss}
 
 
-def _computed_again(step: Step, stage: int) -> int:
-    """How often a stage's blocks run once more for their backward pass: for both halves, where that is split."""
-    if step.recompute == "none":
+def _recomputations(inputs: TrafficInputs, stage: int) -> int:
+    """How often a stage's blocks are recomputed: once per backward pass, and for both halves where it is split."""
+    if inputs.recompute == "none":
         return 0
-    order = step.orders.get(stage, "B" * step.layout.micro_batches)
+    order = inputs.passes.get(stage, "B" * inputs.layout.micro_batches)
     return sum(order.count(kind) for kind in ("BIW" if stage else "BW"))  # the first stage's input has no gradient
 
 
-def _sequence_sums(step: Step, parameters: Mapping[int, Mapping[str, Shape]]) -> Traffic:
-    """What is used where the sequence is divided has a gradient from each part of it: one sum of all of them."""
-    if not step.layout.sequence_parallel:
+def _sequence_parallel_gradients(inputs: TrafficInputs, parameters: Mapping[int, Mapping[str, Shape]]) -> Traffic:
+    """Sequence parallelism: replicated parameters have a partial gradient on each rank; one all-reduce sums them."""
+    if not inputs.layout.sequence_parallel:
         return {}
-    alike = [_own_numel(step, s) for named in parameters.values() for n, s in named.items() if tp_dim(n) is None]
-    return {("tp", "all-reduce"): Volume(bool(alike), sum(alike) * step.itemsize)}
+    named = [item for stage in parameters.values() for item in stage.items()]
+    sizes = [_local_numel(inputs, shape) for name, shape in named if tp_dim(name) is None]
+    return {("tp", "all-reduce"): Volume(bool(sizes), sum(sizes) * inputs.itemsize)}
 
 
-def _replicas(step: Step, parameters: Mapping[int, Mapping[str, Shape]]) -> Traffic:
-    """Gradients summed once (Li et al. 2020), or each process's rows of them and then the parameters gathered
-    (Rajbhandari et al. 2020, section 7); with ZeRO-2 after each micro-batch, as nothing else is kept."""
-    layout, shapes = step.layout, [shape for named in parameters.values() for shape in named.values()]
+def _data_parallel(inputs: TrafficInputs, parameters: Mapping[int, Mapping[str, Shape]]) -> Traffic:
+    """DDP: one all-reduce of all gradients (Li et al. 2020). ZeRO-1 and 2: reduce-scatter, then all-gather.
+
+    (Rajbhandari et al. 2020, section 7.) ZeRO-2 reduce-scatters after each micro-batch: it keeps no whole gradients.
+    """
+    layout, shapes = inputs.layout, [shape for named in parameters.values() for shape in named.values()]
     if layout.dp == 1:
         return {}
-    bytes_ = sum(_padded(shape, layout.zero_group) for shape in shapes) * step.itemsize
-    assert bytes_ < BUCKET_BYTES, "one bucket: larger models are not what this is for"
+    bytes_ = sum(_padded(shape, layout.zero_group) for shape in shapes) * inputs.itemsize
+    assert bytes_ < BUCKET_BYTES, "the formulas hold for models that fit in one bucket"
     times = layout.micro_batches if layout.zero == 2 and layout.pp == 1 else 1
     if layout.zero_group == 1:
         return {("replicate", "all-reduce"): Volume(times, times * bytes_)}
@@ -133,18 +142,21 @@ def _replicas(step: Step, parameters: Mapping[int, Mapping[str, Shape]]) -> Traf
     }
 
 
-def _zero3(step: Step, parameters: Mapping[int, Mapping[str, Shape]]) -> Traffic:
-    """Parameters gathered for each pass that does not find them, block by block and the rest at once; freed after
-    the forward pass, but for the rest; gradients scattered once a step (Zhao et al. 2023, section 3.2)."""
-    layout = step.layout
+def _zero3(inputs: TrafficInputs, parameters: Mapping[int, Mapping[str, Shape]]) -> Traffic:
+    """ZeRO-3: all-gathers parameters per block before each pass, and reduce-scatters gradients once a step.
+
+    (Zhao et al. 2023, section 3.2.) Blocks are freed after the forward pass; the parameters outside blocks are one
+    unit, which is kept until the backward pass.
+    """
+    layout = inputs.layout
     gathered = scattered = between = Volume(0, 0)
     for stage, named in parameters.items():
         blocks: dict[str, int] = {}
         for name, shape in named.items():
             unit = name.split(".")[1] if name.startswith("blocks.") else "rest"
-            blocks[unit] = blocks.get(unit, 0) + _padded(shape, layout.zero_group) * step.itemsize
+            blocks[unit] = blocks.get(unit, 0) + _padded(shape, layout.zero_group) * inputs.itemsize
         for unit, size in blocks.items():
-            times = _gathers(step, stage, keeps=unit == "rest")
+            times = _gather_count(inputs, stage, keeps=unit == "rest")
             gathered += Volume(times, times * size)
             scattered += Volume(1, size)
             between += Volume(1, size // layout.zero_group)
@@ -155,23 +167,26 @@ def _zero3(step: Step, parameters: Mapping[int, Mapping[str, Shape]]) -> Traffic
     }
 
 
-def _gathers(step: Step, stage: int, keeps: bool) -> int:
-    """A pipeline frees after a backward pass only with the step's last one; without, after each."""
-    order = step.orders.get(stage, "FB" * step.layout.micro_batches)
-    count, here = 0, False
+def _gather_count(inputs: TrafficInputs, stage: int, keeps: bool) -> int:
+    """How often a unit of a stage is all-gathered: before each pass that finds it freed.
+
+    A unit that `keeps` is not freed by a forward pass; a pipeline frees after the step's last backward pass only.
+    """
+    order = inputs.passes.get(stage, "FB" * inputs.layout.micro_batches)
+    count, present = 0, False
     for kind in order:
-        count += not here
-        here = (kind == "F" and keeps) or (kind != "F" and step.layout.pp > 1)
+        count += not present
+        present = (kind == "F" and keeps) or (kind != "F" and inputs.layout.pp > 1)
     return count
 
 
-def _pipeline(step: Step) -> Traffic:
-    """Features forward and their gradients backward over each border between two processes (Huang et al. 2019)."""
-    layout, rank = step.layout, step.world.axis("pp").rank
-    each = step.features // (layout.micro_batches * (layout.tp if layout.sequence_parallel else 1))
+def _pipeline_parallel(inputs: TrafficInputs) -> Traffic:
+    """Hidden states forward and their gradients backward between stages on different ranks (Huang et al. 2019)."""
+    layout, rank = inputs.layout, inputs.world.axis("pp").rank
+    each = inputs.hidden_bytes // (layout.micro_batches * (layout.tp if layout.sequence_parallel else 1))
     borders = sum(
         1
-        for stage in step.stages
+        for stage in inputs.stages
         for other in (stage - 1, stage + 1)
         if 0 <= other < layout.stages and rank_of_stage(layout, other) != rank
     )
@@ -179,36 +194,36 @@ def _pipeline(step: Step) -> Traffic:
     return {("pp", "send"): volume, ("pp", "receive"): volume}
 
 
-def _tied(step: Step) -> Traffic:
-    """The two ends of a pipeline add up the gradients of the matrix they share (Narayanan et al. 2021, section 3.2)."""
-    ends = rank_of_stage(step.layout, 0), rank_of_stage(step.layout, step.layout.stages - 1)
-    if not step.config.tied or ends[0] == ends[1] or step.world.axis("pp").rank not in ends:
+def _tied_embedding(inputs: TrafficInputs) -> Traffic:
+    """First and last stage all-reduce the gradient of the tied embedding (Narayanan et al. 2021, section 3.2)."""
+    ends = rank_of_stage(inputs.layout, 0), rank_of_stage(inputs.layout, inputs.layout.stages - 1)
+    if not inputs.config.tied or ends[0] == ends[1] or inputs.world.axis("pp").rank not in ends:
         return {}
-    shape = (step.config.vocab_size, step.config.width)
-    numel = _own_numel(step, tp_shard("embed.tokens.weight", shape, step.world.axis("tp")).size)
-    return {("tied", "all-reduce"): Volume(1, numel * step.itemsize)}
+    shape = (inputs.config.vocab_size, inputs.config.width)
+    numel = _local_numel(inputs, tp_shard("embed.tokens.weight", shape, inputs.world.axis("tp")).size)
+    return {("tied", "all-reduce"): Volume(1, numel * inputs.itemsize)}
 
 
-def _parameters(step: Step) -> dict[int, dict[str, Shape]]:
-    """What this process has of its stages' parameters, before the replicas divide it."""
-    parts = zip(step.stages, split_stages(step.config, step.layout, step.world.axis("pp").rank), strict=True)
-    tp = step.world.axis("tp")
+def _parameters(inputs: TrafficInputs) -> dict[int, dict[str, Shape]]:
+    """Shapes of this rank's parameters by stage and name: sharded by tensor parallelism, not yet by ZeRO."""
+    parts = zip(inputs.stages, split_stages(inputs.config, inputs.layout, inputs.world.axis("pp").rank), strict=True)
+    tp = inputs.world.axis("tp")
     return {
         stage: {name: tp_shard(name, tuple(p.shape), tp).size for name, p in part.named_parameters()}
         for stage, part in parts
     }
 
 
-def _layers(step: Step, stage: int) -> int:
-    return len(stage_layers(step.config, step.layout.stages)[stage])
+def _layers(inputs: TrafficInputs, stage: int) -> int:
+    return len(stage_layers(inputs.config, inputs.layout.stages)[stage])
 
 
 def _padded(shape: Sequence[int], parts: int) -> int:
-    """Elements that travel where rows are divided: as many for each."""
+    """Elements that are communicated when rows are sharded: padded to equal shards."""
     return -(-shape[0] // parts) * parts * math.prod(shape[1:])
 
 
-def _own_numel(step: Step, shape: Shape) -> int:
-    """Elements of the rows that this process updates."""
-    shard = step.world.axis("shard")
+def _local_numel(inputs: TrafficInputs, shape: Shape) -> int:
+    """Elements of the rows that this rank updates."""
+    shard = inputs.world.axis("shard")
     return ShardSpec.whole(shape).shard(0, shard.size, shard.rank).numel

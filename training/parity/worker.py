@@ -1,8 +1,7 @@
-"""What each process of a case of the parity certificate does: three steps, and what it saw of them."""
+"""Worker: one rank of a parity case: three training steps, recorded for the comparison."""
 
 import contextlib
 import re
-import time
 from dataclasses import dataclass
 
 import torch
@@ -17,81 +16,81 @@ from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_parallel import Pipeline
 from training.parity.cases import SEQ_LEN, VOCABULARY, Case
 from training.parity.traffic import Traffic, TrafficCount
-from training.parity.traffic_theory import Step, expected_traffic
+from training.parity.traffic_theory import TrafficInputs, expected_traffic
 from training.sharding.shard_spec import ShardSpec
 
 STEPS = 3
-_RATE = 0.1  # of plain SGD: its steps hide no wrong scale, as Adam's do
-_COUNTED = 1  # the step that is counted: in the first, torch's pipelines also tell each other shapes
+_LR = 0.1  # plain SGD: Adam's updates would hide a wrong gradient scale
+_COUNTED_STEP = 1  # not the first, in which torch's pipelines also send each other shapes
 _SEED = 1
 
-Held = list[tuple[str, ShardSpec, Tensor | None]]
-"""Parts of parameters, or of their gradients, by name."""
+ShardValues = list[tuple[str, ShardSpec, Tensor | None]]
+"""Name, place and values of each parameter shard, or its gradient, that a rank holds."""
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one process has to show; its parts of the loss are to be added up, in nats a target."""
+class RankResult:
+    """What one rank computed and communicated in a case."""
 
     losses: list[float]
-    """Of each step, and at last of a forward pass alone."""
-    gradients: Held
-    """Of the first step."""
-    weights: Held
-    """After the last step."""
+    """This rank's part of the loss of each step, and of a final evaluation; sums over ranks to nats/token."""
+    gradients: ShardValues
+    """After the first step's backward pass."""
+    weights: ShardValues
+    """After the last step's update."""
     counted: Traffic
     expected: Traffic
-    seconds: float
 
 
-def measure(case: Case) -> Seen:
-    """Run a case; each of its processes calls it, in a process group of them all."""
+def run_case(case: Case) -> RankResult:
+    """Run a case as one of its ranks; every rank of the default process group calls it."""
     world = build_world(case.layout, torch.device("cpu"))
     model = parallelize(case.model, case.layout, world, _SEED, case.precision, MemoryConfig(case.recompute))
-    losses, gradients = [], Held()
+    losses, gradients = [], ShardValues()
     traffic = TrafficCount(world)
-    started = time.perf_counter()
     for step in range(STEPS):
-        batch, count = data(case, step)
-        with traffic if step == _COUNTED else contextlib.nullcontext():
-            losses.append(float(model.forward_backward(replica_share(batch, world), 1 / count)) / count)
+        batch, targets = global_batch(case, step)
+        with traffic if step == _COUNTED_STEP else contextlib.nullcontext():
+            losses.append(float(model.forward_backward(local_batch(batch, world), 1 / targets)) / targets)
             if step == 0:
-                gradients = [(w.name, w.spec, _copy(w.local.grad)) for w in model.params]
-            _descend(model)
-    seconds = time.perf_counter() - started
-    batch, count = data(case, STEPS)
-    share = replica_share(batch, world)
-    rounds = [t.chunk(case.layout.micro_batches) for t in (share.ids, share.targets)]
-    losses.append(float(model.loss(*rounds)) / count)
-    weights = [(w.name, w.spec, _copy(w.local)) for w in model.params]
-    return Seen(losses, gradients, weights, traffic.traffic, expected_traffic(_step(case, model)), seconds)
+                gradients = [(p.name, p.spec, _copy(p.local.grad)) for p in model.params]
+            _sgd_step(model)
+    batch, targets = global_batch(case, STEPS)
+    local = local_batch(batch, world)
+    micro_batches = [t.chunk(case.layout.micro_batches) for t in (local.ids, local.targets)]
+    losses.append(float(model.loss(*micro_batches)) / targets)
+    weights = [(p.name, p.spec, _copy(p.local)) for p in model.params]
+    return RankResult(losses, gradients, weights, traffic.traffic, expected_traffic(_traffic_inputs(case, model)))
 
 
-def data(case: Case, step: int) -> tuple[Batch, int]:
-    """A step's global batch, and how many targets count: some are ignored, and all but one of every fourth sequence."""
+def global_batch(case: Case, step: int) -> tuple[Batch, int]:
+    """Draw a step's global batch; returns it and its number of targets that count.
+
+    A fifth of the targets are ignored, all but one of every fourth sequence, and the whole first sequence: an average
+    over anything but the global count of targets shows.
+    """
     generator = torch.Generator().manual_seed(1000 + step)
     tokens = torch.randint(VOCABULARY, (case.sequences, SEQ_LEN + 1), generator=generator)
     targets = tokens[:, 1:].clone()
     targets[torch.rand(targets.shape, generator=generator) < 0.2] = IGNORE_INDEX
     targets[::4, 1:] = IGNORE_INDEX
     targets[0] = IGNORE_INDEX
-    return Batch(tokens[:, :-1], targets, torch.arange(len(tokens)) + step * len(tokens)), int(
-        (targets != IGNORE_INDEX).sum()
-    )
+    samples = torch.arange(len(tokens)) + step * len(tokens)
+    return Batch(tokens[:, :-1], targets, samples), int((targets != IGNORE_INDEX).sum())
 
 
-def replica_share(batch: Batch, world: World) -> Batch:
-    """Every n-th sequence, so that the replicas' first are neighbours."""
+def local_batch(batch: Batch, world: World) -> Batch:
+    """This replica's sequences: every dp_size-th, from dp_rank, as in training."""
     mine = slice(world.dp_rank, None, world.dp_size)
     return Batch(batch.ids[mine], batch.targets[mine], batch.sample_ids[mine])
 
 
-def _descend(model: ParallelModel) -> None:
+def _sgd_step(model: ParallelModel) -> None:
     with torch.no_grad():
-        for w in model.params:
-            if w.local.grad is not None:
-                w.local.sub_(_RATE * w.local.grad)
-            w.local.grad = w.module_param.grad = None
+        for p in model.params:
+            if p.local.grad is not None:
+                p.local.sub_(_LR * p.local.grad)
+            p.local.grad = p.module_param.grad = None
     model.all_gather_params()
 
 
@@ -99,8 +98,8 @@ def _copy(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.detach().clone()
 
 
-def _step(case: Case, model: ParallelModel) -> Step:
-    return Step(
+def _traffic_inputs(case: Case, model: ParallelModel) -> TrafficInputs:
+    return TrafficInputs(
         config=model.config,
         layout=case.layout,
         world=model.world,
@@ -108,17 +107,17 @@ def _step(case: Case, model: ParallelModel) -> Step:
         seq_len=SEQ_LEN,
         itemsize=8 if case.precision == "fp64" else 4,
         recompute=case.recompute,
-        orders=pass_orders(model.pipeline) if model.pipeline else {},
+        passes=pipeline_passes(model.pipeline) if model.pipeline else {},
     )
 
 
-def pass_orders(pipeline: Pipeline) -> dict[int, str]:
-    """Each of this process's stages' passes in their order, as letters: F, B, or I and W."""
+def pipeline_passes(pipeline: Pipeline) -> dict[int, str]:
+    """The passes of each of this rank's stages in their order: F forward, B backward, or I and W if it is split."""
     count, schedule = pipeline.layout.micro_batches, pipeline.schedule
     if pipeline.layout.virtual_stages > 1:
         actions = str(schedule.pipeline_order[pipeline.axis.rank])
         return {stage: "".join(re.findall(rf"\b{stage}([FBIW])\d", actions)) for stage in pipeline.stages}
     if pipeline.layout.schedule == "gpipe":
         return dict.fromkeys(pipeline.stages, "F" * count + "B" * count)
-    ahead = {stage: min(count, pipeline.layout.stages - stage) for stage in pipeline.stages}
-    return {stage: "F" * n + "BF" * (count - n) + "B" * n for stage, n in ahead.items()}
+    warmup = {stage: min(count, pipeline.layout.stages - stage) for stage in pipeline.stages}
+    return {stage: "F" * n + "BF" * (count - n) + "B" * n for stage, n in warmup.items()}

@@ -14,7 +14,7 @@ from training.model.model_config import ModelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_parallel import SCHEDULES
-from training.parity.worker import pass_orders
+from training.parity.worker import pipeline_passes
 
 RunRanks = Callable[..., list[Any]]
 CONFIG = ModelConfig(preset="gpt2", layers=6, width=16, heads=2, init_std=0.3).resolve(31, 8)
@@ -58,7 +58,7 @@ def test_evaluation_takes_batches_of_any_number_and_size(run_ranks: RunRanks, la
 def orders(layout: ParallelConfig) -> dict[int, str]:
     model = build(layout)
     assert model.pipeline is not None
-    return pass_orders(model.pipeline)
+    return pipeline_passes(model.pipeline)
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))

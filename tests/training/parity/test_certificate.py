@@ -1,5 +1,6 @@
-"""The certificate over a covering set of layouts, and that it turns red when one thing is broken on each axis."""
+"""The certificate is green over a covering set of layouts, and red for each planted fault, by a number."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,9 +29,9 @@ from training.parallel.data_parallel import Bucket, GradReducer
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline_parallel import Pipeline
 from training.parity.cases import Case, covering_cases
-from training.parity.comparison import LIMITS, Certifier, put_together, traffic_difference
+from training.parity.comparison import LIMITS, Certifier, assemble_ranks, traffic_difference
 from training.parity.traffic import Volume
-from training.parity.worker import Seen, measure
+from training.parity.worker import RankResult, run_case
 from training.sharding.shard_spec import ShardSpec
 
 Patch = pytest.MonkeyPatch
@@ -38,7 +39,7 @@ COVERING = covering_cases()
 
 
 def kind(case: Case) -> tuple[Any, ...]:
-    """What of a case may matter to the code that computes in float32 alone."""
+    """The options on which float32's own code paths may depend."""
     layout = case.layout
     return case.preset, layout.zero, layout.tp > 1, layout.pp > 1, case.recompute
 
@@ -49,7 +50,7 @@ def certifier(rank_pool: RankPool) -> Certifier:
 
 
 def case(preset: Any, recompute: Any = "none", precision: Any = "fp64", **layout: Any) -> Case:
-    """A case of so many processes as the layout wants."""
+    """A case with the number of processes that the layout needs."""
     asked = ParallelConfig(**layout)
     processes = (asked.dp or 1) * asked.tp * asked.pp
     model = Case.of("llama", replace(asked, dp=asked.dp or 1, virtual_stages=3, micro_batches=1)).model
@@ -68,7 +69,7 @@ def test_float32_agrees_to_rounding(certifier: Certifier, chosen: Case) -> None:
     assert row.green, row.reason
 
 
-# What is broken: each function patches one thing in a process of its own
+# Planted faults: each function patches one thing, on every rank of a case
 
 
 def no_sum_of_input_gradients(patch: Patch) -> None:
@@ -219,15 +220,15 @@ def all_draw_the_same_shard(patch: Patch) -> None:
     )
 
 
-def broken(what: Callable[[Patch], None], chosen: Case) -> Seen:
+def run_with_fault(fault: Callable[[Patch], None], chosen: Case) -> RankResult:
     with pytest.MonkeyPatch.context() as patch:
-        what(patch)
-        return measure(chosen)
+        fault(patch)
+        return run_case(chosen)
 
 
-BROKEN: list[tuple[Callable[[Patch], None], Case, str]] = [
+FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (no_sum_of_input_gradients, case("llama", tp=2), "gradient"),
-    (no_sum_of_outputs, case("llama", tp=2), "loss"),
+    (no_sum_of_outputs, case("llama", tp=2), "gradient"),
     (vocabulary_from_zero, case("llama", tp=2), "loss"),
     (every_head_drops_as_the_first, case("gpt2", tp=2), "loss"),
     (all_draw_the_same_shard, case("llama", tp=2), "loss"),
@@ -250,16 +251,18 @@ BROKEN: list[tuple[Callable[[Patch], None], Case, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("what", "chosen", "seen_in"), BROKEN, ids=[f"{b[0].__name__}-{b[1]}" for b in BROKEN])
-def test_what_is_broken_turns_red(
-    rank_pool: RankPool, what: Callable[[Patch], None], chosen: Case, seen_in: str
+@pytest.mark.parametrize(("fault", "chosen", "seen_in"), FAULTS, ids=[f"{b[0].__name__}-{b[1]}" for b in FAULTS])
+def test_a_planted_fault_turns_red_by_a_finite_difference(
+    rank_pool: RankPool, fault: Callable[[Patch], None], chosen: Case, seen_in: str
 ) -> None:
-    row = Certifier(rank_pool, partial(broken, what)).certify(chosen)
-    assert not row.green and not getattr(row, seen_in) <= 1e-6, row.reason  # or it is not a number
+    result = Certifier(rank_pool, partial(run_with_fault, fault)).certify(chosen)
+    assert not result.error, result.error  # a fault that raises proves nothing about the comparison
+    assert not result.green and 1e-6 < getattr(result, seen_in) < math.inf, result.reason
+    assert seen_in in result.reason
 
 
-def superfluous_sum(chosen: Case) -> Seen:
-    """The numbers are right; an all-reduce of four is in vain."""
+def superfluous_sum(chosen: Case) -> RankResult:
+    """Compute correctly, with one superfluous all-reduce of four elements."""
     with pytest.MonkeyPatch.context() as patch:
         right = GradReducer.finish_grad_sync
 
@@ -268,40 +271,40 @@ def superfluous_sum(chosen: Case) -> Seen:
             dist.all_reduce(torch.zeros(4), group=self.buckets[0].replicate.group)
 
         patch.setattr(GradReducer, "finish_grad_sync", finish)
-        return measure(chosen)
+        return run_case(chosen)
 
 
 def test_superfluous_communication_turns_red(rank_pool: RankPool) -> None:
     row = Certifier(rank_pool, superfluous_sum).certify(case("llama", dp=2))
-    assert not row.green and row.worst < LIMITS["fp64"]
+    assert not row.green and not row.error and row.worst < LIMITS["fp64"]
     assert "rank 0 takes part in 2 all-reduce" in row.reason and "theory has 1 of" in row.reason
 
 
-def fail(chosen: Case) -> Seen:
+def fail(chosen: Case) -> RankResult:
     raise ValueError(f"no {chosen}")
 
 
 def test_a_rank_that_fails_turns_red_and_the_next_case_runs(rank_pool: RankPool, certifier: Certifier) -> None:
     row = Certifier(rank_pool, fail).certify(case("llama", dp=2))
-    assert not row.green and "ValueError: no llama dp2" in row.reason
+    assert not row.green and "ValueError: no llama dp2" in row.error and math.isnan(row.worst)
     assert certifier.certify(case("llama", dp=2)).green
 
 
-def seen(rank_parts: Sequence[tuple[int, int, float]]) -> list[Seen]:
-    """Of each process one shard of a vector of four: from, length, value."""
+def seen(rank_parts: Sequence[tuple[int, int, float]]) -> list[RankResult]:
+    """Results of ranks that each hold one shard of a vector of four: start, length, value."""
     found = []
     for start, length, value in rank_parts:
         held = [("w", ShardSpec((4,), (start,), (length,)), torch.full((length,), value))]
-        found.append(Seen([1.0], held, held, {("tp", "all-reduce"): Volume(1, 8)}, {}, 0.0))
+        found.append(RankResult([1.0], held, held, {("tp", "all-reduce"): Volume(1, 8)}, {}))
     return found
 
 
 def test_missing_and_differing_parts_are_found() -> None:
-    assert put_together(seen([(0, 2, 1.0), (2, 2, 2.0), (2, 2, 2.0)])).weights["w"].tolist() == [1, 1, 2, 2]
+    assert assemble_ranks(seen([(0, 2, 1.0), (2, 2, 2.0), (2, 2, 2.0)])).weights["w"].tolist() == [1, 1, 2, 2]
     with pytest.raises(AssertionError, match="1 elements of"):
-        put_together(seen([(0, 2, 1.0), (2, 1, 2.0)]))
-    assert not put_together(seen([(0, 4, 1.0), (0, 4, 1.0)])).disagreement
-    assert "rank 1 has other values of w" in put_together(seen([(0, 4, 1.0), (0, 4, 1.0 + 1e-7)])).disagreement
+        assemble_ranks(seen([(0, 2, 1.0), (2, 1, 2.0)]))
+    assert not assemble_ranks(seen([(0, 4, 1.0), (0, 4, 1.0)])).mismatch
+    assert "rank 1 has other values of w" in assemble_ranks(seen([(0, 4, 1.0), (0, 4, 1.0 + 1e-7)])).mismatch
     assert "rank 0 takes part in 1 all-reduce of 8 bytes on axis tp; theory has 0 of 0" in traffic_difference(
         seen([(0, 4, 1.0)])
     )

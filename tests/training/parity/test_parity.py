@@ -1,4 +1,4 @@
-"""The parity certificate's command and reports; that it is right is test_certificate.py's."""
+"""The parity certificate's command line and reports; test_certificate.py tests its results."""
 
 import json
 import subprocess
@@ -9,15 +9,15 @@ import pytest
 
 from gristmill.command import wide_console
 from training.parity.cases import covering_cases
-from training.parity.comparison import Row
+from training.parity.comparison import CaseResult
 from training.parity.parity import as_json, as_markdown, choose_cases, report, summary
 from training.parity.traffic import Volume
 
 
 def test_reports_hold_every_row_and_every_refusal(capsys: pytest.CaptureFixture[str]) -> None:
     cases, refused = choose_cases(False, 8)
-    rows = [Row(c, 1.0, 0.0, 0.0, 0.0, {("tp", "send"): Volume(2, 2048)}) for c in cases[:2]]
-    rows.append(Row(cases[2], 1.0, wrong="rank 0: died [/pair.cc:553]"))
+    rows = [CaseResult(c, 1.0, 0.0, 0.0, 0.0, {("tp", "send"): Volume(2, 2048)}) for c in cases[:2]]
+    rows.append(CaseResult(cases[2], 1.0, error="rank 0: died [/pair.cc:553]"))
     text = as_markdown(rows, refused)
     assert text.count("| green |") == 2 and text.count("**red**") == 1 and "tp send 2 / 2 KiB" in text
     assert all(reason in text for reason in refused.values())
@@ -41,6 +41,6 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 def test_a_difference_that_is_not_a_number_is_red() -> None:
     first, second = covering_cases()[:2]
-    row = Row(first, 1.0, 0.0, float("nan"), 0.0)
+    row = CaseResult(first, 1.0, 0.0, float("nan"), 0.0)
     assert not row.green and "gradient differ by nan" in row.reason
-    assert f"worst in fp64 (limit 1e-10): nan, {first}" in summary([row, Row(second, 2.0, 0.0, 0.0, 0.0)], 3.0)
+    assert f"worst in fp64 (limit 1e-10): nan, {first}" in summary([row, CaseResult(second, 2.0, 0.0, 0.0, 0.0)], 3.0)
