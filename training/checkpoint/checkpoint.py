@@ -1,13 +1,12 @@
-"""Checkpoints: whole or not there, independent of the layout, the latest few kept.
+"""Checkpoints: saved atomically, independent of the layout; keeps the last k.
 
-checkpoints/latest             the name of the one to go on from
-checkpoints/step-00000200/     torch's distributed checkpoint: parameters and optimizer state by name
-    record.json                step, model, tokenizer, and the SHA-256 of every other file in here
-checkpoints/….partial          one that was being written when the run ended; never read
+checkpoints/latest             name of the checkpoint to resume from
+checkpoints/step-00000200/     torch distributed checkpoint (DCP): parameters and optimizer state by name
+    record.json                step, model, tokenizer, and the SHA-256 of every other file of the checkpoint
+checkpoints/….partial          a checkpoint that was never finished; never read
 
-Which data comes next is a function of the step, and every random choice (initial weights, order of
-the data, dropout, sampling) one of seed and step; so there is neither a position nor a generator's
-state to be kept.
+No data position and no RNG state is saved: the data order is a function of the step, and every random choice
+(initial weights, data order, dropout, sampling) one of seed and step.
 """
 
 import math
@@ -26,7 +25,7 @@ from torch import Tensor
 from gristmill.errors import InputError, OutputError, UsageError, require, writing
 from gristmill.io.files import PARTIAL, atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
-from training.checkpoint.record import RECORD, CheckpointRecord, check
+from training.checkpoint.record import RECORD, CheckpointRecord, verify
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import METADATA, ShardKey, assign_writers, held_shards, read_shards, write_shards
 from training.distributed.mesh import World
@@ -56,10 +55,10 @@ class CheckpointConfig:
 
 @dataclass
 class CheckpointManager:
-    """The checkpoints in `folder`, of which `keep` are kept; `say` tells the user what happens to them.
+    """Saves, finds and loads the checkpoints in `folder`; keeps the latest `keep`; `say` prints a line.
 
-    Every process calls every method, and in the same order. What `save_async` began must be waited
-    for before the processes part, errors or not.
+    Every rank calls every method, in the same order. After `save_async`, call `wait` before the process group is
+    destroyed.
     """
 
     folder: Path
@@ -68,10 +67,13 @@ class CheckpointManager:
     say: Callable[[str], None]
     _staged: dict[ShardKey, Tensor] = field(default_factory=dict, init=False)
     _saving: Future[Path] | None = field(default=None, init=False)
-    _abandoned: list[Path] = field(default_factory=list, init=False)  # later than the one loaded
+    _abandoned: list[Path] = field(
+        default_factory=list, init=False
+    )  # later than the one loaded; removed by the next save
 
     @cached_property
     def group(self) -> CheckpointGroup:
+        """The process group of the checkpoint threads, created at first use."""
         return CheckpointGroup.create(self.world)
 
     @cached_property
@@ -79,34 +81,35 @@ class CheckpointManager:
         return ThreadPoolExecutor(1, "checkpoint")
 
     def path(self, step: int) -> Path:
+        """Path of the checkpoint of a step, whether it exists or not."""
         return self.folder / f"step-{step:08d}"
 
     def save(self, record: CheckpointRecord, state: State) -> Path:
-        """Write a checkpoint. Raises OutputError where it cannot be written."""
+        """Save a checkpoint and return its path. Raises OutputError where it cannot be written."""
         self.wait()
         return self._write(record, self._share(state))
 
     def save_async(self, record: CheckpointRecord, state: State) -> Path:
-        """The same, once what this process is to write of `state` has been copied; the rest happens beside the caller.
+        """Save in a background thread; returns once this rank's share of `state` is copied to CPU memory.
 
-        Returns the path that the checkpoint will have. What goes wrong is raised by the next `wait`, `save`,
-        `save_async` or `load`.
+        Returns the path that the checkpoint will have. The next `wait`, `save`, `save_async` or `load` raises
+        OutputError where it could not be written.
         """
         self.wait()
         self._saving = self._thread.submit(self._write, record, self._stage(self._share(state)))
         return self.path(record.step)
 
     def wait(self) -> None:
-        """Let the checkpoint that is being written be finished; OutputError where it could not be."""
+        """Wait for the checkpoint that is being written. Raises OutputError where it could not be."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()
 
     def load(self, state: State) -> CheckpointRecord | None:
-        """Fill `state` from the latest whole checkpoint; None where none was ever finished.
+        """Fill `state` in place from the latest intact checkpoint and return its record; None without a checkpoint.
 
-        One that is damaged is passed over, and said so. Raises InputError where all are, or where it
-        is not one of this state.
+        A damaged checkpoint is skipped with a message. Raises InputError where all are damaged, or where names or
+        shapes differ from `state`.
         """
         self.wait()
         found = self.latest()
@@ -117,23 +120,23 @@ class CheckpointManager:
         return record
 
     def latest(self) -> tuple[Path, CheckpointRecord] | None:
-        """The checkpoint that `load` reads, and its record."""
+        """Find the latest intact checkpoint: its path and record. Raises InputError where all are damaged."""
         candidates, later = self.group.main_only(self._finished)
         for path in candidates:
-            record, fault = check(path, self.group)
+            record, fault = verify(path, self.group)
             if record is not None:
                 self._abandoned = later
                 return path, record
-            self.say(f"checkpoint {path.name} cannot be used ({fault}): trying the one before it")
+            self.say(f"checkpoint {path.name} cannot be used ({fault}): trying the previous one")
             later = [*later, path]
         if candidates:
-            raise InputError(f"no checkpoint in {self.folder} can be used; remove that folder to begin again")
+            raise InputError(f"no checkpoint in {self.folder} can be used; remove that folder to start over")
         return None
 
     def _finished(self) -> tuple[list[Path], list[Path]]:
-        """Finished checkpoints, the one that `latest` names first, then earlier ones; and those later than it."""
+        """List finished checkpoints: the one named in `latest` and earlier ones, newest first; and any later ones."""
         for partial in sorted(self.folder.glob(f"step-*[0-9]{PARTIAL}")):
-            self.say(f"checkpoint {partial.stem} was never finished: passing it over")
+            self.say(f"checkpoint {partial.stem} was never finished: ignoring it")
         found = sorted(self.folder.glob("step-*[0-9]"), reverse=True)
         latest = self.folder / LATEST
         name = latest.read_text().strip() if latest.is_file() else ""
@@ -141,7 +144,7 @@ class CheckpointManager:
         return [path for path in found if path not in later], later
 
     def _share(self, state: State) -> State:
-        """What of `state` this process is to write, so that each shard is written by one of those that hold it."""
+        """The part of `state` that this rank writes: of ranks that hold the same shard, one writes it."""
         mine = assign_writers(self.group.gather(lambda: held_shards(state)))[self.world.rank]
         share: State = {}
         for key in sorted(state):
@@ -150,7 +153,7 @@ class CheckpointManager:
         return share
 
     def _stage(self, state: State) -> State:
-        """A copy of `state` in this machine's memory, in the buffers of the copy before it where they fit."""
+        """Copy `state` to CPU memory, reusing the buffers of the previous copy where they fit."""
         old, self._staged = self._staged, {}
         for key, entries in state.items():
             for tensor, spec in entries:
@@ -159,7 +162,7 @@ class CheckpointManager:
                     buffer = torch.empty(spec.size, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
                 self._staged[key, spec] = buffer.copy_(tensor, non_blocking=True)
         if self.world.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()  # the copies are there
+            torch.cuda.current_stream().synchronize()  # until the copies are complete
         return {key: [(self._staged[key, spec], spec) for _, spec in entries] for key, entries in state.items()}
 
     def _write(self, record: CheckpointRecord, share: State) -> Path:
@@ -171,7 +174,7 @@ class CheckpointManager:
             write_shards(share, temporary, self.group.process_group)
         except OutputError:
             if self.world.is_main:
-                shutil.rmtree(temporary, ignore_errors=True)  # room, which may be what is missing
+                shutil.rmtree(temporary, ignore_errors=True)  # free space: the disk may be full
             raise
         hashes = self.group.gather(lambda: _hashes(temporary, self.world.rank))
         files = {name: digest for part in hashes for name, digest in part.items()}
@@ -185,11 +188,11 @@ class CheckpointManager:
             temporary.mkdir(parents=True)
 
     def _commit(self, record: CheckpointRecord, temporary: Path, final: Path) -> None:
-        """Give a written checkpoint its name, and make it the latest: until then that is the one before it."""
+        """Rename a written checkpoint to its final name, then point `latest` to it; both are atomic."""
         atomic_write_bytes(temporary / RECORD, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
         with writing(final):
-            flush_to_disk(temporary)  # torch has flushed the files; this flushes their names
-            if final.exists():  # a damaged one, when the run went on from an earlier one
+            flush_to_disk(temporary)  # torch has flushed the files, this flushes the folder's entries
+            if final.exists():  # damaged, and the run resumed from an earlier one
                 final.replace(final.with_name(f"{final.name}.replaced{PARTIAL}"))
             temporary.replace(final)
             atomic_write_bytes(self.folder / LATEST, final.name.encode())
@@ -197,6 +200,7 @@ class CheckpointManager:
         self._prune(final)
 
     def _prune(self, final: Path) -> None:
+        """Remove all but the last `keep` checkpoints, and those later than the one loaded."""
         old = [path for path in sorted(self.folder.glob("step-*[0-9]")) if path not in (final, *self._abandoned)]
         keep = self.keep - 1
         for path in [*old[: len(old) - keep], *self._abandoned, *self.folder.glob(f"*{PARTIAL}")]:
@@ -205,12 +209,12 @@ class CheckpointManager:
 
 
 def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], None]) -> tuple[Path, CheckpointRecord]:
-    """The checkpoint that a user names: itself, a folder of them, or a training run's folder.
+    """Find the checkpoint that a path names: itself, or the latest in a folder of checkpoints or a run's --out_dir.
 
-    Raises UsageError where there is none, InputError where it is damaged.
+    Returns its path and record. Raises UsageError where there is none, InputError where it is damaged.
     """
     if (folder / RECORD).is_file():
-        record, fault = check(folder, group)
+        record, fault = verify(folder, group)
         if record is None:
             raise InputError(f"the checkpoint {folder} cannot be used ({fault})")
         return folder, record
@@ -219,15 +223,15 @@ def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], N
     checkpoints.group = group
     found = checkpoints.latest()
     if found is None:
-        raise UsageError(f"{folder}: wanted a checkpoint with its {RECORD}, a folder of them, or a run's --out_dir")
+        raise UsageError(f"{folder}: wanted a checkpoint with {RECORD}, a folder of checkpoints, or a run's --out_dir")
     return found
 
 
 def load_model(folder: Path, state: State, world: World, say: Callable[[str], None]) -> CheckpointRecord:
-    """Fill `state`, such as a model's parameters alone, from the checkpoint that `folder` is or holds the latest of.
+    """Fill `state`, such as a model's parameters, from a checkpoint that `open_checkpoint` finds; returns its record.
 
-    Every process calls it. Raises UsageError where there is none, InputError where it is damaged or of
-    another model. What shapes do not show, require_same_model compares.
+    Every rank calls it. Raises UsageError where there is none, InputError where it is damaged or names or shapes
+    differ. `require_same_model` compares what names and shapes do not show.
     """
     group = CheckpointGroup.create(world)
     path, record = open_checkpoint(folder, group, say)
@@ -236,7 +240,7 @@ def load_model(folder: Path, state: State, world: World, say: Callable[[str], No
 
 
 def _hashes(folder: Path, rank: int) -> dict[str, str]:
-    """The SHA-256 of every file that this process wrote."""
+    """SHA-256 of every file that this rank wrote."""
     with writing(folder):
         names = sorted(path.name for path in folder.glob(f"__{rank}_*")) + [METADATA] * (rank == 0)
         return {name: sha256_file(folder / name) for name in names}

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, `record.json`; whether it is whole, and of the model that is wanted."""
+"""Checkpoint record: record.json, which describes a checkpoint and verifies that it is intact."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -15,15 +15,15 @@ from training.model.model_config import ModelConfig
 
 RECORD = "record.json"
 VERSION = 2
-_FREE = {"preset", "dropout", "init_std"}  # fields in which a run may differ from the one it begins from
+_FREE = {"preset", "dropout", "init_std"}  # fields that do not change what the parameters compute
 
 
 class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a checkpoint says of itself.
+    """Contents of record.json.
 
-    `step`: how many batches were read. `updates`: how many of them changed the parameters; fewer where
-    steps were skipped. `layout`: how the run was spread, for a reader; loading does not depend on it.
-    `stability`: the state of loss scaling and of the policy for bad steps, finite numbers by name.
+    `step`: batches read. `updates`: optimizer steps taken; fewer than `step` where steps were skipped. `layout`:
+    the parallel layout, for information only. `stability`: state of loss scaling and of the bad-step policy, finite
+    numbers by name. `unigram_loss` in nats/token. `files`: SHA-256 of each file by name.
     """
 
     step: int
@@ -38,8 +38,8 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     version: int = VERSION
 
 
-def check(path: Path, group: CheckpointGroup) -> tuple[CheckpointRecord | None, str]:
-    """The record of a checkpoint whose files are what it says, or None and why; each process reads a part of them."""
+def verify(path: Path, group: CheckpointGroup) -> tuple[CheckpointRecord | None, str]:
+    """Hash all files; return the record, or None and why the checkpoint is damaged. Each rank hashes a part of them."""
     record, fault = group.main_only(lambda: _read_record(path))
     if record is None:
         return None, fault
@@ -53,7 +53,7 @@ def _read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
     try:
         found = msgspec.json.decode((path / RECORD).read_bytes())
         if isinstance(found, dict) and found.get("version") != VERSION:
-            return None, f"it is of version {found.get('version')}, and this is version {VERSION}"
+            return None, f"it has version {found.get('version')}, wanted {VERSION}"
         record = msgspec.convert(found, CheckpointRecord)
         record.model = {ModelConfig.RENAMED.get(key, key): value for key, value in record.model.items()}
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
@@ -69,12 +69,12 @@ def _matches(path: Path, digest: str) -> bool:
 
 
 def require_same_model(record: CheckpointRecord, model: ModelConfig, tokenizer: TokenizerRecord) -> None:
-    """Raise UsageError unless a checkpoint's parameters mean in `model`, resolved, what they meant where they are from.
+    """Raise UsageError where a checkpoint's parameters would compute something else in the resolved `model`.
 
-    Their shapes do not show it: the base of rotary positions, the norms' epsilon, and which text a token is.
-    A tokenizer is compared where the checkpoint knows its own.
+    Compares what shapes do not show, such as the rotary base, the norms' epsilon and the tokenizer. An imported
+    checkpoint may not know its tokenizer (empty SHA-256): it is not compared then.
     """
-    # how far positions reach is in the parameters where they are learned, and nowhere else
+    # the context length decides nothing but the shape of learned position embeddings
     free = _FREE if model.positions == "learned" else _FREE | {"context"}
     now, theirs = asdict(model), record.model
     differing = [
@@ -86,6 +86,6 @@ def require_same_model(record: CheckpointRecord, model: ModelConfig, tokenizer: 
         differing.append(f"tokenizer {record.tokenizer.sha256[:12]} there and {tokenizer.sha256[:12]} here")
     if differing:
         raise UsageError(
-            f"the checkpoint to begin from is of another model: {'; '.join(differing)}. Give its model's options, and "
+            f"init_from is a checkpoint of another model: {'; '.join(differing)}. Give its model's options, and "
             "tokens of its tokenizer"
         )

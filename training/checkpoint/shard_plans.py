@@ -1,6 +1,6 @@
-"""What is written of shards, and what is read: the plans that torch's distributed checkpoints (DCP) take.
+"""DCP save and load plans for shards: which boxes of each tensor are written, and which stored boxes fill a shard.
 
-Only boxes are known here: where one that is wanted overlaps one that was stored, a read fills that part.
+Layouts are not known here: a load reads the overlap of every stored box with every box that is needed.
 """
 
 import io
@@ -38,7 +38,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and size
 
 
 def overlap(one: Box, other: Box) -> Box:
-    """Offset and size of the box that two boxes share; some size is 0 where they share none.
+    """Intersect two boxes: its offset and size; some size is 0 if they do not overlap.
 
     >>> overlap(((0, 0), (4, 4)), ((2, 1), (4, 2)))
     ((2, 1), (2, 2))
@@ -49,7 +49,7 @@ def overlap(one: Box, other: Box) -> Box:
 
 
 class ShardSavePlanner(SavePlanner):
-    """Writes every shard of the state it is given. Together they must make up each whole tensor, without overlap."""
+    """Plans to write every shard of the given state. The shards of all ranks must partition each tensor."""
 
     def set_up_planner(
         self,
@@ -73,7 +73,7 @@ class ShardSavePlanner(SavePlanner):
             entry.chunks.append(data.chunk)
         for key, entry in stored.items():
             _check_partition(key, entry)
-        # where torch's own tools put each in a nested dictionary: {"model": {name: tensor}, "optim": …}
+        # torch's own tools nest the keys by these paths: {"model": {name: tensor}, "optim": …}
         paths = {key: tuple(key.split(".", 1)) for key in stored}
         return all_plans, Metadata(dict(stored), planner_data=paths)
 
@@ -85,7 +85,10 @@ class ShardSavePlanner(SavePlanner):
 
 
 class ShardLoadPlanner(LoadPlanner):
-    """Fills each tensor of the state it is given from the boxes that were stored of it."""
+    """Plans to fill each shard of the given state from the stored boxes that overlap it.
+
+    Raises InputError for a tensor that is not stored, or with another shape.
+    """
 
     def set_up_planner(
         self,
@@ -102,8 +105,8 @@ class ShardLoadPlanner(LoadPlanner):
         missing = [i.fqn for i, _ in wanted if not isinstance(self.stored.get(i.fqn), TensorStorageMetadata)]
         if missing:
             raise InputError(
-                f"the checkpoint holds no {missing[0]} (nor {len(missing) - 1} others of the {len(wanted)} tensors "
-                "wanted): it is of another model or optimizer; give the configuration it was saved with"
+                f"the checkpoint holds no {missing[0]} (and lacks {len(missing) - 1} others of the {len(wanted)} "
+                "tensors wanted): it is of another model or optimizer; give the configuration it was saved with"
             )
         return LoadPlan([item for index, spec in wanted for item in self._reads(index, spec)])
 
@@ -113,7 +116,7 @@ class ShardLoadPlanner(LoadPlanner):
         assert isinstance(entry, TensorStorageMetadata)
         if tuple(entry.size) != spec.shape:
             raise InputError(
-                f"the checkpoint holds {key} of shape {tuple(entry.size)}, and this model's is {spec.shape}; "
+                f"the checkpoint holds {key} of shape {tuple(entry.size)}, this model wants {spec.shape}; "
                 "give the configuration it was saved with"
             )
         shared = [(chunk, overlap((spec.offset, spec.size), _box(chunk))) for chunk in entry.chunks]
@@ -135,14 +138,14 @@ class ShardLoadPlanner(LoadPlanner):
         return tensor
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Nothing: what resolve_tensor gave was a view."""
+        """Nothing to do: resolve_tensor returned a view of the shard."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:  # noqa: ARG002
-        raise AssertionError("a state is made of tensors")
+        raise AssertionError("a state holds tensors only")
 
 
 def _indexed(state: State, key: str) -> list[tuple[MetadataIndex, ShardSpec]]:
-    """The shards held of a tensor, and how DCP refers to each."""
+    """The shards of a tensor on this rank, each with its DCP index."""
     return [(MetadataIndex(key, spec.offset, i), spec) for i, (_, spec) in enumerate(state[key])]
 
 
@@ -152,7 +155,7 @@ def _entry(state: State, index: MetadataIndex) -> Tensor:
 
 
 def _write_item(index: MetadataIndex, tensor: Tensor, spec: ShardSpec) -> WriteItem:
-    assert tuple(tensor.shape) == spec.size, f"{index.fqn} is {tuple(tensor.shape)}, and its shard {spec.size}"
+    assert tuple(tensor.shape) == spec.size, f"{index.fqn} has shape {tuple(tensor.shape)}, and its shard {spec.size}"
     chunk = ChunkStorageMetadata(torch.Size(spec.offset), torch.Size(spec.size))
     data = TensorWriteData(chunk, TensorProperties(tensor.dtype), torch.Size(spec.shape))
     return WriteItem(index, WriteItemType.SHARD, tensor_data=data)

@@ -1,1 +1,1 @@
-"""To and from Hugging Face transformers."""
+"""Export to and import from Hugging Face transformers."""

@@ -1,4 +1,4 @@
-"""Stage: a Hugging Face model as a checkpoint of step 0, from which training begins."""
+"""Stage: import a Hugging Face model as a checkpoint of step 0, to train from."""
 
 import json
 import shutil
@@ -25,36 +25,36 @@ from training.hugging_face.tensor_names import (
     INDEX,
     TOKENIZER,
     WEIGHTS,
-    from_config,
-    their_tensors,
+    from_hf_config,
+    hf_tensors,
 )
 from training.model.model_config import ModelConfig
 from training.sharding.shard_spec import ShardSpec
 
 
 def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
-    """Read config.json and model.safetensors of a Llama or GPT-2, and write a checkpoint to begin training from.
+    """Import config.json and model.safetensors of a Llama or GPT-2 as a checkpoint to train from.
 
-    Train with --init_from OUT and the model's sizes, on tokens of the model's own tokenizer; where it is a
-    SentencePiece model (tokenizer.model), it is copied beside the checkpoint, for tokenize_corpus. Only the
-    parameters are there: the optimizer begins anew.
+    Train with --init_from OUT and the model's sizes, on tokens of the model's own tokenizer. A SentencePiece tokenizer
+    (tokenizer.model) is copied to OUT, for tokenize_corpus. The checkpoint holds parameters only; the optimizer starts
+    from zero.
 
     Args:
-        hf_folder: A folder that save_pretrained or gristmill export_hf wrote, or a download of one.
-        out_dir: Where to write; a new or empty folder.
+        hf_folder: Folder written by save_pretrained or gristmill export_hf, or downloaded.
+        out_dir: New or empty folder to write to.
 
     Returns:
-        What was written, and the options that describe the model.
+        Two lines: what was written, and the training options that describe the model.
     """
     require_empty(out_dir)
     config = _read_json(hf_folder / CONFIG)
     try:
-        form, model = from_config(config)
+        architecture, model = from_hf_config(config)
     except (UsageError, InputError) as error:
         raise type(error)(f"{hf_folder / CONFIG}: {error}") from error
     with ExitStack() as files, single_process_group() as group:
-        tensors = _open_tensors(hf_folder, BODIES[form], files)
-        state = _state(form, model, tensors)
+        tensors = _open_tensors(hf_folder, BODIES[architecture], files)
+        state = _state(architecture, model, tensors)
         tokenizer = _copy_tokenizer(hf_folder / TOKENIZER, out_dir, model, config)
         record = CheckpointRecord(
             step=0,
@@ -67,40 +67,42 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
             tokenizer=tokenizer,
         )
         path = CheckpointManager(out_dir, 1, group.world, print).save(record, state)
-    return f"{form} model, {len(state)} parameters, in {path}\ntrain it with --init_from {out_dir} {options(model)}"
+    how = f"train it with --init_from {out_dir} {options(model)}"
+    return f"{architecture} model, {len(state)} parameters, in {path}\n{how}"
 
 
 def options(model: ModelConfig) -> str:
-    """The command line options of a model, those left out that the preset implies."""
+    """The command line options of a model that differ from its preset's."""
     preset = ModelConfig(preset=model.preset).resolve(1, 1)
-    told = {key: value for key, value in asdict(model).items() if value != getattr(preset, key)}
-    told = {"preset": model.preset, **{key: value for key, value in told.items() if key != "init_std"}}
-    return " ".join(f"--model.{key} {value}" for key, value in told.items())
+    given = {key: value for key, value in asdict(model).items() if value != getattr(preset, key)}
+    given = {"preset": model.preset, **{key: value for key, value in given.items() if key != "init_std"}}
+    return " ".join(f"--model.{key} {value}" for key, value in given.items())
 
 
-def _state(form: str, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -> State:
-    """Our parameters, as views of the files. InputError where they do not hold just this model."""
-    wanted = {theirs.name: theirs for theirs in their_tensors(form, model)}
+def _state(architecture: str, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -> State:
+    """Our parameters as views of the memory-mapped files. Raises InputError unless they hold exactly this model."""
+    wanted = {tensor.name: tensor for tensor in hf_tensors(architecture, model)}
     missing, more = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
     if model.tied and more == ["lm_head.weight"]:
-        more = []  # once more what the embedding is
+        more = []  # a copy of the embedding
     if missing or more:
-        fault = f"no {missing[0]}" if missing else f"{more[0]}, which such a model has not"
+        fault = f"no {missing[0]}" if missing else f"{more[0]}, which this model does not have"
         raise InputError(f"the files hold {fault} ({len(missing)} missing, {len(more)} too many); see {CONFIG}")
     state: State = {}
-    for name, theirs in wanted.items():
+    for name, expected in wanted.items():
         file, stored = tensors[name]
-        tensor: Tensor = file.get_tensor(stored)  # mapped, not read
-        if tuple(tensor.shape) != theirs.shape:
-            raise InputError(f"{name} is of shape {tuple(tensor.shape)}, and {CONFIG} makes it {theirs.shape}")
+        tensor: Tensor = file.get_tensor(stored)  # memory-mapped, not read
+        if tuple(tensor.shape) != expected.shape:
+            raise InputError(f"{name} has shape {tuple(tensor.shape)}, {CONFIG} makes it {expected.shape}")
         state |= {
-            f"model.{ours}": [(view, ShardSpec.whole(tuple(view.shape)))] for ours, view in theirs.views(tensor).items()
+            f"model.{ours}": [(view, ShardSpec.whole(tuple(view.shape)))]
+            for ours, view in expected.views(tensor).items()
         }
     return state
 
 
 def _open_tensors(folder: Path, body: str, files: ExitStack) -> dict[str, tuple[Any, str]]:
-    """By their full name: the open file that holds it, and the name there."""
+    """Map each tensor's full name to the open file that holds it and its name in that file."""
     if (folder / INDEX).is_file():
         names = sorted(set(_read_json(folder / INDEX).get("weight_map", {}).values()))
     else:
@@ -108,7 +110,7 @@ def _open_tensors(folder: Path, body: str, files: ExitStack) -> dict[str, tuple[
     tensors: dict[str, tuple[Any, str]] = {}
     for name in names:
         if not (folder / name).is_file():
-            raise UsageError(f"{folder / name}: wanted weights as safetensors, and there is no such file")
+            raise UsageError(f"{folder / name}: there is no such file; wanted weights as safetensors")
         try:
             file = files.enter_context(safetensors.safe_open(folder / name, "pt"))
         except (safetensors.SafetensorError, OSError) as error:
@@ -121,7 +123,7 @@ def _open_tensors(folder: Path, body: str, files: ExitStack) -> dict[str, tuple[
 def _copy_tokenizer(source: Path, out_dir: Path, model: ModelConfig, config: dict[str, Any]) -> TokenizerRecord:
     ends = config.get("eos_token_id")
     end = ends[0] if isinstance(ends, list) and ends else ends
-    end = end if isinstance(end, int) else -1  # none is known
+    end = end if isinstance(end, int) else -1  # unknown
     if not source.is_file():
         return TokenizerRecord("", "", model.vocab_size, end)
     with writing(out_dir), atomic_write(out_dir / TOKENIZER) as temporary:
@@ -131,7 +133,7 @@ def _copy_tokenizer(source: Path, out_dir: Path, model: ModelConfig, config: dic
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise UsageError(f"{path}: wanted a Hugging Face model's folder, and there is no such file")
+        raise UsageError(f"{path}: there is no such file; wanted the folder of a Hugging Face model")
     try:
         found = json.loads(path.read_bytes())
     except ValueError as error:

@@ -1,7 +1,6 @@
-"""Hugging Face's forms of our model: which tensor of theirs holds which parameters of ours, and config.json.
+"""Tensor names: maps parameters and configuration to Hugging Face's LlamaForCausalLM and GPT2LMHeadModel.
 
-Llama (LlamaForCausalLM) and GPT-2 (GPT2LMHeadModel). Both directions read one table, as a tensor of
-theirs is looked at through views that are parameters of ours.
+Export and import use the same tables: our parameters are views of the Hugging Face (HF) tensors.
 """
 
 from collections.abc import Iterable
@@ -20,8 +19,8 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.model"
 
-# theirs, ours, whether it is a Conv1D: (inputs, outputs), where nn.Linear has (outputs, inputs). {} is the layer.
-# Several of ours lie side by side along the outputs.
+# HF name, our name, whether it is a Conv1D: weight (inputs, outputs), where nn.Linear has (outputs, inputs).
+# {} is the layer. Several of our parameters are concatenated along the outputs.
 TABLES: dict[str, tuple[tuple[str, str, bool], ...]] = {
     "llama": (
         ("model.embed_tokens", "embed.tokens", False),
@@ -50,12 +49,12 @@ TABLES: dict[str, tuple[tuple[str, str, bool], ...]] = {
         ("lm_head", "head", False),
     ),
 }
-# the parts a form is made of: our configuration's field, the value it must have
+# fields of ModelConfig and the values they must have, for each architecture
 PARTS: dict[str, dict[str, Any]] = {
     "llama": {"norm": "rms", "positions": "rope", "mlp": "swiglu"},
     "gpt2": {"norm": "layer", "positions": "learned", "mlp": "gelu", "bias": True},
 }
-# our field, theirs
+# field of ModelConfig, field of config.json
 SIZES: dict[str, dict[str, str]] = {
     "llama": {
         "layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
@@ -69,7 +68,7 @@ SIZES: dict[str, dict[str, str]] = {
         "tied": "tie_word_embeddings",
     },
 }  # fmt: skip
-# theirs, the values under which it computes what ours does; the first is what it is where nothing is said
+# field of config.json, values that our model implements; the first is the default
 FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     "llama": {"hidden_act": ("silu",), "rope_scaling": (None,)},
     "gpt2": {
@@ -77,45 +76,49 @@ FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
         "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,),
     },
 }  # fmt: skip
-# theirs, where config.json leaves it out
+# default values of fields that config.json may omit
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": False, "rope_theta": 10_000.0, "attention_bias": False, "initializer_range": 0.02},
     "gpt2": {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5, "n_inner": None, "initializer_range": 0.02},
 }
-BODIES = {"llama": "model.", "gpt2": "transformer."}  # what a model without its head leaves out of the names
-# buffers, which some files hold: they follow from the configuration
+BODIES = {
+    "llama": "model.",
+    "gpt2": "transformer.",
+}  # omitted from names by a model without head
+# buffers that some files contain; ignored, they are computed from the configuration
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}
-_WITHOUT_A_TRACE = {"preset", "dropout", "kv_heads"}  # fields that decide nothing, or are looked at by themselves
+_UNCHECKED = {"preset", "dropout", "kv_heads"}  # do not change the exported model, or are checked separately
 
 
 @dataclass(frozen=True)
-class Theirs:
-    """A tensor of theirs: its name and shape, and the parameters of ours that it holds, by name."""
+class HFTensor:
+    """A Hugging Face tensor and the names of our parameters that it holds, concatenated along the last dimension."""
 
     name: str
     shape: tuple[int, ...]
-    ours: tuple[str, ...]
+    parameters: tuple[str, ...]
     transposed: bool
 
     def views(self, tensor: Tensor) -> dict[str, Tensor]:
-        """Each of our parameters as a view of the tensor: writing to it writes there."""
-        parts = tensor.chunk(len(self.ours), dim=-1)
-        return {name: part.T if self.transposed else part for name, part in zip(self.ours, parts, strict=True)}
+        """Return our parameters as views of the tensor, by name: writing to a view writes to the tensor."""
+        parts = tensor.chunk(len(self.parameters), dim=-1)
+        return {name: part.T if self.transposed else part for name, part in zip(self.parameters, parts, strict=True)}
 
 
-def their_tensors(form: str, model: ModelConfig) -> list[Theirs]:
-    """Every tensor of a model in a form, in the table's order. UsageError for a parameter that has no place there."""
+def hf_tensors(architecture: str, model: ModelConfig) -> list[HFTensor]:
+    """List the HF tensors of a model, in the table's order. Raises UsageError for a parameter without a place there."""
     with torch.device("meta"):
         shapes = {name: tuple(parameter.shape) for name, parameter in Decoder(model).named_parameters()}
-    found = [theirs for row in TABLES[form] for theirs in _expand(row, model.layers, shapes)]
-    homeless = shapes.keys() - {name for theirs in found for name in theirs.ours}
-    if homeless:
-        raise UsageError(f"{_ARCHITECTURES[form]} has no place for {', '.join(sorted(homeless))}")
+    found = [tensor for row in TABLES[architecture] for tensor in _expand(row, model.layers, shapes)]
+    unmapped = shapes.keys() - {name for tensor in found for name in tensor.parameters}
+    if unmapped:
+        raise UsageError(f"{_ARCHITECTURES[architecture]} has no place for {', '.join(sorted(unmapped))}")
     return found
 
 
-def _expand(row: tuple[str, str, bool], layers: int, shapes: dict[str, tuple[int, ...]]) -> Iterable[Theirs]:
+def _expand(row: tuple[str, str, bool], layers: int, shapes: dict[str, tuple[int, ...]]) -> Iterable[HFTensor]:
+    """Expand a row of the table to the weight and bias of every layer."""
     theirs, ours, conv1d = row
     for layer in range(layers if "{}" in theirs else 1):
         for kind in ("weight", "bias"):
@@ -124,71 +127,76 @@ def _expand(row: tuple[str, str, bool], layers: int, shapes: dict[str, tuple[int
                 transposed = conv1d and kind == "weight"
                 shape = shapes[names[0]][::-1] if transposed else shapes[names[0]]
                 shape = (*shape[:-1], shape[-1] * len(names)) if len(names) > 1 else shape
-                yield Theirs(f"{theirs.format(layer)}.{kind}", shape, names, transposed)
+                yield HFTensor(f"{theirs.format(layer)}.{kind}", shape, names, transposed)
 
 
-def form_of(model: ModelConfig) -> str:
-    """Which form holds a model. UsageError where none does, which says for each what stands in its way."""
-    faults = {form: [*_part_faults(form, model)] for form in PARTS}
-    for form, found in faults.items():
+def find_architecture(model: ModelConfig) -> str:
+    """Return the architecture of a model, llama or gpt2. Raises UsageError if it is neither, with the differences."""
+    differences = {architecture: [*_differences(architecture, model)] for architecture in PARTS}
+    for architecture, found in differences.items():
         if not found:
-            return form
-    told = "; ".join(f"{_ARCHITECTURES[form]} has {', '.join(found)}" for form, found in faults.items())
-    raise UsageError(f"Hugging Face has no form for this mixture of parts: {told}. Only such models can be exported")
+            return architecture
+    reasons = "; ".join(f"{_ARCHITECTURES[name]} has {', '.join(found)}" for name, found in differences.items())
+    raise UsageError(
+        f"no Hugging Face architecture has this mixture of parts: {reasons}. Only a Llama or a GPT-2 can be exported"
+    )
 
 
-def _part_faults(form: str, model: ModelConfig) -> Iterable[str]:
-    for name, wanted in PARTS[form].items():
+def _differences(architecture: str, model: ModelConfig) -> Iterable[str]:
+    for name, wanted in PARTS[architecture].items():
         if getattr(model, name) != wanted:
             yield f"{name} {wanted!r} and not {getattr(model, name)!r}"
-    if form == "gpt2" and model.kv_heads != model.heads:
+    if architecture == "gpt2" and model.kv_heads != model.heads:
         yield f"as many key heads as heads ({model.heads}) and not {model.kv_heads}"
-    known = PARTS[form].keys() | SIZES[form].keys() | PARTS["llama"].keys() | {"rope_base"} | _WITHOUT_A_TRACE
+    known = PARTS[architecture].keys() | SIZES[architecture].keys() | PARTS["llama"].keys() | {"rope_base"} | _UNCHECKED
     for field in fields(ModelConfig):
         if field.name not in known and getattr(model, field.name) != field.default:
             yield f"no {field.name} {getattr(model, field.name)!r}"
 
 
-def to_config(form: str, model: ModelConfig, end: int, dtype: torch.dtype) -> dict[str, Any]:
-    """config.json of a model whose documents end with the token `end`, which also begins a text."""
+def to_hf_config(architecture: str, model: ModelConfig, end: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Build config.json; `end` is the end-of-document token, which also starts a text."""
     config = {
-        "architectures": [_ARCHITECTURES[form]],
-        "model_type": form,
+        "architectures": [_ARCHITECTURES[architecture]],
+        "model_type": architecture,
         "torch_dtype": str(dtype).removeprefix("torch."),
         "bos_token_id": end,
         "eos_token_id": end,
-        **{theirs: values[0] for theirs, values in FIXED[form].items()},
-        **{theirs: getattr(model, ours) for ours, theirs in SIZES[form].items()},
+        **{theirs: values[0] for theirs, values in FIXED[architecture].items()},
+        **{theirs: getattr(model, ours) for ours, theirs in SIZES[architecture].items()},
     }
-    if form == "gpt2":
+    if architecture == "gpt2":
         return config | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout)
     return config | {"mlp_bias": model.bias, "head_dim": model.width // model.heads}
 
 
-def from_config(config: dict[str, Any]) -> tuple[str, ModelConfig]:
-    """The form and our configuration of what a config.json describes. UsageError where ours computes otherwise."""
-    form = config.get("model_type", "")
-    if form not in TABLES:
-        raise UsageError(f"its model_type is {form!r}; wanted one of {', '.join(TABLES)}")
-    config = DEFAULTS[form] | config
-    if form == "llama":
+def from_hf_config(config: dict[str, Any]) -> tuple[str, ModelConfig]:
+    """Convert config.json to the architecture and our ModelConfig.
+
+    Raises UsageError for options that our model does not implement, InputError for sizes that do not fit together.
+    """
+    architecture = config.get("model_type", "")
+    if architecture not in TABLES:
+        raise UsageError(f"its model_type is {architecture!r}; wanted one of {', '.join(TABLES)}")
+    config = DEFAULTS[architecture] | config
+    if architecture == "llama":
         config |= _rope(config)
-    for theirs, accepted in FIXED[form].items():
+    for theirs, accepted in FIXED[architecture].items():
         if config.get(theirs, accepted[0]) not in accepted:
-            raise UsageError(f"its {theirs} is {config[theirs]!r}; our model has {accepted[0]!r} only")
+            raise UsageError(f"its {theirs} is {config[theirs]!r}; our model implements {accepted[0]!r} only")
     try:
-        values = {ours: config[theirs] for ours, theirs in SIZES[form].items() if theirs in config}
-        model = ModelConfig(**{"preset": form, "bias": False, **values, **PARTS[form]})
+        values = {ours: config[theirs] for ours, theirs in SIZES[architecture].items() if theirs in config}
+        model = ModelConfig(**{"preset": architecture, "bias": False, **values, **PARTS[architecture]})
         model = replace(model, ffn_width=model.ffn_width or 4 * model.width)
         model = model.resolve(model.vocab_size, model.context)
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise InputError(f"its sizes make no model ({error})") from error
+        raise InputError(f"its sizes do not fit together ({error})") from error
     _check_llama(config, model)
-    return form, model
+    return architecture, model
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """Where transformers 5 keeps what 4 kept in rope_theta and rope_scaling."""
+    """Convert transformers 5's rope_parameters to transformers 4's rope_theta and rope_scaling."""
     parameters = dict(config.get("rope_parameters") or {})
     found = {"rope_theta": parameters.pop("rope_theta", config["rope_theta"])}
     kind = parameters.pop("rope_type", "default")
@@ -197,10 +205,11 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_llama(config: dict[str, Any], model: ModelConfig) -> None:
+    """Raise UsageError for Llama options that our model derives from others with another value."""
     wanted = {"mlp_bias": model.bias, "head_dim": model.width // model.heads}
     for theirs, value in wanted.items() if model.norm == "rms" else ():
         found = config.get(theirs)
         if found is not None and found != value:
-            raise UsageError(f"its {theirs} is {found!r}; our model with its other sizes has {value!r}")
+            raise UsageError(f"its {theirs} is {found!r}; with its other sizes our model has {value!r}")
         if theirs == "mlp_bias" and found is None and model.bias:
             raise UsageError("it has attention_bias and no mlp_bias; our model has both or none")

@@ -1,4 +1,4 @@
-"""What becomes of checkpoints when files are damaged, disks full and processes killed."""
+"""Checkpoints survive damaged files, full disks and killed processes."""
 
 import os
 import shutil
@@ -88,7 +88,7 @@ def test_a_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000003.partial")
     found, _, said = load(tmp_path, "rows")
     assert found is not None and found.step == 2
-    assert said == ["checkpoint step-00000003 was never finished: passing it over"]
+    assert said == ["checkpoint step-00000003 was never finished: ignoring it"]
     save(tmp_path, "rows", [5])
     assert not list(tmp_path.rglob("*.partial"))
 

@@ -1,4 +1,4 @@
-"""What cannot be turned into another form, or is damaged, is refused, and it is said why."""
+"""Models and files that cannot be converted are refused with a reason."""
 
 import json
 import resource
@@ -12,7 +12,7 @@ from gristmill.errors import GristmillError, InputError, OutputError, UsageError
 from tests.training.hf_models import MODELS, SIZES, build, build_theirs, save
 from training.hugging_face.export_hf import export_hf
 from training.hugging_face.import_hf import import_hf
-from training.hugging_face.tensor_names import form_of
+from training.hugging_face.tensor_names import find_architecture
 
 
 def test_mixtures_have_no_form_and_it_is_said_why(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_mixtures_have_no_form_and_it_is_said_why(tmp_path: Path) -> None:
     assert "positions 'learned' and not 'rope', as many key heads as heads (4) and not 2" in str(told.value)
     assert not (tmp_path / "hf").exists()
     with pytest.raises(UsageError, match="bias True and not False"):
-        form_of(replace(SIZES, preset="gpt2", bias=False).resolve(50, 12))
+        find_architecture(replace(SIZES, preset="gpt2", bias=False).resolve(50, 12))
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,11 @@ def test_mixtures_have_no_form_and_it_is_said_why(tmp_path: Path) -> None:
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, UsageError, "rope_scaling"),
         ({"attention_bias": True, "mlp_bias": False}, UsageError, "mlp_bias is False"),
         ({"head_dim": 8}, UsageError, "head_dim is 8"),
-        ({"hidden_size": 32, "head_dim": 8}, InputError, "is of shape"),
-        ({"hidden_size": "24"}, InputError, "its sizes make no model"),
+        ({"hidden_size": 32, "head_dim": 8}, InputError, "has shape"),
+        ({"hidden_size": "24"}, InputError, "its sizes do not fit together"),
         ({"num_attention_heads": 5}, InputError, "is not divisible by model.heads 5"),
         ({"num_hidden_layers": 3}, InputError, r"no model\.layers\.2.* \(9 missing, 0 too many\)"),
-        ({"num_hidden_layers": 1}, InputError, r"which such a model has not \(0 missing, 9 too many\)"),
+        ({"num_hidden_layers": 1}, InputError, r"which this model does not have \(0 missing, 9 too many\)"),
     ],
 )
 def test_what_ours_would_compute_otherwise_is_refused(
@@ -54,7 +54,7 @@ def test_what_ours_would_compute_otherwise_is_refused(
 
 
 def test_wrong_folders_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="wanted a Hugging Face model's folder"):
+    with pytest.raises(UsageError, match="wanted the folder of a Hugging Face model"):
         import_hf(tmp_path / "nowhere", tmp_path / "start")
     with pytest.raises(UsageError, match="wanted a checkpoint"):
         export_hf(tmp_path / "nowhere", tmp_path / "hf")
