@@ -1,1 +1,1 @@
-"""The parity certificate: every layout against one process."""
+"""The parity certificate: compares every parallel layout with one process."""

@@ -53,16 +53,14 @@ class Case:
     @property
     def single_process(self) -> "Case":
         """The reference: the same model and data in one process, without recomputation."""
-        return replace(
-            self, layout=ParallelConfig(dp=1, zero_group=1, virtual_stages=1, micro_batches=1), recompute="none"
-        )
+        layout = ParallelConfig(dp=1, zero_group=1, virtual_stages=1, micro_batches=1)
+        return replace(self, layout=layout, recompute="none")
 
     def __str__(self) -> str:
         layout = self.layout
         words = [self.preset, f"dp{layout.dp} tp{layout.tp} pp{layout.pp}"]
-        words += [f"zero{layout.zero}"] * (layout.zero > 0) + [f"shard{layout.zero_group}"] * (
-            1 < layout.zero_group < layout.dp
-        )
+        words += [f"zero{layout.zero}"] * (layout.zero > 0)
+        words += [f"shard{layout.zero_group}"] * (1 < layout.zero_group < layout.dp)
         words += ["sp"] * layout.sequence_parallel
         words += [f"{layout.schedule} v{layout.virtual_stages}"] * (layout.pp > 1)
         words += [f"m{layout.micro_batches}"] * (layout.micro_batches > 1)

@@ -1,1 +1,1 @@
-"""What a run reports: metrics, evaluation, samples, plots."""
+"""Reporting: metrics, throughput, evaluation, text samples, the summary and loss curves of a run."""
