@@ -1,4 +1,4 @@
-"""Small models of ours and of transformers', to be turned into each other."""
+"""Small models, ours and transformers', to export and import."""
 
 import json
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def ids(rows: int = 3, length: int = 12) -> Tensor:
 
 
 def build(config: ModelConfig) -> Decoder:
-    """A model whose norms and biases are not the trivial ones they begin with."""
+    """A model with random norms and biases, instead of ones and zeros."""
     with torch.device("meta"):
         model = Decoder(config.resolve(50, 12))
     model.to_empty(device="cpu")
@@ -74,7 +74,7 @@ def save(model: Decoder, folder: Path, tokenizer: TokenizerRecord | None = None)
 
 
 def load_ours(folder: Path) -> Decoder:
-    """A model of what `folder` says it holds."""
+    """Build the model that the checkpoint in `folder` describes."""
     with single_process_group() as group:
         model = build(ModelConfig(**json.loads(next(folder.glob("step-*/record.json")).read_text())["model"]))
         assert load_model(folder, model_state(weights(model)), group.world, print).step == 0

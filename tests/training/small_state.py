@@ -1,4 +1,4 @@
-"""A small state for checkpoints: made of a seed, cut in some layout, saved and loaded."""
+"""A small checkpoint state, made from a seed, sharded in some layout, saved and loaded."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ def value(key: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def cut(shape: tuple[int, ...], layout: str, parts: int, number: int) -> ShardSpec:
-    """The shard of one of `parts` processes: rows, columns, both, or all of it on each; vectors are never cut."""
+    """The shard of rank `number` of `parts`: rows, columns, both, or a copy of everything; vectors are never sharded."""
     whole = ShardSpec.whole(shape)
     if len(shape) < 2 or layout == "copies":
         return whole
@@ -45,7 +45,7 @@ def cut(shape: tuple[int, ...], layout: str, parts: int, number: int) -> ShardSp
 def weights_and_moments(
     layout: str, parts: int, number: int, seed: int
 ) -> tuple[list[ShardedParameter], dict[str, dict[str, Tensor]]]:
-    """What process `number` of `parts` holds; its values follow from `seed` and the place in the whole."""
+    """Parameters and moments of rank `number` of `parts`; values depend on `seed` and the place in the global tensor."""
     weights, moments = [], {}
     for name, shape in SHAPES.items():
         spec = cut(shape, layout, parts, number)
@@ -71,7 +71,7 @@ def record(step: int, size: int = 1) -> CheckpointRecord:
 
 
 def save(folder: Path, layout: str, steps: list[int], keep: int = 2, asynchronous: bool = False) -> list[str]:
-    """Save at each of `steps` a state of that seed; what was said."""
+    """Save, for each of `steps`, the state with that seed; returns the messages."""
     said: list[str] = []
     with open_world() as world:
         checkpoints = CheckpointManager(folder, keep, world, said.append)
@@ -94,7 +94,7 @@ def load(folder: Path, layout: str) -> tuple[CheckpointRecord | None, Held, list
 
 
 def is_seed(held: list[Held], seed: int) -> bool:
-    """Whether what the processes hold together is, to the bit, the state of `seed`."""
+    """Whether all ranks' shards together are, bit for bit, the state of `seed`."""
     wholes = {key: assemble_shards({specs[key][0]: specs[key][1] for specs in held}) for key in held[0]}
     return all(torch.equal(whole, value(key, tuple(whole.shape), seed)) for key, whole in wholes.items())
 

@@ -1,4 +1,4 @@
-"""Runs that are killed or told to stop: nothing is lost, and the losses are those of a run left alone."""
+"""Killed or stopped runs resume and give the losses of an uninterrupted run."""
 
 import os
 import random
@@ -23,7 +23,7 @@ TrainInRanks = Callable[[int, Path, list[str]], None]
 OFTEN = "--checkpoint.every 4 --metrics.log_every 1 --eval.every 10 --eval.sample_tokens 8 --metrics.tensorboard false"
 
 
-def test_processes_killed_at_random_are_started_anew_and_nothing_is_lost(
+def test_ranks_killed_at_random_are_restarted_and_resume(
     corpus: Path, tmp_path: Path, train_in_ranks: TrainInRanks
 ) -> None:
     options = [*small_run(corpus), *OFTEN.split(), "--optim.steps", "60", "--parallel.zero", "3"]
@@ -37,7 +37,7 @@ def test_processes_killed_at_random_are_started_anew_and_nothing_is_lost(
     assert "torchrun starts all of them anew" in said, said
 
 
-def test_an_error_an_exit_and_a_hang_are_each_told_and_started_anew_from(
+def test_an_error_an_exit_and_a_hang_are_each_reported_and_restarted(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_in_ranks: TrainInRanks
 ) -> None:
     options = [*small_run(corpus), *OFTEN.split()]
@@ -57,7 +57,7 @@ def test_an_error_an_exit_and_a_hang_are_each_told_and_started_anew_from(
     ]  # fmt: skip
 
 
-def test_one_process_told_to_stop_stops_all_and_they_go_on_with_the_same_losses(
+def test_a_signal_to_one_rank_stops_all_and_resuming_gives_the_same_losses(
     config: TrainConfig, tmp_path: Path, run_ranks: Callable[..., list[Any]]
 ) -> None:
     config = replace(config, parallel=ParallelConfig(tp=2, pp=2), checkpoint=CheckpointConfig(every=50))

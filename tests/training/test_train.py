@@ -37,7 +37,9 @@ def with_steps(config: TrainConfig, steps: int, **changes: Any) -> TrainConfig:
     return replace(config, optim=replace(config.optim, steps=steps), **changes)
 
 
-def test_a_run_learns_and_leaves_what_it_promises(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_learns_and_writes_metrics_summary_and_checkpoint(
+    config: TrainConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = with_steps(config, 60, metrics=replace(config.metrics, tensorboard=True, peak_tflops=0.1))
     summary = train(config)
     assert summary.holdout_loss < summary.unigram_loss - 0.2
@@ -54,7 +56,7 @@ def test_a_run_learns_and_leaves_what_it_promises(config: TrainConfig, capsys: p
 
 
 @pytest.mark.parametrize("change", ["precision", "dropout", "gpt2"])
-def test_going_on_gives_bit_for_bit_the_losses_of_going_through(
+def test_resuming_gives_bit_for_bit_the_losses_of_an_uninterrupted_run(
     config: TrainConfig, change: str, tmp_path: Path
 ) -> None:
     models = {"dropout": replace(config.model, dropout=0.2), "gpt2": replace(config.model, preset="gpt2")}
@@ -85,7 +87,7 @@ def _stop_at(step: int) -> Callable[[Any], None]:
     return report_or_stop
 
 
-def test_a_finished_run_is_not_run_again_and_can_be_made_longer(config: TrainConfig) -> None:
+def test_a_finished_run_does_not_repeat_and_can_be_extended(config: TrainConfig) -> None:
     first = train(config)
     before = losses(config.out_dir)
     assert train(config).holdout_loss == first.holdout_loss and losses(config.out_dir) == before
@@ -214,7 +216,7 @@ def test_killed_and_resumed_under_torchrun_gives_bit_for_bit_the_same_losses(
     assert said.count("step 40/40") == 1  # told by one of the two processes
 
 
-def test_sigterm_saves_and_mistakes_are_told_once_under_torchrun(
+def test_sigterm_saves_and_errors_are_printed_once_under_torchrun(
     start_training: Start, torchrun: list[str], tmp_path: Path
 ) -> None:
     endless = ["--optim.steps", "100000", "--metrics.log_every", "1", "--eval.every", "0", "--checkpoint.every", "0"]
@@ -242,7 +244,7 @@ def test_a_gpu_learns_and_resumes(config: TrainConfig, precision: str) -> None:
 
 
 @pytest.mark.parametrize("door", [["training/train.py"], ["-m", "training.train"]])
-def test_every_door_opens(door: list[str]) -> None:
+def test_every_way_to_start_training_prints_its_help(door: list[str]) -> None:
     shown = subprocess.run(
         [sys.executable, *door, "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )

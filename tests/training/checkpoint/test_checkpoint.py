@@ -34,7 +34,7 @@ from training.sharding.sharded_parameter import ShardedParameter
 
 
 @pytest.mark.parametrize("written", ["rows", "copies"])
-def test_what_three_processes_wrote_is_read_by_any_number_under_any_layout(
+def test_a_checkpoint_of_three_ranks_loads_on_any_number_of_ranks_in_any_layout(
     tmp_path: Path, run_ranks: Ranks, written: str
 ) -> None:
     run_ranks(3, save, tmp_path, written, [4])
@@ -45,7 +45,7 @@ def test_what_three_processes_wrote_is_read_by_any_number_under_any_layout(
         assert is_seed([held for _, held, _ in results], 4), (size, layout)
 
 
-def test_torch_itself_reads_it(tmp_path: Path, run_ranks: Ranks) -> None:
+def test_torch_tools_read_a_checkpoint(tmp_path: Path, run_ranks: Ranks) -> None:
     run_ranks(4, save, tmp_path, "both", [1])
     dcp_to_torch_save(tmp_path / "step-00000001", tmp_path / "all.pt")
     found = torch.load(tmp_path / "all.pt")
@@ -54,7 +54,7 @@ def test_torch_itself_reads_it(tmp_path: Path, run_ranks: Ranks) -> None:
         assert torch.equal(found["optim"][f"{name}.exp_avg_sq"], value(f"optim.{name}.exp_avg_sq", shape, 1))
 
 
-def test_copies_are_written_once_and_by_all(tmp_path: Path, run_ranks: Ranks) -> None:
+def test_replicated_tensors_are_written_once_and_balanced_over_ranks(tmp_path: Path, run_ranks: Ranks) -> None:
     run_ranks(1, save, tmp_path / "1", "copies", [1])
     run_ranks(3, save, tmp_path / "3", "copies", [1])
     (one,) = [file.stat().st_size for file in tmp_path.glob("1/*/*.distcp")]
@@ -63,7 +63,7 @@ def test_copies_are_written_once_and_by_all(tmp_path: Path, run_ranks: Ranks) ->
 
 
 def pass_on(folder: Path, layout: dict[str, Any], step: int) -> bool:
-    """Load checkpoint `step` into a model under `layout`, save it as the next; whether it is the model of seed 1."""
+    """Load checkpoint `step` in `layout` and save it as the next one; returns whether it is the model of seed 1."""
     config = ModelConfig(preset="gpt2", layers=4, width=8, heads=2).resolve(21, 8)
     with init_distributed("cpu") as device:
         resolved = ParallelConfig(**layout).resolve(torch.distributed.get_world_size(), config, 8)
@@ -86,7 +86,7 @@ def pass_on(folder: Path, layout: dict[str, Any], step: int) -> bool:
         )
 
 
-def test_a_model_goes_from_layout_to_layout(tmp_path: Path, run_ranks: Ranks) -> None:
+def test_a_model_and_optimizer_move_between_layouts(tmp_path: Path, run_ranks: Ranks) -> None:
     layouts: list[tuple[int, dict[str, Any]]] = [
         (2, {"pp": 2, "schedule": "zbv"}),  # the first process holds the tied matrix twice
         (4, {"tp": 2, "dp": 2, "zero": 1}),  # 21 rows over 2, and each part over 2
@@ -102,14 +102,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_same_state_makes_the_same_bytes(tmp_path: Path, run_ranks: Ranks) -> None:
+def test_the_same_state_gives_the_same_bytes(tmp_path: Path, run_ranks: Ranks) -> None:
     for name in ("a", "b"):
         run_ranks(3, save, tmp_path / name, "rows", [1, 2])
     run_ranks(3, save, tmp_path / "c", "rows", [1, 2], 2, True)
     assert contents(tmp_path / "a") == contents(tmp_path / "b") == contents(tmp_path / "c")
 
 
-def test_the_last_few_are_kept(tmp_path: Path) -> None:
+def test_the_last_k_are_kept(tmp_path: Path) -> None:
     save(tmp_path, "rows", [1, 2, 3])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002", "step-00000003"]
     save(tmp_path, "rows", [4], keep=1)
@@ -117,7 +117,7 @@ def test_the_last_few_are_kept(tmp_path: Path) -> None:
 
 
 def load_another(folder: Path, name: str, shape: tuple[int, ...]) -> str:
-    """Load a model that has a parameter more, or another shape of one, on the last process."""
+    """Load a model that, on the last rank, has another parameter or shape; returns the error."""
     with open_world() as world:
         weights, moments = weights_and_moments("rows", world.size, world.rank, 1)
         if world.rank == world.size - 1:
@@ -132,7 +132,7 @@ def load_another(folder: Path, name: str, shape: tuple[int, ...]) -> str:
     return ""
 
 
-def test_a_missing_parameter_and_another_shape_are_named_by_every_process(tmp_path: Path, run_ranks: Ranks) -> None:
+def test_every_rank_names_a_missing_parameter_or_another_shape(tmp_path: Path, run_ranks: Ranks) -> None:
     run_ranks(2, save, tmp_path, "rows", [1])
     for said in run_ranks(2, load_another, tmp_path, "blocks.1.mlp.up.weight", (5, 4)):
         assert "holds no model.blocks.1.mlp.up.weight" in said
@@ -140,7 +140,7 @@ def test_a_missing_parameter_and_another_shape_are_named_by_every_process(tmp_pa
         assert "model.norm.weight of shape (6,)" in said and "(8,)" in said
 
 
-def test_a_model_alone_is_begun_from_a_run_a_folder_or_one_checkpoint(tmp_path: Path) -> None:
+def test_load_model_accepts_a_run_a_folder_or_one_checkpoint(tmp_path: Path) -> None:
     save(tmp_path / "run/checkpoints", "rows", [2, 3])
     for folder, seed in (("run", 3), ("run/checkpoints", 3), ("run/checkpoints/step-00000002", 2)):
         with open_world() as world:
@@ -167,9 +167,7 @@ def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["rows", "copies"])
-def test_what_is_saved_beside_the_training_is_what_was_there_when_it_began(
-    tmp_path: Path, run_ranks: Ranks, layout: str
-) -> None:
+def test_an_async_save_holds_the_state_at_its_start(tmp_path: Path, run_ranks: Ranks, layout: str) -> None:
     run_ranks(3, save, tmp_path, layout, [1, 2, 3], 3, True)
     for step in (3, 2, 1):  # each in turn the latest
         found, held, _ = load(tmp_path, "columns")
@@ -177,8 +175,8 @@ def test_what_is_saved_beside_the_training_is_what_was_there_when_it_began(
         shutil.rmtree(tmp_path / f"step-{step:08d}")
 
 
-def train_beside(folder: Path) -> tuple[float, bool]:
-    """Sum over the training's group while a checkpoint is written: the largest error, and whether it was meanwhile."""
+def all_reduce_during_a_save(folder: Path) -> tuple[float, bool]:
+    """All-reduce during an async save; returns the largest error, and whether the save ran meanwhile."""
     with open_world() as world:
         checkpoints = CheckpointManager(folder, 1, world, print)
         weight = torch.ones(3_000_000)
@@ -195,5 +193,5 @@ def train_beside(folder: Path) -> tuple[float, bool]:
         return wrong, beside and (folder / "step-00000001").exists()
 
 
-def test_the_training_goes_on_beside(tmp_path: Path, run_ranks: Ranks) -> None:
-    assert run_ranks(2, train_beside, tmp_path) == [(0.0, True)] * 2
+def test_collectives_of_training_run_during_an_async_save(tmp_path: Path, run_ranks: Ranks) -> None:
+    assert run_ranks(2, all_reduce_during_a_save, tmp_path) == [(0.0, True)] * 2

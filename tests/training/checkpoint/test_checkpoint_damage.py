@@ -45,7 +45,7 @@ def make_old(checkpoint: Path) -> None:
     ],
     ids=["bit", "truncated", "version", "no file", "empty metadata", "half a record", "no text", "no record"],
 )
-def test_a_damaged_checkpoint_is_passed_over_and_said_so(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     save(tmp_path, "rows", [2, 3])
     damage(tmp_path / "step-00000003")
     found, held, said = load(tmp_path, "columns")
@@ -53,15 +53,15 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so(tmp_path: Path, damage:
     assert len(said) == 1 and "step-00000003 cannot be used" in said[0]
 
 
-def test_all_processes_pass_over_what_one_found_damaged(tmp_path: Path, run_ranks: Ranks) -> None:
+def test_all_ranks_skip_a_checkpoint_that_one_found_damaged(tmp_path: Path, run_ranks: Ranks) -> None:
     run_ranks(3, save, tmp_path, "rows", [2, 3])
     (tmp_path / "step-00000003/__1_0.distcp").write_bytes(b"something else")
     results = run_ranks(3, load, tmp_path, "rows")
     assert [found.step for found, _, _ in results] == [2, 2, 2] and is_seed([held for _, held, _ in results], 2)
 
 
-def go_on(folder: Path, step: int) -> int:
-    """Load, then save `step`, as a run does that goes on; the step begun at."""
+def resume_and_save(folder: Path, step: int) -> int:
+    """Load, then save `step`, as a resumed run does; returns the step it resumed from."""
     with open_world() as world:
         checkpoints = CheckpointManager(folder, 2, world, [].append)
         state = model_state(*weights_and_moments("rows", 1, 0, seed=step))
@@ -70,20 +70,20 @@ def go_on(folder: Path, step: int) -> int:
         return found.step if found else 0
 
 
-def test_what_is_later_than_where_a_run_went_on_gives_way_to_it(tmp_path: Path) -> None:
+def test_checkpoints_later_than_the_loaded_one_are_removed_by_the_next_save(tmp_path: Path) -> None:
     save(tmp_path, "rows", [2, 3])
     flip_a_bit(tmp_path / "step-00000003")
-    assert go_on(tmp_path, 4) == 2  # and not 3 and 4, of which one is damaged
+    assert resume_and_save(tmp_path, 4) == 2  # and not 3 and 4, of which one is damaged
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002", "step-00000004"]
     (tmp_path / "latest").write_text("step-00000002")
-    assert go_on(tmp_path, 4) == 2
+    assert resume_and_save(tmp_path, 4) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002", "step-00000004"]
-    assert go_on(tmp_path, 5) == 4
+    assert resume_and_save(tmp_path, 5) == 4
     (tmp_path / "latest").unlink()
-    assert go_on(tmp_path, 6) == 5
+    assert resume_and_save(tmp_path, 6) == 5
 
 
-def test_a_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
+def test_an_unfinished_checkpoint_is_never_read(tmp_path: Path) -> None:
     save(tmp_path, "rows", [2])
     shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000003.partial")
     found, _, said = load(tmp_path, "rows")
@@ -93,7 +93,7 @@ def test_a_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_when_none_can_be_used_the_run_does_not_quietly_begin_again(tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: Path) -> None:
     assert load(tmp_path, "rows")[0] is None
     save(tmp_path, "rows", [2])
     flip_a_bit(tmp_path / "step-00000002")
@@ -102,7 +102,7 @@ def test_when_none_can_be_used_the_run_does_not_quietly_begin_again(tmp_path: Pa
 
 
 def run_out_of_room(folder: Path, asynchronous: bool) -> tuple[str, str]:
-    """What is said when there is no room for the second checkpoint, and whether the next one can be saved."""
+    """Save three checkpoints, the second on a full disk; returns the errors of the second and third."""
     import resource
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -126,7 +126,7 @@ def run_out_of_room(folder: Path, asynchronous: bool) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_no_room_on_one_process_is_an_error_of_all_and_the_one_before_it_is_left(
+def test_a_full_disk_on_one_rank_is_an_error_on_all_and_keeps_the_previous_checkpoint(
     tmp_path: Path, run_ranks: Ranks, asynchronous: bool
 ) -> None:
     for first, then in run_ranks(2, run_out_of_room, tmp_path, asynchronous):
@@ -135,7 +135,7 @@ def test_no_room_on_one_process_is_an_error_of_all_and_the_one_before_it_is_left
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001", "step-00000003"]
 
 
-def test_a_folder_that_cannot_be_is_an_error(tmp_path: Path, run_ranks: Ranks) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path, run_ranks: Ranks) -> None:
     (tmp_path / "file").write_text("")
     assert all("cannot write" in said for said in run_ranks(2, save_into_a_file, tmp_path / "file/checkpoints"))
 
@@ -149,7 +149,7 @@ def save_into_a_file(folder: Path) -> str:
 
 
 def save_until_killed(folder: Path, moment: str) -> None:
-    """Save large checkpoints until a path appears, then die at once, as all processes do."""
+    """Save large checkpoints; every rank kills itself as soon as a path appears."""
 
     def watch() -> None:
         while not (folder / moment).exists():
@@ -167,7 +167,7 @@ def save_until_killed(folder: Path, moment: str) -> None:
 
 
 @pytest.mark.parametrize("moment", ["step-00000003.partial", "step-00000003.partial/__1_0.distcp", "step-00000004"])
-def test_a_kill_in_the_middle_leaves_one_to_go_on_from(tmp_path: Path, run_ranks: Ranks, moment: str) -> None:
+def test_a_kill_while_saving_leaves_a_checkpoint_to_resume_from(tmp_path: Path, run_ranks: Ranks, moment: str) -> None:
     with pytest.raises(RankError, match="-9"):
         run_ranks(2, save_until_killed, tmp_path, moment)
     latest = (tmp_path / "latest").read_text()

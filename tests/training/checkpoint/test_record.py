@@ -28,7 +28,7 @@ def record(model: ModelConfig = MODEL, tokenizer: TokenizerRecord = TOKENIZER) -
 @pytest.mark.parametrize(
     "changes", [{}, {"dropout": 0.1, "init_std": 0.1}, {"context": 99}, {"preset": "gpt2"}], ids=str
 )
-def test_what_means_the_same_may_begin_from_it(changes: dict[str, Any]) -> None:
+def test_the_same_model_is_accepted(changes: dict[str, Any]) -> None:
     require_same_model(record(), replace(MODEL, **changes), TOKENIZER)
     require_same_model(record(tokenizer=TokenizerRecord("", "", 30, 2)), MODEL, TOKENIZER)  # theirs is not known
 
@@ -40,17 +40,17 @@ def test_what_means_the_same_may_begin_from_it(changes: dict[str, Any]) -> None:
         ({"norm_eps": 1e-6, "heads": 4}, r"model.heads 2 there and 4 here; model.norm_eps 1e-05 there and 1e-06 here"),
     ],
 )
-def test_another_model_is_told(changes: dict[str, Any], said: str) -> None:
+def test_another_model_is_an_error_that_names_the_difference(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         require_same_model(record(), replace(MODEL, **changes), TOKENIZER)
 
 
-def test_another_tokenizer_is_told() -> None:
+def test_another_tokenizer_is_an_error() -> None:
     with pytest.raises(UsageError, match="tokenizer abc there and xyz here"):
         require_same_model(record(), MODEL, TokenizerRecord("t.model", "xyz", 30, 2))
 
 
-def test_learned_positions_have_a_length() -> None:
+def test_learned_positions_fix_the_context_length() -> None:
     learned = ModelConfig(preset="gpt2", layers=1, width=8, heads=2).resolve(30, 8)
     with pytest.raises(UsageError, match=r"model\.context 8 there and 9 here"):
         require_same_model(record(learned), replace(learned, context=9), TOKENIZER)

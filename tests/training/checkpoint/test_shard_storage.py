@@ -18,7 +18,7 @@ shapes = st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple)
 
 @st.composite
 def partitions(draw: st.DrawFn, shape: Shape) -> list[ShardSpec]:
-    """Boxes that make up the whole, cut here and there, some of them empty."""
+    """Random partitions of a tensor into boxes, some of them empty."""
     specs = [ShardSpec.whole(shape)]
     for _ in range(draw(st.integers(0, 6)) if shape else 0):
         chosen = specs.pop(draw(st.integers(0, len(specs) - 1)))
@@ -32,7 +32,7 @@ def numbered(shape: Shape) -> Tensor:
 
 
 def store(held: list[State]) -> tuple[dict[MetadataIndex, Tensor], object]:
-    """What DCP does with the planners, in one process: the chunks that come to the files, and the index."""
+    """Save as DCP does, in one process: returns the chunks that would be written, and the index."""
     written = assign_writers([held_shards(state) for state in held])
     planners = [ShardSavePlanner() for _ in held]
     for planner, state, items in zip(planners, held, written, strict=True):
@@ -65,7 +65,7 @@ def fetch(state: State, chunks: dict[MetadataIndex, Tensor], metadata: object) -
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_any_boxes_are_read_from_any_others(data: st.DataObject) -> None:
+def test_any_partition_is_loaded_from_any_other(data: st.DataObject) -> None:
     shape = data.draw(shapes)
     whole = numbered(shape)
     boxes = data.draw(partitions(shape))
@@ -84,7 +84,7 @@ def test_any_boxes_are_read_from_any_others(data: st.DataObject) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_overlap_is_what_both_cover(data: st.DataObject) -> None:
+def test_overlap_is_the_intersection(data: st.DataObject) -> None:
     shape = data.draw(shapes)
     one, other = (data.draw(st.sampled_from(data.draw(partitions(shape)))) for _ in range(2))
     mask = torch.zeros(2, *shape)
@@ -98,7 +98,7 @@ def test_overlap_is_what_both_cover(data: st.DataObject) -> None:
 
 @given(st.integers(1, 6), st.lists(st.tuples(st.integers(1, 50), st.just(63) | st.integers(0, 63)), max_size=30))
 @example(4, [(7, 0), (5, 0), (1, 0), (1, 0), (2, 0)])
-def test_work_is_shared_among_those_who_can_do_it(ranks: int, sizes: list[tuple[int, int]]) -> None:
+def test_writers_are_balanced_over_the_ranks_that_hold_a_shard(ranks: int, sizes: list[tuple[int, int]]) -> None:
     held: list[list[tuple[str, ShardSpec]]] = [[] for _ in range(ranks)]
     for number, (size, holders) in enumerate(sizes):
         for rank in [r for r in range(ranks) if holders >> r & 1] or range(ranks):
@@ -120,7 +120,7 @@ def test_work_is_shared_among_those_who_can_do_it(ranks: int, sizes: list[tuple[
         ([ShardSpec((4, 2), (0, 0), (2, 2)), ShardSpec((5, 2), (2, 0), (2, 2))], "here and"),
     ],
 )
-def test_what_is_no_partition_is_not_written(specs: list[ShardSpec], said: str) -> None:
+def test_shards_that_do_not_partition_a_tensor_are_refused(specs: list[ShardSpec], said: str) -> None:
     with pytest.raises(AssertionError, match=said):
         store([{"a": [(torch.zeros(spec.size), spec)]} for spec in specs])
 
@@ -135,7 +135,7 @@ def test_a_state_names_parameters_and_moments() -> None:
     assert list(model_state([ShardedParameter("w", own, own, spec, True)])) == ["model.w"]
 
 
-def test_a_matrix_held_twice_is_written_once_and_read_twice() -> None:
+def test_a_tied_matrix_is_written_once_and_loaded_twice() -> None:
     spec = ShardSpec.whole((2, 3))
     tied = [nn.Parameter(numbered((2, 3)), requires_grad=False) for _ in range(2)]
     moments = {"w": {"exp_avg": numbered((2, 3))}}

@@ -39,7 +39,7 @@ from training.train import train
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_transformers_loads_ours_and_gives_the_same_logits(tmp_path: Path, name: str) -> None:
+def test_transformers_loads_an_exported_model_with_the_same_logits(tmp_path: Path, name: str) -> None:
     model = build(MODELS[name])
     assert name.partition(",")[0] in export_hf(save(model, tmp_path / "run"), tmp_path / "hf")
     theirs = load_theirs(tmp_path / "hf")
@@ -52,7 +52,7 @@ def test_transformers_loads_ours_and_gives_the_same_logits(tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_theirs_becomes_ours_with_the_same_logits_and_the_same_loss(tmp_path: Path, name: str) -> None:
+def test_an_imported_model_has_the_same_logits_and_loss(tmp_path: Path, name: str) -> None:
     theirs = build_theirs(name, tmp_path / "hf")
     said = import_hf(tmp_path / "hf", tmp_path / "start")
     assert f"--init_from {tmp_path / 'start'} --model.preset {name.partition(',')[0]}" in said
@@ -64,8 +64,8 @@ def test_theirs_becomes_ours_with_the_same_logits_and_the_same_loss(tmp_path: Pa
     assert abs(float(loss - wanted.loss)) < 1e-5
 
 
-def told_config(said: str, config: TrainConfig) -> TrainConfig:
-    """What import_hf says to train with, read as a command line."""
+def printed_config(said: str, config: TrainConfig) -> TrainConfig:
+    """Parse the options that import_hf prints as a command line."""
     told = said.partition("train it with ")[2].split()
     given = {"data.train": config.data.train, "data.holdout": config.data.holdout, "out_dir": config.out_dir}
     words = [word for key, value in {**given, "data.seq_len": 16}.items() for word in (f"--{key}", str(value))]
@@ -73,10 +73,10 @@ def told_config(said: str, config: TrainConfig) -> TrainConfig:
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_training_begins_with_their_loss(tmp_path: Path, config: TrainConfig, name: str) -> None:
+def test_training_starts_at_the_imported_model_s_loss(tmp_path: Path, config: TrainConfig, name: str) -> None:
     wide = {"vocab_size": 300, "max_position_embeddings": 20, "n_positions": 20}
     theirs = build_theirs(name, tmp_path / "hf", **wide)
-    told = told_config(import_hf(tmp_path / "hf", tmp_path / "start"), config)
+    told = printed_config(import_hf(tmp_path / "hf", tmp_path / "start"), config)
     config = replace(config, model=told.model, init_from=told.init_from, optim=replace(config.optim, steps=1))
     train(config)
     (loss,) = [line["loss"] for line in read_metrics(config.out_dir / METRICS) if line["kind"] == "step"]
@@ -90,7 +90,7 @@ def test_training_begins_with_their_loss(tmp_path: Path, config: TrainConfig, na
 
 
 @pytest.mark.parametrize("name", ["llama, tied, biases", "gpt2, untied"])
-def test_out_and_in_again_is_the_same_to_the_bit_whatever_the_files(tmp_path: Path, name: str) -> None:
+def test_an_export_in_several_files_imports_bit_for_bit(tmp_path: Path, name: str) -> None:
     model = build(MODELS[name])
     export_hf(save(model, tmp_path / "run"), tmp_path / "hf", shard_size="6KB")
     files = sorted(path.name for path in (tmp_path / "hf").glob("*.safetensors"))
@@ -107,8 +107,8 @@ def test_out_and_in_again_is_the_same_to_the_bit_whatever_the_files(tmp_path: Pa
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def test_gpt2_as_it_was_published_is_read(tmp_path: Path) -> None:
-    """Its file has names without "transformer.", and the causal masks."""
+def test_the_original_gpt2_file_is_imported(tmp_path: Path) -> None:
+    """OpenAI's file has names without "transformer." and contains the causal masks."""
     theirs = build_theirs("gpt2", tmp_path / "hf")
     stored = safetensors.torch.load_file(tmp_path / "hf/model.safetensors")
     stored = {name.removeprefix("transformer."): value for name, value in stored.items()}
@@ -119,7 +119,7 @@ def test_gpt2_as_it_was_published_is_read(tmp_path: Path) -> None:
         assert (load_ours(tmp_path / "start")(ids()) - theirs(ids()).logits).abs().max() < 1e-5
 
 
-def test_a_half_precision_file_is_read_into_float32(tmp_path: Path) -> None:
+def test_a_bfloat16_file_is_imported_as_float32(tmp_path: Path) -> None:
     torch.manual_seed(4)
     THEIRS["llama"]().bfloat16().save_pretrained(tmp_path / "hf", max_shard_size="10KB")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
@@ -128,7 +128,7 @@ def test_a_half_precision_file_is_read_into_float32(tmp_path: Path) -> None:
         assert (load_ours(tmp_path / "start")(ids()) - theirs(ids()).logits).abs().max() < 1e-5
 
 
-def test_the_tokenizer_goes_along_both_ways(tmp_path: Path) -> None:
+def test_the_tokenizer_is_copied_by_export_and_import(tmp_path: Path) -> None:
     tokens, content = tmp_path / "tokens", b"a SentencePiece model"
     tokens.mkdir()
     (tokens / "grain.model").write_bytes(content)

@@ -15,7 +15,7 @@ from training.hugging_face.import_hf import import_hf
 from training.hugging_face.tensor_names import find_architecture
 
 
-def test_mixtures_have_no_form_and_it_is_said_why(tmp_path: Path) -> None:
+def test_a_mixture_of_parts_cannot_be_exported(tmp_path: Path) -> None:
     run = save(build(replace(SIZES, preset="gpt2", positions="rope", kv_heads=2)), tmp_path / "run")
     with pytest.raises(UsageError) as told:
         export_hf(run, tmp_path / "hf")
@@ -42,7 +42,7 @@ def test_mixtures_have_no_form_and_it_is_said_why(tmp_path: Path) -> None:
         ({"num_hidden_layers": 1}, InputError, r"which this model does not have \(0 missing, 9 too many\)"),
     ],
 )
-def test_what_ours_would_compute_otherwise_is_refused(
+def test_unsupported_options_and_sizes_are_refused(
     tmp_path: Path, changes: dict[str, Any], error: type[GristmillError], said: str
 ) -> None:
     build_theirs("llama", tmp_path / "hf")
@@ -53,7 +53,7 @@ def test_what_ours_would_compute_otherwise_is_refused(
     assert not (tmp_path / "start").exists()
 
 
-def test_wrong_folders_are_told(tmp_path: Path) -> None:
+def test_missing_or_damaged_files_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="wanted the folder of a Hugging Face model"):
         import_hf(tmp_path / "nowhere", tmp_path / "start")
     with pytest.raises(UsageError, match="wanted a checkpoint"):
@@ -73,7 +73,7 @@ def test_wrong_folders_are_told(tmp_path: Path) -> None:
         import_hf(tmp_path / "hf", tmp_path / "start")
 
 
-def test_no_room_for_an_export_is_an_error(tmp_path: Path) -> None:
+def test_a_full_disk_during_export_is_an_error(tmp_path: Path) -> None:
     run = save(build(MODELS["gpt2"]), tmp_path / "run")
     room = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, room[1]))  # what a full disk is like

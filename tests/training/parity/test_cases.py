@@ -1,11 +1,11 @@
-"""Which layouts the parity certificate runs."""
+"""The layouts that the parity certificate runs: all of them, or a covering set."""
 
 from dataclasses import replace
 
 from training.parity.cases import VOCABULARY, all_cases, covering_cases
 
 
-def test_the_full_set_has_every_layout_and_says_what_it_refuses() -> None:
+def test_the_full_set_has_every_layout_and_a_reason_for_each_refused_one() -> None:
     cases, refused = all_cases(8)
     layouts = {replace(c.layout, micro_batches=0) for c in cases}
     assert len(layouts) == len(cases) and not layouts & refused.keys()

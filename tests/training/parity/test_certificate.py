@@ -58,7 +58,7 @@ def case(preset: Any, recompute: Any = "none", precision: Any = "fp64", **layout
 
 
 @pytest.mark.parametrize("chosen", COVERING, ids=str)
-def test_a_covering_set_of_layouts_computes_and_communicates_as_it_should(certifier: Certifier, chosen: Case) -> None:
+def test_a_covering_set_of_layouts_agrees_with_one_process_and_with_theory(certifier: Certifier, chosen: Case) -> None:
     row = certifier.certify(chosen)
     assert row.green, row.reason
 
@@ -299,7 +299,7 @@ def seen(rank_parts: Sequence[tuple[int, int, float]]) -> list[RankResult]:
     return found
 
 
-def test_missing_and_differing_parts_are_found() -> None:
+def test_missing_and_differing_shards_are_found() -> None:
     assert assemble_ranks(seen([(0, 2, 1.0), (2, 2, 2.0), (2, 2, 2.0)])).weights["w"].tolist() == [1, 1, 2, 2]
     with pytest.raises(AssertionError, match="1 elements of"):
         assemble_ranks(seen([(0, 2, 1.0), (2, 1, 2.0)]))

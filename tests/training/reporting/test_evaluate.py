@@ -38,7 +38,7 @@ def folders(shards: Shards, tmp_path: Path) -> tuple[Path, Path]:
     return train, shards(tmp_path / "holdout", [[numbers[170:185]], [numbers[185:]]], vocabulary=10)
 
 
-def test_loss_is_the_mean_over_all_targets_of_the_sequences_asked_for(folders: tuple[Path, Path]) -> None:
+def test_loss_is_the_mean_over_all_targets_of_the_given_sequences(folders: tuple[Path, Path]) -> None:
     with init_distributed("cpu") as device:
         model = build(ParallelConfig(), device).parts[0]
     data = TokenSequences(folders[1], 4)
@@ -63,7 +63,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_processes_measure_the_same(
+def test_two_processes_evaluate_to_the_same_loss(
     folders: tuple[Path, Path], run_ranks: Callable[..., list[Any]], layout: ParallelConfig
 ) -> None:
     alone = measured(*folders)

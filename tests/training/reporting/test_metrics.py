@@ -27,7 +27,7 @@ def test_records_reach_the_file_and_tensorboard(tmp_path: Path) -> None:
     assert events.Scalars("eval/loss")[0].value == 0.5
 
 
-def test_going_on_forgets_the_steps_after_the_checkpoint(tmp_path: Path) -> None:
+def test_resuming_drops_the_records_after_the_checkpoint(tmp_path: Path) -> None:
     write(tmp_path, 0, range(1, 6))
     with (tmp_path / METRICS).open("a") as file:
         file.write('{"kind": "step", "st')  # the process was killed here

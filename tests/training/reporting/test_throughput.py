@@ -15,7 +15,7 @@ def test_throughput_is_the_mean_over_the_steps_since_the_last_restart(monkeypatc
     assert meter.measure(1).mfu is None
 
 
-def test_the_peak_of_a_cpu_is_not_known_and_of_a_gpu_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_is_known_for_listed_gpus_and_for_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak_tflops(torch.device("cpu"), "bf16") is None and memory_bytes(torch.device("cpu")) > 1e7
     cards = {"NVIDIA H100 80GB HBM3": (989, 67), "NVIDIA H100 PCIe": (756, 51), "NVIDIA L40S": (362, 91.6)}
     for name, peaks in cards.items():
