@@ -33,7 +33,7 @@ def value(key: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def cut(shape: tuple[int, ...], layout: str, parts: int, number: int) -> ShardSpec:
-    """The shard of rank `number` of `parts`: rows, columns, both, or a copy of everything; vectors are never sharded."""
+    """The shard of rank `number` of `parts`: rows, columns, both, or a full copy; vectors are never sharded."""
     whole = ShardSpec.whole(shape)
     if len(shape) < 2 or layout == "copies":
         return whole
@@ -45,7 +45,7 @@ def cut(shape: tuple[int, ...], layout: str, parts: int, number: int) -> ShardSp
 def weights_and_moments(
     layout: str, parts: int, number: int, seed: int
 ) -> tuple[list[ShardedParameter], dict[str, dict[str, Tensor]]]:
-    """Parameters and moments of rank `number` of `parts`; values depend on `seed` and the place in the global tensor."""
+    """Parameters and moments of rank `number` of `parts`; values depend on `seed` and the global position."""
     weights, moments = [], {}
     for name, shape in SHAPES.items():
         spec = cut(shape, layout, parts, number)

@@ -37,9 +37,7 @@ def with_steps(config: TrainConfig, steps: int, **changes: Any) -> TrainConfig:
     return replace(config, optim=replace(config.optim, steps=steps), **changes)
 
 
-def test_a_run_learns_and_writes_metrics_summary_and_checkpoint(
-    config: TrainConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_learns_and_writes_all_its_files(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
     config = with_steps(config, 60, metrics=replace(config.metrics, tensorboard=True, peak_tflops=0.1))
     summary = train(config)
     assert summary.holdout_loss < summary.unigram_loss - 0.2
