@@ -76,7 +76,7 @@ def export_hf(
 def require_empty(out_dir: Path) -> None:
     """Raise UsageError unless a folder is new or empty."""
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
-        raise UsageError(f"{out_dir} exists and is not empty; give a new or empty folder")
+        raise UsageError(f"{out_dir} is not an empty folder; give a new or empty folder")
 
 
 def model_config(record: CheckpointRecord) -> ModelConfig:
