@@ -1,4 +1,4 @@
-"""Command: one cluster as a NetworkX graph, for looking at: who resembles whom, and what only a chain joins."""
+"""Command: show one cluster as a graph of pairwise similarities, with members that only a chain joins to the first."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -15,7 +15,9 @@ from tyro.conf import Positional
 
 from dedup.candidates.document_ids import is_of_index, scope_of
 from dedup.minhash.matching_form import Unit
-from dedup.removal.cluster_members import Similarities, compare_signatures, compare_texts, read_cluster, read_texts
+from dedup.removal.clusters import read_cluster
+from dedup.removal.similarity import Similarities, pairwise_estimates, pairwise_jaccard
+from dedup.removal.texts import read_texts
 from gristmill.command import command
 from gristmill.errors import UsageError
 from gristmill.io.documents import DocKey
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     import networkx
 
 EXCERPT = 80  # characters
-_SHOWN = 20  # members that are listed in the terminal
+_SHOWN = 20  # members listed in the terminal
 
 
 def cluster_graph(
@@ -38,13 +40,13 @@ def cluster_graph(
     unit: Unit = "character",
     most: int = 2000,
 ) -> "networkx.Graph":
-    """The cluster that a document belongs to, as a graph of its members.
+    """Build the graph of the cluster that holds a document: its members, and edges between similar ones.
 
-    A node is a key, in the order of the cluster (the first is what is kept by default), with `source`,
-    `first_similarity` and, where the text is at hand, `characters` and `excerpt`. An edge joins two
-    documents of Jaccard similarity `threshold` or more: `weight`, and `estimated`, which is False
-    where it was computed from the texts' sets of shingles (8 bytes a character are held in memory)
-    and True where it comes from signatures. The graph's attributes say how it was made.
+    A node is a key, in the order of the cluster (by default the first is kept), with the attributes `source`,
+    `first_similarity` (to the first member) and, with `corpus`, `characters` and `excerpt`. An edge joins two
+    documents of Jaccard similarity `threshold` or more, with `weight`, the similarity, and `estimated`: False
+    if computed on the texts' shingle sets (8 bytes of memory a character), True if on signatures. The graph's
+    attributes are `cluster` (the first key), `threshold` and `similarity` (the kind of similarity).
 
     Args:
         key: A document's key, <file>@<row>.
@@ -53,11 +55,11 @@ def cluster_graph(
         minhash: MINHASH/, to estimate similarities from signatures instead, without the corpus.
         threshold: Least similarity of an edge.
         width: Units of a shingle.
-        unit: What a shingle is made of: character or word.
+        unit: The unit of shingles: character or word.
         most: Largest cluster to compare: n documents are n² / 2 comparisons.
 
     Raises:
-        UsageError: There is no such key, the cluster is too large, or there is nothing to compare with.
+        UsageError: No cluster holds the key, the cluster is too large, or neither corpus nor minhash is given.
         InputError: A file is damaged, or not of this corpus.
     """
     if not 0 <= threshold <= 1:
@@ -71,10 +73,10 @@ def cluster_graph(
         texts = dict(read_texts(corpus, [member for member in members if not is_of_index(member.file)]))
         for member, text in texts.items():
             graph.add_node(str(member), characters=len(text), excerpt=_excerpt(text))
-        values = compare_texts([texts.get(member) for member in members], width, unit)
+        values = pairwise_jaccard([texts.get(member) for member in members], width, unit)
         graph.graph["similarity"] = f"Jaccard of {width}-{unit} shingles"
     elif minhash is not None:
-        values, made_as = compare_signatures(minhash, members)
+        values, made_as = pairwise_estimates(minhash, members)
         graph.graph["similarity"] = f"estimated Jaccard: {made_as}"
     _add_edges(graph, members, values, threshold, estimated=corpus is None)
     return graph
@@ -100,12 +102,12 @@ def show_cluster(
         minhash: MINHASH/, to estimate similarities from signatures instead, without the corpus.
         threshold: Least similarity of an edge.
         width: Units of a shingle.
-        unit: What a shingle is made of: character or word.
+        unit: The unit of shingles: character or word.
         most: Largest cluster to compare: n documents are n² / 2 comparisons.
         graph: A .graphml file to write.
 
     Returns:
-        What there is to say of the cluster, and its members.
+        A summary of the cluster, and a table of its members.
     """
     if graph is not None and graph.suffix != ".graphml":
         raise UsageError(f"--graph {graph}: wanted a name that ends in .graphml")
@@ -117,7 +119,7 @@ def show_cluster(
 
 
 def describe(graph: "networkx.Graph") -> Table:
-    """A few lines: members, edges, similarities to the first, lengths, and what only a chain joins to it."""
+    """Summarise a graph: members, edges, similarities to the first member, members less similar to it, lengths."""
     first, *others = graph.nodes
     similarity = {key: graph.nodes[key].get("first_similarity", np.nan) for key in others}
     known = sorted(value for value in similarity.values() if not np.isnan(value))
@@ -129,7 +131,7 @@ def describe(graph: "networkx.Graph") -> Table:
         "edges": f"{graph.size():,} of {pairs:,} pairs at {graph.graph['threshold']:.2f} or more",
         "first": first,
         "to the first": f"{known[0]:.2f} to {known[-1]:.2f}, median {np.median(known):.2f}" if known else "unknown",
-        "chained": f"{len(chained):,} members are less similar than that to the first" + _some(chained, similarity),
+        "chained": f"{len(chained):,} members are less similar than that to the first{_examples(chained, similarity)}",
     }
     lengths = {key: count for key, count in graph.nodes(data="characters") if count is not None}
     for name, choose in (("longest", max), ("shortest", min)):
@@ -156,7 +158,7 @@ def _list_members(graph: "networkx.Graph") -> Table:
     return table
 
 
-def _some(chained: Collection[str], similarity: dict[str, float]) -> str:
+def _examples(chained: Collection[str], similarity: dict[str, float]) -> str:
     shown = ", ".join(f"{key} ({similarity[key]:.2f})" for key in sorted(chained, key=lambda key: similarity[key])[:3])
     return f": {shown}{', …' if len(chained) > 3 else ''}" if shown else ""
 
@@ -173,7 +175,7 @@ def _add_edges(
 
 
 def _excerpt(text: str) -> str:
-    """The text's beginning as XML can hold it."""
+    """The beginning of a text, with spaces for characters that XML cannot hold."""
     start = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * EXCERPT])
     return " ".join(start.split())[:EXCERPT]
 

@@ -12,8 +12,9 @@ from dedup.candidates.connected_components import UnionFind
 from dedup.candidates.lsh import band_digests, check_bands, union_buckets
 from dedup.minhash.shingles import shingle_sets
 from dedup.minhash.signatures import Sketch, signatures
-from dedup.removal.keeping import LAST, BySource, First, Keep, Longest, parse_keep, rank_longest, rank_newest
-from dedup.removal.verify import KeptSets, Measure, Shingles, check_measure, judge
+from dedup.removal.decisions import decide_cluster
+from dedup.removal.keep_policy import LAST, BySource, First, Keep, Longest, parse_keep, rank_longest, rank_newest
+from dedup.removal.similarity import Features, KeptDocuments, Measure, SimilarityCheck
 from dedup.tables import Indices, Table, as_table, text_batches
 from gristmill.errors import UsageError
 
@@ -94,16 +95,15 @@ def deduplicate(
     [2002, 2003]
     """
     check_bands(range, bands, sketch.permutations)
-    if verify is not None:
-        check_measure(verify, threshold)
+    check = SimilarityCheck(verify, threshold, sketch.width, sketch.unit) if verify is not None else None
     rank = _parse_ranker(keep)
     table = as_table(texts, text)
     rank(table, np.empty(0, np.int64))  # raises now if a column is missing
     roots = _cluster_roots(table, sketch, range, bands)
     members = _in_keep_order(table, roots, rank)
-    if verify is None:
+    if check is None:
         return _remove_all_but_first(roots, members)
-    return _remove_verified(_with_shingles(table, members, sketch), roots, KeptSets(verify, threshold))
+    return _remove_verified(_with_shingles(table, members, sketch), roots, KeptDocuments(check))
 
 
 def _cluster_roots(table: Table, sketch: Sketch, rows: int, bands: int) -> NDArray[np.int64]:
@@ -157,10 +157,11 @@ def _in_keep_order(table: Table, roots: NDArray[np.int64], rank: Ranker) -> NDAr
     return members[np.lexsort((members, ranks, roots[members]))]
 
 
-def _with_shingles(table: Table, members: Indices, sketch: Sketch) -> Iterator[tuple[int, Shingles]]:
+def _with_shingles(table: Table, members: Indices, sketch: Sketch) -> Iterator[tuple[int, Features]]:
     """Each member's index and shingle set, in order."""
     for indices in _batches(members):
-        yield from zip(indices.tolist(), shingle_sets(table.texts(indices), sketch.width, sketch.unit), strict=True)
+        sets = shingle_sets(table.texts(indices), sketch.width, sketch.unit)
+        yield from zip(indices.tolist(), map(Features, sets), strict=True)
 
 
 def _remove_all_but_first(roots: NDArray[np.int64], members: Indices) -> Deduplicated:
@@ -171,12 +172,14 @@ def _remove_all_but_first(roots: NDArray[np.int64], members: Indices) -> Dedupli
     return Deduplicated(duplicate_of, np.full(len(roots), np.nan))
 
 
-def _remove_verified(members: Iterable[tuple[int, Shingles]], roots: NDArray[np.int64], kept: KeptSets) -> Deduplicated:
+def _remove_verified(
+    members: Iterable[tuple[int, Features]], roots: NDArray[np.int64], kept: KeptDocuments
+) -> Deduplicated:
     """Keep each member unless its shingle set is similar enough to one kept earlier in its cluster."""
     duplicate_of, similarity = np.arange(len(roots)), np.full(len(roots), np.nan)
     for _, cluster in groupby(members, lambda member: roots[member[0]]):
         kept.clear()
-        for index, kept_index, value in judge(cluster, kept):
+        for index, kept_index, value in decide_cluster(cluster, kept):
             assert kept_index is not None  # memory is unbounded here
             if kept_index != index:
                 duplicate_of[index], similarity[index] = kept_index, value

@@ -7,7 +7,7 @@ from typing import Literal
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.hash_families import Hash
 from dedup.minhash.matching_form import Unit
-from dedup.removal.verify import Measure
+from dedup.removal.similarity import Measure
 from gristmill.engine.stage import RunOptions
 
 

@@ -1,63 +1,63 @@
-"""Clusters of a connected_components file, as records in blocks; and the order of documents within a cluster."""
+"""The clusters of a connected_components file: all of them as records in blocks, or the one that holds a key."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numba as nb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from dedup.candidates.document_ids import is_of_index
-from dedup.removal.keeping import DROPPED, INDEXED, ORDINARY, BySource, Keep
 from gristmill.errors import InputError, UsageError
-from gristmill.io.documents import DocKey, source_of
-from gristmill.io.keys import KeySet
-from gristmill.io.parquet_tables import is_table
+from gristmill.io.documents import DocKey
+from gristmill.io.parquet_tables import is_table, read_table
 from gristmill.io.pickles import load_pickle
 
-# A document of a cluster. `file` is the number of its name in name order, `position` its place in the input.
-FIELDS = [("cluster", "<i8"), ("tier", "u1"), ("rank", "<i8"), ("position", "<i8"), ("file", "<i4"), ("row", "<i8")]
-MEMBER = np.dtype(FIELDS)
-KEEP_ORDER = ("cluster", "tier", "rank", "position")
+# A document of a cluster. `file` is an index into the sorted file names, `position` the document's row in the input.
+MEMBER_FIELDS = [
+    ("cluster", "<i8"), ("tier", "u1"), ("rank", "<i8"), ("position", "<i8"), ("file", "<i4"), ("row", "<i8"),
+]  # fmt: skip
+MEMBER = np.dtype(MEMBER_FIELDS)
 _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """The clusters of one file. Of a table only a block is in memory; a pickle is loaded whole, as pickles are."""
+    """The clusters of one file: a .parquet table is read in blocks, a pickle is loaded whole."""
 
     path: Path
     names: list[str]  # of all files, ascending
-    loaded: NDArray | None
+    loaded: NDArray | None  # the MEMBERs of a pickle
 
     @classmethod
     def open(cls, path: Path) -> "Clusters":
-        """UsageError or InputError if the file is not there or holds something else."""
+        """Read the file names. UsageError if there is no such file, InputError if it holds something else."""
         if is_table(path):
-            return cls(path, _names_in(path), None)
+            return cls(path, _read_names(path), None)
         clusters = _load_clusters(path)
         names = sorted({key.file for cluster in clusters for key in cluster})
         number = {name: i for i, name in enumerate(names)}
-        found = np.zeros(sum(map(len, clusters)), MEMBER)
-        found["cluster"] = np.repeat(np.arange(len(clusters)), [len(cluster) for cluster in clusters])
-        found["file"] = [number[key.file] for cluster in clusters for key in cluster]
-        found["row"] = [key.row for cluster in clusters for key in cluster]
-        found["position"] = np.arange(len(found))
-        return cls(path, names, found)
+        members = np.zeros(sum(map(len, clusters)), MEMBER)
+        members["cluster"] = np.repeat(np.arange(len(clusters)), [len(cluster) for cluster in clusters])
+        members["file"] = [number[key.file] for cluster in clusters for key in cluster]
+        members["row"] = [key.row for cluster in clusters for key in cluster]
+        members["position"] = np.arange(len(members))
+        return cls(path, names, members)
 
     @property
     def count(self) -> int:
-        """How many documents are in clusters."""
+        """The number of documents in all clusters."""
         if self.loaded is not None:
             return len(self.loaded)
         return int(pa.parquet.read_metadata(self.path).num_rows)
 
     def blocks(self) -> Iterator[NDArray]:
-        """MEMBERs in the input's order: cluster by cluster; tier and rank are 0."""
+        """Yield blocks of MEMBERs in the input's order, cluster by cluster; tier and rank are 0.
+
+        InputError if the file is damaged, or clusters do not ascend.
+        """
         if self.loaded is None:
             yield from _table_blocks(self.path, self.names)
         else:
@@ -65,40 +65,18 @@ class Clusters:
                 yield self.loaded[start : start + _BLOCK].copy()
 
 
-class Order:
-    """Puts each document into its tier, and into its rank where that depends on the key alone."""
+def read_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
+    """The keys of the cluster that holds `key`, in the input's order.
 
-    def __init__(self, names: list[str], keep: Keep, dropped: list[KeySet]) -> None:
-        self.tiers = np.array([INDEXED if is_of_index(name) else ORDINARY for name in names], np.uint8)
-        by_source = keep.rank if isinstance(keep, BySource) else lambda _: 0
-        self.ranks = np.array([by_source(source_of(name)) for name in names], np.int64)
-        none = np.empty(0, np.int64)
-        rows = [np.unique(np.concatenate([none, *(keys.get(name, none) for keys in dropped)])) for name in names]
-        self.starts = np.concatenate([[0], np.cumsum([len(some) for some in rows])]).astype(np.int64)
-        self.dropped = np.concatenate([none, *rows])
-
-    def assign(self, members: NDArray) -> NDArray:
-        """MEMBERs with their tier and rank filled in, in place."""
-        members["tier"], members["rank"] = self.tiers[members["file"]], self.ranks[members["file"]]
-        is_dropped = _contains(members["file"], members["row"], self.starts, self.dropped)
-        members["tier"][is_dropped & (members["tier"] == ORDINARY)] = DROPPED
-        return members
-
-    @property
-    def is_of_keys(self) -> bool:
-        """Whether it is the input's own order."""
-        return bool((self.tiers == ORDINARY).all() and not self.ranks.any() and not len(self.dropped))
-
-
-@nb.njit(nogil=True, cache=True)
-def _contains(files: np.ndarray, rows: np.ndarray, starts: np.ndarray, sets: np.ndarray) -> np.ndarray:
-    """Whether each row is in its file's sorted set, sets[starts[file] : starts[file + 1]]."""
-    found = np.zeros(len(files), np.bool_)
-    for i in range(len(files)):
-        low, end = starts[files[i]], starts[files[i] + 1]
-        at = low + np.searchsorted(sets[low:end], rows[i])
-        found[i] = at < end and sets[at] == rows[i]
-    return found
+    UsageError if no cluster holds the key, or its cluster has more than `most` documents.
+    """
+    members = _select_cluster(path, key, most) if is_table(path) else _find_cluster(path, key, most)
+    if not members:
+        raise UsageError(
+            f"{key} is in no cluster of {path}: no other document was found to be like it, "
+            "or it is a key of another corpus"
+        )
+    return members
 
 
 def _load_clusters(path: Path) -> list[list[DocKey]]:
@@ -107,12 +85,10 @@ def _load_clusters(path: Path) -> list[list[DocKey]]:
         components, _, keys = value
         return [[DocKey.parse(keys[number]) for number in component] for component in components]
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise InputError(
-            f"{path} holds no (components, how many, keys): generate_connected_components writes it"
-        ) from error
+        raise _not_clusters(path) from error
 
 
-def _names_in(path: Path) -> list[str]:
+def _read_names(path: Path) -> list[str]:
     names: set[str] = set()
     for batch in _batches(path, ["file"]):
         column = _encoded(batch.column("file"), path)
@@ -123,17 +99,17 @@ def _names_in(path: Path) -> list[str]:
 def _table_blocks(path: Path, names: list[str]) -> Iterator[NDArray]:
     values, position, last = pa.array(names, pa.string()), 0, 0
     for batch in _batches(path, ["cluster", "file", "row"]):
-        found = np.zeros(batch.num_rows, MEMBER)
+        members = np.zeros(batch.num_rows, MEMBER)
         column = _encoded(batch.column("file"), path)
         number = pa.compute.index_in(column.dictionary, value_set=values).to_numpy(zero_copy_only=False)
-        found["file"] = number[column.indices.to_numpy()]
+        members["file"] = number[column.indices.to_numpy()]
         for name in ("cluster", "row"):
-            found[name] = _integers(batch.column(name), name, path)
-        found["position"] = np.arange(position, position + len(found))
-        if np.any(np.diff(found["cluster"], prepend=last) < 0):
+            members[name] = _integers(batch.column(name), name, path)
+        members["position"] = np.arange(position, position + len(members))
+        if np.any(np.diff(members["cluster"], prepend=last) < 0):
             raise InputError(f"{path}: clusters do not ascend. Run generate_connected_components again")
-        position, last = position + len(found), found["cluster"][-1]
-        yield found
+        position, last = position + len(members), members["cluster"][-1]
+        yield members
 
 
 def _batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -145,7 +121,7 @@ def _batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
                 has = ", ".join(file.schema_arrow.names)
                 raise InputError(f"{path} has no column {', '.join(sorted(missing))}: it has {has}")
             yield from (batch for batch in file.iter_batches(_BLOCK, columns=columns) if batch.num_rows)
-    except (pa.ArrowException, OSError) as error:  # Arrow calls damaged pages an OSError
+    except (pa.ArrowException, OSError) as error:  # Arrow reports damaged pages as OSError
         raise InputError(f"{path} is not a readable Parquet file ({error}): make it again") from error
 
 
@@ -160,3 +136,40 @@ def _integers(column: pa.Array, name: str, path: Path) -> NDArray[np.int64]:
     if column.null_count or not pa.types.is_integer(column.type):
         raise InputError(f"{path}: column {name} is {column.type} with {column.null_count} nulls: wanted integers")
     return column.cast(pa.int64()).to_numpy()
+
+
+def _select_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
+    """The cluster of `key` in a table, of which only the row groups that may hold it are read; [] if none does."""
+    field = pyarrow.compute.field
+    of_key = (field("file") == key.file) & (field("row") == key.row)
+    for cluster in read_table(path, {"cluster", "file", "row"}, of_key)["cluster"].to_pylist():
+        members = field("cluster") == cluster
+        _check_size(read_table(path, {"cluster"}, members).num_rows, key, most)
+        return [DocKey(row["file"], row["row"]) for row in read_table(path, {"file", "row"}, members).to_pylist()]
+    return []
+
+
+def _find_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
+    """The cluster of `key` in a pickle, of which no other cluster's keys are parsed; [] if none holds it."""
+    value = load_pickle(path)
+    try:
+        components, _, keys = value
+        number = next((number for number, name in keys.items() if name == str(key)), None)
+        names = next(([keys[member] for member in component] for component in components if number in component), [])
+        members = [DocKey.parse(name) for name in names]
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise _not_clusters(path) from error
+    _check_size(len(members), key, most)
+    return members
+
+
+def _check_size(size: int, key: DocKey, most: int) -> None:
+    if size > most:
+        raise UsageError(
+            f"the cluster of {key} has {size:,} documents: {size * (size - 1) // 2:,} comparisons. "
+            f"--most {most} allows {most:,} documents; give --most {size} to compare them"
+        )
+
+
+def _not_clusters(path: Path) -> InputError:
+    return InputError(f"{path} holds no (components, how many, keys): generate_connected_components writes it")

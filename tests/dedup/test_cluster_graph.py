@@ -6,18 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import networkx
-import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dedup import generate_connected_components, to_hash
 from dedup.cluster_graph import cluster_graph
-from dedup.removal.cluster_members import compare_texts, read_texts
 from gristmill.engine.stage import RunOptions
 from gristmill.errors import InputError, UsageError
-from gristmill.io.documents import DocKey
 from gristmill.io.parquet_tables import write_table
 from gristmill.io.pickles import dump_pickle
 from gristmill.text import matching_form
@@ -186,28 +181,3 @@ def test_what_is_no_cluster_file(folder: Path, tmp_path: Path) -> None:
     for name in ("a.pickle", "b.pickle", "a.parquet"):
         with pytest.raises(InputError, match=name):
             cluster_graph(CHAIN[0], tmp_path / name, folder / "NORM")
-
-
-def test_texts_come_from_the_slices_that_hold_them(
-    write: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "a.jsonl", [f"text {row}" for row in range(500)])
-    data = (tmp_path / "a.jsonl").read_bytes()
-    (tmp_path / "a.jsonl").write_bytes(data.replace(b'{"text":"text 3"}', b"{torn}         ", 1))
-    monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 1000)
-    rows = [499, 0, 250, 251]
-    found = dict(read_texts(tmp_path, [DocKey("a.jsonl", row) for row in rows]))
-    assert found == {DocKey("a.jsonl", row): f"text {row}" for row in rows}
-    for row in (3, 500, 9999):
-        with pytest.raises(InputError, match=f"no document in row {row}"):
-            dict(read_texts(tmp_path, [DocKey("a.jsonl", row)]))
-    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.none() | st.text("ab é,", max_size=20), min_size=1, max_size=6))
-def test_similarities_are_those_of_plain_sets(texts: list[str | None]) -> None:
-    found = compare_texts(texts, 2, "character")
-    sets = [shingles(text or "", 2) for text in texts]
-    expected = [[len(a & b) / len(a | b) if a and b else np.nan for b in sets] for a in sets]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)

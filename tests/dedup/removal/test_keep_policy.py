@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedup.removal.keeping import LAST, BySource, First, Longest, Newest, parse_keep, rank_longest, rank_newest
+from dedup.removal.keep_policy import LAST, BySource, First, Longest, Newest, parse_keep, rank_longest, rank_newest
 from gristmill.errors import UsageError
 
 

@@ -1,0 +1,232 @@
+"""Decisions, cluster by cluster in keep order: which documents are removed, and the kept document of each.
+
+Without a similarity check the first document of a cluster is kept. With one, a document is removed
+if it is similar enough to an earlier kept document of its cluster. Documents of an index are never removed.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import groupby
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dedup.minhash.shingles import shingle_sets
+from dedup.minhash.signatures import signatures
+from dedup.removal.clusters import MEMBER
+from dedup.removal.keep_policy import INDEXED, KEEP_ORDER
+from dedup.removal.members import INDEX_MEMBERS, MemberPlan
+from dedup.removal.removal_table import (
+    BELOW_THRESHOLD,
+    DUPLICATE,
+    ESTIMATED,
+    EXACT,
+    KEPT,
+    NOT_MEASURED,
+    REMOVAL,
+    RemovalCounts,
+)
+from dedup.removal.similarity import Features, KeptDocuments, Signature, SimilarityCheck
+from dedup.removal.texts import FETCHED, Fetched, TextReader, fetched_path, without_text
+from gristmill.batches import batched
+from gristmill.counts import Counts
+from gristmill.engine.stage import MemoryBudget
+from gristmill.errors import writing
+from gristmill.io.external_sort import ExternalSorter, read_records
+from gristmill.io.files import atomic_write, atomic_write_bytes
+
+_HASHING = 40  # bytes of memory for each byte of text while its shingles are hashed
+_MOST_TEXT = 8 << 20  # bytes of text in memory together
+_OVERHEAD = 512  # bytes of a member besides its text, as Python objects
+_BLOCK = 4096  # records read or written together
+
+Item = TypeVar("Item")
+
+
+def decide_part(
+    work: Path,
+    slices: int,
+    low: int,
+    high: int | None,
+    check: SimilarityCheck | None,
+    output: Path,
+    budget: MemoryBudget,
+) -> Counts:
+    """Task: write the REMOVALs of clusters low ≤ number < high, and the counts as JSON in a .json file of that name.
+
+    `slices` is the number of files of FETCHED records in `work`.
+    """
+    counts = RemovalCounts(MemberPlan.load(work).names)
+    with (
+        ExternalSorter(output.with_suffix(".runs"), FETCHED, KEEP_ORDER, budget // 4) as sorter,
+        closing(TextReader(work)) as texts,
+        atomic_write(output) as temporary,
+        temporary.open("wb") as file,
+    ):
+        for number in range(slices):
+            for block in _read_clusters(fetched_path(work, number), FETCHED, low, high):
+                sorter.add(block)
+        if check:
+            found = VerifiedRemoval(check, texts, output.with_suffix(".later"), budget, counts).removals(sorter)
+        else:
+            for block in _read_clusters(work / INDEX_MEMBERS, MEMBER, low, high):
+                sorter.add(without_text(block))
+            found = remove_all_but_first(sorter, counts)
+        file.writelines(block.tobytes() for block in found)
+    atomic_write_bytes(output.with_suffix(".json"), msgspec.json.encode(counts.counts()))
+    return counts.counts()
+
+
+def _read_clusters(path: Path, dtype: np.dtype, low: int, high: int | None) -> Iterator[NDArray]:
+    """Blocks of the records, sorted by cluster, whose cluster is low ≤ number < high."""
+    if not path.stat().st_size:
+        return
+    records = np.memmap(path, dtype, "r")
+    end = len(records) if high is None else bisect_left(records["cluster"], high)
+    for start in range(bisect_left(records["cluster"], low), end, _BLOCK):
+        yield np.array(records[start : min(start + _BLOCK, end)])
+
+
+def remove_all_but_first(blocks: Iterable[NDArray], counts: RemovalCounts) -> Iterator[NDArray]:
+    """Yield blocks of REMOVALs, of all documents but the first of each cluster, from MEMBERs in keep order."""
+    first: NDArray | None = None  # of the cluster that the last block ended in
+    for block in blocks:
+        members = block if first is None else np.concatenate([first, block])
+        starts = np.diff(members["cluster"], prepend=members["cluster"][0] - 1) != 0
+        firsts = np.maximum.accumulate(np.where(starts, np.arange(len(members)), 0))
+        ours = members["tier"] != INDEXED
+        counts.add(KEPT, members["file"][int(first is not None) :][(starts & ours)[int(first is not None) :]])
+        first = members[firsts[-1:]]
+        removed = ~starts & ours
+        counts.add(DUPLICATE, members["file"][removed])
+        yield _unmeasured(members[removed], members[firsts[removed]])
+
+
+def _unmeasured(removed: NDArray, kept: NDArray) -> NDArray:
+    """REMOVALs (n) of removed and kept MEMBERs (n each)."""
+    found = np.empty(len(removed), REMOVAL)
+    found["file"], found["row"] = removed["file"], removed["row"]
+    found["kept_file"], found["kept_row"] = kept["file"], kept["row"]
+    found["similarity"], found["measured"] = np.nan, NOT_MEASURED
+    return found
+
+
+def decide_cluster(
+    members: Iterable[tuple[Item, Features]], kept: KeptDocuments
+) -> Iterator[tuple[Item, Item | None, float]]:
+    """Yield for each document of a cluster, in keep order: the document, its kept document, their similarity.
+
+    The kept document is the first one kept before it that is similar enough; if there is none, the
+    document is kept: itself and 1.0. So a document that only a chain of others joins to the cluster stays.
+    None is yielded for undecided documents: not similar to any in `kept`, which has no room for them.
+    Another round over the undecided ones with `kept` cleared gives what one round with room for all
+    would: each was compared with all documents kept so far, and those precede all that later rounds keep.
+    """
+    documents: list[Item] = []
+    for item, features in members:
+        number, similarity = kept.first_match(features)
+        if number >= 0:
+            yield item, documents[number], similarity
+        elif kept.add(features):
+            documents.append(item)
+            yield item, item, 1.0
+        else:
+            yield item, None, 0.0
+
+
+class VerifiedRemoval:
+    """Decides on cluster after cluster by similarity, within a memory budget.
+
+    A quarter of the budget holds the features of kept documents. Where a cluster needs more, documents
+    that stay undecided are written to the file `later` and decided on in another round.
+    """
+
+    def __init__(
+        self, check: SimilarityCheck, texts: TextReader, later: Path, budget: MemoryBudget, counts: RemovalCounts
+    ) -> None:
+        self.check, self.texts, self.counts = check, texts, counts
+        self.undecided = _Undecided(later)
+        self.kept = KeptDocuments(check, budget // 4)
+        self.batch = min(_MOST_TEXT, budget // 4 // _HASHING)  # bytes of text, with overhead
+
+    def removals(self, blocks: Iterable[NDArray]) -> Iterator[NDArray]:
+        """Yield blocks of REMOVALs from blocks of FETCHED in keep order."""
+        clusters = groupby(self._with_features(blocks), lambda found: found[0].cluster)
+        removals = (removal for _, members in clusters for removal in self._removals_of_cluster(members))
+        for some in batched(removals, _BLOCK):
+            yield np.array(some, REMOVAL)
+
+    def _removals_of_cluster(self, members: Iterator[tuple[Fetched, Features]]) -> Iterator[tuple]:
+        is_first = True
+        while True:
+            self.kept.clear()
+            for member, kept, similarity in decide_cluster(members, self.kept):
+                if kept is None:
+                    self.undecided.add(member)
+                elif kept is not member:
+                    self.counts.add_one(DUPLICATE, member.file)
+                    measured = ESTIMATED if kept.tier == INDEXED else EXACT
+                    yield member.file, member.row, kept.file, kept.row, similarity, measured
+                else:
+                    if member.tier != INDEXED:
+                        self.counts.add_one(KEPT if is_first else BELOW_THRESHOLD, member.file)
+                    is_first = False
+            if not self.undecided.count:
+                return
+            members = self._with_features(self.undecided.take())
+
+    def _with_features(self, blocks: Iterable[NDArray]) -> Iterator[tuple[Fetched, Features]]:
+        """Members and their features, computed for as many texts at a time as the budget allows."""
+        indexed = -1  # the last cluster with documents of an index, which precede its others
+        members = (Fetched(*record) for block in blocks for record in block.tolist())
+        for batch in batched(members, size=self.batch, size_of=lambda member: member.size + _OVERHEAD):
+            data = dict(zip(batch, self.texts.read(batch), strict=True))
+            ours = [member for member in batch if member.tier != INDEXED]
+            texts = [data[member].decode() for member in ours]
+            sets = dict(zip(ours, shingle_sets(texts, self.check.width, self.check.unit), strict=True))
+            for member in batch:
+                if member.tier == INDEXED:
+                    indexed = member.cluster
+                    yield member, Features(None, np.frombuffer(data[member], np.uint32))
+                else:
+                    text = data[member] if member.cluster == indexed else None
+                    yield member, Features(sets[member], None if text is None else self._sign(text))
+
+    def _sign(self, text: bytes) -> Signature:
+        assert self.check.sketch is not None
+        values, _ = signatures([text.decode()], self.check.sketch)
+        return values[0]
+
+
+class _Undecided:
+    """A file of members that are decided on in the next round."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.path.unlink(missing_ok=True)  # a killed run may have left it
+        self.count = 0
+        self.held: list[Fetched] = []
+
+    def add(self, member: Fetched) -> None:
+        self.count += 1
+        self.held.append(member)
+        if len(self.held) == _BLOCK:
+            self._write()
+
+    def take(self) -> Iterator[NDArray]:
+        """Yield the members in blocks of FETCHED; members added from now on are for the round after."""
+        self._write()
+        taken = self.path.with_suffix(".taken")
+        self.path.replace(taken)
+        self.count = 0
+        yield from read_records(taken, FETCHED, _BLOCK)
+        taken.unlink()
+
+    def _write(self) -> None:
+        with writing(self.path), self.path.open("ab") as file:
+            file.write(np.array(self.held, FETCHED).tobytes())
+        self.held = []

@@ -1,0 +1,179 @@
+"""Keep policies: the order of documents within a cluster, of which the first is kept.
+
+Documents are ordered by tier, then by rank, then by key:
+
+    tier  INDEXED (in an index built before), ORDINARY, DROPPED (removed by another stage anyway)
+    rank  int64 from the policy: first (0 for all), longest, source:a,b or newest:field
+    key   the position in the clusters file, which is in key order
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
+from typing import Any
+
+import msgspec
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from dedup.candidates.document_ids import is_of_index
+from gristmill.errors import UsageError
+from gristmill.io.documents import source_of
+from gristmill.io.keys import KeySet
+
+INDEXED, ORDINARY, DROPPED = 0, 1, 2  # tiers
+LAST = np.iinfo(np.int64).max  # rank of a document that lacks the policy's field or is of no listed source
+KEEP_ORDER = ("cluster", "tier", "rank", "position")  # fields of a MEMBER to sort by
+CHOICES = "first, longest, source:wikipedia,book (in that order), newest:meta.timestamp (a field of the record)"
+
+
+@dataclass(frozen=True)
+class First:
+    """Keep the first document in key order."""
+
+
+@dataclass(frozen=True)
+class Longest:
+    """Keep the document with most characters."""
+
+
+@dataclass(frozen=True)
+class BySource:
+    """Keep the document whose source is listed first; sources that are not listed come last."""
+
+    sources: tuple[str, ...]
+
+    def rank(self, source: str) -> int:
+        """The source's position in the list, or LAST."""
+        return self.sources.index(source) if source in self.sources else LAST
+
+
+@dataclass(frozen=True)
+class Newest:
+    """Keep the document with the greatest value of a field; documents without it come last.
+
+    `field` is a path into the record, such as meta.timestamp. Its values are numbers, or dates and times
+    in ISO 8601 (UTC unless they name a zone), which count as seconds since 1970. All are compared as float64.
+    """
+
+    field: str
+
+    def value(self, record: dict[str, Any]) -> Any:
+        """The field's value in a record, decoded from JSON where it is raw; None if the field is missing."""
+        found: Any = record
+        for name in self.field.split("."):
+            found = _decoded(found)
+            found = found.get(name) if isinstance(found, dict) else None
+        return _decoded(found) if isinstance(found, msgspec.Raw) else found
+
+
+Keep = First | Longest | BySource | Newest
+
+
+def parse_keep(text: str) -> Keep:
+    """Parse the option --keep. UsageError if it names no policy.
+
+    >>> parse_keep("source:wikipedia,book")
+    BySource(sources=('wikipedia', 'book'))
+    """
+    name, colon, rest = text.partition(":")
+    parts = tuple(part.strip() for part in rest.split(","))
+    if name == "first" and not colon:
+        return First()
+    if name == "longest" and not colon:
+        return Longest()
+    if name == "source" and all(parts) and len(set(parts)) == len(parts):
+        return BySource(parts)
+    if name == "newest" and all(rest.split(".")):
+        return Newest(rest)
+    raise UsageError(f"--keep {text}: wanted one of {CHOICES}")
+
+
+def rank_longest(characters: int) -> int:
+    """Rank by length in characters: longer texts come first."""
+    return -characters
+
+
+def rank_newest(value: Any) -> int | None:
+    """Rank (int64) by a number or a point in time: greater ones come first. None if `value` is neither.
+
+    >>> rank_newest("2023-03-01T12:00:00Z") < rank_newest("2023-02-28") < rank_newest(7.5) < LAST
+    True
+    """
+    number = _number(value)
+    if number is None or not math.isfinite(number):
+        return None
+    bits = int(np.float64(number + 0.0).view(np.int64))  # + 0.0 turns -0.0 into 0.0
+    ascending = bits if bits >= 0 else bits ^ LAST  # the bits of negative floats are in descending order
+    return ~ascending
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value.strip())
+        except ValueError:
+            return None
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime.combine(value, time())
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _decoded(value: Any) -> Any:
+    """Decode raw JSON (from a .jsonl) and strings that hold a JSON object (from some tables)."""
+    if isinstance(value, msgspec.Raw):
+        value = msgspec.json.decode(value)
+    if isinstance(value, str) and value.startswith("{"):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+class KeepOrder:
+    """Assigns tiers, and the ranks that depend on the key alone, to members of clusters.
+
+    `names` are the files that members refer to by number; `dropped` are the keys that other stages remove.
+    """
+
+    def __init__(self, names: list[str], keep: Keep, dropped: list[KeySet]) -> None:
+        self.tiers = np.array([INDEXED if is_of_index(name) else ORDINARY for name in names], np.uint8)
+        by_source = keep.rank if isinstance(keep, BySource) else lambda _: 0
+        self.ranks = np.array([by_source(source_of(name)) for name in names], np.int64)
+        none = np.empty(0, np.int64)
+        rows = [np.unique(np.concatenate([none, *(keys.get(name, none) for keys in dropped)])) for name in names]
+        self.starts = np.concatenate([[0], np.cumsum([len(some) for some in rows])]).astype(np.int64)
+        self.dropped = np.concatenate([none, *rows])
+
+    def assign(self, members: NDArray) -> NDArray:
+        """Fill in `tier` and `rank` of MEMBERs (n), in place."""
+        members["tier"], members["rank"] = self.tiers[members["file"]], self.ranks[members["file"]]
+        is_dropped = _contains(members["file"], members["row"], self.starts, self.dropped)
+        members["tier"][is_dropped & (members["tier"] == ORDINARY)] = DROPPED
+        return members
+
+    @property
+    def is_input_order(self) -> bool:
+        """Whether all tiers and ranks are equal, so that members need no sorting."""
+        return bool((self.tiers == ORDINARY).all() and not self.ranks.any() and not len(self.dropped))
+
+
+@nb.njit(nogil=True, cache=True)
+def _contains(files: np.ndarray, rows: np.ndarray, starts: np.ndarray, sets: np.ndarray) -> np.ndarray:
+    """Whether each row (n) is in the sorted set of its file (n), sets[starts[file] : starts[file + 1]]."""
+    found = np.zeros(len(files), np.bool_)
+    for i in range(len(files)):
+        low, end = starts[files[i]], starts[files[i] + 1]
+        at = low + np.searchsorted(sets[low:end], rows[i])
+        found[i] = at < end and sets[at] == rows[i]
+    return found

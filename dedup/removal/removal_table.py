@@ -1,0 +1,101 @@
+"""The removed documents, each with the kept one and their similarity: as records, a table and SlimPajama's pickle."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from gristmill.counts import READ, Counts
+from gristmill.io.documents import source_of
+from gristmill.io.external_sort import ExternalSorter
+from gristmill.io.keys import stream_keys
+from gristmill.io.parquet_tables import ROW_GROUP, open_table
+from gristmill.io.pickles import stream_dict, write_stream
+
+KEPT = "kept"
+DUPLICATE = "duplicate"
+BELOW_THRESHOLD = "below threshold"  # kept, as it is not similar enough to any earlier kept document of its cluster
+NOT_MEASURED, EXACT, ESTIMATED = 0, 1, 2  # similarity of shingle sets, or of signatures where there is no text
+# Files by number, rows of the removed and the kept document; similarity is NaN if it was not measured
+REMOVAL = np.dtype([
+    ("file", "<i4"), ("row", "<i8"), ("kept_file", "<i4"), ("kept_row", "<i8"), ("similarity", "<f8"),
+    ("measured", "u1"),
+])  # fmt: skip
+_BY_KEY = ("file", "row")
+_SCHEMA = pa.schema([
+    ("file", pa.string()), ("row", pa.int64()), ("kept_file", pa.string()), ("kept_row", pa.int64()),
+    ("similarity", pa.float64()), ("measured", pa.string()),
+])  # fmt: skip
+_MEASURED = pa.array([None, "exact", "estimated"], pa.string())  # NOT_MEASURED, EXACT, ESTIMATED
+
+
+class RemovalCounts:
+    """Counts documents of clusters as read and as kept, duplicate or below threshold, per file.
+
+    `names` are the files, which documents refer to by number. Documents of an index are not counted.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        reasons = (READ, KEPT, DUPLICATE, BELOW_THRESHOLD)
+        self.tallies = {reason: np.zeros(len(names), np.int64) for reason in reasons}
+
+    def add(self, reason: str, files: NDArray[np.int32]) -> None:
+        """Count documents by the numbers of their files (n)."""
+        found = np.bincount(files, minlength=len(self.names))
+        self.tallies[READ] += found
+        self.tallies[reason] += found
+
+    def add_one(self, reason: str, file: int) -> None:
+        self.tallies[READ][file] += 1
+        self.tallies[reason][file] += 1
+
+    def counts(self) -> Counts:
+        """The counts per source and reason."""
+        counts = Counts({}, [])
+        for reason, found in self.tallies.items():
+            for file in np.flatnonzero(found):
+                counts.add(source_of(self.names[file]), reason, 0, int(found[file]))
+        return counts
+
+
+def write_removals(out_file: Path, names: list[str], blocks: Iterable[NDArray], runs: Path, memory: int) -> None:
+    """Write blocks of REMOVALs, sorted by key, as a .parquet table and, if `out_file` is a .pickle, as that too.
+
+    `names` are the files that REMOVALs refer to by number. Sorting takes `memory` bytes, and the folder `runs`.
+    """
+    table = out_file.with_suffix(".parquet")
+    values = pa.array(names, pa.string())
+    with ExternalSorter(runs, REMOVAL, _BY_KEY, memory) as sorter, open_table(table, _SCHEMA) as write:
+        for block in blocks:
+            sorter.add(block)
+        for group in _regrouped(sorter, ROW_GROUP):
+            columns = {name: pa.array(group[name], from_pandas=True) for name in _SCHEMA.names}
+            for name in ("file", "kept_file"):
+                columns[name] = values.take(columns[name])
+            columns["measured"] = _MEASURED.take(columns["measured"])
+            write(columns)
+    if out_file != table:
+        _write_pickle(out_file, table)
+
+
+def _regrouped(blocks: Iterable[NDArray], size: int) -> Iterator[NDArray]:
+    """The same records in arrays of `size` and a rest: a table's bytes depend on the sizes of its row groups."""
+    held: list[NDArray] = []
+    count = 0
+    for block in blocks:
+        while count + len(block) >= size:
+            head, block = np.split(block, [size - count])
+            yield np.concatenate([*held, head])
+            held, count = [], 0
+        held.append(block)
+        count += len(block)
+    if count:
+        yield np.concatenate(held)
+
+
+def _write_pickle(path: Path, table: Path) -> None:
+    """Write SlimPajama's {file: {rows}} from the table, with one file's rows in memory at a time."""
+    write_stream(path, stream_dict((file, set(rows.tolist())) for file, rows in stream_keys(table)))

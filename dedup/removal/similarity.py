@@ -1,0 +1,268 @@
+"""Similarity of a document to those kept before it in its cluster: exact on shingle sets, estimated on signatures.
+
+For shingle sets A (the later document) and B (kept before it):
+
+    jaccard      |A ∩ B| / |A ∪ B|
+    containment  |A ∩ B| / |A|, the share of the later document's shingles that the kept one has
+
+A document without shingles is similar to none. Documents of an index have no texts: their Jaccard
+similarity is estimated as the share of equal slots of two signatures.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from dedup.minhash.matching_form import Unit
+from dedup.minhash.shingles import shingle_sets
+from dedup.minhash.signature_shards import list_shards, open_shard
+from dedup.minhash.signatures import Sketch
+from gristmill.errors import InputError, UsageError
+from gristmill.io.documents import DocKey
+
+Measure = Literal["jaccard", "containment"]
+Shingles = NDArray[np.uint64]  # hashes, ascending, each once
+Signature = NDArray[np.uint32]  # permutations
+Similarities = NDArray[np.float32]  # members × members
+_OVERHEAD = 256  # bytes that a kept set takes besides its shingles
+
+
+@dataclass(frozen=True)
+class SimilarityCheck:
+    """The options of --verify. UsageError if they contradict each other.
+
+    A document is removed if its similarity by `measure` to an earlier kept one reaches `threshold`.
+    `sketch` is given where documents of an index, made with it, are in clusters too.
+    """
+
+    measure: Measure
+    threshold: float
+    width: int
+    unit: Unit
+    sketch: Sketch | None = None
+
+    def __post_init__(self) -> None:
+        if self.measure not in get_args(Measure):
+            raise UsageError(f"verify {self.measure!r}: wanted {' or '.join(get_args(Measure))}")
+        if not 0 < self.threshold <= 1:
+            raise UsageError(f"--threshold {self.threshold}: wanted a similarity above 0 and up to 1, such as 0.8")
+        if self.width < 1:
+            raise UsageError(f"--width {self.width}: wanted shingles of 1 {self.unit} or more")
+        if self.sketch and (self.sketch.width, self.sketch.unit) != (self.width, self.unit):
+            raise UsageError(
+                f"--width {self.width} --unit {self.unit}: the signatures of --index are of {self.sketch.width}-"
+                f"{self.sketch.unit} shingles, so wanted --width {self.sketch.width} --unit {self.sketch.unit}"
+            )
+        if self.sketch and self.measure != "jaccard":
+            raise UsageError(
+                f"--verify {self.measure}: signatures of an index only estimate Jaccard: give --verify jaccard"
+            )
+
+
+class Features(NamedTuple):
+    """The features of a document that similarity is computed from."""
+
+    shingles: Shingles | None  # None for a document of an index
+    signature: Signature | None = None  # None unless the cluster has documents of an index
+
+
+class KeptDocuments:
+    """The features of documents kept in one cluster so far, in keep order, within `memory` bytes; None: no limit.
+
+    Documents of an index come first, by their signatures; then those of the corpus, by their shingles.
+    """
+
+    def __init__(self, check: SimilarityCheck, memory: int | None = None) -> None:
+        half = np.iinfo(np.int64).max if memory is None else memory // 2
+        self.indexed = _KeptSignatures(check.threshold, check.sketch.permutations if check.sketch else 1, half)
+        self.ours = _KeptSets(check.measure, check.threshold, half)
+
+    def clear(self) -> None:
+        self.indexed.clear()
+        self.ours.clear()
+
+    def first_match(self, features: Features) -> tuple[int, float]:
+        """The number of the first kept document that is similar enough, and the similarity; (-1, 0.0) if none is."""
+        number, similarity = -1, 0.0
+        if features.shingles is not None:
+            if features.signature is not None:
+                number, similarity = self.indexed.first_match(features.signature)
+            if number < 0 and not self.indexed.is_full:
+                number, similarity = self.ours.first_match(features.shingles)
+                number += self.indexed.count if number >= 0 else 0
+        return number, similarity
+
+    def add(self, features: Features) -> bool:
+        """Keep one more document. False if it does not fit; then none fits until `clear`, not even a smaller one."""
+        if features.shingles is None:
+            assert features.signature is not None
+            return self.indexed.add(features.signature)
+        return not self.indexed.is_full and self.ours.add(features.shingles)
+
+
+class _KeptSets:
+    """Shingle sets, one after another in a flat array that grows up to `memory` bytes; the first always fits."""
+
+    def __init__(self, measure: Measure, threshold: float, memory: int) -> None:
+        self.is_containment, self.threshold = measure == "containment", threshold
+        self.most = memory // 8
+        self.flat = np.empty(0, np.uint64)
+        self.starts = np.zeros(16, np.int64)
+        self.count = 0
+        self.is_full = False
+
+    def clear(self) -> None:
+        self.count, self.is_full = 0, False
+
+    def first_match(self, shingles: Shingles) -> tuple[int, float]:
+        return _first_match(shingles, self.flat, self.starts, self.count, self.is_containment, self.threshold)
+
+    def add(self, shingles: Shingles) -> bool:
+        start = int(self.starts[self.count])
+        end = start + len(shingles)
+        self.is_full |= self.count > 0 and end + (self.count + 1) * (_OVERHEAD // 8) > self.most
+        if self.is_full:
+            return False
+        if end > len(self.flat):
+            room = max(end, min(2 * end, self.most))
+            self.flat = np.concatenate([self.flat[:start], np.empty(room - start, np.uint64)])
+        if self.count + 2 > len(self.starts):
+            self.starts = np.concatenate([self.starts, np.zeros_like(self.starts)])
+        self.flat[start:end] = shingles
+        self.count += 1
+        self.starts[self.count] = end
+        return True
+
+
+class _KeptSignatures:
+    """Signatures as an array (kept × permutations) that grows up to `memory` bytes; the first always fits."""
+
+    def __init__(self, threshold: float, permutations: int, memory: int) -> None:
+        self.threshold = threshold
+        self.most = max(1, memory // (4 * permutations))
+        self.values = np.empty((1, permutations), np.uint32)
+        self.count = 0
+        self.is_full = False
+
+    def clear(self) -> None:
+        self.count, self.is_full = 0, False
+
+    def first_match(self, signature: Signature) -> tuple[int, float]:
+        similarity = np.mean(self.values[: self.count] == signature, axis=1)
+        (matches,) = np.nonzero(similarity >= self.threshold)
+        return (int(matches[0]), float(similarity[matches[0]])) if len(matches) else (-1, 0.0)
+
+    def add(self, signature: Signature) -> bool:
+        self.is_full |= self.count == self.most
+        if self.is_full:
+            return False
+        if self.count == len(self.values):
+            self.values = np.concatenate([self.values, np.empty_like(self.values)])[: self.most]
+        self.values[self.count] = signature
+        self.count += 1
+        return True
+
+
+@nb.njit(nogil=True, cache=True)
+def _first_match(
+    one: np.ndarray, flat: np.ndarray, starts: np.ndarray, count: int, is_containment: bool, threshold: float
+) -> tuple[int, float]:
+    """The number and similarity of the first of `count` sets, flat[starts[i] : starts[i + 1]], similar to `one`."""
+    for number in range(count):
+        other = flat[starts[number] : starts[number + 1]]
+        needed = _fewest_shared(len(one), len(other), is_containment, threshold)
+        if needed <= min(len(one), len(other)):  # otherwise their sizes differ too much
+            shared = _count_shared(one, other, needed)
+            if shared >= needed:
+                return number, shared / (len(one) if is_containment else len(one) + len(other) - shared)
+    return -1, 0.0
+
+
+@nb.njit(nogil=True, cache=True)
+def _fewest_shared(one: int, other: int, is_containment: bool, threshold: float) -> int:
+    """The fewest shared shingles of two sets of these sizes whose similarity, in float64, reaches the threshold.
+
+    It exceeds the smaller size if no number does.
+    """
+    least = threshold * one if is_containment else threshold * (one + other) / (1 + threshold)
+    needed = max(1, int(least) - 1)  # rounding errors of `least` are below 1; the loop finds the exact number
+    most = min(one, other)
+    while needed <= most and needed / (one if is_containment else one + other - needed) < threshold:
+        needed += 1
+    return needed
+
+
+@nb.njit(nogil=True, cache=True)
+def _count_shared(one: np.ndarray, other: np.ndarray, needed: int) -> int:
+    """The number of values that two ascending arrays share, or -1 as soon as fewer than `needed` are certain."""
+    i, j, shared = np.uintp(0), np.uintp(0), np.uintp(0)
+    spare_one, spare_other = np.uintp(len(one) - needed), np.uintp(len(other) - needed)
+    while i < len(one) and j < len(other):
+        a, b = one[i], other[j]
+        shared += np.uintp(a == b)  # additions in place of branches, which would be mispredicted
+        i += np.uintp(a <= b)
+        j += np.uintp(b <= a)
+        if i - shared > spare_one or j - shared > spare_other:
+            return -1
+    return int(shared)
+
+
+def pairwise_jaccard(texts: Sequence[str | None], width: int, unit: Unit) -> Similarities:
+    """Exact Jaccard similarities of texts (n × n); NaN where a text is None or shorter than a shingle."""
+    sets = [shingle_sets([text or ""], width, unit)[0] for text in texts]
+    starts = np.cumsum([0, *map(len, sets)])
+    distinct, members = np.unique(np.concatenate(sets), return_inverse=True)
+    found = np.full((len(sets), len(sets)), np.nan, np.float32)
+    _compare_all(members.astype(np.uint32), starts, np.zeros(len(distinct), np.uint8), found)
+    return found
+
+
+def pairwise_estimates(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarities, str]:
+    """Jaccard similarities estimated from a folder of signatures (n × n), and the sketch they were made with.
+
+    NaN where a document has no signature; InputError if none has one.
+    """
+    places: dict[str, dict[int, int]] = defaultdict(dict)
+    for place, key in enumerate(keys):
+        places[key.file][key.row] = place
+    signed: dict[int, Signature] = {}
+    for shard in map(open_shard, list_shards(minhash)):
+        if shard.header.file in places:
+            rows, of_file = shard.rows(), places[shard.header.file]
+            values = np.concatenate(list(shard.signatures()))
+            signed.update({of_file[row]: values[i].copy() for i, row in enumerate(rows.tolist()) if row in of_file})
+        made_as = shard.header.describe()
+    if not signed:
+        raise InputError(f"{minhash} has a signature of no document of the cluster: it was made from another corpus")
+    found = np.full((len(keys), len(keys)), np.nan, np.float32)
+    for one, values in signed.items():
+        for other, others in signed.items():
+            found[one, other] = np.mean(values == others)
+    return found, made_as
+
+
+@nb.njit(nogil=True, cache=True)
+def _compare_all(members: np.ndarray, starts: np.ndarray, marks: np.ndarray, found: np.ndarray) -> None:
+    """Fill `found` (n × n): Jaccard similarities of the sets members[starts[i] : starts[i + 1]], indices of `marks`.
+
+    One set's members are marked; the shared ones are the marked members of each other set.
+    """
+    for one in range(len(found)):
+        a = members[starts[one] : starts[one + 1]]
+        for member in a:
+            marks[member] = 1
+        for other in range(one, len(found)):
+            b = members[starts[other] : starts[other + 1]]
+            shared = np.int64(0)
+            for member in b:
+                shared += marks[member]
+            if len(a) and len(b):
+                found[one, other] = found[other, one] = shared / (len(a) + len(b) - shared)
+        for member in a:
+            marks[member] = 0

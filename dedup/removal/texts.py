@@ -1,0 +1,249 @@
+"""Texts of the members, copied out of the corpus slice by slice, or signatures out of an index; and read back."""
+
+import os
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dedup.candidates.input_shards import SignatureShard
+from dedup.removal.clusters import MEMBER_FIELDS
+from dedup.removal.keep_policy import LAST, Keep, Longest, Newest, rank_longest, rank_newest
+from dedup.removal.members import Span, read_span
+from gristmill.counts import READ, Counts
+from gristmill.engine.stage import MemoryBudget
+from gristmill.errors import InputError, reading
+from gristmill.io.documents import DocKey, Document, list_corpus, source_of
+from gristmill.io.external_sort import ExternalSorter, write_records
+from gristmill.io.files import atomic_write
+from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.writers import Rejects
+from gristmill.text import utf8_size
+
+CLUSTERED = "in a cluster"
+WITHOUT_FIELD = "in a cluster, without the field"
+UNREADABLE_FIELD = "in a cluster, the field neither number nor date"
+_OTHER = "in no cluster"
+_BATCH = 1024  # members read from members.bin at a time
+_OPEN = 64  # text files open at a time
+
+
+class Fetched(NamedTuple):
+    """A member with its rank, and the location of its text: a slice's number (-1: no text), byte offset and size."""
+
+    cluster: int
+    tier: int
+    rank: int
+    position: int
+    file: int
+    row: int
+    slice: int
+    offset: int
+    size: int
+
+
+FETCHED = np.dtype([*MEMBER_FIELDS, ("slice", "<i4"), ("offset", "<i8"), ("size", "<i8")])  # Fetched as a record
+
+
+def fetched_path(work: Path, number: int) -> Path:
+    """The file of a slice's FETCHED records; its texts are in a file of the same name with suffix .text."""
+    return work / "fetched" / f"{number:06}.index"
+
+
+def without_text(members: NDArray) -> NDArray:
+    """FETCHED records (n) of MEMBERs (n) that have no text."""
+    fetched = np.zeros(len(members), FETCHED)
+    for name, _ in MEMBER_FIELDS:
+        fetched[name] = members[name]
+    fetched["slice"] = -1
+    return fetched
+
+
+def fetch_texts(
+    part: Slice, number: int, span: Span, members: Path, keep: Keep, has_texts: bool, output: Path, budget: MemoryBudget
+) -> Counts:
+    """Task: write a slice's members as FETCHED by cluster, ranked, and with `has_texts` their texts (UTF-8).
+
+    InputError if the slice lacks a member.
+    """
+    counts = Counts({}, [])
+    documents = read_documents(part, counts, Rejects(output))
+    with (
+        ExternalSorter(output.with_suffix(".runs"), FETCHED, ("cluster", "position"), budget // 2) as sorter,
+        atomic_write(output.with_suffix(".text")) as temporary,
+        temporary.open("wb") as texts,
+    ):
+        fetcher = _Fetcher(keep, texts if has_texts else None, counts)
+        for block in fetcher.fetch(documents, read_span(members, span), part):
+            block["slice"] = number
+            sorter.add(block)
+        write_records(output, sorter)
+    return counts
+
+
+def fetch_signatures(
+    shard: SignatureShard, number: int, span: Span, members: Path, output: Path, budget: MemoryBudget
+) -> Counts:
+    """Task: as fetch_texts, for a shard of an index, with signatures (permutations, uint32) in place of texts."""
+    wanted, offset, counts = read_span(members, span), 0, Counts({}, [])
+    with (
+        ExternalSorter(output.with_suffix(".runs"), FETCHED, ("cluster", "position"), budget // 2) as sorter,
+        atomic_write(output.with_suffix(".text")) as temporary,
+        temporary.open("wb") as stored,
+    ):
+        for rows, values in shard.batches():
+            if not len(rows):
+                continue
+            near = wanted[bisect_left(wanted["row"], rows[0]) : bisect_right(wanted["row"], rows[-1])]
+            _, of_rows, of_near = np.intersect1d(rows, near["row"], assume_unique=True, return_indices=True)
+            fetched = without_text(near[of_near])
+            fetched["slice"], fetched["size"] = number, values.shape[1] * values.itemsize
+            fetched["offset"] = offset + np.arange(len(fetched)) * fetched["size"]
+            stored.write(values[of_rows].tobytes())
+            offset += int(fetched["size"].sum())
+            sorter.add(fetched)
+            counts.add(source_of(shard.file), READ, 0, len(fetched))
+            counts.add(source_of(shard.file), CLUSTERED, 0, len(fetched))
+        write_records(output, sorter)
+    return counts
+
+
+class _Fetcher:
+    """Finds the members among the documents of a slice, ranks them and stores their texts."""
+
+    def __init__(self, keep: Keep, texts: BinaryIO | None, counts: Counts) -> None:
+        self.keep, self.texts, self.counts = keep, texts, counts
+        self.offset = 0
+        self.found: list[tuple[int, int, int]] = []  # rank, offset, size
+
+    def fetch(self, documents: Iterator[Document], members: NDArray, part: Slice) -> Iterator[NDArray]:
+        """Yield blocks of FETCHED for all MEMBERs (n); both are in row order. InputError if one is missing."""
+        done, rows = 0, _rows(members)
+        row = next(rows, None)
+        for document in documents:
+            if row is None or document.key.row < row:
+                self.counts.add(part.source, _OTHER, utf8_size(document.text))
+                continue
+            if document.key.row > row:
+                break
+            self._take(document)
+            row = next(rows, None)
+            if len(self.found) == _BATCH:
+                yield self._block(members[done : done + _BATCH])
+                done += _BATCH
+        if row is not None:
+            raise InputError(
+                f"{part.path} has no document in row {row}, and a cluster names {part.name}@{row}: was the corpus "
+                "changed since it was signed? Run to_hash and what follows it again"
+            )
+        yield self._block(members[done:])
+
+    def _take(self, document: Document) -> None:
+        data = document.text.encode()
+        rank, reason = self._rank(document)
+        self.counts.add(document.key.source, reason, len(data))
+        self.found.append((rank, self.offset, len(data)))
+        if self.texts:
+            self.texts.write(data)
+            self.offset += len(data)
+
+    def _rank(self, document: Document) -> tuple[int, str]:
+        """The document's rank by the policy, and the reason it is counted under."""
+        if isinstance(self.keep, Longest):
+            return rank_longest(len(document.text)), CLUSTERED
+        if not isinstance(self.keep, Newest):
+            return 0, CLUSTERED
+        value = self.keep.value(document.fields)
+        rank = rank_newest(value)
+        if rank is not None:
+            return rank, CLUSTERED
+        if value is None:
+            return LAST, WITHOUT_FIELD
+        self.counts.add_example(f"{document.key}: {str(value)[:80]!r}")
+        return LAST, UNREADABLE_FIELD
+
+    def _block(self, members: NDArray) -> NDArray:
+        fetched = without_text(members)
+        found = np.array(self.found, np.int64).reshape(-1, 3)
+        if isinstance(self.keep, Longest | Newest):  # other policies' ranks were assigned with the tiers
+            fetched["rank"] = found[:, 0]
+        fetched["offset"], fetched["size"] = found[:, 1], found[:, 2]
+        self.found = []
+        return fetched
+
+
+def _rows(members: NDArray) -> Iterator[int]:
+    for start in range(0, len(members), _BATCH):
+        yield from members["row"][start : start + _BATCH].tolist()
+
+
+class TextReader:
+    """Reads fetched texts and signatures by location, with a limited number of files open."""
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+        self.open: OrderedDict[int, int] = OrderedDict()  # slice → file descriptor, least recently used first
+
+    def read(self, members: list[Fetched]) -> list[bytes]:
+        """The texts (UTF-8) of members (n), or for those of an index their signatures (permutations × uint32)."""
+        found = [b""] * len(members)
+        for i in sorted(range(len(members)), key=lambda i: members[i][-3:]):  # in file order, to seek forward only
+            number, offset, size = members[i][-3:]
+            found[i] = os.pread(self._descriptor(number), size, offset)
+            assert len(found[i]) == size, (number, offset, size)
+        return found
+
+    def close(self) -> None:
+        for descriptor in self.open.values():
+            os.close(descriptor)
+        self.open.clear()
+
+    def _descriptor(self, number: int) -> int:
+        if number in self.open:
+            self.open.move_to_end(number)
+        else:
+            if len(self.open) == _OPEN:
+                os.close(self.open.popitem(last=False)[1])
+            path = fetched_path(self.work, number).with_suffix(".text")
+            with reading(path):
+                self.open[number] = os.open(path, os.O_RDONLY)
+        return self.open[number]
+
+
+def read_texts(corpus: Path, keys: Sequence[DocKey]) -> Iterator[tuple[DocKey, str]]:
+    """Yield the texts of a few documents straight from a corpus, reading only the slices that hold them.
+
+    InputError if a file or a document is missing.
+    """
+    files = {file.name: file for file in list_corpus(corpus)}
+    wanted: dict[str, set[int]] = defaultdict(set)
+    for key in keys:
+        wanted[key.file].add(key.row)
+    for name, rows in wanted.items():
+        if name not in files:
+            raise InputError(f"{corpus} has no file {name!r}, and the cluster does: give the corpus it was made from")
+        slices = plan_slices(files[name])
+        numbers = {bisect_right([part.first_row for part in slices], row) - 1 for row in rows}
+        for number in sorted(numbers):
+            for document in read_documents(slices[number], Counts({}, []), _NoRejects()):
+                if document.key.row in rows:
+                    rows.remove(document.key.row)
+                    yield document.key, document.text
+                if not rows:
+                    break
+        if rows:
+            raise InputError(f"{files[name].path} has no document in row {min(rows)}: it is not what was deduplicated")
+
+
+class _NoRejects(Rejects):
+    """Ignores malformed records."""
+
+    def __init__(self) -> None:
+        pass
+
+    def add(self, file: str, row: int, reason: str, record: bytes | dict[str, Any]) -> None:
+        pass
