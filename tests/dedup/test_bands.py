@@ -1,4 +1,4 @@
-"""Bands are datasketch's best ones, and the picture shows what they detect."""
+"""The choice of bands equals datasketch's; the plot shows its detection curve."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""SlimPajama's own command lines, from documents to the keys of duplicates, on a corpus with planted copies."""
+"""SlimPajama's command lines, from documents to the keys of duplicates, on a corpus with planted copies."""
 
 import pickle
 from collections.abc import Callable

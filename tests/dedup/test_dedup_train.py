@@ -1,4 +1,4 @@
-"""Decontamination: no text of the holdout stays in the train set, and none is lost besides."""
+"""Decontamination: no holdout text stays in the train set, and no other document is lost."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Texts in memory: which are kept, of which the others are duplicates."""
+"""Deduplication in memory: which texts are kept, and which kept text each duplicate repeats."""
 
 from collections.abc import Callable
 

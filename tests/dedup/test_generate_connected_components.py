@@ -1,4 +1,4 @@
-"""Clusters from pair lines, and the keys to remove from clusters."""
+"""Clusters from pair files, and the keys to remove from them."""
 
 import pickle
 from pathlib import Path

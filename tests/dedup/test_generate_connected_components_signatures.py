@@ -1,4 +1,4 @@
-"""Clusters straight from signatures: those that pairs on disk give, whatever the memory, and for any file asked for."""
+"""Clusters from signatures equal those from pair files, for any memory and either output format."""
 
 from dataclasses import replace
 from pathlib import Path

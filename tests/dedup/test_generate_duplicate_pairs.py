@@ -1,4 +1,4 @@
-"""Pairs: the same for any memory, workers and bands asked for earlier; nothing stale is ever read."""
+"""Candidate pairs are the same for any memory, workers and earlier runs with other bands."""
 
 import shutil
 import sys

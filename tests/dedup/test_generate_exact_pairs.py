@@ -1,4 +1,4 @@
-"""Exact duplicates: those of a plain search, with the same bytes however it runs; what joins them and skips them."""
+"""Exact copies equal a plain search's, byte for byte however the stage runs; other stages unite and skip them."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""SIGKILL in the middle of a stage, and the same command again: the same bytes, nothing unfinished."""
+"""A stage killed by SIGKILL and run again writes the same bytes, and leaves nothing unfinished."""
 
 import signal
 import subprocess

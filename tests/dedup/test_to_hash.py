@@ -1,4 +1,4 @@
-"""Signature shards: what is in them, which files are signed, what is refused."""
+"""Signature shards: contents, choice of files, and errors."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Connected components against a plain search, in memory and by external sort."""
+"""Connected components equal a plain search's, in memory and by external sort."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Bands, edges and union-find against plain references, and the detection curve against its formula."""
+"""Bands, edges and union-find equal plain references; the detection rate follows its formula."""
 
 import random
 

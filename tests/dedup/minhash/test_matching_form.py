@@ -1,4 +1,4 @@
-"""The compiled matching form is gristmill.text's, for every code point and in every context."""
+"""The compiled matching form equals gristmill.text's, for every code point and in every context."""
 
 import string
 from itertools import pairwise

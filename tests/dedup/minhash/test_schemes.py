@@ -1,4 +1,4 @@
-"""Signatures of hashes: each scheme is its formula in Python's integers, and its estimates are unbiased."""
+"""Each MinHash scheme equals its formula in Python integers, and its similarity estimates are unbiased."""
 
 from collections.abc import Callable, Iterable
 
@@ -44,16 +44,16 @@ def fmix32(h: int) -> int:
     return h ^ h >> 16
 
 
-def fss_by_the_book(hashes: Iterable[int], slots: int) -> list[int]:
+def fss_reference(hashes: Iterable[int], slots: int) -> list[int]:
     """Round by round, with sets."""
     a, b = (drawn.tolist() for drawn in draw_coefficients(FSS, slots, 1))
     found: dict[int, int] = {}
     for i in range(2 * slots):
-        thrown: dict[int, list[int]] = {}
+        assigned: dict[int, list[int]] = {}
         for h in set(hashes):
             value = fmix32((a[i] * h + b[i]) & MASK)
-            thrown.setdefault(value * slots >> 32 if i < slots else i - slots, []).append(value)
-        found = {slot: min(values) for slot, values in thrown.items()} | found
+            assigned.setdefault(value * slots >> 32 if i < slots else i - slots, []).append(value)
+        found = {slot: min(values) for slot, values in assigned.items()} | found
         if len(found) == slots:
             break
     return [found[slot] for slot in range(slots)]
@@ -62,20 +62,20 @@ def fss_by_the_book(hashes: Iterable[int], slots: int) -> list[int]:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, MASK), min_size=1, max_size=40), st.sampled_from([1, 2, 7, 64, 128]))
 def test_fss_is_its_algorithm(hashes: list[int], slots: int) -> None:
-    assert fss(slots)(np.array(hashes, np.uint32)).tolist() == fss_by_the_book(hashes, slots)
+    assert fss(slots)(np.array(hashes, np.uint32)).tolist() == fss_reference(hashes, slots)
 
 
 @pytest.mark.parametrize("count", [100, 700, 5000])
 @pytest.mark.parametrize("slots", [64, 128, 256])
 def test_fss_of_many_hashes(count: int, slots: int) -> None:
     hashes = np.random.default_rng(count).integers(0, 1 << 32, count, np.uint32)
-    assert fss(slots)(hashes).tolist() == fss_by_the_book(hashes.tolist(), slots)
+    assert fss(slots)(hashes).tolist() == fss_reference(hashes.tolist(), slots)
 
 
 @pytest.mark.parametrize("distinct", [1, 2, 30])
 def test_fss_of_the_same_few_hashes_again_and_again(distinct: int) -> None:
     hashes = np.random.default_rng(1).integers(0, 1 << 32, distinct, np.uint32)
-    assert fss(128)(np.tile(hashes, 2000)).tolist() == fss_by_the_book(hashes.tolist(), 128)
+    assert fss(128)(np.tile(hashes, 2000)).tolist() == fss_reference(hashes.tolist(), 128)
     assert (fss(128)(np.tile(hashes, 2000)) == fss(128)(hashes)).all()
 
 

@@ -1,4 +1,4 @@
-"""Shingle sets are those of Python's own strings, hashed."""
+"""Shingle sets equal those computed with Python strings."""
 
 import random
 

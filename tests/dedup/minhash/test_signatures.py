@@ -1,4 +1,4 @@
-"""Signatures are datasketch's, bit for bit, for each of its families, any script, unit and length."""
+"""Signatures equal datasketch's bit for bit, for every hash family, script, unit and length."""
 
 import hashlib
 import random
