@@ -63,4 +63,4 @@ def test_old_names_of_options_are_accepted_with_a_note(capsys: pytest.CaptureFix
     config = load_config(TrainConfig, [*required, *old.split()])
     assert (config.optim.max_grad_norm, config.model.ffn_width) == (2.0, 64)
     assert config.stability == StabilityConfig("skip", 3, 5.0, 8.0, 7, 4.0)
-    assert "optim.clip is called optim.max_grad_norm now" in capsys.readouterr().err
+    assert "optim.clip is now called optim.max_grad_norm" in capsys.readouterr().err
