@@ -172,4 +172,7 @@ def _check_size(size: int, key: DocKey, most: int) -> None:
 
 
 def _not_clusters(path: Path) -> InputError:
-    return InputError(f"{path} holds no (components, how many, keys): generate_connected_components writes it")
+    return InputError(
+        f"{path} does not hold (components, number of components, {{id: key}}): give the file that "
+        "generate_connected_components wrote"
+    )

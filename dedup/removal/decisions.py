@@ -151,7 +151,7 @@ class VerifiedRemoval:
         self.check, self.texts, self.counts = check, texts, counts
         self.undecided = _Undecided(later)
         self.kept = KeptDocuments(check, budget // 4)
-        self.batch = min(_MOST_TEXT, budget // 4 // _HASHING)  # bytes of text, with overhead
+        self.batch = min(_MOST_TEXT, budget // 4 // _HASHING)  # bytes of text; the last text may exceed it
 
     def removals(self, blocks: Iterable[NDArray]) -> Iterator[NDArray]:
         """Yield blocks of REMOVALs from blocks of FETCHED in keep order."""

@@ -19,7 +19,7 @@ from gristmill.io.keys import read_keys
 from gristmill.io.readers import Slice
 
 MEMBERS, INDEX_MEMBERS, PLAN = "members.bin", "index.bin", "plan.json"
-_FEWEST, _PARTS = 4096, 512  # least documents of a part (unless few are left), and most parts
+_FEWEST, _PARTS = 4096, 512  # a part has about 4096 documents, or more if there would be more than 512 parts
 
 Span = tuple[int, int]  # records first ≤ i < last of members.bin
 
