@@ -34,7 +34,7 @@ def test_ranks_killed_at_random_are_restarted_and_resume(
     said = f"seed {seed}: {kills}\n{launcher.wait()}\n{(tmp_path / 'killed.log').read_text()}"
     assert launcher.returncode == 0 and len(kills) == 2, said
     assert differences(tmp_path / "whole", tmp_path / "killed", 60) == [], said
-    assert "torchrun starts all of them anew" in said, said
+    assert "torchrun restarts all ranks" in said, said
 
 
 def test_an_error_an_exit_and_a_hang_are_each_reported_and_restarted(
