@@ -114,7 +114,7 @@ class Trainer:
             self.model.all_gather_params()
         self.optimizer.zero_grad()
         self.steps_done = step
-        new_scale = self.stability.scale if self.stability.scales else None
+        new_scale = self.stability.scale if self.stability.scales_loss else None
         self.unreported.append(StepMetrics(step, lr, loss, grad_norm, new_scale, self.stability.fault))
         return stop
 

@@ -114,9 +114,9 @@ class ShardLoadPlanner(LoadPlanner):
         key = index.fqn
         entry = self.stored[key]
         assert isinstance(entry, TensorStorageMetadata)
-        if tuple(entry.size) != spec.shape:
+        if tuple(entry.size) != spec.global_shape:
             raise InputError(
-                f"the checkpoint holds {key} of shape {tuple(entry.size)}, this model wants {spec.shape}; "
+                f"the checkpoint holds {key} of shape {tuple(entry.size)}, this model wants {spec.global_shape}; "
                 "give the configuration it was saved with"
             )
         shared = [(chunk, overlap((spec.offset, spec.size), _box(chunk))) for chunk in entry.chunks]
@@ -157,7 +157,7 @@ def _entry(state: State, index: MetadataIndex) -> Tensor:
 def _write_item(index: MetadataIndex, tensor: Tensor, spec: ShardSpec) -> WriteItem:
     assert tuple(tensor.shape) == spec.size, f"{index.fqn} has shape {tuple(tensor.shape)}, and its shard {spec.size}"
     chunk = ChunkStorageMetadata(torch.Size(spec.offset), torch.Size(spec.size))
-    data = TensorWriteData(chunk, TensorProperties(tensor.dtype), torch.Size(spec.shape))
+    data = TensorWriteData(chunk, TensorProperties(tensor.dtype), torch.Size(spec.global_shape))
     return WriteItem(index, WriteItemType.SHARD, tensor_data=data)
 
 

@@ -18,7 +18,7 @@ def linear_cross_entropy(
     """Cross-entropy of softmax(x @ weight.T) in nats, summed over all targets but IGNORE_INDEX; shape (1,).
 
     `x` (B, T, D), `weight` (V, D), `targets` (B, T) int64. The result is float32, or float64 for float64 inputs:
-    a bfloat16 log-sum-exp loses the second digit.
+    in bfloat16 the log-sum-exp is wrong in the second digit.
 
     Vocab-parallel with `group`: `weight` (V / n, D) is this rank's shard of the vocabulary, starting at id
     `vocab_start`; all ranks pass the same x and targets, and the gradient of x is a partial sum, still to be
@@ -79,7 +79,7 @@ def _chunk_loss(
     target_log_prob, scale = log_probs.gather(1, column)[:, 0], valid.to(log_probs.dtype)
     if group is not None:
         log_sum_exp = logits[:, 0] - log_probs[:, 0]
-        target_log_prob, shard_prob = _over_vocab_shards(target_log_prob, log_sum_exp, in_shard, group)
+        target_log_prob, shard_prob = _combine_vocab_shards(target_log_prob, log_sum_exp, in_shard, group)
         scale *= shard_prob
     loss = torch.where(valid, -target_log_prob, 0.0).sum()
     gradient = log_probs.exp_().mul_(scale[:, None])
@@ -87,7 +87,7 @@ def _chunk_loss(
     return loss, gradient
 
 
-def _over_vocab_shards(
+def _combine_vocab_shards(
     target_log_prob: Tensor, log_sum_exp: Tensor, in_shard: Tensor, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor]:
     """Each target's log-probability over the whole vocabulary, (N,), and this shard's total probability, (N,).

@@ -13,13 +13,13 @@ class Dropout(nn.Module):
     """Zero elements with probability `p` and scale the others by 1 / (1 - p) (Srivastava et al. 2014)."""
 
     def __init__(self, p: float, name: str) -> None:
-        """`name` is the layer's, unique in the model."""
+        """`name`: the layer's name, unique in the model; its masks are keyed by it."""
         super().__init__()
         self.p, self.key = p, key_from_name(name)
         self.shard_index = 0  # this rank's shard of dimension 1 (heads, or tokens), if that is sharded evenly
 
     def forward(self, x: Tensor, sample_ids: Tensor | None) -> Tensor:
-        """Drop elements of `x` (B, N, …); `sample_ids` (B,) int64 are its sequences' ids."""
+        """Drop elements of `x` (B, N, …); `sample_ids` (B,) int64: the ids of its sequences, unique over the run."""
         if not self.training or self.p == 0.0:
             return x
         assert sample_ids is not None, "dropout needs sample_ids in training"

@@ -53,7 +53,7 @@ class _RMSNorm(torch.autograd.Function):
 def rotary_table(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
     """RoPE's cos and sin of position × frequency, each (T, E) float32 (Su et al. 2021, "RoFormer", equation 15).
 
-    `positions` (T,); E = `head_dim`. Columns i and i + E/2 belong to one pair; sin is negative in the first half.
+    `positions` (T,) int64; E = `head_dim`. Columns i and i + E/2 belong to one pair; sin is negative in the first half.
     """
     frequencies = base ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
     angles = positions.float()[:, None] * frequencies
@@ -61,32 +61,32 @@ def rotary_table(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor,
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply RoPE: rotate each pair (x[i], x[i + E/2]) of `x` (B, H, T, E) by its position's angle."""
-    return _Rotation.apply(x, *(t.to(x.dtype) for t in table))
+def apply_rotary(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+    """Apply RoPE: rotate each pair (x[i], x[i + E/2]) of `x` (B, H, T, E) by its position's angle in `rotary_table`."""
+    return _Rotary.apply(x, *(t.to(x.dtype) for t in table))
 
 
-class _Rotation(torch.autograd.Function):
+class _Rotary(torch.autograd.Function):
     """The backward pass rotates the gradient by the negative angle."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotate(x, cos, sin, 1)
+        return _rotate_pairs(x, cos, sin, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _rotate(grad, cos, sin, -1), None, None
+        return _rotate_pairs(grad, cos, sin, -1), None, None
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     if not _use_numba(x):
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin, value=sign)
     x = x.transpose(1, 2)  # back to the projection's memory layout, (B, T, H, E)
     y = torch.empty(x.shape)
-    numba_loops.rotate(_rows(x.flatten(2)), cos.numpy(), sin.numpy(), np.float32(sign), y.flatten(0, 1).numpy())
+    numba_loops.apply_rotary(_rows(x.flatten(2)), cos.numpy(), sin.numpy(), np.float32(sign), y.flatten(0, 1).numpy())
     return y.transpose(1, 2)
 
 

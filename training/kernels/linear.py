@@ -34,8 +34,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def fused_linears(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
     """Apply several layers to the same `x` (…, in), in one product if they are small; one (…, out) per layer.
 
-    One product saves oneDNN calls, but needs a copy of the concatenated weights until the backward pass: so
-    only if they are no larger than `x`.
+    One product saves oneDNN calls, but keeps a copy of the concatenated weights until the backward pass: it is
+    only used if they are no larger than `x`.
     """
     if sum(layer.weight.numel() for layer in layers) > x.numel() or not _use_onednn(x, layers[0].weight):
         return [layer(x) for layer in layers]
@@ -47,7 +47,7 @@ def fused_linears(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
 def _use_onednn(x: Tensor, weight: Tensor) -> bool:
     """True for float32 products in training on a CPU.
 
-    Not for sampling: oneDNN prepares a kernel per shape, and there every step has another shape.
+    Not for sampling: oneDNN prepares a kernel per shape, and each sampled token gives a new shape.
     """
     return (
         ONEDNN is not None
@@ -80,7 +80,7 @@ class _OneDNNLinear(torch.autograd.Function):
 
 
 def _needs_grad(node: Any) -> bool:
-    """True if the current backward pass executes `node`; autograd cannot be asked for leaves, so always for those."""
+    """Whether the current backward pass executes `node`; True for every leaf, as autograd cannot answer for leaves."""
     if node is None or node.name() == "torch::autograd::AccumulateGrad":
         return node is not None
     return bool(torch._C._will_engine_execute_node(node))

@@ -18,10 +18,11 @@ class MemoryConfig:
     """Activations recomputed in the backward pass: none; selective: all but the outputs of matrix products and
     attention; full: whole blocks."""
     optimizer: OffloadTarget = "device"
-    """Where AdamW's two moments are. cpu: CPU memory (saves nothing if the device is the CPU); disk: files, with a
+    """Storage of AdamW's two moments. cpu: CPU memory (saves nothing if the device is the CPU); disk: files, with a
     few buckets in memory at a time."""
     parameters: OffloadTarget = "device"
-    """Where parameters are between uses; needs parallel.zero 3. cpu saves nothing if the device is the CPU."""
+    """Storage of parameters between uses; cpu and disk need parallel.zero 3. cpu saves nothing if the device is
+    the CPU."""
     folder: Path | None = None
     """Folder for the files of "disk", with a subfolder per rank; None: out_dir/offload. They are scratch files: each
     run starts new ones and removes them at its end; resuming uses the checkpoint only."""
@@ -36,7 +37,7 @@ class MemoryConfig:
             )
 
     def warnings(self, device: str) -> list[str]:
-        """Warnings about options without effect on this type of device."""
+        """Warnings about options that have no effect on this type of device ("cpu", "cuda")."""
         idle = [key for key in ("optimizer", "parameters") if getattr(self, key) == "cpu"]
         if device != "cpu":
             return []

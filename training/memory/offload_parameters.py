@@ -27,7 +27,7 @@ from training.sharding.sharded_parameter import ShardedParameter
 
 
 def offload_policy(target: OffloadTarget) -> OffloadPolicy:
-    """FSDP's offload policy: where `fully_shard` keeps sharded parameters and their gradients.
+    """FSDP's offload policy: the storage of sharded parameters and their gradients.
 
     Memory is pinned for "cpu" if there is a GPU; the mapped files of "disk" cannot be pinned.
     """
@@ -38,7 +38,7 @@ def offload_policy(target: OffloadTarget) -> OffloadPolicy:
 
 @dataclass
 class _MappedFile:
-    """The file of this rank's shard of a parameter, including FSDP's padding rows."""
+    """A memory-mapped file: this rank's shard of one parameter, and FSDP's padding rows."""
 
     path: Path
     pages: mmap.mmap
@@ -48,8 +48,9 @@ class _MappedFile:
     running_crc: int = 0
     """CRC-32 of the elements updated so far in this step."""
     crc32: int | None = None
-    """CRC-32 of the shard as last updated; None if unknown."""
+    """CRC-32 of the shard after its last update; None if unknown."""
     verified: bool = False
+    """True if the file was compared with `crc32` since the last update."""
 
     def crc(self, start: int, stop: int, before: int = 0) -> int:
         """CRC-32 of elements start … stop, continuing from `before`."""
@@ -60,7 +61,7 @@ class _MappedFile:
         self.pages.madvise(mmap.MADV_DONTNEED)
 
     def read_ahead(self) -> None:
-        """Ask the operating system to start reading."""
+        """Ask the operating system to start reading the file."""
         self.pages.madvise(mmap.MADV_WILLNEED)
 
 
@@ -79,9 +80,9 @@ class ParametersOnDisk:
         self.close = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     def materialize(self, part: nn.Module) -> None:
-        """Allocate a meta-device part that `fully_shard` has sharded, with parameters in files; replaces `to_empty`.
+        """Allocate the parameters of `part` in files, in place of `to_empty`. Raises OutputError if the disk is full.
 
-        Raises OutputError if the disk has no room.
+        `part` is a decoder or pipeline stage on the meta device, already sharded by `fully_shard`.
         """
         with _PadInFile(self._files):
             part._apply(self._materialize_tensor)
@@ -106,7 +107,7 @@ class ParametersOnDisk:
             file.drop_pages()
 
     def after_load(self) -> None:
-        """Accept values that were not written by an update: forget their checksums."""
+        """Accept values that were not written by an update: drop the checksums."""
         for file in self._files.values():
             file.crc32 = None
             file.drop_pages()
@@ -140,7 +141,7 @@ class ParametersOnDisk:
         return values[: local.numel()]
 
     def _files_of(self, parameters: Iterable[nn.Parameter]) -> list[_MappedFile]:
-        """Files of those parameters of which this rank has elements."""
+        """The files of the given parameters; none for a parameter whose shard on this rank is empty."""
         with torch.no_grad():
             shards = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
         return [self._files[_address(t)] for t in shards if _address(t) in self._files]
@@ -160,7 +161,7 @@ class ParametersOnDisk:
 
 
 class _PadInFile(TorchDispatchMode):
-    """Makes FSDP pad short shards inside their files: its padded copy would be in memory."""
+    """Makes FSDP pad short shards inside their files instead of copying them to memory."""
 
     def __init__(self, files: dict[int, _MappedFile]) -> None:
         super().__init__()
@@ -186,7 +187,7 @@ def _drop_pages(files: Sequence[_MappedFile]) -> None:
 
 
 def _drop_after_grad(files: Sequence[_MappedFile], _: Tensor) -> None:
-    """Hook for after a parameter's gradient was reduced: the backward pass no longer needs the parameter."""
+    """Hook: drop a parameter's pages once its gradient is reduced, when the backward pass no longer needs it."""
     _drop_pages(files)
 
 

@@ -14,7 +14,7 @@ from training.kernels.linear import ONEDNN
 from training.memory.memory_config import Recompute
 
 _aten = torch.ops.aten
-# The most expensive operations, by the names below autograd: F.linear and matmul arrive as mm and addmm
+# The most expensive operations, by their names below autograd, where F.linear and matmul are mm and addmm
 _SAVED_OPS = {
     _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default,
     _aten._scaled_dot_product_flash_attention.default,
@@ -45,7 +45,7 @@ def _run_full(forward: Callable[..., Any], *args: Any) -> Any:
 
 
 def _run_selective(forward: Callable[..., Any], *args: Any) -> Any:
-    contexts = _compiled_contexts if torch.compiler.is_compiling() else _contexts
+    contexts = _compiled_contexts if torch.compiler.is_compiling() else _selective_contexts
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
 
@@ -53,10 +53,10 @@ def _compiled_contexts() -> Any:
     return create_selective_checkpoint_contexts(list(_SAVED_OPS))  # understood by torch.compile
 
 
-def _contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
+def _selective_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """Contexts for a block's forward pass and for its recomputation.
 
-    torch's own selective checkpointing allows one recomputation; zero-bubble schedules need two, for the gradients
+    torch's selective checkpointing allows one recomputation only. Zero-bubble schedules need two: for the gradients
     of inputs and of weights.
     """
     saved: list[Any] = []
@@ -77,7 +77,8 @@ class _SaveOutputs(TorchDispatchMode):
             assert not overwritten, f"{operation} overwrites a saved output; with selective recomputation reduce a copy"
         result = operation(*args, **(kwargs or {}))
         if operation in _SAVED_OPS:
-            self.saved.append(_detached(result))  # the graph refers to this list; the list must not refer back
+            # detached: the graph refers to this list, and a reference back would be a cycle
+            self.saved.append(_detached(result))
             self.addresses |= _addresses(result)
         return result
 

@@ -17,7 +17,7 @@ def make_scratch_folder(folder: Path) -> None:
 def open_scratch_file(path: Path, size: int) -> int:
     """Create a file of `size` zero bytes and return its descriptor.
 
-    Raises OutputError if the disk has no room: found later, through a mapping, a full disk kills with SIGBUS.
+    Raises OutputError if the disk is full: without this check, writing to a memory-mapped file would end in SIGBUS.
     """
     with writing(path):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,8 +1,8 @@
 """Decoder-only transformer, configured to be Llama or GPT-2; plain single-device code.
 
 Shapes: B sequences, T tokens, D = width, H heads of E = D / H features, V = vocabulary size. Every matrix is a
-`Linear` of its own (`q`, `k`, `v`, `o`, `gate`, `up`, `down`, `head`), so that the tensor-parallel plan can name
-it. `embed`, `blocks`, `norm` and `head` may each be absent: a pipeline stage is the same class with fewer of them.
+separate `Linear` (`q`, `k`, `v`, `o`, `gate`, `up`, `down`, `head`), so that the tensor-parallel plan can name it.
+`embed`, `blocks`, `norm` and `head` may each be absent: a pipeline stage is the same class with fewer of them.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from training.kernels.cross_entropy import linear_cross_entropy
 from training.kernels.dropout import Dropout
-from training.kernels.elementwise import gelu, rms_norm, rotary_table, rotate, swiglu
+from training.kernels.elementwise import apply_rotary, gelu, rms_norm, rotary_table, swiglu
 from training.kernels.linear import Linear, fused_linears
 from training.model.model_config import ModelConfig
 
@@ -55,7 +55,7 @@ class Attention(nn.Module):
         projected = fused_linears(x, (self.q, self.k, self.v))
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in projected)
         if rotary is not None:
-            q, k = rotate(q, rotary), rotate(k, rotary)
+            q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
         if self.training and self.dropout.p:
             mixed = self._attention_with_dropout(q, k, v, sample_ids)
         else:
@@ -154,7 +154,7 @@ class Decoder(nn.Module):
     """Decoder-only transformer: token ids (B, T) int64 to logits (B, T, V) or to the loss."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """`config` must be resolved."""
+        """Build all layers; `config` must be resolved (see `ModelConfig.resolve`)."""
         super().__init__()
         assert config.norm and config.vocab_size, "resolve() the configuration first"
         self.config = config

@@ -12,7 +12,7 @@ _CHUNK = 1 << 20  # elements drawn at a time: bounds the memory for float64 inte
 
 
 def init_shard(values: Tensor, name: str, spec: ShardSpec, config: ModelConfig, seed: int) -> None:
-    """Initialise a shard in place: zeros for biases, ones for norms, else normal with deviation `init_std`.
+    """Initialise a shard in place: zeros for biases, ones for norms, else normal with standard deviation `init_std`.
 
     `values` has shape `spec.size`; `name` is the parameter's. Matrices that add to the residual stream are scaled
     by 1 / sqrt(2 layers), as in GPT-2 (Radford et al. 2019, section 2.3). Draws the shard's elements only.
@@ -20,7 +20,7 @@ def init_shard(values: Tensor, name: str, spec: ShardSpec, config: ModelConfig, 
     if name.endswith("bias"):
         values.zero_()
         return
-    if len(spec.shape) == 1:
+    if len(spec.global_shape) == 1:
         values.fill_(1.0)
         return
     residual = name.endswith(("attention.o.weight", "mlp.down.weight"))

@@ -13,7 +13,7 @@ class ModelConfig:
     RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_width"}
 
     preset: Literal["llama", "gpt2"] = "llama"
-    """Supplies norm, positions, mlp, bias and tied where those are None."""
+    """Default values of norm, positions, mlp, bias and tied."""
     layers: int = 4
     width: int = 256
     """Features of the residual stream (d_model)."""
@@ -24,7 +24,7 @@ class ModelConfig:
     ffn_width: int = 0
     """Features inside the MLP (d_ff); 0: 4 x width, or for swiglu 8/3 x width rounded up to a multiple of 32."""
     vocab_size: int = 0
-    """0: the tokenizer's."""
+    """Size of the vocabulary; 0: the tokenizer's."""
     context: int = 0
     """Longest sequence that learned positions can encode; 0: data.seq_len."""
     norm: Literal["rms", "layer"] | None = None
@@ -38,7 +38,7 @@ class ModelConfig:
     tied: bool | None = None
     """Tie the output matrix to the token embedding."""
     dropout: float = 0.0
-    """Probability, for the embedding, the attention weights and each sublayer's output."""
+    """Dropout probability, for the embedding, the attention weights and each sublayer's output."""
     rope_base: float = 10_000.0
     """Base of the rotary frequencies (theta)."""
     norm_eps: float = 1e-5
@@ -46,7 +46,7 @@ class ModelConfig:
     """Standard deviation of the initial weights."""
 
     def resolve(self, vocab_size: int, seq_len: int) -> "ModelConfig":
-        """Return a copy without None or 0 defaults. Raises UsageError if the sizes do not fit together."""
+        """Return a copy with every None and 0 default filled in. Raises UsageError if the sizes do not fit together."""
         parts = {key: value for key, value in PRESETS[self.preset].items() if getattr(self, key) is None}
         full = replace(self, **parts)
         gated = -(-8 * self.width // 3 // 32) * 32

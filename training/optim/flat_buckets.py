@@ -14,7 +14,7 @@ from torch import Tensor
 
 from training.sharding.sharded_parameter import ShardedParameter
 
-ALIGNMENT = 64  # elements; the kernel's share per thread and its vector width are multiples of it
+ALIGNMENT = 64  # elements; a multiple of the kernel's vector width and of its unit of work per thread
 BUCKET_NUMEL = 1 << 22  # elements per bucket by default: 96 MiB of float32 moments in memory
 BUCKETS_IN_FLIGHT = 3  # buckets in memory at a time: one is read, one updated, one written
 
@@ -75,7 +75,7 @@ def plan_buckets(sizes: Sequence[int], max_numel: int | None) -> tuple[int, list
 
 
 class ParamsInPlace:
-    """Parameters and gradients that are updated on their own device."""
+    """Parameters and gradients, updated on the device that holds them."""
 
     def __init__(self, params: Sequence[ShardedParameter], buckets: list[Bucket]) -> None:
         self.params, self.buckets = params, buckets
@@ -102,36 +102,36 @@ class ParamsStagedOnCPU:
         self.params, self.buckets = params, buckets
         longest = max((bucket.numel for bucket in buckets), default=0)
         self.slots = [torch.empty(2, longest, dtype=dtype, pin_memory=True) for _ in range(BUCKETS_IN_FLIGHT)]
-        self.down, self.up = torch.cuda.Stream(), torch.cuda.Stream()
-        self.copied_down, self.copied_up = ([torch.cuda.Event() for _ in range(BUCKETS_IN_FLIGHT)] for _ in range(2))
+        self.to_cpu, self.to_gpu = torch.cuda.Stream(), torch.cuda.Stream()  # one per direction of copies
+        self.on_cpu, self.on_gpu = ([torch.cuda.Event() for _ in range(BUCKETS_IN_FLIGHT)] for _ in range(2))
 
     def prefetch(self, index: int) -> None:
         """Start to copy a bucket to the CPU."""
         if index == 0:
-            self.down.wait_stream(torch.cuda.current_stream())  # the backward pass has computed the gradients
-        self.copied_up[index % BUCKETS_IN_FLIGHT].synchronize()
-        with torch.cuda.stream(self.down):
+            self.to_cpu.wait_stream(torch.cuda.current_stream())  # the backward pass has computed the gradients
+        self.on_gpu[index % BUCKETS_IN_FLIGHT].synchronize()
+        with torch.cuda.stream(self.to_cpu):
             for s, value, gradient in self._slot(index):
                 value.copy_(_values(self.params, s), non_blocking=True)
                 gradient.copy_(_gradients(self.params, s), non_blocking=True)
-            self.copied_down[index % BUCKETS_IN_FLIGHT].record()
+            self.on_cpu[index % BUCKETS_IN_FLIGHT].record()
 
     def get(self, index: int) -> tuple[list[Tensor], list[Tensor]]:
         """Values and gradients of a bucket's slices, flat; waits for their copy."""
-        self.copied_down[index % BUCKETS_IN_FLIGHT].synchronize()
+        self.on_cpu[index % BUCKETS_IN_FLIGHT].synchronize()
         slot = self._slot(index)
         return [value for _, value, _ in slot], [gradient for *_, gradient in slot]
 
     def write_back(self, index: int) -> None:
         """Start to copy a bucket's values to the GPU."""
-        with torch.cuda.stream(self.up):
+        with torch.cuda.stream(self.to_gpu):
             for s, value, _ in self._slot(index):
                 _values(self.params, s).copy_(value, non_blocking=True)
-            self.copied_up[index % BUCKETS_IN_FLIGHT].record()
+            self.on_gpu[index % BUCKETS_IN_FLIGHT].record()
 
     def finish(self) -> None:
-        """Let the current stream wait for all copies."""
-        torch.cuda.current_stream().wait_stream(self.up)
+        """Make the current stream wait for all copies to the GPU."""
+        torch.cuda.current_stream().wait_stream(self.to_gpu)
 
     def _slot(self, index: int) -> list[tuple[BucketSlice, Tensor, Tensor]]:
         values, gradients = self.slots[index % BUCKETS_IN_FLIGHT]

@@ -45,7 +45,7 @@ class Moments(Protocol):
         """Both moments of all parameters, by name: flat buffers, laid out by `plan_buckets`."""
 
     def after_load(self) -> None:
-        """Accept values that were written to `flat_states`."""
+        """Accept values that a checkpoint load wrote to the tensors of `flat_states`."""
 
     def close(self) -> None:
         """Release memory and files."""
@@ -89,7 +89,7 @@ class MomentsOnDisk:
     """Moments in two files, with BUCKETS_IN_FLIGHT buckets in memory: one thread reads ahead, another writes behind.
 
     Each bucket's CRC-32 is kept in memory and compared when the bucket is read (InputError if it differs). The
-    files are scratch: allocated at the start (OutputError if the disk has no room), removed by `close`.
+    files are scratch files: allocated at the start (OutputError if the disk is full), removed by `close`.
     """
 
     def __init__(self, folder: Path, total: int, buckets: list[Bucket], dtype: torch.dtype) -> None:
@@ -127,7 +127,7 @@ class MomentsOnDisk:
             self.writes.pop(index).result()
 
     def flat_states(self) -> dict[str, Tensor]:
-        """Both moments, memory-mapped; checksums are verified first, so that no damage gets into a checkpoint."""
+        """Both moments, memory-mapped; checksums are verified first, so no checkpoint stores damaged values."""
         for index in range(len(self.buckets)):
             self._read(index, None)
         return {name: _map(path, self.total, self.dtype) for name, path in self.paths.items()}
@@ -144,7 +144,7 @@ class MomentsOnDisk:
         return tuple(values[: self.buckets[index].numel] for values in self.slots[index % len(self.slots)])
 
     def _read(self, index: int, write: Future[None] | None) -> None:
-        """Fill the bucket's slot, after `write`, the write of the bucket that it held."""
+        """Read a bucket into its slot, after `write`: the pending write of the slot's previous bucket."""
         if write is not None:
             write.result()
         at = self.buckets[index].start * self.dtype.itemsize

@@ -14,16 +14,16 @@ class OptimConfig:
     RENAMED: ClassVar[dict[str, str]] = {"clip": "max_grad_norm"}
 
     name: Literal["adamw", "sgd"] = "adamw"
-    """sgd: no momentum, no weight decay; its updates show every error in a gradient's scale."""
+    """sgd: no momentum, no weight decay; for tests, as AdamW hides errors in a gradient's scale."""
     steps: int = 1000
-    """Steps of the whole run."""
+    """Training steps of the whole run, including those before a resume."""
     lr: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     min_lr: float = 1e-4
     """Learning rate of the last step."""
     warmup_steps: int = 50
     weight_decay: float = 0.1
-    """Applied to matrices, not to biases and norms."""
+    """Weight decay of matrices; biases and norms do not decay."""
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     max_grad_norm: float = 1.0

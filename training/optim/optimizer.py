@@ -11,11 +11,12 @@ from training.optim.moments import Moments, MomentsInMemory, MomentsOnDisk
 from training.optim.optim_config import OptimConfig
 from training.sharding.sharded_parameter import ShardedParameter
 
-AfterUpdate = Callable[[ShardedParameter, int, int], None]  # (parameter, start, stop): those elements were updated
+# called with (parameter, start, stop) after those elements of its shard were updated
+AfterUpdate = Callable[[ShardedParameter, int, int], None]
 
 
 class Optimizer:
-    """Base class: updates parameters by their gradients.
+    """Base class: updates the shards that this rank owns by their gradients.
 
     Parameters of one name (a tied matrix on two pipeline stages) share one state: the first is updated and copied
     to the others. Every non-empty parameter needs a gradient.
@@ -33,17 +34,17 @@ class Optimizer:
         assert all(copy.spec == source.spec for copy, source in self._tied), "tied parameters with different shards"
 
     @torch.no_grad()
-    def step(self, rate: float) -> None:
-        """Update all parameters with learning rate `rate`."""
+    def step(self, lr: float) -> None:
+        """Update all parameters with learning rate `lr`."""
         for param in self.unique:
             assert param.local.grad is not None, f"{param.name} has no gradient"
         self.updates += 1
-        self._update(rate)
+        self._update(lr)
         for copy, source in self._tied:
             copy.local.copy_(source.local)
             self.after_update(copy, 0, copy.local.numel())
 
-    def _update(self, rate: float) -> None:
+    def _update(self, lr: float) -> None:
         raise NotImplementedError
 
     def zero_grad(self) -> None:
@@ -71,12 +72,12 @@ class Optimizer:
 
 
 class SGD(Optimizer):
-    """Plain SGD, w - rate * gradient: no momentum, no weight decay, no state."""
+    """Plain SGD, w - lr * gradient: no momentum, no weight decay, no state."""
 
-    def _update(self, rate: float) -> None:
+    def _update(self, lr: float) -> None:
         for param in self.unique:
             assert param.local.grad is not None
-            param.local.sub_(param.local.grad, alpha=rate)
+            param.local.sub_(param.local.grad, alpha=lr)
             self.after_update(param, 0, param.local.numel())
 
 
@@ -99,9 +100,9 @@ class AdamW(Optimizer):
         super().__init__(params, after_update)
         self.config, self.buckets = config, buckets
         self._moments, self._values = moments, values
-        self._decays = [len(param.spec.shape) >= 2 for param in self.unique]
+        self._decays = [len(param.spec.global_shape) >= 2 for param in self.unique]
 
-    def _update(self, rate: float) -> None:
+    def _update(self, lr: float) -> None:
         self._prefetch(0)
         for index, bucket in enumerate(self.buckets):
             self._prefetch(index + 1)  # overlaps with the update of this one
@@ -109,7 +110,7 @@ class AdamW(Optimizer):
             for decays in (True, False):
                 chosen = [t for t, s in zip(tensors, bucket.slices, strict=True) if self._decays[s.param] is decays]
                 if chosen:
-                    self._fused_adamw(chosen, rate, self.config.weight_decay if decays else 0.0)
+                    self._fused_adamw(chosen, lr, self.config.weight_decay if decays else 0.0)
             self._values.write_back(index)
             self._moments.write_back(index)
             for s in bucket.slices:
@@ -122,7 +123,7 @@ class AdamW(Optimizer):
             self._values.prefetch(index)
             self._moments.prefetch(index)
 
-    def _fused_adamw(self, tensors: Sequence[tuple[Tensor, ...]], rate: float, decay: float) -> None:
+    def _fused_adamw(self, tensors: Sequence[tuple[Tensor, ...]], lr: float, decay: float) -> None:
         """Update tuples of (value, gradient, first moment, second moment) in place, of one dtype and device.
 
         Calls torch's kernel directly: torch.optim groups tensors by dtype and device at every step, which takes as
@@ -133,7 +134,7 @@ class AdamW(Optimizer):
         beta1, beta2 = self.config.betas
         torch._fused_adamw_(
             values, gradients, first, second, [], steps, amsgrad=False, maximize=False,
-            beta1=beta1, beta2=beta2, lr=rate, weight_decay=decay, eps=self.config.eps,
+            beta1=beta1, beta2=beta2, lr=lr, weight_decay=decay, eps=self.config.eps,
         )  # fmt: skip
 
     @property
@@ -143,7 +144,7 @@ class AdamW(Optimizer):
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """`exp_avg` and `exp_avg_sq` of every parameter, zeros before the first step.
 
-        On disk, the tensors map the files and take no memory of their own. Raises InputError if a file is damaged.
+        On disk, the tensors are memory maps of the files. Raises InputError if a file is damaged.
         """
         flat = self._moments.flat_states()
         found = {}
@@ -178,7 +179,7 @@ def build_optimizer(
     bucket_numel: int = BUCKET_NUMEL,
     after_update: AfterUpdate | None = None,
 ) -> Optimizer:
-    """Build the optimizer `config.name`, with its states where `memory.optimizer` says.
+    """Build the optimizer `config.name`, with its states in the storage of `memory.optimizer`.
 
     On disk, files are in memory.folder/rank-00000 and so on, with a few buckets of `bucket_numel` elements in memory
     at a time. `after_update` is called for each updated part of a parameter, in order. Raises OutputError if the
@@ -205,7 +206,7 @@ def build_optimizer(
 
 
 def _unique_params(params: Sequence[ShardedParameter]) -> list[ShardedParameter]:
-    """The first parameter of each name, without empty ones."""
+    """The first parameter of each name; those whose shard on this rank is empty are left out."""
     found: dict[str, ShardedParameter] = {}
     for param in params:
         if param.local.numel():

@@ -16,7 +16,7 @@ _WINDOW = 1000  # steps over which skipped steps are counted
 
 @dataclass(frozen=True)
 class StabilityConfig:
-    """Bad steps: the loss or gradient norm is not finite, or the loss spikes; and fp16's loss scaling."""
+    """Policy for bad steps (loss or gradient norm not finite, or a loss spike), and fp16's loss scaling."""
 
     RENAMED: ClassVar[dict[str, str]] = {
         "budget": "max_skipped_steps",
@@ -30,12 +30,12 @@ class StabilityConfig:
     """skip: discard a bad step's gradients and continue; stop: end the run, which can resume from its last
     checkpoint. An fp16 overflow that a smaller loss scale can fix is always skipped."""
     max_skipped_steps: int = 20
-    """Skipped steps allowed among any 1000; one more ends the run."""
+    """Maximum number of skipped steps in any 1000 consecutive ones; one more ends the run."""
     loss_spike_sigma: float = 0.0
     """A loss this many standard deviations above its running mean is a spike; 0: never."""
     initial_loss_scale: float = 65536.0
-    """fp16: initial factor of the loss, so that small gradients do not underflow. Halved after an overflow, doubled
-    after `scale_growth_interval` steps without one (Micikevicius et al. 2018, section 3.2)."""
+    """fp16: initial loss scale: the loss is multiplied by it, so that small gradients do not underflow. Halved after
+    an overflow, doubled after `scale_growth_interval` steps without one (Micikevicius et al. 2018, section 3.2)."""
     scale_growth_interval: int = 2000
     """fp16: steps without an overflow before the loss scale is doubled."""
     min_loss_scale: float = 1.0
@@ -57,8 +57,8 @@ class Stability:
     """Accepts or rejects each step, and holds the loss scale; its state is saved in checkpoints."""
 
     def __init__(self, config: StabilityConfig, precision: str) -> None:
-        self.config, self.scales = config, precision == "fp16"
-        self.scale = config.initial_loss_scale if self.scales else 1.0
+        self.config, self.scales_loss = config, precision == "fp16"
+        self.scale = config.initial_loss_scale if self.scales_loss else 1.0
         self.steps_at_scale = 0  # steps since the scale last changed
         self.skipped: list[int] = []  # steps skipped among the last _WINDOW
         self.steps_seen, self.mean, self.variance = 0, 0.0, 0.0
@@ -67,14 +67,14 @@ class Stability:
     def accepts(self, step: int, loss: float, norm: float) -> bool:
         """Return whether to update the parameters with this step's gradients.
 
-        `loss` is the mean in nats per token, `norm` the gradients' 2-norm, both global. Raises UsageError if the
+        `loss`: mean in nats/token; `norm`: 2-norm of the gradients; both over all ranks. Raises UsageError if the
         policy, the number of skipped steps or the smallest loss scale ends the run.
         """
         self.fault = fault = self._fault(loss, norm)
         if not fault:
             self._record(loss)
             return True
-        overflow = self.scales and math.isfinite(loss) and not math.isfinite(norm)
+        overflow = self.scales_loss and math.isfinite(loss) and not math.isfinite(norm)
         if overflow:
             self._halve_scale(step)
         advice = (
@@ -99,27 +99,28 @@ class Stability:
 
     @state.setter
     def state(self, numbers: dict[str, float]) -> None:
-        self.scale = numbers["scale"] if self.scales else 1.0
+        self.scale = numbers["scale"] if self.scales_loss else 1.0
         self.steps_at_scale, self.steps_seen = int(numbers["grown"]), int(numbers["seen"])
         self.mean, self.variance = numbers["mean"], numbers["variance"]
         self.skipped = [int(value) for name, value in numbers.items() if name.startswith("skipped.")]
 
     def _fault(self, loss: float, norm: float) -> str:
-        """Why the step is bad, or the empty string."""
+        """The reason to reject the step; empty if it is good."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         if not math.isfinite(norm):
-            return f"the gradient norm is {norm}" + (f" with a loss scale of {self.scale:g}" if self.scales else "")
+            at_scale = f" with a loss scale of {self.scale:g}" if self.scales_loss else ""
+            return f"the gradient norm is {norm}{at_scale}"
         limit = self.mean + self.config.loss_spike_sigma * math.sqrt(self.variance)
         if self.config.loss_spike_sigma and self.steps_seen >= _WARMUP_STEPS and loss > limit:
             return f"the loss spikes to {loss:.4f} from {self.mean:.4f} ± {math.sqrt(self.variance):.4f}"
         return ""
 
     def _record(self, loss: float) -> None:
-        """Update the loss's running mean and variance, and grow the loss scale when it is due."""
+        """Update the loss's running mean and variance; double the loss scale after enough steps without overflow."""
         self.steps_seen += 1
         self.steps_at_scale += 1
-        if self.scales and self.steps_at_scale >= self.config.scale_growth_interval:
+        if self.scales_loss and self.steps_at_scale >= self.config.scale_growth_interval:
             self.scale, self.steps_at_scale = self.scale * 2, 0
         weight = max(1 / self.steps_seen, 1 - _EMA_DECAY)
         before, self.mean = self.mean, self.mean + weight * (loss - self.mean)

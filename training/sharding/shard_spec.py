@@ -10,15 +10,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """A rectangular shard: `size` elements from `offset` in a global tensor of `shape`, per dimension."""
+    """A rectangular shard: `size` elements from `offset` in a global tensor of `global_shape`, per dimension."""
 
-    shape: tuple[int, ...]
+    global_shape: tuple[int, ...]
     offset: tuple[int, ...]
     size: tuple[int, ...]
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> "ShardSpec":
-        """The unsharded tensor."""
+        """A single shard: the whole tensor of `shape`."""
         return cls(tuple(shape), (0,) * len(shape), tuple(shape))
 
     def shard(self, dim: int, parts: int, index: int) -> "ShardSpec":
@@ -26,7 +26,7 @@ class ShardSpec:
         start, stop = shard_range(self.size[dim], parts, index)
         offset, size = list(self.offset), list(self.size)
         offset[dim], size[dim] = offset[dim] + start, stop - start
-        return ShardSpec(self.shape, tuple(offset), tuple(size))
+        return ShardSpec(self.global_shape, tuple(offset), tuple(size))
 
     @property
     def numel(self) -> int:
@@ -34,21 +34,22 @@ class ShardSpec:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Slices that cut the shard out of the global tensor."""
+        """Index of the shard in the global tensor: one slice per dimension."""
         return tuple(slice(o, o + s) for o, s in zip(self.offset, self.size, strict=True))
 
     def indices(self, start: int, stop: int, device: torch.device) -> Tensor:
         """Global flat indices of the shard's elements start … stop, both row-major; (stop - start,) int64."""
         flat = torch.arange(start, stop, device=device)
         index, stride, inner = torch.zeros_like(flat), 1, 1
-        for length, offset, size in zip(reversed(self.shape), reversed(self.offset), reversed(self.size), strict=True):
+        innermost_first = (reversed(self.global_shape), reversed(self.offset), reversed(self.size))
+        for length, offset, size in zip(*innermost_first, strict=True):
             index += (flat // inner % size + offset) * stride
             stride, inner = stride * length, inner * size
         return index
 
 
 def shard_range(length: int, parts: int, index: int) -> tuple[int, int]:
-    """Start and stop of shard `index` when `length` is split into `parts`, as `torch.chunk` and FSDP2 split.
+    """Start and stop of shard `index` when `length` is split into `parts`, as `torch.chunk` and FSDP2 do.
 
     >>> [shard_range(10, 4, i) for i in range(4)]
     [(0, 3), (3, 6), (6, 9), (9, 10)]
@@ -58,11 +59,11 @@ def shard_range(length: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def assemble_shards(shards: Mapping[ShardSpec, Tensor]) -> Tensor:
-    """Assemble the global tensor from its shards. AssertionError if they do not cover it."""
+    """Assemble the global tensor from its shards. Raises AssertionError if they do not cover it."""
     first, sample = next(iter(shards.items()))
-    whole, covered = sample.new_empty(first.shape), torch.zeros(first.shape, dtype=torch.bool)
+    whole, covered = sample.new_empty(first.global_shape), torch.zeros(first.global_shape, dtype=torch.bool)
     for spec, values in shards.items():
         whole[spec.slices] = values
         covered[spec.slices] = True
-    assert covered.all(), f"{int((~covered).sum())} elements of {first.shape} are in no shard"
+    assert covered.all(), f"{int((~covered).sum())} elements of {first.global_shape} are in no shard"
     return whole

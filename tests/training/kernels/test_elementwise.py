@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.profiler import profile
 
-from training.kernels.elementwise import gelu, rms_norm, rotary_table, rotate, swiglu
+from training.kernels.elementwise import apply_rotary, gelu, rms_norm, rotary_table, swiglu
 from training.model.decoder import Decoder, RMSNorm
 from training.model.model_config import ModelConfig
 
@@ -38,7 +38,7 @@ def turned(x: Tensor) -> Tensor:
 
 
 def rotated(x: Tensor) -> Tensor:
-    return rotate(x, rotary_table(torch.arange(x.shape[-2]), x.shape[-1], 100.0))
+    return apply_rotary(x, rotary_table(torch.arange(x.shape[-2]), x.shape[-1], 100.0))
 
 
 def projected(x: Tensor) -> Tensor:
@@ -146,7 +146,8 @@ def test_rotary_scores_depend_on_the_relative_position_only() -> None:
 
     def score(at: int, to: int) -> Tensor:
         turned = [
-            rotate(x[None, None, None], rotary_table(torch.tensor([p]), 8, 10_000.0)) for x, p in ((q, at), (k, to))
+            apply_rotary(x[None, None, None], rotary_table(torch.tensor([p]), 8, 10_000.0))
+            for x, p in ((q, at), (k, to))
         ]
         return (turned[0] * turned[1]).sum()
 

@@ -53,5 +53,5 @@ def test_a_shard_of_a_shard_is_a_shard_of_the_global_tensor() -> None:
     rows = ShardSpec.whole((10, 6)).shard(0, 4, 1)
     assert (rows.offset, rows.size) == ((3, 0), (3, 6))
     inner = rows.shard(1, 2, 1).shard(0, 2, 1)
-    assert (inner.offset, inner.size, inner.shape) == ((5, 3), (1, 3), (10, 6))
+    assert (inner.offset, inner.size, inner.global_shape) == ((5, 3), (1, 3), (10, 6))
     assert ShardSpec.whole((3,)).shard(0, 4, 3).numel == 0
