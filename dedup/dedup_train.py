@@ -66,11 +66,10 @@ def dedup_train(
 def write_digests(slices: list[Slice], output: Path) -> Counts:
     """Task: write the SHA-256 digests of all holdout texts, sorted, 32 bytes each."""
     digests: set[bytes] = set()
+    rejects = Rejects(output)  # one for all slices: a new one removes the malformed records stored before
     for part in slices:
-        digests.update(
-            text_digest(document.text)
-            for document in read_documents(part, Counts({}, []), Rejects(output), by_original_source=True)
-        )
+        documents = read_documents(part, Counts({}, []), rejects, by_original_source=True)
+        digests.update(text_digest(document.text) for document in documents)
     with atomic_write(output) as temporary:
         temporary.write_bytes(b"".join(sorted(digests)))
     return Counts({}, [])

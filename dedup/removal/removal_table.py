@@ -1,6 +1,6 @@
 """The removed documents, each with the kept one and their similarity: as records, a table and SlimPajama's pickle."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -71,29 +71,20 @@ def write_removals(out_file: Path, names: list[str], blocks: Iterable[NDArray], 
     with ExternalSorter(runs, REMOVAL, _BY_KEY, memory) as sorter, open_table(table, _SCHEMA) as write:
         for block in blocks:
             sorter.add(block)
-        for group in _regrouped(sorter, ROW_GROUP):
-            columns = {name: pa.array(group[name], from_pandas=True) for name in _SCHEMA.names}
-            for name in ("file", "kept_file"):
-                columns[name] = values.take(columns[name])
-            columns["measured"] = _MEASURED.take(columns["measured"])
-            write(columns)
+        for block in sorter:
+            for start in range(0, len(block), ROW_GROUP):  # a block may be large: make columns of a part at a time
+                write(_columns(block[start : start + ROW_GROUP], values))
     if out_file != table:
         _write_pickle(out_file, table)
 
 
-def _regrouped(blocks: Iterable[NDArray], size: int) -> Iterator[NDArray]:
-    """The same records in arrays of `size` and a rest: a table's bytes depend on the sizes of its row groups."""
-    held: list[NDArray] = []
-    count = 0
-    for block in blocks:
-        while count + len(block) >= size:
-            head, block = np.split(block, [size - count])
-            yield np.concatenate([*held, head])
-            held, count = [], 0
-        held.append(block)
-        count += len(block)
-    if count:
-        yield np.concatenate(held)
+def _columns(removals: NDArray, names: pa.StringArray) -> dict[str, pa.Array]:
+    """Columns of the table for REMOVALs (n), given the names of all files."""
+    columns = {name: pa.array(removals[name], from_pandas=True) for name in _SCHEMA.names}
+    for name in ("file", "kept_file"):
+        columns[name] = names.take(columns[name])
+    columns["measured"] = _MEASURED.take(columns["measured"])
+    return columns
 
 
 def _write_pickle(path: Path, table: Path) -> None:

@@ -52,6 +52,15 @@ def test_texts_of_every_chunk_of_the_holdout_are_removed(out: Path) -> None:
     assert found == {"a": [2, 1, 1], "b": [3, 1, 2]}
 
 
+def test_malformed_records_of_all_holdout_files_are_stored(out: Path) -> None:
+    for number in (1, 2):
+        (out / f"holdout/chunk{number}/b.jsonl").write_text(f"malformed {number}\n")
+    clean(out)
+    (path,) = out.glob("train_deduped/*/holdout.sha256.malformed")
+    found = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    assert [line["raw"] for line in found] == ["malformed 1", "malformed 2"]
+
+
 def test_a_chunk_beside_another_is_left_alone(out: Path) -> None:
     clean(out, 1)
     first = (out / "train_deduped/chunk1/a.jsonl.zst").stat().st_mtime_ns
