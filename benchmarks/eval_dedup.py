@@ -27,7 +27,7 @@ from dedup.candidates.lsh import check_bands
 from dedup.minhash.shingles import Unit, shingle_sets
 from dedup.minhash.signatures import Hash
 from gristmill.command import run_with_exit_code
-from gristmill.errors import InputError, UsageError, reading
+from gristmill.errors import InputError, UsageError, wrap_read_errors
 from gristmill.text import matching_form
 
 _CHECKED = 200  # pairs whose similarity is checked against Python sets
@@ -109,7 +109,7 @@ def _read_lines(inputs: Sequence[Path]) -> Iterator[tuple[str, str]]:
 
 
 def _lines_of(path: Path) -> list[str]:
-    with reading(path):
+    with wrap_read_errors(path):
         try:
             return [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
         except UnicodeDecodeError as error:

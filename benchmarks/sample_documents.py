@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gristmill.counts import Counts
 from gristmill.errors import UsageError
-from gristmill.io.documents import SUFFIXES, CorpusFile, Document, list_corpus
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, Document, list_corpus
 from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
@@ -33,8 +33,10 @@ def draw_sample(inputs: Sequence[Path], size: int) -> list[str]:
 def read_documents_of(inputs: Sequence[Path]) -> Iterator[Document]:
     """Every document of corpus folders and files; malformed records are skipped."""
     for path in inputs:
-        if not path.is_dir() and not (path.is_file() and path.name.endswith(SUFFIXES)):
-            raise UsageError(f"{path}: give a folder, or a file named {', '.join('*' + end for end in SUFFIXES)}")
+        if not path.is_dir() and not (path.is_file() and path.name.endswith(CORPUS_SUFFIXES)):
+            raise UsageError(
+                f"{path}: give a folder, or a file named {', '.join('*' + end for end in CORPUS_SUFFIXES)}"
+            )
         files = list_corpus(path) if path.is_dir() else [CorpusFile(path, path.name, path.stat().st_size)]
         with tempfile.TemporaryDirectory() as scratch:
             for part in (part for file in files for part in plan_slices(file)):

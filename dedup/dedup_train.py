@@ -16,7 +16,7 @@ from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.stage import STATE_DIR, RunOptions, Task, outputs_of, reject_unknown_files, run_stage
 from gristmill.errors import UsageError
-from gristmill.io.documents import SUFFIXES, list_corpus
+from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus
 from gristmill.io.files import atomic_write, locked
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
@@ -59,7 +59,7 @@ def dedup_train(
         for file in list_corpus(folder, f"chunk{chunk}/")
         for part in [Slice(str(file.path), file.name, size=file.size)]
     ]  # fmt: skip
-    reject_unknown_files(out_dir, outputs_of(tasks), SUFFIXES, state / f"{NAME}.jsonl")
+    reject_unknown_files(out_dir, outputs_of(tasks), CORPUS_SUFFIXES, state / f"{NAME}.jsonl")
     return run_stage(NAME, tasks, state, options, stale_prefix=f"chunk{chunk}/")
 
 

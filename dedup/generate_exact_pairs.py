@@ -35,7 +35,7 @@ from gristmill.errors import UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.external_sort import read_records
 from gristmill.io.files import atomic_write
-from gristmill.io.parquet_tables import open_table
+from gristmill.io.parquet_tables import open_table_writer
 from gristmill.io.readers import Slice, plan_slices
 
 NAME = "generate_exact_pairs"
@@ -127,7 +127,7 @@ def write_pairs(slices: list[Slice], work: Path, out_file: Path) -> Counts:
     with (
         atomic_write(out_file) as temporary,
         temporary.open("w", encoding="utf-8", newline="\n") as lines,
-        open_table(out_file.with_suffix(".parquet"), _SCHEMA) as write,
+        open_table_writer(out_file.with_suffix(".parquet"), _SCHEMA) as write,
     ):
         for block in read_records(work / "copies.bin", COPY_RECORD, BLOCK):
             lines.writelines(f"{files[a]}@{i} :: {files[b]}@{j}\n" for a, b, i, j in block.tolist())

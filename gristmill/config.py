@@ -70,11 +70,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any:
     """Build `cls` from a TOML table; missing required values become tyro.MISSING, for the command line to give."""
-    types = _fields(cls)
+    types = _field_types(cls)
     table = _rename_keys(cls, table, file, prefix)
     for key in table:
         if key not in types:
-            raise UsageError(f"{file}: unknown key {prefix}{key}{_nearest(prefix + key, [prefix + t for t in types])}")
+            raise UsageError(
+                f"{file}: unknown key {prefix}{key}{_suggestion(prefix + key, [prefix + t for t in types])}"
+            )
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(section := types[field.name]):
@@ -89,7 +91,7 @@ def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any
     return cls(**values)
 
 
-def _fields(cls: type) -> dict[str, Any]:
+def _field_types(cls: type) -> dict[str, Any]:
     """The fields of a dataclass and their types."""
     types = typing.get_type_hints(cls)
     return {field.name: types[field.name] for field in dataclasses.fields(cls)}
@@ -126,7 +128,7 @@ def _rename_option(cls: type, argument: str) -> str:
     option, equals, value = argument.removeprefix("--").partition("=")
     *sections, key = option.replace("-", "_").split(".")
     for section in sections:
-        cls = _fields(cls).get(section, type(None)) if dataclasses.is_dataclass(cls) else type(None)
+        cls = _field_types(cls).get(section, type(None)) if dataclasses.is_dataclass(cls) else type(None)
     prefix = "".join(f"{section}." for section in sections)
     new = _new_name(cls, key, prefix)
     return argument if new == key else f"--{prefix}{new}{equals}{value}"
@@ -136,39 +138,39 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
     try:
         return msgspec.convert(value, kind, dec_hook=lambda to, given: to(given))
     except (msgspec.ValidationError, TypeError) as error:
-        wanted = " or ".join(map(repr, typing.get_args(kind))) if "enum" in str(error) else _name(kind)
+        wanted = " or ".join(map(repr, typing.get_args(kind))) if "enum" in str(error) else _type_name(kind)
         raise UsageError(f"{where} is {value!r}; wanted {wanted}") from error
 
 
-def _name(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
 
 
-def _options(cls: type, prefix: str = "--") -> dict[str, Any]:
+def _option_types(cls: type, prefix: str = "--") -> dict[str, Any]:
     """The options of `cls`, nested ones included, and their types."""
     options: dict[str, Any] = {}
-    for name, kind in _fields(cls).items():
+    for name, kind in _field_types(cls).items():
         section = dataclasses.is_dataclass(kind)
-        options |= _options(typing.cast(type, kind), f"{prefix}{name}.") if section else {prefix + name: kind}
+        options |= _option_types(typing.cast(type, kind), f"{prefix}{name}.") if section else {prefix + name: kind}
     return options
 
 
 def _check_options(cls: type, arguments: list[str]) -> list[str]:
     """Raise UsageError for an unknown option; return the arguments with `true` as `True`, `false` as `False`."""
-    options = {**_options(cls), "--help": None}
+    options = {**_option_types(cls), "--help": None}
     tables = tuple(f"{option}." for option, kind in options.items() if typing.get_origin(kind) is dict)
     name = ""
     for i, argument in enumerate(arguments):
         if argument.startswith("--"):
             name = "--" + argument[2:].partition("=")[0].replace("-", "_")
             if name not in options and not name.startswith(tables):
-                raise UsageError(f"unknown option {argument.partition('=')[0]}{_nearest(name, list(options))}")
+                raise UsageError(f"unknown option {argument.partition('=')[0]}{_suggestion(name, list(options))}")
         elif bool in (options.get(name), *typing.get_args(options.get(name))):
             arguments[i] = argument.capitalize()
     return arguments
 
 
-def _nearest(given: str, known: list[str]) -> str:
+def _suggestion(given: str, known: list[str]) -> str:
     # For a key without its section (`--steps`), suggest the same key in a section (`--optim.steps`).
     sectioned = [k for k in known if k.rpartition(".")[2] == given.lstrip("-").rpartition(".")[2]]
     matches = sectioned or difflib.get_close_matches(given, known, n=1, cutoff=0.4)

@@ -21,7 +21,7 @@ REPEATED = "repeated"  # further copies of a document whose source has a weight 
 CHANGED = "changed"  # bytes only, no documents: text that normalisation lengthened or shortened
 MALFORMED = "malformed"
 INCOMING = (READ, REPEATED)  # reasons that add documents; all others take them away
-EXAMPLES = 5  # malformed records named in an error
+MAX_EXAMPLES = 5  # malformed records named in an error
 
 
 class Tally(msgspec.Struct):
@@ -54,15 +54,15 @@ class Counts(msgspec.Struct):
         self.tallies.setdefault(source, {}).setdefault(reason, Tally()).add(documents, size)
 
     def add_example(self, text: str) -> None:
-        """Note a malformed record for the error message; only the first EXAMPLES are kept."""
-        if len(self.examples) < EXAMPLES:
+        """Note a malformed record for the error message; only the first MAX_EXAMPLES are kept."""
+        if len(self.examples) < MAX_EXAMPLES:
             self.examples.append(text)
 
     def merge(self, other: "Counts") -> Self:
         """Add the counts of `other` to these, in place."""
         for source, reason, tally in other.rows():
             self.add(source, reason, tally.bytes, tally.documents)
-        self.examples = (self.examples + other.examples)[:EXAMPLES]
+        self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
         return self
 
     def rows(self) -> Iterator[tuple[str, str, Tally]]:

@@ -65,7 +65,7 @@ _WRITE_HINTS = {
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def wrap_write_errors(path: Path) -> Iterator[None]:
     """Context: raise an OSError as an OutputError that names `path` and says what to try."""
     try:
         yield
@@ -77,8 +77,8 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Context: raise an OSError as an InputError that names `path`, also inside `writing`."""
+def wrap_read_errors(path: Path) -> Iterator[None]:
+    """Context: raise an OSError as an InputError that names `path`, also inside `wrap_write_errors`."""
     try:
         yield
     except OSError as error:

@@ -26,7 +26,7 @@ from gristmill.engine.stage import (
     run_stage,
 )
 from gristmill.errors import UsageError
-from gristmill.io.documents import JSONL, SUFFIXES, CorpusFile, list_corpus, stem
+from gristmill.io.documents import CORPUS_SUFFIXES, JSONL_SUFFIXES, CorpusFile, list_corpus, stem
 from gristmill.io.files import atomic_write, rejects_path
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
@@ -70,7 +70,7 @@ def normalize_text(
         raise UsageError(f"--idx {idx}: {data_dir} has {len(files)} files, so wanted 0 to {(len(files) - 1) // 64}")
     state = target_dir / STATE_DIR
     tasks, pieces = _plan(chosen, targets, state, ftfy)
-    reject_unknown_files(target_dir, targets.values(), SUFFIXES, state / f"{NAME}.jsonl")
+    reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, state / f"{NAME}.jsonl")
     if pieces:  # --max_malformed applies to the whole corpus, below
         run_stage(PIECES, pieces, state, replace(options, max_malformed=1.0), stale_prefix=None)
     counts = run_stage(NAME, tasks, state, options, stale_prefix=None if idx >= 0 else "")
@@ -85,7 +85,7 @@ def output_name(name: str, zst: bool) -> str:
     >>> output_name("book/a.parquet", False), output_name("a.jsonl", True), output_name("a.jsonl.gz", False)
     ('book/a.jsonl.zst', 'a.jsonl.zst', 'a.jsonl.gz')
     """
-    return f"{stem(name)}.jsonl.zst" if zst or not name.endswith(JSONL) else name
+    return f"{stem(name)}.jsonl.zst" if zst or not name.endswith(JSONL_SUFFIXES) else name
 
 
 def _reject_name_collisions(targets: dict[str, Path]) -> None:

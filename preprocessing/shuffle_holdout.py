@@ -27,7 +27,7 @@ from gristmill.engine.stage import (
     run_stage,
 )
 from gristmill.errors import UsageError
-from gristmill.io.documents import SUFFIXES, list_corpus
+from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus
 from gristmill.io.readers import Slice, plan_slices
 from preprocessing.datasets import shares_table, source_weights
 from preprocessing.mixing.drops import check_all_met, write_drops
@@ -83,7 +83,7 @@ def pass1(
     epochs = _run_sampling(source_weight, slices, drops, seed, state, options)
     parts = max(MIN_PARTS, math.ceil(sum(map(_text_bytes, slices)) / MAX_PART_BYTES))
     tasks = [_mix_task(s, drops[s.name], epochs[s.source], parts, seed, out_dir) for s in slices]
-    reject_unknown_files(out_dir, outputs_of(tasks), SUFFIXES, state / f"{PASS_1}.jsonl")
+    reject_unknown_files(out_dir, outputs_of(tasks), CORPUS_SUFFIXES, state / f"{PASS_1}.jsonl")
     counts = run_stage(PASS_1, tasks, state, options)
     check_all_met(counts, drops.values(), tuple(path for path in (duplicates, short_docs) if path))
     bucket_files = {f"{s.label}{SUFFIX}": s.source for s in slices}
@@ -197,7 +197,7 @@ def pass2(
     ]
     ledger = train_dir / STATE_DIR / f"{PASS_2}.jsonl"
     for folder in (train_dir, holdout_dir):
-        reject_unknown_files(folder, outputs_of(tasks), SUFFIXES, ledger)
+        reject_unknown_files(folder, outputs_of(tasks), CORPUS_SUFFIXES, ledger)
     is_all = start == 0 and end >= manifest.parts
     return run_stage(PASS_2, tasks, train_dir / STATE_DIR, options, stale_prefix="" if is_all else None)
 

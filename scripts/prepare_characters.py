@@ -16,7 +16,7 @@ import tyro
 from numpy.typing import NDArray
 
 from gristmill.command import run_with_exit_code
-from gristmill.errors import InputError, UsageError, reading
+from gristmill.errors import InputError, UsageError, wrap_read_errors
 from gristmill.io.files import atomic_write_bytes, sha256_file
 from gristmill.io.token_shards import (
     Manifest,
@@ -65,7 +65,7 @@ def read_characters(text: Path) -> NDArray[np.uint32]:
     """Code points of a text file, with its own line ends; InputError if it is not UTF-8."""
     if not text.is_file():
         raise UsageError(f"{text}: no such file: give a text file")
-    with reading(text):
+    with wrap_read_errors(text):
         data = text.read_bytes()
     try:
         return np.frombuffer(data.decode().encode("utf-32-le"), np.uint32)

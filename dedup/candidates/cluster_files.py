@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dedup.candidates.connected_components import LABEL
 from dedup.candidates.document_ids import DocumentIds
 from gristmill.io.external_sort import ExternalSorter, read_records
-from gristmill.io.parquet_tables import is_table, open_table
+from gristmill.io.parquet_tables import is_table, open_table_writer
 from gristmill.io.pickles import stream_dict, stream_list, stream_value, write_tuple
 
 SCHEMA = pa.schema({"cluster": pa.int64(), "file": pa.string(), "row": pa.int64()})
@@ -43,7 +43,7 @@ def _write_table(path: Path, labels: Iterable[NDArray], document_ids: DocumentId
     for block in labels:
         sorter.add(block)
     last_cluster, last_root = -1, None
-    with open_table(path, SCHEMA) as write:
+    with open_table_writer(path, SCHEMA) as write:
         for block in sorter:
             roots = block["root"]
             is_new = np.append(roots[:1] != last_root, roots[1:] != roots[:-1])

@@ -35,7 +35,7 @@ from dedup.removal.texts import FETCHED, Fetched, TextReader, fetched_path, with
 from gristmill.batches import batched
 from gristmill.counts import Counts
 from gristmill.engine.stage import MemoryBudget
-from gristmill.errors import writing
+from gristmill.errors import wrap_write_errors
 from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.files import atomic_write, atomic_write_bytes
 
@@ -227,6 +227,6 @@ class _Undecided:
         taken.unlink()
 
     def _write(self) -> None:
-        with writing(self.path), self.path.open("ab") as file:
+        with wrap_write_errors(self.path), self.path.open("ab") as file:
             file.write(np.array(self.held, FETCHED).tobytes())
         self.held = []

@@ -11,7 +11,7 @@ from gristmill.counts import READ, Counts
 from gristmill.io.documents import source_of
 from gristmill.io.external_sort import ExternalSorter
 from gristmill.io.keys import stream_keys
-from gristmill.io.parquet_tables import ROW_GROUP, open_table
+from gristmill.io.parquet_tables import ROW_GROUP_SIZE, open_table_writer
 from gristmill.io.pickles import stream_dict, write_stream
 
 KEPT = "kept"
@@ -68,12 +68,12 @@ def write_removals(out_file: Path, names: list[str], blocks: Iterable[NDArray], 
     """
     table = out_file.with_suffix(".parquet")
     values = pa.array(names, pa.string())
-    with ExternalSorter(runs, REMOVAL, _BY_KEY, memory) as sorter, open_table(table, _SCHEMA) as write:
+    with ExternalSorter(runs, REMOVAL, _BY_KEY, memory) as sorter, open_table_writer(table, _SCHEMA) as write:
         for block in blocks:
             sorter.add(block)
         for block in sorter:
-            for start in range(0, len(block), ROW_GROUP):  # a block may be large: make columns of a part at a time
-                write(_columns(block[start : start + ROW_GROUP], values))
+            for start in range(0, len(block), ROW_GROUP_SIZE):  # a block may be large: make columns of a part at a time
+                write(_columns(block[start : start + ROW_GROUP_SIZE], values))
     if out_file != table:
         _write_pickle(out_file, table)
 

@@ -22,7 +22,7 @@ from gristmill.errors import UsageError
 from gristmill.io.documents import CorpusFile
 from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.keys import read_keys
-from gristmill.io.parquet_tables import ROW_GROUP
+from gristmill.io.parquet_tables import ROW_GROUP_SIZE
 from gristmill.io.readers import plan_slices
 
 NAME = "generate_duplicates_dict"
@@ -199,7 +199,7 @@ def write_decided(settings: RemovalSettings, budget: MemoryBudget) -> Counts:
     decided = _decided_paths(settings.work, plan)
     for path in decided:
         counts.merge(msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Counts))
-    found = chain.from_iterable(read_records(path, REMOVAL, ROW_GROUP) for path in decided)
+    found = chain.from_iterable(read_records(path, REMOVAL, ROW_GROUP_SIZE) for path in decided)
     write_removals(settings.out_file, plan.names, found, _runs(settings, "removals"), budget)
     return counts
 

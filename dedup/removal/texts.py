@@ -16,7 +16,7 @@ from dedup.removal.keep_policy import LAST, Keep, Longest, Newest, rank_longest,
 from dedup.removal.members import Span, read_span
 from gristmill.counts import READ, Counts
 from gristmill.engine.stage import MemoryBudget
-from gristmill.errors import InputError, reading
+from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.documents import DocKey, Document, list_corpus, source_of
 from gristmill.io.external_sort import ExternalSorter, write_records
 from gristmill.io.files import atomic_write
@@ -209,7 +209,7 @@ class TextReader:
             if len(self.open) == _OPEN:
                 os.close(self.open.popitem(last=False)[1])
             path = fetched_path(self.work, number).with_suffix(".text")
-            with reading(path):
+            with wrap_read_errors(path):
                 self.open[number] = os.open(path, os.O_RDONLY)
         return self.open[number]
 

@@ -42,12 +42,12 @@ def execute(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
 
 def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
     # Workers forked from a server inherit no threads of this process, and the modules are imported once.
-    with _uninterrupted():
+    with _delay_sigint():
         start_fork_server(sorted({call.function.__module__ for call in calls}))
     context, others = multiprocessing.get_context("forkserver"), set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=exit_with_parent)
     try:
-        with _uninterrupted():  # a worker interrupted while it starts would print a traceback
+        with _delay_sigint():  # a worker interrupted while it starts would print a traceback
             futures = {pool.submit(call): position for position, call in enumerate(calls)}
         for future in as_completed(futures):
             yield futures[future], future.result()
@@ -64,7 +64,7 @@ def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int,
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def _delay_sigint() -> Iterator[None]:
     """Delay SIGINT until the block ends.
 
     Masking the signal is not enough: another thread, such as one of NumPy's, would receive it, and

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from gristmill.counts import Counts
-from gristmill.errors import writing
+from gristmill.errors import wrap_write_errors
 
 
 class LedgerEntry(msgspec.Struct):
@@ -34,18 +34,18 @@ class Ledger:
         if not self.path.exists():
             return {}
         entries = (_decode(line) for line in self.path.read_bytes().splitlines())
-        return {entry.task: self._with_paths(entry, os.path.join) for entry in entries if entry}
+        return {entry.task: self._convert_paths(entry, os.path.join) for entry in entries if entry}
 
     def append(self, entry: LedgerEntry) -> None:
         """Write an entry. Raises OutputError if that is not possible."""
-        relative = self._with_paths(entry, lambda folder, path: os.path.relpath(path, folder))
-        with writing(self.path):
+        relative = self._convert_paths(entry, lambda folder, path: os.path.relpath(path, folder))
+        with wrap_write_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as file:
                 # Begin on a new line: the last one may have been cut short.
                 file.write(b"\n" + msgspec.json.encode(relative) + b"\n")
 
-    def _with_paths(self, entry: LedgerEntry, convert: Callable[[str, str], str]) -> LedgerEntry:
+    def _convert_paths(self, entry: LedgerEntry, convert: Callable[[str, str], str]) -> LedgerEntry:
         folder = os.path.abspath(self.path.parent)
         outputs = {os.path.normpath(convert(folder, path)): size for path, size in entry.outputs.items()}
         return LedgerEntry(entry.task, entry.fingerprint, outputs, entry.counts)

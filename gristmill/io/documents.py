@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from gristmill.errors import UsageError, reading
+from gristmill.errors import UsageError, wrap_read_errors
 from gristmill.io.files import walk
 
-JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-TABLES = (".parquet", ".arrow")
-SUFFIXES = JSONL + TABLES
+JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+TABLE_SUFFIXES = (".parquet", ".arrow")
+CORPUS_SUFFIXES = JSONL_SUFFIXES + TABLE_SUFFIXES
 KEY_FIELD = "gristmill_key"  # shuffle_holdout stores a document's key in this field, as it moves to another file
 _PAIR_SEPARATOR = re.compile(r"@\d+ :: ")  # between the two keys of a line in duplicate_pairs.txt
 
@@ -58,8 +58,8 @@ def source_of(file: str) -> str:
 
 
 def stem(name: str) -> str:
-    """The file name without its corpus suffix (one of SUFFIXES)."""
-    return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
+    """The file name without its corpus suffix (one of CORPUS_SUFFIXES)."""
+    return next((name.removesuffix(suffix) for suffix in CORPUS_SUFFIXES if name.endswith(suffix)), name)
 
 
 class Document(msgspec.Struct):
@@ -119,9 +119,11 @@ def list_corpus(root: Path, prefix: str = "") -> list[CorpusFile]:
     if not root.is_dir():
         wanted = "a folder, and it is a file" if root.exists() else "a folder, and there is none"
         raise UsageError(f"{root}: wanted {wanted} of that name. Check the path")
-    paths = [path for path in walk(root) if path.name.endswith(SUFFIXES) and not _is_cache(path)]
+    paths = [path for path in walk(root) if path.name.endswith(CORPUS_SUFFIXES) and not _is_cache(path)]
     if not paths:
-        raise UsageError(f"{root} holds no corpus file: wanted {', '.join('*' + s for s in SUFFIXES)} in it or below")
+        raise UsageError(
+            f"{root} holds no corpus file: wanted {', '.join('*' + s for s in CORPUS_SUFFIXES)} in it or below"
+        )
     files = [CorpusFile(path, prefix + _relative_name(path, root), _size(path)) for path in paths]
     return sorted(files, key=lambda file: file.name)
 
@@ -138,7 +140,7 @@ def list_source(folder: Path, source: str) -> list[CorpusFile]:
 
 
 def _size(path: Path) -> int:
-    with reading(path):  # the path may be a dangling link
+    with wrap_read_errors(path):  # the path may be a dangling link
         return path.stat().st_size
 
 

@@ -9,10 +9,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.errors import writing
+from gristmill.errors import wrap_write_errors
 from gristmill.io.files import atomic_write
 
-_IN_FLIGHT = 4  # copies of each record in memory while it is sorted or merged
+_COPIES = 4  # copies of each record in memory while it is sorted or merged
 _MIN_BLOCK = 1024  # records in a block, however small the memory
 
 
@@ -33,7 +33,7 @@ class ExternalSorter:
 
     def __init__(self, folder: Path, dtype: np.dtype, keys: tuple[str, ...], memory: int) -> None:
         self.folder, self.dtype, self.keys = folder, dtype, keys
-        self.capacity = max(_MIN_BLOCK, memory // (_IN_FLIGHT * dtype.itemsize))  # records held
+        self.capacity = max(_MIN_BLOCK, memory // (_COPIES * dtype.itemsize))  # records held
         self._held: list[NDArray] = []
         self._count = 0
         self._runs: list[Path] = []
@@ -65,9 +65,9 @@ class ExternalSorter:
     def _sort_held(self) -> list[NDArray]:
         """The records in memory as one sorted array; an empty list if there are none."""
         held, self._held, self._count = self._held, [], 0
-        return [self._in_order(held)] if held else []
+        return [self._sort(held)] if held else []
 
-    def _in_order(self, parts: list[NDArray]) -> NDArray:
+    def _sort(self, parts: list[NDArray]) -> NDArray:
         records = np.concatenate(parts)
         parts.clear()
         return records[np.lexsort([records[key] for key in reversed(self.keys)])]
@@ -75,7 +75,7 @@ class ExternalSorter:
     def _spill(self) -> None:
         for records in self._sort_held():
             path = self.folder / f"{len(self._runs):06}.run"
-            with writing(path):
+            with wrap_write_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(records.view(np.uint8).data)
             self._runs.append(path)
@@ -88,9 +88,9 @@ class ExternalSorter:
             first = min(range(len(runs)), key=lambda i: tuple(runs[i].block[-1][key] for key in self.keys))
             bound = runs[first].block[-1]
             # Stability: run `first` may have more records equal to the bound, which come before those of later runs.
-            yield self._in_order([run.take(self._upto(run.block, bound, i <= first)) for i, run in enumerate(runs)])
+            yield self._sort([run.take(self._count_up_to(run.block, bound, i <= first)) for i, run in enumerate(runs)])
 
-    def _upto(self, records: NDArray, bound: np.void, equal: bool) -> int:
+    def _count_up_to(self, records: NDArray, bound: np.void, equal: bool) -> int:
         """The number of sorted `records` below `bound` or, with `equal`, up to it."""
         low, high = 0, len(records)
         for key in self.keys:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gristmill.errors import writing
+from gristmill.errors import wrap_write_errors
 
 PARTIAL = ".partial"  # suffix of temporary files; an interrupted write leaves one, the next attempt removes it
 
@@ -46,7 +46,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     'whole'
     """
     temporary = unique_partial_path(path)
-    with writing(path):
+    with wrap_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
@@ -103,7 +103,7 @@ def locked(path: Path) -> Iterator[None]:
 
     The operating system releases it when the process ends.
     """
-    with writing(path):
+    with wrap_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
     with file:

@@ -11,7 +11,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError
-from gristmill.io.parquet_tables import is_table, open_table, read_table, stream_table
+from gristmill.io.parquet_tables import is_table, open_table_writer, read_table, stream_table
 from gristmill.io.pickles import dump_pickle, load_pickle
 
 Rows = NDArray[np.int64]
@@ -26,7 +26,7 @@ def read_keys(path: Path, files: Collection[str] | None = None) -> KeySet:
     if there is no such file, InputError if it is damaged or no key set.
     """
     if is_table(path):
-        return _from_table(read_table(path, {"file", "row"}, None if files is None else _is_one_of(files)))
+        return _from_table(read_table(path, {"file", "row"}, None if files is None else _file_in(files)))
     value = load_pickle(path)
     if not isinstance(value, Mapping):
         raise InputError(f"{path} holds a {type(value).__name__}: wanted a dict of file names to sets of rows")
@@ -62,7 +62,7 @@ def write_keys(path: Path, keys: KeySet) -> None:
     if not is_table(path):
         dump_pickle(path, {file: set(rows.tolist()) for file, rows in keys.items()})
         return
-    with open_table(path, pa.schema({"file": pa.string(), "row": pa.int64()})) as write:
+    with open_table_writer(path, pa.schema({"file": pa.string(), "row": pa.int64()})) as write:
         for file, rows in keys.items():
             write({"file": pa.repeat(file, len(rows)), "row": pa.array(rows, pa.int64())})
 
@@ -78,7 +78,7 @@ def _is_sorted(path: Path) -> bool:
     return all(one.statistics.max <= other.statistics.min for one, other in pairwise(columns))
 
 
-def _is_one_of(files: Collection[str]) -> pa.compute.Expression:
+def _file_in(files: Collection[str]) -> pa.compute.Expression:
     named = pa.array(sorted(files), pa.string())
     return pa.compute.field("file").isin(named) if files else pa.compute.scalar(False)  # Arrow rejects an empty set
 

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import zstandard
 
-from gristmill.errors import InputError, reading
+from gristmill.errors import InputError, wrap_read_errors
 
 _CHUNK = 1 << 18  # bytes
 _ZSTD_WINDOW = 1 << 31  # bytes; files of zstd --long=31 need it
@@ -22,7 +22,7 @@ def read_lines(path: Path, start: int = 0, end: int | None = None) -> Iterator[b
     """
     count = 0
     try:
-        with reading(path), path.open("rb") as file:
+        with wrap_read_errors(path), path.open("rb") as file:
             for line in split_lines(_chunks(path, file, start, end)):
                 yield line
                 count += 1

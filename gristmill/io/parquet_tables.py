@@ -12,7 +12,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io.files import atomic_write
 
 Columns = Mapping[str, pa.Array]
-ROW_GROUP = 1 << 17  # rows in each row group of a table
+ROW_GROUP_SIZE = 1 << 17  # rows in each row group of a table
 
 
 def is_table(path: Path) -> bool:
@@ -55,15 +55,15 @@ def stream_table(path: Path, columns: Collection[str]) -> Iterator[pa.Table]:
 
 def write_table(path: Path, columns: Columns) -> None:
     """Write a Parquet table atomically."""
-    with open_table(path, pa.table(columns).schema) as write:
+    with open_table_writer(path, pa.table(columns).schema) as write:
         write(columns)
 
 
 @contextmanager
-def open_table(path: Path, schema: pa.Schema) -> Iterator[Callable[[Columns], None]]:
+def open_table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[Columns], None]]:
     """Yield a function that appends rows to a Parquet table; publish the table when the block ends without an error.
 
-    Row groups have ROW_GROUP rows, however many each call appends, so that the same rows give the
+    Row groups have ROW_GROUP_SIZE rows, however many each call appends, so that the same rows give the
     same bytes. Memory holds one row group and the rows of one call.
     """
     with atomic_write(path) as temporary, pa.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
@@ -72,9 +72,9 @@ def open_table(path: Path, schema: pa.Schema) -> Iterator[Callable[[Columns], No
         def write(columns: Columns) -> None:
             nonlocal held
             held = pa.concat_tables([held, pa.table(columns, schema=schema)])
-            while held.num_rows >= ROW_GROUP:
-                writer.write_table(held.slice(0, ROW_GROUP))
-                held = held.slice(ROW_GROUP)
+            while held.num_rows >= ROW_GROUP_SIZE:
+                writer.write_table(held.slice(0, ROW_GROUP_SIZE))
+                held = held.slice(ROW_GROUP_SIZE)
 
         yield write
         if held.num_rows:

@@ -12,17 +12,17 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from gristmill.counts import MALFORMED, READ, Counts
-from gristmill.errors import InputError, reading
-from gristmill.io.documents import JSONL, CorpusFile, DocKey, Document, source_of
+from gristmill.errors import InputError, wrap_read_errors
+from gristmill.io.documents import JSONL_SUFFIXES, CorpusFile, DocKey, Document, source_of
 from gristmill.io.lines import line_starts, read_lines
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
 
 SLICE_BYTES = 64 << 20  # larger .jsonl and .parquet files are cut into slices of about this size, one task each
-MAX_LINE = 1 << 30
+MAX_LINE_BYTES = 1 << 30
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_RECORD = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_TEXT = msgspec.json.Decoder(str)
+_RECORD_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TEXT_DECODER = msgspec.json.Decoder(str)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def read_documents(
     `by_original_source` counts under the source of Document.original_key instead of the slice's.
     Raises InputError if the file is truncated, corrupt or unreadable, or has no column `text`.
     """
-    rows = _read_lines if part.name.endswith(JSONL) else _read_table
+    rows = _read_lines if part.name.endswith(JSONL_SUFFIXES) else _read_table
     for row, record in rows(part):
         try:
             document = _to_document(record, DocKey(part.name, row))
@@ -110,11 +110,11 @@ def _to_document(record: bytes | dict[str, Any], key: DocKey) -> Document:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    if len(line) > MAX_LINE:
+    if len(line) > MAX_LINE_BYTES:
         raise Malformed("line over 1 GiB")
     try:
         line.decode()
-        return _RECORD.decode(line)
+        return _RECORD_DECODER.decode(line)
     except UnicodeDecodeError:
         raise Malformed("invalid UTF-8") from None
     except (msgspec.DecodeError, RecursionError):
@@ -123,7 +123,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 def _decode_text(raw: msgspec.Raw) -> str | None:
     try:
-        return _TEXT.decode(raw)
+        return _TEXT_DECODER.decode(raw)
     except msgspec.ValidationError:
         raise Malformed("text is null" if bytes(raw) == b"null" else "text is not a string") from None
     except msgspec.DecodeError:
@@ -155,7 +155,7 @@ def _read_table(part: Slice) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
     """Yield (row, record) of a Parquet or Arrow file; for a record with invalid UTF-8, the bytes of its text."""
     row = part.first_row
     try:
-        with reading(Path(part.path)):
+        with wrap_read_errors(Path(part.path)):
             for batch in _batches(part):
                 yield from enumerate(_records(batch), row)
                 row += batch.num_rows

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.errors import InputError, UsageError, writing
+from gristmill.errors import InputError, UsageError, wrap_write_errors
 from gristmill.io.files import atomic_write_bytes, flush_to_disk, sha256_file, unique_partial_path
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -127,7 +127,7 @@ class TokenShardWriter:
 
     def __enter__(self) -> Self:
         self._partial = unique_partial_path(self._bin)
-        with writing(self._bin):
+        with wrap_write_errors(self._bin):
             self.prefix.parent.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = self._partial.open("wb")
         self._digest = hashlib.sha256()
@@ -141,14 +141,14 @@ class TokenShardWriter:
         """Append several documents: their ids, concatenated, and the number of ids of each."""
         assert sum(lengths) == len(ids)
         data = np.asarray(ids, dtype=self.dtype).tobytes()
-        with writing(self._bin):
+        with wrap_write_errors(self._bin):
             self._file.write(data)
         self._digest.update(data)
         self.lengths += lengths
 
     def __exit__(self, kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
         try:
-            with writing(self._bin):
+            with wrap_write_errors(self._bin):
                 self._file.close()
                 if kind is None:
                     flush_to_disk(self._partial)
@@ -157,7 +157,7 @@ class TokenShardWriter:
             self._partial.unlink(missing_ok=True)
         if kind is None:
             self.sha256 = self._digest.hexdigest()
-            index = _index(np.array(self.lengths, dtype=np.int32), self.dtype)
+            index = _idx_bytes(np.array(self.lengths, dtype=np.int32), self.dtype)
             atomic_write_bytes(self.prefix.with_name(self.prefix.name + ".idx"), index)
 
     @property
@@ -177,7 +177,7 @@ class TokenShard:
 
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
-        index = _read(prefix.with_name(prefix.name + ".idx"))
+        index = _read_bytes(prefix.with_name(prefix.name + ".idx"))
         if len(index) < _HEADER.size or not index.startswith(MAGIC):
             raise InputError(f"{prefix}.idx is not a Megatron index: run tokenize_corpus again")
         _, _, code, sequences, documents = _HEADER.unpack_from(index)
@@ -187,11 +187,11 @@ class TokenShard:
             )
         self.lengths = np.frombuffer(index, np.int32, sequences, _HEADER.size)
         self.offsets = np.frombuffer(index, np.int64, sequences, _HEADER.size + 4 * sequences)
-        if index != _index(self.lengths, _DTYPE_CODES[code]):
+        if index != _idx_bytes(self.lengths, _DTYPE_CODES[code]):
             raise InputError(
                 f"{prefix}.idx is damaged, or has documents of several sequences: run tokenize_corpus again"
             )
-        self.tokens = _map(prefix.with_name(prefix.name + ".bin"), _DTYPE_CODES[code])
+        self.tokens = _memory_map(prefix.with_name(prefix.name + ".bin"), _DTYPE_CODES[code])
         if len(self.tokens) != int(self.lengths.sum()):
             raise InputError(f"{prefix}.bin and .idx disagree on the number of tokens: run tokenize_corpus again")
 
@@ -228,7 +228,7 @@ def verify_shards(folder: Path) -> Manifest:
     return manifest
 
 
-def _index(lengths: NDArray[np.int32], dtype: np.dtype) -> bytes:
+def _idx_bytes(lengths: NDArray[np.int32], dtype: np.dtype) -> bytes:
     """The .idx file of documents with these numbers of tokens."""
     ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
     pointers = np.concatenate([np.zeros(1, np.int64), ends])[: len(lengths)]
@@ -237,7 +237,7 @@ def _index(lengths: NDArray[np.int32], dtype: np.dtype) -> bytes:
     return header + lengths.tobytes() + pointers.tobytes() + documents.tobytes()
 
 
-def _map(path: Path, dtype: np.dtype) -> NDArray[np.integer]:
+def _memory_map(path: Path, dtype: np.dtype) -> NDArray[np.integer]:
     try:
         size = path.stat().st_size
         return np.memmap(path, dtype, mode="r") if size else np.empty(0, dtype)  # an empty file cannot be mapped
@@ -245,7 +245,7 @@ def _map(path: Path, dtype: np.dtype) -> NDArray[np.integer]:
         raise InputError(f"{path} is not readable ({error}): run tokenize_corpus again") from error
 
 
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 import zstandard
 
-from gristmill.errors import writing
+from gristmill.errors import wrap_write_errors
 from gristmill.io.files import atomic_write, rejects_path
 
 ZSTD_LEVEL = 3
@@ -56,20 +56,20 @@ class Rejects:
 
     def __init__(self, output: Path) -> None:
         self.path = rejects_path(output)
-        with writing(self.path):
+        with wrap_write_errors(self.path):
             self.path.unlink(missing_ok=True)
 
     def add(self, file: str, row: int, reason: str, record: bytes | dict[str, Any]) -> None:
         """Append a record: its file, its row there (from 0), why it is malformed, and its bytes or fields."""
         raw = record if isinstance(record, bytes) else msgspec.json.encode(record, enc_hook=str)
-        entry = {"file": file, "line": row + 1, "reason": reason, **_printable(raw)}
-        with writing(self.path):
+        entry = {"file": file, "line": row + 1, "reason": reason, **_raw_field(raw)}
+        with wrap_write_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as stored:
                 stored.write(msgspec.json.encode(entry) + b"\n")
 
 
-def _printable(raw: bytes) -> dict[str, str]:
+def _raw_field(raw: bytes) -> dict[str, str]:
     try:
         return {"raw": raw.decode()}
     except UnicodeDecodeError:

@@ -21,7 +21,7 @@ import pyarrow.ipc
 import zstandard
 from numpy.typing import NDArray
 
-from gristmill.errors import InputError, UsageError, reading
+from gristmill.errors import InputError, UsageError, wrap_read_errors
 from gristmill.io.files import atomic_write, atomic_write_bytes
 from gristmill.io.writers import zstd_compressor
 
@@ -152,7 +152,7 @@ class BucketFile:
 
     def read_part(self, part: int) -> Iterator[BucketDocument]:
         """Every document of one part, in the order of the file. InputError if the file is damaged."""
-        with reading(self.path), self.path.open("rb") as file:
+        with wrap_read_errors(self.path), self.path.open("rb") as file:
             for frame in self.frames:
                 if frame.part != part:
                     continue

@@ -22,7 +22,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from gristmill.errors import InputError, OutputError, UsageError, require, writing
+from gristmill.errors import InputError, OutputError, UsageError, require, wrap_write_errors
 from gristmill.io.files import PARTIAL, atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.record import RECORD, CheckpointRecord, verify
@@ -184,13 +184,13 @@ class CheckpointManager:
     def _begin(self, temporary: Path) -> None:
         for leftover in self.folder.glob(f"*{PARTIAL}"):
             _remove(leftover)
-        with writing(temporary):
+        with wrap_write_errors(temporary):
             temporary.mkdir(parents=True)
 
     def _commit(self, record: CheckpointRecord, temporary: Path, final: Path) -> None:
         """Rename a written checkpoint to its final name, then point `latest` to it; both are atomic."""
         atomic_write_bytes(temporary / RECORD, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-        with writing(final):
+        with wrap_write_errors(final):
             flush_to_disk(temporary)  # torch has flushed the files, this flushes the folder's entries
             if final.exists():  # damaged, and the run resumed from an earlier one
                 final.replace(final.with_name(f"{final.name}.replaced{PARTIAL}"))
@@ -241,13 +241,13 @@ def load_model(folder: Path, state: State, world: World, say: Callable[[str], No
 
 def _hashes(folder: Path, rank: int) -> dict[str, str]:
     """SHA-256 of every file that this rank wrote."""
-    with writing(folder):
+    with wrap_write_errors(folder):
         names = sorted(path.name for path in folder.glob(f"__{rank}_*")) + [METADATA] * (rank == 0)
         return {name: sha256_file(folder / name) for name in names}
 
 
 def _remove(path: Path) -> None:
-    with writing(path):
+    with wrap_write_errors(path):
         if path.is_dir():
             shutil.rmtree(path)
         else:

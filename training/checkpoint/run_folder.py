@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gristmill.errors import InputError, OutputError, UsageError, writing
+from gristmill.errors import InputError, OutputError, UsageError, wrap_write_errors
 from gristmill.io.files import atomic_write_bytes
 from training.distributed.mesh import World
 from training.model.model_config import ModelConfig
@@ -32,7 +32,7 @@ def lock_run_folder(out_dir: Path, identity: dict[str, Any], steps: int, world: 
     locks: list[Any] = []  # on rank 0 only; the kernel releases it however the process ends
 
     def lock() -> None:
-        with writing(out_dir):
+        with wrap_write_errors(out_dir):
             out_dir.mkdir(parents=True, exist_ok=True)
             locks.append((out_dir / ".lock").open("w"))
         try:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tyro.conf import Positional
 
 from gristmill.engine.stage import parse_size
-from gristmill.errors import OutputError, UsageError, writing
+from gristmill.errors import OutputError, UsageError, wrap_write_errors
 from gristmill.io.files import atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from gristmill.io.token_shards import TokenizerRecord
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
@@ -54,7 +54,7 @@ def export_hf(
     limit = parse_size(shard_size)
     require_empty(out_dir)
     partial = partial_path(out_dir)
-    with single_process_group() as group, writing(out_dir):
+    with single_process_group() as group, wrap_write_errors(out_dir):
         path, record = open_checkpoint(checkpoint, group, lambda text: print(text, file=sys.stderr))
         model = model_config(record)
         architecture = find_architecture(model)

@@ -11,7 +11,7 @@ import safetensors
 from torch import Tensor
 from tyro.conf import Positional
 
-from gristmill.errors import InputError, UsageError, writing
+from gristmill.errors import InputError, UsageError, wrap_write_errors
 from gristmill.io.files import atomic_write, sha256_file
 from gristmill.io.token_shards import TokenizerRecord
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
@@ -126,7 +126,7 @@ def _copy_tokenizer(source: Path, out_dir: Path, model: ModelConfig, config: dic
     end = end if isinstance(end, int) else -1  # unknown
     if not source.is_file():
         return TokenizerRecord("", "", model.vocab_size, end)
-    with writing(out_dir), atomic_write(out_dir / TOKENIZER) as temporary:
+    with wrap_write_errors(out_dir), atomic_write(out_dir / TOKENIZER) as temporary:
         shutil.copyfile(source, temporary)
     return TokenizerRecord(TOKENIZER, sha256_file(source), model.vocab_size, end)
 

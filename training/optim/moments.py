@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gristmill.errors import InputError, reading, writing
+from gristmill.errors import InputError, wrap_read_errors, wrap_write_errors
 from training.memory.scratch_files import make_scratch_folder, open_scratch_file
 from training.optim.flat_buckets import BUCKETS_IN_FLIGHT, Bucket
 
@@ -150,7 +150,7 @@ class MomentsOnDisk:
         at = self.buckets[index].start * self.dtype.itemsize
         for name, values in zip(STATES, self._slot(index), strict=True):
             path, room, checksum = self.paths[name], _bytes(values), self.checksums[name][index]
-            with reading(path):
+            with wrap_read_errors(path):
                 complete = _read_at(self.files[name], room, at)
             if not complete or checksum not in (None, zlib.crc32(room)):
                 raise InputError(
@@ -164,7 +164,7 @@ class MomentsOnDisk:
         for name, values in zip(STATES, self._slot(index), strict=True):
             data = _bytes(values)
             self.checksums[name][index] = zlib.crc32(data)
-            with writing(self.paths[name]):
+            with wrap_write_errors(self.paths[name]):
                 _write_at(self.files[name], data, at)
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.errors import require, writing
+from gristmill.errors import require, wrap_write_errors
 from gristmill.io.files import atomic_write_bytes
 from training.reporting.throughput import Throughput
 
@@ -73,7 +73,7 @@ class Reporter:
         """
         if not self.active:
             return
-        with writing(self.path):
+        with wrap_write_errors(self.path):
             kept = [json.dumps(record) + "\n" for record in read_metrics(self.path) if 0 < record["step"] <= step]
             atomic_write_bytes(self.path, "".join(kept).encode())
             self._file = self.path.open("a", encoding="utf-8")
@@ -97,7 +97,7 @@ class Reporter:
         """Append a record to metrics.jsonl; numbers and text go to TensorBoard too, as `kind/name`."""
         if not self.active:
             return
-        with writing(self.path):
+        with wrap_write_errors(self.path):
             self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
             self._file.flush()
         if self.tensorboard:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gristmill.errors import InputError, UsageError
 from gristmill.io import parquet_tables as module
 from gristmill.io.keys import read_keys, stream_keys, write_keys
-from gristmill.io.parquet_tables import open_table, read_table, write_table
+from gristmill.io.parquet_tables import open_table_writer, read_table, write_table
 
 SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "why": pa.string()})
 NAMES = st.text("ab/é东", min_size=1, max_size=3)
@@ -32,7 +32,7 @@ def columns(file: str, first: int, stop: int) -> dict[str, pa.Array]:
 def test_the_keys_of_some_files(tmp_path_factory: pytest.TempPathFactory, suffix: str, sets, wanted) -> None:
     path = tmp_path_factory.getbasetemp() / f"some{suffix}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ROW_GROUP", 7)
+        patch.setattr(module, "ROW_GROUP_SIZE", 7)
         write_keys(path, {file: np.array(sorted(rows), np.int64) for file, rows in sets.items()})
     found = {file: rows.tolist() for file, rows in read_keys(path, wanted).items()}
     assert found == {file: sorted(rows) for file, rows in sets.items() if file in wanted}
@@ -40,9 +40,9 @@ def test_the_keys_of_some_files(tmp_path_factory: pytest.TempPathFactory, suffix
 
 
 def test_row_groups_of_other_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROW_GROUP", 100)
+    monkeypatch.setattr(module, "ROW_GROUP_SIZE", 100)
     path = tmp_path / "a.parquet"
-    with open_table(path, SCHEMA) as write:
+    with open_table_writer(path, SCHEMA) as write:
         for number in range(30):
             write(columns(f"s/{number:02}", 0, 90))
     metadata = pa.parquet.read_metadata(path)
@@ -68,9 +68,9 @@ def test_the_rows_of_each_call_do_not_change_the_bytes(
     folder = tmp_path_factory.getbasetemp()
     bounds = [0, *sorted(cuts), 50]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ROW_GROUP", 12)
+        patch.setattr(module, "ROW_GROUP_SIZE", 12)
         write_table(folder / "whole.parquet", columns("a", 0, 50))
-        with open_table(folder / "pieces.parquet", SCHEMA) as write:
+        with open_table_writer(folder / "pieces.parquet", SCHEMA) as write:
             for first, stop in pairwise(bounds):
                 write(columns("a", first, stop))
     assert (folder / "whole.parquet").read_bytes() == (folder / "pieces.parquet").read_bytes()
@@ -79,11 +79,11 @@ def test_the_rows_of_each_call_do_not_change_the_bytes(
 
 
 def test_a_table_is_written_atomically(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), open_table(tmp_path / "a.parquet", SCHEMA) as write:
+    with pytest.raises(RuntimeError), open_table_writer(tmp_path / "a.parquet", SCHEMA) as write:
         write(columns("a", 0, 5))
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
-    with open_table(tmp_path / "a.parquet", SCHEMA):
+    with open_table_writer(tmp_path / "a.parquet", SCHEMA):
         pass
     assert read_keys(tmp_path / "a.parquet") == read_keys(tmp_path / "a.parquet", ["a"]) == {}
     assert read_table(tmp_path / "a.parquet", {"why"}).schema.names == ["why"]
@@ -122,7 +122,7 @@ def test_a_file_without_keys_is_an_error(tmp_path: Path, files: list[str] | None
 def test_keys_file_by_file(tmp_path_factory: pytest.TempPathFactory, suffix: str, sets) -> None:
     path = tmp_path_factory.getbasetemp() / f"streamed{suffix}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ROW_GROUP", 3)
+        patch.setattr(module, "ROW_GROUP_SIZE", 3)
         write_keys(path, {file: np.array(sorted(rows), np.int64) for file, rows in sets.items()})
     found = [(file, rows.tolist()) for file, rows in stream_keys(path)]
     assert found == [(file, sorted(sets[file])) for file in sorted(sets)]
