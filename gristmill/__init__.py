@@ -1,3 +1,3 @@
-"""Ground layer under all other packages: command lines, configuration, errors, engine, file formats. No torch."""
+"""Base package that all others import: command lines, configuration, errors, engine, file formats; never torch."""
 
 __version__ = "0.1.0"

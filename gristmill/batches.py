@@ -1,4 +1,4 @@
-"""Cutting an iterable into batches, by count, by size, or by both."""
+"""Cut an iterable into batches, by count, by total size, or by both."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ def batched(
     size: int | None = None,
     size_of: Callable[[Any], int] = len,
 ) -> Iterator[list[Item]]:
-    """Lists of consecutive items; a list ends once it has `count` items, or a total size of `size` or more.
+    """Yield lists of consecutive items; a list ends once it has `count` items or a total size of at least `size`.
 
     The total size of a list is the sum of `size_of(item)`; it exceeds `size` by less than its last
     item. The last list may be shorter; no list is empty.

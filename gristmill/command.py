@@ -34,7 +34,7 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
 
     Args:
         functions: Typed functions; their docstrings are the help.
-        arguments: The arguments; those of the process by default.
+        arguments: Command-line arguments; sys.argv[1:] by default.
         prog: Name of the program in the help.
     """
     named = {function.__name__: _name_positionals(_imported_by_name(function)) for function in functions}
@@ -61,7 +61,7 @@ def run_with_exit_code(action: Callable[[], Any]) -> int:
 
 
 def wide_console() -> Console:
-    """Console on standard output; 160 columns wide where that is no terminal, so that tables are not cut."""
+    """Console on standard output; 160 columns wide if that is not a terminal, so that tables are not cut."""
     return Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 
 
@@ -72,7 +72,7 @@ def _parse_and_call(parser: Any, arguments: Sequence[str] | None, prog: str | No
 
 
 def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function from its module imported by name, if that module was started as a script.
+    """Return the same function from its module imported by name, if the module was run as a script.
 
     A function of `__main__` cannot be pickled for worker processes.
     """
@@ -84,7 +84,7 @@ def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_positionals(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of the function whose help shows a positional argument as INPUT_DIR, not as PATH."""
+    """Return a copy of the function whose help shows a positional argument as INPUT_DIR, not as PATH."""
     copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
     copy.__doc__, copy.__kwdefaults__ = function.__doc__, function.__kwdefaults__
     for name, hint in get_type_hints(function, include_extras=True).items():

@@ -45,7 +45,7 @@ def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None)
 
 
 def _take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
-    """The last value of `option` in `argv` (`--x v` or `--x=v`), and the other arguments."""
+    """Return the last value of `option` in `argv` (`--x v` or `--x=v`), and the other arguments."""
     value, rest, waiting = None, [], False
     for argument in argv:
         if waiting or argument.startswith(option + "="):
@@ -69,7 +69,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any:
-    """Build `cls` from a TOML table; missing required values become tyro.MISSING, for the command line to give."""
+    """Build `cls` from a TOML table; missing required values are tyro.MISSING: the command line must give them."""
     types = _field_types(cls)
     table = _rename_keys(cls, table, file, prefix)
     for key in table:
@@ -92,13 +92,13 @@ def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any
 
 
 def _field_types(cls: type) -> dict[str, Any]:
-    """The fields of a dataclass and their types."""
+    """Types of the fields of a dataclass, by name."""
     types = typing.get_type_hints(cls)
     return {field.name: types[field.name] for field in dataclasses.fields(cls)}
 
 
 def _new_name(cls: type, key: str, prefix: str) -> str:
-    """The current name of a key; prints a note if it was renamed."""
+    """Return the current name of a key; print a note if it was renamed."""
     new = getattr(cls, "RENAMED", {}).get(key, key)
     if new != key:
         print(
@@ -109,7 +109,7 @@ def _new_name(cls: type, key: str, prefix: str) -> str:
 
 
 def _rename_keys(cls: type, table: dict[str, Any], file: str, prefix: str) -> dict[str, Any]:
-    """The table with renamed keys under their current names."""
+    """Return the table with old names of keys replaced by their current names."""
     renamed: dict[str, Any] = {}
     for key, value in table.items():
         new = _new_name(cls, key, prefix)
@@ -120,7 +120,7 @@ def _rename_keys(cls: type, table: dict[str, Any], file: str, prefix: str) -> di
 
 
 def _rename_options(cls: type, arguments: list[str]) -> list[str]:
-    """The arguments with renamed options under their current names."""
+    """Return the arguments with old names of options replaced by their current names."""
     return [_rename_option(cls, argument) if argument.startswith("--") else argument for argument in arguments]
 
 
@@ -147,7 +147,7 @@ def _type_name(kind: Any) -> str:
 
 
 def _option_types(cls: type, prefix: str = "--") -> dict[str, Any]:
-    """The options of `cls`, nested ones included, and their types."""
+    """Types of the options of `cls`, nested ones included, by option (`--section.key`)."""
     options: dict[str, Any] = {}
     for name, kind in _field_types(cls).items():
         section = dataclasses.is_dataclass(kind)
@@ -171,6 +171,7 @@ def _check_options(cls: type, arguments: list[str]) -> list[str]:
 
 
 def _suggestion(given: str, known: list[str]) -> str:
+    """End of an error message: the known name most similar to `given`, or all of them if none is."""
     # For a key without its section (`--steps`), suggest the same key in a section (`--optim.steps`).
     sectioned = [k for k in known if k.rpartition(".")[2] == given.lstrip("-").rpartition(".")[2]]
     matches = sectioned or difflib.get_close_matches(given, known, n=1, cutoff=0.4)

@@ -18,20 +18,20 @@ from gristmill.errors import ConservationError, TooManyMalformed
 READ = "read"
 WRITTEN = "written"
 REPEATED = "repeated"  # further copies of a document whose source has a weight above 1
-CHANGED = "changed"  # bytes only, no documents: text that normalisation lengthened or shortened
+CHANGED = "changed"  # bytes, not documents, by which normalisation changed the length of texts
 MALFORMED = "malformed"
-INCOMING = (READ, REPEATED)  # reasons that add documents; all others take them away
-MAX_EXAMPLES = 5  # malformed records named in an error
+INCOMING = (READ, REPEATED)  # reasons that add documents; all others remove them
+MAX_EXAMPLES = 5  # malformed records listed in an error message
 
 
 class Tally(msgspec.Struct):
-    """A number of documents, and their bytes in all."""
+    """Number of documents, and their total size in bytes."""
 
     documents: int = 0
     bytes: int = 0
 
     def add(self, documents: int, size: int) -> None:
-        """Add `documents` of `size` bytes in all."""
+        """Add `documents` with a total of `size` bytes."""
         self.documents += documents
         self.bytes += size
 
@@ -50,11 +50,11 @@ class Counts(msgspec.Struct):
     examples: list[str] = []
 
     def add(self, source: str, reason: str, size: int, documents: int = 1) -> None:
-        """Count `documents`, of `size` bytes in all, under a source and a reason."""
+        """Count `documents`, with a total of `size` bytes, under a source and a reason."""
         self.tallies.setdefault(source, {}).setdefault(reason, Tally()).add(documents, size)
 
     def add_example(self, text: str) -> None:
-        """Note a malformed record for the error message; only the first MAX_EXAMPLES are kept."""
+        """Keep the description of a malformed record for error messages; only the first MAX_EXAMPLES are kept."""
         if len(self.examples) < MAX_EXAMPLES:
             self.examples.append(text)
 
@@ -81,7 +81,7 @@ class Counts(msgspec.Struct):
 
     @property
     def malformed(self) -> int:
-        """Number of malformed records, for all reasons together."""
+        """Total number of malformed records."""
         return sum(tally.documents for _, reason, tally in self.rows() if reason.startswith(MALFORMED))
 
     @property
@@ -91,9 +91,10 @@ class Counts(msgspec.Struct):
         return [reason for reason in seen if self.total(reason).documents]
 
     def check_conserved(self, stage: str) -> dict[str, tuple[int, int]]:
-        """Check that incoming and outgoing documents and bytes are equal per source; return the documents of each.
+        """Check that incoming and outgoing documents and bytes are equal per source.
 
-        Raises ConservationError, whose message begins with `stage`, if they differ.
+        Returns (incoming documents, outgoing documents) by source. Raises ConservationError, whose
+        message begins with `stage`, if they differ.
         """
         totals = {}
         for source in self.tallies:

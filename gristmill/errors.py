@@ -8,7 +8,7 @@
     └── ConservationError   documents were lost: incoming and outgoing counts differ
 
 A message says what was given, what was wanted and what to try. Command lines print it without a
-traceback. Invariants of this code are `assert`s, which do print one.
+traceback. Violated invariants of the code are AssertionErrors, with a traceback.
 """
 
 import errno
@@ -30,11 +30,11 @@ class UsageError(GristmillError, ValueError):
 
 
 class InputError(GristmillError, ValueError):
-    """The input is damaged, and it is unknown how much of it is lost."""
+    """Input is truncated, corrupt or unreadable."""
 
 
 class TooManyMalformed(InputError):
-    """More of the records are malformed than `--max_malformed` allows."""
+    """More records are malformed than `--max_malformed` allows."""
 
 
 class OutputError(GristmillError, OSError):
@@ -42,7 +42,7 @@ class OutputError(GristmillError, OSError):
 
 
 class ConservationError(GristmillError):
-    """The number of documents read differs from the number written or dropped."""
+    """Documents were lost: the number read differs from the sum of those written and dropped."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -66,7 +66,7 @@ _WRITE_HINTS = {
 
 @contextmanager
 def wrap_write_errors(path: Path) -> Iterator[None]:
-    """Context: raise an OSError as an OutputError that names `path` and says what to try."""
+    """Context: convert an OSError to an OutputError that names `path` and suggests a remedy."""
     try:
         yield
     except OSError as error:
@@ -78,7 +78,7 @@ def wrap_write_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def wrap_read_errors(path: Path) -> Iterator[None]:
-    """Context: raise an OSError as an InputError that names `path`, also inside `wrap_write_errors`."""
+    """Context: convert an OSError to an InputError that names `path`, also inside `wrap_write_errors`."""
     try:
         yield
     except OSError as error:

@@ -10,7 +10,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def matching_form(text: str) -> str:
-    """The matching form of a text.
+    """Lower-case a text, drop ASCII punctuation, and join its words with single spaces.
 
     >>> matching_form("  Hello,\\tWORLD!\\n(again)  ")
     'hello world again'
@@ -19,5 +19,5 @@ def matching_form(text: str) -> str:
 
 
 def utf8_size(text: str) -> int:
-    """Bytes of `text` in UTF-8; ASCII is not encoded to find out."""
+    """Size of a text in UTF-8, in bytes; ASCII text is not encoded, which is faster."""
     return len(text) if text.isascii() else len(text.encode())

@@ -29,7 +29,7 @@ class Call:
 
 
 def execute(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
-    """Run every call; yield (position in `calls`, result) as each ends, in any order.
+    """Run every call; yield (index in `calls`, result) as each one finishes, in any order.
 
     The first error cancels the calls not yet started and is raised unchanged. Raises GristmillError
     if a worker process dies. One worker, or one call, runs in this process.
@@ -41,7 +41,7 @@ def execute(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
 
 
 def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
-    # Workers forked from a server inherit no threads of this process, and the modules are imported once.
+    # A fork server: workers inherit none of this process's threads, and the modules are imported once.
     with _delay_sigint():
         start_fork_server(sorted({call.function.__module__ for call in calls}))
     context, others = multiprocessing.get_context("forkserver"), set(multiprocessing.active_children())
@@ -104,7 +104,7 @@ def start_fork_server(modules: list[str]) -> None:
 
 
 def exit_with_parent() -> None:
-    """End this worker process when its parent is killed, so that it does not keep writing."""
+    """Exit this worker process when its parent is killed, so that it stops writing."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

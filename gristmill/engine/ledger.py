@@ -11,7 +11,7 @@ from gristmill.errors import wrap_write_errors
 
 
 class LedgerEntry(msgspec.Struct):
-    """A finished task. `outputs` maps absolute paths to bytes; the file has relative ones, so that folders can move."""
+    """A finished task. `outputs`: size in bytes by absolute path; the file has relative paths: folders can move."""
 
     task: str
     fingerprint: str
@@ -23,7 +23,7 @@ class Ledger:
     """Append-only file of entries; the last entry of a task is the valid one.
 
     Several processes may append at once (SlimPajama's users start one per data set): each line is
-    written in one call, and a line that a kill cut short is skipped.
+    written in one call, and a line cut short by a kill is skipped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +37,7 @@ class Ledger:
         return {entry.task: self._convert_paths(entry, os.path.join) for entry in entries if entry}
 
     def append(self, entry: LedgerEntry) -> None:
-        """Write an entry. Raises OutputError if that is not possible."""
+        """Append an entry. Raises OutputError if the file cannot be written."""
         relative = self._convert_paths(entry, lambda folder, path: os.path.relpath(path, folder))
         with wrap_write_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""Range partitioning of 64-bit hashes into equal ranges."""
+"""Partition 64-bit hashes by equal ranges."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 def partition_of(hashes: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
-    """Index (n, int64) of the range that each hash (n, uint64) falls into, of `parts` < 2^32 equal ranges.
+    """Range index (n, int64) of each hash (n, uint64), with the 64-bit range cut into `parts` < 2^32 equal ranges.
 
     >>> partition_of(np.array([0, 2**63, 2**64 - 1], np.uint64), 4).tolist()
     [0, 2, 3]

@@ -32,13 +32,13 @@ class RunOptions:
     """Resources and limits of a stage's run; none of them changes a byte of its output."""
 
     workers: int | None = None
-    """Processes to use; all cores by default."""
+    """Worker processes; by default one per core."""
     memory: str = "auto"
-    """Memory that all workers may take together, such as 512MiB or 4GiB; by default half of what is free."""
+    """Memory budget of all workers together, such as 512MiB or 4GiB; by default half of the free memory."""
     max_malformed: float = 0.001
-    """Stop when more than this fraction of the records read is malformed."""
+    """Fail if more than this fraction of the records read is malformed."""
     quiet: bool = False
-    """Print neither progress nor a summary line."""
+    """Print no progress and no summary line."""
 
     @property
     def processes(self) -> int:
@@ -49,7 +49,7 @@ class RunOptions:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of all workers together, in bytes. Raises UsageError if `memory` is not a size."""
+        """Memory budget of all workers together, in bytes. Raises UsageError if `memory` is not a size."""
         return psutil.virtual_memory().available // 2 if self.memory == "auto" else parse_size(self.memory)
 
 
@@ -95,15 +95,14 @@ def run_stage(
 ) -> Counts:
     """Run the tasks that are not done, append each to the ledger, and return the counts of all tasks.
 
-    Outputs of earlier runs' tasks that are no longer planned are removed, as the next stage would
-    read them: those whose name begins with `stale_prefix` (None: none).
+    Removes outputs of earlier runs that these tasks do not write, because the next stage would read them.
 
     Args:
         name: Name of the stage and of its ledger, `state`/`name`.jsonl.
-        tasks: All tasks of the stage, done or not; their names are unique.
+        tasks: All tasks of the stage, done or not, with unique names.
         state: Folder of the ledger, usually STATE_DIR in the output folder.
         options: Workers, memory and limits.
-        stale_prefix: Prefix of the names of the tasks whose outputs may be removed.
+        stale_prefix: Remove outputs of tasks no longer planned if their name has this prefix; None: keep all.
         summary: Print a line with the counts and the speed; a step of a larger stage prints none.
         started: time.perf_counter() at the start of the stage's first step; now by default.
 
@@ -135,13 +134,13 @@ def run_stage(
 
 
 def is_done(task: Task, entries: dict[str, LedgerEntry], fingerprint: str) -> bool:
-    """Whether the ledger has the task with this fingerprint, and its outputs are intact."""
+    """Whether the ledger has an entry of the task with this fingerprint, and its outputs are intact."""
     entry = entries.get(task.name)
     return entry is not None and entry.fingerprint == fingerprint and outputs_intact(entry)
 
 
 def outputs_intact(entry: LedgerEntry) -> bool:
-    """Whether every output exists and has the size recorded when the task ended."""
+    """Whether every output exists with its recorded size."""
     sizes = ((Path(path), size) for path, size in entry.outputs.items())
     return all(path.is_file() and path.stat().st_size == size for path, size in sizes)
 
@@ -163,7 +162,7 @@ def reject_overlapping_folders(source: Path, target: Path) -> None:
 def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[str, ...], ledger: Path) -> None:
     """Raise OutputError if `folder` has files with these `suffixes` that are neither `planned` nor in the ledger.
 
-    The next stage reads the whole folder, and would take another run's files for part of the corpus.
+    The next stage reads the whole folder, so files of another run would become part of its corpus.
     """
     known = {os.path.abspath(path) for path in planned}
     unknown = {os.path.abspath(path) for path in walk(folder) if path.name.endswith(suffixes)} - known
@@ -178,14 +177,14 @@ def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[
 
 
 def note_count_mismatch(n_docs: int, counts: Counts, options: RunOptions) -> None:
-    """Print a note if `n_docs`, as given on the command line (0 or less: not given), is not the number read."""
+    """Print a note if `n_docs` from the command line differs from the number of documents read; 0 or less: unknown."""
     found = counts.total(READ).documents
     if n_docs > 0 and n_docs != found and not options.quiet:
         print(f"note: n_docs is {n_docs:,}, but {found:,} documents were found; all are used", file=sys.stderr)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as '512MiB', '4G' or '1000000'; units are powers of 1024. Raises UsageError.
+    """Parse a size in bytes, such as '512MiB', '4G' or '1000000'; units are powers of 1024. Raises UsageError.
 
     >>> parse_size("1.5KiB")
     1536
@@ -205,8 +204,8 @@ def parse_size(text: str) -> int:
 def code_version(file: str) -> str:
     """SHA-256 of the sources that a task's result may depend on.
 
-    These are `file`, where its function is defined, all modules of the top-level package that it is
-    in, and all of gristmill. Outside this project, `file` and gristmill only.
+    These are `file`, which defines the task's function, and all modules of its top-level package and of
+    gristmill. For a function from outside this project: `file` and gristmill.
     """
     gristmill, own = Path(__file__).resolve().parents[1], Path(file).resolve()
     package = next((folder for folder in own.parents if folder.parent == gristmill.parent), None)
@@ -216,7 +215,7 @@ def code_version(file: str) -> str:
 
 
 def _remove_stale_outputs(tasks: Sequence[Task], entries: dict[str, LedgerEntry], prefix: str | None) -> None:
-    """Remove outputs, of tasks in the ledger that are planned or have the prefix, which `tasks` do not write."""
+    """Remove recorded outputs that `tasks` do not write, of planned tasks and of tasks whose name has the prefix."""
     planned = {task.name for task in tasks}
     kept = {os.path.abspath(path) for output in outputs_of(tasks) for path in (output, rejects_path(output))}
     for name, entry in entries.items():

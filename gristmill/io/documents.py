@@ -19,7 +19,7 @@ from gristmill.io.files import walk
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 TABLE_SUFFIXES = (".parquet", ".arrow")
 CORPUS_SUFFIXES = JSONL_SUFFIXES + TABLE_SUFFIXES
-KEY_FIELD = "gristmill_key"  # shuffle_holdout stores a document's key in this field, as it moves to another file
+KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
 _PAIR_SEPARATOR = re.compile(r"@\d+ :: ")  # between the two keys of a line in duplicate_pairs.txt
 
 
@@ -37,7 +37,7 @@ class DocKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `<file>@<row>`, split at the last `@`; UsageError if it has not that form."""
+        """Parse `<file>@<row>`, split at the last `@`. Raises UsageError for any other form."""
         file, _, row = text.rpartition("@")
         if not file or not row.isdecimal():
             raise UsageError(f"{text!r} is not a document's key: wanted <file>@<row>")
@@ -63,7 +63,7 @@ def stem(name: str) -> str:
 
 
 class Document(msgspec.Struct):
-    """One document: its text, its key, and the fields of its record (`text` is one of them).
+    """One document: its text, its key, and the fields of its record, `text` included.
 
     Fields read from JSON are kept as raw JSON, so that numbers, spacing and order are written back unchanged.
     """
@@ -80,9 +80,9 @@ class Document(msgspec.Struct):
 
     @property
     def original_key(self) -> DocKey:
-        """The key in the normalised corpus: that of KEY_FIELD once the document was mixed, else `key`.
+        """Key in the normalised corpus: the one stored in KEY_FIELD by shuffle_holdout, else `key`.
 
-        Raises UsageError where KEY_FIELD holds no key.
+        Raises UsageError if KEY_FIELD does not hold a key.
         """
         stored = self.fields.get(KEY_FIELD)
         if stored is None:
@@ -113,8 +113,8 @@ class CorpusFile:
 def list_corpus(root: Path, prefix: str = "") -> list[CorpusFile]:
     """List the corpus files below `root`, sorted by name: `prefix` + path relative to `root`.
 
-    Raises UsageError if `root` is no folder or holds no file of a known format, InputError if a file
-    cannot be read.
+    Raises UsageError if `root` is not a folder or holds no file of a known format, InputError
+    if a file cannot be read.
     """
     if not root.is_dir():
         wanted = "a folder, and it is a file" if root.exists() else "a folder, and there is none"

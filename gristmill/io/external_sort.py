@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from gristmill.errors import wrap_write_errors
 from gristmill.io.files import atomic_write
 
-_COPIES = 4  # copies of each record in memory while it is sorted or merged
-_MIN_BLOCK = 1024  # records in a block, however small the memory
+_COPIES = 4  # copies of each record in memory during a sort or merge
+_MIN_BLOCK = 1024  # minimum records in a block, even beyond the memory budget
 
 
 class ExternalSorter:
@@ -81,17 +81,17 @@ class ExternalSorter:
             self._runs.append(path)
 
     def _merge(self) -> Iterator[NDArray]:
-        """Hold a block of each run; all records up to the smallest of the blocks' last records can be yielded."""
+        """Merge block by block: all records up to the smallest of the current blocks' last records can be yielded."""
         size = max(_MIN_BLOCK, self.capacity // len(self._runs))
         runs = [_Run(path, self.dtype, size) for path in self._runs]
         while runs := [run for run in runs if run.fill()]:
             first = min(range(len(runs)), key=lambda i: tuple(runs[i].block[-1][key] for key in self.keys))
             bound = runs[first].block[-1]
-            # Stability: run `first` may have more records equal to the bound, which come before those of later runs.
+            # For a stable sort, records equal to the bound in later runs wait: run `first` may have more of them.
             yield self._sort([run.take(self._count_up_to(run.block, bound, i <= first)) for i, run in enumerate(runs)])
 
     def _count_up_to(self, records: NDArray, bound: np.void, equal: bool) -> int:
-        """The number of sorted `records` below `bound` or, with `equal`, up to it."""
+        """Number of sorted `records` below `bound`; with `equal`, also those equal to it."""
         low, high = 0, len(records)
         for key in self.keys:
             column, value = records[key][low:high], bound[key]
@@ -128,7 +128,7 @@ def write_records(path: Path, blocks: Iterable[NDArray]) -> None:
 
 
 def read_records(path: Path, dtype: np.dtype, size: int) -> Iterator[NDArray]:
-    """Yield the records of a file in arrays of `size`."""
+    """Yield the records of a file in arrays of `size` records."""
     with path.open("rb") as file:
         while len(records := np.fromfile(file, dtype, size)):
             yield records

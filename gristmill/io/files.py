@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gristmill.errors import wrap_write_errors
 
-PARTIAL = ".partial"  # suffix of temporary files; an interrupted write leaves one, the next attempt removes it
+PARTIAL = ".partial"  # suffix of temporary files; the next attempt removes one left by an interrupted write
 
 
 def partial_path(path: Path) -> Path:
@@ -19,7 +19,7 @@ def partial_path(path: Path) -> Path:
 
 
 def unique_partial_path(path: Path) -> Path:
-    """Temporary name of `path`, unique to this call: a worker may still be writing after its parent was killed."""
+    """Temporary name of `path`, unique to this call, as the worker of a killed run may still be writing."""
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
@@ -72,7 +72,7 @@ def _is_link_to_parent(folder: Path) -> bool:
 
 
 def rejects_path(output: Path) -> Path:
-    """Path of the file with the malformed records that were found while writing `output`."""
+    """Path of the file for malformed records found while writing `output`."""
     return output.with_name(output.name + ".malformed")
 
 
@@ -89,7 +89,7 @@ def sha256_file(path: Path) -> str:
 
 
 def flush_to_disk(path: Path) -> None:
-    """fsync: call before a rename, so that a power cut cannot leave an empty file under the final name."""
+    """Fsync a file. Call it before a rename, so that a power cut cannot leave an empty file under the final name."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

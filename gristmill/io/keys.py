@@ -21,9 +21,9 @@ KeySet = dict[str, Rows]  # file → its rows, ascending
 def read_keys(path: Path, files: Collection[str] | None = None) -> KeySet:
     """Read a key set from a .pickle or .parquet file; with `files`, only the keys in those files.
 
-    Of a table sorted by file, as write_keys sorts it, only the row groups with those files are read,
-    so that memory is bounded by their rows. A pickle is always loaded as a whole. Raises UsageError
-    if there is no such file, InputError if it is damaged or no key set.
+    From a table sorted by file, as write_keys writes it, only the row groups with those files are read,
+    which bounds memory. A pickle is always loaded whole. Raises UsageError
+    if there is no such file, InputError if it is damaged or not a key set.
     """
     if is_table(path):
         return _from_table(read_table(path, {"file", "row"}, None if files is None else _file_in(files)))
@@ -41,7 +41,7 @@ def read_keys(path: Path, files: Collection[str] | None = None) -> KeySet:
 
 
 def stream_keys(path: Path) -> Iterator[tuple[str, Rows]]:
-    """Yield (file, its rows) of a key set, sorted by file; of a sorted table, one file is in memory at a time."""
+    """Yield (file, its rows) of a key set, sorted by file; a sorted table is read one file at a time."""
     if not is_table(path) or not _is_sorted(path):
         yield from read_keys(path).items()
         return
@@ -68,7 +68,7 @@ def write_keys(path: Path, keys: KeySet) -> None:
 
 
 def _is_sorted(path: Path) -> bool:
-    """Whether a table's row groups are sorted by file, by their statistics."""
+    """Whether a table's row groups are sorted by file, according to their statistics."""
     read_table(path, ["file", "row"], pa.compute.scalar(False))
     with pa.parquet.ParquetFile(path) as file:
         place = file.schema_arrow.get_field_index("file")

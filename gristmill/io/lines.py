@@ -11,7 +11,7 @@ import zstandard
 from gristmill.errors import InputError, wrap_read_errors
 
 _CHUNK = 1 << 18  # bytes
-_ZSTD_WINDOW = 1 << 31  # bytes; files of zstd --long=31 need it
+_ZSTD_WINDOW = 1 << 31  # bytes; required by files of `zstd --long=31`
 
 
 def read_lines(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -34,7 +34,7 @@ def read_lines(path: Path, start: int = 0, end: int | None = None) -> Iterator[b
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Split chunks at newlines; a line of many chunks is copied once, so that time is linear in bytes.
+    """Split chunks at newlines, in linear time: a line that spans many chunks is copied once.
 
     >>> list(split_lines([b"a\\nb", b"", b"c\\n\\nd"]))
     [b'a', b'bc', b'', b'd']

@@ -16,7 +16,7 @@ ROW_GROUP_SIZE = 1 << 17  # rows in each row group of a table
 
 
 def is_table(path: Path) -> bool:
-    """Whether the suffix is that of a Parquet table, not of a pickle. Raises UsageError for any other suffix."""
+    """True for the suffix of a Parquet table, False for that of a pickle. Raises UsageError for any other."""
     if path.suffix not in (".pickle", ".pkl", ".parquet"):
         raise UsageError(f"{path}: wanted a name that ends in .pickle (as SlimPajama's) or .parquet (a typed table)")
     return path.suffix == ".parquet"
@@ -25,7 +25,7 @@ def is_table(path: Path) -> bool:
 def read_table(path: Path, columns: Collection[str], where: pa.compute.Expression | None = None) -> pa.Table:
     """Read some `columns` of a Parquet table; with `where`, only the rows for which it is true.
 
-    Row groups without such rows, by their statistics, are not read. The column `file` may come
+    Row groups whose statistics rule out such rows are not read. The column `file` may come
     dictionary-encoded. Raises UsageError if there is no such file, InputError if it is damaged or
     lacks a column.
     """
@@ -63,8 +63,8 @@ def write_table(path: Path, columns: Columns) -> None:
 def open_table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[Columns], None]]:
     """Yield a function that appends rows to a Parquet table; publish the table when the block ends without an error.
 
-    Row groups have ROW_GROUP_SIZE rows, however many each call appends, so that the same rows give the
-    same bytes. Memory holds one row group and the rows of one call.
+    Row groups have ROW_GROUP_SIZE rows regardless of the size of the calls, so that the same rows give
+    the same bytes. Memory holds one row group and the rows of one call.
     """
     with atomic_write(path) as temporary, pa.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
         held = pa.Table.from_batches([], schema)

@@ -11,7 +11,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io.files import atomic_write, atomic_write_bytes
 
 PROTOCOL = 4
-_UNFRAMED = 3  # the last protocol without frames: its pickles can be concatenated
+_UNFRAMED = 3  # the last protocol without frames, whose pickles can be concatenated
 _ALLOWED = {
     "builtins": {"set", "frozenset", "dict", "list", "tuple", "int", "str", "bytes", "bytearray", "bool", "float"},
     "collections": {"defaultdict", "OrderedDict"},
@@ -33,15 +33,15 @@ class _Unpickler(pickle.Unpickler):
 def load_pickle(path: Path) -> Any:
     """Load a pickle of containers, numbers, strings and arrays.
 
-    Raises UsageError if there is no file, InputError if it is damaged or has any other type.
+    Raises UsageError if there is no file, InputError if it is damaged or holds any other type.
     """
     if not path.is_file():
         raise UsageError(f"{path}: wanted a .pickle file, and there is none of that name. Run the stage that writes it")
     try:
         with path.open("rb") as file:
             return _Unpickler(file).load()
-    except Exception as error:  # damage can look like any request: a terabyte, a missing module
-        raise InputError(f"{path} is not a pickle we can read ({error}): make it again") from error
+    except Exception as error:  # a damaged pickle can raise anything, such as MemoryError
+        raise InputError(f"{path} is not a pickle that can be read ({error}): make it again") from error
 
 
 def dump_pickle(path: Path, value: Any) -> None:
@@ -64,7 +64,7 @@ def stream_dict(items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
 
 
 def stream_value(value: Callable[[], Any]) -> Iterator[bytes]:
-    """Yield the pickle of value(), without PROTO and STOP; `value` is called when the stream reaches it."""
+    """Yield the pickle of value(), without PROTO and STOP; `value` is called only when its turn comes."""
     yield _pickle_body(value())
 
 

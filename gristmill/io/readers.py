@@ -29,8 +29,8 @@ _TEXT_DECODER = msgspec.json.Decoder(str)
 class Slice:
     """Part of a corpus file that one task reads, `start` up to `end`: bytes of a .jsonl, row groups of a .parquet.
 
-    `first_row` is the row of its first record in the file; `size` its approximate bytes, for the
-    progress bar; `end` None is the end of the file.
+    `first_row` is the row in the file of its first record; `size` is its approximate size in bytes, for
+    the progress bar; `end` None is the end of the file.
     """
 
     path: str
@@ -57,7 +57,7 @@ class Malformed(Exception):
 def plan_slices(file: CorpusFile) -> list[Slice]:
     """Cut a file into slices: .jsonl at lines, .parquet at row groups; other formats are one slice.
 
-    Raises InputError if a file that is cut cannot be read.
+    Raises InputError if a file that must be cut is unreadable.
     """
     if file.size > SLICE_BYTES and file.name.endswith(".jsonl"):
         cuts = line_starts(file.path, SLICE_BYTES)
@@ -78,7 +78,7 @@ def read_documents(
     """Yield the documents of a slice, each counted as READ under its source.
 
     A record that is not a document is counted as malformed, with the reason, and added to `rejects`.
-    `by_original_source` counts under the source of Document.original_key instead of the slice's.
+    With `by_original_source`, counts under the source of Document.original_key, not the slice's.
     Raises InputError if the file is truncated, corrupt or unreadable, or has no column `text`.
     """
     rows = _read_lines if part.name.endswith(JSONL_SUFFIXES) else _read_table
@@ -152,7 +152,7 @@ def _read_lines(part: Slice) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_table(part: Slice) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
-    """Yield (row, record) of a Parquet or Arrow file; for a record with invalid UTF-8, the bytes of its text."""
+    """Yield (row, record) of a Parquet or Arrow file; a record with invalid UTF-8 is the bytes of its text."""
     row = part.first_row
     try:
         with wrap_read_errors(Path(part.path)):
@@ -209,7 +209,7 @@ def _require_text(schema: pa.Schema, path: str) -> None:
 
 
 def _row_group_starts(file: CorpusFile) -> list[tuple[int, int]]:
-    """(row group, its first row) at which each slice starts."""
+    """First row group of each slice, and the row in the file at which it starts."""
     try:
         metadata = pa.parquet.read_metadata(file.path)
     except (pa.ArrowException, OSError) as error:

@@ -10,7 +10,7 @@
     S × i64   byte offset of each sequence in NAME.bin
     (S+1) × i64  document index: 0 … S, as each document is one sequence here
 
-Megatron-LM, NeMo and GPT-NeoX read it. `manifest.json` in the same folder records the tokenizer, and
+Megatron-LM, NeMo and GPT-NeoX read this format. `manifest.json` in the same folder records the tokenizer, and
 each shard's documents, tokens, bytes and checksum.
 """
 
@@ -47,7 +47,7 @@ class TokenizerRecord(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ShardRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """One shard: its number of documents, tokens (end-of-document included), UTF-8 bytes of text, .bin's SHA-256."""
+    """One shard: documents, tokens (end-of-document included), UTF-8 bytes of text, and SHA-256 of its .bin."""
 
     name: str
     documents: int
@@ -57,7 +57,7 @@ class ShardRecord(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SourceRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """Documents, tokens and UTF-8 bytes of one source, in all shards."""
+    """Documents, tokens and UTF-8 bytes of one source, summed over all shards."""
 
     documents: int = 0
     tokens: int = 0
@@ -92,7 +92,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, folder: Path) -> "Manifest":
-        """Read `folder/manifest.json`; UsageError if there is none, InputError if it is damaged."""
+        """Read `folder/manifest.json`. Raises UsageError if there is none, InputError if it is damaged."""
         path = folder / MANIFEST
         if not path.is_file():
             raise UsageError(f"no token shards in {folder}: wanted {path}; make it with tokenize_corpus")
@@ -207,7 +207,7 @@ class TokenShard:
 
 
 def open_shards(folder: Path) -> tuple[Manifest, list[TokenShard]]:
-    """The manifest of a folder, and its shards in the manifest's order. Raises UsageError or InputError."""
+    """Open a folder's manifest, and its shards in the manifest's order. Raises UsageError or InputError."""
     manifest = Manifest.load(folder)
     return manifest, [TokenShard(folder / record.name) for record in manifest.shards]
 
@@ -229,7 +229,7 @@ def verify_shards(folder: Path) -> Manifest:
 
 
 def _idx_bytes(lengths: NDArray[np.int32], dtype: np.dtype) -> bytes:
-    """The .idx file of documents with these numbers of tokens."""
+    """Contents of the .idx file for documents of these lengths, in tokens."""
     ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
     pointers = np.concatenate([np.zeros(1, np.int64), ends])[: len(lengths)]
     documents = np.arange(len(lengths) + 1, dtype=np.int64)

@@ -42,7 +42,7 @@ def open_jsonl_writer(path: Path) -> Iterator[Sink]:
 
 
 def zstd_compressor() -> zstandard.ZstdCompressor:
-    """The compressor of all .zst output; frames have a checksum, so that readers detect damage."""
+    """Compressor for all .zst output; its frames have a checksum, so that readers detect damage."""
     return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True)
 
 
@@ -50,8 +50,8 @@ class Rejects:
     """Writer of the malformed records found while writing `output`, as JSON lines in `output`.malformed.
 
     Each line has the file, the line number (from 1), the reason, and the record itself as `raw`, or
-    as `raw_base64` if it is not UTF-8. Creating a Rejects removes the file of an earlier run; the first
-    record creates it anew.
+    as `raw_base64` if it is not UTF-8. The constructor removes the file of an earlier run; the first call of
+    `add` creates a new one.
     """
 
     def __init__(self, output: Path) -> None:
@@ -60,7 +60,7 @@ class Rejects:
             self.path.unlink(missing_ok=True)
 
     def add(self, file: str, row: int, reason: str, record: bytes | dict[str, Any]) -> None:
-        """Append a record: its file, its row there (from 0), why it is malformed, and its bytes or fields."""
+        """Append a malformed record: its file, its row in that file (from 0), the reason, and its bytes or fields."""
         raw = record if isinstance(record, bytes) else msgspec.json.encode(record, enc_hook=str)
         entry = {"file": file, "line": row + 1, "reason": reason, **_raw_field(raw)}
         with wrap_write_errors(self.path):

@@ -36,7 +36,7 @@ def test_sorts_stably_with_any_memory(tmp_path_factory, pairs, most, step) -> No
     expected = sorted(records.tolist(), key=lambda record: record[:2])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sorting, "_MIN_BLOCK", 1)
-        memory = most * sorting._IN_FLIGHT * TRIPLE.itemsize
+        memory = most * sorting._COPIES * TRIPLE.itemsize
         assert sort_by(folder, records, ("major", "minor"), memory, step) == expected
         assert sort_by(folder, records, ("major",), memory, step) == sorted(records.tolist(), key=lambda r: r[0])
 
@@ -45,7 +45,7 @@ def test_writes_runs_and_removes_them(tmp_path) -> None:
     count = 100_003
     records = make_records([(i * 7919 % count, 0) for i in range(count)])
     with ExternalSorter(
-        tmp_path / "runs", TRIPLE, ("major",), memory=10_000 * TRIPLE.itemsize * sorting._IN_FLIGHT
+        tmp_path / "runs", TRIPLE, ("major",), memory=10_000 * TRIPLE.itemsize * sorting._COPIES
     ) as sorter:
         sorter.add(records)
         assert len(list((tmp_path / "runs").iterdir())) == 10
