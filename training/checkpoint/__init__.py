@@ -1,1 +1,1 @@
-"""Checkpoints: atomic, independent of the layout, resumed exactly."""
+"""Checkpoints: written atomically, loaded under any layout, resumed exactly."""

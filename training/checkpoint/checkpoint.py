@@ -25,7 +25,7 @@ from torch import Tensor
 from gristmill.errors import InputError, OutputError, UsageError, require, wrap_write_errors
 from gristmill.io.files import PARTIAL, atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
-from training.checkpoint.record import RECORD, CheckpointRecord, verify
+from training.checkpoint.record import RECORD, CheckpointRecord, verify_checkpoint
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import METADATA, ShardKey, assign_writers, held_shards, read_shards, write_shards
 from training.distributed.mesh import World
@@ -35,7 +35,7 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How often checkpoints are saved, and how many are kept."""
+    """Options of checkpoints: the interval, the number kept, asynchronous saving."""
 
     RENAMED: ClassVar[dict[str, str]] = {"beside": "async_save"}
 
@@ -45,7 +45,7 @@ class CheckpointConfig:
     """Number of latest checkpoints to keep."""
     async_save: bool = True
     """Write checkpoints in a background thread, from a copy in CPU memory, while training continues. Has no effect
-    where [memory] keeps states on disk: a copy would not fit in memory."""
+    if memory.optimizer or memory.parameters is disk: a copy would not fit in memory."""
 
     def check(self) -> None:
         """Raise UsageError for a value out of range."""
@@ -69,7 +69,7 @@ class CheckpointManager:
     _saving: Future[Path] | None = field(default=None, init=False)
     _abandoned: list[Path] = field(
         default_factory=list, init=False
-    )  # later than the one loaded; removed by the next save
+    )  # checkpoints later than the loaded one; the next save removes them
 
     @cached_property
     def group(self) -> CheckpointGroup:
@@ -81,13 +81,13 @@ class CheckpointManager:
         return ThreadPoolExecutor(1, "checkpoint")
 
     def path(self, step: int) -> Path:
-        """Path of the checkpoint of a step, whether it exists or not."""
+        """Path of the checkpoint of a step; it may not exist."""
         return self.folder / f"step-{step:08d}"
 
     def save(self, record: CheckpointRecord, state: State) -> Path:
         """Save a checkpoint and return its path. Raises OutputError where it cannot be written."""
         self.wait()
-        return self._write(record, self._share(state))
+        return self._write(record, self._shards_to_write(state))
 
     def save_async(self, record: CheckpointRecord, state: State) -> Path:
         """Save in a background thread; returns once this rank's share of `state` is copied to CPU memory.
@@ -96,7 +96,7 @@ class CheckpointManager:
         OutputError where it could not be written.
         """
         self.wait()
-        self._saving = self._thread.submit(self._write, record, self._stage(self._share(state)))
+        self._saving = self._thread.submit(self._write, record, self._stage(self._shards_to_write(state)))
         return self.path(record.step)
 
     def wait(self) -> None:
@@ -121,9 +121,9 @@ class CheckpointManager:
 
     def latest(self) -> tuple[Path, CheckpointRecord] | None:
         """Find the latest intact checkpoint: its path and record. Raises InputError where all are damaged."""
-        candidates, later = self.group.main_only(self._finished)
+        candidates, later = self.group.main_only(self._list_finished)
         for path in candidates:
-            record, fault = verify(path, self.group)
+            record, fault = verify_checkpoint(path, self.group)
             if record is not None:
                 self._abandoned = later
                 return path, record
@@ -133,7 +133,7 @@ class CheckpointManager:
             raise InputError(f"no checkpoint in {self.folder} can be used; remove that folder to start over")
         return None
 
-    def _finished(self) -> tuple[list[Path], list[Path]]:
+    def _list_finished(self) -> tuple[list[Path], list[Path]]:
         """List finished checkpoints: the one named in `latest` and earlier ones, newest first; and any later ones."""
         for partial in sorted(self.folder.glob(f"step-*[0-9]{PARTIAL}")):
             self.say(f"checkpoint {partial.stem} was never finished: ignoring it")
@@ -143,8 +143,8 @@ class CheckpointManager:
         later = [path for path in found if path.name > name] if self.folder / name in found else []
         return [path for path in found if path not in later], later
 
-    def _share(self, state: State) -> State:
-        """The part of `state` that this rank writes: of ranks that hold the same shard, one writes it."""
+    def _shards_to_write(self, state: State) -> State:
+        """The part of `state` that this rank writes: each shard is written by one of the ranks that hold it."""
         mine = assign_writers(self.group.gather(lambda: held_shards(state)))[self.world.rank]
         share: State = {}
         for key in sorted(state):
@@ -209,12 +209,12 @@ class CheckpointManager:
 
 
 def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], None]) -> tuple[Path, CheckpointRecord]:
-    """Find the checkpoint that a path names: itself, or the latest in a folder of checkpoints or a run's --out_dir.
+    """Find a checkpoint: `folder` itself, or the latest in a folder of checkpoints or in a run's --out_dir.
 
     Returns its path and record. Raises UsageError where there is none, InputError where it is damaged.
     """
     if (folder / RECORD).is_file():
-        record, fault = verify(folder, group)
+        record, fault = verify_checkpoint(folder, group)
         if record is None:
             raise InputError(f"the checkpoint {folder} cannot be used ({fault})")
         return folder, record
@@ -231,7 +231,7 @@ def load_model(folder: Path, state: State, world: World, say: Callable[[str], No
     """Fill `state`, such as a model's parameters, from a checkpoint that `open_checkpoint` finds; returns its record.
 
     Every rank calls it. Raises UsageError where there is none, InputError where it is damaged or names or shapes
-    differ. `require_same_model` compares what names and shapes do not show.
+    differ. Call `require_same_model` to compare the other model options.
     """
     group = CheckpointGroup.create(world)
     path, record = open_checkpoint(folder, group, say)

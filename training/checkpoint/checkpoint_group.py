@@ -20,7 +20,7 @@ _TIMEOUT = timedelta(minutes=10)  # a disk may be slow; a rank that died is noti
 class CheckpointGroup:
     """All ranks of `world`, over a process group that training never uses.
 
-    A checkpoint thread needs its own: on one gloo group, two threads would receive each other's messages.
+    Checkpoint threads need a separate group: two threads on one gloo group would receive each other's messages.
     """
 
     world: World

@@ -15,7 +15,7 @@ from training.model.model_config import ModelConfig
 
 RECORD = "record.json"
 VERSION = 2
-_FREE = {"preset", "dropout", "init_std"}  # fields that do not change what the parameters compute
+_NOT_COMPARED = {"preset", "dropout", "init_std"}  # fields that do not change what the parameters compute
 
 
 class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -38,8 +38,8 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     version: int = VERSION
 
 
-def verify(path: Path, group: CheckpointGroup) -> tuple[CheckpointRecord | None, str]:
-    """Hash all files; return the record, or None and why the checkpoint is damaged. Each rank hashes a part of them."""
+def verify_checkpoint(path: Path, group: CheckpointGroup) -> tuple[CheckpointRecord | None, str]:
+    """Verify the SHA-256 of all files, a part on each rank; return the record, or None and the damage found."""
     record, fault = group.main_only(lambda: _read_record(path))
     if record is None:
         return None, fault
@@ -69,13 +69,13 @@ def _matches(path: Path, digest: str) -> bool:
 
 
 def require_same_model(record: CheckpointRecord, model: ModelConfig, tokenizer: TokenizerRecord) -> None:
-    """Raise UsageError where a checkpoint's parameters would compute something else in the resolved `model`.
+    """Raise UsageError if a checkpoint's parameters would compute something else in the resolved `model`.
 
-    Compares what shapes do not show, such as the rotary base, the norms' epsilon and the tokenizer. An imported
+    Compares what does not change shapes, such as the rotary base, the norms' epsilon and the tokenizer. An imported
     checkpoint may not know its tokenizer (empty SHA-256): it is not compared then.
     """
     # the context length decides nothing but the shape of learned position embeddings
-    free = _FREE if model.positions == "learned" else _FREE | {"context"}
+    free = _NOT_COMPARED if model.positions == "learned" else _NOT_COMPARED | {"context"}
     now, theirs = asdict(model), record.model
     differing = [
         f"model.{key} {theirs[key]!r} there and {now[key]!r} here"

@@ -1,6 +1,6 @@
-"""DCP save and load plans for shards: which boxes of each tensor are written, and which stored boxes fill a shard.
+"""DCP save and load plans for shards: the chunks of each tensor to write, and the stored chunks that fill a shard.
 
-Layouts are not known here: a load reads the overlap of every stored box with every box that is needed.
+Plans do not depend on layouts: a load reads the overlap of every stored chunk with every shard to fill.
 """
 
 import io
@@ -34,7 +34,7 @@ from gristmill.errors import InputError
 from training.sharding.shard_spec import ShardSpec
 
 State = dict[str, list[tuple[Tensor, ShardSpec]]]
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and size
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and size, of a chunk or of an overlap
 
 
 def overlap(one: Box, other: Box) -> Box:
@@ -85,7 +85,7 @@ class ShardSavePlanner(SavePlanner):
 
 
 class ShardLoadPlanner(LoadPlanner):
-    """Plans to fill each shard of the given state from the stored boxes that overlap it.
+    """Plans to fill each shard of the given state from the stored chunks that overlap it.
 
     Raises InputError for a tensor that is not stored, or with another shape.
     """

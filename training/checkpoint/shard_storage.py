@@ -1,8 +1,8 @@
 """Shard storage in torch's distributed checkpoints (DCP): saved under one layout, loaded under any other.
 
-A state is `{key: [(tensor, spec), …]}`: the shards of each tensor that this rank holds, as plain tensors. Mostly one;
-two of a tied embedding that two of its pipeline stages hold. DCP writes data files and one `.metadata`, the index of
-where each shard is stored.
+A state is `{key: [(tensor, spec), …]}`: the shards of each tensor that this rank holds, as plain tensors. Usually
+one; two for a tied embedding whose first and last pipeline stage are both on this rank. DCP writes data files and one
+`.metadata`, the index of where each shard is stored.
 """
 
 import pickle
@@ -23,9 +23,10 @@ from training.checkpoint.shard_plans import ShardLoadPlanner, ShardSavePlanner, 
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 
-METADATA = ".metadata"
+METADATA = ".metadata"  # DCP's index file
 ShardKey = tuple[str, ShardSpec]
-_ALLOWED = {
+# classes that the pickle .metadata may name
+_ALLOWED_GLOBALS = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
@@ -55,7 +56,7 @@ def held_shards(state: State) -> list[ShardKey]:
 
 
 def assign_writers(held: list[list[ShardKey]]) -> list[set[ShardKey]]:
-    """Choose the rank that writes each shard, given the shards that each rank holds; balances the elements per rank.
+    """Assign each shard to one of the ranks that hold it, to write it; balances the elements written per rank.
 
     >>> whole, rows = ShardSpec.whole((2, 2)), [ShardSpec.whole((2, 2)).shard(0, 2, i) for i in range(2)]
     >>> written = assign_writers([[("a", whole), ("b", rows[0])], [("a", whole), ("b", rows[1]), ("c", whole)]])
@@ -79,7 +80,7 @@ def assign_writers(held: list[list[ShardKey]]) -> list[set[ShardKey]]:
 
 
 def write_shards(state: State, folder: Path, group: dist.ProcessGroup) -> None:
-    """Write the shards that the ranks of `group` give, a partition of each tensor, into an empty `folder`.
+    """Write each rank's shards to an empty `folder`; together they must partition each tensor. Collective over `group`.
 
     Raises OutputError on every rank if one of them cannot write.
     """
@@ -88,7 +89,7 @@ def write_shards(state: State, folder: Path, group: dist.ProcessGroup) -> None:
 
 
 def read_shards(state: State, folder: Path, group: dist.ProcessGroup) -> None:
-    """Fill the tensors of `state` in place from the checkpoint in `folder`, saved under any layout.
+    """Fill the tensors of `state` in place from the checkpoint in `folder`, saved under any layout. Collective.
 
     Raises InputError on every rank if a tensor is missing or has another shape.
     """
@@ -127,7 +128,9 @@ class _Reader(dcp.FileSystemReader):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if name in _ALLOWED.get(module, ()) or (module == "torch" and isinstance(getattr(torch, name), torch.dtype)):
+        if name in _ALLOWED_GLOBALS.get(module, ()) or (
+            module == "torch" and isinstance(getattr(torch, name), torch.dtype)
+        ):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is not allowed in a checkpoint")
 

@@ -1,4 +1,4 @@
-"""The batches of a training step: which sequences a data-parallel rank reads, in which order."""
+"""Batches: the sequences that a data-parallel rank reads in each training step, and their order."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ class BatchSplit:
 
     @classmethod
     def of(cls, config: DataConfig, layout: ParallelConfig) -> "BatchSplit":
-        """Divide `data.batch_size` for a resolved layout; raises UsageError where it does not divide evenly."""
+        """Split `data.batch_size` for a resolved layout. Raises UsageError if it does not divide evenly."""
         parts = layout.dp * layout.micro_batches
         require(
             config.batch_size % parts == 0,
@@ -96,10 +96,10 @@ class Batches:
         return self.read(step, 1)[0]
 
     def read(self, first: int, steps: int) -> list[Batch]:
-        """Read the batches of `steps` steps from `first` on, at once.
+        """Read the batches of `steps` consecutive steps, starting at `first`, in one gather per shard.
 
-        A sequence's sample number depends on the seed, the step and its position in the global batch only; the
-        int64 sum may wrap.
+        A sequence's sample id depends only on the seed, the step and its position in the global batch; the int64
+        sum may wrap.
         """
         tokens = self.data.batch(np.concatenate([self.indices(step) for step in range(first, first + steps)]))
         size = self.split.batch_size

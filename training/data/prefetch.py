@@ -7,8 +7,8 @@ import torch
 from training.data.batches import Batches
 from training.model.batch import Batch
 
-_MAX_STEPS = 16
-_MAX_TOKENS = 1 << 20  # 8 MiB of int64
+_MAX_READ_STEPS = 16  # per read
+_MAX_READ_TOKENS = 1 << 20  # per read: 8 MiB of int64
 
 
 class PrefetchLoader:
@@ -21,7 +21,7 @@ class PrefetchLoader:
         self.batches, self.device = batches, device
         split = batches.split
         tokens = split.grad_accum_steps * split.micro_batch_size * batches.data.length  # of this rank, per step
-        self.steps_per_read = min(_MAX_STEPS, max(1, _MAX_TOKENS // tokens))
+        self.steps_per_read = min(_MAX_READ_STEPS, max(1, _MAX_READ_TOKENS // tokens))
         self._thread = ThreadPoolExecutor(1, "data")
         self._loaded: dict[int, Batch] = {}  # by step
         self._next: tuple[int, Future[list[Batch]]] | None = None  # its first step, and the read in progress

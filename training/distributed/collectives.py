@@ -28,7 +28,7 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tens
 
 
 def wait(work: dist.Work, group: dist.ProcessGroup | None) -> None:
-    """Wait for an asynchronous collective over `group`, which hang detection reads from this call's frame."""
+    """Wait for an asynchronous collective; hang detection reads its `group` from this call's frame."""
     assert group is None or isinstance(group, dist.ProcessGroup)
     work.wait()
 

@@ -27,13 +27,13 @@ from torch import Tensor
 
 from gristmill.errors import GristmillError
 from training.distributed.collectives import wait
-from training.distributed.mesh import Axis, restart_attempt
+from training.distributed.mesh import Axis, restart_prefix
 from training.distributed.stop_signals import StopSignals
 
 _ANSWER_SECONDS = 3.0  # for the ranks to answer with their activity
 _REPORT_SECONDS = 10.0  # for the first rank that failed to print its report
-_POLL_SECONDS = 0.5  # between two looks into the store
-_OURS, _TORCH = Path(__file__).parents[1], Path(dist.__file__).parent
+_POLL_SECONDS = 0.5  # between two checks of the store
+_PACKAGE_DIR, _TORCH_DIR = Path(__file__).parents[1], Path(dist.__file__).parent
 _DISCONNECTED = re.compile(r"[Cc]onnection (closed|reset|refused)|Broken pipe|pair closure|connectFullMesh|Read error")
 _TIMED_OUT = re.compile(r"[Tt]imed? ?out")
 
@@ -41,7 +41,7 @@ Stack = list[tuple[FrameType, int]]  # frames and their current lines; the inner
 
 
 class Activity(NamedTuple):
-    """The current work of a rank: whether it waits in a collective, and a description of the call."""
+    """The current call of a rank: `waiting` is True inside a collective; `text` describes the call."""
 
     waiting: bool
     text: str
@@ -73,7 +73,7 @@ def report_failures() -> Iterator[None]:
 
 
 def is_peer_failure(error: BaseException | None) -> bool:
-    """Whether the error, or one that caused it, is a collective that failed because of another rank."""
+    """True if the error, or one that caused it, is a collective that failed because of another rank."""
     return any(
         isinstance(e, RuntimeError) and (_DISCONNECTED.search(str(e)) or _TIMED_OUT.search(str(e)))
         for e in _causes(error)
@@ -81,38 +81,38 @@ def is_peer_failure(error: BaseException | None) -> bool:
 
 
 def diagnose(activities: dict[int, Activity], silent: list[int], timed_out: bool) -> str:
-    """The report on ranks that hung or died: the culprits, then each activity with the ranks that share it.
+    """Build the report on ranks that hung or died: the ranks at fault, then each activity and the ranks that share it.
 
     `activities` by rank; `silent` are the ranks that did not answer; `timed_out`: the first error was a timeout, and
     not a closed connection.
     """
     hung = [rank for rank, activity in activities.items() if not activity.waiting]
     if silent and timed_out:
-        lines = [f"error: {_ranks(silent)} did not respond: stopped, or disconnected from the other ranks"]
+        lines = [f"error: {_format_ranks(silent)} did not respond: stopped, or disconnected from the other ranks"]
     elif silent:
-        lines = [f"error: {_ranks(silent)} died without an error message: killed, or out of memory"]
+        lines = [f"error: {_format_ranks(silent)} died without an error message: killed, or out of memory"]
     elif hung:
         whom = "it" if len(hung) == 1 else "them"
-        lines = [f"error: {_ranks(hung)} hung; the other ranks timed out waiting for {whom}"]
+        lines = [f"error: {_format_ranks(hung)} hung; the other ranks timed out waiting for {whom}"]
     else:
         lines = ["error: deadlock: all ranks are waiting for each other"]
     by_text = sorted(activities.items(), key=lambda item: (item[1].waiting, item[1].text))
     for activity, same in groupby(by_text, key=lambda item: item[1]):
-        ranks = _ranks(sorted(rank for rank, _ in same))
+        ranks = _format_ranks(sorted(rank for rank, _ in same))
         lines.append(f"    {ranks}: {'waiting' if activity.waiting else 'running'}: {activity.text}")
     return "\n".join(lines)
 
 
 def describe_stack(stack: Stack) -> Activity:
-    """Read a stack: the training step, the collective and its axis, and the innermost line of this package."""
-    ours = [(frame, line) for frame, line in stack if _OURS in Path(frame.f_code.co_filename).parents]
+    """Describe a stack: the training step, the collective and its axis, and the innermost line of this package."""
+    ours = [(frame, line) for frame, line in stack if _PACKAGE_DIR in Path(frame.f_code.co_filename).parents]
     ours = [(frame, line) for frame, line in ours if frame.f_code is not wait.__code__] or stack
     frame, line = ours[-1]
     place = f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{line})"
     steps = [f.f_locals["step"] for f, _ in ours if isinstance(f.f_locals.get("step"), int)]
     words = [f"step {steps[0]}"] if steps else []
     innermost = stack[-1][0].f_code
-    waiting = innermost is wait.__code__ or _TORCH in Path(innermost.co_filename).parents
+    waiting = innermost is wait.__code__ or _TORCH_DIR in Path(innermost.co_filename).parents
     if waiting:
         words.append(_describe_collective([f for f, _ in stack]))
     elif innermost is not frame.f_code:
@@ -121,7 +121,7 @@ def describe_stack(stack: Stack) -> Activity:
 
 
 def _describe_collective(frames: Sequence[FrameType]) -> str:
-    """Name, tensor, axis and ranks of the innermost call, as far as its local variables show them."""
+    """Describe the innermost call: name, tensor, axis and ranks, where its local variables show them."""
     call = frames[-1]
     name = call.f_code.co_name.strip("_")
     name = {"wait": "asynchronous communication", "wait_batch_p2p": "send or receive"}.get(name, name)
@@ -146,10 +146,10 @@ def _describe_group(frames: Iterable[FrameType]) -> str:
 
 
 def _open_store() -> dist.Store:
-    """A connection of its own: the process group's may be blocked by another thread."""
+    """Open a second connection to torchrun's store: the process group's may be blocked by another thread."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10))
-    return dist.PrefixStore(f"{restart_attempt()}/hang_detection", store)
+    return dist.PrefixStore(f"{restart_prefix()}/hang_detection", store)
 
 
 def _monitor(store: dist.Store, rank: int, thread: int, done: threading.Event) -> None:
@@ -176,7 +176,7 @@ def _report(error: Exception, store: dist.Store, rank: int) -> None:
         if is_peer_failure(error):
             store.set(f"activity{rank}", json.dumps(describe_stack(_stack_of(error))))
         if first:
-            text = _report_text(error, store, rank)
+            text = _format_report(error, store, rank)
             print(text, file=sys.stderr, flush=True)
             _write_error_file(text)
             store.set("reported", "")
@@ -186,7 +186,7 @@ def _report(error: Exception, store: dist.Store, rank: int) -> None:
         print(f"error: rank {rank} lost the connection to the other ranks and to their store: {place}", file=sys.stderr)
 
 
-def _report_text(error: Exception, store: dist.Store, rank: int) -> str:
+def _format_report(error: Exception, store: dist.Store, rank: int) -> str:
     if isinstance(error, GristmillError):
         return f"error: {error}"
     if not is_peer_failure(error):
@@ -203,7 +203,7 @@ def _report_text(error: Exception, store: dist.Store, rank: int) -> str:
 
 
 def _ask_all(store: dist.Store, size: int) -> dict[int, Activity]:
-    """Ask every rank for its activity; those that answer in time, by rank."""
+    """Ask every rank for its activity; return the answers that arrive in time, by rank."""
     store.set("asked", "")
     activities, deadline = dict[int, Activity](), time.monotonic() + _ANSWER_SECONDS
     while len(activities) < size and time.monotonic() < deadline:
@@ -220,7 +220,7 @@ def _advice() -> str:
     return "run the same command to resume from the last checkpoint; torchrun --max-restarts 3 restarts by itself"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _format_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 

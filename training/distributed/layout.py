@@ -22,9 +22,9 @@ class ParallelConfig:
     """The parallel layout: dp x tp x pp ranks."""
 
     dp: int = 0
-    """Data-parallel replicas, which read different sequences; 0: all the ranks that tp and pp leave."""
+    """Data-parallel replicas, which read different sequences; 0: the number of ranks / (tp x pp)."""
     zero: Literal[0, 1, 2, 3] = 0
-    """ZeRO stage: replicas shard 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too (FSDP)."""
+    """ZeRO stage, sharded over replicas: 0 nothing; 1 optimizer state; 2 also gradients; 3 also parameters (FSDP)."""
     zero_group: int = 0
     """Hybrid sharding (HSDP): shard over groups of this many neighbouring replicas, replicate between groups; 0: one
     group."""
@@ -40,12 +40,12 @@ class ParallelConfig:
     virtual_stages: int = 0
     """Pipeline stages per rank; 0: 1, or 2 for schedules that need several."""
     micro_batches: int = 0
-    """Micro-batches per step and replica: gradients are accumulated over them; 0: the fewest that the schedule takes.
-    More of them need less activation memory, and shrink the pipeline's bubble."""
+    """Micro-batches per step and replica, over which gradients are accumulated; 0: one per pipeline stage. More of
+    them need less activation memory and shrink the pipeline's bubble."""
     RENAMED: ClassVar[dict[str, str]] = {"shard": "zero_group"}
 
     def resolve(self, processes: int, model: ModelConfig, seq_len: int) -> "ParallelConfig":
-        """Fill in every 0 for `processes` ranks; raises UsageError, with a layout that fits, for one that does not."""
+        """Return a copy with every 0 filled in for `processes` ranks. Raises UsageError if it does not fit."""
         full = replace(
             self,
             dp=self.dp or max(1, processes // max(1, self.tp * self.pp)),
@@ -118,7 +118,7 @@ def _check_tensor_parallel(layout: ParallelConfig, model: ModelConfig, seq_len: 
         size = getattr(model, name)
         require(size % tp == 0, f"model.{name} {size} is not divisible by parallel.tp {tp}; try --parallel.tp {limit}")
     require(
-        model.vocab_size >= tp * tp,  # fewer could leave the last rank without a row
+        model.vocab_size >= tp * tp,  # otherwise the last rank could be left without a row
         f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}; try --parallel.tp {limit}",
     )
     require(

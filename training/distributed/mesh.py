@@ -24,13 +24,13 @@ from training.memory.allocator import keep_freed_memory
 
 Result = TypeVar("Result")
 
-_START_TIMEOUT = timedelta(minutes=5)
+_START_TIMEOUT = timedelta(minutes=5)  # for all ranks to join
 AXES = ("pp", "replicate", "shard", "tp")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One mesh dimension as this rank sees it: its size, this rank's index along it, the process group of that line.
+    """One mesh dimension from this rank's view: its size, this rank's index along it, and the process group along it.
 
     `group` is None where the size is 1.
     """
@@ -135,7 +135,7 @@ def build_world(layout: ParallelConfig, device: torch.device, timeout: float = 6
     ranks = torch.arange(dist.get_world_size()).view(shape)
     limit = timedelta(seconds=timeout)
     groups = []
-    for dim, name in enumerate(AXES):  # not init_device_mesh: its groups time out after half an hour only
+    for dim, name in enumerate(AXES):  # not init_device_mesh, whose groups always time out after 30 minutes
         lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
         groups.append(dist.new_subgroups_by_enumeration(lines, timeout=limit, group_desc=name)[0])
     mesh = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=AXES)
@@ -146,8 +146,8 @@ def _axis(line: DeviceMesh, name: str) -> Axis:
     return Axis(name, line.size(), line.get_local_rank(), line.get_group() if line.size() > 1 else None)
 
 
-def restart_attempt() -> str:
-    """Key prefix of torchrun's current restart, such as "attempt0": restarts may share one store."""
+def restart_prefix() -> str:
+    """Prefix of this restart's keys in torchrun's store, such as "attempt0": restarts may share one store."""
     return f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
 
 
@@ -179,7 +179,7 @@ def _init_process_group(kind: str, timeout: float) -> None:
         return
     store, rank, size = next(dist.rendezvous("env://", timeout=_START_TIMEOUT))
     # torchrun may keep one store over restarts, which still holds the addresses of dead processes
-    store = dist.PrefixStore(restart_attempt(), store)
+    store = dist.PrefixStore(restart_prefix(), store)
     _wait_for_start(store, size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from gristmill.engine.executor import exit_with_parent, start_fork_server
 
-_GRACE = 1.0  # seconds after the first error for the other ranks to return theirs
+_GRACE_SECONDS = 1.0  # after the first error, for the other ranks to return theirs
 _MAX_JOBS = 25  # per process, which is then replaced: torch leaks threads and sockets of every process group
 _PRELOAD = ["training.parallel.parallelize"]  # imports torch and everything else that a model needs
 
@@ -52,11 +52,11 @@ class _Worker:
 class RankPool:
     """Up to `size` workers, each a rank; started by the first job that needs them, and killed at the end of the block.
 
-    `threads` per worker; `timeout`: seconds that a collective waits for other ranks; `limit`: seconds for a job.
+    `threads` per worker; `timeout`: seconds that a collective waits for other ranks; `job_timeout`: seconds for a job.
     """
 
-    def __init__(self, size: int, threads: int = 1, timeout: float = 30.0, limit: float = 120.0) -> None:
-        self.size, self.threads, self.timeout, self.limit = size, threads, timeout, limit
+    def __init__(self, size: int, threads: int = 1, timeout: float = 30.0, job_timeout: float = 120.0) -> None:
+        self.size, self.threads, self.timeout, self.job_timeout = size, threads, timeout, job_timeout
         self._workers: dict[int, _Worker] = {}
         self._jobs = 0
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -74,8 +74,8 @@ class RankPool:
 
         `function` and `arguments` are pickled, so the function must be at the top level of a module. Each job has its
         own gloo process group, and torchrun's environment variables. Raises RankError if a rank raises, dies, or does
-        not return within `limit` seconds; ranks that have not returned by then are killed, and replaced for the next
-        job.
+        not return within `job_timeout` seconds; ranks that have not returned by then are killed, and replaced for
+        the next job.
         """
         assert 0 < size <= self.size, f"{size} ranks of {self.size}"
         job = pickle.dumps((function, arguments))
@@ -96,7 +96,7 @@ class RankPool:
         waiting = {self._workers[rank].connection: rank for rank in range(size)}
         results: dict[int, Any] = {}
         failures: dict[int, tuple[float, str]] = {}  # time and traceback; the earliest caused the others
-        deadline = time.monotonic() + self.limit
+        deadline = time.monotonic() + self.job_timeout
         try:
             while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
                 for connection in ready:
@@ -108,7 +108,7 @@ class RankPool:
                     else:
                         failures[rank] = when, value
                 if failures:
-                    deadline = min(deadline, time.monotonic() + _GRACE)
+                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         finally:
             self._kill(list(waiting.values()))  # also on KeyboardInterrupt: these workers are still in the job
         if failures or waiting:
@@ -122,7 +122,7 @@ class RankPool:
             return self._workers[rank].connection.recv()
         except (EOFError, ConnectionResetError):
             process = self._workers[rank].process
-            process.join(_GRACE)
+            process.join(_GRACE_SECONDS)
             self._kill([rank])
             return False, f"died with exit code {process.exitcode}", 0.0
 
@@ -146,7 +146,7 @@ class RankPool:
 
 
 def _serve(connection: Connection, rank: int, threads: int, port: int, timeout: float) -> None:
-    """A worker's main loop: answers each job with (succeeded, pickled result or traceback, time of the failure)."""
+    """A worker's main loop: answers a job with (succeeded, pickled result or traceback, monotonic time of failure)."""
     exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the workers too: the parent ends them
     torch.set_num_threads(threads)
@@ -160,15 +160,15 @@ def _serve(connection: Connection, rank: int, threads: int, port: int, timeout: 
             return
         try:
             with _process_group(dist.PrefixStore(f"job{number}", store), rank, size, timeout):
-                answer = _answer(job)
+                answer = _run_job(job)
         except Exception:  # the process group could not be set up or destroyed
             answer = False, traceback.format_exc(), time.monotonic()
         gc.collect()  # models and process groups are in reference cycles
         connection.send(answer)
 
 
-def _answer(job: bytes) -> tuple[bool, bytes | str, float]:
-    """Run a pickled job."""
+def _run_job(job: bytes) -> tuple[bool, bytes | str, float]:
+    """Run a pickled job; returns its answer as `_serve` sends it."""
     try:
         function, arguments = pickle.loads(job)
         return True, pickle.dumps(function(*arguments)), 0.0

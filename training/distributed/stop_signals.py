@@ -9,7 +9,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Context manager: the first SIGINT or SIGTERM is stored in `received` instead of ending the process; 0: none."""
+    """Context manager: stores the number of the first SIGINT or SIGTERM in `received` (0: none) and does not exit."""
 
     received: int = 0
 

@@ -14,7 +14,7 @@ from training.distributed.rank_pool import RankError, RankPool
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    with RankPool(3, timeout=20.0, limit=30.0) as pool:
+    with RankPool(3, timeout=20.0, job_timeout=30.0) as pool:
         yield pool
 
 
