@@ -70,7 +70,7 @@ class Trainer:
         peak = peak_flops(device, config.precision, config.metrics.peak_tflops, world.size)
         self.meter = ThroughputMeter(self.tokens_per_step, self.flops_per_token, peak, device)
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics.tensorboard)
-        self.eval_sequences = config.eval.count(len(self.holdout))
+        self.eval_sequences = config.eval.sequence_count(len(self.holdout))
         sampled = config.eval.sample_tokens > 0
         self.sampler = Sampler(data.train, self.train_data.manifest, config.eval, config.seed) if sampled else None
         self.checkpoints = CheckpointManager(
@@ -88,7 +88,7 @@ class Trainer:
         else:
             self._load_initial_parameters()
             self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.eval_sequences, self.world)
-        self.model.params_loaded()
+        self.model.after_load()
         self.model.all_gather_params()
         self.reporter.start(self.steps_done)
         self._print_header()
@@ -136,7 +136,7 @@ class Trainer:
         """Measure the holdout loss and sample some text, after `step` steps."""
         loss = evaluate(self.model, self.holdout, self.eval_sequences, self.split.micro_batch_size)
         bits = bits_per_byte(loss, self.holdout.manifest)
-        text = self.sampler.text(self.model) if self.sampler else ""
+        text = self.sampler.sample(self.model) if self.sampler else ""
         self.reporter.log_eval(step, loss, self.unigram_loss, bits, text)
         self.meter.restart()
 
@@ -152,7 +152,7 @@ class Trainer:
             model=dataclasses.asdict(self.model_config),
             tokenizer=self.tokenizer,
         )
-        self.model.check_params()
+        self.model.verify_params()
         on_disk = "disk" in (self.config.memory.optimizer, self.config.memory.parameters)  # too large to copy to memory
         async_save = self.config.checkpoint.async_save and not on_disk
         save = self.checkpoints.save_async if async_save else self.checkpoints.save

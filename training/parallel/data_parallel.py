@@ -3,7 +3,7 @@
 Ranks along "shard" each update 1 / n of every parameter's rows (ZeRO, Rajbhandari et al. 2020): stage 1 shards the
 optimizer state, stage 2 the gradients too; stage 3 is FSDP (fsdp.py). With G bytes of gradients, a step
 - without ZeRO all-reduces G over "replicate";
-- with ZeRO-1 reduce-scatters G over "shard", and all-gathers as many bytes of updated parameters;
+- with ZeRO-1 reduce-scatters G over "shard", and all-gathers the same number of bytes of updated parameters;
 - with ZeRO-2 does the same, but reduce-scatters after each micro-batch, so that no full gradient is kept;
 - with several groups (hybrid sharding) also all-reduces each rank's G / n over "replicate".
 """
@@ -21,8 +21,8 @@ from training.sharding.shard_spec import shard_range
 BUCKET_BYTES = 25 << 20  # large enough to use a link's bandwidth, small enough to overlap with the backward pass
 
 
-class Bucket:
-    """Parameters whose gradients are reduced in one collective; `own[i]` is the shard of `full[i]` updated here.
+class GradBucket:
+    """Parameters whose gradients one collective reduces; `own[i]`: the shard of `full[i]` that this rank updates.
 
     The flat buffer is (n, L), n ranks along "shard": row r holds rank r's rows of every parameter, each padded to the
     same length on all ranks, so one reduce-scatter gives each rank the rows that it updates.
@@ -85,7 +85,7 @@ class GradReducer:
         self.own = {id(p): _own_rows(p, shard) for p in full}  # the shard that this rank updates, by full parameter
         alone = shard.size == replicate.size == 1
         groups = [] if alone else _group_by_bytes(list(reversed(full)))  # the order in which gradients are computed
-        self.buckets = [Bucket(group, [self.own[id(p)] for p in group], shard, replicate) for group in groups]
+        self.buckets = [GradBucket(group, [self.own[id(p)] for p in group], shard, replicate) for group in groups]
         self._bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.full}
         self._started, self._grad_sync = 0, False
         for bucket in self.buckets:
@@ -93,7 +93,7 @@ class GradReducer:
                 p.register_post_accumulate_grad_hook(self._on_grad)
 
     def enable_grad_sync(self) -> None:
-        """Reduce each bucket as soon as the next backward pass, the last before `finish_grad_sync`, has filled it."""
+        """Reduce each bucket as soon as the next backward pass has computed its gradients; then `finish_grad_sync`."""
         self._grad_sync = True
         for bucket in self.buckets:
             bucket.pending = len(bucket.full)

@@ -9,16 +9,16 @@ from training.memory.offload_parameters import offload_policy
 from training.model.decoder import Decoder
 
 
-def apply_fsdp(part: Decoder, world: World, place: OffloadTarget = "device") -> None:
-    """Shard every parameter of a decoder, or a pipeline stage of one, by rows over the "shard" axis; in place.
+def apply_fsdp(part: Decoder, world: World, offload: OffloadTarget = "device") -> None:
+    """Shard every parameter of a decoder, or a pipeline stage of one, by rows over the "shard" axis; in offload.
 
-    Parameters become DTensors. `place` is where they are kept between uses. With several groups (hybrid sharding)
+    Parameters become DTensors. `offload`: their storage between uses. With several groups (hybrid sharding)
     gradients are also all-reduced over "replicate".
     """
     hybrid = world.mesh["replicate"].size() > 1
     mesh = world.mesh["replicate", "shard"] if hybrid else world.mesh["shard"]
     for module in [*part.blocks.values(), part]:
-        fully_shard(module, mesh=mesh, offload_policy=offload_policy(place))
+        fully_shard(module, mesh=mesh, offload_policy=offload_policy(offload))
         assert isinstance(module, FSDPModule)
         # sum gradients instead of averaging them: the loss is divided by the global count, and gloo can only sum
         module.set_gradient_divide_factor(1.0)
@@ -26,6 +26,6 @@ def apply_fsdp(part: Decoder, world: World, place: OffloadTarget = "device") -> 
 
 
 def set_fsdp_grad_sync(part: nn.Module, enabled: bool) -> None:
-    """Whether the next backward pass reduce-scatters gradients or accumulates them unreduced; no-op without FSDP."""
+    """Set whether the next backward pass reduce-scatters gradients or only accumulates them; no-op without FSDP."""
     if isinstance(part, FSDPModule):
         part.set_requires_gradient_sync(enabled)

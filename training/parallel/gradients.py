@@ -17,7 +17,7 @@ Reduction = Callable[[Sequence[ShardedParameter]], None]
 
 
 def remaining_reductions(layout: ParallelConfig, tied: bool, world: World) -> list[Reduction]:
-    """The gradient reductions that data parallelism leaves to do; collective: every rank calls it.
+    """List the gradient reductions that follow data parallelism's; collective: every rank calls it.
 
     - Sequence parallelism: replicated parameters' gradients are partial sums, all-reduced over "tp" in one call.
     - A tied embedding on the first and the last pipeline stage: the copies' gradients are summed (Narayanan et al.
@@ -26,7 +26,7 @@ def remaining_reductions(layout: ParallelConfig, tied: bool, world: World) -> li
     reductions: list[Reduction] = []
     if layout.sequence_parallel:
         group = world.axis("tp").group
-        reductions.append(lambda params: _all_reduce_grads(group, [w for w in params if is_replicated(w.name)]))
+        reductions.append(lambda params: _all_reduce_grads(group, [p for p in params if is_replicated(p.name)]))
     if tied and layout.pp > 1:
         ends = (rank_of_stage(layout, 0), rank_of_stage(layout, layout.stages - 1))
         reductions.append(_sum_local_copies if ends[0] == ends[1] else _tied_embedding_reduction(world, ends))
@@ -43,14 +43,14 @@ def _tied_embedding_reduction(world: World, ends: tuple[int, int]) -> Reduction:
 
     def reduce_tied(params: Sequence[ShardedParameter]) -> None:
         if mine is not None:
-            _all_reduce_grads(mine, [w for w in params if w.name == "embed.tokens.weight"])
+            _all_reduce_grads(mine, [p for p in params if p.name == "embed.tokens.weight"])
 
     return reduce_tied
 
 
 def _all_reduce_grads(group: dist.ProcessGroup | None, params: Sequence[ShardedParameter]) -> None:
     """All-reduce the parameters' gradients in place, in one flat buffer per dtype."""
-    grads = [w.local.grad for w in params if w.local.grad is not None]
+    grads = [p.local.grad for p in params if p.local.grad is not None]
     for _, same_dtype in groupby(grads, key=lambda g: g.dtype):
         parts = list(same_dtype)
         flat = torch.cat([g.flatten() for g in parts])
@@ -61,7 +61,7 @@ def _all_reduce_grads(group: dist.ProcessGroup | None, params: Sequence[ShardedP
 
 def _sum_local_copies(params: Sequence[ShardedParameter]) -> None:
     """Give both copies of the tied embedding on this rank the sum of their gradients."""
-    copies = [w.local for w in params if w.name == "embed.tokens.weight"]
+    copies = [p.local for p in params if p.name == "embed.tokens.weight"]
     if len(copies) == 2 and copies[0].grad is not None and copies[1].grad is not None:
         copies[0].grad += copies[1].grad
         copies[1].grad.copy_(copies[0].grad)
@@ -69,17 +69,17 @@ def _sum_local_copies(params: Sequence[ShardedParameter]) -> None:
 
 def squared_grad_norm(params: Sequence[ShardedParameter], device: torch.device) -> Tensor:
     """This rank's part of the squared 2-norm of all gradients, 0-d float64: the sum over ranks is the global one."""
-    grads = [w.local.grad for w in params if w.is_primary and w.local.grad is not None and w.local.numel()]
+    grads = [p.local.grad for p in params if p.is_primary and p.local.grad is not None and p.local.numel()]
     if not grads:
         return torch.zeros((), dtype=torch.float64, device=device)
-    # one norm per row, float64 from there: over a million elements float32 loses the fifth digit, and differently in
-    # each layout
+    # one norm per row, then float64: a float32 sum over a million elements is wrong in the fifth digit, and differs
+    # between layouts
     rows = [torch.linalg.vector_norm(g, dim=-1).view(-1) for g in grads]
     return torch.cat(rows).double().square().sum().to(device)
 
 
 def scale_gradients(params: Sequence[ShardedParameter], factor: float) -> None:
     """Multiply the gradients of the shards that this rank updates by `factor`, in place."""
-    grads = [w.local.grad for w in params if w.local.grad is not None and w.local.numel()]
+    grads = [p.local.grad for p in params if p.local.grad is not None and p.local.numel()]
     if grads and factor != 1.0:
         torch._foreach_mul_(grads, factor)

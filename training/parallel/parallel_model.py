@@ -24,10 +24,10 @@ from training.sharding.sharded_parameter import ShardedParameter
 
 
 class ParallelModel:
-    """This rank's part of a model: what the training loop calls. Built by `parallelize`.
+    """This rank's part of a model, with the methods that the training loop calls. Built by `parallelize`.
 
     `parts` are the rank's pipeline stages (one without a pipeline), `params` the shards that it updates, `reductions`
-    the gradient reductions left after data parallelism's. `files` hold the parameters that are kept on disk.
+    the gradient reductions that follow data parallelism's. `files` hold the parameters if they are offloaded to disk.
     """
 
     def __init__(
@@ -47,7 +47,9 @@ class ParallelModel:
         self._reductions = reductions
         self.pipeline = None
         if layout.pp > 1:
-            from training.parallel.pipeline_parallel import Pipeline  # a second of imports, that only pipelines need
+            from training.parallel.pipeline_parallel import (
+                Pipeline,  # takes a second to import, needed for pipelines only
+            )
 
             self.pipeline = Pipeline(parts, layout, world.axis("pp"), world.device)
 
@@ -57,11 +59,11 @@ class ParallelModel:
         `batch` is this replica's, (B, T). Returns this rank's term of the loss sum in nats, 0-d: the sum over all ranks
         is the global one.
         """
-        loss = self._run_schedule(batch, scale) if self.pipeline else self._accumulate(batch, scale)
-        for w in self.params:
-            if isinstance(w.module_param, DTensor):
-                grad = w.module_param.grad
-                w.local.grad = grad.to_local() if isinstance(grad, DTensor) else None
+        loss = self._run_schedule(batch, scale) if self.pipeline else self._accumulate_gradients(batch, scale)
+        for param in self.params:
+            if isinstance(param.module_param, DTensor):
+                grad = param.module_param.grad
+                param.local.grad = grad.to_local() if isinstance(grad, DTensor) else None
         for reduction in self._reductions:
             reduction(self.params)
         return self._count_once(loss)
@@ -84,16 +86,16 @@ class ParallelModel:
         return self._broadcast_from_last_stage(logits)
 
     def all_gather_params(self) -> None:
-        """Call after an update: with ZeRO-1 and 2 all-gathers the updated shards into the full parameters."""
+        """ZeRO-1 and 2, after an update: all-gather the updated shards into the full parameters; else nothing."""
         self.grad_reducer.all_gather_params()
 
-    def params_loaded(self) -> None:
-        """Call after writing parameters other than by an update, as initialization and checkpoints do."""
+    def after_load(self) -> None:
+        """Accept parameters that were written other than by an update: by initialization or a checkpoint."""
         if self.files is not None:
             self.files.after_load()
 
-    def check_params(self) -> None:
-        """Raise InputError if parameters on disk changed since their last update; called before they are saved."""
+    def verify_params(self) -> None:
+        """Raise InputError if parameters on disk changed since their last update; call it before saving."""
         if self.files is not None:
             self.files.verify()
 
@@ -102,8 +104,8 @@ class ParallelModel:
         if self.files is not None:
             self.files.close()
 
-    def _accumulate(self, batch: Batch, scale: float) -> Tensor:
-        """Accumulate gradients; reduce them with the last micro-batch, or with ZeRO-2 after each, to free full ones."""
+    def _accumulate_gradients(self, batch: Batch, scale: float) -> Tensor:
+        """Run all micro-batches; reduce gradients in the last one, or with ZeRO-2 in each, to free full gradients."""
         count = self.layout.micro_batches
         micro_batches = zip(*(t.chunk(count) for t in (batch.ids, batch.targets, batch.sample_ids)), strict=True)
         total = torch.zeros((), device=self.world.device)
@@ -141,7 +143,7 @@ class ParallelModel:
         return outputs
 
     def _count_once(self, loss: Tensor) -> Tensor:
-        """The loss on tensor-parallel rank 0 and zero on the others, which computed the same."""
+        """The loss on tensor-parallel rank 0, zero on the others: a sum over all ranks counts each loss once."""
         return loss if self.world.axis("tp").rank == 0 else torch.zeros_like(loss)
 
     def _all_gather_vocab(self, logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How a model is spread over the ranks. Read this first: the steps of `parallelize` are the files of this folder.
+"""Parallelize: split and shard a decoder over the ranks. Read this first: its steps are the files of this folder.
 
 The decoder is plain single-device code; parallelism is applied to it from outside. It is split and sharded on the meta
 device, so a rank only allocates the parameters that it holds.
@@ -44,13 +44,13 @@ def parallelize(
     files = _allocate(parts, world, memory)
     plain = [p for part in parts for p in part.parameters() if not isinstance(p, DTensor)]  # FSDP reduces the others
     grad_reducer = GradReducer(plain, world.axis("shard"), world.axis("replicate"), layout.zero)
-    params = [w for part in parts for w in _sharded_parameters(config, part, world, grad_reducer)]
+    params = [p for part in parts for p in _sharded_parameters(config, part, world, grad_reducer)]
     reductions = remaining_reductions(layout, bool(config.tied), world)
     model = ParallelModel(config, layout, world, precision, parts, params, grad_reducer, reductions, files)
     with torch.no_grad():
-        for w in params:
-            init_shard(w.local, w.name, w.spec, config, seed)
-            model.params_loaded()
+        for param in params:
+            init_shard(param.local, param.name, param.spec, config, seed)
+            model.after_load()
     model.all_gather_params()
     return model
 
@@ -70,14 +70,14 @@ def shard_model(
         apply_tensor_parallel(part, world.axis("tp"), layout.sequence_parallel)
         checkpoint_activations(part, memory.recompute)  # around the tensor-parallel modules
         if compiled:
-            compile_blocks(part)  # with recomputation, without FSDP's hooks
+            compile_blocks(part)  # includes recomputation, excludes FSDP's hooks
         if layout.zero == 3:
             apply_fsdp(part, world, memory.parameters)  # last; ZeRO-0 to 2 need no wrapper
     return parts
 
 
 def compile_blocks(part: Decoder) -> None:
-    """Compile block by block: blocks are alike, so torch compiles one and reuses it."""
+    """Compile block by block: blocks have the same code, so torch compiles one and reuses it."""
     for block in part.blocks.values():
         block.compile()
 

@@ -22,14 +22,14 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
     "looped-bfs": schedules.ScheduleLoopedBFS,  # Lamy-Poirier 2023, breadth-first
     "zero-bubble": schedules.ScheduleInterleavedZeroBubble,  # Qi et al. 2023
     "zbv": schedules.ScheduleZBVZeroBubble,  # Qi et al. 2024
-    "dualpipev": schedules.ScheduleDualPipeV,  # DeepSeek-AI 2024, and its V shape
+    "dualpipev": schedules.ScheduleDualPipeV,  # DeepSeek-AI 2024, DualPipe in its V-shaped form
 }
 
 
 class _Stage(PipelineStage):
     """A stage whose split backward pass recomputes each checkpointed block once.
 
-    torch computes the weight gradients group by group; without the context each group would recompute the blocks.
+    torch computes the weight gradients in groups; without GraphExecGroup each group would recompute the blocks.
     """
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:

@@ -92,11 +92,11 @@ class _Region:
         self._exit = reduce_scatter_to_sp if sequence_parallel else reduce_from_tp
 
     def enter(self, x: Tensor) -> Tensor:
-        """Activations outside to (B, T, D) on every rank."""
+        """Entry collective: activations from outside the region to the full (B, T, D) on every rank."""
         return self._entry(x, self.axis)
 
     def exit(self, x: Tensor) -> Tensor:
-        """Partial sums (B, T, D) to the sum, as activations are outside."""
+        """Exit collective: partial sums (B, T, D) to their sum, in the layout of activations outside the region."""
         return self._exit(x, self.axis)
 
     def enter_hook(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -117,7 +117,7 @@ class _RowParallelLinear(nn.Module):
 
 
 class _VocabParallelEmbedding(Embedding):
-    """Vocab-parallel embedding: each rank looks up its own ids, leaves zeros elsewhere, then all ranks are summed."""
+    """Vocab-parallel embedding: each rank looks up its own ids, leaves zeros elsewhere, then all-reduces."""
 
     def __init__(self, full: Embedding, region: _Region) -> None:
         nn.Module.__init__(self)

@@ -19,7 +19,7 @@ _CHUNK = 1 << 24  # tokens counted at once
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """How often the holdout is evaluated, and the text that is sampled then."""
+    """Options of evaluation: the interval, the number of sequences, and the text to sample."""
 
     every: int = 100
     """Steps between evaluations; 0: only after the last step."""
@@ -32,8 +32,8 @@ class EvalConfig:
     temperature: float = 0.8
     """Sampling temperature; 0: always the most probable token."""
 
-    def count(self, available: int) -> int:
-        """The number of sequences to evaluate, of `available` ones."""
+    def sequence_count(self, available: int) -> int:
+        """Number of sequences to evaluate, if the holdout has `available` ones."""
         return min(self.sequences or available, available)
 
     def check(self) -> None:
@@ -45,8 +45,8 @@ class EvalConfig:
 def evaluate(model: ParallelModel, data: TokenSequences, count: int, micro_batch_size: int) -> float:
     """Return the mean cross-entropy in nats/token over the first `count` sequences; every rank calls it.
 
-    Sequence i goes to replica i mod dp_size. Replicas run equally many micro-batches, because their collectives wait
-    for each other: a replica with fewer sequences repeats the last one, with all targets ignored.
+    Sequence i goes to replica i mod dp_size. All replicas run the same number of micro-batches, because their
+    collectives wait for each other: a replica with fewer sequences repeats the last one, with all targets ignored.
     """
     world = model.world
     share = -(-count // world.dp_size)

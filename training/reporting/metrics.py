@@ -19,7 +19,7 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Which metrics are reported, and where."""
+    """Options of metrics: the terminal's interval, TensorBoard, the device's peak."""
 
     log_every: int = 10
     """Steps between lines in the terminal. metrics.jsonl and TensorBoard receive every step."""
@@ -36,7 +36,7 @@ class MetricsConfig:
 class StepMetrics:
     """Values logged per step.
 
-    `loss`: mean over the global batch, nats/token. `grad_norm`: 2-norm of the whole gradient before clipping.
+    `loss`: mean over the global batch, nats/token. `grad_norm`: 2-norm over all parameters, before clipping.
     `loss_scale`: fp16's, after this step; None for other precisions. `skipped`: why the update was skipped; empty if
     it was not.
     """
@@ -108,7 +108,7 @@ class Reporter:
                     self._board.add_text(f"{kind}/{name}", value, step)
 
     def log_steps(self, steps: Sequence[StepMetrics], total_steps: int, speed: Throughput) -> None:
-        """Record every step, and print those that were skipped and the last one; `speed` is their average."""
+        """Record every step; print the skipped ones and the last one. `speed`: the steps' average throughput."""
         for step in steps:
             values = {"lr": step.lr, "loss": _finite(step.loss), "grad_norm": _finite(step.grad_norm)}
             self.record("step", step.step, **values, **asdict(speed), **({"skipped": True} if step.skipped else {}))
@@ -137,5 +137,5 @@ def format_step(step: StepMetrics, total_steps: int, speed: Throughput) -> str:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity and no nan: None stands for both."""
+    """The value, or None if it is infinite or nan, which JSON cannot hold."""
     return value if math.isfinite(value) else None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Curve = list[tuple[int, float]]  # (steps done, loss in nats/token)
 _COLOURS = {"train": "#9db4cc", "holdout": "#c1512d", "unigram": "#4c7a4c"}
-_SIGNS = {"train": "·", "holdout": "o", "unigram": "-"}
+_MARKERS = {"train": "·", "holdout": "o", "unigram": "-"}
 
 
 def plot(run_dir: Positional[Path]) -> Path:
@@ -27,14 +27,14 @@ def plot(run_dir: Positional[Path]) -> Path:
     """
     curves = read_curves(run_dir)
     print(terminal_plot(curves))
-    drawn = figure(curves, title=f"Loss of {run_dir.resolve().name}")
-    for name, image in images(drawn).items():
+    figure = draw_figure(curves, title=f"Loss of {run_dir.resolve().name}")
+    for name, image in render_images(figure).items():
         atomic_write_bytes(run_dir / name, image)
     return run_dir / "loss.svg"
 
 
 def read_curves(run_dir: Path) -> dict[str, Curve]:
-    """Read the loss by step: of the training batches, of the holdout, and of the unigram model as a level line."""
+    """Read the loss curves: training batches, holdout, and the unigram model as a horizontal line."""
     records = list(read_metrics(run_dir / METRICS))
     train = [(r["step"], r["loss"]) for r in records if r["kind"] == "step" and r["loss"] is not None]
     if not train:
@@ -45,13 +45,13 @@ def read_curves(run_dir: Path) -> dict[str, Curve]:
     return {name: curve for name, curve in curves.items() if curve}
 
 
-def figure(curves: dict[str, Curve], title: str) -> Figure:
+def draw_figure(curves: dict[str, Curve], title: str) -> Figure:
     """Draw the curves as a matplotlib figure, without pyplot: no window and no global state."""
     from matplotlib.figure import Figure  # takes half a second to import, needed only here
     from matplotlib.ticker import MaxNLocator
 
-    drawn = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = drawn.add_subplot(xlabel="step", ylabel="loss (nats/token)", title=title)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot(xlabel="step", ylabel="loss (nats/token)", title=title)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
     axes.grid(color="#e4e4e4", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -66,22 +66,22 @@ def figure(curves: dict[str, Curve], title: str) -> Figure:
         label = f"{name} {losses[-1]:.3f}"
         axes.plot(steps, losses, label=label, color=_COLOURS[name], **styles[name])  # type: ignore[arg-type]
     axes.legend(frameon=False)
-    return drawn
+    return figure
 
 
-def images(drawn: Figure) -> dict[str, bytes]:
+def render_images(figure: Figure) -> dict[str, bytes]:
     """Render loss.svg and loss.png; the same figure always gives the same bytes."""
     from matplotlib import rc_context
 
     svg, png = io.BytesIO(), io.BytesIO()
     with rc_context({"svg.hashsalt": "gristmill", "svg.fonttype": "none"}):  # text as text, not as outlines
-        drawn.savefig(svg, format="svg", metadata={"Date": None})
-    drawn.savefig(png, format="png", dpi=100)
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(png, format="png", dpi=100)
     return {"loss.svg": svg.getvalue(), "loss.png": png.getvalue()}
 
 
 def terminal_plot(curves: dict[str, Curve], width: int = 72, height: int = 18) -> str:
-    """Draw the curves as lines of text, `width` x `height` characters without the axes."""
+    """Draw the curves as text of `height` lines of `width` characters, plus axes and legend."""
     steps, losses = ([point[i] for curve in curves.values() for point in curve] for i in (0, 1))
     first, low = min(steps), min(losses)
     span, rise = max(steps) - first or 1, max(losses) - low or 1
@@ -90,9 +90,9 @@ def terminal_plot(curves: dict[str, Curve], width: int = 72, height: int = 18) -
         level = [(first + i * span / width, curve[0][1]) for i in range(width)]
         for step, loss in level if name == "unigram" else curve:
             column, row = (step - first) / span, (low + rise - loss) / rise
-            grid[round(row * (height - 1))][round(column * (width - 1))] = _SIGNS[name]
+            grid[round(row * (height - 1))][round(column * (width - 1))] = _MARKERS[name]
     labels = {0: f"{low + rise:.2f}", height - 1: f"{low:.2f}"}
     lines = [f"{labels.get(i, ''):>7} │{''.join(row)}" for i, row in enumerate(grid)]
-    legend = "   ".join(f"{_SIGNS[name]} {name} {curve[-1][1]:.3f}" for name, curve in curves.items())
+    legend = "   ".join(f"{_MARKERS[name]} {name} {curve[-1][1]:.3f}" for name, curve in curves.items())
     foot = f"{first:<{width // 2}.0f}{first + span:>{width // 2}.0f}"
     return "\n".join([*lines, " " * 8 + "└" + "─" * width, " " * 9 + foot, " " * 9 + legend])

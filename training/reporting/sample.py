@@ -1,4 +1,4 @@
-"""Sampler: text sampled from the model during training, as a look at what it has learned."""
+"""Sampler: text sampled from the model during training."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ class Sampler:
     """Samples text with a fixed seed: the same model always gives the same text."""
 
     def __init__(self, folder: Path, manifest: Manifest, config: EvalConfig, seed: int) -> None:
-        """Load the tokenizer that `manifest`, of the token shards in `folder`, names.
+        """Load the tokenizer of the token shards in `folder`, whose manifest is `manifest`.
 
         Raises UsageError where it is missing or has another SHA-256.
         """
@@ -31,7 +31,7 @@ class Sampler:
         self.start = [manifest.tokenizer.end_of_document, *self.tokenizer.encode(config.prompt)]
         self.end, self.config, self.seed = manifest.tokenizer.end_of_document, config, seed
 
-    def text(self, model: ParallelModel) -> str:
+    def sample(self, model: ParallelModel) -> str:
         """Return the prompt and its continuation, up to the end of a document or `sample_tokens` tokens.
 
         Every rank calls it; rank 0 draws each token for all.
@@ -40,13 +40,13 @@ class Sampler:
         ids = list(self.start)
         for _ in range(self.config.sample_tokens):
             logits = model.next_logits(torch.tensor([ids[-model.config.context :]]))
-            chosen = model.world.main_only(lambda: self._choose(logits.float().cpu(), generator))  # noqa: B023
+            chosen = model.world.main_only(lambda: self._draw_token(logits.float().cpu(), generator))  # noqa: B023
             ids.append(chosen)
             if chosen == self.end:
                 break
         return self.tokenizer.decode([i for i in ids if i != self.end])
 
-    def _choose(self, logits: Tensor, generator: torch.Generator) -> int:
+    def _draw_token(self, logits: Tensor, generator: torch.Generator) -> int:
         """Draw a token from logits (V,); ids beyond the tokenizer's are never drawn."""
         known = logits[: self.tokenizer.vocab_size()]  # the model's vocabulary may be padded
         if self.config.temperature == 0:

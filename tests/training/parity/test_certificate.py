@@ -25,7 +25,7 @@ from training.distributed.mesh import Axis
 from training.distributed.rank_pool import RankPool
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.model.decoder import Decoder, Embedding
-from training.parallel.data_parallel import Bucket, GradReducer
+from training.parallel.data_parallel import GradBucket, GradReducer
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline_parallel import Pipeline
 from training.parity.cases import Case, covering_cases
@@ -121,15 +121,15 @@ def loss_scaled_by_replicas(patch: Patch) -> None:
 
 
 def gradients_averaged(patch: Patch) -> None:
-    right = Bucket.finish_reduce
+    right = GradBucket.finish_reduce
 
-    def averaged(self: Bucket) -> None:
+    def averaged(self: GradBucket) -> None:
         right(self)
         for own in self.own:
             assert own.grad is not None
             own.grad /= self.shard.size * self.replicate.size
 
-    patch.setattr(Bucket, "finish_reduce", averaged)
+    patch.setattr(GradBucket, "finish_reduce", averaged)
 
 
 def groups_of_replicas_not_summed(patch: Patch) -> None:

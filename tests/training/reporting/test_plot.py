@@ -8,7 +8,7 @@ import pytest
 
 from gristmill.errors import UsageError
 from training.reporting.metrics import METRICS
-from training.reporting.plot import figure, plot, read_curves, terminal_plot
+from training.reporting.plot import draw_figure, plot, read_curves, terminal_plot
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_curves_are_drawn_in_the_terminal_and_as_images(run_dir: Path, capsys: p
 
 
 def test_the_figure_holds_every_point(run_dir: Path) -> None:
-    (axes,) = figure(read_curves(run_dir), "Loss").axes
+    (axes,) = draw_figure(read_curves(run_dir), "Loss").axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
     assert lines["train 4.000"] == [[i, 8 - i / 10] for i in range(1, 41)]  # the skipped step has no loss
     assert lines["holdout 4.200"] == [[i, 8.2 - i / 10] for i in (20, 40)]

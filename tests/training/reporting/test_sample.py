@@ -38,28 +38,28 @@ def sampler(corpus: Path, **options: object) -> Sampler:
 def test_text_continues_the_prompt_and_is_the_same_each_time(corpus: Path, device: torch.device) -> None:
     draw = sampler(corpus, prompt="the miller")
     torch.manual_seed(1)
-    text = draw.text(model(device))
+    text = draw.sample(model(device))
     torch.manual_seed(2)
     assert text.startswith("the miller") and len(text) > len("the miller")
-    assert draw.text(model(device)) == text
+    assert draw.sample(model(device)) == text
 
 
 def test_temperature_zero_takes_the_most_probable_token(corpus: Path, device: torch.device) -> None:
     decoder, draw = model(device), sampler(corpus, prompt="grain", temperature=0.0, sample_tokens=1)
     best = int(decoder.parts[0](torch.tensor([draw.start]))[0, -1, :300].argmax())
-    assert draw.text(decoder) == draw.tokenizer.decode([*draw.start[1:], best])
+    assert draw.sample(decoder) == draw.tokenizer.decode([*draw.start[1:], best])
 
 
 def test_ids_beyond_the_tokenizer_are_never_drawn(corpus: Path, device: torch.device) -> None:
     decoder = model(device, vocabulary=1000)
     with torch.no_grad():
         decoder.parts[0].head.weight[300:] *= 100  # type: ignore[index, operator, union-attr]
-    assert isinstance(sampler(corpus).text(decoder), str)
+    assert isinstance(sampler(corpus).sample(decoder), str)
 
 
 def drawn(corpus: Path, layout: ParallelConfig) -> str:
     with init_distributed("cpu") as device:
-        return sampler(corpus, prompt="the miller").text(model(device, layout))
+        return sampler(corpus, prompt="the miller").sample(model(device, layout))
 
 
 @pytest.mark.parametrize(
