@@ -1,4 +1,4 @@
-"""TrainConfig: all options of a training run, one section per room."""
+"""TrainConfig: all options of a training run, one section per subpackage."""
 
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -23,10 +23,10 @@ from training.reporting.metrics import MetricsConfig
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Options of a training run; each section is a dataclass of the room that it configures, which checks it."""
+    """Options of a training run; each section is defined and checked by the subpackage that it configures."""
 
     out_dir: Path
-    """Folder for checkpoints and metrics. A run whose checkpoint is there resumes from it."""
+    """Folder for checkpoints and metrics; if it holds a checkpoint of this run, training resumes from it."""
     data: DataConfig
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -39,7 +39,7 @@ class TrainConfig:
     seed: int = 1
     precision: Precision = "fp32"
     """bf16, fp16: mixed precision, with matrix products in that dtype; parameters, gradient sums and the loss in
-    float32. fp64: everything in float64, to tell rounding from errors."""
+    float32. fp64: everything in float64, to distinguish rounding from errors."""
     compile: bool = False
     """Compile each block with torch.compile: faster on a GPU, after about a minute. Not with zero-bubble schedules,
     which compute the gradients of inputs and of weights separately."""
@@ -63,7 +63,7 @@ class TrainConfig:
         )
 
     def identity(self, model: ModelConfig, train: Manifest, holdout: Manifest) -> dict[str, Any]:
-        """Options and data that determine the run's results, by option; a folder is resumed only if they agree.
+        """Options and data that determine the run's results, by option name; a run resumes only if all are equal.
 
         Not among them: paths, the number of processes and their layout. `model` must be resolved; `train` and
         `holdout` are the manifests of the token shards.

@@ -24,7 +24,7 @@ from training.trainer import Trainer
 def train(config: TrainConfig) -> Summary:
     """Train as configured; resume from the latest checkpoint in `config.out_dir` if there is one.
 
-    Every process of a torchrun calls it, or a single process. Raises UsageError for a configuration that cannot run.
+    Every process of torchrun calls it, or a single process. Raises UsageError for a configuration that cannot run.
     On SIGINT or SIGTERM it saves a checkpoint and raises SystemExit(128 + signal).
     """
     config.check()
@@ -54,7 +54,7 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line. All processes exit with a user error's code; one of them prints it."""
+    """Parse the command line and train. On a user error every process exits with its code, and one prints it."""
     rank = int(os.environ.get("RANK", 0))
     # torch.distributed.launch passes --local-rank=N as well as setting LOCAL_RANK, which is what we read
     arguments = [

@@ -79,7 +79,7 @@ class Trainer:
         self.steps_done, self.unreported = 0, list[StepMetrics]()
 
     def resume(self) -> None:
-        """Load the latest checkpoint; without one, begin with `init_from`'s or fresh parameters. Print the header."""
+        """Load the latest checkpoint; without one, start from `init_from` or initial weights. Print the header."""
         record = self.checkpoints.load(self._state())
         if record is not None:
             self.steps_done, self.unigram_loss = record.step, record.unigram_loss
@@ -100,7 +100,7 @@ class Trainer:
     def step(self, step: int, stop_signal: int = 0) -> bool:
         """Train on batch `step` (from 1); all ranks skip the update if loss or gradients are bad.
 
-        Returns whether any rank was given a `stop_signal`. Raises UsageError where `stability` ends the run.
+        Returns True if any rank passes a `stop_signal`. Raises UsageError if `stability` ends the run.
         """
         lr, loss_scale = learning_rate(step - 1, self.config.optim), self.stability.scale
         batch = self.loader.batch(step - 1)

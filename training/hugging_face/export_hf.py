@@ -21,10 +21,10 @@ from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import read_shards, stored_dtypes
 from training.hugging_face.tensor_names import (
-    CONFIG,
-    INDEX,
-    TOKENIZER,
-    WEIGHTS,
+    CONFIG_FILE,
+    INDEX_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
     HFTensor,
     find_architecture,
     hf_tensors,
@@ -64,10 +64,10 @@ def export_hf(
         dtype = stored_dtypes(path)["model.embed.tokens.weight"]
         tensors = hf_tensors(architecture, model)
         _write_weights(tensors, dtype, limit, path, partial, group.process_group)
-        _write_json(partial / CONFIG, to_hf_config(architecture, model, record.tokenizer.end_of_document, dtype))
-        _write_json(partial / "generation_config.json", _generation(record.tokenizer.end_of_document))
+        _write_json(partial / CONFIG_FILE, to_hf_config(architecture, model, record.tokenizer.end_of_document, dtype))
+        _write_json(partial / "generation_config.json", _generation_config(record.tokenizer.end_of_document))
         if tokenizer is not None:
-            shutil.copyfile(tokenizer, partial / TOKENIZER)
+            shutil.copyfile(tokenizer, partial / TOKENIZER_FILE)
         flush_to_disk(partial)
         partial.replace(out_dir)
     return f"{architecture} model of step {record.step:,}, {len(tensors)} tensors, in {out_dir}"
@@ -99,11 +99,11 @@ def _find_tokenizer(tokens: Path, record: TokenizerRecord) -> Path:
 def _write_weights(
     tensors: list[HFTensor], dtype: torch.dtype, limit: int, source: Path, folder: Path, group: dist.ProcessGroup
 ) -> None:
-    """Fill one file of weights after another from the checkpoint `source`; several files get an index."""
-    shards = list(_split(tensors, dtype.itemsize, limit))
+    """Write the weights from the checkpoint `source`, one file at a time; several files get an index."""
+    shards = list(_split_files(tensors, dtype.itemsize, limit))
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
-        name = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        name = WEIGHTS_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         filled = {tensor.name: torch.empty(tensor.shape, dtype=dtype) for tensor in shard}
         views = [view for tensor in shard for view in tensor.views(filled[tensor.name]).items()]
         state = {f"model.{name}": [(view, ShardSpec.whole(tuple(view.shape)))] for name, view in views}
@@ -116,10 +116,10 @@ def _write_weights(
         places |= dict.fromkeys(filled, name)
     if len(shards) > 1:
         size = sum(torch.Size(tensor.shape).numel() for tensor in tensors) * dtype.itemsize
-        _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
+        _write_json(folder / INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": places})
 
 
-def _split(tensors: list[HFTensor], itemsize: int, limit: int) -> Iterator[list[HFTensor]]:
+def _split_files(tensors: list[HFTensor], itemsize: int, limit: int) -> Iterator[list[HFTensor]]:
     """Group consecutive tensors into files of at most `limit` bytes."""
     shard: list[HFTensor] = []
     size = 0
@@ -133,7 +133,7 @@ def _split(tensors: list[HFTensor], itemsize: int, limit: int) -> Iterator[list[
     yield shard
 
 
-def _generation(end: int) -> dict[str, Any]:
+def _generation_config(end: int) -> dict[str, Any]:
     """Build generation_config.json: the end-of-document token also starts a text, as in training, and pads it."""
     return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
 

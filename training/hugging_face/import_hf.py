@@ -19,12 +19,12 @@ from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_plans import State
 from training.hugging_face.export_hf import require_empty
 from training.hugging_face.tensor_names import (
-    BODIES,
-    BUFFERS,
-    CONFIG,
-    INDEX,
-    TOKENIZER,
-    WEIGHTS,
+    BODY_PREFIXES,
+    CONFIG_FILE,
+    IGNORED_BUFFERS,
+    INDEX_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
     from_hf_config,
     hf_tensors,
 )
@@ -47,15 +47,15 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
         Two lines: what was written, and the training options that describe the model.
     """
     require_empty(out_dir)
-    config = _read_json(hf_folder / CONFIG)
+    config = _read_json(hf_folder / CONFIG_FILE)
     try:
         architecture, model = from_hf_config(config)
     except (UsageError, InputError) as error:
-        raise type(error)(f"{hf_folder / CONFIG}: {error}") from error
+        raise type(error)(f"{hf_folder / CONFIG_FILE}: {error}") from error
     with ExitStack() as files, single_process_group() as group:
-        tensors = _open_tensors(hf_folder, BODIES[architecture], files)
-        state = _state(architecture, model, tensors)
-        tokenizer = _copy_tokenizer(hf_folder / TOKENIZER, out_dir, model, config)
+        tensors = _open_tensors(hf_folder, BODY_PREFIXES[architecture], files)
+        state = _checkpoint_state(architecture, model, tensors)
+        tokenizer = _copy_tokenizer(hf_folder / TOKENIZER_FILE, out_dir, model, config)
         record = CheckpointRecord(
             step=0,
             updates=0,
@@ -67,33 +67,33 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
             tokenizer=tokenizer,
         )
         path = CheckpointManager(out_dir, 1, group.world, print).save(record, state)
-    how = f"train it with --init_from {out_dir} {options(model)}"
+    how = f"train it with --init_from {out_dir} {command_line_options(model)}"
     return f"{architecture} model, {len(state)} parameters, in {path}\n{how}"
 
 
-def options(model: ModelConfig) -> str:
-    """The command line options of a model that differ from its preset's."""
+def command_line_options(model: ModelConfig) -> str:
+    """The --model options that differ from the preset's, as a command line."""
     preset = ModelConfig(preset=model.preset).resolve(1, 1)
     given = {key: value for key, value in asdict(model).items() if value != getattr(preset, key)}
     given = {"preset": model.preset, **{key: value for key, value in given.items() if key != "init_std"}}
     return " ".join(f"--model.{key} {value}" for key, value in given.items())
 
 
-def _state(architecture: str, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -> State:
-    """Our parameters as views of the memory-mapped files. Raises InputError unless they hold exactly this model."""
+def _checkpoint_state(architecture: str, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -> State:
+    """Map our parameters to views of the files' tensors. Raises InputError unless the files hold exactly this model."""
     wanted = {tensor.name: tensor for tensor in hf_tensors(architecture, model)}
     missing, more = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
     if model.tied and more == ["lm_head.weight"]:
         more = []  # a copy of the embedding
     if missing or more:
         fault = f"no {missing[0]}" if missing else f"{more[0]}, which this model does not have"
-        raise InputError(f"the files hold {fault} ({len(missing)} missing, {len(more)} too many); see {CONFIG}")
+        raise InputError(f"the files hold {fault} ({len(missing)} missing, {len(more)} too many); see {CONFIG_FILE}")
     state: State = {}
     for name, expected in wanted.items():
         file, stored = tensors[name]
         tensor: Tensor = file.get_tensor(stored)  # memory-mapped, not read
         if tuple(tensor.shape) != expected.shape:
-            raise InputError(f"{name} has shape {tuple(tensor.shape)}, {CONFIG} makes it {expected.shape}")
+            raise InputError(f"{name} has shape {tuple(tensor.shape)}, {CONFIG_FILE} makes it {expected.shape}")
         state |= {
             f"model.{ours}": [(view, ShardSpec.whole(tuple(view.shape)))]
             for ours, view in expected.views(tensor).items()
@@ -103,10 +103,10 @@ def _state(architecture: str, model: ModelConfig, tensors: dict[str, tuple[Any, 
 
 def _open_tensors(folder: Path, body: str, files: ExitStack) -> dict[str, tuple[Any, str]]:
     """Map each tensor's full name to the open file that holds it and its name in that file."""
-    if (folder / INDEX).is_file():
-        names = sorted(set(_read_json(folder / INDEX).get("weight_map", {}).values()))
+    if (folder / INDEX_FILE).is_file():
+        names = sorted(set(_read_json(folder / INDEX_FILE).get("weight_map", {}).values()))
     else:
-        names = [WEIGHTS]
+        names = [WEIGHTS_FILE]
     tensors: dict[str, tuple[Any, str]] = {}
     for name in names:
         if not (folder / name).is_file():
@@ -115,7 +115,7 @@ def _open_tensors(folder: Path, body: str, files: ExitStack) -> dict[str, tuple[
             file = files.enter_context(safetensors.safe_open(folder / name, "pt"))
         except (safetensors.SafetensorError, OSError) as error:
             raise InputError(f"{folder / name} is damaged ({error}); fetch or write it again") from error
-        stored = [key for key in file.keys() if not key.endswith(BUFFERS)]  # noqa: SIM118
+        stored = [key for key in file.keys() if not key.endswith(IGNORED_BUFFERS)]  # noqa: SIM118
         tensors |= {key if key.startswith((body, "lm_head.")) else body + key: (file, key) for key in stored}
     return tensors
 
@@ -126,9 +126,9 @@ def _copy_tokenizer(source: Path, out_dir: Path, model: ModelConfig, config: dic
     end = end if isinstance(end, int) else -1  # unknown
     if not source.is_file():
         return TokenizerRecord("", "", model.vocab_size, end)
-    with wrap_write_errors(out_dir), atomic_write(out_dir / TOKENIZER) as temporary:
+    with wrap_write_errors(out_dir), atomic_write(out_dir / TOKENIZER_FILE) as temporary:
         shutil.copyfile(source, temporary)
-    return TokenizerRecord(TOKENIZER, sha256_file(source), model.vocab_size, end)
+    return TokenizerRecord(TOKENIZER_FILE, sha256_file(source), model.vocab_size, end)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from gristmill.errors import InputError, UsageError
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
 
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-TOKENIZER = "tokenizer.model"
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+TOKENIZER_FILE = "tokenizer.model"
 
-# HF name, our name, whether it is a Conv1D: weight (inputs, outputs), where nn.Linear has (outputs, inputs).
-# {} is the layer. Several of our parameters are concatenated along the outputs.
-TABLES: dict[str, tuple[tuple[str, str, bool], ...]] = {
+# (HF name, our name or names, True for a Conv1D). {} is the layer's number. A Conv1D's weight is (inputs, outputs),
+# nn.Linear's (outputs, inputs). One HF tensor holds several of our parameters concatenated along the outputs.
+TENSOR_TABLES: dict[str, tuple[tuple[str, str, bool], ...]] = {
     "llama": (
         ("model.embed_tokens", "embed.tokens", False),
         ("model.layers.{}.input_layernorm", "blocks.{}.attention_norm", False),
@@ -49,13 +49,13 @@ TABLES: dict[str, tuple[tuple[str, str, bool], ...]] = {
         ("lm_head", "head", False),
     ),
 }
-# fields of ModelConfig and the values they must have, for each architecture
-PARTS: dict[str, dict[str, Any]] = {
+# values that fields of ModelConfig must have, for each architecture
+REQUIRED_OPTIONS: dict[str, dict[str, Any]] = {
     "llama": {"norm": "rms", "positions": "rope", "mlp": "swiglu"},
     "gpt2": {"norm": "layer", "positions": "learned", "mlp": "gelu", "bias": True},
 }
-# field of ModelConfig, field of config.json
-SIZES: dict[str, dict[str, str]] = {
+# field of ModelConfig: field of config.json
+CONFIG_FIELDS: dict[str, dict[str, str]] = {
     "llama": {
         "layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
         "kv_heads": "num_key_value_heads", "ffn_width": "intermediate_size", "vocab_size": "vocab_size",
@@ -68,8 +68,8 @@ SIZES: dict[str, dict[str, str]] = {
         "tied": "tie_word_embeddings",
     },
 }  # fmt: skip
-# field of config.json, values that our model implements; the first is the default
-FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
+# field of config.json: values that our model implements; the first is the default
+ACCEPTED_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "llama": {"hidden_act": ("silu",), "rope_scaling": (None,)},
     "gpt2": {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,),
@@ -77,23 +77,23 @@ FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     },
 }  # fmt: skip
 # default values of fields that config.json may omit
-DEFAULTS: dict[str, dict[str, Any]] = {
+CONFIG_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": False, "rope_theta": 10_000.0, "attention_bias": False, "initializer_range": 0.02},
     "gpt2": {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5, "n_inner": None, "initializer_range": 0.02},
 }
-BODIES = {
+BODY_PREFIXES = {
     "llama": "model.",
     "gpt2": "transformer.",
 }  # omitted from names by a model without head
 # buffers that some files contain; ignored, they are computed from the configuration
-BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+IGNORED_BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}
-_UNCHECKED = {"preset", "dropout", "kv_heads"}  # do not change the exported model, or are checked separately
+_NOT_COMPARED = {"preset", "dropout", "kv_heads"}  # without effect on the exported model, or checked separately
 
 
 @dataclass(frozen=True)
 class HFTensor:
-    """A Hugging Face tensor and the names of our parameters that it holds, concatenated along the last dimension."""
+    """A Hugging Face tensor: holds one or more of our parameters, concatenated along the last dimension."""
 
     name: str
     shape: tuple[int, ...]
@@ -107,17 +107,17 @@ class HFTensor:
 
 
 def hf_tensors(architecture: str, model: ModelConfig) -> list[HFTensor]:
-    """List the HF tensors of a model, in the table's order. Raises UsageError for a parameter without a place there."""
+    """List the HF tensors of a model, in the table's order. Raises UsageError for a parameter that it lacks."""
     with torch.device("meta"):
         shapes = {name: tuple(parameter.shape) for name, parameter in Decoder(model).named_parameters()}
-    found = [tensor for row in TABLES[architecture] for tensor in _expand(row, model.layers, shapes)]
+    found = [tensor for row in TENSOR_TABLES[architecture] for tensor in _expand_row(row, model.layers, shapes)]
     unmapped = shapes.keys() - {name for tensor in found for name in tensor.parameters}
     if unmapped:
         raise UsageError(f"{_ARCHITECTURES[architecture]} has no place for {', '.join(sorted(unmapped))}")
     return found
 
 
-def _expand(row: tuple[str, str, bool], layers: int, shapes: dict[str, tuple[int, ...]]) -> Iterable[HFTensor]:
+def _expand_row(row: tuple[str, str, bool], layers: int, shapes: dict[str, tuple[int, ...]]) -> Iterable[HFTensor]:
     """Expand a row of the table to the weight and bias of every layer."""
     theirs, ours, conv1d = row
     for layer in range(layers if "{}" in theirs else 1):
@@ -132,7 +132,7 @@ def _expand(row: tuple[str, str, bool], layers: int, shapes: dict[str, tuple[int
 
 def find_architecture(model: ModelConfig) -> str:
     """Return the architecture of a model, llama or gpt2. Raises UsageError if it is neither, with the differences."""
-    differences = {architecture: [*_differences(architecture, model)] for architecture in PARTS}
+    differences = {architecture: [*_differences(architecture, model)] for architecture in REQUIRED_OPTIONS}
     for architecture, found in differences.items():
         if not found:
             return architecture
@@ -143,27 +143,33 @@ def find_architecture(model: ModelConfig) -> str:
 
 
 def _differences(architecture: str, model: ModelConfig) -> Iterable[str]:
-    for name, wanted in PARTS[architecture].items():
+    for name, wanted in REQUIRED_OPTIONS[architecture].items():
         if getattr(model, name) != wanted:
             yield f"{name} {wanted!r} and not {getattr(model, name)!r}"
     if architecture == "gpt2" and model.kv_heads != model.heads:
         yield f"as many key heads as heads ({model.heads}) and not {model.kv_heads}"
-    known = PARTS[architecture].keys() | SIZES[architecture].keys() | PARTS["llama"].keys() | {"rope_base"} | _UNCHECKED
+    known = (
+        REQUIRED_OPTIONS[architecture].keys()
+        | CONFIG_FIELDS[architecture].keys()
+        | REQUIRED_OPTIONS["llama"].keys()
+        | {"rope_base"}
+        | _NOT_COMPARED
+    )
     for field in fields(ModelConfig):
         if field.name not in known and getattr(model, field.name) != field.default:
             yield f"no {field.name} {getattr(model, field.name)!r}"
 
 
 def to_hf_config(architecture: str, model: ModelConfig, end: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Build config.json; `end` is the end-of-document token, which also starts a text."""
+    """Build config.json; `end`: id of the end-of-document token, which is also the first token of a text."""
     config = {
         "architectures": [_ARCHITECTURES[architecture]],
         "model_type": architecture,
         "torch_dtype": str(dtype).removeprefix("torch."),
         "bos_token_id": end,
         "eos_token_id": end,
-        **{theirs: values[0] for theirs, values in FIXED[architecture].items()},
-        **{theirs: getattr(model, ours) for ours, theirs in SIZES[architecture].items()},
+        **{theirs: values[0] for theirs, values in ACCEPTED_VALUES[architecture].items()},
+        **{theirs: getattr(model, ours) for ours, theirs in CONFIG_FIELDS[architecture].items()},
     }
     if architecture == "gpt2":
         return config | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout)
@@ -176,17 +182,17 @@ def from_hf_config(config: dict[str, Any]) -> tuple[str, ModelConfig]:
     Raises UsageError for options that our model does not implement, InputError for sizes that do not fit together.
     """
     architecture = config.get("model_type", "")
-    if architecture not in TABLES:
-        raise UsageError(f"its model_type is {architecture!r}; wanted one of {', '.join(TABLES)}")
-    config = DEFAULTS[architecture] | config
+    if architecture not in TENSOR_TABLES:
+        raise UsageError(f"its model_type is {architecture!r}; wanted one of {', '.join(TENSOR_TABLES)}")
+    config = CONFIG_DEFAULTS[architecture] | config
     if architecture == "llama":
-        config |= _rope(config)
-    for theirs, accepted in FIXED[architecture].items():
+        config |= _convert_rope(config)
+    for theirs, accepted in ACCEPTED_VALUES[architecture].items():
         if config.get(theirs, accepted[0]) not in accepted:
             raise UsageError(f"its {theirs} is {config[theirs]!r}; our model implements {accepted[0]!r} only")
     try:
-        values = {ours: config[theirs] for ours, theirs in SIZES[architecture].items() if theirs in config}
-        model = ModelConfig(**{"preset": architecture, "bias": False, **values, **PARTS[architecture]})
+        values = {ours: config[theirs] for ours, theirs in CONFIG_FIELDS[architecture].items() if theirs in config}
+        model = ModelConfig(**{"preset": architecture, "bias": False, **values, **REQUIRED_OPTIONS[architecture]})
         model = replace(model, ffn_width=model.ffn_width or 4 * model.width)
         model = model.resolve(model.vocab_size, model.context)
     except (TypeError, ValueError, ZeroDivisionError) as error:
@@ -195,7 +201,7 @@ def from_hf_config(config: dict[str, Any]) -> tuple[str, ModelConfig]:
     return architecture, model
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
+def _convert_rope(config: dict[str, Any]) -> dict[str, Any]:
     """Convert transformers 5's rope_parameters to transformers 4's rope_theta and rope_scaling."""
     parameters = dict(config.get("rope_parameters") or {})
     found = {"rope_theta": parameters.pop("rope_theta", config["rope_theta"])}
@@ -205,7 +211,7 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_llama(config: dict[str, Any], model: ModelConfig) -> None:
-    """Raise UsageError for Llama options that our model derives from others with another value."""
+    """Raise UsageError if mlp_bias or head_dim differs from the value that our model derives from other fields."""
     wanted = {"mlp_bias": model.bias, "head_dim": model.width // model.heads}
     for theirs, value in wanted.items() if model.norm == "rms" else ():
         found = config.get(theirs)

@@ -12,7 +12,7 @@ from training.kernels.keyed_random import key_from_name
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 
-VOCABULARY = 67  # a prime: never divisible by the number of processes
+VOCAB_SIZE = 67  # a prime: never divisible by the number of processes
 SEQ_LEN = 24
 _SEQUENCES = 8  # per step, rounded up to a multiple of replicas x micro-batches
 _MAX_STAGES = 16
@@ -32,15 +32,15 @@ class Case:
     layout: ParallelConfig
     layers: int
     sequences: int
-    """Per step, over all replicas."""
+    """Sequences per step, over all replicas."""
     recompute: Recompute = "none"
     precision: Literal["fp64", "fp32"] = "fp64"
 
     @classmethod
     def of(cls, preset: Literal["llama", "gpt2"], layout: ParallelConfig, recompute: Recompute = "none") -> "Case":
-        """Choose layers and sequences that the layout can divide."""
+        """Choose numbers of layers and sequences that the layout can split."""
         parts = layout.dp * layout.micro_batches
-        return cls(preset, layout, _layers(layout), -(-_SEQUENCES // parts) * parts, recompute)
+        return cls(preset, layout, _layer_count(layout), -(-_SEQUENCES // parts) * parts, recompute)
 
     @property
     def model(self) -> ModelConfig:
@@ -68,8 +68,8 @@ class Case:
         return " ".join([*words, *["fp32"] * (self.precision == "fp32")])
 
 
-def _layers(layout: ParallelConfig) -> int:
-    """One more than the stages, so that stages have different numbers of layers."""
+def _layer_count(layout: ParallelConfig) -> int:
+    """Number of layers: one more than the stages, so that stages have different numbers of layers."""
     return max(4, layout.stages + 1)
 
 
@@ -84,7 +84,7 @@ def small_model(preset: Literal["llama", "gpt2"], layers: int) -> ModelConfig:
         ffn_width=96,
         dropout=0.1 if preset == "gpt2" else 0.0,
         init_std=0.2,  # large enough that every gradient matters
-    ).resolve(VOCABULARY, SEQ_LEN)
+    ).resolve(VOCAB_SIZE, SEQ_LEN)
 
 
 def all_cases(processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:
@@ -94,7 +94,7 @@ def all_cases(processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:
     """
     cases, refused = [], {}
     for layout in _layouts(processes):
-        found, reason = _micro_batches(layout)
+        found, reason = _with_micro_batches(layout)
         draw = key_from_name(f"{layout}")
         if found:
             preset, recompute = _PRESETS[draw % 2], _RECOMPUTE[(draw >> 8) % 3]
@@ -105,7 +105,7 @@ def all_cases(processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:
 
 
 def _layouts(processes: int) -> Iterator[ParallelConfig]:
-    """Every combination of options, possible or not; `micro_batches` is left at 0."""
+    """Every combination of layout options, including impossible ones; `micro_batches` is left at 0."""
     for count in range(1, processes + 1):
         for dp, tp in itertools.product(_divisors(count), repeat=2):
             if count % (dp * tp) == 0:
@@ -135,15 +135,15 @@ def _pipeline_options(pp: int) -> list[tuple[Schedule, int]]:
     return [(schedule, n) for schedule, n in pairs if n * pp <= _MAX_STAGES]
 
 
-def _micro_batches(layout: ParallelConfig) -> tuple[list[ParallelConfig], str]:
-    """The layout with every number of micro-batches that it accepts, as many as stages first; or why it is refused."""
+def _with_micro_batches(layout: ParallelConfig) -> tuple[list[ParallelConfig], str]:
+    """The layout with each number of micro-batches that it accepts; if it accepts none, the reason."""
     numbers = [1, 2] if layout.pp == 1 else [layout.stages, layout.stages + layout.pp, layout.stages + 1, layout.pp, 1]
     found: list[ParallelConfig] = []
     reason = ""
     for number in dict.fromkeys(numbers):
         try:
             resolved = replace(layout, micro_batches=number).resolve(
-                layout.dp * layout.tp * layout.pp, small_model("llama", _layers(layout)), SEQ_LEN
+                layout.dp * layout.tp * layout.pp, small_model("llama", _layer_count(layout)), SEQ_LEN
             )
         except UsageError as error:
             reason = reason or str(error)
@@ -161,30 +161,33 @@ def covering_cases(processes: int = 4) -> list[Case]:
         Case.of(preset, layout, recompute)
         for each in _layouts(processes)
         if each.virtual_stages < 3  # three stages per rank cost more and run the same code as two
-        for layout in _micro_batches(each)[0]
+        for layout in _with_micro_batches(each)[0]
         for preset in _PRESETS
         for recompute in _RECOMPUTE
     ]
     pairs = [_pairs(case) for case in candidates]
     uncovered = set().union(*pairs)
-    # gains only shrink: a case that is still the best after its gain was recomputed is the best of all
-    heap = [(-_gain(case, found, uncovered), i) for i, (case, found) in enumerate(zip(candidates, pairs, strict=True))]
+    # scores only shrink: a case that is still first after its score was recomputed is the best of all
+    heap = [
+        (-_pairs_per_cost(case, found, uncovered), i)
+        for i, (case, found) in enumerate(zip(candidates, pairs, strict=True))
+    ]
     heapq.heapify(heap)
     chosen: list[Case] = []
     while uncovered:
         i = heap[0][1]
-        gain = _gain(candidates[i], pairs[i], uncovered)
-        if -gain > heap[0][0]:
-            heapq.heapreplace(heap, (-gain, i))
+        score = _pairs_per_cost(candidates[i], pairs[i], uncovered)
+        if -score > heap[0][0]:
+            heapq.heapreplace(heap, (-score, i))
             continue
         heapq.heappop(heap)
         chosen.append(candidates[i])
         uncovered -= pairs[i]
-    return chosen + _THREE_DIMENSIONS
+    return chosen + _CASES_3D
 
 
-def _gain(case: Case, pairs: set[Pair], uncovered: set[Pair]) -> float:
-    """Uncovered pairs per cost; the cost grows with processes and with passes through blocks."""
+def _pairs_per_cost(case: Case, pairs: set[Pair], uncovered: set[Pair]) -> float:
+    """Uncovered pairs in a case, over its cost, which grows with processes and with passes through blocks."""
     layout = case.layout
     passes = layout.dp * layout.tp * case.layers * layout.micro_batches * (1 if case.recompute == "none" else 2)
     return len(pairs & uncovered) / (10 * case.processes + passes)
@@ -210,7 +213,7 @@ def _pairs(case: Case) -> set[Pair]:
     return {frozenset(pair) for pair in itertools.combinations(values, 2)}
 
 
-_THREE_DIMENSIONS = [
+_CASES_3D = [
     Case.of("gpt2", ParallelConfig(2, 1, 2, 2, True, 2, "1f1b", 1, 2)),
     Case.of("llama", ParallelConfig(2, 2, 2, 2, False, 2, "zbv", 2, 4)),
     Case.of("llama", ParallelConfig(1, 0, 1, 4, True, 2, "gpipe", 1, 2)),

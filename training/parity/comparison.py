@@ -19,7 +19,7 @@ LIMITS = {"fp64": 1e-10, "fp32": 1e-5}
 
 @dataclass(frozen=True)
 class CaseResult:
-    """How a case compares with one process.
+    """Result of a case, compared with one process.
 
     `loss`, `gradient`, `weight`: largest absolute difference over the largest absolute value; nan if not compared.
     """
@@ -32,7 +32,7 @@ class CaseResult:
     counted: Traffic = field(default_factory=dict)
     """Traffic of the rank that communicates the most bytes."""
     error: str = ""
-    """Why nothing could be compared: a rank failed, or elements are held by no rank."""
+    """Error that prevented the comparison: a rank failed, or elements are in no rank's shards."""
     mismatch: str = ""
     """First difference between ranks that hold the same shard, or else between counted and expected traffic."""
 
@@ -42,13 +42,13 @@ class CaseResult:
         return float(torch.tensor([self.loss, self.gradient, self.weight]).max())
 
     @property
-    def green(self) -> bool:
-        """Whether everything agrees."""
+    def passed(self) -> bool:
+        """True if all differences are within the limit, ranks agree and traffic equals theory."""
         return not self.error and not self.mismatch and self.worst <= LIMITS[self.case.precision]
 
     @property
     def reason(self) -> str:
-        """Why it is red; empty if it is green."""
+        """Reason of failure; empty if it passed."""
         if self.error:
             return self.error
         limit = LIMITS[self.case.precision]
@@ -65,7 +65,7 @@ class GlobalResult:
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
     mismatch: str
-    """First place where ranks that hold the same shard differ in a bit; empty if they agree."""
+    """First difference between ranks that hold the same shard, compared bitwise; empty if there is none."""
 
 
 class Certifier:

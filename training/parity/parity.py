@@ -49,15 +49,15 @@ def parity(full: bool = False, processes: int = 8, out: Path | None = None) -> N
     if out is not None:
         text = json.dumps(as_json(rows, refused), indent=1) if out.suffix == ".json" else as_markdown(rows, refused)
         atomic_write_bytes(out, text.encode())
-    red = sum(not row.green for row in rows)
+    red = sum(not row.passed for row in rows)
     if red:
         raise GristmillError(f"{red} of {len(rows)} layouts differ from one process, or from theory: see above")
 
 
 def choose_cases(full: bool, processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:
-    """The cases to run, float64 first, and the refused layouts with the reason.
+    """Choose the cases to run, float64 first; also return the refused layouts and the reason for each.
 
-    The covering set is repeated in float32: it is not float64 rounded, on a CPU other kernels compute it.
+    The covering set also runs in float32, which uses other CPU kernels than float64.
     """
     covering = [case for case in covering_cases() if case.processes <= processes]
     all_, refused = all_cases(processes)
@@ -73,14 +73,14 @@ def _run(cases: Sequence[Case], processes: int) -> list[CaseResult]:
             progress.update(bar, description=str(case))
             rows.append(certifier.certify(case))
             progress.advance(bar)
-            if not rows[-1].green:
+            if not rows[-1].passed:
                 progress.console.print(f"[red]red[/] {case}: ", end="")
                 progress.console.print(rows[-1].reason, markup=False)
     return rows
 
 
 def report(rows: Sequence[CaseResult], refused: dict[ParallelConfig, str], seconds: float) -> Group:
-    """The report for a terminal; error messages are printed as plain text, without rich's markup."""
+    """Build the terminal report; error messages are plain text, not interpreted as rich's markup."""
     return Group(_table(rows), _refusals(refused), Text(summary(rows, seconds)))
 
 
@@ -91,7 +91,7 @@ def _table(rows: Sequence[CaseResult]) -> Table:
     titles = f"largest relative difference from one process; traffic of one rank in a step ({_STATES})"
     table = Table(*_COLUMNS, title=titles, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*_cells(row), "[green]green" if row.green else "[bold red]red")
+        table.add_row(*_cells(row), "[green]green" if row.passed else "[bold red]red")
     return table
 
 
@@ -113,7 +113,7 @@ def _cells(row: CaseResult) -> list[str]:
 
 
 def _refusals(refused: dict[ParallelConfig, str]) -> Table:
-    """The reasons why layouts are refused, each once with a count."""
+    """Table of the reasons for which layouts are refused, with their counts."""
     counts = Counter(refused.values())
     table = Table("refused", "why", box=None, pad_edge=False)
     for reason, count in counts.items():
@@ -123,27 +123,27 @@ def _refusals(refused: dict[ParallelConfig, str]) -> Table:
 
 def summary(rows: Sequence[CaseResult], seconds: float) -> str:
     """Summarize the certificate in a few lines: counts, largest differences, slowest case, failures."""
-    green = [row for row in rows if row.green]
+    green = [row for row in rows if row.passed]
     lines = [f"{len(rows)} rows, {len(green)} green, {len(rows) - len(green)} red, in {seconds:.0f} s"]
     for precision, limit in LIMITS.items():
         if chosen := [row for row in rows if row.case.precision == precision]:
-            worst = max(chosen, key=lambda row: (not row.green, torch.tensor(row.worst).nan_to_num(9e9).item()))
+            worst = max(chosen, key=lambda row: (not row.passed, torch.tensor(row.worst).nan_to_num(9e9).item()))
             lines.append(f"worst in {precision} (limit {limit:.0e}): {worst.worst:.1e}, {worst.case}")
     slowest = max(rows, key=lambda row: row.seconds)
     lines.append(f"slowest: {slowest.seconds:.1f} s, {slowest.case}")
-    lines += [f"red: {row.case}: {row.reason}" for row in rows if not row.green]
+    lines += [f"red: {row.case}: {row.reason}" for row in rows if not row.passed]
     return "\n".join(lines)
 
 
 def as_json(rows: Sequence[CaseResult], refused: dict[ParallelConfig, str]) -> dict[str, Any]:
-    """The whole certificate for programs; traffic of the rank with the most bytes."""
+    """The certificate as JSON values; `traffic` is that of the rank with the most bytes."""
     records = []
     for row in rows:
         traffic = {f"{axis} {operation}": v._asdict() for (axis, operation), v in row.counted.items()}
         differences = {"loss": row.loss, "gradient": row.gradient, "weight": row.weight}
         records.append(
             {**asdict(row.case), "processes": row.case.processes, "differences": differences, "traffic": traffic}
-            | {"seconds": round(row.seconds, 3), "green": row.green, "wrong": "" if row.green else row.reason}
+            | {"seconds": round(row.seconds, 3), "green": row.passed, "wrong": "" if row.passed else row.reason}
         )
     return {"limits": LIMITS, "rows": records, "refused": [{**asdict(k), "why": v} for k, v in refused.items()]}
 
@@ -156,6 +156,6 @@ def as_markdown(rows: Sequence[CaseResult], refused: dict[ParallelConfig, str]) 
         axes = ", ".join(
             f"{axis} {operation} {v.calls} / {v.bytes / 1024:.0f} KiB" for (axis, operation), v in row.counted.items()
         )
-        lines.append(f"| {' | '.join(_cells(row))} | {axes} | {'green' if row.green else '**red**'} |")
+        lines.append(f"| {' | '.join(_cells(row))} | {axes} | {'green' if row.passed else '**red**'} |")
     lines += ["", "Refused:", "", *(f"- {layout.describe()}: {why}" for layout, why in refused.items()), ""]
     return "\n".join(lines)

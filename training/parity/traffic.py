@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from training.distributed.mesh import AXES, World
 
+# c10d operation: name in the report
 OPERATIONS = {
     "allreduce_": "all-reduce",
     "_allgather_base_": "all-gather",
@@ -42,7 +43,7 @@ Traffic = dict[tuple[str, str], Volume]
 """Volume by mesh axis ("tied": between the first and last pipeline stage) and operation; without zero entries."""
 
 
-class TrafficCount(TorchDispatchMode):
+class TrafficCounter(TorchDispatchMode):
     """Context manager that counts this thread's communication, including backward passes and torch's own calls."""
 
     def __init__(self, world: World) -> None:

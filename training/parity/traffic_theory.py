@@ -21,8 +21,8 @@ Shape = tuple[int, ...]
 class TrafficInputs:
     """Inputs of the formulas, for one rank.
 
-    `sequences`: of its replica, in a step. `itemsize`: bytes per element. `passes`: the passes of each of its pipeline
-    stages in their order: F forward, B backward; where backward is split, I for inputs and W for weights.
+    `sequences`: per step and replica. `itemsize`: bytes per element. `passes`: for each of its pipeline stages the
+    passes in order: F forward, B backward; if backward is split, I for inputs and W for weights.
     """
 
     config: ModelConfig
@@ -44,14 +44,14 @@ class TrafficInputs:
         """This rank's pipeline stages."""
         return stages_of_rank(self.layout, self.world.axis("pp").rank)
 
-    def holds(self, stage: int) -> bool:
-        """Whether a stage is this rank's; -1 is the last stage."""
+    def holds_stage(self, stage: int) -> bool:
+        """True if this rank holds the stage; -1 is the last stage."""
         return stage % self.layout.stages in self.stages
 
 
 def expected_traffic(inputs: TrafficInputs) -> Traffic:
     """Return this rank's traffic of one step, from the forward pass to the updated parameters."""
-    parameters = _parameters(inputs)
+    parameters = _parameter_shapes(inputs)
     parts = [
         _tensor_parallel(inputs),
         _sequence_parallel_gradients(inputs, parameters),
@@ -77,22 +77,22 @@ def _tensor_parallel(inputs: TrafficInputs) -> Traffic:
     if layout.tp == 1:
         return {}
     micro_batches, each = layout.micro_batches, inputs.hidden_bytes // layout.micro_batches
-    # how often hidden states enter and leave a tensor-parallel region, in the forward and the backward pass
+    # number of times hidden states enter and leave a tensor-parallel region, in the forward and the backward pass
     entries = exits = backward_entries = backward_exits = 0
     for stage in inputs.stages:
-        layers, recomputed = _layers(inputs, stage), _recomputations(inputs, stage)
+        layers, recomputed = _layer_count(inputs, stage), _recomputations(inputs, stage)
         # recomputing a block stops before its last all-reduce, unless dropout after it is needed
         recomputed_exits = 2 if inputs.config.dropout else 1
         entries += layers * (2 * micro_batches + 2 * recomputed)
         exits += layers * (2 * micro_batches + recomputed_exits * recomputed)
         backward_entries += 2 * layers * micro_batches
         backward_exits += 2 * layers * micro_batches
-    if inputs.holds(0):
+    if inputs.holds_stage(0):
         exits, backward_exits = exits + micro_batches, backward_exits + micro_batches
-    if inputs.holds(-1):
+    if inputs.holds_stage(-1):
         entries, backward_entries = entries + micro_batches, backward_entries + micro_batches
     tokens = inputs.sequences * inputs.seq_len * inputs.itemsize
-    loss = Volume(2 * micro_batches, 3 * tokens) if inputs.holds(-1) else Volume(0, 0)
+    loss = Volume(2 * micro_batches, 3 * tokens) if inputs.holds_stage(-1) else Volume(0, 0)
     if layout.sequence_parallel:
         gathers, scatters = entries + backward_exits, exits + backward_entries
         return {
@@ -105,7 +105,7 @@ def _tensor_parallel(inputs: TrafficInputs) -> Traffic:
 
 
 def _recomputations(inputs: TrafficInputs, stage: int) -> int:
-    """How often a stage's blocks are recomputed: once per backward pass, and for both halves where it is split."""
+    """Number of times a stage's blocks are recomputed: once per backward pass, twice if backward is split."""
     if inputs.recompute == "none":
         return 0
     order = inputs.passes.get(stage, "B" * inputs.layout.micro_batches)
@@ -124,12 +124,12 @@ def _sequence_parallel_gradients(inputs: TrafficInputs, parameters: Mapping[int,
 def _data_parallel(inputs: TrafficInputs, parameters: Mapping[int, Mapping[str, Shape]]) -> Traffic:
     """DDP: one all-reduce of all gradients (Li et al. 2020). ZeRO-1 and 2: reduce-scatter, then all-gather.
 
-    (Rajbhandari et al. 2020, section 7.) ZeRO-2 reduce-scatters after each micro-batch: it keeps no whole gradients.
+    (Rajbhandari et al. 2020, section 7.) ZeRO-2 reduce-scatters after each micro-batch: it keeps no full gradients.
     """
     layout, shapes = inputs.layout, [shape for named in parameters.values() for shape in named.values()]
     if layout.dp == 1:
         return {}
-    bytes_ = sum(_padded(shape, layout.zero_group) for shape in shapes) * inputs.itemsize
+    bytes_ = sum(_padded_numel(shape, layout.zero_group) for shape in shapes) * inputs.itemsize
     assert bytes_ < BUCKET_BYTES, "the formulas hold for models that fit in one bucket"
     times = layout.micro_batches if layout.zero == 2 and layout.pp == 1 else 1
     if layout.zero_group == 1:
@@ -154,9 +154,9 @@ def _zero3(inputs: TrafficInputs, parameters: Mapping[int, Mapping[str, Shape]])
         blocks: dict[str, int] = {}
         for name, shape in named.items():
             unit = name.split(".")[1] if name.startswith("blocks.") else "rest"
-            blocks[unit] = blocks.get(unit, 0) + _padded(shape, layout.zero_group) * inputs.itemsize
+            blocks[unit] = blocks.get(unit, 0) + _padded_numel(shape, layout.zero_group) * inputs.itemsize
         for unit, size in blocks.items():
-            times = _gather_count(inputs, stage, keeps=unit == "rest")
+            times = _gather_count(inputs, stage, kept_after_forward=unit == "rest")
             gathered += Volume(times, times * size)
             scattered += Volume(1, size)
             between += Volume(1, size // layout.zero_group)
@@ -167,21 +167,22 @@ def _zero3(inputs: TrafficInputs, parameters: Mapping[int, Mapping[str, Shape]])
     }
 
 
-def _gather_count(inputs: TrafficInputs, stage: int, keeps: bool) -> int:
-    """How often a unit of a stage is all-gathered: before each pass that finds it freed.
+def _gather_count(inputs: TrafficInputs, stage: int, kept_after_forward: bool) -> int:
+    """Number of times a stage's unit is all-gathered: once before each pass that finds it freed.
 
-    A unit that `keeps` is not freed by a forward pass; a pipeline frees after the step's last backward pass only.
+    With `kept_after_forward` a forward pass does not free it; a pipeline frees units after the step's last backward
+    pass only.
     """
     order = inputs.passes.get(stage, "FB" * inputs.layout.micro_batches)
     count, present = 0, False
     for kind in order:
         count += not present
-        present = (kind == "F" and keeps) or (kind != "F" and inputs.layout.pp > 1)
+        present = (kind == "F" and kept_after_forward) or (kind != "F" and inputs.layout.pp > 1)
     return count
 
 
 def _pipeline_parallel(inputs: TrafficInputs) -> Traffic:
-    """Hidden states forward and their gradients backward between stages on different ranks (Huang et al. 2019)."""
+    """Pipeline: hidden states forward and their gradients backward, between ranks (Huang et al. 2019)."""
     layout, rank = inputs.layout, inputs.world.axis("pp").rank
     each = inputs.hidden_bytes // (layout.micro_batches * (layout.tp if layout.sequence_parallel else 1))
     borders = sum(
@@ -204,7 +205,7 @@ def _tied_embedding(inputs: TrafficInputs) -> Traffic:
     return {("tied", "all-reduce"): Volume(1, numel * inputs.itemsize)}
 
 
-def _parameters(inputs: TrafficInputs) -> dict[int, dict[str, Shape]]:
+def _parameter_shapes(inputs: TrafficInputs) -> dict[int, dict[str, Shape]]:
     """Shapes of this rank's parameters by stage and name: sharded by tensor parallelism, not yet by ZeRO."""
     parts = zip(inputs.stages, split_stages(inputs.config, inputs.layout, inputs.world.axis("pp").rank), strict=True)
     tp = inputs.world.axis("tp")
@@ -214,16 +215,16 @@ def _parameters(inputs: TrafficInputs) -> dict[int, dict[str, Shape]]:
     }
 
 
-def _layers(inputs: TrafficInputs, stage: int) -> int:
+def _layer_count(inputs: TrafficInputs, stage: int) -> int:
     return len(stage_layers(inputs.config, inputs.layout.stages)[stage])
 
 
-def _padded(shape: Sequence[int], parts: int) -> int:
-    """Elements that are communicated when rows are sharded: padded to equal shards."""
+def _padded_numel(shape: Sequence[int], parts: int) -> int:
+    """Number of elements of a parameter whose rows are padded to equal shards."""
     return -(-shape[0] // parts) * parts * math.prod(shape[1:])
 
 
 def _local_numel(inputs: TrafficInputs, shape: Shape) -> int:
-    """Elements of the rows that this rank updates."""
+    """Number of elements in the rows that this rank updates."""
     shard = inputs.world.axis("shard")
     return ShardSpec.whole(shape).shard(0, shard.size, shard.rank).numel

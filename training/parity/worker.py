@@ -14,8 +14,8 @@ from training.model.batch import Batch
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_parallel import Pipeline
-from training.parity.cases import SEQ_LEN, VOCABULARY, Case
-from training.parity.traffic import Traffic, TrafficCount
+from training.parity.cases import SEQ_LEN, VOCAB_SIZE, Case
+from training.parity.traffic import Traffic, TrafficCounter
 from training.parity.traffic_theory import TrafficInputs, expected_traffic
 from training.sharding.shard_spec import ShardSpec
 
@@ -25,19 +25,19 @@ _COUNTED_STEP = 1  # not the first, in which torch's pipelines also send each ot
 _SEED = 1
 
 ShardValues = list[tuple[str, ShardSpec, Tensor | None]]
-"""Name, place and values of each parameter shard, or its gradient, that a rank holds."""
+"""(parameter name, shard, values) of each parameter or gradient shard that a rank holds."""
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank computed and communicated in a case."""
+    """One rank's results of a case: losses, gradients, weights and traffic."""
 
     losses: list[float]
     """This rank's part of the loss of each step, and of a final evaluation; sums over ranks to nats/token."""
     gradients: ShardValues
-    """After the first step's backward pass."""
+    """Gradients after the first step's backward pass."""
     weights: ShardValues
-    """After the last step's update."""
+    """Parameters after the last step's update."""
     counted: Traffic
     expected: Traffic
 
@@ -47,7 +47,7 @@ def run_case(case: Case) -> RankResult:
     world = build_world(case.layout, torch.device("cpu"))
     model = parallelize(case.model, case.layout, world, _SEED, case.precision, MemoryConfig(case.recompute))
     losses, gradients = [], ShardValues()
-    traffic = TrafficCount(world)
+    traffic = TrafficCounter(world)
     for step in range(STEPS):
         batch, targets = global_batch(case, step)
         with traffic if step == _COUNTED_STEP else contextlib.nullcontext():
@@ -64,13 +64,13 @@ def run_case(case: Case) -> RankResult:
 
 
 def global_batch(case: Case, step: int) -> tuple[Batch, int]:
-    """Draw a step's global batch; returns it and its number of targets that count.
+    """Draw a step's global batch; returns it and its number of targets that are not ignored.
 
-    A fifth of the targets are ignored, all but one of every fourth sequence, and the whole first sequence: an average
-    over anything but the global count of targets shows.
+    Ignored targets: a random fifth, all but the first of every fourth sequence, and the whole first sequence. So a
+    loss averaged over anything but the global count of targets differs from the reference.
     """
     generator = torch.Generator().manual_seed(1000 + step)
-    tokens = torch.randint(VOCABULARY, (case.sequences, SEQ_LEN + 1), generator=generator)
+    tokens = torch.randint(VOCAB_SIZE, (case.sequences, SEQ_LEN + 1), generator=generator)
     targets = tokens[:, 1:].clone()
     targets[torch.rand(targets.shape, generator=generator) < 0.2] = IGNORE_INDEX
     targets[::4, 1:] = IGNORE_INDEX
@@ -112,7 +112,7 @@ def _traffic_inputs(case: Case, model: ParallelModel) -> TrafficInputs:
 
 
 def pipeline_passes(pipeline: Pipeline) -> dict[int, str]:
-    """The passes of each of this rank's stages in their order: F forward, B backward, or I and W if it is split."""
+    """The passes of each of this rank's stages, in order: F forward, B backward, or I and W if backward is split."""
     count, schedule = pipeline.layout.micro_batches, pipeline.schedule
     if pipeline.layout.virtual_stages > 1:
         actions = str(schedule.pipeline_order[pipeline.axis.rank])

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from training.parity.cases import VOCABULARY, all_cases, covering_cases
+from training.parity.cases import VOCAB_SIZE, all_cases, covering_cases
 
 
 def test_the_full_set_has_every_layout_and_a_reason_for_each_refused_one() -> None:
@@ -29,7 +29,7 @@ def test_the_full_set_has_every_layout_and_a_reason_for_each_refused_one() -> No
     assert min(more.count(n) for n in (-1, 0, 1)) > 100
     assert {reason.split(";")[1] for reason in refused.values()} >= {" try --parallel.tp 4", " try --parallel.tp 6"}
     assert all("zero 3" in reason or "tp 5" in reason or "tp 7" in reason for reason in refused.values())
-    assert VOCABULARY % 2 and VOCABULARY % 3
+    assert VOCAB_SIZE % 2 and VOCAB_SIZE % 3
 
 
 def test_the_covering_set_is_small_and_deterministic() -> None:

@@ -60,13 +60,13 @@ def case(preset: Any, recompute: Any = "none", precision: Any = "fp64", **layout
 @pytest.mark.parametrize("chosen", COVERING, ids=str)
 def test_a_covering_set_of_layouts_agrees_with_one_process_and_with_theory(certifier: Certifier, chosen: Case) -> None:
     row = certifier.certify(chosen)
-    assert row.green, row.reason
+    assert row.passed, row.reason
 
 
 @pytest.mark.parametrize("chosen", {kind(c): c for c in COVERING}.values(), ids=str)
 def test_float32_agrees_to_rounding(certifier: Certifier, chosen: Case) -> None:
     row = certifier.certify(replace(chosen, precision="fp32"))
-    assert row.green, row.reason
+    assert row.passed, row.reason
 
 
 # Planted faults: each function patches one thing, on every rank of a case
@@ -257,7 +257,7 @@ def test_a_planted_fault_turns_red_by_a_finite_difference(
 ) -> None:
     result = Certifier(rank_pool, partial(run_with_fault, fault)).certify(chosen)
     assert not result.error, result.error  # a fault that raises proves nothing about the comparison
-    assert not result.green and 1e-6 < getattr(result, seen_in) < math.inf, result.reason
+    assert not result.passed and 1e-6 < getattr(result, seen_in) < math.inf, result.reason
     assert seen_in in result.reason
 
 
@@ -276,7 +276,7 @@ def superfluous_sum(chosen: Case) -> RankResult:
 
 def test_superfluous_communication_turns_red(rank_pool: RankPool) -> None:
     row = Certifier(rank_pool, superfluous_sum).certify(case("llama", dp=2))
-    assert not row.green and not row.error and row.worst < LIMITS["fp64"]
+    assert not row.passed and not row.error and row.worst < LIMITS["fp64"]
     assert "rank 0 takes part in 2 all-reduce" in row.reason and "theory has 1 of" in row.reason
 
 
@@ -286,8 +286,8 @@ def fail(chosen: Case) -> RankResult:
 
 def test_a_rank_that_fails_turns_red_and_the_next_case_runs(rank_pool: RankPool, certifier: Certifier) -> None:
     row = Certifier(rank_pool, fail).certify(case("llama", dp=2))
-    assert not row.green and "ValueError: no llama dp2" in row.error and math.isnan(row.worst)
-    assert certifier.certify(case("llama", dp=2)).green
+    assert not row.passed and "ValueError: no llama dp2" in row.error and math.isnan(row.worst)
+    assert certifier.certify(case("llama", dp=2)).passed
 
 
 def seen(rank_parts: Sequence[tuple[int, int, float]]) -> list[RankResult]:

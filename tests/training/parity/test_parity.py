@@ -42,5 +42,5 @@ def test_the_command_line(tmp_path: Path) -> None:
 def test_a_difference_that_is_not_a_number_is_red() -> None:
     first, second = covering_cases()[:2]
     row = CaseResult(first, 1.0, 0.0, float("nan"), 0.0)
-    assert not row.green and "gradient differ by nan" in row.reason
+    assert not row.passed and "gradient differ by nan" in row.reason
     assert f"worst in fp64 (limit 1e-10): nan, {first}" in summary([row, CaseResult(second, 2.0, 0.0, 0.0, 0.0)], 3.0)
