@@ -1,1 +1,1 @@
-"""The command line `gristmill`: all commands, the whole pipeline as one command, and the quick start."""
+"""The command `gristmill`: its subcommands, the whole pipeline as one command, and the quick start."""

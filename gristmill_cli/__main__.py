@@ -8,13 +8,13 @@ from rich.table import Table
 from gristmill.command import command, wide_console
 
 COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {  # name: module, functions, one line of help
-    "quickstart": ("gristmill_cli.quickstart", ("main",), "from documents of this machine to a small language model"),
+    "quickstart": ("gristmill_cli.quickstart", ("main",), "gather a corpus and train a small model on it"),
     "harvest_corpus": ("gristmill_cli.harvest_corpus", ("harvest_corpus",), "gather a corpus from this machine"),
-    "run": ("gristmill_cli.run", ("main",), "all stages below, in order, configured by a TOML file; resumable"),
+    "run": ("gristmill_cli.run", ("main",), "run the whole data pipeline, configured by a TOML file; resumable"),
     "normalize_text": ("preprocessing.normalize_text", ("normalize_text",), "normalise text to Unicode NFC"),
-    "filter": ("preprocessing.filter", ("filter",), "find documents that are too short"),
+    "filter": ("preprocessing.filter", ("filter",), "list documents that are too short"),
     "generate_exact_pairs": ("dedup.generate_exact_pairs", ("generate_exact_pairs",), "find exact copies"),
-    "bands": ("dedup.bands", ("choose_bands",), "choose bands and rows by their detection curve"),
+    "bands": ("dedup.bands", ("choose_bands",), "choose LSH bands and rows for a similarity threshold"),
     "to_hash": ("dedup.to_hash", ("to_hash",), "compute a MinHash signature per document"),
     "generate_duplicate_pairs": (
         "dedup.generate_duplicate_pairs", ("generate_duplicate_pairs",), "find candidate pairs by LSH",
@@ -30,17 +30,17 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {  # name: module, funct
     "dedup_train": ("dedup.dedup_train", ("dedup_train",), "remove holdout documents from the train set"),
     "train_tokenizer": ("preprocessing.train_tokenizer", ("train_tokenizer",), "train a SentencePiece tokenizer"),
     "tokenize_corpus": ("preprocessing.tokenize_corpus", ("tokenize_corpus",), "encode documents into token shards"),
-    "funnel": ("gristmill_cli.funnel", ("show_funnel",), "show what became of every document of a run"),
-    "train": ("training.train", ("main",), "pre-train a decoder on token shards (with torchrun: -m training.train)"),
+    "funnel": ("gristmill_cli.funnel", ("show_funnel",), "print the documents kept and removed by each stage of a run"),
+    "train": ("training.train", ("main",), "pre-train a decoder on token shards (or: torchrun -m training.train)"),
     "plot": ("training.reporting.plot", ("plot",), "plot the loss curve of a training run"),
-    "parity": ("training.parity.parity", ("parity",), "certify that every parallel layout trains as one process does"),
+    "parity": ("training.parity.parity", ("parity",), "check that parallel layouts train exactly as one process"),
     "export_hf": ("training.hugging_face.export_hf", ("export_hf",), "export a checkpoint as a Hugging Face model"),
-    "import_hf": ("training.hugging_face.import_hf", ("import_hf",), "import a Hugging Face model to train from"),
+    "import_hf": ("training.hugging_face.import_hf", ("import_hf",), "import a Hugging Face model as a checkpoint"),
 }  # fmt: skip
 
 
 def main() -> None:
-    """Run the command named by the first argument."""
+    """Run the command named by the first command-line argument."""
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         wide_console().print(overview())
         sys.exit(0 if len(sys.argv) > 1 else 2)

@@ -1,4 +1,4 @@
-"""Command and record: the funnel, exact counts per source of the documents that each stage removed or kept."""
+"""The funnel of a run, and its command: documents removed and kept by each stage, counted per source."""
 
 from pathlib import Path
 
@@ -12,26 +12,26 @@ from gristmill.errors import ConservationError, UsageError
 from gristmill.io.files import atomic_write_bytes
 from gristmill.io.token_shards import Manifest
 
-FILE = "funnel.json"
+FUNNEL_FILE = "funnel.json"
 TRAIN = "train"
 HELD_OUT = "holdout"
 
 
-class Funnel(msgspec.Struct):
+class Funnel(msgspec.Struct, rename={"tallies": "went"}):
     """`funnel.json`: documents and bytes per source and reason, and tokens per source.
 
-    `went[source][reason]` counts documents and bytes; for each source `read + repeated` equals the sum of all
-    other reasons. `tokens["train" | "holdout"][source]` counts tokens.
+    `tallies[source][reason]` (`went` in the file) counts documents and bytes; for each source `read + repeated`
+    equals the sum of all other reasons. `tokens["train" | "holdout"][source]` counts tokens.
     """
 
-    went: dict[str, dict[str, Tally]]
+    tallies: dict[str, dict[str, Tally]]
     tokens: dict[str, dict[str, int]]
 
     def save(self, folder: Path) -> None:
-        atomic_write_bytes(folder / FILE, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        atomic_write_bytes(folder / FUNNEL_FILE, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     def __rich__(self) -> Table:
-        counts = Counts(self.went, [])
+        counts = Counts(self.tallies, [])
         lost = [reason for reason in counts.reasons if reason not in (*INCOMING, TRAIN, HELD_OUT)]
         gained = [reason for reason in INCOMING if reason in counts.reasons]
         columns = [*gained, *lost, HELD_OUT, TRAIN]
@@ -40,7 +40,7 @@ class Funnel(msgspec.Struct):
             table.add_column(name)
         for column in table.columns[1:]:
             column.justify = "right"
-        for source in [*sorted(self.went), None]:
+        for source in [*sorted(self.tallies), None]:
             cells = [f"{counts.total(name, source).documents:,}" for name in columns]
             sizes = [f"{counts.total(name, source).bytes / 1e6:,.2f}" for name in (READ, TRAIN)]
             tokens = sum(self.tokens[TRAIN].get(s, 0) for s in ([source] if source else self.tokens[TRAIN]))
@@ -49,12 +49,12 @@ class Funnel(msgspec.Struct):
 
 
 def show_funnel(out: Positional[Path]) -> Funnel:
-    """Print the funnel of a finished run.
+    """Print the funnel of a finished run: documents removed and kept by each stage, per source.
 
     Args:
-        out: The folder that `gristmill run` wrote to.
+        out: The run's --out folder.
     """
-    path = out / FILE
+    path = out / FUNNEL_FILE
     if not path.is_file():
         raise UsageError(f"there is no {path}: give the --out of a `gristmill run` that has finished")
     return msgspec.json.decode(path.read_bytes(), type=Funnel)
@@ -85,7 +85,7 @@ def build_funnel(
 def check_counts_between(
     stage: str, counts: Counts, reason: str, next_stage: str, next_counts: Counts, sizes: bool = True
 ) -> None:
-    """ConservationError unless the next stage read the documents, and the bytes if `sizes`, of `counts[reason]`."""
+    """Raise ConservationError unless `next_stage` read the documents (with `sizes`, also bytes) of `counts[reason]`."""
     for source in sorted({*counts.tallies, *next_counts.tallies}):
         out, read = counts.total(reason, source), next_counts.total(READ, source)
         if (out.documents, out.bytes * sizes) != (read.documents, read.bytes * sizes):

@@ -35,16 +35,16 @@ from gristmill.errors import UsageError
 from gristmill.io.files import atomic_write_bytes
 
 MEGABYTE = 1_000_000
-FILE_BYTES = 8 * MEGABYTE  # text in one output file
-MIN_DOCSTRING = 80  # characters; shorter docstrings say little without their code
-MAX_MISFITS = 100  # a source ends after so many documents that were larger than the rest of its share
-BATCH = 50  # files read at a time; their manual pages share one groff process
+OUTPUT_FILE_BYTES = 8 * MEGABYTE  # text in one output file
+MIN_DOCSTRING = 80  # characters; shorter docstrings are left out
+MAX_OVERSIZED = 100  # a source ends after this many documents larger than its remaining budget
+BATCH_FILES = 50  # files read at a time; their manual pages share one groff process
 MARKER = ".harvest"  # marks a folder written by this command, which may be written again
 
 GROFF = ["groff", "-mandoc", "-Tutf8", "-Kutf8", "-t", "-rLL=80n", "-rcR=1", "-P-cbou"]  # plain text: no bold, no pages
-PREAMBLE = ".na\n.nh\n.de ad\n..\n.de hy\n..\n"  # ragged right, no hyphenation
-SEPARATOR = "GRISTMILL-PAGE-END"  # the title of an empty page between two others
-END_OF_PAGE = f"..\n.TH {SEPARATOR} 0\n"  # the dots close a macro definition that the page left open
+TROFF_PREAMBLE = ".na\n.nh\n.de ad\n..\n.de hy\n..\n"  # ragged right, no hyphenation
+PAGE_SEPARATOR = "GRISTMILL-PAGE-END"  # title of an empty page inserted after each page, to split the output of groff
+END_OF_PAGE = f"..\n.TH {PAGE_SEPARATOR} 0\n"  # the dots close a macro definition that the page left open
 
 
 @dataclass
@@ -69,11 +69,12 @@ class Harvest(dict[str, SourceCounts]):
 def harvest_corpus(out_dir: Positional[Path], megabytes: float = 24) -> Harvest:
     """Gather documents of this machine into OUT_DIR/<source>/, as .jsonl, .jsonl.zst and .parquet.
 
-    Raises UsageError if OUT_DIR holds other files, or if `megabytes` is not above 0.
-
     Args:
-        out_dir: A new or empty folder, or one that this command wrote before.
-        megabytes: Text to gather, in millions of bytes: at most a quarter per source; Python code fills the rest.
+        out_dir: A new or empty folder, or one written by this command.
+        megabytes: Size of the text, in millions of bytes: at most a quarter per source; Python code fills the rest.
+
+    Raises:
+        UsageError: `out_dir` holds other files, or `megabytes` is not above 0.
     """
     if not 0 < megabytes <= 1e9:
         raise UsageError(f"--megabytes {megabytes}: give a number above 0, such as 24")
@@ -85,28 +86,28 @@ def harvest_corpus(out_dir: Positional[Path], megabytes: float = 24) -> Harvest:
         print("note: groff is not installed: the corpus will have no manual pages", file=sys.stderr)
     left = int(megabytes * MEGABYTE)
     harvest = Harvest()
-    for source, places in _sources().items():
-        share = left if source == "github" else int(megabytes * MEGABYTE) // 4
-        harvest[source] = _harvest_source(out_dir, source, places, share)
+    for source, rules in _sources().items():
+        budget = left if source == "github" else int(megabytes * MEGABYTE) // 4
+        harvest[source] = _harvest_source(out_dir, source, rules, budget)
         left -= harvest[source].bytes
     return harvest
 
 
-class Place(NamedTuple):
-    """Folders to search, a pattern for the paths below them, and a function (contents, path) → text."""
+class SearchRule(NamedTuple):
+    """Files of a source: folders to search, a regex for relative paths, and a function (contents, path) → text."""
 
     roots: list[Path]
     pattern: str
     render: Callable[[str, str], str]
 
 
-class Found(NamedTuple):
-    """A candidate file; `origin` is the name of the folder that was searched."""
+class Candidate(NamedTuple):
+    """A file that matches a rule: its relative path, and the name of the folder that was searched (`origin`)."""
 
     file: Path
     path: str
     origin: str
-    place: Place
+    rule: SearchRule
 
 
 NOT_TESTS = r"(?!(?:.*/)?(?:tests?|idle_test|data)/)"
@@ -116,53 +117,53 @@ NOT_PROSE = rf"{NOT_TESTS}(?!.*\.(?:dist|egg)-info/)(?!(?:.*/)?(?:{LICENCE_NAME}
 PROSE_NAME = r"(?:.*\.(?:rst|md|txt)|(?:.*/)?(?:README|NEWS|FAQ|TODO|HACKING)[^/.]*)(?:\.Debian)?(?:\.gz)?"
 
 
-def _sources() -> dict[str, list[Place]]:
-    """Places per source, which need not exist; github comes last, because it fills the rest of the budget."""
+def _sources() -> dict[str, list[SearchRule]]:
+    """Search rules per source, whose folders may be missing; github is last, because it fills the rest of the size."""
     stdlib = [Path(sysconfig.get_path("stdlib"))]
     packages = sorted({Path(folder).resolve() for folder in site.getsitepackages()})
     prefixes = ("/usr", sys.base_prefix, sys.prefix) if shutil.which("groff") else ()
     manuals = sorted({Path(prefix, "share/man").resolve() for prefix in prefixes})
     return {
         "docs": [
-            Place(stdlib, NOT_TESTS + r".*\.py", docstrings),
-            Place(packages, NOT_PROSE + PROSE_NAME, prose),
-            Place(packages, r"[^/]+\.dist-info/METADATA", long_description),
+            SearchRule(stdlib, NOT_TESTS + r".*\.py", docstrings),
+            SearchRule(packages, NOT_PROSE + PROSE_NAME, prose),
+            SearchRule(packages, r"[^/]+\.dist-info/METADATA", long_description),
         ],
         "licences": [
-            Place(stdlib + packages, LICENCE, verbatim),
-            Place([Path("/usr/share/common-licenses")], r".*", verbatim),
-            Place([Path("/usr/share/doc")], r"[^/]+/copyright", verbatim),
+            SearchRule(stdlib + packages, LICENCE, verbatim),
+            SearchRule([Path("/usr/share/common-licenses")], r".*", verbatim),
+            SearchRule([Path("/usr/share/doc")], r"[^/]+/copyright", verbatim),
         ],
         "manual": [
-            Place(manuals, r"man\w+/[^/]+\.\d\w*(?:\.gz)?", troff_source),
-            Place([Path("/usr/share/doc")], NOT_PROSE + PROSE_NAME, prose),
+            SearchRule(manuals, r"man\w+/[^/]+\.\d\w*(?:\.gz)?", troff_source),
+            SearchRule([Path("/usr/share/doc")], NOT_PROSE + PROSE_NAME, prose),
         ],
-        "github": [Place(stdlib + packages, r".*\.py", verbatim)],
+        "github": [SearchRule(stdlib + packages, r".*\.py", verbatim)],
     }
 
 
-def _search(places: list[Place]) -> list[Found]:
-    """Candidate files of a source, ordered by the hash of their path, so that any prefix is a random sample."""
-    found = (each for place in places for root in place.roots for each in _walk(root, place))
+def _search(rules: list[SearchRule]) -> list[Candidate]:
+    """List a source's files, ordered by the hash of their path, so that any prefix is a random sample."""
+    found = (each for rule in rules for root in rule.roots for each in _walk(root, rule))
     return sorted(found, key=lambda each: (hashlib.sha256(each.path.encode()).digest(), each.file))
 
 
-def _walk(root: Path, place: Place) -> Iterator[Found]:
-    """Matching files below a root, without symbolic links, which would repeat a file."""
+def _walk(root: Path, rule: SearchRule) -> Iterator[Candidate]:
+    """Yield the matching files below a root, except symbolic links, which would repeat a file."""
     for folder, folders, names in os.walk(root):
         folders[:] = set(folders) - {
             "__pycache__",
             "site-packages",
             "dist-packages",
-        }  # the last two are places of their own
+        }  # the last two have their own rules
         for name in names:
             file, path = f"{folder}/{name}", f"{folder}/{name}".removeprefix(f"{root}/")
             # A name that is not UTF-8 is not printable, and JSON cannot hold it.
-            if re.fullmatch(place.pattern, path) and path.isprintable() and not Path(file).is_symlink():
-                yield Found(Path(file), path, root.name, place)
+            if re.fullmatch(rule.pattern, path) and path.isprintable() and not Path(file).is_symlink():
+                yield Candidate(Path(file), path, root.name, rule)
 
 
-def _read(found: Found) -> str:
+def _read(found: Candidate) -> str:
     """A file's text; empty if the file is unreadable, too large or not text."""
     opener = gzip.open if found.file.suffix == ".gz" else open
     try:
@@ -174,7 +175,7 @@ def _read(found: Found) -> str:
     if len(contents) > MEGABYTE or "\0" in text:
         return ""
     # Python strings can hold lone surrogates ("\ud800" in a docstring), which UTF-8 and JSON cannot.
-    return found.place.render(text, found.path).encode("utf-8", "ignore").decode("utf-8")
+    return found.rule.render(text, found.path).encode("utf-8", "ignore").decode("utf-8")
 
 
 def verbatim(text: str, _path: str) -> str:
@@ -211,7 +212,7 @@ def _documented(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
 
 
 def troff_source(text: str, _path: str) -> str:
-    """A manual page in the macros `man` or `mdoc`, not yet rendered; a page that only includes another is left out."""
+    """A manual page in the macros `man` or `mdoc`, not yet rendered; empty for a page that only includes another."""
     return text if re.search(r"^[.'][ \t]*(?:TH|Dd)\s", text, re.MULTILINE) and not text.startswith(".so ") else ""
 
 
@@ -222,28 +223,28 @@ def render_manual(sources: list[str]) -> list[str]:
     """
     if not sources:
         return []
-    pages = "".join(f"{PREAMBLE}{source}\n{END_OF_PAGE}" for source in sources)
+    pages = "".join(f"{TROFF_PREAMBLE}{source}\n{END_OF_PAGE}" for source in sources)
     done = subprocess.run(GROFF, input=pages.encode(), capture_output=True, check=False)
     # A header shows a page's title on the left and on the right; a footer, on the right only.
-    texts = re.split(rf"(?m)^{SEPARATOR}\(0\).*$", done.stdout.decode("utf-8", "ignore"))[:-1]
-    texts = [re.sub(rf"(?m)^ .*{SEPARATOR}\(0\)$|.\x08", "", text) for text in texts]  # x08: overstruck
+    texts = re.split(rf"(?m)^{PAGE_SEPARATOR}\(0\).*$", done.stdout.decode("utf-8", "ignore"))[:-1]
+    texts = [re.sub(rf"(?m)^ .*{PAGE_SEPARATOR}\(0\)$|.\x08", "", text) for text in texts]  # x08: overstruck
     if len(texts) == len(sources):
         return [re.sub(r"\n{3,}", "\n\n", text).strip() for text in texts]
     half = len(sources) // 2
     return render_manual(sources[:half]) + render_manual(sources[half:]) if half else [""]
 
 
-def _harvest_source(out_dir: Path, source: str, places: list[Place], share: int) -> SourceCounts:
-    """Write one source's files, without touching unchanged ones, and remove those left by a larger run."""
-    found = _search(places)
+def _harvest_source(out_dir: Path, source: str, rules: list[SearchRule], budget: int) -> SourceCounts:
+    """Write one source's files, except unchanged ones, and remove those left by an earlier, larger run."""
+    found = _search(rules)
     counts = SourceCounts(len(found))
-    ending = {"docs": ".parquet", "licences": ".jsonl.zst"}.get(source, ".jsonl")
-    stale = set((out_dir / source).glob(f"{source}_[0-9][0-9]*{ending}"))
+    suffix = {"docs": ".parquet", "licences": ".jsonl.zst"}.get(source, ".jsonl")
+    stale = set((out_dir / source).glob(f"{source}_[0-9][0-9]*{suffix}"))
     # groupby asks for a record's key right after the record was counted, so the bytes so far number its file.
-    files = groupby(_records(found, share, counts), key=lambda _: counts.bytes // FILE_BYTES)
+    files = groupby(_records(found, budget, counts), key=lambda _: counts.bytes // OUTPUT_FILE_BYTES)
     for number, (_, records) in enumerate(files):
-        path = out_dir / source / f"{source}_{number:02d}{ending}"
-        data = _encode(list(records), ending)
+        path = out_dir / source / f"{source}_{number:02d}{suffix}"
+        data = _encode(list(records), suffix)
         if path not in stale or path.read_bytes() != data:
             atomic_write_bytes(path, data)
         stale.discard(path)
@@ -252,34 +253,34 @@ def _harvest_source(out_dir: Path, source: str, places: list[Place], share: int)
     return counts
 
 
-def _records(found: Iterable[Found], share: int, counts: SourceCounts) -> Iterator[dict[str, object]]:
-    """Documents that fit into `share` bytes, added to `counts`."""
-    misfits = 0
+def _records(found: Iterable[Candidate], budget: int, counts: SourceCounts) -> Iterator[dict[str, object]]:
+    """Yield the documents that fit into `budget` bytes, and add them to `counts`."""
+    oversized = 0
     for each, text in _texts(found):
         size = len(text.encode())
-        misfits += counts.bytes + size > share
-        if misfits == MAX_MISFITS:
+        oversized += counts.bytes + size > budget
+        if oversized == MAX_OVERSIZED:
             return
-        if 0 < size <= share - counts.bytes:
+        if 0 < size <= budget - counts.bytes:
             counts.documents += 1
             counts.bytes += size
             yield {"text": text, "meta": {"path": each.path, "origin": each.origin}}
 
 
-def _texts(found: Iterable[Found]) -> Iterator[tuple[Found, str]]:
-    """Each file with its text, read in batches, because starting groff takes longer than rendering a page."""
-    for batch in batched(found, BATCH):
+def _texts(found: Iterable[Candidate]) -> Iterator[tuple[Candidate, str]]:
+    """Yield each file with its text, in batches, because starting groff takes longer than rendering a page."""
+    for batch in batched(found, BATCH_FILES):
         texts = [_read(each) for each in batch]
-        pages = [i for i, each in enumerate(batch) if each.place.render is troff_source and texts[i]]
+        pages = [i for i, each in enumerate(batch) if each.rule.render is troff_source and texts[i]]
         for i, text in zip(pages, render_manual([texts[i] for i in pages]), strict=True):
             texts[i] = text
         yield from zip(batch, texts, strict=True)
 
 
-def _encode(records: list[dict[str, object]], ending: str) -> bytes:
-    if ending == ".parquet":
+def _encode(records: list[dict[str, object]], suffix: str) -> bytes:
+    if suffix == ".parquet":
         file = io.BytesIO()
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), file)
         return file.getvalue()
     lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
-    return zstandard.compress(lines) if ending == ".jsonl.zst" else lines
+    return zstandard.compress(lines) if suffix == ".jsonl.zst" else lines

@@ -1,4 +1,4 @@
-"""Command: the quick start, from documents of this machine to a trained language model."""
+"""Command: the quick start, from documents on this machine to a trained language model."""
 
 import argparse
 import importlib.util
@@ -21,6 +21,7 @@ TRAINING = Path(__file__).with_name("quickstart_training.toml")
 
 HELP = """\
 Gather a corpus from this machine, run the data pipeline on it, and train a small Llama with two processes.
+Give CORPUS, a folder of <source>/*.jsonl or other formats, to use your own documents instead.
 Run the same command again after an interruption: it resumes.
 """
 
@@ -31,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "gristmill quickstart", "%(prog)s [CORPUS] [--out DIR] [trainer options, such as --optim.steps 100]",
         description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, default=Path("quickstart"), help="folder for all output (./quickstart)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("quickstart"), help="folder for all output (default: ./quickstart)"
+    )
     arguments = list(sys.argv[1:] if argv is None else argv)
     # The corpus can only come first: elsewhere, it would look like the value of a trainer option.
     corpus = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
@@ -80,11 +83,11 @@ TensorBoard tensorboard --logdir {out / "model"}""")
 
 
 def _heading(text: str) -> None:
-    print(f"\n== {text}", flush=True)  # flushed, to come before what the trainer's processes print
+    print(f"\n== {text}", flush=True)  # flushed, to precede the output of the trainer's processes
 
 
 def _train(tokens: Path, out_dir: Path, options: Sequence[str]) -> None:
-    """Train by torchrun, in this interpreter. SystemExit with its exit code if it fails."""
+    """Train with torchrun, under this Python interpreter. Raises SystemExit with its exit code if it fails."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
         "-m", "training.train", "--config", str(TRAINING), "--data.train", str(tokens / "train"),

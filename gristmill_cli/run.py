@@ -18,7 +18,7 @@ from gristmill.counts import WRITTEN, Counts
 from gristmill.errors import OutputError
 from gristmill.io.files import atomic_write_bytes
 from gristmill.io.token_shards import Manifest
-from gristmill_cli.funnel import FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
+from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
 from gristmill_cli.run_config import RunConfig
 from preprocessing.filter import filter as find_short
 from preprocessing.normalize_text import normalize_text
@@ -26,10 +26,10 @@ from preprocessing.shuffle_holdout import pass1, pass2
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import MODEL, train_tokenizer
 
-ALL = sys.maxsize  # an end index past the last file
-UNKNOWN = 0  # SlimPajama's argument n_docs, which is ignored
+ALL_FILES = sys.maxsize  # an end index beyond any number of files
+UNKNOWN_COUNT = 0  # value of SlimPajama's argument n_docs; 0: not checked
 CHUNK = 1  # number of the only train chunk
-RECORD = "run.json"  # the run's configuration
+CONFIG_FILE = "run.json"  # the run's configuration
 DUPLICATES = "duplicates.parquet"
 
 
@@ -37,19 +37,19 @@ def run(config: RunConfig) -> Funnel:
     """Run every stage that is not done, check the counts between stages, and write funnel.json.
 
     Raises ConservationError if documents were lost between two stages, OutputError if `config.out` holds
-    the run of another corpus, and any GristmillError of a stage.
+    a run of another corpus, and any GristmillError of a stage.
     """
     out, options = config.out, config.run_options
-    _claim(config)
+    _record_config(config)
     clean, dup = out / "normalized", out / "dup"
     normalized = normalize_text(config.corpus, clean, ftfy=config.normalize.ftfy, options=options)
 
-    filtered = find_short(clean, out / "filtered.pickle", UNKNOWN, "all", config.filter.threshold, options)
+    filtered = find_short(clean, out / "filtered.pickle", UNKNOWN_COUNT, "all", config.filter.threshold, options)
     hashed, compared = _find_duplicates(config, clean, dup)
 
     weights = ",".join(f"{source}={weight!r}" for source, weight in config.mix.weights.items())
     mixed = pass1(clean, out / "pass1", dup / DUPLICATES, out / "filtered.pickle", weights, config.seed, options)
-    split = pass2(0, ALL, CHUNK, out / "pass1", out / "train", out / "holdout", config.mix.holdout, options)
+    split = pass2(0, ALL_FILES, CHUNK, out / "pass1", out / "train", out / "holdout", config.mix.holdout, options)
     cleaned = dedup_train(CHUNK, out / "train", out / "holdout", out / "train_deduped", options)
 
     spec = config.tokenizer
@@ -63,7 +63,7 @@ def run(config: RunConfig) -> Funnel:
 
     check_counts_between("normalize_text", normalized, WRITTEN, "filter", filtered)
     check_counts_between("normalize_text", normalized, WRITTEN, "to_hash", hashed)
-    if not config.dedup.exact:  # exact copies have no signature, but are compared
+    if not config.dedup.exact:  # with `exact`, copies are compared without a signature
         check_counts_between("to_hash", hashed, SIGNED, "generate_connected_components", compared, sizes=False)
     check_counts_between("normalize_text", normalized, WRITTEN, "pass1", mixed)
     check_counts_between("pass1", mixed, WRITTEN, "pass2", split)
@@ -85,7 +85,7 @@ def _find_duplicates(config: RunConfig, clean: Path, dup: Path) -> tuple[Counts,
     else:
         pairs.unlink(missing_ok=True)  # left by a run with `exact`: the next stage reads all pair files
     hashed = to_hash(
-        "all", clean, minhash, UNKNOWN, "0", 0, ALL, spec.width, unit=spec.unit, hash=spec.hash,
+        "all", clean, minhash, UNKNOWN_COUNT, "0", 0, ALL_FILES, spec.width, unit=spec.unit, hash=spec.hash,
         permutations=spec.permutations, seed=config.seed, skip=pairs.with_suffix(".parquet") if spec.exact else None,
         options=options,
     )  # fmt: skip
@@ -115,7 +115,7 @@ def _run_and_print(arguments: list[str]) -> None:
     console.print(funnel)
     tokens = config.out / "tokens"
     console.print(
-        f"\nfunnel: {config.out / FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
+        f"\nfunnel: {config.out / FUNNEL_FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
         f"to train: torchrun --nproc_per_node=2 training/train.py --data.train {tokens / TRAIN} "
         f"--data.holdout {tokens / HELD_OUT} --out_dir {config.out / 'model'}",
         highlight=False,
@@ -123,9 +123,9 @@ def _run_and_print(arguments: list[str]) -> None:
     )
 
 
-def _claim(config: RunConfig) -> None:
-    """Record the configuration in the output folder; OutputError if the folder holds the run of another corpus."""
-    path = config.out / RECORD
+def _record_config(config: RunConfig) -> None:
+    """Write the configuration to the output folder. Raises OutputError if it holds the run of another corpus."""
+    path = config.out / CONFIG_FILE
     corpus = str(config.corpus.resolve())
     if path.is_file():
         before = msgspec.json.decode(path.read_bytes()).get("corpus")

@@ -13,7 +13,7 @@ from gristmill.engine.stage import RunOptions
 
 @dataclass(frozen=True)
 class Normalize:
-    """Section [normalize]: normalize_text."""
+    """Section [normalize]: text normalisation."""
 
     ftfy: bool = False
     """Repair mojibake with ftfy before NFC."""
@@ -29,16 +29,16 @@ class Filter:
 
 @dataclass(frozen=True)
 class Dedup:
-    """Section [dedup]: near-duplicates."""
+    """Section [dedup]: removal of near-duplicates."""
 
     hash: Hash = "xxh32"
     """Hash family of the signatures; sha1 gives SlimPajama's own values."""
     unit: Unit = "character"
     """Unit of a shingle: character or word."""
     width: int = 13
-    """Units per shingle."""
+    """Shingle width, in units."""
     permutations: int = 128
-    """Permutations, the length of a signature."""
+    """Number of permutations: the length of a signature."""
     range: int = 13
     """Rows per band."""
     bands: int = 9
@@ -52,14 +52,14 @@ class Dedup:
     keep: str = "first"
     """The document of a cluster to keep: first, longest, source:A,B, or newest:FIELD."""
     verify: Measure | None = None
-    """Confirm each removal by the exact similarity of the texts: jaccard or containment. SlimPajama does not."""
+    """Exact similarity of the texts that confirms each removal: jaccard or containment; None: no check."""
     threshold: float = 0.8
-    """Minimum similarity of a removed document, with `verify`."""
+    """Minimum similarity of a removed document to a kept one, for `verify`."""
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Section [mix]: shuffle_holdout."""
+    """Section [mix]: source weights and holdout."""
 
     weights: dict[str, float] = field(default_factory=dict)
     """Epochs per source; the defaults are in preprocessing/datasets.py."""
@@ -69,21 +69,24 @@ class Mix:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Section [tokenizer]: train_tokenizer."""
+    """Section [tokenizer]: training of the tokenizer."""
 
     vocab_size: int = 32_000
     """Vocabulary size, in pieces."""
     model_type: Literal["bpe", "unigram"] = "bpe"
     """Type of SentencePiece model."""
     sample: str = "64MiB"
-    """Bytes of text to train the tokenizer on."""
+    """Size of the text sample to train the tokenizer on."""
     exact: bool = True
     """Fail if the sample is too small for the vocabulary size, instead of making fewer pieces."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Configuration of the data pipeline, from a corpus to token shards."""
+    """Run the data pipeline, from a corpus to token shards.
+
+    `gristmill run pipeline.toml`, or --config pipeline.toml, reads options from a TOML file; other options override it.
+    """
 
     corpus: Path
     """Folder of the corpus: CORPUS/<source>/**."""
@@ -94,9 +97,9 @@ class RunConfig:
     workers: int | None = None
     """Worker processes; by default one per core."""
     memory: str = "auto"
-    """Memory for all workers together, such as 4GiB; by default half of what is free."""
+    """Memory budget of all workers together, such as 4GiB; by default half of the free memory."""
     max_malformed: float = 0.001
-    """Maximum fraction of malformed records; with more, the run fails."""
+    """Fail if more than this fraction of the records is malformed."""
     normalize: Normalize = field(default_factory=Normalize)
     filter: Filter = field(default_factory=Filter)
     dedup: Dedup = field(default_factory=Dedup)

@@ -104,18 +104,18 @@ def test_only_stages_that_depend_on_a_change_are_redone(finished, tmp_path):
 def test_funnel_accounts_for_every_document_once(finished):
     _, out, printed = finished
     funnel = msgspec.json.decode((out / "funnel.json").read_bytes(), type=Funnel)
-    Counts(funnel.went, []).check_conserved("test")
-    assert funnel.went["c4"]["read"].documents == 300
-    assert {source: entry["read"].documents for source, entry in funnel.went.items()} == {
+    Counts(funnel.tallies, []).check_conserved("test")
+    assert funnel.tallies["c4"]["read"].documents == 300
+    assert {source: entry["read"].documents for source, entry in funnel.tallies.items()} == {
         "book": 150, "c4": 300, "code": 150, "tiny": 3, "web": 150,
     }  # fmt: skip
     train, held = keys_in(out / "train_deduped"), keys_in(out / "holdout")
     assert set(train.values()) == set(held.values()) == {1} and not train.keys() & held.keys()
-    total = Counts(funnel.went, []).total
+    total = Counts(funnel.tallies, []).total
     assert (total("train").documents, total("holdout").documents) == (len(train), len(held))
     assert total("duplicate").documents >= 40 and total("short").documents >= 40
     assert all(f"{total(reason).documents:,}" in printed for reason in ("read", "duplicate", "short", "train"))
-    assert all(entry["holdout"].documents >= 1 for entry in funnel.went.values())
+    assert all(entry["holdout"].documents >= 1 for entry in funnel.tallies.values())
     manifest = verify_shards(out / "tokens" / "train")
     assert manifest.documents == len(train)
     assert {source: record.tokens for source, record in manifest.sources.items()} == funnel.tokens["train"]
