@@ -29,7 +29,7 @@ from gristmill.errors import UsageError
 from gristmill.text import utf8_size
 
 SLOTS = 128
-ODD = [
+EDGE_CASES = [
     "", "short", "exactly13char", "İstanbul ΟΔΟΣ ΣΑΣ, Straße ﬁne", "一二三四五六七八九十百千萬億兆京",
     "a\u2003b\u3000c\x1cd" * 9, "🂡🂢🂣 emoji 👩‍👩‍👧 and e\u0301 accents, " * 3,
 ]  # fmt: skip
@@ -61,13 +61,13 @@ def bench_dedup(
         inputs: A corpus folder, or files of it: .jsonl, .jsonl.zst and the others.
         sample: Bytes of text to sign, sampled from the documents of `inputs`.
         rounds: Runs of each contender.
-        seconds: Minimum duration of each measurement, which is repeated until then.
-        clock: wall time, or cpu for processor time, on a shared machine.
-        pairs: Document pairs of known similarity, for the error of the estimates.
+        seconds: Minimum duration of each measurement: the contender repeats its work until then.
+        clock: wall time, or cpu: processor time, for a shared machine.
+        pairs: Document pairs of known similarity, to measure the error of estimated similarities.
         signatures: Synthetic signatures for the LSH table, a tenth of them for slow contenders; 0 omits the table.
         edges: Random edges for the components table, a tenth of them for slow contenders; 0 omits the table.
-        only: Words: run only contenders whose name contains one of them, and SlimPajama's algorithm.
-        python: Other interpreters, with peers whose requirements conflict with ours.
+        only: Parts of names: run only contenders whose name contains one of them, and SlimPajama's algorithm.
+        python: Other Python interpreters, with packages whose requirements conflict with ours.
     """
     if (
         rounds < 1
@@ -89,19 +89,19 @@ def bench_dedup(
         )
         for table in _signature_tables(texts, results, clock):
             print(table, flush=True)
-        for name, many in (("lsh", signatures), ("components", edges)):
+        for name, count in (("lsh", signatures), ("components", edges)):
             found = find_installed(graph_contenders(name), python, only)  # type: ignore[arg-type]
-            if many and found:
-                print(_measure_graphs(name, many, found, folder, rounds, clock), flush=True)  # type: ignore[arg-type]
+            if count and found:
+                print(_measure_graphs(name, count, found, folder, rounds, clock), flush=True)  # type: ignore[arg-type]
 
 
 def _measure_signatures(
     texts: list[str], pairs: list[tuple[str, str]], results: list[Measurement], folder: Path, rounds: int,
-    how: dict[str, Any],
+    options: dict[str, Any],
 ) -> None:  # fmt: skip
     path = folder / "texts.json"
     path.write_text(json.dumps({"texts": texts, "pairs": pairs}))
-    task = {"table": "signatures", "input": str(path), **how}
+    task = {"table": "signatures", "input": str(path), **options}
     run_rounds(results, rounds, {cores: [task | {"part": i, "parts": cores} for i in range(cores)] for cores in (1, 2)})
 
 
@@ -110,7 +110,7 @@ def _signature_tables(texts: list[str], results: list[Measurement], clock: str) 
     reference = next(
         (result for result in results if result.is_measured and result.contender.name.startswith(REFERENCE)), None
     )
-    notes = [_equality(texts, results), f"{clock} time; {pace(results)}"]
+    notes = [_check_equality(texts, results), f"{clock} time; {pace(results)}"]
     for features in ("13 characters", "words"):
         chosen = [result for result in results if getattr(result.contender, "features", "") == features]
         title = f"Signatures, shingles of {features}: {len(texts):,} documents, {megabytes[1][0]:.2f} MB"
@@ -118,31 +118,31 @@ def _signature_tables(texts: list[str], results: list[Measurement], clock: str) 
             yield signature_table(title, chosen, reference, megabytes, len(texts), notes)
 
 
-def _equality(texts: Sequence[str], results: Sequence[Measurement]) -> str:
+def _check_equality(texts: Sequence[str], results: Sequence[Measurement]) -> str:
     here = Path(sys.executable)
     if not any(result.python == here and result.contender.majors == {"datasketch": 2} for result in results):  # type: ignore[union-attr]
         return "datasketch 2 is not installed or not selected: equality with it was not checked"
-    checked = assert_equal_to_datasketch(ODD + [text[:5000] for text in texts[:40]])
+    checked = assert_equal_to_datasketch(EDGE_CASES + [text[:5000] for text in texts[:40]])
     return f"asserted equal: {', '.join(checked)}"
 
 
 def _measure_graphs(
-    table: GraphTable, many: int, results: Sequence[Measurement], folder: Path, rounds: int, clock: str
+    table: GraphTable, count: int, results: Sequence[Measurement], folder: Path, rounds: int, clock: str
 ) -> str:
     """Measure all contenders on a tenth of the input, then all but the slow ones on the whole input."""
     measured: list[tuple[int, Measurement]] = []
-    for size in (many // 10, many):
+    for size in (count // 10, count):
         nodes, path = size if table == "lsh" else size * 6 // 5, folder / f"{table}.npy"
         np.save(path, synthetic_signatures(size) if table == "lsh" else random_edges(size, nodes))
         chosen = [
             Measurement(result.contender, result.python, result.version)
             for result in results
-            if size < many or not _is_slow(result)
+            if size < count or not _is_slow(result)
         ]
         run_rounds(
             chosen, rounds, {1: [{"table": table, "input": str(path), "seconds": 0.0, "clock": clock, "nodes": nodes}]}
         )
-        found = {count for result in chosen for report in result.all_reports() for count in report["components"]}
+        found = {number for result in chosen for report in result.all_reports() for number in report["components"]}
         assert len(found) <= 1, f"contenders differ in the number of components: {found}"
         measured += [(size, result) for result in chosen]
     return graph_table(
@@ -159,19 +159,19 @@ def _is_slow(result: Measurement) -> bool:
     return isinstance(result.contender, GraphContender) and result.contender.slow
 
 
-def synthetic_signatures(many: int, seed: int = 0) -> NDArray[np.uint32]:
-    """Random signatures (many × 128); every fifth keeps a fraction U(0.8, 1) of an earlier one's slots."""
+def synthetic_signatures(count: int, seed: int = 0) -> NDArray[np.uint32]:
+    """Random signatures (count × 128); every fifth has a fraction U(0.8, 1) of the slots of an earlier one."""
     random = np.random.default_rng(seed)
-    made = random.integers(1 << 32, size=(many, SLOTS), dtype=np.uint32)
-    for copy in range(5, many, 5):
+    made = random.integers(1 << 32, size=(count, SLOTS), dtype=np.uint32)
+    for copy in range(5, count, 5):
         agrees = random.random(SLOTS) < random.uniform(0.8, 1)
         made[copy, agrees] = made[random.integers(copy), agrees]
     return made
 
 
-def random_edges(many: int, nodes: int, seed: int = 0) -> NDArray[np.int64]:
-    """Edges (many × 2) between nodes drawn uniformly."""
-    return np.random.default_rng(seed).integers(nodes, size=(many, 2), dtype=np.int64)
+def random_edges(count: int, nodes: int, seed: int = 0) -> NDArray[np.int64]:
+    """Random edges (count × 2, int64): node indices drawn uniformly from `nodes`."""
+    return np.random.default_rng(seed).integers(nodes, size=(count, 2), dtype=np.int64)
 
 
 if __name__ == "__main__":

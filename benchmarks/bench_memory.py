@@ -4,8 +4,8 @@
 
 Each setting is a row, measured in its own process, on the CPU or with --device cuda on a GPU. Activations: bytes
 that the forward pass keeps for the backward pass. States: AdamW's moments in memory. Peak: the maximum during a
-step, beyond a process that trains nothing, resident on a CPU and allocated on a GPU; between: the same after the
-step. The loss is the same in every row.
+step, less the memory of a process before training: resident on a CPU, allocated on a GPU. After step: the same at
+the end of a step. The loss is equal in all rows.
 """
 
 import gc
@@ -61,7 +61,7 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts, while active, the calls of each operation and the bytes of its results that are still alive."""
+    """Dispatch mode that counts the calls of each operation and the bytes of results that are still alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,12 +83,12 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass
 class Result:
-    """Measurements of one setting: bytes, seconds per step, and the summed loss of the last step in nats."""
+    """Measurements of one setting: bytes of memory, seconds per step, and the last step's summed loss in nats."""
 
     activations: int
     states: int
     peak: int
-    between: int
+    after_step: int
     seconds: float
     loss: float
 
@@ -161,13 +161,13 @@ def measure(config: ModelConfig, zero: int, memory: MemoryConfig, device: str, b
                 del loss
             times.append(time.perf_counter() - start)
             peaks.append(peak.bytes - before)
-        between, states = memory_of(place) - before, run.optimizer.memory_bytes
+        after_step, states = memory_of(place) - before, run.optimizer.memory_bytes
         run.close()
-    return Result(activations, states, max(peaks), between, min(times), last)
+    return Result(activations, states, max(peaks), after_step, min(times), last)
 
 
 def _activations(run: Run, ids: Tensor) -> int:
-    """Bytes that a forward pass keeps for the backward pass. Also runs the first, uncounted step."""
+    """Bytes kept by a forward pass for the backward pass. Also completes the first, untimed step."""
     with LiveBytes() as live:
         loss = run.forward(ids)
         gc.collect()
@@ -221,7 +221,7 @@ def bench_memory(
     """Measure every setting on a Llama of this size.
 
     Args:
-        steps: Steps per setting, after one that is not counted; the fastest is shown.
+        steps: Timed steps per setting, after a warm-up step; the fastest is reported.
         folder: Folder for offloaded states, on the disk to measure; by default the system's temporary folder.
         only: Names of the settings to measure.
     """
@@ -229,7 +229,7 @@ def bench_memory(
     results = {}
     # glibc then returns freed memory at once, so that resident memory is memory in use
     os.environ |= {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_TRIM_THRESHOLD_": "1000000"}
-    context = multiprocessing.get_context("forkserver")  # its processes start alike, with torch already imported
+    context = multiprocessing.get_context("forkserver")  # every process starts from the same state, with torch imported
     context.set_forkserver_preload(
         ["training.optim.optimizer", "training.parallel.parallelize", "training.memory.offload_parameters", "rich"]
     )
@@ -249,11 +249,11 @@ def show(results: dict[str, Result], title: str) -> str:
     first = next(iter(results.values()))
     rows = []
     for name, result in results.items():
-        sizes = (result.activations, result.states, result.peak, result.between)
+        sizes = (result.activations, result.states, result.peak, result.after_step)
         ratio = result.seconds / first.seconds
         times = (f"{result.seconds * 1e3:,.0f}", f"{ratio:.2f}")
         rows.append([name, *(f"{size / MB:,.1f}" for size in sizes), *times, f"{result.loss:.4f}"])
-    head = ("setting", "activations MB", "states MB", "peak MB", "between MB", "ms/step", "×", "loss")
+    head = ("setting", "activations MB", "states MB", "peak MB", "after step MB", "ms/step", "×", "loss")
     return markdown(title, head, rows, [])
 
 

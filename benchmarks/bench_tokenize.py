@@ -2,8 +2,8 @@
 
     python benchmarks/bench_tokenize.py tokenizer.model NORM/book NORM/wikipedia …
 
-Each path, a corpus file or folder, is a row of the table. Cold: an encoder with an empty word cache. Warm: the
-same encoder once more, as on a much larger corpus. Repetitive text favours our encoder.
+Each path, a corpus file or folder, is a row of the table. Cold: an encoder with an empty word cache. Warm: a second
+run of the same encoder, as on a much larger corpus. Repetitive text favours our encoder.
 """
 
 import sys
@@ -61,7 +61,7 @@ def bench_tokenize(
         tokenizer: A SentencePiece .model file.
         paths: Corpus files (.jsonl, .jsonl.zst, .parquet, …) or folders of them.
         megabytes: Maximum text per path.
-        repeat: Runs of our encoder, of which the fastest counts. SentencePiece runs once.
+        repeat: Runs of our encoder; the fastest is reported. SentencePiece runs once.
         cache: Size of our encoder's word cache, in bytes.
     """
     if not tokenizer.is_file():

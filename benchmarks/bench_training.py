@@ -1,4 +1,4 @@
-"""Benchmark: training throughput, utilisation of a measured matrix-product peak, memory and pipeline bubbles.
+"""Benchmark: training throughput, utilisation (of the measured peak of a matmul), memory and pipeline bubbles.
 
     python benchmarks/bench_training.py                            nanoGPT's CPU configuration, GPT-2 and Llama
     python benchmarks/bench_training.py --peer ../nanoGPT          the same, in turns with nanoGPT
@@ -59,7 +59,7 @@ def bench_training(
     threads: int = 1,
     options: list[str] = [],  # noqa: B006
 ) -> Group:
-    """Time training: configurations run in their own processes, in turns, so that other load affects all alike.
+    """Time training; configurations run in separate processes, in turns, so that other load affects all equally.
 
     Args:
         configs: TOML files of training configurations.
@@ -67,7 +67,7 @@ def bench_training(
         rounds: Runs of each configuration.
         peer: A checkout of nanoGPT with data/shakespeare_char prepared, run at the first configuration's sizes.
         layouts: Run the first configuration with two processes in each layout, instead of each with one process.
-        only: Run only layouts whose name contains this, and one process.
+        only: Run only layouts whose name contains this, and the run with one process.
         threads: Threads per process.
         options: Trainer options as key=value: compile=true precision=bf16 parallel.micro_batches=4.
     """
@@ -130,9 +130,9 @@ def run_ours(run: TrainingRun, arguments: list[str], steps: int, threads: int, f
 
 def run_peer(folder: Path, config: TrainConfig, steps: int, threads: int) -> dict[str, Any]:
     """Run nanoGPT's train.py at a configuration's sizes; read the iteration times that it prints."""
-    wanted = folder / "data/shakespeare_char/train.bin"
-    if not wanted.is_file():
-        raise UsageError(f"--peer {folder}: give a checkout of nanoGPT with {wanted}, which its prepare.py writes")
+    data_file = folder / "data/shakespeare_char/train.bin"
+    if not data_file.is_file():
+        raise UsageError(f"--peer {folder}: give a checkout of nanoGPT with {data_file}, which its prepare.py writes")
     model, data, optim = config.model.resolve(VOCABULARY, config.data.seq_len), config.data, config.optim
     values = {
         "device": "cpu", "compile": False, "dtype": "float32", "eval_iters": 1, "eval_interval": 10 * steps,
@@ -141,8 +141,8 @@ def run_peer(folder: Path, config: TrainConfig, steps: int, threads: int) -> dic
         "lr_decay_iters": optim.steps, "learning_rate": optim.lr, "min_lr": optim.min_lr,
     }  # fmt: skip
     command = [sys.executable, "train.py", "config/train_shakespeare_char.py"]
-    told = _output_of([*command, *(f"--{key}={value}" for key, value in values.items())], folder, threads, PEER)
-    times = [float(found) / 1000 for found in re.findall(r"^iter \d+: .*time ([\d.]+)ms", told, re.MULTILINE)]
+    output = _output_of([*command, *(f"--{key}={value}" for key, value in values.items())], folder, threads, PEER)
+    times = [float(found) / 1000 for found in re.findall(r"^iter \d+: .*time ([\d.]+)ms", output, re.MULTILINE)]
     if len(times) < steps:
         raise UsageError(f"--peer {folder}: its train.py printed {len(times)} iterations, not {steps}")
     return _report({"seconds": times[:steps], "tokens_per_step": data.batch_size * data.seq_len})

@@ -50,7 +50,7 @@ class Worker(NamedTuple):
 def find_installed(
     contenders: Sequence[Contender | GraphContender], pythons: Sequence[Path], only: Sequence[str]
 ) -> list[Measurement]:
-    """Select contenders whose name contains a word of `only`; find each one's first interpreter."""
+    """Contenders whose name contains a word of `only`, each with the first interpreter that has its package."""
     results = [Measurement(one) for one in contenders if not only or any(word in one.name for word in only)]
     for python in [Path(sys.executable), *pythons]:
         versions = _installed(python)
@@ -81,15 +81,15 @@ def _environment() -> dict[str, str]:
 
 def run_rounds(results: Sequence[Measurement], rounds: int, tasks: dict[int, list[Report]]) -> None:
     """Measure every contender in every round, in rotating order; `tasks[cores]` has a task per concurrent process."""
-    console, there = Console(stderr=True), [result for result in results if result.python]
+    console, installed = Console(stderr=True), [result for result in results if result.python]
     for round_ in range(rounds):
-        start = round_ * len(there) // rounds
-        for result in (there[start:] + there[:start])[:: -1 if round_ % 2 else 1]:
-            for cores, asked in tasks.items():
+        start = round_ * len(installed) // rounds
+        for result in (installed[start:] + installed[:start])[:: -1 if round_ % 2 else 1]:
+            for cores, core_tasks in tasks.items():
                 if not result.failure:
                     console.print(f"round {round_ + 1}: {result.contender.name}, cores: {cores}", highlight=False)
                     # The error of the estimates is the same in every round.
-                    _measure(result, [task | {"agreement": round_ == 0 and cores == 1} for task in asked])
+                    _measure(result, [task | {"agreement": round_ == 0 and cores == 1} for task in core_tasks])
 
 
 def _measure(result: Measurement, tasks: list[Report]) -> None:
@@ -124,5 +124,5 @@ def _start(result: Measurement, task: Report) -> Worker:
 
 def _error_of(worker: Worker) -> str:
     worker.errors.seek(0)
-    said = worker.errors.read().strip().splitlines()
-    return f"exit code {worker.process.returncode}: {said[-1] if said else ''}" if worker.process.returncode else ""
+    lines = worker.errors.read().strip().splitlines()
+    return f"exit code {worker.process.returncode}: {lines[-1] if lines else ''}" if worker.process.returncode else ""

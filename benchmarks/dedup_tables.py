@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from benchmarks.dedup_rounds import Measurement, Report
-from benchmarks.peers_minhash import EXTRA, Contender
+from benchmarks.peers_minhash import BENCH_EXTRA, Contender
 
 REFERENCE = "SlimPajama"
 _SIGNATURES = ("contender", "MB/s, 1 core", "min..max", "docs/s", "× SlimPajama's", "MB/s, 2 cores", "memory +MB",
@@ -98,7 +98,7 @@ def _name(result: Measurement) -> str:
 def _not_measured(results: Sequence[Measurement]) -> Iterable[str]:
     missing = {result.contender.name: result for result in results if not result.is_measured}
     for name, result in missing.items():
-        hint = result.contender.hint if isinstance(result.contender, Contender) else EXTRA
+        hint = result.contender.hint if isinstance(result.contender, Contender) else BENCH_EXTRA
         yield f"{name}: failed, {result.failure}" if result.failure else f"{name}: not installed ({hint})"
 
 

@@ -21,7 +21,7 @@ _CLEAR = Path("/proc/self/clear_refs")  # writing 5 resets the peak of resident 
 _WARM_CHARACTERS = 50_000
 
 
-def main(command: str, task: str = "{}") -> None:
+def main(command: str, task_json: str = "{}") -> None:
     """Print the installed contenders, or run one task."""
     if command == "installed":
         from benchmarks.peers_graph import graph_contenders
@@ -30,26 +30,26 @@ def main(command: str, task: str = "{}") -> None:
         every: list[Any] = [*contenders(), *graph_contenders("lsh"), *graph_contenders("components")]
         print(json.dumps({contender.name: contender.installed() for contender in every}))
         return
-    asked = json.loads(task)
-    if asked["cpu"] is not None:
-        os.sched_setaffinity(0, {asked["cpu"]})  # before a library counts the cores
-    job, finish = (_signatures if asked["table"] == "signatures" else _graph)(asked)
+    task = json.loads(task_json)
+    if task["cpu"] is not None:
+        os.sched_setaffinity(0, {task["cpu"]})  # before a library counts the cores
+    job, finish = (_signatures if task["table"] == "signatures" else _graph)(task)
     print("ready", flush=True)
     sys.stdin.readline()
-    print(json.dumps(_time(job, asked["seconds"], CLOCKS[asked["clock"]]) | finish()))
+    print(json.dumps(_time(job, task["seconds"], CLOCKS[task["clock"]]) | finish()))
 
 
-def _signatures(asked: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
+def _signatures(task: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
     """For a contender of the signature table: the function to time, and one that adds to the report."""
     from benchmarks.peers_minhash import contenders
 
-    given = json.loads(Path(asked["input"]).read_text())
-    contender = next(contender for contender in contenders() if contender.name == asked["name"])
-    engine, texts = contender.make(), given["texts"][asked["part"] :: asked["parts"]]
-    engine.sign(_some(texts))
+    given = json.loads(Path(task["input"]).read_text())
+    contender = next(contender for contender in contenders() if contender.name == task["name"])
+    engine, texts = contender.make(), given["texts"][task["part"] :: task["parts"]]
+    engine.sign(_warm_up_texts(texts))
 
     def agreement() -> dict[str, Any]:
-        if not asked["agreement"] or not given["pairs"]:
+        if not task["agreement"] or not given["pairs"]:
             return {}
         ones, others = zip(*given["pairs"], strict=True)
         exact = [
@@ -61,7 +61,7 @@ def _signatures(asked: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], 
     return lambda: engine.sign(texts), agreement
 
 
-def _some(texts: Sequence[str]) -> list[str]:
+def _warm_up_texts(texts: Sequence[str]) -> list[str]:
     size, warm = 0, []
     for text in texts:
         warm.append(text)
@@ -75,20 +75,20 @@ def _jaccard(one: set, other: set) -> float:
     return len(one & other) / max(1, len(one | other))
 
 
-def _graph(asked: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
+def _graph(task: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
     """For a contender of the LSH or components table: the function to time, and one that adds to the report."""
     import numpy as np
 
     from benchmarks.peers_graph import graph_contenders
 
-    contender = next(contender for contender in graph_contenders(asked["table"]) if contender.name == asked["name"])
-    given, count, answers = np.load(asked["input"]), contender.make(), []
-    count(given[:1000], asked["nodes"] if asked["table"] == "components" else 1000)
-    return lambda: answers.append(count(given, asked["nodes"])), lambda: {"components": answers}
+    contender = next(contender for contender in graph_contenders(task["table"]) if contender.name == task["name"])
+    given, count, answers = np.load(task["input"]), contender.make(), []
+    count(given[:1000], task["nodes"] if task["table"] == "components" else 1000)
+    return lambda: answers.append(count(given, task["nodes"])), lambda: {"components": answers}
 
 
 def _time(job: Callable[[], Any], seconds: float, clock: Callable[[], float]) -> dict[str, Any]:
-    """Repeat for at least `seconds`: times, memory of the first repetition, and the machine's speed."""
+    """Run `job` for at least `seconds`; report its times, the first run's memory in MB, and a calibration time."""
     times: list[float] = []
     before, _ = _memory(reset=True)
     while not times or sum(times) < seconds:
@@ -112,7 +112,7 @@ def _memory(reset: bool = False) -> tuple[float, float]:
 
 
 def _calibrate(clock: Callable[[], float]) -> float:
-    """Seconds of a fixed loop, to show how fast the machine was during the measurement."""
+    """Seconds of a fixed loop: a measure of the machine's speed during the measurement."""
     start, total = clock(), 0
     for i in range(1_000_000):
         total += i & 3

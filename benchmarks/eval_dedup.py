@@ -55,15 +55,15 @@ def eval_dedup(
         format: documents, or lines: `<id> <text…>` per line.
         truth: File of planted pairs, `<id> <id>` per line; a document's id is its field `id`, or <file>@<row>.
         hash: Hash family, as in to_hash.
-        width: Units per shingle.
+        width: Units (characters or words) per shingle.
         unit: character or word.
         permutations: Length of a signature.
-        range: Rows per band; several values, each with a value of --bands, are several settings.
-        bands: Number of bands.
+        range: Rows per band; several values are compared, each paired with a value of --bands.
+        bands: Number of bands; as many values as --range.
         threshold: Minimum similarity of a duplicate.
-        least: Minimum similarity of the pairs shown.
+        least: Minimum similarity of the pairs in the detection table.
         seeds: Number of seeds for detection, from 1; removal is measured with seed 1.
-        documents: Sample size, for a corpus too large to compare all pairs.
+        documents: Sample this many documents, if the corpus is too large to compare all pairs; by default all.
     """
     if len(range) != len(bands) or seeds < 1 or not 0 < least <= threshold <= 1:
         raise UsageError(
@@ -72,10 +72,10 @@ def eval_dedup(
         )
     for rows, many in zip(range, bands, strict=True):
         check_bands(rows, many, permutations)
-    given = read_given(inputs, format, documents)
+    given = read_inputs(inputs, format, documents)
     planted = read_planted(truth, given.ids) if truth else None
     sketches = _sketches(Sketch(hash, width, permutations, 1, unit), seeds)
-    known = _find_truth(given, sketches[0], least)
+    known = _ground_truth(given, sketches[0], least)
     print(_describe(given, known, sketches[0]), flush=True)
     settings = list(zip(range, bands, strict=True))
     signed = [signatures(given.texts, sketch) for sketch in sketches]
@@ -90,8 +90,8 @@ def _sketches(sketch: Sketch, seeds: int) -> list[Sketch]:
     return [replace(sketch, seed=seed) for seed in range(1, seeds + 1)]
 
 
-def read_given(inputs: Sequence[Path], format: str, most: int | None) -> Documents:
-    """The documents of all inputs in order, or a sample of `most` of them, with a fixed seed."""
+def read_inputs(inputs: Sequence[Path], format: str, most: int | None) -> Documents:
+    """Read the documents of all inputs in order, or a sample of `most` of them, drawn with a fixed seed."""
     rows = list(_read_lines(inputs) if format == "lines" else _read_records(inputs))
     if most is not None and most < len(rows):
         rows = [rows[i] for i in sorted(random.Random(0).sample(range(len(rows)), most))]
@@ -134,7 +134,7 @@ def read_planted(path: Path, ids: Sequence[str]) -> NDArray[np.int64]:
     return np.array(found, np.int64).reshape(-1, 2)
 
 
-def _find_truth(given: Documents, sketch: Sketch, least: float) -> Truth:
+def _ground_truth(given: Documents, sketch: Sketch, least: float) -> Truth:
     """Similarity of all pairs; a sample of them is checked against Python sets."""
     sets = shingle_sets(given.texts, sketch.width, sketch.unit)
     pairs, similarity = similar_pairs(sets, least)
@@ -146,7 +146,7 @@ def _find_truth(given: Documents, sketch: Sketch, least: float) -> Truth:
 
 
 def plain_shingles(text: str, width: int, unit: str) -> set[str]:
-    """The shingles of a text as Python strings, straight from the definition."""
+    """Shingles of a text as Python strings: the reference implementation."""
     form = matching_form(text)
     units: Sequence[str] = form.split() if unit == "word" else form
     joint = " " if unit == "word" else ""

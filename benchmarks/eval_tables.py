@@ -19,7 +19,7 @@ _Z = 1.96  # 95 % of a normal distribution
 
 @dataclass(frozen=True)
 class Documents:
-    """Texts in order, and their ids."""
+    """Texts of the documents in order, and their ids."""
 
     texts: list[str]
     ids: list[str]
@@ -35,7 +35,7 @@ class Truth:
 
 
 def digests_of(values: NDArray[np.uint32], shingles: NDArray[np.int64], rows: int, bands: int) -> NDArray[np.uint64]:
-    """Digests (bands × documents); a document without shingles gets a unique one."""
+    """Band digests (bands × documents, uint64); a document without shingles gets unique digests."""
     digests = band_digests(values, rows, bands)
     (without,) = np.nonzero(shingles == 0)
     digests[:, without] = without
@@ -45,7 +45,7 @@ def digests_of(values: NDArray[np.uint32], shingles: NDArray[np.int64], rows: in
 def curve_table(known: Truth, seeds: Sequence[NDArray[np.uint64]], rows: int, bands: int) -> str:
     """Detection rate by similarity: measured over all seeds, and in theory."""
     expected = 1 - (1 - known.similarity**rows) ** bands
-    hits = np.array([_share_band(digests, known.pairs) for digests in seeds]).reshape(len(seeds), -1)
+    hits = np.array([_have_common_band(digests, known.pairs) for digests in seeds]).reshape(len(seeds), -1)
     lines = []
     for low in np.arange(0, 1.01, 0.05):
         chosen = (known.similarity >= low - 1e-9) & (known.similarity < low + 0.05 - 1e-9)
@@ -78,7 +78,7 @@ def interval(hits: NDArray[np.bool_]) -> tuple[float, float]:
     return (middle - half) / (1 + share), (middle + half) / (1 + share)
 
 
-def _share_band(digests: NDArray[np.uint64], pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _have_common_band(digests: NDArray[np.uint64], pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
     found = np.zeros(len(pairs), bool)
     for band in digests:
         found |= band[pairs[:, 0]] == band[pairs[:, 1]]
@@ -104,43 +104,43 @@ def removal_table(
     given: Documents, known: Truth, sketch: Sketch, settings: Sequence[tuple[int, int]], threshold: float
 ) -> str:
     """Candidate pairs and removed documents per setting, with and without verification."""
-    wanted = duplicates(known, threshold, len(given.texts))
+    expected = duplicates(known, threshold, len(given.texts))
     rows = []
     for width, bands in settings:
         digests = digests_of(*signatures(given.texts, sketch), width, bands)
         pairs = candidates(digests)
         exact, all_similar = jaccard_of(known.sets, pairs), known.pairs[known.similarity >= threshold]
-        found = _ratio(_share_band(digests, all_similar).sum(), len(all_similar))
+        found = _ratio(_have_common_band(digests, all_similar).sum(), len(all_similar))
         for verify in (None, "jaccard"):
             done = deduplicate(given.texts, sketch, width, bands, verify=verify, threshold=threshold)
             removed = done.duplicate_of != np.arange(len(given.texts))
             rows.append([f"{bands} × {width}", verify or "off", f"{len(pairs):,}",
                          _ratio(np.count_nonzero(exact >= threshold), len(pairs)), found, f"{removed.sum():,}",
-                         *_removal_scores(removed, done.kept, known, wanted, threshold)])  # fmt: skip
+                         *_removal_scores(removed, done.kept, known, expected, threshold)])  # fmt: skip
     head = ("bands × rows", "verify", "candidate pairs", "precision", "recall", "removed", "precision of removal",
             "recall of removal", "duplicates left")  # fmt: skip
     notes = [
         f"precision: share of candidate pairs at {threshold} or more; recall: candidates among all such pairs",
-        "precision of removal: share of removed documents that are so similar to a kept one",
-        f"recall of removal: share of the {wanted.sum():,} documents that are so similar to an earlier kept one",
-        "duplicates left: kept documents that are so similar to an earlier kept one",
+        "precision of removal: share of removed documents with that similarity to a kept one",
+        f"recall of removal: share of the {expected.sum():,} documents with that similarity to an earlier kept one",
+        "duplicates left: kept documents with that similarity to an earlier kept one",
     ]
     return markdown("Removal", head, rows, notes)
 
 
 def _removal_scores(
-    removed: NDArray[np.bool_], kept: NDArray[np.int64], known: Truth, wanted: NDArray[np.bool_], threshold: float
+    removed: NDArray[np.bool_], kept: NDArray[np.int64], known: Truth, expected: NDArray[np.bool_], threshold: float
 ) -> tuple[str, str, str]:
     is_kept = np.zeros(len(removed), bool)
     is_kept[kept] = True
     one, other = known.pairs[known.similarity >= threshold].T
-    resembles = np.zeros(len(removed), bool)
-    resembles[one[is_kept[other]]] = True
-    resembles[other[is_kept[one]]] = True
+    similar = np.zeros(len(removed), bool)
+    similar[one[is_kept[other]]] = True
+    similar[other[is_kept[one]]] = True
     left = np.zeros(len(removed), bool)
     left[one[is_kept[one] & is_kept[other]]] = True
-    right = _ratio(np.count_nonzero(removed & resembles), np.count_nonzero(removed))
-    return right, _ratio(np.count_nonzero(removed & wanted), np.count_nonzero(wanted)), f"{left.sum():,}"
+    right = _ratio(np.count_nonzero(removed & similar), np.count_nonzero(removed))
+    return right, _ratio(np.count_nonzero(removed & expected), np.count_nonzero(expected)), f"{left.sum():,}"
 
 
 def duplicates(known: Truth, threshold: float, many: int) -> NDArray[np.bool_]:
@@ -159,9 +159,9 @@ def planted_table(
     """Planted pairs detected per setting: as candidate pairs, and in one cluster."""
     exact, rows = jaccard_of(known.sets, planted), []
     for width, bands in settings:
-        found = _share_band(digests_of(*signed, width, bands), planted)
-        standing = deduplicate(given.texts, sketch, width, bands).duplicate_of[planted]
-        together = np.count_nonzero(standing[:, 0] == standing[:, 1])
+        found = _have_common_band(digests_of(*signed, width, bands), planted)
+        clusters = deduplicate(given.texts, sketch, width, bands).duplicate_of[planted]
+        together = np.count_nonzero(clusters[:, 0] == clusters[:, 1])
         theory = float(np.mean(1 - (1 - exact**width) ** bands))
         rows.append([f"{bands} × {width}", f"{len(planted):,}", f"{found.sum():,}", f"{together:,}", f"{theory:.3f}"])
     spread = f"{exact.min():.3f}, {np.median(exact):.3f}, {exact.max():.3f}" if len(exact) else "none"

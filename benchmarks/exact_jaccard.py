@@ -26,15 +26,15 @@ class Index(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Approximate number of increments that counting all pairs takes."""
+        """Approximate number of increments needed to count the shared shingles of all pairs."""
         return int(np.sum(np.diff(self.first) ** 2)) // 2
 
 
 def similar_pairs(sets: Sets, least: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Pairs (n × 2, the later document first) with a Jaccard similarity of at least `least`, and the similarities (n).
 
-    Needs memory for the shingles and one row of counts. UsageError if it would take more than minutes, or
-    if `least` is 0, which would list all pairs.
+    Memory: the shingles and one count per document. Raises UsageError if it would take more than some minutes,
+    or if `least` is 0, which would list all pairs.
     """
     if not 0 < least <= 1:
         raise UsageError(f"least similarity {least}: give one above 0 and at most 1, such as 0.5")

@@ -38,14 +38,16 @@ LAYOUTS: dict[str, tuple[int, list[str]]] = {
     "tp 2, pp 2": (4, ["--parallel.tp", "2", "--parallel.pp", "2"]),
     "dp 2, tp 2, pp 2": (8, ["--parallel.tp", "2", "--parallel.pp", "2", "--parallel.zero", "2"]),
 }
-MODEL = {"model.layers": 4, "model.width": 32, "model.heads": 4, "data.seq_len": 32, "data.batch_size": 8}
-OFTEN = {"checkpoint.every": 4, "eval.every": 10, "metrics.log_every": 1, "eval.sample_tokens": 8, "eval.sequences": 16}
-QUIET = {"metrics.tensorboard": "false", "device": "cpu"}
+RUN_OPTIONS = {  # a tiny model that saves checkpoints and evaluates often
+    "model.layers": 4, "model.width": 32, "model.heads": 4, "data.seq_len": 32, "data.batch_size": 8,
+    "checkpoint.every": 4, "eval.every": 10, "eval.sample_tokens": 8, "eval.sequences": 16,
+    "metrics.log_every": 1, "metrics.tensorboard": "false", "device": "cpu",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Kill:
-    """A killed rank, and the number of steps recorded by then."""
+    """A killed rank, and the last step recorded before the kill."""
 
     rank: int
     step: int
@@ -70,37 +72,39 @@ def kill_training(
         steps: Steps per run.
         layouts: Some of: dp 2; dp 2, ZeRO-3; tp 2, sequence parallel; pp 2, zbv; dp 2, ZeRO-1, pp 2; tp 2, pp 2;
             dp 2, tp 2, pp 2.
-        seed: Seed of the moments and ranks.
+        seed: Seed that selects the moments of the kills and the ranks.
     """
     folder.mkdir(parents=True)
-    console, draw, good = wide_console(), random.Random(seed), True
+    console, draw, passed = wide_console(), random.Random(seed), True
     table = Table("layout", "processes", "killed: rank after step", "resumed from", "differs", "seconds")
     for number, layout in enumerate(layouts):
         count = kills * (number + 1) // len(layouts) - kills * number // len(layouts)
         processes, options = LAYOUTS[layout]
-        options = [*words({**MODEL, **OFTEN, **QUIET, "optim.steps": steps, "data.train": train}), *options]
-        options += words({"data.holdout": holdout})
+        data = {"data.train": train, "data.holdout": holdout}
+        options = [*to_arguments({**RUN_OPTIONS, "optim.steps": steps, **data}), *options]
         place, began = folder / f"{number}", time.monotonic()
         start(place / "whole", processes, 0, options).wait()
         process = start(place / "killed", processes, count, options)
         killed = kill_at_random(process, place / "killed", count, steps, draw)
         code = process.wait()
         faults = [f"exit code {code}"] * bool(code) + differences(place / "whole", place / "killed", steps)
-        said = (place / "killed.log").read_text()
-        resumed = [line.rpartition("step-")[2].lstrip("0") for line in said.splitlines() if "resuming from" in line]
-        told = ", ".join(f"{kill.rank} after {kill.step}" for kill in killed)
+        log_text = (place / "killed.log").read_text()
+        resumed = [line.rpartition("step-")[2].lstrip("0") for line in log_text.splitlines() if "resuming from" in line]
+        killed_ranks = ", ".join(f"{kill.rank} after {kill.step}" for kill in killed)
         seconds = f"{time.monotonic() - began:.0f}"
-        table.add_row(layout, str(processes), told, ", ".join(resumed), Text("; ".join(faults) or "nothing"), seconds)
+        table.add_row(
+            layout, str(processes), killed_ranks, ", ".join(resumed), Text("; ".join(faults) or "nothing"), seconds
+        )
         console.print(f"{layout}: {len(killed)} kills, differs: {'; '.join(faults) or 'nothing'}", markup=False)
-        good &= not faults and len(killed) == count
+        passed &= not faults and len(killed) == count
     console.print(table)
-    sys.exit(0 if good else 1)
+    sys.exit(0 if passed else 1)
 
 
 def start(
     out_dir: Path, processes: int, restarts: int, options: Sequence[str], script: str = "training/train.py"
 ) -> subprocess.Popen[str]:
-    """Start a torchrun that trains into `out_dir`, with its output in `out_dir`.log."""
+    """Start torchrun, which trains into `out_dir` and logs to `out_dir`.log."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", f"--max-restarts={restarts}"]
     command = [sys.executable, "-m", *launcher, script, "--out_dir", str(out_dir), *options]
@@ -116,7 +120,7 @@ def kill_at_random(
     kills: list[Kill] = []
     seen: set[int] = set()
     for part in range(count):
-        most = steps * 3 // 4  # so that the run does not end before
+        most = steps * 3 // 4  # so that the run does not end before the last kill
         goal = draw.randint(part * most // count, (part + 1) * most // count)
         while launcher.poll() is None and steps_done(out_dir) < goal:
             time.sleep(0.005)
@@ -173,7 +177,7 @@ def hashes(out_dir: Path) -> dict[str, str] | None:
     return {name: digest for name, digest in record["files"].items() if not name.startswith(".")}
 
 
-def words(options: dict[str, Any]) -> list[str]:
+def to_arguments(options: dict[str, Any]) -> list[str]:
     return [word for key, value in options.items() for word in (f"--{key}", str(value))]
 
 

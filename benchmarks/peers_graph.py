@@ -13,7 +13,7 @@ Count = Callable[[NDArray, int], int]  # (signatures or edges, number of nodes) 
 
 
 class GraphContender(NamedTuple):
-    """A row of a table; a slow contender gets a tenth of the input."""
+    """A row of a table; `make` sets the contender up; a slow one gets a tenth of the input."""
 
     name: str
     package: str

@@ -17,10 +17,10 @@ from benchmarks import slimpajama
 from gristmill.text import matching_form
 
 Features = Literal["13 characters", "words"]
-EXTRA = "pip install gristmill[bench]"
-APART = "pip install {} into another environment, and give --python ENVIRONMENT/bin/python"
-DATATROVE = APART.format("datatrove 'xxhash<4' regex nltk spacy tokenizers")
-TEXT_DEDUP = APART.format("text-dedup")
+BENCH_EXTRA = "pip install gristmill[bench]"
+SEPARATE_ENVIRONMENT = "pip install {} into another environment, and give --python ENVIRONMENT/bin/python"
+DATATROVE = SEPARATE_ENVIRONMENT.format("datatrove 'xxhash<4' regex nltk spacy tokenizers")
+TEXT_DEDUP = SEPARATE_ENVIRONMENT.format("text-dedup")
 XXHASH_3 = {"xxhash": 3}  # datatrove passes str, which xxhash 4 rejects
 WIDTH, PERMUTATIONS, BANDS, ROWS = 13, 128, 9, 13
 
@@ -41,7 +41,7 @@ class Contender(NamedTuple):
     features: Features = "13 characters"
     shingles: Callable[[str], set] = lambda text: set(character_shingles(text))
     majors: dict[str, int] = {}  # noqa: RUF012  required major versions
-    hint: str = EXTRA
+    hint: str = BENCH_EXTRA
 
     def installed(self) -> str | None:
         """Version of its package in this Python; None if it is missing or of another major version."""
@@ -53,13 +53,13 @@ class Contender(NamedTuple):
 
 
 def character_shingles(text: str) -> list[str]:
-    """13-grams of the matching form."""
+    """Character 13-grams of the matching form."""
     form = matching_form(text)
     return [form[i : i + WIDTH] for i in range(len(form) - WIDTH + 1)]
 
 
-def by_slots(sign: Callable[[Sequence[str]], Any], to_rows: Callable[[Any], Any] = np.asarray) -> Engine:
-    """An engine that estimates similarity by the fraction of equal slots of two signatures."""
+def slot_engine(sign: Callable[[Sequence[str]], Any], to_rows: Callable[[Any], Any] = np.asarray) -> Engine:
+    """Build an engine that estimates similarity as the fraction of equal slots of two signatures."""
 
     def estimate(ones: Sequence[str], others: Sequence[str]) -> list[float]:
         one, other = np.asarray(to_rows(sign(ones))), np.asarray(to_rows(sign(others)))
@@ -73,7 +73,7 @@ def ours(**sketch: Any) -> Engine:
 
     made = Sketch(**sketch)
 
-    return by_slots(lambda texts: signatures(texts, made)[0])
+    return slot_engine(lambda texts: signatures(texts, made)[0])
 
 
 def datasketch(hash_name: str, scheme: str | None) -> Engine:
@@ -89,11 +89,11 @@ def datasketch(hash_name: str, scheme: str | None) -> Engine:
     def sign(texts: Sequence[str]) -> list[Any]:
         return [made.hashvalues for made in MinHash.generator(map(byte_shingles, texts), **options)]
 
-    return by_slots(sign)
+    return slot_engine(sign)
 
 
 def byte_shingles(text: str) -> list[bytes]:
-    """13-grams in UTF-8; of ASCII text, slices of the encoded text, which is faster than encoding each."""
+    """13-grams of characters in UTF-8; ASCII text is encoded once and sliced, which is faster."""
     form = matching_form(text)
     if form.isascii():
         data = form.encode()
@@ -102,7 +102,7 @@ def byte_shingles(text: str) -> list[bytes]:
 
 
 def slimpajamas() -> Engine:
-    return by_slots(lambda texts: [slimpajama.sign(text) for text in texts])
+    return slot_engine(lambda texts: [slimpajama.sign(text) for text in texts])
 
 
 def rensa_r(shingles: Callable[[str], list[str]]) -> Engine:
@@ -111,20 +111,20 @@ def rensa_r(shingles: Callable[[str], list[str]]) -> Engine:
     def sign(texts: Sequence[str]) -> Any:
         return RMinHash.digest_matrix_from_token_sets(map(shingles, texts), PERMUTATIONS, 1)
 
-    return by_slots(sign, lambda matrix: matrix.to_rows())
+    return slot_engine(sign, lambda matrix: matrix.to_rows())
 
 
 def rensa_c(shingles: Callable[[str], list[str]]) -> Engine:
     from rensa import CMinHash
 
-    return by_slots(lambda texts: CMinHash.digests_from_token_sets(map(shingles, texts), PERMUTATIONS, 1))
+    return slot_engine(lambda texts: CMinHash.digests_from_token_sets(map(shingles, texts), PERMUTATIONS, 1))
 
 
 def fast_sketch() -> Engine:
     from FastSketchLSH import FastSimilaritySketch
 
     sketch = FastSimilaritySketch(PERMUTATIONS, 1)
-    return by_slots(lambda texts: sketch.batch([character_shingles(text) for text in texts], num_threads=1))
+    return slot_engine(lambda texts: sketch.batch([character_shingles(text) for text in texts], num_threads=1))
 
 
 def gaoya() -> Engine:
@@ -167,7 +167,7 @@ def datatrove(by_word: bool) -> Engine:
         bands = stage.get_signature(shingles) if len(shingles) else [[0] * stage.num_hashes]
         return [value for band in bands for value in band]
 
-    return by_slots(lambda texts: [sign_one(text) for text in texts])
+    return slot_engine(lambda texts: [sign_one(text) for text in texts])
 
 
 class _Characters:
@@ -196,7 +196,7 @@ def text_dedup(by_word: bool) -> Engine:
     def sign(texts: Sequence[str]) -> list[list[bytes]]:
         return [minhash.embed_func(text, 0, **options)["__signatures__"] for text in texts]
 
-    return by_slots(sign, lambda found: [np.frombuffer(b"".join(bands), np.uint32) for bands in found])
+    return slot_engine(sign, lambda found: [np.frombuffer(b"".join(bands), np.uint32) for bands in found])
 
 
 def word_shingles(text: str, width: int = 5) -> set[str]:
@@ -227,7 +227,7 @@ def _slimpajamas() -> list[Contender]:
     return [
         Contender(f"SlimPajama's algorithm (datasketch {major})", "datasketch", slimpajamas,
                   shingles=lambda text: set(slimpajama.shingles(text)), majors={"datasketch": major}, hint=hint)
-        for major, hint in ((1, APART.format("'datasketch<2'")), (2, EXTRA))
+        for major, hint in ((1, SEPARATE_ENVIRONMENT.format("'datasketch<2'")), (2, BENCH_EXTRA))
     ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ PAIR_CHARACTERS = 3000
 
 
 def draw_sample(inputs: Sequence[Path], size: int) -> list[str]:
-    """Sample texts of about `size` bytes in all, with a fixed seed. UsageError if there are none."""
+    """Sample texts with a total of about `size` bytes, with a fixed seed. Raises UsageError if there are none."""
     texts = [document.text for document in read_documents_of(inputs)]
     random.Random(0).shuffle(texts)
     drawn, total = [], 0
@@ -43,12 +43,12 @@ def read_documents_of(inputs: Sequence[Path]) -> Iterator[Document]:
                 yield from read_documents(part, Counts({}, []), Rejects(Path(scratch) / "rejects"))
 
 
-def make_pairs(texts: Sequence[str], many: int) -> list[tuple[str, str]]:
-    """Pairs of a document and a copy with spans replaced or deleted: from almost nothing to 40 % of the text."""
+def make_pairs(texts: Sequence[str], count: int) -> list[tuple[str, str]]:
+    """Make `count` pairs of a document and a copy in which up to 40 % of the text is replaced or deleted."""
     draw = random.Random(1)
     whole = [text[:PAIR_CHARACTERS] for text in texts if len(text) >= 500]
     found = []
-    for i in range(many if whole else 0):
+    for i in range(count if whole else 0):
         text = whole[i % len(whole)]
         found.append((text, _edit(text, draw.random() ** 2 * 0.4, whole, draw)))
     return found

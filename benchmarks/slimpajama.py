@@ -1,7 +1,7 @@
 """SlimPajama's signatures, written from its README and data card: the baseline of bench_dedup.
 
-NFC; lower case; no punctuation; runs of white space as one space; character 13-grams; each of them
-given to a datasketch MinHash of 128 permutations, whose base hash is SHA-1.
+Text in NFC, lower case, without punctuation, with single spaces; character 13-grams; a datasketch MinHash
+with 128 permutations over SHA-1 hashes.
 """
 
 import re

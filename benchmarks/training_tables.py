@@ -13,7 +13,7 @@ PEER = "nanoGPT"
 
 @dataclass
 class TrainingRun:
-    """A configuration and layout, and per round the reports of its processes."""
+    """A configuration and layout to measure; `rounds` lists, per round, the reports of its processes."""
 
     name: str
     path: Path

@@ -49,11 +49,11 @@ def choose_bands(
     similarity (--verify of generate_duplicates_dict).
 
     Args:
-        threshold: Least Jaccard similarity of near-duplicates.
-        permutations: Number of slots of the signatures; bands use at most these.
-        false_positive_weight: Weight of false positives, 0 to 1; false negatives have the rest. Below 0.5 finds more.
-        range: Rows per band, to show a choice of your own; with --bands.
-        bands: Number of bands, to show a choice of your own; with --range.
+        threshold: Minimum Jaccard similarity of near-duplicates.
+        permutations: Number of slots of a signature; rows × bands is at most this.
+        false_positive_weight: Weight w of false positives, 0 to 1; false negatives weigh 1 − w. Below 0.5 finds more.
+        range: Rows per band, to show the curve of a given choice; requires --bands.
+        bands: Number of bands, to show the curve of a given choice; requires --range.
 
     Returns:
         The choice and its curve.

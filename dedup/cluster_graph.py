@@ -53,10 +53,10 @@ def cluster_graph(
         clusters: DUP/connected_components.pickle or .parquet.
         corpus: NORM/, the folder of all sources; only files that hold members are read.
         minhash: MINHASH/, to estimate similarities from signatures instead, without the corpus.
-        threshold: Least similarity of an edge.
+        threshold: Minimum similarity of an edge.
         width: Units of a shingle.
         unit: The unit of shingles: character or word.
-        most: Largest cluster to compare: n documents are n² / 2 comparisons.
+        most: Maximum documents of a cluster to compare; n documents need n² / 2 comparisons.
 
     Raises:
         UsageError: No cluster holds the key, the cluster is too large, or neither corpus nor minhash is given.
@@ -100,10 +100,10 @@ def show_cluster(
         clusters: DUP/connected_components.pickle or .parquet.
         corpus: NORM/, the folder of all sources; only files that hold members are read.
         minhash: MINHASH/, to estimate similarities from signatures instead, without the corpus.
-        threshold: Least similarity of an edge.
+        threshold: Minimum similarity of an edge.
         width: Units of a shingle.
         unit: The unit of shingles: character or word.
-        most: Largest cluster to compare: n documents are n² / 2 comparisons.
+        most: Maximum documents of a cluster to compare; n documents need n² / 2 comparisons.
         graph: A .graphml file to write.
 
     Returns:

@@ -60,7 +60,7 @@ def deduplicate(
 ) -> Deduplicated:
     """Find near-duplicates: texts whose signatures share a band, directly or through a chain of such pairs.
 
-    A text whose matching form is shorter than a shingle is a duplicate of none. Needs 8 bytes of memory per band
+    A text whose matching form is shorter than a shingle is never a duplicate. Needs 8 bytes of memory per band
     and text besides the texts: signatures are computed batch by batch and not kept.
 
     Args:

@@ -63,8 +63,8 @@ def generate_duplicates_dict(
         dropped: Key sets (.pickle or .parquet) of documents that another stage drops, such as FILTERED.pickle:
             they come last, so that no cluster loses its last copy.
         verify: jaccard (shared shingles of all shingles of both), or containment (shared shingles of those of
-            the document that is removed). Without it all duplicates are removed unmeasured.
-        threshold: The least similarity at which a document is removed.
+            the document that is removed). Without it all duplicates are removed, with no similarity computed.
+        threshold: Minimum similarity at which a document is removed.
         corpus: NORM/, the folder whose files were signed; required by verify, longest and newest.
         width: Units of a shingle, as given to to_hash.
         unit: The unit of shingles: character or word.

@@ -56,7 +56,7 @@ def generate_exact_pairs(
 
     Of a group of equal documents the first in key order is kept; the others are copies. A table of the same
     name (.parquet) has the same pairs: to_hash --skip takes it, so that copies get no signature. A document
-    whose matching form is empty is a copy of none.
+    whose matching form is empty is never a copy.
 
     Args:
         input_dir: NORM/, the corpus, a folder of sources.

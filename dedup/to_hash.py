@@ -66,7 +66,7 @@ def to_hash(
     """Compute the signatures of the documents in files index_start ≤ i < index_end, in name order, of a data set.
 
     Writes one shard per file (several for a large file) below `output_dir`. A document shorter than a
-    shingle gets no signature and is a duplicate of none.
+    shingle gets no signature and is never a duplicate.
 
     Args:
         dataset_name: Name of the data set, or all.
@@ -78,7 +78,7 @@ def to_hash(
         index_end: Index after the last file; may exceed the number of files.
         width: Length of a shingle in units.
         unit: Characters or words (datatrove's preset: --unit word -w 5 --permutations 112).
-        batch: Largest number of documents in a record batch of a shard.
+        batch: Maximum documents in a record batch of a shard.
         hash: xxh32 (datasketch 2.0's default scheme with XXH32), sha1 (datasketch 1.x: SlimPajama's values),
             sha1-affine32 (datasketch 2.0's defaults), xxh32-mersenne (datasketch 1.x with XXH32), or fss (fast
             similarity sketching: the fastest, but no other library's values).

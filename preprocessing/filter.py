@@ -41,11 +41,11 @@ def filter(
     set with the same output file: each run replaces the keys of its own data set and keeps the others.
 
     Args:
-        input_dir: NORM/<dataset>/, or NORM/ with any data set in it or all.
+        input_dir: NORM/<dataset>/; or NORM/ with the name of a data set in it, or all.
         output_file: FILTERED.pickle, as SlimPajama's: {file: {rows}}; or .parquet, a table of file and row.
-        n_docs: Number of documents, as in SlimPajama's command line. Not needed; a note says if it is wrong.
+        n_docs: The expected number of documents; a note is printed if it differs from the count.
         dataset_name: Name of the data set, or all.
-        threshold: Fewest characters of a document that is kept; SlimPajama's is 200.
+        threshold: Minimum characters of a document to keep; SlimPajama's is 200.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:

@@ -45,15 +45,15 @@ def normalize_text(
     ftfy: bool = False,
     options: RunOptions = RunOptions(),
 ) -> Counts:
-    """Normalise every text of a corpus to Unicode NFC; all other fields keep their bytes.
+    """Normalise every text of a corpus to Unicode NFC; all other fields are copied unchanged.
 
-    File names tell the format. An output file has its input's name and compression; a .parquet or
+    The format follows from the file name. An output file has its input's name and compression; a .parquet or
     .arrow file becomes .jsonl.zst. A large file is normalised by several tasks, in pieces.
 
     Args:
         data_dir: Folder with .jsonl, .jsonl.gz, .jsonl.zst, .parquet or .arrow files, in any subfolders.
         target_dir: Output folder; files keep their relative paths.
-        zst: Compress all output with zstd, also where the input is not compressed.
+        zst: Compress all output with zstd, even if the input is not compressed.
         idx: Index of the block of 64 files to normalise, to split a folder among machines; -1 for all files.
         ftfy: Repair mojibake with ftfy first, as SlimPajama did. It also rewrites Chinese punctuation and code.
         options: Workers, memory, and when to stop; they change no output.

@@ -52,7 +52,7 @@ def train_tokenizer(
     Args:
         input_dir: OUT/train_deduped.
         out_dir: OUT/tokenizer.
-        vocab_size: Number of pieces, with the 256 bytes and 3 control pieces.
+        vocab_size: Number of pieces, including the 256 bytes and 3 control pieces.
         model_type: bpe (byte-pair encoding: Sennrich et al. 2016) or unigram (Kudo 2018).
         sample: Size of the text to train on, such as 64MiB.
         exact: Raise an error if the sample is too small for vocab_size; otherwise make fewer pieces.

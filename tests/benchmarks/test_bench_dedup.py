@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks import slimpajama
-from benchmarks.bench_dedup import ODD, random_edges, synthetic_signatures
+from benchmarks.bench_dedup import EDGE_CASES, random_edges, synthetic_signatures
 from benchmarks.peers_graph import BANDS, ROWS, GraphContender, graph_contenders
 from benchmarks.peers_minhash import Contender, assert_equal_to_datasketch, contenders
 from benchmarks.sample_documents import draw_sample, make_pairs
@@ -53,8 +53,8 @@ def rows_of(printed: str) -> dict[str, list[str]]:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
-@example(ODD[3])
-@example(ODD[5])
+@example(EDGE_CASES[3])
+@example(EDGE_CASES[5])
 @example(essay(0))
 def test_slimpajamas_algorithm_equals_our_sha1(text: str) -> None:
     values, _ = signatures([unicodedata.normalize("NFC", text)], Sketch("sha1"))
@@ -62,7 +62,7 @@ def test_slimpajamas_algorithm_equals_our_sha1(text: str) -> None:
 
 
 def test_our_signatures_equal_datasketchs() -> None:
-    checked = assert_equal_to_datasketch([*ODD, essay(1)])
+    checked = assert_equal_to_datasketch([*EDGE_CASES, essay(1)])
     assert {"xxh32 with datasketch 2", "sha1 with datasketch 2", "sha1 with SlimPajama's algorithm"} <= set(checked)
 
 

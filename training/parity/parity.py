@@ -36,7 +36,7 @@ def parity(full: bool = False, processes: int = 8, out: Path | None = None) -> N
     Args:
         full: Run every possible layout (takes many minutes) instead of a set that covers all pairs of options.
         processes: Maximum number of processes of a layout.
-        out: Also write the table to this file: .md for people, .json for programs.
+        out: Also write the table to this file: Markdown if it ends in .md, JSON if in .json.
     """
     if not 1 <= processes <= 64:
         raise UsageError(f"processes is {processes}; wanted 1 to 64")

@@ -23,7 +23,14 @@ _MARKERS = {"train": "·", "holdout": "o", "unigram": "-"}
 def plot(run_dir: Positional[Path]) -> Path:
     """Print the loss curves of `run_dir`/metrics.jsonl and write them to `run_dir`/loss.svg and loss.png.
 
-    Returns the path of loss.svg. Raises UsageError where no step is recorded.
+    Args:
+        run_dir: The run's --out_dir.
+
+    Returns:
+        The path of loss.svg.
+
+    Raises:
+        UsageError: no step is recorded.
     """
     curves = read_curves(run_dir)
     print(terminal_plot(curves))
