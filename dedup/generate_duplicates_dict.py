@@ -45,13 +45,13 @@ def generate_duplicates_dict(
 ) -> Counts:
     """Write the keys of all duplicates: of each cluster, all but the document that is kept.
 
-    With a .pickle a .parquet table of the same name is written, which has for each duplicate the document
-    kept in its place, and their similarity if it was measured. Memory is bounded if the input is .parquet;
+    With a .pickle a .parquet table of the same name is written: for each duplicate, the document kept
+    in its place, and their similarity if it was measured. Memory is bounded if the input is .parquet;
     a pickle is loaded whole.
 
     With --verify, a document is removed only if its similarity to an earlier kept document of its cluster,
-    computed on the texts, reaches the threshold. So documents stay that LSH joined by chance, or that only
-    a chain of others joins.
+    computed on the texts, reaches the threshold. This keeps documents that LSH matched by
+    chance, or that are connected only through other documents.
 
     Args:
         input_file: DUP/connected_components.pickle, ours or SlimPajama's; or .parquet.
