@@ -5,8 +5,8 @@ checkpoints/step-00000200/     torch distributed checkpoint (DCP): parameters an
     record.json                step, model, tokenizer, and the SHA-256 of every other file of the checkpoint
 checkpoints/….partial          a checkpoint that was never finished; never read
 
-No data position and no RNG state is saved: the data order is a function of the step, and every random choice
-(initial weights, data order, dropout, sampling) one of seed and step.
+No data position and no RNG state is saved: the data position follows from the step, and every random choice
+(initial weights, data order, dropout, sampling) is a function of seed and step.
 """
 
 import math

@@ -60,8 +60,8 @@ class ShardSavePlanner(SavePlanner):
         self.state: State = state_dict
 
     def create_local_plan(self) -> SavePlan:
-        entries = [found for key in sorted(self.state) for found in _indexed(self.state, key)]
-        return SavePlan([_write_item(index, _entry(self.state, index), spec) for index, spec in entries])
+        entries = [found for key in sorted(self.state) for found in _shards_with_index(self.state, key)]
+        return SavePlan([_write_item(index, _shard_values(self.state, index), spec) for index, spec in entries])
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         stored: dict[str, TensorStorageMetadata] = {}
@@ -81,7 +81,7 @@ class ShardSavePlanner(SavePlanner):
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        return _entry(self.state, write_item.index).contiguous()
+        return _shard_values(self.state, write_item.index).contiguous()
 
 
 class ShardLoadPlanner(LoadPlanner):
@@ -101,7 +101,9 @@ class ShardLoadPlanner(LoadPlanner):
         self.stored = metadata.state_dict_metadata
 
     def create_local_plan(self) -> LoadPlan:
-        wanted = [(i, spec) for key in sorted(self.state) for i, spec in _indexed(self.state, key) if spec.numel]
+        wanted = [
+            (i, spec) for key in sorted(self.state) for i, spec in _shards_with_index(self.state, key) if spec.numel
+        ]
         missing = [i.fqn for i, _ in wanted if not isinstance(self.stored.get(i.fqn), TensorStorageMetadata)]
         if missing:
             raise InputError(
@@ -132,7 +134,7 @@ class ShardLoadPlanner(LoadPlanner):
         return central_plan
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        tensor = _entry(self.state, read_item.dest_index)
+        tensor = _shard_values(self.state, read_item.dest_index)
         for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
             tensor = tensor.narrow(dim, start, length)
         return tensor
@@ -144,12 +146,12 @@ class ShardLoadPlanner(LoadPlanner):
         raise AssertionError("a state holds tensors only")
 
 
-def _indexed(state: State, key: str) -> list[tuple[MetadataIndex, ShardSpec]]:
+def _shards_with_index(state: State, key: str) -> list[tuple[MetadataIndex, ShardSpec]]:
     """The shards of a tensor on this rank, each with its DCP index."""
     return [(MetadataIndex(key, spec.offset, i), spec) for i, (_, spec) in enumerate(state[key])]
 
 
-def _entry(state: State, index: MetadataIndex) -> Tensor:
+def _shard_values(state: State, index: MetadataIndex) -> Tensor:
     assert index.index is not None
     return state[index.fqn][index.index][0].detach()
 

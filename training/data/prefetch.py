@@ -43,4 +43,4 @@ class PrefetchLoader:
 
     def _read(self, first: int) -> list[Batch]:
         batches = self.batches.read(first, self.steps_per_read)
-        return [batch.pinned() for batch in batches] if self.device.type == "cuda" else batches
+        return [batch.pin_memory() for batch in batches] if self.device.type == "cuda" else batches

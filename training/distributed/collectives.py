@@ -101,14 +101,14 @@ class _ReduceScatterToSP(torch.autograd.Function):
 
 
 def _all_gather_sequence(x: Tensor, axis: Axis) -> Tensor:
-    """(B, T / n, D) to (B, T, D); collectives concatenate along dimension 0, so ranks come first for a moment."""
+    """All-gather (B, T / n, D) to (B, T, D): collectives concatenate along dimension 0, so it transposes the result."""
     parts = x.new_empty(axis.size, *x.shape)
     all_gather(parts.flatten(0, 1), x.contiguous(), group=axis.group)
     return parts.transpose(0, 1).flatten(1, 2)
 
 
 def _reduce_scatter_sequence(x: Tensor, axis: Axis) -> Tensor:
-    """(B, T, D) to this rank's (B, T / n, D) of the sum."""
+    """Reduce-scatter (B, T, D) to this rank's (B, T / n, D) of the sum over ranks."""
     parts = x.unflatten(1, (axis.size, -1)).transpose(0, 1).contiguous()
     mine = torch.empty_like(parts[0])
     reduce_scatter(mine, parts.flatten(0, 1), group=axis.group)

@@ -49,7 +49,7 @@ class Activity(NamedTuple):
 
 @contextmanager
 def report_failures() -> Iterator[None]:
-    """Run the block; if it raises, one rank prints a report and every process ends. A single rank just raises.
+    """Run the block; if it raises, one rank prints a report and every process ends. A single rank raises the error.
 
     Requires RANK, WORLD_SIZE and MASTER_ADDR/PORT, as torchrun sets them, and the process group's store to be up.
     """
@@ -194,7 +194,7 @@ def _format_report(error: Exception, store: dist.Store, rank: int) -> str:
         trace = "".join(traceback.format_exception(error.with_traceback(inside))).rstrip()
         return f"error: rank {rank} failed: {type(error).__name__}: {error}\n{trace}"
     size = int(os.environ["WORLD_SIZE"])
-    activities = _ask_all(store, size)
+    activities = _collect_activities(store, size)
     message = next(str(e) for e in _causes(error) if _DISCONNECTED.search(str(e)) or _TIMED_OUT.search(str(e)))
     silent = sorted(set(range(size)) - set(activities))
     report = diagnose(activities, silent, timed_out=bool(_TIMED_OUT.search(message)))
@@ -202,7 +202,7 @@ def _format_report(error: Exception, store: dist.Store, rank: int) -> str:
     return f"{report}\n    first noticed by rank {rank}: {message:.120}\n    {_advice()}"
 
 
-def _ask_all(store: dist.Store, size: int) -> dict[int, Activity]:
+def _collect_activities(store: dist.Store, size: int) -> dict[int, Activity]:
     """Ask every rank for its activity; return the answers that arrive in time, by rank."""
     store.set("asked", "")
     activities, deadline = dict[int, Activity](), time.monotonic() + _ANSWER_SECONDS

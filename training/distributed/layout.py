@@ -38,7 +38,7 @@ class ParallelConfig:
     schedule: Schedule = "1f1b"
     """Pipeline schedule: the order of the micro-batches' forward and backward passes."""
     virtual_stages: int = 0
-    """Pipeline stages per rank; 0: 1, or 2 for schedules that need several."""
+    """Pipeline stages per rank; 0: the schedule's default, 1 or 2."""
     micro_batches: int = 0
     """Micro-batches per step and replica, over which gradients are accumulated; 0: one per pipeline stage. More of
     them need less activation memory and shrink the pipeline's bubble."""

@@ -2,7 +2,7 @@
 
 Mesh dimensions, outermost first: "pp", "replicate", "shard", "tp". Neighbouring ranks differ in "tp", which
 communicates most (Narayanan et al. 2021, section 3). Data parallelism is "replicate" x "shard", as in FSDP's hybrid
-sharding: the ranks along "shard" shard what ZeRO shards (`parallel.zero_group` of them), those along "replicate"
+sharding: ZeRO shards over the ranks along "shard" (`parallel.zero_group` of them), and the ranks along "replicate"
 hold copies of the same shard.
 """
 
@@ -62,7 +62,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which prints, and writes the files that exist once per run."""
+        """True on rank 0, which prints and writes the files of the run."""
         return self.rank == 0
 
     def axis(self, name: str) -> Axis:

@@ -50,7 +50,7 @@ class _Worker:
 
 
 class RankPool:
-    """Up to `size` workers, each a rank; started by the first job that needs them, and killed at the end of the block.
+    """Pool of up to `size` workers, one per rank; a job starts those that are missing, and `__exit__` kills all.
 
     `threads` per worker; `timeout`: seconds that a collective waits for other ranks; `job_timeout`: seconds for a job.
     """

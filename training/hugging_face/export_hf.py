@@ -46,7 +46,7 @@ def export_hf(
         checkpoint: A checkpoint (OUT/checkpoints/step-…), or the latest of a folder of them or a run's --out_dir.
         out_dir: New or empty folder to write to.
         tokens: Folder of token shards that the model was trained on; its tokenizer.model is copied.
-        shard_size: Maximum size of a file of weights; a single larger tensor has a file of its own.
+        shard_size: Maximum size of a file of weights; a larger tensor gets a separate file.
 
     Returns:
         One line: the architecture, step, number of tensors and folder.

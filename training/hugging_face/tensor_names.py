@@ -147,7 +147,7 @@ def _differences(architecture: str, model: ModelConfig) -> Iterable[str]:
         if getattr(model, name) != wanted:
             yield f"{name} {wanted!r} and not {getattr(model, name)!r}"
     if architecture == "gpt2" and model.kv_heads != model.heads:
-        yield f"as many key heads as heads ({model.heads}) and not {model.kv_heads}"
+        yield f"kv_heads {model.heads} (= heads) and not {model.kv_heads}"
     known = (
         REQUIRED_OPTIONS[architecture].keys()
         | CONFIG_FIELDS[architecture].keys()

@@ -104,5 +104,5 @@ def _combine_vocab_shards(
 
 
 def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32 for 16-bit types, else the type itself."""
+    """The dtype to sum in: float32 for 16-bit dtypes, else `dtype` itself."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

@@ -80,7 +80,7 @@ class _OneDNNLinear(torch.autograd.Function):
 
 
 def _needs_grad(node: Any) -> bool:
-    """Whether the current backward pass executes `node`; True for every leaf, as autograd cannot answer for leaves."""
+    """True if the current backward pass executes `node`; always for leaves, as autograd cannot answer for them."""
     if node is None or node.name() == "torch::autograd::AccumulateGrad":
         return node is not None
     return bool(torch._C._will_engine_execute_node(node))

@@ -1,1 +1,1 @@
-"""Trading compute and bandwidth for memory: activation recomputation, offloading, malloc settings."""
+"""Memory savings: activation recomputation, offloading of optimizer states and parameters, malloc settings."""

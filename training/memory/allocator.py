@@ -34,13 +34,13 @@ def keep_freed_memory() -> None:
         libc.mallopt(number, value)
     libc.malloc.restype = ctypes.c_void_p
     libc.free(ctypes.c_void_p(libc.malloc(ctypes.c_size_t(_BLOCK_BYTES))))  # makes the heap grow by TOP_PAD now
-    start, stop = _heap()
+    start, stop = _heap_range()
     start = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
     if start < stop:
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_HUGEPAGE)
 
 
-def _heap() -> tuple[int, int]:
+def _heap_range() -> tuple[int, int]:
     """Start and stop address of the heap; (0, 0) if there is none."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         if line.endswith("[heap]"):

@@ -17,7 +17,7 @@ class Batch:
     sample_ids: Tensor
     """Ids of the sequences, unique over the run, (B,) int64; keys of counter-based dropout."""
 
-    def pinned(self) -> "Batch":
+    def pin_memory(self) -> "Batch":
         """Copy to pinned memory, from which transfers to a GPU are asynchronous."""
         return Batch(*(t.pin_memory() for t in (self.ids, self.targets, self.sample_ids)))
 

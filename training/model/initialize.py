@@ -14,7 +14,7 @@ _CHUNK = 1 << 20  # elements drawn at a time: bounds the memory for float64 inte
 def init_shard(values: Tensor, name: str, spec: ShardSpec, config: ModelConfig, seed: int) -> None:
     """Initialise a shard in place: zeros for biases, ones for norms, else normal with standard deviation `init_std`.
 
-    `values` has shape `spec.size`; `name` is the parameter's. Matrices that add to the residual stream are scaled
+    `values` has shape `spec.size`; `name` is the parameter's name. Matrices that add to the residual stream are scaled
     by 1 / sqrt(2 layers), as in GPT-2 (Radford et al. 2019, section 2.3). Draws the shard's elements only.
     """
     if name.endswith("bias"):

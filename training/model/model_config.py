@@ -13,7 +13,7 @@ class ModelConfig:
     RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_width"}
 
     preset: Literal["llama", "gpt2"] = "llama"
-    """Default values of norm, positions, mlp, bias and tied."""
+    """Sets the default of norm, positions, mlp, bias and tied."""
     layers: int = 4
     width: int = 256
     """Features of the residual stream (d_model)."""
@@ -32,7 +32,7 @@ class ModelConfig:
     positions: Literal["rope", "learned"] | None = None
     """Rotary position embeddings, or a learned embedding per position."""
     mlp: Literal["swiglu", "gelu", "gelu-exact"] | None = None
-    """gelu: GPT-2's tanh approximation; gelu-exact: the error function, twice as fast on a CPU."""
+    """gelu: GPT-2's tanh approximation; gelu-exact: with the error function, twice as fast on a CPU."""
     bias: bool | None = None
     """Biases in the linear layers."""
     tied: bool | None = None

@@ -23,7 +23,7 @@ STATES = ("exp_avg", "exp_avg_sq")  # first and second moment, named as in torch
 
 
 class Moments(Protocol):
-    """Both moments of every bucket, by the bucket's index."""
+    """Interface of the moments' storage; `index` is a bucket's."""
 
     @property
     def memory_bytes(self) -> int:
@@ -147,25 +147,25 @@ class MomentsOnDisk:
         """Read a bucket into its slot, after `write`: the pending write of the slot's previous bucket."""
         if write is not None:
             write.result()
-        at = self.buckets[index].start * self.dtype.itemsize
+        offset = self.buckets[index].start * self.dtype.itemsize
         for name, values in zip(STATES, self._slot(index), strict=True):
-            path, room, checksum = self.paths[name], _bytes(values), self.checksums[name][index]
+            path, buffer, checksum = self.paths[name], _bytes(values), self.checksums[name][index]
             with wrap_read_errors(path):
-                complete = _read_at(self.files[name], room, at)
-            if not complete or checksum not in (None, zlib.crc32(room)):
+                complete = _read_at(self.files[name], buffer, offset)
+            if not complete or checksum not in (None, zlib.crc32(buffer)):
                 raise InputError(
-                    f"{path}: bytes {at} to {at + len(room)} differ from what was written, so this run's optimizer "
-                    "states are lost. Run the same command again to resume from the last checkpoint; if it happens "
-                    "again, the disk may be faulty: choose another with --memory.folder"
+                    f"{path}: bytes {offset} to {offset + len(buffer)} differ from what was written, so this run's "
+                    "optimizer states are lost. Run the same command again to resume from the last checkpoint; "
+                    "if it happens again, the disk may be faulty: choose another with --memory.folder"
                 )
 
     def _write(self, index: int) -> None:
-        at = self.buckets[index].start * self.dtype.itemsize
+        offset = self.buckets[index].start * self.dtype.itemsize
         for name, values in zip(STATES, self._slot(index), strict=True):
             data = _bytes(values)
             self.checksums[name][index] = zlib.crc32(data)
             with wrap_write_errors(self.paths[name]):
-                _write_at(self.files[name], data, at)
+                _write_at(self.files[name], data, offset)
 
 
 def _map(path: Path, length: int, dtype: torch.dtype) -> Tensor:
@@ -176,21 +176,21 @@ def _bytes(values: Tensor) -> memoryview:
     return memoryview(values.numpy()).cast("B")  # type: ignore[arg-type]
 
 
-def _read_at(file: int, room: memoryview, at: int) -> bool:
-    """Fill `room` from byte `at`; False if the file ends before."""
+def _read_at(file: int, buffer: memoryview, offset: int) -> bool:
+    """Fill `buffer` from byte `offset`; False if the file ends before."""
     done = 0
-    while done < len(room):
-        count = os.preadv(file, [room[done:]], at + done)
+    while done < len(buffer):
+        count = os.preadv(file, [buffer[done:]], offset + done)
         if not count:
             return False
         done += count
     return True
 
 
-def _write_at(file: int, data: memoryview, at: int) -> None:
+def _write_at(file: int, data: memoryview, offset: int) -> None:
     done = 0
     while done < len(data):
-        done += os.pwrite(file, data[done:], at + done)
+        done += os.pwrite(file, data[done:], offset + done)
 
 
 def _close(folder: Path, files: list[int], pools: list[ThreadPoolExecutor]) -> None:

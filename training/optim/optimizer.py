@@ -183,7 +183,7 @@ def build_optimizer(
 
     On disk, files are in memory.folder/rank-00000 and so on, with a few buckets of `bucket_numel` elements in memory
     at a time. `after_update` is called for each updated part of a parameter, in order. Raises OutputError if the
-    disk has no room for the files.
+    disk is full.
     """
     if config.name == "sgd":
         return SGD(params, after_update)

@@ -1,6 +1,6 @@
 """Loss-spike and overflow protection: skips or stops at bad steps, and scales the loss for fp16.
 
-All ranks decide alike, because they decide from the same two all-reduced numbers: the loss and the gradient norm.
+All ranks take the same decision, because it depends on two all-reduced numbers only: the loss and the gradient norm.
 """
 
 import math
@@ -72,7 +72,7 @@ class Stability:
         """
         self.fault = fault = self._fault(loss, norm)
         if not fault:
-            self._record(loss)
+            self._update_statistics(loss)
             return True
         overflow = self.scales_loss and math.isfinite(loss) and not math.isfinite(norm)
         if overflow:
@@ -116,7 +116,7 @@ class Stability:
             return f"the loss spikes to {loss:.4f} from {self.mean:.4f} ± {math.sqrt(self.variance):.4f}"
         return ""
 
-    def _record(self, loss: float) -> None:
+    def _update_statistics(self, loss: float) -> None:
         """Update the loss's running mean and variance; double the loss scale after enough steps without overflow."""
         self.steps_seen += 1
         self.steps_at_scale += 1

@@ -36,7 +36,7 @@ class GradBucket:
         self._work: dist.Work | None = None
 
     def start_reduce(self, release: bool) -> None:
-        """Start to reduce the gradients, asynchronously; `release` frees the full ones."""
+        """Start to reduce the gradients, asynchronously; `release`: free the full gradients."""
         assert self._flat is None
         grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.full]
         flat = self._pack(grads)

@@ -48,7 +48,7 @@ def tp_dim(name: str) -> int | None:
 
 
 def is_replicated(name: str) -> bool:
-    """Whether every tensor-parallel rank holds all of parameter `name`: norms, learned positions, row-parallel biases.
+    """True if every tensor-parallel rank holds all of parameter `name`: norms, learned positions, row-parallel biases.
 
     With sequence parallelism these act on sequence shards, so each rank has a partial sum of their gradient.
     """
@@ -135,7 +135,7 @@ class _VocabParallelEmbedding(Embedding):
 
 
 class _VocabParallelHead(Head):
-    """Vocab-parallel output matrix: each rank computes the logits of its own ids."""
+    """Vocab-parallel output matrix: each rank computes the logits of its shard of the ids."""
 
     def __init__(self, full: Head, region: _Region, vocab_size: int) -> None:
         nn.Module.__init__(self)

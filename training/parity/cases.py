@@ -74,7 +74,7 @@ def _layer_count(layout: ParallelConfig) -> int:
 
 
 def small_model(preset: Literal["llama", "gpt2"], layers: int) -> ModelConfig:
-    """A model whose number of heads is divisible by 2, 3, 4, 6 and 8."""
+    """Configuration of a small model; its number of heads is divisible by 2, 3, 4, 6 and 8."""
     return ModelConfig(
         preset=preset,
         layers=layers,

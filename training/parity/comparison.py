@@ -37,14 +37,14 @@ class CaseResult:
     """First difference between ranks that hold the same shard, or else between counted and expected traffic."""
 
     @property
-    def worst(self) -> float:
+    def largest_difference(self) -> float:
         """The largest of the three differences; nan if one is nan."""
         return float(torch.tensor([self.loss, self.gradient, self.weight]).max())
 
     @property
     def passed(self) -> bool:
         """True if all differences are within the limit, ranks agree and traffic equals theory."""
-        return not self.error and not self.mismatch and self.worst <= LIMITS[self.case.precision]
+        return not self.error and not self.mismatch and self.largest_difference <= LIMITS[self.case.precision]
 
     @property
     def reason(self) -> str:
@@ -53,7 +53,7 @@ class CaseResult:
             return self.error
         limit = LIMITS[self.case.precision]
         above = [name for name in ("loss", "gradient", "weight") if not getattr(self, name) <= limit]
-        difference = f"{' and '.join(above)} differ by {self.worst:.1e} from one process" if above else ""
+        difference = f"{' and '.join(above)} differ by {self.largest_difference:.1e} from one process" if above else ""
         return "; ".join(filter(None, [self.mismatch, difference]))
 
 

@@ -127,8 +127,10 @@ def summary(rows: Sequence[CaseResult], seconds: float) -> str:
     lines = [f"{len(rows)} rows, {len(green)} green, {len(rows) - len(green)} red, in {seconds:.0f} s"]
     for precision, limit in LIMITS.items():
         if chosen := [row for row in rows if row.case.precision == precision]:
-            worst = max(chosen, key=lambda row: (not row.passed, torch.tensor(row.worst).nan_to_num(9e9).item()))
-            lines.append(f"worst in {precision} (limit {limit:.0e}): {worst.worst:.1e}, {worst.case}")
+            worst = max(
+                chosen, key=lambda row: (not row.passed, torch.tensor(row.largest_difference).nan_to_num(9e9).item())
+            )
+            lines.append(f"worst in {precision} (limit {limit:.0e}): {worst.largest_difference:.1e}, {worst.case}")
     slowest = max(rows, key=lambda row: row.seconds)
     lines.append(f"slowest: {slowest.seconds:.1f} s, {slowest.case}")
     lines += [f"red: {row.case}: {row.reason}" for row in rows if not row.passed]

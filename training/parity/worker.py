@@ -33,7 +33,7 @@ class RankResult:
     """One rank's results of a case: losses, gradients, weights and traffic."""
 
     losses: list[float]
-    """This rank's part of the loss of each step, and of a final evaluation; sums over ranks to nats/token."""
+    """This rank's term of each step's loss, then of a final evaluation's; the sum over ranks is in nats/token."""
     gradients: ShardValues
     """Gradients after the first step's backward pass."""
     weights: ShardValues

@@ -20,7 +20,7 @@ def test_a_mixture_of_parts_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as told:
         export_hf(run, tmp_path / "hf")
     assert "LlamaForCausalLM has norm 'rms' and not 'layer', mlp 'swiglu' and not 'gelu'" in str(told.value)
-    assert "positions 'learned' and not 'rope', as many key heads as heads (4) and not 2" in str(told.value)
+    assert "positions 'learned' and not 'rope', kv_heads 4 (= heads) and not 2" in str(told.value)
     assert not (tmp_path / "hf").exists()
     with pytest.raises(UsageError, match="bias True and not False"):
         find_architecture(replace(SIZES, preset="gpt2", bias=False).resolve(50, 12))

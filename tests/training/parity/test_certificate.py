@@ -276,7 +276,7 @@ def superfluous_sum(chosen: Case) -> RankResult:
 
 def test_superfluous_communication_turns_red(rank_pool: RankPool) -> None:
     row = Certifier(rank_pool, superfluous_sum).certify(case("llama", dp=2))
-    assert not row.passed and not row.error and row.worst < LIMITS["fp64"]
+    assert not row.passed and not row.error and row.largest_difference < LIMITS["fp64"]
     assert "rank 0 takes part in 2 all-reduce" in row.reason and "theory has 1 of" in row.reason
 
 
@@ -286,7 +286,7 @@ def fail(chosen: Case) -> RankResult:
 
 def test_a_rank_that_fails_turns_red_and_the_next_case_runs(rank_pool: RankPool, certifier: Certifier) -> None:
     row = Certifier(rank_pool, fail).certify(case("llama", dp=2))
-    assert not row.passed and "ValueError: no llama dp2" in row.error and math.isnan(row.worst)
+    assert not row.passed and "ValueError: no llama dp2" in row.error and math.isnan(row.largest_difference)
     assert certifier.certify(case("llama", dp=2)).passed
 
 
