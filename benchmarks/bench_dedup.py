@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tyro.conf import Positional
 
 from benchmarks.dedup_rounds import Measurement, find_installed, run_rounds
-from benchmarks.dedup_tables import REFERENCE, graph_table, pace, signature_table
+from benchmarks.dedup_tables import REFERENCE, calibration_range, graph_table, signature_table
 from benchmarks.peers_graph import GraphContender, graph_contenders
 from benchmarks.peers_graph import Table as GraphTable
 from benchmarks.peers_minhash import assert_equal_to_datasketch, contenders
@@ -59,7 +59,7 @@ def bench_dedup(
 
     Args:
         inputs: A corpus folder, or files of it: .jsonl, .jsonl.zst and the others.
-        sample: Bytes of text to sign, sampled from the documents of `inputs`.
+        sample: Size of the sample of documents to compute signatures of, such as 2MB.
         rounds: Runs of each contender.
         seconds: Minimum duration of each measurement: the contender repeats its work until then.
         clock: wall time, or cpu: processor time, for a shared machine.
@@ -110,7 +110,7 @@ def _signature_tables(texts: list[str], results: list[Measurement], clock: str) 
     reference = next(
         (result for result in results if result.is_measured and result.contender.name.startswith(REFERENCE)), None
     )
-    notes = [_check_equality(texts, results), f"{clock} time; {pace(results)}"]
+    notes = [_check_equality(texts, results), f"{clock} time; {calibration_range(results)}"]
     for features in ("13 characters", "words"):
         chosen = [result for result in results if getattr(result.contender, "features", "") == features]
         title = f"Signatures, shingles of {features}: {len(texts):,} documents, {megabytes[1][0]:.2f} MB"
@@ -150,7 +150,7 @@ def _measure_graphs(
         measured,
         [
             "asserted: all contenders find the same number of components",
-            f"{clock} time; {pace(result for _, result in measured)}",
+            f"{clock} time; {calibration_range(result for _, result in measured)}",
         ],
     )
 

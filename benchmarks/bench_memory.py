@@ -242,10 +242,10 @@ def bench_memory(
                 results[name] = pool.submit(measure, config, zero, memory, device, batch_size, steps).result()
     with torch.device("meta"):
         size = sum(p.numel() for p in Decoder(config).parameters())
-    return show(results, f"{size / 1e6:,.1f} million parameters, {batch_size} x {seq_len} tokens, {device}")
+    return results_table(results, f"{size / 1e6:,.1f} million parameters, {batch_size} x {seq_len} tokens, {device}")
 
 
-def show(results: dict[str, Result], title: str) -> str:
+def results_table(results: dict[str, Result], title: str) -> str:
     first = next(iter(results.values()))
     rows = []
     for name, result in results.items():

@@ -60,7 +60,7 @@ def bench_tokenize(
     Args:
         tokenizer: A SentencePiece .model file.
         paths: Corpus files (.jsonl, .jsonl.zst, .parquet, …) or folders of them.
-        megabytes: Maximum text per path.
+        megabytes: Maximum text per path, in millions of bytes.
         repeat: Runs of our encoder; the fastest is reported. SentencePiece runs once.
         cache: Size of our encoder's word cache, in bytes.
     """
@@ -68,7 +68,7 @@ def bench_tokenize(
         raise UsageError(f"{tokenizer}: no such file: give a SentencePiece model")
     model, encoder = load_encoder(tokenizer)
     results = [measure(str(path), read_texts(path, megabytes), model, repeat, cache) for path in paths]
-    return show(results, encoder.fallback)
+    return results_table(results, encoder.fallback)
 
 
 def measure(
@@ -113,7 +113,7 @@ def read_texts(path: Path, megabytes: float) -> list[list[str]]:
     ]
 
 
-def show(results: list[Result], fallback: str) -> Table:
+def results_table(results: list[Result], fallback: str) -> Table:
     """The table, one row per text."""
     numbers = ("documents", "MB", "bytes/token", "SentencePiece MB/s", "ours, cold", "ours, warm", "different")
     title = f"One core. Encoded by SentencePiece: {fallback}" if fallback else "One core"

@@ -73,7 +73,7 @@ def bench_training(
     """
     if steps < 2 or rounds < 1:
         raise UsageError(f"--steps {steps} --rounds {rounds}: give at least 2 steps and 1 round")
-    changes = dict(_pair(option) for option in options)
+    changes = dict(_parse_option(option) for option in options)
     with TemporaryDirectory() as name:
         folder = Path(name)
         arguments = ["--data.train", str(folder / "tokens"), "--data.holdout", str(folder / "tokens"), *_SHORT]
@@ -125,7 +125,7 @@ def run_ours(run: TrainingRun, arguments: list[str], steps: int, threads: int, f
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={run.processes}"]
     worker = [str(REPOSITORY / "benchmarks/training_worker.py"), task]
     _output_of([sys.executable, *(launcher if run.processes > 1 else []), *worker], Path.cwd(), threads, run.name)
-    return [_report(json.loads((folder / f"{rank}.json").read_text())) for rank in range(run.processes)]
+    return [_without_warm_up(json.loads((folder / f"{rank}.json").read_text())) for rank in range(run.processes)]
 
 
 def run_peer(folder: Path, config: TrainConfig, steps: int, threads: int) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def run_peer(folder: Path, config: TrainConfig, steps: int, threads: int) -> dic
     times = [float(found) / 1000 for found in re.findall(r"^iter \d+: .*time ([\d.]+)ms", output, re.MULTILINE)]
     if len(times) < steps:
         raise UsageError(f"--peer {folder}: its train.py printed {len(times)} iterations, not {steps}")
-    return _report({"seconds": times[:steps], "tokens_per_step": data.batch_size * data.seq_len})
+    return _without_warm_up({"seconds": times[:steps], "tokens_per_step": data.batch_size * data.seq_len})
 
 
 def write_tokens(folder: Path, count: int) -> None:
@@ -158,7 +158,7 @@ def write_tokens(folder: Path, count: int) -> None:
 
 
 def _output_of(command: list[str], folder: Path, threads: int, name: str) -> str:
-    """Standard output of a command; UsageError with the end of its standard error if it fails."""
+    """Run a command; return its standard output. Raises UsageError with the end of its standard error if it fails."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -166,8 +166,8 @@ def _output_of(command: list[str], folder: Path, threads: int, name: str) -> str
     return done.stdout
 
 
-def _report(found: dict[str, Any]) -> dict[str, Any]:
-    """The report without the first tenth of the steps."""
+def _without_warm_up(found: dict[str, Any]) -> dict[str, Any]:
+    """Drop the first tenth of the steps from a report."""
     skipped = -(-len(found["seconds"]) // 10)
     return found | {key: found[key][skipped:] for key in ("seconds", "busy") if key in found}
 
@@ -177,7 +177,7 @@ def _tokens_per_step(path: Path, arguments: list[str]) -> int:
     return data.batch_size * data.seq_len
 
 
-def _pair(option: str) -> tuple[str, str]:
+def _parse_option(option: str) -> tuple[str, str]:
     key, equals, value = option.partition("=")
     if not equals:
         raise UsageError(f"--options {option}: give key=value, such as compile=true")

@@ -43,12 +43,12 @@ def graph_table(title: str, results: Sequence[tuple[int, Measurement]], notes: S
     return markdown(title, _GRAPHS, rows, [*notes, *_not_measured([result for _, result in results])])
 
 
-def pace(results: Iterable[Measurement]) -> str:
+def calibration_range(results: Iterable[Measurement]) -> str:
     """Range of the calibration loop's times: the variation of the machine's speed between processes."""
-    paces = [
+    times = [
         report["calibration"] for result in results for cores in result.reports for report in result.all_reports(cores)
     ]
-    return f"calibration loop: {min(paces) * 1e3:.0f} to {max(paces) * 1e3:.0f} ms" if paces else "no measurement"
+    return f"calibration loop: {min(times) * 1e3:.0f} to {max(times) * 1e3:.0f} ms" if times else "no measurement"
 
 
 def _signature_row(
@@ -58,15 +58,30 @@ def _signature_row(
     median, compared = statistics.median(rates), _rates(reference, megabytes[1]) if reference else []
     ratio = statistics.median(one / other for one, other in zip(rates, compared, strict=True)) if compared else None
     per_second = median * documents / megabytes[1][0]
-    return [_name(result), short(median), _range(rates), f"{per_second:,.0f}", short(ratio) if ratio else "",
-            short(statistics.median(of_two)), *_memory(result), *_agreement(result.reports[1][0][0])]  # fmt: skip
+    return [
+        _name_cell(result),
+        three_digits(median),
+        _range_cell(rates),
+        f"{per_second:,.0f}",
+        three_digits(ratio) if ratio else "",
+        three_digits(statistics.median(of_two)),
+        *_memory_cells(result),
+        *_error_cells(result.reports[1][0][0]),
+    ]
 
 
 def _graph_row(result: Measurement, size: int) -> list[str]:
     times = [time for report in result.all_reports() for time in report["times"]]
     median, components = statistics.median(times), result.all_reports()[0]["components"][0]
-    return [_name(result), f"{size:,}", short(median), _range(times), short(size / median / 1e6), *_memory(result),
-            f"{components:,}"]  # fmt: skip
+    return [
+        _name_cell(result),
+        f"{size:,}",
+        three_digits(median),
+        _range_cell(times),
+        three_digits(size / median / 1e6),
+        *_memory_cells(result),
+        f"{components:,}",
+    ]
 
 
 def _rates(result: Measurement, megabytes: Sequence[float]) -> list[float]:
@@ -77,20 +92,20 @@ def _rates(result: Measurement, megabytes: Sequence[float]) -> list[float]:
     ]
 
 
-def _memory(result: Measurement) -> tuple[str, str]:
+def _memory_cells(result: Measurement) -> tuple[str, str]:
     """Growth of resident memory during the measurement, and its peak, in MB."""
     reports = result.all_reports()
     return f"{max(report['growth'] for report in reports):,.0f}", f"{max(report['peak'] for report in reports):,.0f}"
 
 
-def _agreement(report: Report) -> tuple[str, str]:
+def _error_cells(report: Report) -> tuple[str, str]:
     if "exact" not in report:
         return "", ""
     errors = np.array(report["estimated"]) - np.array(report["exact"])
     return f"{np.sqrt(np.mean(errors**2)):.4f}", f"{np.mean(errors):+.4f}"
 
 
-def _name(result: Measurement) -> str:
+def _name_cell(result: Measurement) -> str:
     is_ours = result.contender.name.startswith("ours")
     return f"**{result.contender.name}**" if is_ours else f"{result.contender.name} ({result.version})"
 
@@ -102,14 +117,14 @@ def _not_measured(results: Sequence[Measurement]) -> Iterable[str]:
         yield f"{name}: failed, {result.failure}" if result.failure else f"{name}: not installed ({hint})"
 
 
-def _range(numbers: Sequence[float]) -> str:
-    return f"{short(min(numbers))}..{short(max(numbers))}"
+def _range_cell(numbers: Sequence[float]) -> str:
+    return f"{three_digits(min(numbers))}..{three_digits(max(numbers))}"
 
 
-def short(number: float) -> str:
+def three_digits(number: float) -> str:
     """Format with three significant digits.
 
-    >>> short(1234.5), short(12.345), short(0.012345)
+    >>> three_digits(1234.5), three_digits(12.345), three_digits(0.012345)
     ('1,234', '12.3', '0.0123')
     """
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

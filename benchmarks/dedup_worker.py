@@ -17,7 +17,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 POOLS = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "RAYON_NUM", "NUMBA_NUM", "POLARS_MAX")  # …_THREADS
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 _STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")  # writing 5 resets the peak of resident memory
+_CLEAR_REFS = Path("/proc/self/clear_refs")  # writing 5 resets the peak of resident memory
 _WARM_CHARACTERS = 50_000
 
 
@@ -33,14 +33,14 @@ def main(command: str, task_json: str = "{}") -> None:
     task = json.loads(task_json)
     if task["cpu"] is not None:
         os.sched_setaffinity(0, {task["cpu"]})  # before a library counts the cores
-    job, finish = (_signatures if task["table"] == "signatures" else _graph)(task)
+    job, finish = (_set_up_signatures if task["table"] == "signatures" else _set_up_graph)(task)
     print("ready", flush=True)
     sys.stdin.readline()
-    print(json.dumps(_time(job, task["seconds"], CLOCKS[task["clock"]]) | finish()))
+    print(json.dumps(_measure(job, task["seconds"], CLOCKS[task["clock"]]) | finish()))
 
 
-def _signatures(task: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
-    """For a contender of the signature table: the function to time, and one that adds to the report."""
+def _set_up_signatures(task: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
+    """Set up a contender of the signature table; return the function to time, and one that returns more results."""
     from benchmarks.peers_minhash import contenders
 
     given = json.loads(Path(task["input"]).read_text())
@@ -75,8 +75,8 @@ def _jaccard(one: set, other: set) -> float:
     return len(one & other) / max(1, len(one | other))
 
 
-def _graph(task: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
-    """For a contender of the LSH or components table: the function to time, and one that adds to the report."""
+def _set_up_graph(task: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
+    """Set up a contender of a graph table; return the function to time, and one that returns more results."""
     import numpy as np
 
     from benchmarks.peers_graph import graph_contenders
@@ -87,7 +87,7 @@ def _graph(task: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dict[s
     return lambda: answers.append(count(given, task["nodes"])), lambda: {"components": answers}
 
 
-def _time(job: Callable[[], Any], seconds: float, clock: Callable[[], float]) -> dict[str, Any]:
+def _measure(job: Callable[[], Any], seconds: float, clock: Callable[[], float]) -> dict[str, Any]:
     """Run `job` for at least `seconds`; report its times, the first run's memory in MB, and a calibration time."""
     times: list[float] = []
     before, _ = _memory(reset=True)
@@ -106,7 +106,7 @@ def _memory(reset: bool = False) -> tuple[float, float]:
     if not _STATUS.exists():
         return float("nan"), float("nan")
     if reset:
-        _CLEAR.write_text("5")
+        _CLEAR_REFS.write_text("5")
     fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
     return tuple(int(fields[name].split()[0]) * 1024 / 1e6 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 

@@ -30,7 +30,7 @@ from gristmill.command import run_with_exit_code
 from gristmill.errors import InputError, UsageError, wrap_read_errors
 from gristmill.text import matching_form
 
-_CHECKED = 200  # pairs whose similarity is checked against Python sets
+_MAX_CHECKED_PAIRS = 200  # pairs whose similarity is checked against Python sets
 
 
 def eval_dedup(
@@ -138,7 +138,7 @@ def _ground_truth(given: Documents, sketch: Sketch, least: float) -> Truth:
     """Similarity of all pairs; a sample of them is checked against Python sets."""
     sets = shingle_sets(given.texts, sketch.width, sketch.unit)
     pairs, similarity = similar_pairs(sets, least)
-    step = max(1, len(pairs) // _CHECKED)
+    step = max(1, len(pairs) // _MAX_CHECKED_PAIRS)
     for (i, j), found in zip(pairs[::step].tolist(), similarity[::step].tolist(), strict=True):
         one, other = (plain_shingles(given.texts[k], sketch.width, sketch.unit) for k in (i, j))
         assert math.isclose(found, len(one & other) / len(one | other)), (given.ids[i], given.ids[j])

@@ -58,14 +58,14 @@ def curve_table(known: Truth, seeds: Sequence[NDArray[np.uint64]], rows: int, ba
 
 def _curve_row(name: str, hits: NDArray[np.bool_], expected: float) -> list[str]:
     rate = float(hits.mean())
-    low, high = interval(hits)
+    low, high = wilson_interval(hits)
     holds = low - 1e-9 <= expected <= high + 1e-9
     return [name, f"{hits.shape[1]:,}", f"{hits.sum(axis=1).mean():,.1f}", f"{rate:.3f}", f"{expected:.3f}",
             f"{low:.3f}..{high:.3f}", "yes" if holds else "NO"]  # fmt: skip
 
 
-def interval(hits: NDArray[np.bool_]) -> tuple[float, float]:
-    """Wilson's 95 % interval of a rate, for hits (seeds × pairs).
+def wilson_interval(hits: NDArray[np.bool_]) -> tuple[float, float]:
+    """Wilson's 95 % wilson_interval of a rate, for hits (seeds × pairs).
 
     Pairs of one cluster are detected together, so the effective number of trials is smaller: it is divided
     by the variance between seeds over that of independent trials (Kish's design effect).

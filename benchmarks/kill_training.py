@@ -46,7 +46,7 @@ RUN_OPTIONS = {  # a tiny model that saves checkpoints and evaluates often
 
 
 @dataclass(frozen=True)
-class Kill:
+class KilledRank:
     """A killed rank, and the last step recorded before the kill."""
 
     rank: int
@@ -83,8 +83,8 @@ def kill_training(
         data = {"data.train": train, "data.holdout": holdout}
         options = [*to_arguments({**RUN_OPTIONS, "optim.steps": steps, **data}), *options]
         place, began = folder / f"{number}", time.monotonic()
-        start(place / "whole", processes, 0, options).wait()
-        process = start(place / "killed", processes, count, options)
+        start_run(place / "whole", processes, 0, options).wait()
+        process = start_run(place / "killed", processes, count, options)
         killed = kill_at_random(process, place / "killed", count, steps, draw)
         code = process.wait()
         faults = [f"exit code {code}"] * bool(code) + differences(place / "whole", place / "killed", steps)
@@ -101,7 +101,7 @@ def kill_training(
     sys.exit(0 if passed else 1)
 
 
-def start(
+def start_run(
     out_dir: Path, processes: int, restarts: int, options: Sequence[str], script: str = "training/train.py"
 ) -> subprocess.Popen[str]:
     """Start torchrun, which trains into `out_dir` and logs to `out_dir`.log."""
@@ -115,9 +115,9 @@ def start(
 
 def kill_at_random(
     launcher: subprocess.Popen[str], out_dir: Path, count: int, steps: int, draw: random.Random
-) -> list[Kill]:
-    """Kill one rank in each of `count` equal parts of the run; return the kills."""
-    kills: list[Kill] = []
+) -> list[KilledRank]:
+    """KilledRank one rank in each of `count` equal parts of the run; return the kills."""
+    kills: list[KilledRank] = []
     seen: set[int] = set()
     for part in range(count):
         most = steps * 3 // 4  # so that the run does not end before the last kill
@@ -132,7 +132,7 @@ def kill_at_random(
         if launcher.poll() is not None:
             break
         rank = draw.choice(sorted(workers))
-        kills.append(Kill(rank, steps_done(out_dir)))
+        kills.append(KilledRank(rank, steps_done(out_dir)))
         seen |= {process.pid for process in workers.values()}
         workers[rank].kill()
     return kills
@@ -157,18 +157,18 @@ def steps_done(out_dir: Path) -> int:
 def differences(whole: Path, killed: Path, steps: int) -> list[str]:
     """Names of the results in which the killed run differs from the undisturbed one."""
     found = [f"{name} of {kind}s" for kind, name in (("step", "loss"), ("step", "grad_norm"), ("eval", "loss"),
-             ("eval", "text")) if values(whole, kind, name) != values(killed, kind, name)]  # fmt: skip
-    if [step for step, _ in values(whole, "step", "loss")] != list(range(1, steps + 1)):
+             ("eval", "text")) if metric_values(whole, kind, name) != metric_values(killed, kind, name)]  # fmt: skip
+    if [step for step, _ in metric_values(whole, "step", "loss")] != list(range(1, steps + 1)):
         found.append("the whole run's steps")
-    return found + ["the last checkpoint"] * (hashes(whole) != hashes(killed))
+    return found + ["the last checkpoint"] * (checkpoint_hashes(whole) != checkpoint_hashes(killed))
 
 
-def values(out_dir: Path, kind: str, name: str) -> list[tuple[int, Any]]:
+def metric_values(out_dir: Path, kind: str, name: str) -> list[tuple[int, Any]]:
     records = read_metrics(out_dir / METRICS)
     return [(record["step"], record[name]) for record in records if record["kind"] == kind]
 
 
-def hashes(out_dir: Path) -> dict[str, str] | None:
+def checkpoint_hashes(out_dir: Path) -> dict[str, str] | None:
     """Digests of the latest checkpoint's files, without its metadata file, which contains random names."""
     latest = out_dir / "checkpoints" / LATEST
     if not latest.is_file():

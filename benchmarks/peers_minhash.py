@@ -101,7 +101,7 @@ def byte_shingles(text: str) -> list[bytes]:
     return [form[i : i + WIDTH].encode("utf-8", "surrogatepass") for i in range(len(form) - WIDTH + 1)]
 
 
-def slimpajamas() -> Engine:
+def slimpajama_engine() -> Engine:
     return slot_engine(lambda texts: [slimpajama.sign(text) for text in texts])
 
 
@@ -219,19 +219,25 @@ def _spacy_shingles(text: str) -> set[str]:
 
 def contenders() -> list[Contender]:
     """All contenders, SlimPajama's first."""
-    return [*_slimpajamas(), *_ours(), *_datasketches(), *_others(), *_by_words()]
+    return [
+        *_slimpajama_contenders(),
+        *_our_contenders(),
+        *_datasketch_contenders(),
+        *_other_contenders(),
+        *_word_contenders(),
+    ]
 
 
-def _slimpajamas() -> list[Contender]:
+def _slimpajama_contenders() -> list[Contender]:
     """SlimPajama's algorithm, with datasketch 1 (for which it was written) and datasketch 2."""
     return [
-        Contender(f"SlimPajama's algorithm (datasketch {major})", "datasketch", slimpajamas,
+        Contender(f"SlimPajama's algorithm (datasketch {major})", "datasketch", slimpajama_engine,
                   shingles=lambda text: set(slimpajama.shingles(text)), majors={"datasketch": major}, hint=hint)
         for major, hint in ((1, SEPARATE_ENVIRONMENT.format("'datasketch<2'")), (2, BENCH_EXTRA))
     ]  # fmt: skip
 
 
-def _datasketches() -> list[Contender]:
+def _datasketch_contenders() -> list[Contender]:
     ways = [("sha1", "legacy"), ("sha1", None), ("xxh32", "legacy"), ("xxh32", None)]
     return [
         Contender(f"datasketch 2, {name}, {scheme or 'its default'}", "datasketch",
@@ -240,7 +246,7 @@ def _datasketches() -> list[Contender]:
     ]  # fmt: skip
 
 
-def _others() -> list[Contender]:
+def _other_contenders() -> list[Contender]:
     return [
         Contender("rensa R", "rensa", lambda: rensa_r(character_shingles)),
         Contender("rensa C", "rensa", lambda: rensa_c(character_shingles)),
@@ -251,7 +257,7 @@ def _others() -> list[Contender]:
     ]
 
 
-def _by_words() -> list[Contender]:
+def _word_contenders() -> list[Contender]:
     return [
         Contender("datatrove, 5 words, 14 × 8", "datatrove", lambda: datatrove(True), "words", _spacy_shingles,
                   majors=XXHASH_3, hint=DATATROVE),
@@ -262,7 +268,7 @@ def _by_words() -> list[Contender]:
     ]  # fmt: skip
 
 
-def _ours() -> list[Contender]:
+def _our_contenders() -> list[Contender]:
     """Each of our hash families, if our package can be imported in this Python."""
     try:
         from dedup.minhash.signatures import Hash
@@ -280,11 +286,13 @@ def assert_equal_to_datasketch(texts: Sequence[str]) -> list[str]:
     composed = [unicodedata.normalize("NFC", text) for text in texts]
     pairs = {"sha1": "legacy", "xxh32": None, "sha1-affine32": None, "xxh32-mersenne": "legacy"}
     checked = []
-    for contender in _ours():
+    for contender in _our_contenders():
         family = contender.name.removeprefix("ours, ")
         if family in pairs:
             theirs = datasketch(family.split("-")[0], pairs[family])
             assert np.array_equal(contender.make().sign(composed), np.array(theirs.sign(composed))), family
             checked.append(family)
-    assert np.array_equal(ours(hash="sha1").sign(composed), slimpajamas().sign(composed)), "SlimPajama's algorithm"
+    assert np.array_equal(ours(hash="sha1").sign(composed), slimpajama_engine().sign(composed)), (
+        "SlimPajama's algorithm"
+    )
     return [f"{family} with datasketch 2" for family in checked] + ["sha1 with SlimPajama's algorithm"]

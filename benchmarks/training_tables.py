@@ -66,7 +66,13 @@ def speed_table(runs: Sequence[TrainingRun]) -> Table:
     )
     table = Table("training", *(Column(name, justify="right") for name in head), title=_title(runs))
     for run in runs:
-        table.add_row(run.name, *_sizes(run), *_times(run), *(_versus(run, peer) if peer else ()), *_costs(run))
+        table.add_row(
+            run.name,
+            *_size_cells(run),
+            *_time_cells(run),
+            *(_ratio_cells(run, peer) if peer else ()),
+            *_cost_cells(run),
+        )
     return table
 
 
@@ -75,7 +81,7 @@ def layout_table(runs: Sequence[TrainingRun]) -> Table:
     head = ("ms a step", "p10..p90", "tokens/s", "x one process", "peak product GFLOP/s", "utilisation", "memory MiB")
     table = Table("layout", *(Column(name, justify="right") for name in head), title=_title(runs))
     for run in runs:
-        table.add_row(run.name, *_times(run), f"{statistics.median(_ratios(run, runs[0])):.2f}", *_costs(run))
+        table.add_row(run.name, *_time_cells(run), f"{statistics.median(_ratios(run, runs[0])):.2f}", *_cost_cells(run))
     return table
 
 
@@ -101,18 +107,18 @@ def _title(runs: Sequence[TrainingRun]) -> str:
     return f"median of {len(runs[0].rounds)} rounds of {len(runs[0].rounds[0][0]['seconds'])} steps, taking turns"
 
 
-def _sizes(run: TrainingRun) -> tuple[str, ...]:
+def _size_cells(run: TrainingRun) -> tuple[str, ...]:
     size = run.rounds[0][0].get("parameters")
     return (f"{size:,}" if size else "",)
 
 
-def _times(run: TrainingRun) -> tuple[str, str, str]:
+def _time_cells(run: TrainingRun) -> tuple[str, str, str]:
     times = sorted(1000 * seconds for seconds in run.seconds())
     low, high = (times[int(len(times) * part)] for part in (0.1, 0.9))
     return f"{statistics.median(times):.1f}", f"{low:.1f}..{high:.1f}", f"{statistics.median(run.rates()):,.0f}"
 
 
-def _versus(run: TrainingRun, peer: TrainingRun) -> tuple[str, str]:
+def _ratio_cells(run: TrainingRun, peer: TrainingRun) -> tuple[str, str]:
     ratios = _ratios(run, peer)
     return f"{statistics.median(ratios):.3f}", f"{min(ratios):.2f}..{max(ratios):.2f}"
 
@@ -121,7 +127,7 @@ def _ratios(run: TrainingRun, other: TrainingRun) -> list[float]:
     return [one / two for one, two in zip(run.rates(), other.rates(), strict=True)]
 
 
-def _costs(run: TrainingRun) -> tuple[str, str, str]:
+def _cost_cells(run: TrainingRun) -> tuple[str, str, str]:
     if "peak" not in run.rounds[0][0]:
         return "", "", ""
     reports = [report for reports in run.rounds for report in reports]

@@ -142,13 +142,13 @@ def _sources() -> dict[str, list[SearchRule]]:
     }
 
 
-def _search(rules: list[SearchRule]) -> list[Candidate]:
+def _find_candidates(rules: list[SearchRule]) -> list[Candidate]:
     """List a source's files, ordered by the hash of their path, so that any prefix is a random sample."""
-    found = (each for rule in rules for root in rule.roots for each in _walk(root, rule))
+    found = (each for rule in rules for root in rule.roots for each in _matching_files(root, rule))
     return sorted(found, key=lambda each: (hashlib.sha256(each.path.encode()).digest(), each.file))
 
 
-def _walk(root: Path, rule: SearchRule) -> Iterator[Candidate]:
+def _matching_files(root: Path, rule: SearchRule) -> Iterator[Candidate]:
     """Yield the matching files below a root, except symbolic links, which would repeat a file."""
     for folder, folders, names in os.walk(root):
         folders[:] = set(folders) - {
@@ -163,7 +163,7 @@ def _walk(root: Path, rule: SearchRule) -> Iterator[Candidate]:
                 yield Candidate(Path(file), path, root.name, rule)
 
 
-def _read(found: Candidate) -> str:
+def _read_text(found: Candidate) -> str:
     """A file's text; empty if the file is unreadable, too large or not text."""
     opener = gzip.open if found.file.suffix == ".gz" else open
     try:
@@ -201,14 +201,14 @@ def docstrings(text: str, path: str) -> str:
     except (SyntaxError, ValueError, RecursionError):
         return ""
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return "\n\n\n".join(f"{name}\n\n{doc}" for name, doc in _documented(tree, module) if len(doc) >= MIN_DOCSTRING)
+    return "\n\n\n".join(f"{name}\n\n{doc}" for name, doc in _docstrings_of(tree, module) if len(doc) >= MIN_DOCSTRING)
 
 
-def _documented(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+def _docstrings_of(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield name, ast.get_docstring(node) or ""
         for child in node.body:
-            yield from _documented(child, f"{name}.{getattr(child, 'name', '')}")
+            yield from _docstrings_of(child, f"{name}.{getattr(child, 'name', '')}")
 
 
 def troff_source(text: str, _path: str) -> str:
@@ -236,7 +236,7 @@ def render_manual(sources: list[str]) -> list[str]:
 
 def _harvest_source(out_dir: Path, source: str, rules: list[SearchRule], budget: int) -> SourceCounts:
     """Write one source's files, except unchanged ones, and remove those left by an earlier, larger run."""
-    found = _search(rules)
+    found = _find_candidates(rules)
     counts = SourceCounts(len(found))
     suffix = {"docs": ".parquet", "licences": ".jsonl.zst"}.get(source, ".jsonl")
     stale = set((out_dir / source).glob(f"{source}_[0-9][0-9]*{suffix}"))
@@ -256,7 +256,7 @@ def _harvest_source(out_dir: Path, source: str, rules: list[SearchRule], budget:
 def _records(found: Iterable[Candidate], budget: int, counts: SourceCounts) -> Iterator[dict[str, object]]:
     """Yield the documents that fit into `budget` bytes, and add them to `counts`."""
     oversized = 0
-    for each, text in _texts(found):
+    for each, text in _read_texts(found):
         size = len(text.encode())
         oversized += counts.bytes + size > budget
         if oversized == MAX_OVERSIZED:
@@ -267,10 +267,10 @@ def _records(found: Iterable[Candidate], budget: int, counts: SourceCounts) -> I
             yield {"text": text, "meta": {"path": each.path, "origin": each.origin}}
 
 
-def _texts(found: Iterable[Candidate]) -> Iterator[tuple[Candidate, str]]:
+def _read_texts(found: Iterable[Candidate]) -> Iterator[tuple[Candidate, str]]:
     """Yield each file with its text, in batches, because starting groff takes longer than rendering a page."""
     for batch in batched(found, BATCH_FILES):
-        texts = [_read(each) for each in batch]
+        texts = [_read_text(each) for each in batch]
         pages = [i for i, each in enumerate(batch) if each.rule.render is troff_source and texts[i]]
         for i, text in zip(pages, render_manual([texts[i] for i in pages]), strict=True):
             texts[i] = text

@@ -118,7 +118,7 @@ def run_stage(
     fingerprints = {task.name: task.fingerprint() for task in tasks}
     todo = [task for task in tasks if not is_done(task, entries, fingerprints[task.name])]
     remove_partial_files(outputs_of(todo))
-    for task, counts in _with_progress(name, todo, options):
+    for task, counts in _run_with_progress(name, todo, options):
         counts.check_conserved(f"{name} {task.name}")
         written = [*task.outputs, *(path for path in map(rejects_path, task.outputs) if path.exists())]
         outputs = {os.path.abspath(path): path.stat().st_size for path in written}
@@ -224,7 +224,7 @@ def _remove_stale_outputs(tasks: Sequence[Task], entries: dict[str, LedgerEntry]
                 Path(path).unlink(missing_ok=True)
 
 
-def _with_progress(name: str, tasks: Sequence[Task], options: RunOptions) -> Iterator[tuple[Task, Counts]]:
+def _run_with_progress(name: str, tasks: Sequence[Task], options: RunOptions) -> Iterator[tuple[Task, Counts]]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
     with Progress(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks import exact_jaccard
 from benchmarks.eval_dedup import eval_dedup, plain_shingles
-from benchmarks.eval_tables import Truth, candidates, duplicates, interval
+from benchmarks.eval_tables import Truth, candidates, duplicates, wilson_interval
 from benchmarks.exact_jaccard import jaccard_of, similar_pairs
 from dedup.minhash.shingles import shingle_sets
 from gristmill.errors import GristmillError, UsageError
@@ -96,11 +96,11 @@ def test_a_document_similar_only_to_a_duplicate_is_kept() -> None:
 
 
 def test_the_interval_is_wilsons_and_wider_for_correlated_pairs() -> None:
-    low, high = interval(np.ones((1, 10), bool))
+    low, high = wilson_interval(np.ones((1, 10), bool))
     assert low == pytest.approx(0.7225, abs=1e-3) and high == pytest.approx(1)
     alone = np.random.default_rng(0).random((20, 50)) < 0.5
     together = np.repeat(alone[:, :1], 50, axis=1)
-    (low, high), (lower, higher) = interval(alone), interval(together)
+    (low, high), (lower, higher) = wilson_interval(alone), wilson_interval(together)
     assert high - low < 0.1 < 0.3 < higher - lower
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kill_training import differences, kill_at_random, start, steps_done, values
+from benchmarks.kill_training import differences, kill_at_random, metric_values, start_run, steps_done
 from tests.training.conftest import small_run
 from tests.training.launch import launch
 from training.checkpoint.checkpoint import CheckpointConfig
@@ -29,7 +29,7 @@ def test_ranks_killed_at_random_are_restarted_and_resume(
     options = [*small_run(corpus), *OFTEN.split(), "--optim.steps", "60", "--parallel.zero", "3"]
     train_in_ranks(2, tmp_path / "whole", options)
     seed = random.randrange(1 << 30)
-    launcher = start(tmp_path / "killed", 2, 2, options)
+    launcher = start_run(tmp_path / "killed", 2, 2, options)
     kills = kill_at_random(launcher, tmp_path / "killed", 2, 60, random.Random(seed))
     said = f"seed {seed}: {kills}\n{launcher.wait()}\n{(tmp_path / 'killed.log').read_text()}"
     assert launcher.returncode == 0 and len(kills) == 2, said
@@ -44,7 +44,7 @@ def test_an_error_an_exit_and_a_hang_are_each_reported_and_restarted(
     options += ["--optim.steps", "40", "--parallel.tp", "2", "--timeout", "5"]
     train_in_ranks(2, tmp_path / "whole", options)
     monkeypatch.setenv("FAULTS", "raise:1:6 exit:0:15 sleep:1:26")
-    launcher = start(tmp_path / "failed", 2, 3, options, "tests/training/failing.py")
+    launcher = start_run(tmp_path / "failed", 2, 3, options, "tests/training/failing.py")
     code = launcher.wait()
     said = (tmp_path / "failed.log").read_text()
     assert code == 0, said
@@ -68,7 +68,7 @@ def test_a_signal_to_one_rank_stops_all_and_resuming_gives_the_same_losses(
         stop_in_the_middle(stopped, tmp_path, number)
         run_ranks(4, train, stopped)
         for kind, name in (("step", "loss"), ("step", "grad_norm"), ("eval", "loss"), ("eval", "text")):
-            assert values(stopped.out_dir, kind, name) == values(config.out_dir, kind, name)
+            assert metric_values(stopped.out_dir, kind, name) == metric_values(config.out_dir, kind, name)
 
 
 def stop_in_the_middle(stopped: TrainConfig, tmp_path: Path, number: signal.Signals) -> None:
