@@ -114,9 +114,11 @@ def _check(threshold: float, permutations: int, weight: float) -> None:
     if not 0 <= threshold <= 1:
         raise UsageError(f"threshold {threshold}: wanted a Jaccard similarity, 0 to 1")
     if not 1 <= permutations <= 4096:
-        raise UsageError(f"permutations {permutations}: wanted 1 to 4096, as many as the signatures have slots")
+        raise UsageError(f"permutations {permutations}: wanted the number of slots of the signatures, 1 to 4096")
     if not 0 <= weight <= 1:
-        raise UsageError(f"false_positive_weight {weight}: wanted 0 (find all) to 1 (be sure); 0.5 is usual")
+        raise UsageError(
+            f"false_positive_weight {weight}: wanted 0 (find all pairs) to 1 (no false pairs); 0.5 is usual"
+        )
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class Curve:
 
 
 def _percent(probability: float) -> str:
-    """Three digits; less than 100 % is never rounded to it."""
+    """A probability in per cent, three digits; one below 1 is never rounded up to 100 %."""
     return (
         "100 %"
         if probability > 1 - 1e-12

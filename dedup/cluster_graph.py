@@ -1,4 +1,4 @@
-"""Command: show one cluster as a graph of pairwise similarities, with members that only a chain joins to the first."""
+"""Command: show one cluster as a graph: a node per document, an edge between two that are similar."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -50,11 +50,11 @@ def cluster_graph(
 
     Args:
         key: A document's key, <file>@<row>.
-        clusters: DUP/connected_components.pickle or .parquet.
-        corpus: NORM/, the folder of all sources; only files that hold members are read.
+        clusters: The file of all clusters, DUP/connected_components.pickle or .parquet.
+        corpus: NORM/, the folder of all sources, to compare texts; only files with documents of the cluster are read.
         minhash: MINHASH/, to estimate similarities from signatures instead, without the corpus.
         threshold: Minimum similarity of an edge.
-        width: Units of a shingle.
+        width: Length of a shingle in units.
         unit: The unit of shingles: character or word.
         most: Maximum documents of a cluster to compare; n documents need n² / 2 comparisons.
 
@@ -67,7 +67,7 @@ def cluster_graph(
     if corpus is None and minhash is None:
         raise UsageError("nothing to compare the documents by: give --corpus NORM/, or --minhash MINHASH/ to estimate")
     members = read_cluster(clusters, DocKey.parse(key), most)
-    graph = _networkx().Graph(cluster=str(members[0]), threshold=threshold)
+    graph = _import_networkx().Graph(cluster=str(members[0]), threshold=threshold)
     graph.add_nodes_from((str(member), {"source": scope_of(member.file)}) for member in members)
     if corpus is not None:
         texts = dict(read_texts(corpus, [member for member in members if not is_of_index(member.file)]))
@@ -97,14 +97,14 @@ def show_cluster(
 
     Args:
         key: A document's key, <file>@<row>.
-        clusters: DUP/connected_components.pickle or .parquet.
-        corpus: NORM/, the folder of all sources; only files that hold members are read.
+        clusters: The file of all clusters, DUP/connected_components.pickle or .parquet.
+        corpus: NORM/, the folder of all sources, to compare texts; only files with documents of the cluster are read.
         minhash: MINHASH/, to estimate similarities from signatures instead, without the corpus.
         threshold: Minimum similarity of an edge.
-        width: Units of a shingle.
+        width: Length of a shingle in units.
         unit: The unit of shingles: character or word.
         most: Maximum documents of a cluster to compare; n documents need n² / 2 comparisons.
-        graph: A .graphml file to write.
+        graph: A .graphml file to write; none by default.
 
     Returns:
         A summary of the cluster, and a table of its members.
@@ -114,7 +114,7 @@ def show_cluster(
     found = cluster_graph(key, clusters, corpus, minhash, threshold, width, unit, most)
     if graph is not None:
         with atomic_write(graph) as temporary:
-            _networkx().write_graphml_xml(found, temporary)
+            _import_networkx().write_graphml_xml(found, temporary)
     return Group(describe(found), "", _list_members(found))
 
 
@@ -180,7 +180,7 @@ def _excerpt(text: str) -> str:
     return " ".join(start.split())[:EXCERPT]
 
 
-def _networkx() -> Any:
+def _import_networkx() -> Any:
     try:
         import networkx
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Stage: decontamination: drops train documents whose text is also in the holdout, by SHA-256.
+"""Stage: drop the train documents whose text is also in the holdout, by SHA-256 (decontamination).
 
 Holdout → sorted digests → train documents whose digest is not among them.
 """
@@ -34,9 +34,9 @@ def dedup_train(
 
     Args:
         chunk: Number of the chunk: the folder chunk<number> of src_dir.
-        src_dir: OUT/train.
-        tgt_dir: OUT/holdout, all chunks.
-        out_dir: OUT/train_deduped.
+        src_dir: OUT/train, the train set that pass2 wrote.
+        tgt_dir: OUT/holdout, the holdout of all chunks.
+        out_dir: OUT/train_deduped, the output folder.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
@@ -88,13 +88,13 @@ def decontaminate_file(part: Slice, digests: Path, output: Path) -> Counts:
 
 
 def text_digest(text: str) -> bytes:
-    """SHA-256 of a text in UTF-8."""
+    """SHA-256 of a text in UTF-8, 32 bytes."""
     return hashlib.sha256(text.encode()).digest()
 
 
 @cache
 def load_digests(path: Path, version: int) -> frozenset[bytes]:  # noqa: ARG001
-    """The digests in a file; cached per process and file `version`."""
+    """Read the digests of a file; cached per process by path and `version`, the modification time."""
     data = path.read_bytes()
     return frozenset(data[i : i + _DIGEST] for i in range(0, len(data), _DIGEST))
 

@@ -24,12 +24,12 @@ Ranker = Callable[[Table, Indices], list[int]]
 
 @dataclass(frozen=True, eq=False)
 class Deduplicated:
-    """Which of n texts to keep, and which text each duplicate repeats.
+    """The texts to keep among n, and for each duplicate the kept text that it repeats.
 
-    `duplicate_of` (n, int64): for each text the index of the text kept in its place; its own if it is kept.
-    `similarity` (n, float64): of the two; NaN for kept texts and without `verify`.
+    `duplicate_of` (n, int64): for each text the index of the text kept in its place; its own index if it is kept.
+    `similarity` (n, float64): similarity of the two; NaN for kept texts and without `verify`.
     `kept` (int64): indices of kept texts, ascending, as for `dataset.select(found.kept)` or `table.take(found.kept)`.
-    `clusters`: an int64 array for each kept text that has duplicates: its index, then theirs, ascending.
+    `clusters`: for each kept text that has duplicates an int64 array of indices: its own, then theirs, ascending.
     """
 
     duplicate_of: NDArray[np.int64]
@@ -60,24 +60,24 @@ def deduplicate(
 ) -> Deduplicated:
     """Find near-duplicates: texts whose signatures share a band, directly or through a chain of such pairs.
 
-    A text whose matching form is shorter than a shingle is never a duplicate. Needs 8 bytes of memory per band
-    and text besides the texts: signatures are computed batch by batch and not kept.
+    A text whose matching form is shorter than a shingle is never a duplicate. Memory: 8 bytes per
+    band and text, and the texts themselves; signatures are computed batch by batch and not kept.
 
     Args:
         texts: A list of strings, an Arrow table or column, a data frame, or a Hugging Face datasets.Dataset.
         sketch: Parameters of the signatures.
         range: Rows (slots) of a band.
-        bands: Number of bands. 9 × 13 finds 40 % of the pairs of similarity 0.80, and 93 % at 0.90.
+        bands: Number of bands. 9 bands of 13 rows find 40 % of the pairs of similarity 0.80, and 93 % at 0.90.
         verify: jaccard or containment: check candidates by their exact similarity. A text is then a duplicate only
             of the first kept text of its cluster with a similarity of at least `threshold`, else it is kept.
         threshold: Least similarity of a duplicate, for verify.
-        keep: Which text of a cluster is kept: first, longest, or, where there are columns,
+        keep: The text of a cluster that is kept: first, longest, or, where there are columns,
             source:COLUMN=wikipedia,book (in that order, then all others) or newest:COLUMN (a number, a date
             or an ISO 8601 string; newest:meta.timestamp is a field of a struct). Ties by position.
         text: The column that holds the texts.
 
     Returns:
-        The texts to keep, and for each other text its duplicate and their similarity.
+        The texts to keep, and for each other text the kept one that it duplicates, with their similarity.
 
     Raises:
         UsageError: for an unknown `keep` or `verify`, a text that is null, a missing column, or bands that do not
@@ -107,7 +107,7 @@ def deduplicate(
 
 
 def _cluster_roots(table: Table, sketch: Sketch, rows: int, bands: int) -> NDArray[np.int64]:
-    """For each text the index of the first text of its cluster; its own if it is alone."""
+    """For each text (n) the index of the first text of its cluster; its own index if it is alone."""
     digests, has_signature = [np.empty((bands, 0), np.uint64)], [np.empty(0, bool)]
     for batch in text_batches(table):
         values, shingles = signatures(batch, sketch)
@@ -138,7 +138,7 @@ def _parse_ranker(text: str) -> Ranker:
 
 
 def _policy_ranks(keep: Keep, table: Table, rows: Indices) -> list[int]:
-    """Ranks of rows under a policy that needs no list of sources."""
+    """Ranks of rows (n) under any policy but BySource; the lowest rank is kept."""
     if isinstance(keep, First):
         return [0] * len(rows)
     if isinstance(keep, Longest):
@@ -150,7 +150,7 @@ def _policy_ranks(keep: Keep, table: Table, rows: Indices) -> list[int]:
 
 
 def _in_keep_order(table: Table, roots: NDArray[np.int64], rank: Ranker) -> NDArray[np.int64]:
-    """Indices of texts in clusters of two or more, cluster by cluster, in the order of preference to keep."""
+    """Indices of texts in clusters of two or more, cluster by cluster, each sorted by rank, then by index."""
     sizes = np.bincount(roots, minlength=len(roots))
     members = np.flatnonzero(sizes[roots] > 1)
     ranks = np.array([r for indices in _batches(members) for r in rank(table, indices)], np.int64)
@@ -158,7 +158,7 @@ def _in_keep_order(table: Table, roots: NDArray[np.int64], rank: Ranker) -> NDAr
 
 
 def _with_shingles(table: Table, members: Indices, sketch: Sketch) -> Iterator[tuple[int, Features]]:
-    """Each member's index and shingle set, in order."""
+    """Indices and shingle sets of the texts `members`, in their order."""
     for indices in _batches(members):
         sets = shingle_sets(table.texts(indices), sketch.width, sketch.unit)
         yield from zip(indices.tolist(), map(Features, sets), strict=True)

@@ -1,4 +1,4 @@
-"""Stage: clusters of near-duplicates: the connected components of the graph of candidate pairs.
+"""Stage: find clusters of near-duplicates, the connected components of the graph of candidate pairs.
 
 Pair files and, with --signatures, bands of signature shards → edges → union-find → clusters.
 """
@@ -43,11 +43,11 @@ def generate_connected_components(
 ) -> Counts:
     """Write the clusters of near-duplicates: documents that are connected by a chain of pairs.
 
-    With `signatures` the candidate pairs are found here, so generate_duplicate_pairs need not run; pair files in
-    input_dir count as well. Runs in memory if that fits into the budget, else with files.
+    With --signatures this stage finds the candidate pairs itself, so generate_duplicate_pairs need not run; pair
+    files in input_dir are read as well. Runs in memory if the budget allows it, else with files on disk.
 
     Args:
-        input_dir: DUP, the folder of duplicate_pairs*.txt.
+        input_dir: DUP/, the folder of duplicate_pairs*.txt.
         out_file: DUP/connected_components.pickle, as SlimPajama's: (components, number of components,
             {number: key}), each component in key order; or .parquet, a table of cluster, file and row.
         signatures: MINHASH/, the folder of signature shards, to unite documents that share a band.
@@ -126,7 +126,7 @@ def write_components(
 
 
 def _count(shards: list[SignatureShard], document_ids: DocumentIds, clustered: list[int]) -> Counts:
-    """Count documents with a signature; of files that have none, those in a cluster."""
+    """Count documents read, clustered and alone; of a file without signatures only clustered ones are known."""
     counts, signatures = Counts({}, []), dict.fromkeys(document_ids.names, 0)
     for shard in shards:
         signatures[shard.file] += shard.documents

@@ -1,4 +1,4 @@
-"""Stage: candidate pairs of near-duplicates: documents whose signatures share a band.
+"""Stage: find candidate pairs of near-duplicates, documents whose signatures share a band.
 
 Signature shards → bands, partitioned by hash → edges of each bucket → lines of keys.
 """
@@ -51,7 +51,7 @@ def generate_duplicate_pairs(
         input_dir: MINHASH/, the folder of to_hash's signature shards; all of them are compared.
         out_file: DUP/duplicate_pairs.txt.
         range: Rows of a band.
-        bands: Number of bands. 9 × 13 finds 40 % of the pairs of similarity 0.80, and 93 % at 0.90.
+        bands: Number of bands. 9 bands of 13 rows find 40 % of the pairs of similarity 0.80, and 93 % at 0.90.
         processes: SlimPajama's name for --workers.
         index: Folders of signature shards, or NAME=FOLDER, of corpora deduplicated before. Their documents
             come first, as index:NAME:<key>, and are not paired with one another; their texts are not needed.

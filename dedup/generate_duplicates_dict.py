@@ -45,13 +45,13 @@ def generate_duplicates_dict(
 ) -> Counts:
     """Write the keys of all duplicates: of each cluster, all but the document that is kept.
 
-    With a .pickle a .parquet table of the same name is written: for each duplicate, the document kept
-    in its place, and their similarity if it was measured. Memory is bounded if the input is .parquet;
-    a pickle is loaded whole.
+    With a .pickle, a .parquet table of the same name is written too: each duplicate, the document kept in its
+    place, and their similarity if it was measured. Memory is bounded if the input is .parquet; a pickle is loaded
+    whole.
 
     With --verify, a document is removed only if its similarity to an earlier kept document of its cluster,
-    computed on the texts, reaches the threshold. This keeps documents that LSH matched by
-    chance, or that are connected only through other documents.
+    computed on the texts, reaches the threshold. Documents that share a band by chance, or that only a
+    chain of others connects, are therefore kept.
 
     Args:
         input_file: DUP/connected_components.pickle, ours or SlimPajama's; or .parquet.
@@ -61,14 +61,14 @@ def generate_duplicates_dict(
             source:wikipedia,book (in that order, then all others), or newest:meta.timestamp (a field of the
             record, a number or an ISO 8601 date; documents without it come last). Ties by key order.
         dropped: Key sets (.pickle or .parquet) of documents that another stage drops, such as FILTERED.pickle:
-            they come last, so that no cluster loses its last copy.
-        verify: jaccard (shared shingles of all shingles of both), or containment (shared shingles of those of
-            the document that is removed). Without it all duplicates are removed, with no similarity computed.
+            they are kept last, so that no cluster loses its last copy.
+        verify: Check candidates by jaccard (their shared shingles divided by all distinct shingles of the two), or
+            containment (divided by the shingles of the document to remove). By default none are checked.
         threshold: Minimum similarity at which a document is removed.
-        corpus: NORM/, the folder whose files were signed; required by verify, longest and newest.
-        width: Units of a shingle, as given to to_hash.
+        corpus: NORM/, the folder whose files to_hash read; required by --verify, longest and newest.
+        width: Length of a shingle in units, as given to to_hash.
         unit: The unit of shingles: character or word.
-        index: For --verify jaccard, the same folders of shards, or NAME=FOLDER, that the clusters were made with:
+        index: For --verify jaccard, the --index values that the clusters were made with (FOLDER or NAME=FOLDER):
             similarity to documents of an index is estimated from signatures, as there are no texts.
 
     Returns:
@@ -76,7 +76,7 @@ def generate_duplicates_dict(
 
     Raises:
         UsageError: Options contradict each other, or a file is missing.
-        InputError: A file is damaged, or the corpus is not the one that was signed.
+        InputError: A file is damaged, or the corpus is not the one that to_hash read.
     """
     start = time.perf_counter()
     for path in (out_file, input_file):

@@ -1,4 +1,4 @@
-"""Stage: exact duplicates: documents equal to an earlier one, by text or matching form; cheaper than signatures.
+"""Stage: find exact duplicates, documents whose text or matching form equals that of an earlier one.
 
 Documents → text digests, partitioned by range → sorted, equal digests are copies → lines of keys and a table.
 """
@@ -87,7 +87,7 @@ def generate_exact_pairs(
 
 
 def _find_copies(slices: list[Slice], on: MatchOn, scope: Scope, work: Path, options: RunOptions) -> Counts:
-    """Run the tasks up to the sorted copies in `work`; return the counts of joining."""
+    """Run the tasks that write the sorted copies to work/copies.bin; return the counts of the join."""
     digested = [work / "digests" / f"{number:06}.bin" for number, _ in enumerate(slices)]
     digest = [
         Task(f"digests {path.stem}", digest_slice, {"part": part, "on": on, "scope": scope, "output": path},
@@ -115,7 +115,7 @@ def _find_copies(slices: list[Slice], on: MatchOn, scope: Scope, work: Path, opt
 
 
 def _count_parts(digested: list[Path], share: int) -> int:
-    """The number of tasks that the digest ranges are divided among, a power of two; each sorts within `share` bytes."""
+    """Number of join tasks to divide the digest ranges among, a power of two: each sorts within `share` bytes."""
     size = sum(path.stat().st_size for path in digested) * _SORT_FACTOR
     return min(PARTS, 1 << (size // max(1, min(share, _MAX_SORTED))).bit_length())
 

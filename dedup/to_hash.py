@@ -1,4 +1,4 @@
-"""Stage: a MinHash signature for every document, one signature shard per corpus file.
+"""Stage: compute a MinHash signature of every document, in one signature shard per corpus file.
 
 Documents → matching form → shingles → hashes → signature → shard.
 """
@@ -70,14 +70,14 @@ def to_hash(
 
     Args:
         dataset_name: Name of the data set, or all.
-        input_dir: NORM/<dataset>/; or NORM/ with the name of a data set in it, or all.
-        output_dir: MINHASH/<dataset>/.
+        input_dir: NORM/<dataset>/; or NORM/, in which dataset_name chooses one data set or all.
+        output_dir: MINHASH/<dataset>/, the folder of signature shards to write; MINHASH/ for all.
         n_docs: The expected number of documents; a note is printed if it differs from the count.
         iter: SlimPajama's job number; accepted and ignored.
         index_start: Index of the first file.
         index_end: Index after the last file; may exceed the number of files.
         width: Length of a shingle in units.
-        unit: Characters or words (datatrove's preset: --unit word -w 5 --permutations 112).
+        unit: The unit of shingles: character or word (datatrove's preset: --unit word -w 5 --permutations 112).
         batch: Maximum documents in a record batch of a shard.
         hash: xxh32 (datasketch 2.0's default scheme with XXH32), sha1 (datasketch 1.x: SlimPajama's values),
             sha1-affine32 (datasketch 2.0's defaults), xxh32-mersenne (datasketch 1.x with XXH32), or fss (fast
@@ -122,7 +122,7 @@ def sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int, skip: Path
     with write_shard(output, part.name, sketch) as shard:
         for chunk in batched(documents, batch, BATCH_CHARACTERS, lambda document: len(document.text)):
             rows = np.array([document.key.row for document in chunk], np.int64)
-            is_skipped = _contained(rows, skipped)
+            is_skipped = _is_in(rows, skipped)
             texts = [document.text for document, skip_it in zip(chunk, is_skipped, strict=True) if not skip_it]
             values, shingles = signatures(texts, sketch)
             is_signed = np.zeros(len(chunk), np.bool_)
@@ -137,8 +137,8 @@ def sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int, skip: Path
     return counts
 
 
-def _contained(rows: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each row is in `ascending`."""
+def _is_in(rows: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """For each row (n) whether the sorted array `ascending` holds it."""
     at = np.searchsorted(ascending, rows)
     found = at < len(ascending)
     found[found] = ascending[at[found]] == rows[found]

@@ -33,7 +33,7 @@ WEIGHTS: dict[str, float] = {
 def source_weights(given: str, sources: Iterable[str]) -> dict[str, float]:
     """Weight of every source: from `given` ('', 'book=2.5,c4=1' or a .toml path), else from WEIGHTS.
 
-    Raises UsageError for a source that the corpus does not have, or a weight that is no number of epochs.
+    Raises UsageError for a source that the corpus does not have, or a weight that is negative or not finite.
 
     >>> source_weights("book=2.5", ["book", "blogs"])
     {'blogs': 1.0, 'book': 2.5}

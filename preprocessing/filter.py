@@ -35,17 +35,17 @@ def filter(
     threshold: Positional[int],
     options: RunOptions = RunOptions(),
 ) -> Counts:
-    """List the documents with fewer than `threshold` characters in the matching form. Removes none of them.
+    """List the documents with fewer than `threshold` characters in the matching form. No document is removed here.
 
     The matching form is lower case, without ASCII punctuation, with single spaces. Run once for each data
     set with the same output file: each run replaces the keys of its own data set and keeps the others.
 
     Args:
-        input_dir: NORM/<dataset>/; or NORM/ with the name of a data set in it, or all.
+        input_dir: NORM/<dataset>/; or NORM/, in which dataset_name chooses one data set or all.
         output_file: FILTERED.pickle, as SlimPajama's: {file: {rows}}; or .parquet, a table of file and row.
         n_docs: The expected number of documents; a note is printed if it differs from the count.
         dataset_name: Name of the data set, or all.
-        threshold: Minimum characters of a document to keep; SlimPajama's is 200.
+        threshold: Minimum characters in the matching form of a document to keep; SlimPajama's is 200.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
@@ -84,10 +84,10 @@ def find_short(corpus_slice: Slice, threshold: int, output: Path) -> Counts:
 
 
 def is_short(text: str, threshold: int) -> bool:
-    """Whether the matching form has fewer than `threshold` characters.
+    """Whether the matching form of a text has fewer than `threshold` characters.
 
-    Tries the first 4 × threshold characters alone, which are enough for most documents: a longer text has
-    no shorter form.
+    Tries the first 4 × threshold characters alone, which are enough for most documents: the form of a
+    whole text is not shorter than that of its beginning.
 
     >>> is_short("a b c", 5), is_short("A,  b, c!", 6)
     (False, True)

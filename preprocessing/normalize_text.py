@@ -98,9 +98,9 @@ def _reject_name_collisions(targets: dict[str, Path]) -> None:
 
 
 def _plan(files: list[CorpusFile], targets: dict[str, Path], state: Path, ftfy: bool) -> tuple[list[Task], list[Task]]:
-    """(tasks, pieces): a task for each file; a large file's task joins pieces, each normalised by a task of its own.
+    """(tasks, pieces): `tasks` has one for each file; that of a large file joins the outputs of some of `pieces`.
 
-    A file that is already joined needs no pieces.
+    A file that is already joined has none in `pieces`.
     """
     tasks, pieces = [], []
     entries = Ledger(state / f"{NAME}.jsonl").read()
@@ -182,7 +182,7 @@ def join_pieces(ledger: Path, pieces: dict[str, Path], target: Path) -> Counts:
 
 
 def _concatenate(pieces: list[Path], target: Path) -> None:
-    """Concatenate files of one compression: .gz members and .zst frames may follow one another, as lines may."""
+    """Concatenate files of the same compression; the formats .jsonl, .gz and .zst allow it."""
     with atomic_write(target) as temporary, temporary.open("wb") as whole:
         for piece in pieces:
             with piece.open("rb") as file:

@@ -30,7 +30,7 @@ from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus
 from gristmill.io.readers import Slice, plan_slices
 from preprocessing.datasets import shares_table, source_weights
-from preprocessing.mixing.drops import check_all_met, write_drops
+from preprocessing.mixing.drops import check_all_found, write_drops
 from preprocessing.mixing.mix import (
     holdout_limits,
     mix_slice,
@@ -46,7 +46,7 @@ PASS_1 = "pass1"
 PASS_2 = "pass2"
 MIN_PARTS = 20  # SlimPajama's number
 MAX_PART_BYTES = 128 << 20  # of text, estimated: pass 2 holds a part in memory
-_COMPRESSION_RATIO = 4  # assumed of compressed and of table files
+_COMPRESSION_RATIO = 4  # assumed for compressed files and tables
 
 
 def pass1(
@@ -85,7 +85,7 @@ def pass1(
     tasks = [_mix_task(s, drops[s.name], epochs[s.source], parts, seed, out_dir) for s in slices]
     reject_unknown_files(out_dir, outputs_of(tasks), CORPUS_SUFFIXES, state / f"{PASS_1}.jsonl")
     counts = run_stage(PASS_1, tasks, state, options)
-    check_all_met(counts, drops.values(), tuple(path for path in (duplicates, short_docs) if path))
+    check_all_found(counts, drops.values(), tuple(path for path in (duplicates, short_docs) if path))
     bucket_files = {f"{s.label}{SUFFIX}": s.source for s in slices}
     _run_manifest(tasks, BucketManifest(parts, seed, bucket_files, source_weight), out_dir, options)
     if not options.quiet:
@@ -171,12 +171,11 @@ def pass2(
 
     Args:
         start: First part.
-        end: End of the range of parts, exclusive; larger than their number means all. pass1 makes 20, or more for
-            a large corpus.
-        chunk: Number of the output folder.
+        end: Part after the last one; may exceed the number of parts, which is 20, or more for a large corpus.
+        chunk: Number of the output folders, chunk<number>.
         input_dir: OUT/pass1, which pass1 wrote.
-        train_dir: OUT/train.
-        holdout_dir: OUT/holdout.
+        train_dir: OUT/train, the train set to write.
+        holdout_dir: OUT/holdout, the documents held out for evaluation.
         holdout: Fraction of each source's documents to hold out; SlimPajama's is 0.17 %.
         options: Workers, memory, and when to stop; they change no output.
 

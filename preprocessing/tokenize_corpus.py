@@ -1,4 +1,4 @@
-"""Stage: tokenise documents into Megatron token shards, one sequence a document, ending in end-of-document."""
+"""Stage: tokenise documents into Megatron token shards, a sequence per document that ends in its end-of-document id."""
 
 import shutil
 import sys
@@ -45,7 +45,7 @@ class ShardReport(msgspec.Struct):
 
     shard: ShardRecord
     sources: dict[str, SourceRecord]
-    lossy_documents: int = 0
+    lossy_documents: int = 0  # with U+2581, which decodes as a space
 
 
 def tokenize_corpus(input_dir: Path, tokenizer: Path, out_dir: Path, options: RunOptions = RunOptions()) -> Counts:
@@ -57,7 +57,7 @@ def tokenize_corpus(input_dir: Path, tokenizer: Path, out_dir: Path, options: Ru
     Args:
         input_dir: Corpus to tokenise: OUT/train_deduped or OUT/holdout.
         tokenizer: A SentencePiece .model file with an end-of-sentence piece, which ends each document.
-        out_dir: OUT/tokens/train or OUT/tokens/holdout.
+        out_dir: OUT/tokens/train or OUT/tokens/holdout, the folder of token shards to write.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
@@ -82,7 +82,7 @@ def tokenize_corpus(input_dir: Path, tokenizer: Path, out_dir: Path, options: Ru
 
 
 def load_encoder(path: Path) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:
-    """Load a SentencePiece model and its encoder, once a process: the encoder's word cache serves all its slices.
+    """Load a SentencePiece model and its encoder, once per process, so that all slices share the word cache.
 
     Raises UsageError if `path` is no SentencePiece model, or one without an end-of-sentence piece.
     """
@@ -91,7 +91,7 @@ def load_encoder(path: Path) -> tuple[sentencepiece.SentencePieceProcessor, "Enc
 
 @lru_cache(maxsize=1)
 def _load(path: Path, mtime_ns: int) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:  # noqa: ARG001
-    """The model and encoder of a path; a file that was changed, by its time of modification, is loaded again."""
+    """Load a model and its encoder; cached until the modification time of the file changes."""
     from preprocessing.tokenizer.encoder import (
         Encoder,  # here, as it imports numba: `preprocessing` stays quick to import
     )

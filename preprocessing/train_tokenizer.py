@@ -50,12 +50,12 @@ def train_tokenizer(
     1 begin of sentence, 2 end of sentence (end of document).
 
     Args:
-        input_dir: OUT/train_deduped.
-        out_dir: OUT/tokenizer.
+        input_dir: OUT/train_deduped, the train set.
+        out_dir: OUT/tokenizer, the folder to write tokenizer.model to.
         vocab_size: Number of pieces, including the 256 bytes and 3 control pieces.
         model_type: bpe (byte-pair encoding: Sennrich et al. 2016) or unigram (Kudo 2018).
         sample: Size of the text to train on, such as 64MiB.
-        exact: Raise an error if the sample is too small for vocab_size; otherwise make fewer pieces.
+        exact: Make exactly vocab_size pieces, or raise an error if the sample is too small; else make fewer pieces.
         seed: Seed of the sample.
         options: Workers, memory, and when to stop; they change no output.
 
@@ -127,7 +127,7 @@ def sentences(text: str) -> Iterator[str]:
 def train_model(samples: tuple[Path, ...], model: Path, vocab_size: int, model_type: str, exact: bool) -> Counts:
     """Train a model on the sentences of all samples.
 
-    Raises UsageError if the text cannot fill the vocabulary, which `exact` demands.
+    Raises UsageError if the text is too little for `vocab_size` pieces and `exact` is set.
     """
     with atomic_write(model) as temporary, temporary.open("wb") as file:
         try:

@@ -24,8 +24,8 @@ from gristmill.engine.stage import MemoryBudget, RunOptions, Task, outputs_of, r
 from gristmill.io.files import atomic_write
 
 EDGES = "edges"  # the subfolder of edge files in a work folder
-_UNION_BYTES = 40  # memory per document for union-find, besides its digests
-_PARTITION_BYTES = 64  # memory per document while its digests are partitioned, besides them
+_UNION_BYTES = 40  # memory per document for union-find, without its digests
+_PARTITION_BYTES = 64  # memory per document while its digests are partitioned, without the digests
 _JOIN_FACTOR = 4  # memory per byte of records while a partition is joined
 
 
@@ -107,7 +107,7 @@ def partition_bands(
 ) -> Counts:
     """Task: write the BAND_RECORDs of a group of shards, block by block, each ordered by band and hash range.
 
-    The .npy file of the same name holds where each hash range begins: blocks × bands × (parts + 1), in records.
+    The .npy file of the same name holds the offsets of the hash ranges, in records: blocks × bands × (parts + 1).
     """
     starts: list[NDArray[np.int64]] = []
     with atomic_write(output) as temporary, temporary.open("wb") as file:
@@ -156,7 +156,7 @@ def read_edges(work: Path) -> Iterator[NDArray[np.uint64]]:
 def _group_shards(
     shards: list[SignatureShard], lsh: LshOptions, share: int, processes: int
 ) -> list[list[SignatureShard]]:
-    """Consecutive shards in groups of about one block each, so that there are few files with long ranges."""
+    """Consecutive shards in groups of about one block each, so that files are few and their hash ranges long."""
     total = sum(shard.documents for shard in shards)
     capacity = min(_documents_per_block(lsh, share), total // (4 * processes))
     groups: list[list[SignatureShard]] = []

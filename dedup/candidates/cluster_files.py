@@ -1,4 +1,4 @@
-"""Cluster files: SlimPajama's .pickle, (components, number of components, {id: key}), or a .parquet table."""
+"""Cluster files: a .parquet table, or SlimPajama's .pickle of (components, number of components, {id: key})."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,10 +20,10 @@ _BLOCK = 1 << 16  # keys made together
 def write_clusters(
     path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, work: Path, memory: int
 ) -> list[int]:
-    """Write clusters ordered by first document, members ordered by id; return the clustered documents per file.
+    """Write clusters in order of their first document, members by id; return the number of members of each file.
 
-    `labels` are blocks of LABELs in order of node. Writing needs about `memory` bytes; reading the pickle is not
-    bounded.
+    `labels` are blocks of LABELs in order of node. Needs about `memory` bytes; a reader of the
+    pickle has to load all of it.
     """
     clustered = np.zeros(len(document_ids.names), np.int64)
 
@@ -54,7 +54,7 @@ def _write_table(path: Path, labels: Iterable[NDArray], document_ids: DocumentId
 
 
 def _write_pickle(path: Path, labels: Iterable[NDArray], document_ids: DocumentIds, sorter: ExternalSorter) -> None:
-    """Number the members 0, 1, … in key order; their document ids go to a file, to be read as the dict is written."""
+    """Members are numbered 0, 1, … in key order; a file holds their document ids until the dict is written."""
     sorter.folder.mkdir(parents=True, exist_ok=True)
     members, count = sorter.folder.parent / "members.bin", 0
     with members.open("wb") as file:

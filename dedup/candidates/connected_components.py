@@ -15,11 +15,11 @@ from gristmill.io.external_sort import ExternalSorter, read_records, write_recor
 LABEL = np.dtype([("node", "<u8"), ("root", "<u8")])
 _EDGE = np.dtype([("node", "<u8"), ("other", "<u8")])
 _BLOCK = 1 << 20  # nodes or edges processed together
-_WORKING_MEMORY = 64 * _BLOCK  # bytes for a block and the arrays made of it, besides the parents
+_WORKING_MEMORY = 64 * _BLOCK  # bytes for a block and the arrays made of it, without the array of parents
 
 
 class UnionFind:
-    """Union-find over the nodes 0 … nodes − 1, path halving (Tarjan and van Leeuwen 1984); the smaller root wins."""
+    """Union-find of nodes 0, 1, … with path halving (Tarjan and van Leeuwen 1984); the root is the smallest node."""
 
     def __init__(self, nodes: int) -> None:
         self.parent: NDArray[np.unsignedinteger] = np.arange(nodes, dtype=_node_type(nodes))

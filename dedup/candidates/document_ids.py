@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 from gristmill.io.documents import source_of
 
-INDEX = "index:"  # prefix of the file names of an index, a corpus deduplicated before
+INDEX_PREFIX = "index:"  # of the file names of an index, a corpus deduplicated before
 
 
 def index_name(index: str, file: str) -> str:
     """The name of an index's file, distinct from any corpus file: index:<index>:<file>."""
-    return f"{INDEX}{index}:{file}"
+    return f"{INDEX_PREFIX}{index}:{file}"
 
 
 def is_of_index(file: str) -> bool:
-    """Whether a file name is an index's."""
-    return file.startswith(INDEX)
+    """Whether a file, by its name, belongs to an index."""
+    return file.startswith(INDEX_PREFIX)
 
 
 def scope_of(file: str) -> str:
@@ -34,9 +34,10 @@ def scope_of(file: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class DocumentIds:
-    """File names in order, indexes' first, and the id of each file's row 0; last, the number of ids (n + 1, uint64).
+    """Ids of the documents of n files. The id of a document is the first id of its file plus its row.
 
-    The id of a document is its file's first id plus its row.
+    `names` are the files in name order, those of indexes first. `first_ids` (n + 1, uint64) has the id of
+    each file's row 0; last, the number of ids.
 
     >>> document_ids = DocumentIds.of({"b.jsonl": 7, "a.jsonl": 2})
     >>> len(document_ids), document_ids.keys(np.array([1, 2, 8], np.uint64)).to_pylist()
@@ -62,19 +63,19 @@ class DocumentIds:
 
     @property
     def first_of_corpus(self) -> int:
-        """The first id of the corpus; smaller ids are indexes'."""
+        """The first id of the corpus; all smaller ids belong to indexes."""
         return int(self.first_ids[sum(map(is_of_index, self.names))])
 
     def split(self, ids: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Each id's file, as a position in `names`, and row."""
+        """For each id (n) its file, as a position in `names` (n), and its row (n)."""
         files = np.searchsorted(self.first_ids, ids, side="right") - 1
         return files, (ids - self.first_ids[files]).astype(np.int64)
 
     def files(self, positions: NDArray[np.int64]) -> pa.StringArray:
-        """File names at positions in `names`."""
+        """Names of files (n), given their positions in `names` (n)."""
         return pa.array(self.names, pa.string()).take(pa.array(positions))
 
     def keys(self, ids: NDArray[np.uint64]) -> pa.StringArray:
-        """Keys, `<file>@<row>`."""
+        """Keys `<file>@<row>` (n) of documents, given their ids (n)."""
         files, rows = self.split(ids)
         return pc.binary_join_element_wise(self.files(files), pa.array(rows).cast(pa.string()), "@")

@@ -58,7 +58,7 @@ def join_digest_ranges(
 def find_copies(blocks: Iterable[NDArray]) -> Iterator[tuple[NDArray, NDArray, NDArray]]:
     """For each block of CORPUS_RECORDs sorted by digest: its copies, the first of each copy's group, and new firsts.
 
-    A new first is a group's first document, yielded once, with the group's first copy.
+    A new first is a group's first document, yielded once: with the first copy of the group.
 
     >>> records = np.zeros(5, CORPUS_RECORD)
     >>> records["low"], records["row"] = [5, 5, 6, 7, 7], [0, 3, 8, 1, 2]
@@ -127,7 +127,7 @@ def _corpus_records(records: NDArray, number: int, first_row: int) -> NDArray:
 
 
 def _file_numbers(slices: list[Slice]) -> NDArray[np.uint32]:
-    """Each slice's file, as a position among all files in name order."""
+    """For each slice the number of its file, in name order from 0."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(part.name for part in slices))}
     return np.array([numbers[part.name] for part in slices], np.uint32)
 

@@ -71,7 +71,7 @@ def list_signature_shards(folder: Path, index: Sequence[str] = ()) -> tuple[list
 
 
 def assign_ids(shards: Sequence[SignatureShard], rows: Mapping[str, int] | None = None) -> DocumentIds:
-    """Ids for the documents of all shards, and for those of files with at least `rows[file]` rows."""
+    """Assign ids to the documents of all shards and, if `rows` is given, of files with at least rows[file] rows."""
     rows = dict(rows or {})
     for shard in shards:
         rows[shard.file] = max(rows.get(shard.file, 0), shard.end)

@@ -2,7 +2,7 @@
 
 Two documents are candidates if they agree in all rows of a band. With similarity s, b bands and r rows
 the probability is 1 − (1 − s^r)^b (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, 3.4): 9 bands
-of 13 rows find 40 % of the pairs at 0.80 and 93 % at 0.90. A bucket holds the documents with one digest.
+of 13 rows find 40 % of the pairs at 0.80 and 93 % at 0.90. A bucket holds the documents with the same digest of a band.
 
 Bands are compared by 64-bit digests. Among a billion documents two different bands collide with
 probability 3 % per band.
@@ -64,8 +64,8 @@ def union_buckets(
 ) -> None:
     """Unite the documents (n) that share a digest (n) of one band, in the `parent` array of a UnionFind.
 
-    Each document is united with the first of its bucket, unless its id is below `first` (an index's). Without
-    sorting or a list of edges: records are partitioned by hash until a partition's hash table fits into cache.
+    Each document is united with the first of its bucket, unless its id is below `first` (an index's). Needs
+    neither sorting nor a list of edges: partitions by hash are so small that a hash table of one fits into cache.
     """
     bits = max(1, (len(digests) // _PARTITION_SIZE).bit_length())
     _unite_buckets(digests, documents, np.uint64(bits), parent, first)
@@ -80,7 +80,7 @@ def _table_size(count: int) -> int:
 def _digest_bands(signatures: np.ndarray, factors: np.ndarray, salt: np.uint64, digests: np.ndarray) -> None:
     """digests[band, i] = mix(salt + Σ_r factors[r] · signatures[i, band, r]) mod 2^64, with random odd factors.
 
-    A sum of products, as these do not depend on one another. mix is SplitMix64's finaliser.
+    A sum of products, as a CPU computes these in parallel. mix is SplitMix64's finaliser.
     """
     rows = len(factors)
     for i in range(len(signatures)):

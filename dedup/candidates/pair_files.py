@@ -1,4 +1,4 @@
-"""Pair files: lines `<key> :: <key>`, of ours and of SlimPajama's, parsed into edges."""
+"""Pair files, ours and SlimPajama's: lines `<key> :: <key>`, parsed into edges between document ids."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ class ParsedPairs:
         self.files = work / "pairs.json"
 
     def rows(self) -> dict[str, int]:
-        """File name → the smallest number of rows it can have, in the order of first mention."""
+        """File name → its largest row in a pair, plus 1; in the order of first mention."""
         return msgspec.json.decode(self.files.read_bytes(), type=dict[str, int])
 
     def edges(self, document_ids: DocumentIds) -> Iterator[NDArray[np.uint64]]:
@@ -74,7 +74,7 @@ def _parse(path: Path, first: int, text: bytes, numbers: dict[str, int], rows: d
     is_valid = pc.and_(pairs.is_valid(), pc.and_(pc.utf8_is_printable(lines), is_unambiguous))
     if not pc.all(is_valid, min_count=0).as_py():
         at = is_valid.index(False).as_py()
-        _refuse(path, first + at, lines[at].as_py())
+        _raise_malformed(path, first + at, lines[at].as_py())
     records = np.empty(len(lines), _PAIR_RECORD)
     for file, row, name, number in (("file", "row", "a", "i"), ("other_file", "other_row", "b", "j")):
         records[row] = _parse_rows(path, pc.struct_field(pairs, number))
@@ -88,7 +88,7 @@ def _decode_lines(path: Path, first: int, text: bytes) -> pa.StringArray:
         return pa.array(lines, pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:
         at = next(at for at, line in enumerate(lines) if line.decode(errors="replace").encode() != line)
-        _refuse(path, first + at, lines[at].decode(errors="backslashreplace"))
+        _raise_malformed(path, first + at, lines[at].decode(errors="backslashreplace"))
 
 
 def _parse_rows(path: Path, digits: pa.StringArray) -> NDArray[np.int64]:
@@ -112,5 +112,5 @@ def _number_files(
     return np.array([numbers[name] for name in names], np.uint32)[indices]
 
 
-def _refuse(path: Path, line: int, text: str) -> NoReturn:
+def _raise_malformed(path: Path, line: int, text: str) -> NoReturn:
     raise InputError(f"{path} line {line}: wanted `<file>@<row> :: <file>@<row>`, got {text[:80]!r}")

@@ -36,9 +36,9 @@ _PREFIX = 256  # characters tested first for an empty matching form
 
 
 def digest_slice(part: Slice, on: MatchOn, scope: Scope, output: Path) -> Counts:
-    """Task: write a slice's SLICE_RECORDs, chunk by chunk, each ordered by digest range.
+    """Task: write a slice's SLICE_RECORDs, in chunks, each ordered by digest range.
 
-    The .npy file of the same name holds where each range begins: chunks × (PARTS + 1), in records.
+    The .npy file of the same name holds the offsets of the ranges, in records: chunks × (PARTS + 1).
     """
     counts, starts, offset = Counts({}, []), [], 0
     salt = part.source.encode() + b"\0" if scope == "per-source" else b""
@@ -55,7 +55,7 @@ def digest_slice(part: Slice, on: MatchOn, scope: Scope, output: Path) -> Counts
 
 
 def read_digest_ranges(path: Path, first: int, stop: int, block: int) -> Iterator[NDArray]:
-    """The SLICE_RECORDs of digest ranges first ≤ i < stop that digest_slice wrote, in row order, `block` at a time."""
+    """SLICE_RECORDs of digest ranges first ≤ i < stop, from digest_slice: by row within a range, `block` at a time."""
     for starts in np.load(path.with_suffix(".npy"), mmap_mode="r"):
         start, end = int(starts[first]), int(starts[stop])
         for at in range(start, end, block):

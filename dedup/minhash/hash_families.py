@@ -7,7 +7,7 @@
     xxh32-mersenne  XXH32         mersenne  datasketch 1.x with hashfunc=xxhash.xxh32_intdigest
     fss             XXH32         fss       no other library; fast similarity sketching, the fastest
 
-SHA-1 stands for its first 32 bits, little-endian. The schemes' formulas are in schemes.py.
+Of SHA-1 the first 32 bits are used, little-endian. The schemes' formulas are in schemes.py.
 """
 
 from typing import Literal, NamedTuple

@@ -29,8 +29,8 @@ _LOWERED_BY_PYTHON = ("\u0130", "\u03a3")  # İ becomes two characters; a capita
 def pack(texts: Sequence[str]) -> Iterator[tuple[slice, NDArray[np.uint8], NDArray[np.int64]]]:
     """Pack texts into chunks of UTF-8: yields the texts' slice, their bytes (uint8) and n + 1 offsets (int64).
 
-    Texts with a character whose lower case `write_form` does not know are lower-cased here. The next chunk
-    overwrites the bytes. UsageError for a text of more than 1.4 GB.
+    Texts with a character whose lower case `write_form` does not know are lower-cased here. The bytes are
+    valid until the next chunk. UsageError for a text of more than 1.4 GB.
     """
     buffer = bytearray(min(CHUNK_BYTES, 4 * sum(map(len, texts))))
     start, ends = 0, [0]
@@ -64,15 +64,15 @@ def form_size(size: int) -> int:
 
 
 def _to_utf8(text: str) -> bytes:
-    """UTF-8 of a text, lower-cased where its lower case is not one code point by itself."""
+    """UTF-8 of a text, which is lower-cased first if it has a character of _LOWERED_BY_PYTHON."""
     lowered = text.lower() if any(char in text for char in _LOWERED_BY_PYTHON) else text
     return lowered.encode("utf-8", "surrogatepass")
 
 
 def _lower_case_pages() -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """Two-level table of Python's lower case: each block's page number, and the pages of 64 code points.
+    """Two-level table of Python's lower case: a page number for each 64 code points, and the pages' contents.
 
-    Blocks without a change have page number 0. White space becomes ASCII's.
+    Code points that lower-casing leaves as they are have page number 0. White space becomes the ASCII space.
     """
     codes = np.arange(_FIRST_UNCHANGED, dtype="<u4")
     text = codes.tobytes().decode("utf-32-le", "surrogatepass")

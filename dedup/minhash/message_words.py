@@ -15,7 +15,7 @@ import numpy as np
 
 _U = np.uint32
 WORDS = 17  # rows of the matrix: 16 whole words and the tail
-MAX_BYTES = 64  # of a message that fits
+MAX_BYTES = 64  # length of the longest message that fits
 
 
 @nb.njit(inline="always")

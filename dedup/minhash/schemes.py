@@ -24,7 +24,7 @@ import numpy as np
 _U, _W = np.uint32, np.uint64
 EMPTY = np.uint32(0xFFFFFFFF)  # a slot without a shingle; all slots of a document without any
 MERSENNE_PRIME = (1 << 61) - 1
-_DEDUPLICATE_FROM = 8  # hashes per slot from which removing repeats pays
+_DEDUPLICATE_FROM = 8  # hashes per slot; with more it is faster to remove repeats first
 _UNROLL = 8  # hashes per iteration, to load coefficients and minima less often
 
 
@@ -103,13 +103,13 @@ def _minima_of_eight(h: np.ndarray, a: np.ndarray, b: np.ndarray, scratch: np.nd
 
 @nb.njit(inline="always")
 def _fold(y: np.uint64) -> np.uint32:
-    """Reduce modulo 2^61 − 1 up to the case that update_mersenne checks for; the low 32 bits."""
+    """The low 32 bits of y mod 2^61 − 1, possibly off by one in the rare case that update_mersenne checks for."""
     return _U(y + (y >> _W(61)))
 
 
 @nb.njit(nogil=True, cache=True)
 def _update_exactly(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.ndarray) -> None:
-    """Update minima with an exact reduction; subtracting the prime adds 1 modulo 2^32, as 2^61 is 0 there."""
+    """Update minima with the exact reduction. Subtracting 2^61 − 1 is adding 1, as only the low 32 bits are kept."""
     prime, one, shift = _W(MERSENNE_PRIME), _W(1), _W(61)
     for i in range(len(hashes)):
         h = _W(hashes[i])

@@ -19,8 +19,8 @@ def shingle_sets(texts: Sequence[str], width: int = 13, unit: Unit = "character"
     """For each text the XXH64 hashes of the shingles of its matching form: sorted, distinct, uint64.
 
     A text shorter than a shingle has an empty set. Two different shingles share a hash with probability
-    2^-64: two sets of a million shingles, in one comparison of 15 million. Raises UsageError for a width
-    below 1 or an unknown unit.
+    2^-64; two sets of a million shingles each share such a hash with probability 5 · 10^-8. Raises UsageError for
+    a width below 1 or an unknown unit.
 
     >>> one, other = shingle_sets(["The quick brown fox", "the quick brown cat!"], width=4)
     >>> len(one), len(other), len(np.intersect1d(one, other))
@@ -67,7 +67,8 @@ def _hash_texts(
 def _sort_unique(found: np.ndarray, out: np.ndarray) -> int:
     """Write the distinct values of `found` to `out`, ascending; return their number.
 
-    A bucket sort by the highest bits, as many buckets as values: hashes are uniform, so it almost sorts them.
+    A bucket sort by the highest bits, with about as many buckets as values, almost sorts them, as hashes are
+    uniform; an insertion sort does the rest.
     """
     bits = 1
     while (1 << bits) < len(found):

@@ -48,7 +48,7 @@ class OpenShard:
         return sum(batch.num_rows for batch in self.batches)
 
     def rows(self) -> NDArray[np.int64]:
-        """Each signature's row in the corpus file, ascending, int64."""
+        """The rows of the signed documents in the corpus file (documents, int64), ascending."""
         parts = [batch.column("row").to_numpy() for batch in self.batches]
         return np.concatenate([*parts, np.empty(0, np.int64)])
 
@@ -86,7 +86,7 @@ class ShardWriter:
 
 
 def open_shard(path: Path) -> OpenShard:
-    """Memory-map a shard. InputError if it is damaged or no signature shard."""
+    """Memory-map a shard. InputError if it is damaged or not a signature shard."""
     try:
         file = pa.ipc.open_file(pa.memory_map(str(path)))
         header = msgspec.json.decode((file.schema.metadata or {})[b"gristmill"], type=ShardHeader)

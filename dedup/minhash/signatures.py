@@ -71,7 +71,7 @@ def signatures(texts: Sequence[str], sketch: Sketch = Sketch()) -> tuple[NDArray
     """Signatures (texts × permutations, uint32) and the number of shingles of each text (int64).
 
     A text whose matching form is shorter than a shingle has 0 shingles and a signature full of EMPTY.
-    Beyond its results it needs about six times the memory of the longest text (fss: ten). Releases the GIL.
+    Besides its results it needs about six times the memory of the longest text (fss: ten times). Releases the GIL.
 
     >>> values, shingles = signatures(["the quick brown fox jumps", "The quick, brown fox jumps!", "short"])
     >>> bool((values[0] == values[1]).all()), shingles.tolist()

@@ -1,4 +1,4 @@
-"""Removal: clusters → members → texts → decisions → table, a module each, in that order.
+"""Removal: from clusters to the table of documents to remove, with a module for each step.
 
     clusters       the clusters of connected_components.parquet or .pickle, as records in blocks
     keep_policy    the order within a cluster: the document to keep comes first

@@ -20,7 +20,7 @@ MEMBER_FIELDS = [
     ("cluster", "<i8"), ("tier", "u1"), ("rank", "<i8"), ("position", "<i8"), ("file", "<i4"), ("row", "<i8"),
 ]  # fmt: skip
 MEMBER = np.dtype(MEMBER_FIELDS)
-_BLOCK = 1 << 16
+_BLOCK = 1 << 16  # members read together
 
 
 @dataclass(frozen=True)

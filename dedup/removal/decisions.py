@@ -1,4 +1,4 @@
-"""Decisions, cluster by cluster in keep order: which documents are removed, and the kept document of each.
+"""Decisions: the documents to remove from each cluster, and the document kept in place of each.
 
 Without a similarity check the first document of a cluster is kept. With one, a document is removed
 if it is similar enough to an earlier kept document of its cluster. Documents of an index are never removed.
@@ -39,8 +39,8 @@ from gristmill.errors import wrap_write_errors
 from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.files import atomic_write, atomic_write_bytes
 
-_HASHING = 40  # bytes of memory for each byte of text while its shingles are hashed
-_MOST_TEXT = 8 << 20  # bytes of text in memory together
+_HASHING_FACTOR = 40  # memory per byte of text while its shingles are hashed
+_MAX_TEXT_BYTES = 8 << 20  # of text in memory together
 _OVERHEAD = 512  # bytes of a member besides its text, as Python objects
 _BLOCK = 4096  # records read or written together
 
@@ -56,7 +56,7 @@ def decide_part(
     output: Path,
     budget: MemoryBudget,
 ) -> Counts:
-    """Task: write the REMOVALs of clusters low ≤ number < high, and the counts as JSON in a .json file of that name.
+    """Task: write the REMOVALs of clusters low ≤ number < high, and the counts as a .json file of that name.
 
     `slices` is the number of files of FETCHED records in `work`.
     """
@@ -82,7 +82,7 @@ def decide_part(
 
 
 def _read_clusters(path: Path, dtype: np.dtype, low: int, high: int | None) -> Iterator[NDArray]:
-    """Blocks of the records, sorted by cluster, whose cluster is low ≤ number < high."""
+    """Blocks of the records of clusters low ≤ number < high, from a file sorted by cluster."""
     if not path.stat().st_size:
         return
     records = np.memmap(path, dtype, "r")
@@ -120,11 +120,12 @@ def decide_cluster(
 ) -> Iterator[tuple[Item, Item | None, float]]:
     """Yield for each document of a cluster, in keep order: the document, its kept document, their similarity.
 
-    The kept document is the first one kept before it that is similar enough; if there is none, the
-    document is kept: itself and 1.0. So a document that only a chain of others joins to the cluster stays.
-    None is yielded for undecided documents: not similar to any in `kept`, which has no room for them.
-    Another round over the undecided ones with `kept` cleared gives what one round with room for all
-    would: each was compared with all documents kept so far, and those precede all that later rounds keep.
+    The kept document is the first one kept before it that is similar enough. If there is none, the document is
+    kept: it is yielded as its own kept document, with similarity 1.0.
+
+    If `kept` is full, a document that is similar to none in it is undecided: its kept document is None. The caller
+    then clears `kept` and passes the undecided documents again. This gives the same result as unlimited memory:
+    they have been compared with all documents kept so far, and those precede all that later rounds keep.
     """
     documents: list[Item] = []
     for item, features in members:
@@ -139,7 +140,7 @@ def decide_cluster(
 
 
 class VerifiedRemoval:
-    """Decides on cluster after cluster by similarity, within a memory budget.
+    """Removes the documents of each cluster that are similar to a kept one, within a memory budget.
 
     A quarter of the budget holds the features of kept documents. Where a cluster needs more, documents
     that stay undecided are written to the file `later` and decided on in another round.
@@ -151,7 +152,7 @@ class VerifiedRemoval:
         self.check, self.texts, self.counts = check, texts, counts
         self.undecided = _Undecided(later)
         self.kept = KeptDocuments(check, budget // 4)
-        self.batch = min(_MOST_TEXT, budget // 4 // _HASHING)  # bytes of text; the last text may exceed it
+        self.batch = min(_MAX_TEXT_BYTES, budget // 4 // _HASHING_FACTOR)  # bytes of text; the last text may exceed it
 
     def removals(self, blocks: Iterable[NDArray]) -> Iterator[NDArray]:
         """Yield blocks of REMOVALs from blocks of FETCHED in keep order."""

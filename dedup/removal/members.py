@@ -1,4 +1,4 @@
-"""Members of all clusters, sorted by file and row, so that each slice of the corpus finds its own."""
+"""Members of all clusters, sorted by file and row, so that each slice of the corpus reads only its own members."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ from gristmill.io.keys import read_keys
 from gristmill.io.readers import Slice
 
 MEMBERS, INDEX_MEMBERS, PLAN = "members.bin", "index.bin", "plan.json"
-_FEWEST, _PARTS = 4096, 512  # a part has about 4096 documents, or more if there would be more than 512 parts
+_MIN_PART_SIZE, _MAX_PARTS = 4096, 512  # a part has about 4096 documents, or more if there would be more than 512 parts
 
 Span = tuple[int, int]  # records first ≤ i < last of members.bin
 
@@ -28,7 +28,7 @@ class MemberPlan(msgspec.Struct):
     """The layout of members.bin, and how clusters are divided into parts: one task decides on each part."""
 
     names: list[str]  # of files, ascending
-    starts: list[int]  # of each file's records in members.bin, and the end of the last
+    starts: list[int]  # first record of each file in members.bin; last, the number of records
     parts: list[int]  # the first cluster of each part
 
     @classmethod
@@ -49,7 +49,7 @@ def sort_members(input_file: Path, keep: Keep, dropped: tuple[Path, ...], folder
     """
     clusters = Clusters.open(input_file)
     order = KeepOrder(clusters.names, keep, [read_keys(path, clusters.names) for path in dropped])
-    size = max(_FEWEST, clusters.count // _PARTS)
+    size = max(_MIN_PART_SIZE, clusters.count // _MAX_PARTS)
     sizes, parts = np.zeros(len(clusters.names), np.int64), [0]
     with (
         ExternalSorter(folder / "runs", MEMBER, ("file", "row"), budget) as sorter,
@@ -62,7 +62,7 @@ def sort_members(input_file: Path, keep: Keep, dropped: tuple[Path, ...], folder
             index.write(block[order.assign(block)["tier"] == INDEXED].tobytes())
             sizes += np.bincount(block["file"], minlength=len(sizes))
             sorter.add(block)
-        write_records(folder / MEMBERS, _refuse_repeated(sorter, clusters))
+        write_records(folder / MEMBERS, _reject_repeated(sorter, clusters))
     starts_of_files = np.concatenate([[0], np.cumsum(sizes)]).tolist()
     atomic_write_bytes(folder / PLAN, msgspec.json.encode(MemberPlan(clusters.names, starts_of_files, parts)))
     return Counts({}, [])
@@ -79,14 +79,14 @@ def span_of_slice(part: Slice, following: Slice | None, plan: MemberPlan, member
 
 
 def read_span(members: Path, span: Span) -> NDArray:
-    """MEMBERs of members.bin, memory-mapped."""
+    """The MEMBERs of a span, memory-mapped from members.bin."""
     first, last = span
     if first == last:
         return np.empty(0, MEMBER)  # an empty range cannot be mapped
     return np.memmap(members, MEMBER, "r", first * MEMBER.itemsize, last - first)
 
 
-def _refuse_repeated(blocks: Iterable[NDArray], clusters: Clusters) -> Iterator[NDArray]:
+def _reject_repeated(blocks: Iterable[NDArray], clusters: Clusters) -> Iterator[NDArray]:
     """Pass on blocks of sorted MEMBERs; InputError if a document is in them twice."""
     last = np.full(1, -1, np.int64).astype(MEMBER)
     for block in blocks:

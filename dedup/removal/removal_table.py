@@ -1,4 +1,4 @@
-"""The removed documents, each with the kept one and their similarity: as records, a table and SlimPajama's pickle."""
+"""Removal table: each removed document, the one kept in its place, their similarity; also as SlimPajama's pickle."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,8 +17,8 @@ from gristmill.io.pickles import stream_dict, write_stream
 KEPT = "kept"
 DUPLICATE = "duplicate"
 BELOW_THRESHOLD = "below threshold"  # kept, as it is not similar enough to any earlier kept document of its cluster
-NOT_MEASURED, EXACT, ESTIMATED = 0, 1, 2  # similarity of shingle sets, or of signatures where there is no text
-# Files by number, rows of the removed and the kept document; similarity is NaN if it was not measured
+NOT_MEASURED, EXACT, ESTIMATED = 0, 1, 2  # how: on shingle sets, or on signatures of an index
+# The removed document and the one kept in its place, files by number; similarity is NaN if it was not measured
 REMOVAL = np.dtype([
     ("file", "<i4"), ("row", "<i8"), ("kept_file", "<i4"), ("kept_row", "<i8"), ("similarity", "<f8"),
     ("measured", "u1"),

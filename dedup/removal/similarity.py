@@ -5,7 +5,7 @@ For shingle sets A (the later document) and B (kept before it):
     jaccard      |A ∩ B| / |A ∪ B|
     containment  |A ∩ B| / |A|, the share of the later document's shingles that the kept one has
 
-A document without shingles is similar to none. Documents of an index have no texts: their Jaccard
+A document without shingles is never similar to another. Documents of an index have no texts: their Jaccard
 similarity is estimated as the share of equal slots of two signatures.
 """
 
@@ -80,30 +80,30 @@ class KeptDocuments:
 
     def __init__(self, check: SimilarityCheck, memory: int | None = None) -> None:
         half = np.iinfo(np.int64).max if memory is None else memory // 2
-        self.indexed = _KeptSignatures(check.threshold, check.sketch.permutations if check.sketch else 1, half)
-        self.ours = _KeptSets(check.measure, check.threshold, half)
+        self.of_indexes = _KeptSignatures(check.threshold, check.sketch.permutations if check.sketch else 1, half)
+        self.of_corpus = _KeptSets(check.measure, check.threshold, half)
 
     def clear(self) -> None:
-        self.indexed.clear()
-        self.ours.clear()
+        self.of_indexes.clear()
+        self.of_corpus.clear()
 
     def first_match(self, features: Features) -> tuple[int, float]:
         """The number of the first kept document that is similar enough, and the similarity; (-1, 0.0) if none is."""
         number, similarity = -1, 0.0
         if features.shingles is not None:
             if features.signature is not None:
-                number, similarity = self.indexed.first_match(features.signature)
-            if number < 0 and not self.indexed.is_full:
-                number, similarity = self.ours.first_match(features.shingles)
-                number += self.indexed.count if number >= 0 else 0
+                number, similarity = self.of_indexes.first_match(features.signature)
+            if number < 0 and not self.of_indexes.is_full:
+                number, similarity = self.of_corpus.first_match(features.shingles)
+                number += self.of_indexes.count if number >= 0 else 0
         return number, similarity
 
     def add(self, features: Features) -> bool:
-        """Keep one more document. False if it does not fit; then none fits until `clear`, not even a smaller one."""
+        """Add a kept document. False if there is no room; then there is none until `clear`, even for a smaller one."""
         if features.shingles is None:
             assert features.signature is not None
-            return self.indexed.add(features.signature)
-        return not self.indexed.is_full and self.ours.add(features.shingles)
+            return self.of_indexes.add(features.signature)
+        return not self.of_indexes.is_full and self.of_corpus.add(features.shingles)
 
 
 class _KeptSets:
@@ -111,7 +111,7 @@ class _KeptSets:
 
     def __init__(self, measure: Measure, threshold: float, memory: int) -> None:
         self.is_containment, self.threshold = measure == "containment", threshold
-        self.most = memory // 8
+        self.capacity = memory // 8
         self.flat = np.empty(0, np.uint64)
         self.starts = np.zeros(16, np.int64)
         self.count = 0
@@ -126,11 +126,11 @@ class _KeptSets:
     def add(self, shingles: Shingles) -> bool:
         start = int(self.starts[self.count])
         end = start + len(shingles)
-        self.is_full |= self.count > 0 and end + (self.count + 1) * (_OVERHEAD // 8) > self.most
+        self.is_full |= self.count > 0 and end + (self.count + 1) * (_OVERHEAD // 8) > self.capacity
         if self.is_full:
             return False
         if end > len(self.flat):
-            room = max(end, min(2 * end, self.most))
+            room = max(end, min(2 * end, self.capacity))
             self.flat = np.concatenate([self.flat[:start], np.empty(room - start, np.uint64)])
         if self.count + 2 > len(self.starts):
             self.starts = np.concatenate([self.starts, np.zeros_like(self.starts)])
@@ -145,7 +145,7 @@ class _KeptSignatures:
 
     def __init__(self, threshold: float, permutations: int, memory: int) -> None:
         self.threshold = threshold
-        self.most = max(1, memory // (4 * permutations))
+        self.capacity = max(1, memory // (4 * permutations))
         self.values = np.empty((1, permutations), np.uint32)
         self.count = 0
         self.is_full = False
@@ -159,11 +159,11 @@ class _KeptSignatures:
         return (int(matches[0]), float(similarity[matches[0]])) if len(matches) else (-1, 0.0)
 
     def add(self, signature: Signature) -> bool:
-        self.is_full |= self.count == self.most
+        self.is_full |= self.count == self.capacity
         if self.is_full:
             return False
         if self.count == len(self.values):
-            self.values = np.concatenate([self.values, np.empty_like(self.values)])[: self.most]
+            self.values = np.concatenate([self.values, np.empty_like(self.values)])[: self.capacity]
         self.values[self.count] = signature
         self.count += 1
         return True
@@ -186,9 +186,9 @@ def _first_match(
 
 @nb.njit(nogil=True, cache=True)
 def _fewest_shared(one: int, other: int, is_containment: bool, threshold: float) -> int:
-    """The fewest shared shingles of two sets of these sizes whose similarity, in float64, reaches the threshold.
+    """The least number of shared shingles with which two sets of these sizes reach the threshold, in float64.
 
-    It exceeds the smaller size if no number does.
+    It exceeds the smaller size if they cannot reach it.
     """
     least = threshold * one if is_containment else threshold * (one + other) / (1 + threshold)
     needed = max(1, int(least) - 1)  # rounding errors of `least` are below 1; the loop finds the exact number
@@ -200,7 +200,7 @@ def _fewest_shared(one: int, other: int, is_containment: bool, threshold: float)
 
 @nb.njit(nogil=True, cache=True)
 def _count_shared(one: np.ndarray, other: np.ndarray, needed: int) -> int:
-    """The number of values that two ascending arrays share, or -1 as soon as fewer than `needed` are certain."""
+    """The number of values that two ascending arrays share, or -1 as soon as `needed` are out of reach."""
     i, j, shared = np.uintp(0), np.uintp(0), np.uintp(0)
     spare_one, spare_other = np.uintp(len(one) - needed), np.uintp(len(other) - needed)
     while i < len(one) and j < len(other):
@@ -224,7 +224,7 @@ def pairwise_jaccard(texts: Sequence[str | None], width: int, unit: Unit) -> Sim
 
 
 def pairwise_estimates(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarities, str]:
-    """Jaccard similarities estimated from a folder of signatures (n × n), and the sketch they were made with.
+    """Jaccard similarities estimated from a folder of signatures (n × n), and the sketch in words.
 
     NaN where a document has no signature; InputError if none has one.
     """
@@ -249,9 +249,9 @@ def pairwise_estimates(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarit
 
 @nb.njit(nogil=True, cache=True)
 def _compare_all(members: np.ndarray, starts: np.ndarray, marks: np.ndarray, found: np.ndarray) -> None:
-    """Fill `found` (n × n): Jaccard similarities of the sets members[starts[i] : starts[i + 1]], indices of `marks`.
+    """Fill `found` (n × n) with the Jaccard similarities of the sets members[starts[i] : starts[i + 1]].
 
-    One set's members are marked; the shared ones are the marked members of each other set.
+    Members are indices of `marks` (scratch, all 0): those of one set are marked, and counted in each other set.
     """
     for one in range(len(found)):
         a = members[starts[one] : starts[one + 1]]

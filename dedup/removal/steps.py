@@ -58,7 +58,7 @@ class RemovalSettings:
 
 
 def sort(settings: RemovalSettings, options: RunOptions) -> MemberPlan:
-    """Run the step sort: all members by file and row. Return the plan of the steps after it."""
+    """Run the step sort, which sorts all members by file and row; return the plan for the later steps."""
     work = settings.work
     arguments = {
         "input_file": settings.input_file, "keep": settings.keep, "dropped": settings.dropped, "folder": work,
@@ -150,17 +150,17 @@ def _check_files(
 def _check_signatures(plan: MemberPlan, fetched: Counts) -> None:
     """UsageError if the indexes lack documents that clusters name."""
     spans = map(plan.span, filter(is_of_index, plan.names))
-    wanted = sum(last - first for first, last in spans)
+    named = sum(last - first for first, last in spans)
     found = sum(fetched.total(CLUSTERED, source).documents for source in fetched.tallies if is_of_index(source))
-    if found != wanted:
+    if found != named:
         raise UsageError(
-            f"--index holds signatures of {found:,} of the {wanted:,} documents that clusters name: give the folders "
+            f"--index holds signatures of {found:,} of the {named:,} documents that clusters name: give the folders "
             "that generate_connected_components was given"
         )
 
 
 def decide(settings: RemovalSettings, plan: MemberPlan, slices: int, options: RunOptions) -> Counts:
-    """Run the step decide, a task for each part of the clusters, on the output of `slices` fetch tasks."""
+    """Run the step decide on the texts that the step fetch copied from `slices` slices: a task for each part."""
     work = settings.work
     fetched = work / f"{_FETCH}.jsonl"  # the ledger is the input: it grows whenever a slice is fetched again
     inputs = (work / PLAN, *([fetched] if slices else []))

@@ -1,4 +1,4 @@
-"""Texts of the members, copied out of the corpus slice by slice, or signatures out of an index; and read back."""
+"""Fetches the texts of members from the corpus, or their signatures from an index, into files to read by location."""
 
 import os
 from bisect import bisect_left, bisect_right
@@ -27,9 +27,9 @@ from gristmill.text import utf8_size
 CLUSTERED = "in a cluster"
 WITHOUT_FIELD = "in a cluster, without the field"
 UNREADABLE_FIELD = "in a cluster, the field neither number nor date"
-_OTHER = "in no cluster"
+_UNCLUSTERED = "in no cluster"
 _BATCH = 1024  # members read from members.bin at a time
-_OPEN = 64  # text files open at a time
+_MAX_OPEN = 64  # text files open at a time
 
 
 class Fetched(NamedTuple):
@@ -89,7 +89,7 @@ def fetch_signatures(
     shard: SignatureShard, number: int, span: Span, members: Path, output: Path, budget: MemoryBudget
 ) -> Counts:
     """Task: as fetch_texts, for a shard of an index, with signatures (permutations, uint32) in place of texts."""
-    wanted, offset, counts = read_span(members, span), 0, Counts({}, [])
+    clustered, offset, counts = read_span(members, span), 0, Counts({}, [])
     with (
         ExternalSorter(output.with_suffix(".runs"), FETCHED, ("cluster", "position"), budget // 2) as sorter,
         atomic_write(output.with_suffix(".text")) as temporary,
@@ -98,7 +98,7 @@ def fetch_signatures(
         for rows, values in shard.batches():
             if not len(rows):
                 continue
-            near = wanted[bisect_left(wanted["row"], rows[0]) : bisect_right(wanted["row"], rows[-1])]
+            near = clustered[bisect_left(clustered["row"], rows[0]) : bisect_right(clustered["row"], rows[-1])]
             _, of_rows, of_near = np.intersect1d(rows, near["row"], assume_unique=True, return_indices=True)
             fetched = without_text(near[of_near])
             fetched["slice"], fetched["size"] = number, values.shape[1] * values.itemsize
@@ -121,16 +121,16 @@ class _Fetcher:
         self.found: list[tuple[int, int, int]] = []  # rank, offset, size
 
     def fetch(self, documents: Iterator[Document], members: NDArray, part: Slice) -> Iterator[NDArray]:
-        """Yield blocks of FETCHED for all MEMBERs (n); both are in row order. InputError if one is missing."""
+        """Yield blocks of FETCHED for all MEMBERs (n); arguments are in row order. InputError if one is missing."""
         done, rows = 0, _rows(members)
         row = next(rows, None)
         for document in documents:
             if row is None or document.key.row < row:
-                self.counts.add(part.source, _OTHER, utf8_size(document.text))
+                self.counts.add(part.source, _UNCLUSTERED, utf8_size(document.text))
                 continue
             if document.key.row > row:
                 break
-            self._take(document)
+            self._store(document)
             row = next(rows, None)
             if len(self.found) == _BATCH:
                 yield self._block(members[done : done + _BATCH])
@@ -142,7 +142,7 @@ class _Fetcher:
             )
         yield self._block(members[done:])
 
-    def _take(self, document: Document) -> None:
+    def _store(self, document: Document) -> None:
         data = document.text.encode()
         rank, reason = self._rank(document)
         self.counts.add(document.key.source, reason, len(data))
@@ -206,7 +206,7 @@ class TextReader:
         if number in self.open:
             self.open.move_to_end(number)
         else:
-            if len(self.open) == _OPEN:
+            if len(self.open) == _MAX_OPEN:
                 os.close(self.open.popitem(last=False)[1])
             path = fetched_path(self.work, number).with_suffix(".text")
             with wrap_read_errors(path):
@@ -220,10 +220,10 @@ def read_texts(corpus: Path, keys: Sequence[DocKey]) -> Iterator[tuple[DocKey, s
     InputError if a file or a document is missing.
     """
     files = {file.name: file for file in list_corpus(corpus)}
-    wanted: dict[str, set[int]] = defaultdict(set)
+    rows_by_file: dict[str, set[int]] = defaultdict(set)
     for key in keys:
-        wanted[key.file].add(key.row)
-    for name, rows in wanted.items():
+        rows_by_file[key.file].add(key.row)
+    for name, rows in rows_by_file.items():
         if name not in files:
             raise InputError(f"{corpus} has no file {name!r}, and the cluster does: give the corpus it was made from")
         slices = plan_slices(files[name])

@@ -63,9 +63,9 @@ def find_replacements(duplicates: Path, short: KeySet) -> KeySet:
     """Duplicates to keep instead of a short document: of each cluster, the first one that is not short.
 
     Without replacements, a cluster whose kept document is short would lose its last copy. The provenance
-    table (columns file, row, kept_file, kept_row) says which document was kept: `duplicates` itself, or the
-    .parquet file of the same name as a pickle. Without it, or if it lists other duplicates than the pickle, there
-    are no replacements.
+    table (columns file, row, kept_file, kept_row) says which document was kept: `duplicates` itself or, if
+    that is a pickle, the .parquet file of the same name. If there is no table, or it lists other duplicates than
+    the pickle, there are no replacements.
     """
     table_path = duplicates.with_suffix(".parquet")
     numbers, packed = {file: number for number, file in enumerate(sorted(short))}, _pack(short)
@@ -84,14 +84,14 @@ def find_replacements(duplicates: Path, short: KeySet) -> KeySet:
     return {file: np.array(sorted(found), np.int64) for file, found in rows.items()}
 
 
-def check_all_met(counts: Counts, drops: Iterable[Path], key_sets: tuple[Path, ...]) -> None:
-    """InputError unless pass 1 met every row to leave out; otherwise the key sets belong to another corpus."""
+def check_all_found(counts: Counts, drops: Iterable[Path], key_sets: tuple[Path, ...]) -> None:
+    """InputError unless pass 1 found every row to leave out; otherwise the key sets belong to another corpus."""
     rows = [np.union1d(loaded.short, loaded.duplicate) for loaded in map(Drops.load, drops)]
     named = sum(map(len, rows))
-    met = counts.total(SHORT).documents + counts.total(DUPLICATE).documents
-    if met != named:
+    found = counts.total(SHORT).documents + counts.total(DUPLICATE).documents
+    if found != named:
         raise InputError(
-            f"{' and '.join(map(str, key_sets))} name {named:,} documents, and {met:,} of them are in the corpus: "
+            f"{' and '.join(map(str, key_sets))} name {named:,} documents, and {found:,} of them are in the corpus: "
             "they were made from another version of it. Run filter and the dedup stages again"
         )
 
@@ -128,7 +128,7 @@ def _pack(keys: KeySet) -> NDArray[np.uint64]:
 def _contains(
     packed: NDArray[np.uint64], numbers: dict[str, int], table: pa.Table, file: str, row: str
 ) -> NDArray[np.bool_]:
-    """For each line of a table, whether `packed` contains the key in its columns `file` and `row`."""
+    """For each row of a table (n), whether `packed` contains the key in its columns `file` and `row`."""
     encoded = table.column(file).combine_chunks().dictionary_encode()
     number = np.array([numbers.get(name, len(numbers)) for name in encoded.dictionary.to_pylist()], np.uint64)
     keys = (number[encoded.indices.to_numpy()] << _ROW_BITS) + table.column(row).to_numpy().astype(np.uint64)

@@ -25,7 +25,7 @@ from preprocessing.mixing.shuffle_buckets import (
     write_bucket_file,
 )
 
-UNWEIGHTED = "left out by weight"
+LEFT_OUT = "left out by weight"
 HELD_OUT = "holdout"
 _BATCH = 512  # documents that get their random numbers in one call
 
@@ -78,7 +78,7 @@ def _read_batches(
 def _count(counts: Counts, source: str, size: int, reason: str, copies: int) -> None:
     """Count a document as dropped, as left out by weight, or as written, with its repeated copies."""
     if reason or copies == 0:
-        counts.add(source, reason or UNWEIGHTED, size)
+        counts.add(source, reason or LEFT_OUT, size)
         return
     counts.add(source, WRITTEN, size * copies, copies)
     if copies > 1:

@@ -2,7 +2,7 @@
 
 Pass 1 writes a bucket file for each slice of the corpus that it reads. `NAME.jsonl.zst` holds the slice's
 documents grouped by the part of the output that they go to, one zstd frame for each part (more where the
-writer's buffer filled up); any zstd tool reads it. `NAME.pile.arrow`, its index, has a line for each
+writer's buffer filled up); any zstd tool reads it. `NAME.pile.arrow`, its index, has a row for each
 document (shuffle position, holdout number, size) and in its metadata the frames. Pass 2 reads only the
 frames of its own part from each file. `pass1.json`, the manifest, lists the bucket files.
 """
@@ -32,9 +32,9 @@ _BUFFER_BYTES = 64 << 20
 
 
 class BucketManifest(msgspec.Struct, forbid_unknown_fields=True):
-    """`pass1.json`: what pass 1 wrote, for pass 2 to read."""
+    """The manifest `pass1.json`: the bucket files, for pass 2 to read, and the settings of pass 1."""
 
-    parts: int  # of the output
+    parts: int  # number of parts that pass 2 writes
     seed: int
     bucket_files: dict[str, str] = msgspec.field(name="piles")  # path relative to the manifest's folder → source
     weights: dict[str, float]  # epochs of each source

@@ -16,13 +16,13 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-ASCII = 128
+ASCII = 128  # number of ASCII characters
 BIGRAM_FILTER_BITS = 22  # log2 of the filter's bits
 MAX_SCAN_BYTES = 64  # a longer word is merged with a heap
 _SPACE = 32
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, for multiplicative hashing
-_LOW = np.uint64(0xFFFFFFFF)
-_EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
+_LOW = np.uint64(0xFFFFFFFF)  # mask of the low 32 bits
+_EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # key of a free slot of the hash table
 
 
 class Merges(NamedTuple):

@@ -47,7 +47,7 @@ class Encoder:
         self._cache = new_word_cache(cache_bytes)
         self.fallback = _fallback_reason(vocabulary)
         if not self.fallback:
-            self._merges = _merges(vocabulary)
+            self._merges = _build_merges(vocabulary)
             if self._disagrees(vocabulary):
                 self.fallback = "this version of SentencePiece merges differently"
 
@@ -119,10 +119,10 @@ def _fallback_reason(vocabulary: Vocabulary) -> str:
     return ""
 
 
-def _merges(vocabulary: Vocabulary) -> Merges:
-    """Tables for the compiled functions.
+def _build_merges(vocabulary: Vocabulary) -> Merges:
+    """The vocabulary as tables for the compiled functions.
 
-    Without pieces that contain a plain space: SentencePiece escapes all spaces of a text, and so never finds them.
+    Pieces that contain a plain space are left out: SentencePiece escapes the spaces of a text, so it never finds them.
     """
     ids = {
         _unescape(piece): i

@@ -23,7 +23,7 @@ from preprocessing.tokenizer.bpe import (
     merge_by_scan,
 )
 
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 _HASH, _TEXT, _IDS, _SIZES = range(4)  # columns of WordCache.rows
 _USED_ROWS, _USED_TEXT, _USED_IDS = range(3)  # indices of WordCache.used
 
@@ -39,7 +39,7 @@ class WordCache(NamedTuple):
 
 
 def new_word_cache(size: int) -> WordCache:
-    """An empty cache of size / 2 to `size` bytes, and 3 KiB."""
+    """An empty cache of between size / 2 and `size` bytes, plus 3 KiB."""
     rows = 1 << max(5, (size // 32).bit_length() - 1)  # 16 bytes each, at most half in use; 16 more for text and ids
     return WordCache(
         np.zeros((rows, 4), np.uint32), np.zeros(rows * 8, np.uint8), np.zeros(rows * 2, np.int32),
@@ -55,7 +55,7 @@ def encode_texts(
     """Encode texts: writes their ids to `ids`, each text followed by `end_id` unless that is negative.
 
     Text i is the UTF-8 bytes starts[i] … starts[i + 1] of `data`; its ids begin at offsets[i] (texts + 1
-    offsets). `ids` has room for one id a byte and one a text, and two more a space if a space is no piece.
+    offsets). `ids` needs room for one id per byte and per text, and two more per space if the space is no piece.
     """
     n, bigrams, bigram_filter = 0, merges.ascii_bigrams, merges.bigram_filter
     for text in range(len(starts) - 1):
@@ -152,7 +152,7 @@ def _store(cache, row, word_hash, data, at, size, count):  # type: ignore[no-unt
 
 @nb.njit(cache=True, nogil=True, inline="always")
 def _append(source, at, count, ids, n, first, unknown):  # type: ignore[no-untyped-def]
-    """Append a word's ids to ids[first:n], those of its text; two unknown pieces in a row become one."""
+    """Append a word's ids to those of its text, ids[first:n], merging unknown pieces in a row; return the new n."""
     if count and n > first and source[at] == unknown and ids[n - 1] == unknown:
         at, count = at + 1, count - 1
     for i in range(count):
