@@ -28,7 +28,7 @@ class CheckpointGroup:
 
     @classmethod
     def create(cls, world: World) -> "CheckpointGroup":
-        """Create the group; a collective call, in the same order as other groups on every rank."""
+        """Create the group. Collective: every rank creates its groups in the same order."""
         return cls(world, dist.new_group(backend="gloo", timeout=_TIMEOUT))
 
     def gather(self, action: Callable[[], Result]) -> list[Result]:

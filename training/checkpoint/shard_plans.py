@@ -110,9 +110,9 @@ class ShardLoadPlanner(LoadPlanner):
                 f"the checkpoint holds no {missing[0]} (and lacks {len(missing) - 1} others of the {len(wanted)} "
                 "tensors wanted): it is of another model or optimizer; give the configuration it was saved with"
             )
-        return LoadPlan([item for index, spec in wanted for item in self._reads(index, spec)])
+        return LoadPlan([item for index, spec in wanted for item in self._read_items(index, spec)])
 
-    def _reads(self, index: MetadataIndex, spec: ShardSpec) -> list[ReadItem]:
+    def _read_items(self, index: MetadataIndex, spec: ShardSpec) -> list[ReadItem]:
         key = index.fqn
         entry = self.stored[key]
         assert isinstance(entry, TensorStorageMetadata)

@@ -35,7 +35,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class BatchSplit:
-    """The global batch as `dp_size` replicas x `grad_accum_steps` micro-batches x `micro_batch_size` sequences.
+    """Split of the global batch: `dp_size` replicas x `grad_accum_steps` micro-batches x `micro_batch_size` sequences.
 
     With a pipeline, the `grad_accum_steps` micro-batches are those that its schedule interleaves.
     """

@@ -236,7 +236,7 @@ def _stack_of(error: BaseException) -> Stack:
 
 
 def _write_error_file(text: str) -> None:
-    """Write the file that torchrun reads into its own failure summary."""
+    """Write the error file that torchrun includes in its failure summary."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         message = {"message": text.splitlines()[0], "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError):

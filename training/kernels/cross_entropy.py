@@ -29,7 +29,7 @@ def linear_cross_entropy(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Computes the gradients in the forward pass, while each chunk's logits exist."""
+    """Cross-entropy that computes its gradients in the forward pass, while each chunk's logits exist."""
 
     @staticmethod
     def forward(

@@ -27,7 +27,9 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if _use_numba(x):
             y, inverse = torch.empty(x.shape), torch.empty(x[..., :1].shape)
-            numba_loops.rms_norm(_array(x), _copy(weight), np.float32(eps), _array(y), inverse.view(-1).numpy())
+            numba_loops.rms_norm(
+                _as_numpy(x), _copy_to_numpy(weight), np.float32(eps), _as_numpy(y), inverse.view(-1).numpy()
+            )
         else:
             squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
             inverse = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
@@ -41,7 +43,14 @@ class _RMSNorm(torch.autograd.Function):
         x, inverse, weight = ctx.saved_tensors
         if _use_numba(x):
             dx, dw = torch.empty(x.shape), torch.zeros(weight.shape, dtype=torch.float64)
-            arrays = _array(x), _copy(weight), inverse.view(-1).numpy(), _array(grad), _array(dx), dw.numpy()
+            arrays = (
+                _as_numpy(x),
+                _copy_to_numpy(weight),
+                inverse.view(-1).numpy(),
+                _as_numpy(grad),
+                _as_numpy(dx),
+                dw.numpy(),
+            )
             numba_loops.rms_norm_backward(*arrays)
             return dx, dw.float(), None
         product = grad * x
@@ -67,7 +76,7 @@ def apply_rotary(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class _Rotary(torch.autograd.Function):
-    """The backward pass rotates the gradient by the negative angle."""
+    """RoPE; the backward pass rotates the gradient by the negative angle."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -86,7 +95,9 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin, value=sign)
     x = x.transpose(1, 2)  # back to the projection's memory layout, (B, T, H, E)
     y = torch.empty(x.shape)
-    numba_loops.apply_rotary(_rows(x.flatten(2)), cos.numpy(), sin.numpy(), np.float32(sign), y.flatten(0, 1).numpy())
+    numba_loops.apply_rotary(
+        _as_rows(x.flatten(2)), cos.numpy(), sin.numpy(), np.float32(sign), y.flatten(0, 1).numpy()
+    )
     return y.transpose(1, 2)
 
 
@@ -96,13 +107,13 @@ def gelu(x: Tensor, approximate: str) -> Tensor:
 
 
 class _GELU(torch.autograd.Function):
-    """Computes the derivative in the forward pass and saves it instead of x: both need the same exponential."""
+    """GELU; computes the derivative in the forward pass and saves it instead of x: both need the same exponential."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, approximate: str) -> Tensor:
         y, derivative = torch.empty(x.shape), torch.empty(x.shape)
         kernel = numba_loops.gelu if approximate == "none" else numba_loops.gelu_tanh
-        kernel(*(_array(t).ravel() for t in (x, y, derivative)))
+        kernel(*(_as_numpy(t).ravel() for t in (x, y, derivative)))
         ctx.save_for_backward(derivative)
         return y
 
@@ -122,7 +133,7 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
         y = torch.empty(gate.shape)
-        numba_loops.swiglu(_rows(gate), _rows(up), _array(y))
+        numba_loops.swiglu(_as_rows(gate), _as_rows(up), _as_numpy(y))
         return y
 
     @staticmethod
@@ -130,7 +141,7 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         dgate, dup = torch.empty(gate.shape), torch.empty(up.shape)
-        numba_loops.swiglu_backward(_rows(gate), _rows(up), _array(grad), _array(dgate), _array(dup))
+        numba_loops.swiglu_backward(_as_rows(gate), _as_rows(up), _as_numpy(grad), _as_numpy(dgate), _as_numpy(dup))
         return dgate, dup
 
 
@@ -145,19 +156,19 @@ def _use_numba(x: Tensor) -> bool:
     )
 
 
-def _array(x: Tensor) -> numba_loops.Floats:
+def _as_numpy(x: Tensor) -> numba_loops.Floats:
     """View of `x` (…, N) as a numpy array (rows, N); a copy if x is not contiguous."""
     array: numba_loops.Floats = x.detach().contiguous().flatten(0, -2).numpy()
     return array
 
 
-def _copy(weight: Tensor) -> numba_loops.Floats:
+def _copy_to_numpy(weight: Tensor) -> numba_loops.Floats:
     """Copy of a parameter as a numpy array: a storage that numpy refers to cannot be resized, and FSDP resizes it."""
     array: numba_loops.Floats = weight.detach().clone().numpy()
     return array
 
 
-def _rows(x: Tensor) -> numba_loops.Rows:
+def _as_rows(x: Tensor) -> numba_loops.Rows:
     """View of `x` (…, N) as strided rows; a copy if a row itself is not contiguous."""
     rows = x.detach().flatten(0, -2)
     if rows.stride(1) != 1:

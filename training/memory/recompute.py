@@ -54,7 +54,7 @@ def _compiled_contexts() -> Any:
 
 
 def _selective_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """Contexts for a block's forward pass and for its recomputation.
+    """Dispatch modes for a block's forward pass and for its recomputation.
 
     torch's selective checkpointing allows one recomputation only. Zero-bubble schedules need two: for the gradients
     of inputs and of weights.
@@ -64,7 +64,7 @@ def _selective_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
 
 
 class _SaveOutputs(TorchDispatchMode):
-    """Appends the outputs of _SAVED_OPS to `saved`."""
+    """Dispatch mode of the forward pass: appends the outputs of _SAVED_OPS to `saved`."""
 
     def __init__(self, saved: list[Any]) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _SaveOutputs(TorchDispatchMode):
 
 
 class _ReuseOutputs(TorchDispatchMode):
-    """Returns the outputs in `saved`, in order, instead of running _SAVED_OPS."""
+    """Dispatch mode of the recomputation: returns the outputs in `saved`, in order, instead of running _SAVED_OPS."""
 
     def __init__(self, saved: list[Any]) -> None:
         super().__init__()

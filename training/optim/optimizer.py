@@ -157,7 +157,7 @@ class AdamW(Optimizer):
         return found
 
     def _flat_starts(self) -> list[int]:
-        """Each parameter's first element in the flat buffer."""
+        """Start of each parameter in the flat buffer, in elements."""
         starts: dict[int, int] = {}
         for bucket in self.buckets:
             for s in bucket.slices:

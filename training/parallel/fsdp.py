@@ -10,7 +10,7 @@ from training.model.decoder import Decoder
 
 
 def apply_fsdp(part: Decoder, world: World, offload: OffloadTarget = "device") -> None:
-    """Shard every parameter of a decoder, or a pipeline stage of one, by rows over the "shard" axis; in offload.
+    """Shard every parameter of a decoder, or a pipeline stage of one, by rows over the "shard" axis; in place.
 
     Parameters become DTensors. `offload`: their storage between uses. With several groups (hybrid sharding)
     gradients are also all-reduced over "replicate".

@@ -89,7 +89,7 @@ class Reporter:
             self._board.close()
 
     def say(self, line: str) -> None:
-        """Print a line."""
+        """Print a line on rank 0."""
         if self.active:
             print(line, flush=True)
 
