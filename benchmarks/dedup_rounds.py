@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 
 from rich.console import Console
 
-from benchmarks.dedup_worker import POOLS
+from benchmarks.dedup_worker import THREAD_POOLS
 from benchmarks.peers_graph import GraphContender
 from benchmarks.peers_minhash import Contender
 from gristmill.errors import UsageError
@@ -76,7 +76,7 @@ def _installed(python: Path) -> dict[str, str]:
 
 
 def _environment() -> dict[str, str]:
-    return os.environ | {f"{pool}_THREADS": "1" for pool in POOLS}
+    return os.environ | {f"{pool}_THREADS": "1" for pool in THREAD_POOLS}
 
 
 def run_rounds(results: Sequence[Measurement], rounds: int, tasks: dict[int, list[Report]]) -> None:

@@ -85,7 +85,7 @@ def _graph_row(result: Measurement, size: int) -> list[str]:
 
 
 def _rates(result: Measurement, megabytes: Sequence[float]) -> list[float]:
-    """MB/s per round: the sum over its processes of each one's median repetition."""
+    """MB/s per round: the sum over processes, each by the median time of its repetitions."""
     return [
         sum(size / statistics.median(report["times"]) for size, report in zip(megabytes, reports, strict=True))
         for reports in result.reports[len(megabytes)]

@@ -14,7 +14,7 @@ from typing import Any
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-POOLS = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "RAYON_NUM", "NUMBA_NUM", "POLARS_MAX")  # …_THREADS
+THREAD_POOLS = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "RAYON_NUM", "NUMBA_NUM", "POLARS_MAX")  # …_THREADS
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")  # writing 5 resets the peak of resident memory

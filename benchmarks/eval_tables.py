@@ -143,9 +143,9 @@ def _removal_scores(
     return right, _ratio(np.count_nonzero(removed & expected), np.count_nonzero(expected)), f"{left.sum():,}"
 
 
-def duplicates(known: Truth, threshold: float, many: int) -> NDArray[np.bool_]:
-    """For each of `many` documents, whether it is similar enough to an earlier one that is not a duplicate (bool)."""
-    found = np.zeros(many, bool)
+def duplicates(known: Truth, threshold: float, documents: int) -> NDArray[np.bool_]:
+    """Duplicates (documents, bool): at or above the threshold to an earlier document that is not a duplicate itself."""
+    found = np.zeros(documents, bool)
     similar = known.pairs[known.similarity >= threshold]
     for later, earlier in similar[np.lexsort((similar[:, 1], similar[:, 0]))].tolist():
         found[later] |= not found[earlier]

@@ -118,7 +118,7 @@ PROSE_NAME = r"(?:.*\.(?:rst|md|txt)|(?:.*/)?(?:README|NEWS|FAQ|TODO|HACKING)[^/
 
 
 def _sources() -> dict[str, list[SearchRule]]:
-    """Search rules per source, whose folders may be missing; github is last, because it fills the rest of the size."""
+    """Search rules per source, whose folders may be missing; github is last, because it fills the remaining budget."""
     stdlib = [Path(sysconfig.get_path("stdlib"))]
     packages = sorted({Path(folder).resolve() for folder in site.getsitepackages()})
     prefixes = ("/usr", sys.base_prefix, sys.prefix) if shutil.which("groff") else ()
