@@ -38,7 +38,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and size, of a chunk or 
 
 
 def overlap(one: Box, other: Box) -> Box:
-    """Intersect two boxes: its offset and size; some size is 0 if they do not overlap.
+    """Intersection of two boxes: its offset and size; a size is 0 if they do not overlap.
 
     >>> overlap(((0, 0), (4, 4)), ((2, 1), (4, 2)))
     ((2, 1), (2, 2))

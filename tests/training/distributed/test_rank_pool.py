@@ -80,10 +80,10 @@ def test_a_worker_that_died_between_jobs_is_reported(pool: RankPool) -> None:
 def test_a_worker_that_hangs_is_reported_and_replaced() -> None:
     with RankPool(2) as pool:
         pool.run(2, add, 1)
-        pool.limit = 2.0
+        pool.job_timeout = 2.0
         with pytest.raises(RankError, match="rank 1 did not answer and had to be killed"):
             pool.run(2, hang_on_one)
-        pool.limit = 30.0
+        pool.job_timeout = 30.0
         assert [r[2] for r in pool.run(2, add, 1)] == [3.0, 3.0]
 
 
