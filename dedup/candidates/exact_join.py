@@ -93,10 +93,9 @@ def merge_copies(found: list[Path], counts: Counts, memory: MemoryBudget, output
 
 
 class CopyCounter:
-    """Counts documents and bytes of CORPUS_RECORDs by reason and slice."""
+    """Counts documents and bytes of CORPUS_RECORDs by reason and slice; `sources` has the source of each slice."""
 
     def __init__(self, sources: list[str]) -> None:
-        """`sources` has the source of each slice."""
         self.sources = sources
         self.tallies = {reason: np.zeros((2, len(sources)), np.int64) for reason in (READ, COPY, FIRST)}
 

@@ -139,7 +139,7 @@ def _sign_texts(
 def _hash_fixed(
     form: np.ndarray, width: int, shingle_hash: int, hashes: np.ndarray, words: np.ndarray, scratch: np.ndarray
 ) -> None:
-    """Hash the shingles of an ASCII form: one of `width` bytes begins at every byte."""
+    """Hash the shingles of an ASCII form: a shingle of `width` bytes begins at each byte."""
     for first in range(0, len(hashes), _BLOCK):
         values = hashes[first : first + _BLOCK]
         gather_fixed(form[first:], width, len(values), words, scratch[0])

@@ -2,7 +2,7 @@
 
     clusters       the clusters of connected_components.parquet or .pickle, as records in blocks
     keep_policy    the order within a cluster: the document to keep comes first
-    members        all members sorted by file and row; each slice of the corpus finds its own
+    members        all members sorted by file and row; each slice of the corpus reads only its own
     texts          their texts, copied out of the corpus slice by slice, or their signatures in an index
     similarity     the similarity of a document to those kept before it, on shingles or signatures
     decisions      cluster by cluster: a document similar enough to an earlier kept one is removed

@@ -33,7 +33,7 @@ class Clusters:
 
     @classmethod
     def open(cls, path: Path) -> "Clusters":
-        """Read the file names. UsageError if there is no such file, InputError if it holds something else."""
+        """Open a clusters file. UsageError if there is none of that name, InputError if it holds something else."""
         if is_table(path):
             return cls(path, _read_names(path), None)
         clusters = _load_clusters(path)
@@ -139,7 +139,7 @@ def _integers(column: pa.Array, name: str, path: Path) -> NDArray[np.int64]:
 
 
 def _select_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
-    """The cluster of `key` in a table, of which only the row groups that may hold it are read; [] if none does."""
+    """The cluster of `key` in a table, reading only row groups that may hold it; [] if none does."""
     field = pyarrow.compute.field
     of_key = (field("file") == key.file) & (field("row") == key.row)
     for cluster in read_table(path, {"cluster", "file", "row"}, of_key)["cluster"].to_pylist():
@@ -150,7 +150,7 @@ def _select_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
 
 
 def _find_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
-    """The cluster of `key` in a pickle, of which no other cluster's keys are parsed; [] if none holds it."""
+    """The cluster of `key` in a pickle, parsing the keys of that cluster alone; [] if none holds it."""
     value = load_pickle(path)
     try:
         components, _, keys = value

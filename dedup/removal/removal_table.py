@@ -43,7 +43,7 @@ class RemovalCounts:
         self.tallies = {reason: np.zeros(len(names), np.int64) for reason in reasons}
 
     def add(self, reason: str, files: NDArray[np.int32]) -> None:
-        """Count documents by the numbers of their files (n)."""
+        """Count documents (n) under `reason`, given the numbers of their files (n)."""
         found = np.bincount(files, minlength=len(self.names))
         self.tallies[READ] += found
         self.tallies[reason] += found

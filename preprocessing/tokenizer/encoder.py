@@ -22,7 +22,7 @@ from preprocessing.tokenizer.word_cache import encode_texts, new_word_cache
 
 CACHE_BYTES = 16 << 20
 _PROBE_PIECES = 4000  # pieces in the texts that are compared with SentencePiece when an encoder is made
-_RESERVED = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.BYTE)
+_RESERVED = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.BYTE)  # never found by matching text
 
 
 class Encoder:
