@@ -56,7 +56,7 @@ def held_shards(state: State) -> list[ShardKey]:
 
 
 def assign_writers(held: list[list[ShardKey]]) -> list[set[ShardKey]]:
-    """Assign each shard to one of the ranks that hold it, to write it; balances the elements written per rank.
+    """Choose the rank that writes each shard, among those that hold it; balances the elements written per rank.
 
     >>> whole, rows = ShardSpec.whole((2, 2)), [ShardSpec.whole((2, 2)).shard(0, 2, i) for i in range(2)]
     >>> written = assign_writers([[("a", whole), ("b", rows[0])], [("a", whole), ("b", rows[1]), ("c", whole)]])
