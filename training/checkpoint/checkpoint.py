@@ -67,9 +67,8 @@ class CheckpointManager:
     say: Callable[[str], None]
     _staged: dict[ShardKey, Tensor] = field(default_factory=dict, init=False)
     _saving: Future[Path] | None = field(default=None, init=False)
-    _abandoned: list[Path] = field(
-        default_factory=list, init=False
-    )  # checkpoints later than the loaded one; the next save removes them
+    # checkpoints later than the loaded one; the next save removes them
+    _abandoned: list[Path] = field(default_factory=list, init=False)
 
     @cached_property
     def group(self) -> CheckpointGroup:
@@ -162,7 +161,7 @@ class CheckpointManager:
                     buffer = torch.empty(spec.size, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
                 self._staged[key, spec] = buffer.copy_(tensor, non_blocking=True)
         if self.world.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()  # until the copies are complete
+            torch.cuda.current_stream().synchronize()  # wait for the copies
         return {key: [(self._staged[key, spec], spec) for _, spec in entries] for key, entries in state.items()}
 
     def _write(self, record: CheckpointRecord, share: State) -> Path:

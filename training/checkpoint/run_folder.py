@@ -29,7 +29,7 @@ def lock_run_folder(out_dir: Path, identity: dict[str, Any], steps: int, world: 
     `identity`: the options that must be equal to resume, by name. Raises UsageError where the folder holds a run of
     another identity or of more steps, OutputError where another process trains into it.
     """
-    locks: list[Any] = []  # on rank 0 only; the kernel releases it however the process ends
+    locks: list[Any] = []  # on rank 0 only; the kernel releases it even if the process is killed
 
     def lock() -> None:
         with wrap_write_errors(out_dir):

@@ -155,7 +155,7 @@ def _open_store() -> dist.Store:
 def _monitor(store: dist.Store, rank: int, thread: int, done: threading.Event) -> None:
     """Once a rank has failed: answer with the activity of `thread` if asked, and end this process after the report."""
     deadline = math.inf
-    with suppress(RuntimeError):  # the store went away with rank 0's process, which may simply have finished
+    with suppress(RuntimeError):  # the store ends with rank 0's process, which may have finished normally
         while not done.wait(_POLL_SECONDS) and time.monotonic() < deadline:
             if store.check(["failed"]):
                 deadline = min(deadline, time.monotonic() + _REPORT_SECONDS)
@@ -164,7 +164,8 @@ def _monitor(store: dist.Store, rank: int, thread: int, done: threading.Event) -
                     store.set(f"activity{rank}", json.dumps(describe_stack(stack[::-1])))
                 if store.check(["reported"]):
                     break
-    if deadline < math.inf and not done.wait(1.0):  # later than the rank that failed first, which torchrun names
+    # wait: the rank that failed first must exit first, as torchrun names the first in its summary
+    if deadline < math.inf and not done.wait(1.0):
         _write_error_file("ended because another rank failed")
         os._exit(1)  # at once: nothing may block in a collective
 

@@ -47,9 +47,8 @@ class ParallelModel:
         self._reductions = reductions
         self.pipeline = None
         if layout.pp > 1:
-            from training.parallel.pipeline_parallel import (
-                Pipeline,  # takes a second to import, needed for pipelines only
-            )
+            # takes a second to import, needed for pipelines only
+            from training.parallel.pipeline_parallel import Pipeline
 
             self.pipeline = Pipeline(parts, layout, world.axis("pp"), world.device)
 
