@@ -53,24 +53,24 @@ def quickstart(corpus: Path | None, out: Path, trainer_options: Sequence[str] = 
     out = out.resolve()
     console = wide_console()
     if corpus is None:
-        _heading("1. a corpus of what this machine has")
+        _heading("1. gather a corpus from this machine")
         corpus = out / "corpus"
         console.print(harvest_corpus(corpus))
     else:
         corpus = corpus.resolve()
-        _heading(f"1. the corpus {corpus}")
+        _heading(f"1. use the corpus {corpus}")
 
-    _heading("2. from documents to tokens")
+    _heading("2. run the data pipeline")
     pipeline = ["--config", str(PIPELINE), "--corpus", str(corpus), "--out", str(out / "data")]
     funnel = run(load_config(RunConfig, pipeline, prog="gristmill quickstart"))
 
-    _heading("3. from tokens to a model: two processes")
+    _heading("3. train a model with two processes")
     _train(out / "data" / "tokens", out / "model", trainer_options)
 
-    _heading("4. what became of every document")
+    _heading("4. the funnel: documents kept and removed")
     console.print(funnel)
 
-    _heading("5. what the model learned")
+    _heading("5. the loss curve")
     from training.reporting.plot import plot  # torch takes seconds to import
 
     picture = plot(out / "model")

@@ -37,6 +37,7 @@ class TrainConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     stability: StabilityConfig = field(default_factory=StabilityConfig)
     seed: int = 1
+    """Seed of the initial weights, the dropout masks, the order of sequences and sampled text."""
     precision: Precision = "fp32"
     """bf16, fp16: mixed precision, with matrix products in that dtype; parameters, gradient sums and the loss in
     float32. fp64: everything in float64, to distinguish rounding from errors."""
@@ -46,6 +47,7 @@ class TrainConfig:
     init_from: Path | None = None
     """Checkpoint whose parameters a new run starts from, for example one written by import_hf."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU per rank if there are any, else the CPU."""
     timeout: float = 60.0
     """Seconds a rank waits for another before the run ends with an error."""
 

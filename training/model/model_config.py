@@ -15,6 +15,7 @@ class ModelConfig:
     preset: Literal["llama", "gpt2"] = "llama"
     """Sets the default of norm, positions, mlp, bias and tied."""
     layers: int = 4
+    """Number of decoder blocks."""
     width: int = 256
     """Features of the residual stream (d_model)."""
     heads: int = 4
@@ -42,6 +43,7 @@ class ModelConfig:
     rope_base: float = 10_000.0
     """Base of the rotary frequencies (theta)."""
     norm_eps: float = 1e-5
+    """Epsilon of the norms."""
     init_std: float = 0.02
     """Standard deviation of the initial weights."""
 

@@ -22,10 +22,13 @@ class OptimConfig:
     min_lr: float = 1e-4
     """Learning rate of the last step."""
     warmup_steps: int = 50
+    """Steps of the linear warm-up."""
     weight_decay: float = 0.1
     """Weight decay of matrices; biases and norms do not decay."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of AdamW's two moments."""
     eps: float = 1e-8
+    """Epsilon of AdamW's denominator."""
     max_grad_norm: float = 1.0
     """Maximum gradient norm: the 2-norm over all parameters; 0 disables clipping."""
 

@@ -24,6 +24,7 @@ class MetricsConfig:
     log_every: int = 10
     """Steps between lines in the terminal. metrics.jsonl and TensorBoard receive every step."""
     tensorboard: bool = True
+    """Write TensorBoard event files to out_dir/tensorboard."""
     peak_tflops: float = 0.0
     """One device's peak in TFLOP/s, for the model FLOPs utilization; 0: from a table of GPUs."""
 
