@@ -114,6 +114,7 @@ def test_workers_die_with_their_parent(tmp_path: Path) -> None:
     pids = [int(word) for word in parent.stdout.readline().split()]
     parent.kill()
     parent.wait()
+    parent.stdout.close()
     deadline = time.monotonic() + 10
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
