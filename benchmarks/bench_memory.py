@@ -35,8 +35,8 @@ from gristmill.command import run_with_exit_code
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World, build_world, init_distributed
 from training.memory.memory_config import MemoryConfig
-from training.memory.offload_parameters import ParametersOnDisk
-from training.model.decoder import Decoder
+from training.memory.offload_parameters import allocate_parameters
+from training.model.decoder import meta_decoder
 from training.model.initialize import init_shard
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
@@ -98,13 +98,8 @@ class Run:
 
     def __init__(self, config: ModelConfig, world: World, zero: int, memory: MemoryConfig) -> None:
         layout = ParallelConfig(zero=zero).resolve(world.size, config, config.context)  # type: ignore[arg-type]
-        (self.part,) = shard_model(config, layout, world, memory=memory)
-        self.files = ParametersOnDisk(memory.folder, world.rank) if memory.parameters == "disk" else None
-        if self.files is not None:
-            self.files.materialize(self.part)
-        else:
-            self.part.to_empty(device=world.device)
-        self.part.tie()
+        (self.part,), _ = shard_model(meta_decoder(config), layout, world, memory=memory)
+        self.files = allocate_parameters([self.part], memory, world.device, world.rank)
         self.params = [sharded_parameter(name, p, world) for name, p in self.part.named_parameters()]
         self.optimizer = build_optimizer(
             self.params, OptimConfig(), memory, world.rank, after_update=self.files and self.files.after_update
@@ -240,8 +235,7 @@ def bench_memory(
             memory = MemoryConfig(**places, folder=Path(files))
             with ProcessPoolExecutor(1, context) as pool:
                 results[name] = pool.submit(measure, config, zero, memory, device, batch_size, steps).result()
-    with torch.device("meta"):
-        size = sum(p.numel() for p in Decoder(config).parameters())
+    size = sum(p.numel() for p in meta_decoder(config).parameters())
     return results_table(results, f"{size / 1e6:,.1f} million parameters, {batch_size} x {seq_len} tokens, {device}")
 
 

@@ -19,7 +19,7 @@ from training.data.prefetch import PrefetchLoader
 from training.data.sequences import TokenSequences, require_same_tokenizer
 from training.distributed.hang_detection import is_peer_failure
 from training.distributed.mesh import build_world
-from training.model.decoder import Decoder, flops_per_token
+from training.model.decoder import flops_per_token, meta_decoder
 from training.optim.optim_config import learning_rate
 from training.optim.optimizer import build_optimizer
 from training.optim.stability import Stability
@@ -55,18 +55,15 @@ class Trainer:
         self.batches = Batches(self.train_data, self.split, world.dp_rank, config.seed)
         self.loader = PrefetchLoader(self.batches, device)
 
+        decoder = meta_decoder(self.model_config)
+        self.parameters = sum(p.numel() for p in decoder.parameters())
+        self.flops_per_token = flops_per_token(decoder, data.seq_len)
         memory = dataclasses.replace(config.memory, folder=config.memory.folder or config.out_dir / "offload")
-        self.model = parallelize(
-            self.model_config, self.layout, world, config.seed, config.precision, memory, config.compile
-        )
+        self.model = parallelize(decoder, self.layout, world, config.seed, config.precision, memory, config.compile)
         updated = self.model.files.after_update if self.model.files is not None else None
         self.optimizer = build_optimizer(self.model.params, config.optim, memory, world.rank, after_update=updated)
         self.stability = Stability(config.stability, config.precision)
 
-        with torch.device("meta"):
-            whole = Decoder(self.model_config)
-        self.parameters = sum(p.numel() for p in whole.parameters())
-        self.flops_per_token = flops_per_token(whole, data.seq_len)
         peak = peak_flops(device, config.precision, config.metrics.peak_tflops, world.size)
         self.meter = ThroughputMeter(self.tokens_per_step, self.flops_per_token, peak, device)
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics.tensorboard)
@@ -86,7 +83,10 @@ class Trainer:
             self.optimizer.updates, self.stability.state = record.updates, record.stability
             self.optimizer.after_load()
         else:
-            self._load_initial_parameters()
+            if self.config.init_from is not None:
+                initial = model_state(self.model.params)
+                source = load_model(self.config.init_from, initial, self.checkpoints.group, self.reporter.say)
+                require_same_model(source, self.model_config, self.tokenizer)
             self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.eval_sequences, self.world)
         self.model.after_load()
         self.model.all_gather_params()
@@ -197,11 +197,6 @@ class Trainer:
 
     def _state(self) -> State:
         return model_state(self.model.params, self.optimizer.moments())
-
-    def _load_initial_parameters(self) -> None:
-        if self.config.init_from is not None:
-            record = load_model(self.config.init_from, model_state(self.model.params), self.world, self.reporter.say)
-            require_same_model(record, self.model_config, self.tokenizer)
 
     def _print_header(self) -> None:
         """Print and record the sizes of model, layout, batch and data."""

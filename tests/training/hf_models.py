@@ -77,7 +77,7 @@ def load_ours(folder: Path) -> Decoder:
     """Build the model that the checkpoint in `folder` describes."""
     with single_process_group() as group:
         model = build(ModelConfig(**json.loads(next(folder.glob("step-*/record.json")).read_text())["model"]))
-        assert load_model(folder, model_state(weights(model)), group.world, print).step == 0
+        assert load_model(folder, model_state(weights(model)), group, print).step == 0
     return model
 
 

@@ -226,13 +226,12 @@ def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], N
     return found
 
 
-def load_model(folder: Path, state: State, world: World, say: Callable[[str], None]) -> CheckpointRecord:
+def load_model(folder: Path, state: State, group: CheckpointGroup, say: Callable[[str], None]) -> CheckpointRecord:
     """Fill `state`, such as a model's parameters, from a checkpoint that `open_checkpoint` finds; returns its record.
 
     Every rank calls it. Raises UsageError where there is none, InputError where it is damaged or names or shapes
     differ. Call `require_same_model` to compare the other model options.
     """
-    group = CheckpointGroup.create(world)
     path, record = open_checkpoint(folder, group, say)
     read_shards(state, path, group.process_group)
     return record

@@ -15,6 +15,7 @@ STAGES_PER_RANK: dict[str, int | None] = {
 }  # fmt: skip
 # schedules that compute gradients of inputs and of weights separately (Qi et al. 2023)
 SPLIT_BACKWARD = ("zero-bubble", "zbv", "dualpipev")
+V_SHAPED = ("zbv", "dualpipev")  # rank r of p holds stages r and 2 p - 1 - r: the first and the last stage share one
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,18 @@ class ParallelConfig:
     def stages(self) -> int:
         """Pipeline stages over all ranks."""
         return self.pp * self.virtual_stages
+
+    @property
+    def stage_ranks(self) -> list[int]:
+        """The pipeline rank that holds each stage."""
+        ranks = list(range(self.pp))
+        if self.schedule in V_SHAPED and self.pp > 1:
+            return [*ranks, *reversed(ranks)]
+        return ranks * self.virtual_stages
+
+    def stages_of_rank(self, rank: int) -> list[int]:
+        """The stages that pipeline rank `rank` holds, in ascending order."""
+        return [stage for stage, holder in enumerate(self.stage_ranks) if holder == rank]
 
     def check(self, processes: int, model: ModelConfig, seq_len: int) -> None:
         """Raise UsageError unless this resolved layout fits `processes` ranks, the model and the sequence length."""

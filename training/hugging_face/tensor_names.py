@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gristmill.errors import InputError, UsageError
-from training.model.decoder import Decoder
+from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 
 CONFIG_FILE = "config.json"
@@ -108,8 +108,7 @@ class HFTensor:
 
 def hf_tensors(architecture: str, model: ModelConfig) -> list[HFTensor]:
     """List the HF tensors of a model, in the table's order. Raises UsageError for a parameter that it lacks."""
-    with torch.device("meta"):
-        shapes = {name: tuple(parameter.shape) for name, parameter in Decoder(model).named_parameters()}
+    shapes = {name: tuple(parameter.shape) for name, parameter in meta_decoder(model).named_parameters()}
     found = [tensor for row in TENSOR_TABLES[architecture] for tensor in _expand_row(row, model.layers, shapes)]
     unmapped = shapes.keys() - {name for tensor in found for name in tensor.parameters}
     if unmapped:

@@ -21,8 +21,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gristmill.errors import InputError
-from training.memory.memory_config import OffloadTarget
+from training.memory.memory_config import MemoryConfig, OffloadTarget
 from training.memory.scratch_files import make_scratch_folder, open_scratch_file
+from training.model.decoder import Decoder
 from training.sharding.sharded_parameter import ShardedParameter
 
 
@@ -34,6 +35,23 @@ def offload_policy(target: OffloadTarget) -> OffloadPolicy:
     if target == "device":
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=target == "cpu" and torch.cuda.is_available())
+
+
+def allocate_parameters(
+    parts: Sequence[Decoder], memory: MemoryConfig, device: torch.device, rank: int
+) -> "ParametersOnDisk | None":
+    """Allocate meta-device parts, uninitialized; returns the files that hold them with memory.parameters "disk"."""
+    files = None
+    if memory.parameters == "disk":
+        assert memory.folder is not None, "the caller chooses the folder"
+        files = ParametersOnDisk(memory.folder, rank)
+    for part in parts:
+        if files is not None:
+            files.materialize(part)
+        else:
+            part.to_empty(device=device if memory.parameters == "device" else "cpu")
+        part.tie()  # to_empty allocates tied matrices separately
+    return files
 
 
 @dataclass

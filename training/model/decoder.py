@@ -3,6 +3,9 @@
 Shapes: B sequences, T tokens, D = width, H heads of E = D / H features, V = vocabulary size. Every matrix is a
 separate `Linear` (`q`, `k`, `v`, `o`, `gate`, `up`, `down`, `head`), so that the tensor-parallel plan can name it.
 `embed`, `blocks`, `norm` and `head` may each be absent: a pipeline stage is the same class with fewer of them.
+
+Dropout is counter-based: the mask depends on sequence, layer and element, not on RNG state. Sequence ids are unique
+over the run, so a resumed run, or one with another layout, drops the same elements.
 """
 
 import torch
@@ -10,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.kernels.cross_entropy import linear_cross_entropy
-from training.kernels.dropout import Dropout
 from training.kernels.elementwise import apply_rotary, gelu, rms_norm, rotary_table, swiglu
+from training.kernels.keyed_random import key_from_name, keyed_bernoulli, splitmix64
 from training.kernels.linear import Linear, fused_linears
 from training.model.model_config import ModelConfig
 
@@ -33,6 +36,26 @@ def build_norm(config: ModelConfig) -> nn.Module:
     if config.norm == "rms":
         return RMSNorm(config.width, config.norm_eps)
     return nn.LayerNorm(config.width, config.norm_eps, bias=bool(config.bias))
+
+
+class Dropout(nn.Module):
+    """Zero elements with probability `p` and scale the others by 1 / (1 - p) (Srivastava et al. 2014)."""
+
+    def __init__(self, p: float, name: str) -> None:
+        """`name`: the layer's name, unique in the model; its masks are keyed by it."""
+        super().__init__()
+        self.p, self.key = p, key_from_name(name)
+        self.shard_index = 0  # this rank's shard of dimension 1 (heads, or tokens), if that is sharded evenly
+
+    def forward(self, x: Tensor, sample_ids: Tensor | None) -> Tensor:
+        """Drop elements of `x` (B, N, …); `sample_ids` (B,) int64: the ids of its sequences, unique over the run."""
+        if not self.training or self.p == 0.0:
+            return x
+        assert sample_ids is not None, "dropout needs sample_ids in training"
+        size = x[0].numel()
+        index = torch.arange(self.shard_index * size, (self.shard_index + 1) * size, device=x.device).view(x.shape[1:])
+        keys = splitmix64(sample_ids, self.key).view(-1, *[1] * (x.ndim - 1))
+        return x.masked_fill(keyed_bernoulli(self.p, keys, index), 0.0) / (1.0 - self.p)
 
 
 class Attention(nn.Module):
@@ -188,9 +211,10 @@ class Decoder(nn.Module):
         return self.head(x, targets) if self.head is not None else x
 
 
-def decoder_blocks(model: Decoder) -> list[Block]:
-    """The model's blocks in order, typed: nn.ModuleDict knows them only as modules."""
-    return [block for block in model.blocks.values() if isinstance(block, Block)]
+def meta_decoder(config: ModelConfig) -> Decoder:
+    """Build the whole decoder on the meta device: names and shapes, without memory. `config` must be resolved."""
+    with torch.device("meta"):
+        return Decoder(config)
 
 
 def flops_per_token(model: Decoder, seq_len: int) -> float:

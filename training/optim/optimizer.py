@@ -195,13 +195,13 @@ def build_optimizer(
     staged = memory.optimizer != "device" and device.type != "cpu"
     in_buckets = staged or memory.optimizer == "disk" or after_update is not None
     total, buckets = plan_buckets([param.local.numel() for param in unique], bucket_numel if in_buckets else None)
+    values = ParamsStagedOnCPU(unique, buckets, dtype) if staged else ParamsInPlace(unique, buckets)
     moments: Moments
     if memory.optimizer == "disk":
         assert memory.folder is not None, "memory.folder must be set"
         moments = MomentsOnDisk(memory.folder / f"rank-{rank:05d}", total, buckets, dtype)
     else:
         moments = MomentsInMemory(total, buckets, dtype, torch.device("cpu") if staged else device)
-    values = ParamsStagedOnCPU(unique, buckets, dtype) if staged else ParamsInPlace(unique, buckets)
     return AdamW(params, config, buckets, moments, values, after_update)
 
 

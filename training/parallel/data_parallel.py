@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from training.distributed.collectives import all_gather, reduce_scatter, wait
 from training.distributed.mesh import Axis
-from training.sharding.shard_spec import shard_range
 
 BUCKET_BYTES = 25 << 20  # large enough to use a link's bandwidth, small enough to overlap with the backward pass
 
@@ -126,8 +125,8 @@ def _own_rows(p: nn.Parameter, shard: Axis) -> nn.Parameter:
     """A view of the rows that this rank updates; `p` itself where nothing is sharded."""
     if shard.size == 1:
         return p
-    start, stop = shard_range(len(p), shard.size, shard.rank)
-    return nn.Parameter(p.detach()[start:stop], requires_grad=False)
+    rows = -(-len(p) // shard.size)  # the last ranks may have fewer, or none
+    return nn.Parameter(p.detach()[shard.rank * rows :][:rows], requires_grad=False)
 
 
 def _group_by_bytes(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:

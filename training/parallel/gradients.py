@@ -9,7 +9,6 @@ from torch import Tensor
 
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World
-from training.parallel.pipeline_stages import rank_of_stage
 from training.parallel.tensor_parallel import is_replicated
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -28,7 +27,7 @@ def remaining_reductions(layout: ParallelConfig, tied: bool, world: World) -> li
         group = world.axis("tp").group
         reductions.append(lambda params: _all_reduce_grads(group, [p for p in params if is_replicated(p.name)]))
     if tied and layout.pp > 1:
-        ends = (rank_of_stage(layout, 0), rank_of_stage(layout, layout.stages - 1))
+        ends = (layout.stage_ranks[0], layout.stage_ranks[-1])
         reductions.append(_sum_local_copies if ends[0] == ends[1] else _tied_embedding_reduction(world, ends))
     return reductions
 

@@ -18,7 +18,6 @@ from training.model.model_config import ModelConfig
 from training.parallel.data_parallel import GradReducer
 from training.parallel.fsdp import set_fsdp_grad_sync
 from training.parallel.gradients import Reduction
-from training.parallel.pipeline_stages import rank_of_stage
 from training.sharding.shard_spec import shard_range
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -162,5 +161,5 @@ class ParallelModel:
             assert logits is not None
             return logits
         logits = torch.empty(self.config.vocab_size, device=self.world.device) if logits is None else logits.float()
-        dist.broadcast(logits, group=axis.group, group_src=rank_of_stage(self.layout, self.layout.stages - 1))
+        dist.broadcast(logits, group=axis.group, group_src=self.layout.stage_ranks[-1])
         return logits

@@ -13,7 +13,6 @@ from training.distributed.collectives import wait
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import Axis
 from training.model.decoder import Decoder
-from training.parallel.pipeline_stages import rank_of_stage, stages_of_rank
 
 SCHEDULES: dict[str, Callable[..., Any]] = {
     "gpipe": schedules.ScheduleGPipe,  # Huang et al. 2019
@@ -46,9 +45,8 @@ class Pipeline:
 
     def __init__(self, parts: Sequence[Decoder], layout: ParallelConfig, axis: Axis, device: torch.device) -> None:
         self.layout, self.axis, self.device = layout, axis, device
-        self.stages = stages_of_rank(layout, axis.rank)
+        self.ranks, self.stages = layout.stage_ranks, layout.stages_of_rank(axis.rank)
         self.parts = dict(zip(self.stages, parts, strict=True))
-        self.ranks = [rank_of_stage(layout, stage) for stage in range(layout.stages)]
         stages = [_Stage(self.parts[n], n, layout.stages, device, group=axis.group) for n in self.stages]
         self.scale: Tensor | float = 1.0
         self.schedule = SCHEDULES[layout.schedule](

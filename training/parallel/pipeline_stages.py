@@ -1,24 +1,10 @@
-"""Pipeline stages: the layers of each stage, and the rank that holds it. Stages are numbered in the order of layers."""
+"""Pipeline stages: the layers and the decoder modules of each stage. Stages are numbered in the order of layers."""
 
-import torch
+from copy import deepcopy
 
 from training.distributed.layout import ParallelConfig
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
-
-V_SHAPED = ("zbv", "dualpipev")  # rank r of p holds stages r and 2 p - 1 - r: the first and the last stage share one
-
-
-def stages_of_rank(layout: ParallelConfig, rank: int) -> list[int]:
-    """The stages that pipeline rank `rank` holds, in ascending order."""
-    if layout.schedule in V_SHAPED and layout.pp > 1:
-        return [rank, 2 * layout.pp - 1 - rank]
-    return [rank + layout.pp * turn for turn in range(layout.virtual_stages)]
-
-
-def rank_of_stage(layout: ParallelConfig, stage: int) -> int:
-    """The pipeline rank that holds a stage."""
-    return next(rank for rank in range(layout.pp) if stage in stages_of_rank(layout, rank))
 
 
 def stage_layers(config: ModelConfig, stages: int) -> list[range]:
@@ -43,12 +29,11 @@ def _head_cost(config: ModelConfig) -> float:
     return config.vocab_size * config.width / (matrices + config.width * config.context)
 
 
-def split_stages(config: ModelConfig, layout: ParallelConfig, rank: int) -> list[Decoder]:
-    """Build the stages of pipeline rank `rank` on the meta device: decoders without the other stages' modules."""
-    layers, parts = stage_layers(config, layout.stages), []
-    for stage in stages_of_rank(layout, rank):
-        with torch.device("meta"):
-            part = Decoder(config)
+def split_stages(decoder: Decoder, layout: ParallelConfig, rank: int) -> list[Decoder]:
+    """The stages of pipeline rank `rank`: copies of a decoder on the meta device without the other stages' modules."""
+    layers, parts = stage_layers(decoder.config, layout.stages), []
+    for stage in layout.stages_of_rank(rank):
+        part = deepcopy(decoder)
         if stage > 0:
             part.embed = None
         if stage < layout.stages - 1:

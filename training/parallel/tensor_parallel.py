@@ -7,6 +7,7 @@ pass all-reduces B T D numbers, and so does the backward pass; with sequence par
 all-gather and a reduce-scatter of the same size. Shards are plain tensors, not DTensors.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_
 from training.distributed.mesh import Axis
 from training.kernels.cross_entropy import linear_cross_entropy
 from training.kernels.linear import linear
-from training.model.decoder import Decoder, Embedding, Head, decoder_blocks
+from training.model.decoder import Block, Decoder, Embedding, Head
 from training.sharding.shard_spec import ShardSpec
 
 Placement = Literal["colwise", "rowwise", "vocab"]
@@ -61,26 +62,29 @@ def tp_shard(name: str, shape: tuple[int, ...], axis: Axis) -> ShardSpec:
     return full if dim is None else full.shard(dim, axis.size, axis.rank)
 
 
-def apply_tensor_parallel(part: Decoder, axis: Axis, sequence_parallel: bool) -> None:
-    """Shard a decoder, or a pipeline stage of one, that is on the meta device; in place."""
+def tp_shards(decoder: Decoder, axis: Axis) -> dict[str, ShardSpec]:
+    """This rank's shard of every parameter of the unsharded decoder, by name; a tied matrix has both its names."""
+    named = decoder.named_parameters(remove_duplicate=False)
+    return {name: tp_shard(name, tuple(parameter.shape), axis) for name, parameter in named}
+
+
+def apply_tensor_parallel(part: Decoder, shards: Mapping[str, ShardSpec], axis: Axis, sequence_parallel: bool) -> None:
+    """Shard a decoder, or a pipeline stage of one, that is on the meta device, into its `tp_shards`; in place."""
     if axis.size == 1:
         return
     for name, parameter in list(part.named_parameters()):
         owner, _, leaf = name.rpartition(".")
-        size = tp_shard(name, tuple(parameter.shape), axis).size
-        setattr(part.get_submodule(owner), leaf, nn.Parameter(parameter.new_empty(size)))
+        setattr(part.get_submodule(owner), leaf, nn.Parameter(parameter.new_empty(shards[name].size)))
     part.tie()
     part.sequence_shards = axis.size if sequence_parallel else 1
     region = _Region(axis, sequence_parallel)
-    for block in decoder_blocks(part):
-        for module, last in ((block.attention, "o"), (block.mlp, "down")):
-            module.register_forward_pre_hook(region.enter_hook)
-            setattr(module, last, _RowParallelLinear(getattr(module, last), region))
-    _shard_dropout(part, axis.rank, sequence_parallel)
+    for block in part.blocks.values():
+        assert isinstance(block, Block)
+        _shard_block(block, region)
     if part.embed is not None:
-        part.embed = _VocabParallelEmbedding(part.embed, region)
+        part.embed = _VocabParallelEmbedding(part.embed, region, shards["embed.tokens.weight"])
     if part.head is not None:
-        part.head = _VocabParallelHead(part.head, region, part.config.vocab_size)
+        part.head = _VocabParallelHead(part.head, region, shards["head.weight"])
 
 
 class _Region:
@@ -104,6 +108,16 @@ class _Region:
         return self.enter(arguments[0]), *arguments[1:]
 
 
+def _shard_block(block: Block, region: _Region) -> None:
+    """Make attention and MLP a region each; key dropout by the global heads, or positions, that this rank computes."""
+    for module, last in ((block.attention, "o"), (block.mlp, "down")):
+        module.register_forward_pre_hook(region.enter_hook)
+        setattr(module, last, _RowParallelLinear(getattr(module, last), region))
+    block.attention.dropout.shard_index = region.axis.rank
+    if region.sequence_parallel:
+        block.attention_dropout.shard_index = block.mlp_dropout.shard_index = region.axis.rank
+
+
 class _RowParallelLinear(nn.Module):
     """Row-parallel linear layer: sums the ranks' partial products at the region's exit, then adds the bias once."""
 
@@ -119,11 +133,12 @@ class _RowParallelLinear(nn.Module):
 class _VocabParallelEmbedding(Embedding):
     """Vocab-parallel embedding: each rank looks up its own ids, leaves zeros elsewhere, then all-reduces."""
 
-    def __init__(self, full: Embedding, region: _Region) -> None:
+    def __init__(self, full: Embedding, region: _Region, shard: ShardSpec) -> None:
         nn.Module.__init__(self)
         self.tokens, self.positions, self.dropout, self.region = full.tokens, full.positions, full.dropout, region
-        rows = ShardSpec.whole((full.tokens.num_embeddings,)).shard(0, region.axis.size, region.axis.rank)
-        self.first, self.count = rows.offset[0], rows.size[0]
+        self.first, self.count = shard.offset[0], shard.size[0]
+        if region.sequence_parallel:
+            self.dropout.shard_index = region.axis.rank
 
     def forward(self, ids: Tensor, sample_ids: Tensor | None) -> Tensor:
         local = ids - self.first
@@ -137,28 +152,16 @@ class _VocabParallelEmbedding(Embedding):
 class _VocabParallelHead(Head):
     """Vocab-parallel output matrix: each rank computes the logits of its shard of the ids."""
 
-    def __init__(self, full: Head, region: _Region, vocab_size: int) -> None:
+    def __init__(self, full: Head, region: _Region, shard: ShardSpec) -> None:
         nn.Module.__init__(self)
         self.weight, self.region = full.weight, region
         self.register_parameter("bias", None)
         self.in_features, self.out_features = full.in_features, len(full.weight)
-        self.vocab_size = vocab_size
+        self.first = shard.offset[0]
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        axis = self.region.axis
-        first = ShardSpec.whole((self.vocab_size,)).shard(0, axis.size, axis.rank).offset[0]
-        return linear_cross_entropy(self.region.enter(x), self.weight, targets, first, axis.group)
+        return linear_cross_entropy(self.region.enter(x), self.weight, targets, self.first, self.region.axis.group)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """The loss; without targets this rank's logits, (B, T, V / n)."""
         return F.linear(self.region.enter(x), self.weight) if targets is None else self.loss(x, targets)
-
-
-def _shard_dropout(part: Decoder, rank: int, sequence_parallel: bool) -> None:
-    """Key each dropout by the global heads, or positions, that this rank computes."""
-    for block in decoder_blocks(part):
-        block.attention.dropout.shard_index = rank
-    if sequence_parallel:
-        outer = [d for block in decoder_blocks(part) for d in (block.attention_dropout, block.mlp_dropout)]
-        for dropout in [*outer, *([part.embed.dropout] if part.embed is not None else [])]:
-            dropout.shard_index = rank

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World
 from training.memory.memory_config import Recompute
+from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.data_parallel import BUCKET_BYTES
-from training.parallel.pipeline_stages import rank_of_stage, split_stages, stage_layers, stages_of_rank
+from training.parallel.pipeline_stages import split_stages, stage_layers
 from training.parallel.tensor_parallel import tp_dim, tp_shard
 from training.parity.traffic import Traffic, Volume
 from training.sharding.shard_spec import ShardSpec
@@ -42,7 +43,7 @@ class TrafficInputs:
     @property
     def stages(self) -> list[int]:
         """This rank's pipeline stages."""
-        return stages_of_rank(self.layout, self.world.axis("pp").rank)
+        return self.layout.stages_of_rank(self.world.axis("pp").rank)
 
     def holds_stage(self, stage: int) -> bool:
         """True if this rank holds the stage; -1 is the last stage."""
@@ -189,7 +190,7 @@ def _pipeline_parallel(inputs: TrafficInputs) -> Traffic:
         1
         for stage in inputs.stages
         for other in (stage - 1, stage + 1)
-        if 0 <= other < layout.stages and rank_of_stage(layout, other) != rank
+        if 0 <= other < layout.stages and layout.stage_ranks[other] != rank
     )
     volume = Volume(borders * layout.micro_batches, borders * layout.micro_batches * each)
     return {("pp", "send"): volume, ("pp", "receive"): volume}
@@ -197,7 +198,7 @@ def _pipeline_parallel(inputs: TrafficInputs) -> Traffic:
 
 def _tied_embedding(inputs: TrafficInputs) -> Traffic:
     """First and last stage all-reduce the gradient of the tied embedding (Narayanan et al. 2021, section 3.2)."""
-    ends = rank_of_stage(inputs.layout, 0), rank_of_stage(inputs.layout, inputs.layout.stages - 1)
+    ends = inputs.layout.stage_ranks[0], inputs.layout.stage_ranks[-1]
     if not inputs.config.tied or ends[0] == ends[1] or inputs.world.axis("pp").rank not in ends:
         return {}
     shape = (inputs.config.vocab_size, inputs.config.width)
@@ -207,8 +208,8 @@ def _tied_embedding(inputs: TrafficInputs) -> Traffic:
 
 def _parameter_shapes(inputs: TrafficInputs) -> dict[int, dict[str, Shape]]:
     """Shapes of this rank's parameters by stage and name: sharded by tensor parallelism, not yet by ZeRO."""
-    parts = zip(inputs.stages, split_stages(inputs.config, inputs.layout, inputs.world.axis("pp").rank), strict=True)
-    tp = inputs.world.axis("tp")
+    tp, pp = inputs.world.axis("tp"), inputs.world.axis("pp")
+    parts = zip(inputs.stages, split_stages(meta_decoder(inputs.config), inputs.layout, pp.rank), strict=True)
     return {
         stage: {name: tp_shard(name, tuple(p.shape), tp).size for name, p in part.named_parameters()}
         for stage, part in parts

@@ -11,6 +11,7 @@ from training.distributed.mesh import World, build_world
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.memory.memory_config import MemoryConfig
 from training.model.batch import Batch
+from training.model.decoder import meta_decoder
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_parallel import Pipeline
@@ -45,7 +46,8 @@ class RankResult:
 def run_case(case: Case) -> RankResult:
     """Run a case as one of its ranks; every rank of the default process group calls it."""
     world = build_world(case.layout, torch.device("cpu"))
-    model = parallelize(case.model, case.layout, world, _SEED, case.precision, MemoryConfig(case.recompute))
+    decoder = meta_decoder(case.model)
+    model = parallelize(decoder, case.layout, world, _SEED, case.precision, MemoryConfig(case.recompute))
     losses, gradients = [], ShardValues()
     traffic = TrafficCounter(world)
     for step in range(STEPS):

@@ -22,9 +22,11 @@ from tests.training.small_state import (
     weights_and_moments,
 )
 from training.checkpoint.checkpoint import CheckpointManager, load_model
+from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import model_state
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world, init_distributed
+from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import build_optimizer
@@ -68,7 +70,7 @@ def pass_on(folder: Path, layout: dict[str, Any], step: int) -> bool:
     with init_distributed("cpu") as device:
         resolved = ParallelConfig(**layout).resolve(torch.distributed.get_world_size(), config, 8)
         world = build_world(resolved, device)
-        found, wanted = (parallelize(config, resolved, world, seed) for seed in (2 if step else 1, 1))
+        found, wanted = (parallelize(meta_decoder(config), resolved, world, seed) for seed in (2 if step else 1, 1))
         optimizer = build_optimizer(found.params, OptimConfig())
         moments = optimizer.moments()
         checkpoints = CheckpointManager(folder, 1, world, print)
@@ -143,16 +145,16 @@ def test_every_rank_names_a_missing_parameter_or_another_shape(tmp_path: Path, r
 def test_load_model_accepts_a_run_a_folder_or_one_checkpoint(tmp_path: Path) -> None:
     save(tmp_path / "run/checkpoints", "rows", [2, 3])
     for folder, seed in (("run", 3), ("run/checkpoints", 3), ("run/checkpoints/step-00000002", 2)):
-        with open_world() as world:
+        with single_process_group() as group:
             state = model_state(weights_and_moments("rows", 1, 0, seed=99)[0])
-            assert load_model(tmp_path / folder, state, world, print).step == seed
+            assert load_model(tmp_path / folder, state, group, print).step == seed
             assert is_seed([{key: (spec, tensor) for key, [(tensor, spec)] in state.items()}], seed)
-    with open_world() as world:
+    with single_process_group() as group:
         with pytest.raises(UsageError, match="wanted a checkpoint"):
-            load_model(tmp_path / "nowhere", state, world, print)
+            load_model(tmp_path / "nowhere", state, group, print)
         flip_a_bit(tmp_path / "run/checkpoints/step-00000002")
         with pytest.raises(InputError, match=r"__0_0\.distcp is missing or damaged"):
-            load_model(tmp_path / "run/checkpoints/step-00000002", state, world, print)
+            load_model(tmp_path / "run/checkpoints/step-00000002", state, group, print)
 
 
 def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:

@@ -98,3 +98,11 @@ def test_every_layout_is_fully_resolved_or_an_error_with_advice(processes: int, 
     assert full.dp * full.tp * full.pp == processes and full.dp % full.zero_group == 0
     assert min(full.dp, full.zero_group, full.virtual_stages, full.micro_batches) > 0
     assert full.resolve(processes, MODEL, SEQ_LEN) == full
+
+
+def test_stages_of_looped_and_v_shaped_schedules() -> None:
+    looped = ParallelConfig(1, 0, 1, 1, False, 2, "interleaved-1f1b", 3, 2)
+    assert [looped.stages_of_rank(rank) for rank in (0, 1)] == [[0, 2, 4], [1, 3, 5]]
+    v = ParallelConfig(1, 0, 1, 1, False, 3, "zbv", 2, 6)
+    assert [v.stages_of_rank(rank) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
+    assert looped.stage_ranks == [0, 1, 0, 1, 0, 1] and v.stage_ranks == [0, 1, 2, 2, 1, 0]

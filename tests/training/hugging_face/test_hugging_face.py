@@ -140,7 +140,7 @@ def test_the_tokenizer_is_copied_by_export_and_import(tmp_path: Path) -> None:
     assert (tmp_path / "start/tokenizer.model").read_bytes() == content
     with single_process_group() as group:
         model = build(MODELS["llama"])
-        found = load_model(tmp_path / "start", model_state(weights(model)), group.world, print).tokenizer
+        found = load_model(tmp_path / "start", model_state(weights(model)), group, print).tokenizer
     assert (found.path, found.sha256, found.end_of_document) == ("tokenizer.model", record.sha256, END)
     (tokens / "grain.model").write_bytes(b"another")
     with pytest.raises(UsageError, match="is not the tokenizer"):

@@ -15,7 +15,7 @@ from training.distributed.mesh import build_world, init_distributed
 from training.kernels.elementwise import gelu
 from training.memory.recompute import checkpoint_activations
 from training.model.batch import Batch
-from training.model.decoder import Decoder
+from training.model.decoder import Decoder, meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
@@ -103,9 +103,10 @@ def spread_gradients(preset: str, precision: str) -> dict[str, dict[str, list[Te
             layout = asked.resolve(2, config, 16)
             world = build_world(layout, device)
             share = Batch(*(t.chunk(layout.dp)[world.dp_rank] for t in vars(batch()).values()))
-            got[name] = {
-                mode: _gradients(parallelize(config, layout, world, 1, precision), share, mode) for mode in MODES
-            }
+            got[name] = {}
+            for mode in MODES:
+                model = parallelize(meta_decoder(config), layout, world, 1, precision)
+                got[name][mode] = _gradients(model, share, mode)
     return got
 
 

@@ -12,8 +12,8 @@ import torch
 from gristmill.errors import UsageError
 from training.config import TrainConfig
 from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig, Schedule
-from training.kernels.dropout import Dropout
 from training.memory.memory_config import MemoryConfig, Recompute
+from training.model.decoder import Dropout
 from training.reporting.evaluate import EvalConfig
 from training.reporting.metrics import METRICS, read_metrics
 from training.train import train

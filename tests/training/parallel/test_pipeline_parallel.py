@@ -10,6 +10,7 @@ import torch.distributed as dist
 from training.distributed.layout import STAGES_PER_RANK, ParallelConfig
 from training.distributed.mesh import build_world
 from training.model.batch import Batch
+from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
@@ -27,7 +28,7 @@ def batches(sizes: list[int]) -> list[torch.Tensor]:
 
 def build(layout: ParallelConfig) -> ParallelModel:
     layout = layout.resolve(dist.get_world_size(), CONFIG, 8)
-    return parallelize(CONFIG, layout, build_world(layout, torch.device("cpu")), 1, "fp64")
+    return parallelize(meta_decoder(CONFIG), layout, build_world(layout, torch.device("cpu")), 1, "fp64")
 
 
 def evaluate(layout: ParallelConfig, sizes: list[int]) -> tuple[float, list[float]]:

@@ -20,6 +20,7 @@ from training.parallel.tensor_parallel import (
     is_replicated,
     tp_dim,
     tp_shard,
+    tp_shards,
 )
 
 RunRanks = Callable[..., list[Any]]
@@ -55,7 +56,7 @@ def test_shapes_of_shards(preset: str, size: int) -> None:
     for rank in range(size):
         part = decoder(preset)
         axis = Axis("tp", size, rank, None)
-        apply_tensor_parallel(part, axis, False)
+        apply_tensor_parallel(part, tp_shards(part, axis), axis, False)
         for name, p in part.named_parameters():
             assert tuple(p.shape) == tp_shard(name, shapes[name], axis).size
             held[name] += p.numel()
@@ -69,7 +70,8 @@ def test_shapes_of_shards(preset: str, size: int) -> None:
 def test_one_rank_changes_nothing() -> None:
     part = decoder("llama")
     before = str(part)
-    apply_tensor_parallel(part, Axis("tp", 1, 0, None), False)
+    axis = Axis("tp", 1, 0, None)
+    apply_tensor_parallel(part, tp_shards(part, axis), axis, False)
     assert str(part) == before
 
 
@@ -106,7 +108,7 @@ def count_parameters(layout: ParallelConfig) -> tuple[int, int]:
     config = decoder("llama").config
     with init_distributed("cpu") as device:
         world = build_world(layout.resolve(dist.get_world_size(), config, 16), device)
-        parts = shard_model(config, layout.resolve(dist.get_world_size(), config, 16), world)
+        parts, _ = shard_model(decoder("llama"), layout.resolve(dist.get_world_size(), config, 16), world)
     return sum(p.numel() for part in parts for p in part.parameters()), sum(
         p.numel() for p in decoder("llama").parameters()
     )

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from training.data.sequences import TokenSequences
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world, init_distributed
+from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
@@ -28,7 +29,7 @@ def measured(train: Path, holdout: Path, layout: ParallelConfig = ParallelConfig
 def build(layout: ParallelConfig, device: torch.device) -> ParallelModel:
     config = ModelConfig(layers=2, width=16, heads=2, init_std=0.5).resolve(10, 4)
     layout = layout.resolve(dist.get_world_size(), config, 4)
-    return parallelize(config, layout, build_world(layout, device), seed=1)
+    return parallelize(meta_decoder(config), layout, build_world(layout, device), seed=1)
 
 
 @pytest.fixture

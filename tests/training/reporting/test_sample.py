@@ -11,6 +11,7 @@ from gristmill.errors import UsageError
 from gristmill.io.token_shards import Manifest
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world, init_distributed
+from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
@@ -27,7 +28,7 @@ def device() -> Iterator[torch.device]:
 def model(device: torch.device, layout: ParallelConfig = ParallelConfig(), vocabulary: int = 301) -> ParallelModel:
     config = ModelConfig(layers=2, width=16, heads=2, init_std=0.5, vocab_size=vocabulary).resolve(300, 8)
     layout = layout.resolve(dist.get_world_size(), config, 8)
-    return parallelize(config, layout, build_world(layout, device), seed=1)
+    return parallelize(meta_decoder(config), layout, build_world(layout, device), seed=1)
 
 
 def sampler(corpus: Path, **options: object) -> Sampler:

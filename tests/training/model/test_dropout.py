@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from training.kernels.dropout import Dropout
+from training.model.decoder import Dropout
 
 
 def dropped(x: Tensor, sample_ids: list[int], p: float = 0.3, name: str = "s", shard_index: int = 0) -> Tensor:
