@@ -74,9 +74,9 @@ def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any
     table = _rename_keys(cls, table, file, prefix)
     for key in table:
         if key not in types:
-            raise UsageError(
-                f"{file}: unknown key {prefix}{key}{_suggestion(prefix + key, [prefix + t for t in types])}"
-            )
+            new_names = {prefix + old: prefix + new for old, new in getattr(cls, "RENAMED", {}).items()}
+            suggestion = _suggestion(prefix + key, [prefix + name for name in types], new_names)
+            raise UsageError(f"{file}: unknown key {prefix}{key}{suggestion}")
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(section := types[field.name]):
@@ -97,41 +97,51 @@ def _field_types(cls: type) -> dict[str, Any]:
     return {field.name: types[field.name] for field in dataclasses.fields(cls)}
 
 
-def _new_name(cls: type, key: str, prefix: str) -> str:
-    """Return the current name of a key; print a note if it was renamed."""
-    new = getattr(cls, "RENAMED", {}).get(key, key)
-    if new != key:
-        print(
-            f"note: {prefix}{key} is now called {prefix}{new}; the old name will be removed in the next release",
-            file=sys.stderr,
-        )
-    return new
+def _print_rename(old: str, new: str) -> None:
+    old, new = old.removeprefix("--"), new.removeprefix("--")
+    print(f"note: {old} is now called {new}; the old name will be removed in the next release", file=sys.stderr)
 
 
 def _rename_keys(cls: type, table: dict[str, Any], file: str, prefix: str) -> dict[str, Any]:
     """Return the table with old names of keys replaced by their current names."""
     renamed: dict[str, Any] = {}
     for key, value in table.items():
-        new = _new_name(cls, key, prefix)
+        new = getattr(cls, "RENAMED", {}).get(key, key)
         if new != key and new in table:
             raise UsageError(f"{file}: {prefix}{key} and {prefix}{new} are two names of one key; give only the latter")
+        if new != key:
+            _print_rename(prefix + key, prefix + new)
         renamed[new] = value
     return renamed
 
 
 def _rename_options(cls: type, arguments: list[str]) -> list[str]:
     """Return the arguments with old names of options replaced by their current names."""
-    return [_rename_option(cls, argument) if argument.startswith("--") else argument for argument in arguments]
+    new_names = _new_option_names(cls)
+    given = [_option_name(argument) for argument in arguments]
+    renamed = []
+    for name, argument in zip(given, arguments, strict=True):
+        new = new_names.get(name, name)
+        if new != name and new in given:
+            raise UsageError(f"{name} and {new} are two names of one option; give only the latter")
+        if new != name:
+            _print_rename(name, new)
+        renamed.append(argument if new == name else new + argument[len(name) :])
+    return renamed
 
 
-def _rename_option(cls: type, argument: str) -> str:
-    option, equals, value = argument.removeprefix("--").partition("=")
-    *sections, key = option.replace("-", "_").split(".")
-    for section in sections:
-        cls = _field_types(cls).get(section, type(None)) if dataclasses.is_dataclass(cls) else type(None)
-    prefix = "".join(f"{section}." for section in sections)
-    new = _new_name(cls, key, prefix)
-    return argument if new == key else f"--{prefix}{new}{equals}{value}"
+def _new_option_names(cls: type, prefix: str = "--") -> dict[str, str]:
+    """Current names of the renamed options of `cls`, nested ones included, by old name (`--section.key`)."""
+    names = {prefix + old: prefix + new for old, new in getattr(cls, "RENAMED", {}).items()}
+    for name, kind in _field_types(cls).items():
+        if dataclasses.is_dataclass(kind):
+            names |= _new_option_names(typing.cast(type, kind), f"{prefix}{name}.")
+    return names
+
+
+def _option_name(argument: str) -> str:
+    """The option of an argument `--option` or `--option=value`, with underscores; "" for a value."""
+    return "--" + argument[2:].partition("=")[0].replace("-", "_") if argument.startswith("--") else ""
 
 
 def _convert(value: Any, kind: Any, where: str) -> Any:
@@ -162,20 +172,25 @@ def _check_options(cls: type, arguments: list[str]) -> list[str]:
     name = ""
     for i, argument in enumerate(arguments):
         if argument.startswith("--"):
-            name = "--" + argument[2:].partition("=")[0].replace("-", "_")
+            name = _option_name(argument)
             if name not in options and not name.startswith(tables):
-                raise UsageError(f"unknown option {argument.partition('=')[0]}{_suggestion(name, list(options))}")
+                suggestion = _suggestion(name, list(options), _new_option_names(cls))
+                raise UsageError(f"unknown option {argument.partition('=')[0]}{suggestion}")
         elif bool in (options.get(name), *typing.get_args(options.get(name))):
             arguments[i] = argument.capitalize()
     return arguments
 
 
-def _suggestion(given: str, known: list[str]) -> str:
-    """End of an error message: the known name most similar to `given`, or all of them if none is."""
+def _suggestion(given: str, known: list[str], new_names: dict[str, str]) -> str:
+    """End of an error message: the known name most similar to `given`, or all of them if none is.
+
+    `new_names` has the current names of renamed ones, which are similar to `given` by their old names.
+    """
     # For a key without its section (`--steps`), suggest the same key in a section (`--optim.steps`).
-    sectioned = [k for k in known if k.rpartition(".")[2] == given.lstrip("-").rpartition(".")[2]]
-    matches = sectioned or difflib.get_close_matches(given, known, n=1, cutoff=0.4)
-    return f"; did you mean {matches[0]}?" if matches else f"; there are {', '.join(known)}"
+    candidates = [*known, *new_names]
+    sectioned = [name for name in candidates if name.rpartition(".")[2] == given.lstrip("-").rpartition(".")[2]]
+    matches = sectioned or difflib.get_close_matches(given, candidates, n=1, cutoff=0.4)
+    return f"; did you mean {new_names.get(matches[0], matches[0])}?" if matches else f"; there are {', '.join(known)}"
 
 
 def _parse(cls: type[Config], arguments: list[str], default: Config, prog: str | None) -> Config:

@@ -38,6 +38,8 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {  # name: module, funct
     "import_hf": ("training.hugging_face.import_hf", ("import_hf",), "import a Hugging Face model as a checkpoint"),
 }  # fmt: skip
 
+PACKAGES = ("gristmill", "gristmill_cli", "preprocessing", "dedup", "training")
+
 
 def main() -> None:
     """Run the command named by the first command-line argument."""
@@ -49,7 +51,15 @@ def main() -> None:
         print(f"error: unknown command {name!r}: give one of {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)
     module, functions, _ = COMMANDS[name]
-    loaded = importlib.import_module(module)
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in PACKAGES:
+            raise
+        print(
+            f"error: {name} needs {error.name}, which is not installed: pip install 'gristmill[train]'", file=sys.stderr
+        )
+        sys.exit(2)
     if functions == ("main",):  # parses its own arguments
         loaded.main(arguments)
         return

@@ -1,7 +1,9 @@
 """Command: the quick start, from documents on this machine to a trained language model."""
 
 import argparse
+import contextlib
 import importlib.util
+import io
 import os
 import signal
 import subprocess
@@ -18,6 +20,7 @@ from gristmill_cli.run_config import RunConfig
 
 PIPELINE = Path(__file__).with_name("quickstart_pipeline.toml")
 TRAINING = Path(__file__).with_name("quickstart_training.toml")
+TRAINER = Path(__file__).resolve().parents[1] / "training" / "train.py"
 
 HELP = """\
 Gather a corpus from this machine, run the data pipeline on it, and train a small Llama with two processes.
@@ -35,22 +38,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("quickstart"), help="folder for all output (default: ./quickstart)"
     )
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    # The corpus can only come first: elsewhere, it would look like the value of a trainer option.
-    corpus = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
-    options, trainer_options = parser.parse_known_args(arguments)
+    options, trainer_options = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
+    # The corpus comes before all trainer options: after one, it would look like its value.
+    first = trainer_options[:1]
+    corpus = Path(trainer_options.pop(0)) if first and not first[0].startswith("-") else None
     sys.exit(run_with_exit_code(lambda: quickstart(corpus, options.out, trainer_options)))
 
 
 def quickstart(corpus: Path | None, out: Path, trainer_options: Sequence[str] = ()) -> None:
     """Run the quick start into `out`, and print the paths of its results.
 
-    Without `corpus`, gathers one from this machine into `out`/corpus. Raises UsageError if torch is not
-    installed, any GristmillError of a step, and SystemExit with the trainer's exit code if it fails.
+    Without `corpus`, gathers one from this machine into `out`/corpus. Raises UsageError for a wrong trainer
+    option or if torch or matplotlib is not installed, any GristmillError of a step, and SystemExit with the
+    trainer's exit code if it fails.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise UsageError("quickstart trains a model with torch, which is not installed: pip install 'gristmill[train]'")
     out = out.resolve()
+    training = [*_trainer_options(out), *trainer_options]
+    _check(training)
     console = wide_console()
     if corpus is None:
         _heading("1. gather a corpus from this machine")
@@ -65,7 +69,7 @@ def quickstart(corpus: Path | None, out: Path, trainer_options: Sequence[str] = 
     funnel = run(load_config(RunConfig, pipeline, prog="gristmill quickstart"))
 
     _heading("3. train a model with two processes")
-    _train(out / "data" / "tokens", out / "model", trainer_options)
+    _train(training)
 
     _heading("4. the funnel: documents kept and removed")
     console.print(funnel)
@@ -86,17 +90,33 @@ def _heading(text: str) -> None:
     print(f"\n== {text}", flush=True)  # flushed, to precede the output of the trainer's processes
 
 
-def _train(tokens: Path, out_dir: Path, options: Sequence[str]) -> None:
+def _trainer_options(out: Path) -> list[str]:
+    """The trainer's configuration file and folders, as options."""
+    folders = {"data.train": "data/tokens/train", "data.holdout": "data/tokens/holdout", "out_dir": "model"}
+    given = [word for key, name in folders.items() for word in (f"--{key}", str(out / name))]
+    return ["--config", str(TRAINING), *given]
+
+
+def _check(trainer_options: Sequence[str]) -> None:
+    """Raise UsageError for what would stop the quick start after minutes: a missing package, a wrong option."""
+    for package in ("torch", "matplotlib"):
+        if importlib.util.find_spec(package) is None:
+            raise UsageError(f"quickstart needs {package}, which is not installed: pip install 'gristmill[train]'")
+    from training.config import TrainConfig  # torch takes seconds to import
+
+    with contextlib.redirect_stderr(io.StringIO()):  # notes on renamed options: the trainer prints them
+        load_config(TrainConfig, trainer_options, prog="gristmill quickstart").check()
+
+
+def _train(options: Sequence[str]) -> None:
     """Train with torchrun, under this Python interpreter. Raises SystemExit with its exit code if it fails."""
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-        "-m", "training.train", "--config", str(TRAINING), "--data.train", str(tokens / "train"),
-        "--data.holdout", str(tokens / "holdout"), "--out_dir", str(out_dir), *options,
-    ]  # fmt: skip
-    # Ctrl-C reaches the trainer as well, which saves a checkpoint: wait for it.
-    previous = signal.signal(signal.SIGINT, lambda *_: None)
+    # by path: with -m, a package `training` in the current folder would run instead of ours
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(TRAINER)]
+    process = subprocess.Popen([sys.executable, *launcher, *options], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    # The trainer saves a checkpoint at SIGINT: pass it on and wait. After Ctrl-C it arrives twice, and once counts.
+    previous = signal.signal(signal.SIGINT, lambda number, _: process.send_signal(number))
     try:
-        code = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
+        code = process.wait()
     finally:
         signal.signal(signal.SIGINT, previous)
     if code:

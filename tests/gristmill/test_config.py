@@ -1,3 +1,4 @@
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -147,6 +148,20 @@ def test_a_renamed_option_keeps_its_old_name_with_a_note(options: str, capsys: p
     assert load_config(Watermill, options.split()) == Watermill(Wheel(3), "Aare")
     noted = capsys.readouterr().err
     assert "wheel.paddles is now called wheel.blades" in noted and "brook is now called river" in noted
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--wheel.paddles 3 --wheel.blades=4", "--wheel.paddles and --wheel.blades are two names of one option"),
+        ("--paddles 3", "did you mean --wheel.blades?"),
+        ("--wheel.padles 3", "did you mean --wheel.blades?"),
+        ("--brok Aare", "did you mean --river?"),
+    ],
+)
+def test_mistakes_near_an_old_name_are_answered_with_the_new_one(options: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        load_config(Watermill, options.split())
 
 
 def test_a_renamed_key_of_a_file_keeps_its_old_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.gristmill_cli.corpus import ROOT, make_corpus
 
 PACKAGES = ("gristmill", "gristmill_cli", "preprocessing", "dedup", "training")
+LAUNCHER = "from gristmill_cli.__main__ import main\nif __name__ == '__main__':\n    main()\n"  # as pip writes it
 SMALL = "--optim.steps 4 --eval.every 4 --model.width 32 --model.layers 2 --data.seq_len 32 --data.batch_size 4"
 
 
@@ -29,6 +30,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = folder.glob("gristmill-*.whl")
     zipfile.ZipFile(wheel).extractall(folder / "site")
     shutil.rmtree(folder / "source")
+    (folder / "site" / "bin").mkdir()
+    (folder / "site" / "bin" / "gristmill").write_text(LAUNCHER)
     copy_kernels(folder / "site")
     return folder / "site"
 
@@ -71,15 +74,25 @@ def test_the_library_deduplicates(site: Path, tmp_path: Path) -> None:
     assert done.stdout.split(" ", 1) == [str(site / "dedup" / "__init__.py"), "[0 1]\n"], done.stderr
 
 
-def test_the_quick_start_trains(site: Path, tmp_path: Path) -> None:
+def test_the_quick_start_trains_beside_packages_of_the_same_names(site: Path, tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "corpus")
-    done = run_installed(site, tmp_path, "-m", "gristmill_cli", "quickstart", str(corpus), *SMALL.split())
+    for name in ("training", "preprocessing", "pipeline"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('not ours')")
+    done = run_installed(site, tmp_path, str(site / "bin" / "gristmill"), "quickstart", str(corpus), *SMALL.split())
     assert done.returncode == 0, done.stderr
     headings = [line.partition(". ")[0] for line in done.stdout.splitlines() if line.startswith("== ")]
     assert headings == ["== 1", "== 2", "== 3", "== 4", "== 5"]
     assert "step 4/4" in done.stdout and "= train" in done.stdout and "· train" in done.stdout
     assert (tmp_path / "quickstart" / "model" / "summary.json").is_file()
     assert str(site) not in done.stderr  # no warning or traceback
+
+
+@pytest.mark.parametrize("wrong", ["--optim.stepz 3", "--optim.steps 3 corpus", "--data.seq_len x"])
+def test_the_quick_start_refuses_wrong_options_before_it_begins(site: Path, tmp_path: Path, wrong: str) -> None:
+    done = run_installed(site, tmp_path, "-m", "gristmill_cli", "quickstart", *wrong.split())
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_quick_start_needs_torch(site: Path, tmp_path: Path) -> None:

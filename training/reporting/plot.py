@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,10 +32,12 @@ def plot(run_dir: Positional[Path]) -> Path:
         The path of loss.svg.
 
     Raises:
-        UsageError: no step is recorded.
+        UsageError: no step is recorded, or matplotlib is not installed.
     """
     curves = read_curves(run_dir)
     print(terminal_plot(curves))
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("the picture needs matplotlib, which is not installed: pip install 'gristmill[train]'")
     figure = draw_figure(curves, title=f"Loss of {run_dir.resolve().name}")
     for name, image in render_images(figure).items():
         atomic_write_bytes(run_dir / name, image)
@@ -58,7 +62,8 @@ def draw_figure(curves: dict[str, Curve], title: str) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel="loss (nats/token)", title=title)
+    axes = figure.add_subplot(xlabel="step", ylabel="loss (nats/token)")
+    axes.set_title(title, parse_math=False)  # a folder's name may hold $
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
     axes.grid(color="#e4e4e4", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -81,9 +86,11 @@ def render_images(figure: Figure) -> dict[str, bytes]:
     from matplotlib import rc_context
 
     svg, png = io.BytesIO(), io.BytesIO()
-    with rc_context({"svg.hashsalt": "gristmill", "svg.fonttype": "none"}):  # text as text, not as outlines
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-    figure.savefig(png, format="png", dpi=100)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # of a folder's name in the title
+        with rc_context({"svg.hashsalt": "gristmill", "svg.fonttype": "none"}):  # text as text, not as outlines
+            figure.savefig(svg, format="svg", metadata={"Date": None})
+        figure.savefig(png, format="png", dpi=100)
     return {"loss.svg": svg.getvalue(), "loss.png": png.getvalue()}
 
 

@@ -49,6 +49,14 @@ def test_the_same_run_gives_the_same_bytes(run_dir: Path) -> None:
     assert b"dc:date" not in first["loss.svg"]
 
 
+@pytest.mark.parametrize("name", [r"a$\frac$", "日本"])
+def test_a_folder_s_name_is_no_formula(run_dir: Path, name: str) -> None:
+    folder = run_dir / name
+    folder.mkdir()
+    (folder / METRICS).write_bytes((run_dir / METRICS).read_bytes())
+    assert f"Loss of {name}" in plot(folder).read_text(encoding="utf-8")
+
+
 def test_matplotlib_is_imported_only_to_draw() -> None:
     code = "import sys, training.reporting.plot; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
