@@ -57,6 +57,12 @@ def test_a_folder_s_name_is_no_formula(run_dir: Path, name: str) -> None:
     assert f"Loss of {name}" in plot(folder).read_text(encoding="utf-8")
 
 
+def test_without_matplotlib_the_error_says_what_to_install(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"needs matplotlib.*pip install 'gristmill\[train\]'"):
+        plot(run_dir)
+
+
 def test_matplotlib_is_imported_only_to_draw() -> None:
     code = "import sys, training.reporting.plot; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
