@@ -7,4 +7,4 @@ ruff check .
 ruff format --check .
 mypy
 # In the order of the files: by default, files with few tests come last, and those take longest.
-python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"

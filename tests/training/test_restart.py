@@ -52,9 +52,9 @@ def test_an_error_an_exit_and_a_hang_are_each_reported_and_restarted(
     assert "error: rank 1 failed: ValueError: an error of our own" in said, said
     assert "error: rank 0 died without an error message" in said, said
     assert "error: rank 1 hung; the other ranks timed out" in said and "in befall" in said, said
-    assert [line.rpartition("-")[2].lstrip("0") for line in said.splitlines() if "resuming from" in line] == [
-        "4", "12", "24",
-    ]  # fmt: skip
+    resumed = [int(line.rpartition("-")[2]) for line in said.splitlines() if "resuming from" in line]
+    # An exit at step 15 may cut short the asynchronous save of step 12: then step 8 is the last one.
+    assert resumed in ([4, 12, 24], [4, 8, 24]), said
 
 
 def test_a_signal_to_one_rank_stops_all_and_resuming_gives_the_same_losses(
