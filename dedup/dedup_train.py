@@ -57,7 +57,7 @@ def dedup_train(
         Task(part.label, decontaminate_file, {"part": part, "digests": digests, "output": out_dir / part.name},
              (Path(part.path), digests), (out_dir / part.name,), part.size)
         for file in list_corpus(folder, f"chunk{chunk}/")
-        for part in [Slice(str(file.path), file.name, size=file.size)]
+        for part in [Slice(file.path, file.name, size=file.size)]
     ]  # fmt: skip
     reject_unknown_files(out_dir, outputs_of(tasks), CORPUS_SUFFIXES, state / f"{NAME}.jsonl")
     return run_stage(NAME, tasks, state, options, stale_prefix=f"chunk{chunk}/")

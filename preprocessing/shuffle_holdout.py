@@ -134,7 +134,7 @@ def _sampling_task(corpus_slice: Slice, drops: Path, seed: int, state: Path) -> 
 
 def _text_bytes(corpus_slice: Slice) -> int:
     """Bytes of text in a slice, estimated from its size on disk."""
-    return corpus_slice.size * (1 if corpus_slice.path.endswith(".jsonl") else _COMPRESSION_RATIO)
+    return corpus_slice.size * (1 if corpus_slice.name.endswith(".jsonl") else _COMPRESSION_RATIO)
 
 
 def _mix_task(corpus_slice: Slice, drops: Path, epochs: SourceEpochs, parts: int, seed: int, out_dir: Path) -> Task:

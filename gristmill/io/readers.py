@@ -33,7 +33,7 @@ class Slice:
     the progress bar; `end` None is the end of the file.
     """
 
-    path: str
+    path: Path
     name: str
     first_row: int = 0
     start: int = 0
@@ -67,9 +67,7 @@ def plan_slices(file: CorpusFile) -> list[Slice]:
         cuts = [(0, 0)]
     ends = [start for start, _ in cuts[1:]] + [None]
     share = file.size // len(cuts)
-    return [
-        Slice(str(file.path), file.name, row, start, end, share) for (start, row), end in zip(cuts, ends, strict=True)
-    ]
+    return [Slice(file.path, file.name, row, start, end, share) for (start, row), end in zip(cuts, ends, strict=True)]
 
 
 def read_documents(
@@ -90,7 +88,7 @@ def read_documents(
             counts.add(part.source, READ, size)
             counts.add(part.source, f"{MALFORMED}: {error}", size)
             counts.add_example(f"{part.path} line {row + 1}: {error}")
-            rejects.add(part.path, row, str(error), record)
+            rejects.add(str(part.path), row, str(error), record)
         else:
             source = document.original_key.source if by_original_source else part.source
             counts.add(source, READ, utf8_size(document.text))
@@ -144,7 +142,7 @@ def _malformed_reason(line: bytes) -> str:
 
 def _read_lines(part: Slice) -> Iterator[tuple[int, bytes]]:
     """Yield (row, line) of every line that is not blank."""
-    for row, line in enumerate(read_lines(Path(part.path), part.start, part.end), part.first_row):
+    for row, line in enumerate(read_lines(part.path, part.start, part.end), part.first_row):
         if row == 0:
             line = line.removeprefix(_BYTE_ORDER_MARK)
         if line and not line.isspace():
@@ -155,13 +153,13 @@ def _read_table(part: Slice) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
     """Yield (row, record) of a Parquet or Arrow file; a record with invalid UTF-8 is the bytes of its text."""
     row = part.first_row
     try:
-        with wrap_read_errors(Path(part.path)):
+        with wrap_read_errors(part.path):
             for batch in _batches(part):
                 yield from enumerate(_records(batch), row)
                 row += batch.num_rows
     except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for damaged pages
         raise InputError(
-            f"{part.path}: not a readable {Path(part.path).suffix} file after row {row:,} ({error}). "
+            f"{part.path}: not a readable {part.path.suffix} file after row {row:,} ({error}). "
             "Fetch it again, or remove it to continue without it."
         ) from error
 
@@ -179,17 +177,17 @@ def _records(batch: pa.RecordBatch) -> Iterator[bytes | dict[str, Any]]:
 
 
 def _batches(part: Slice) -> Iterator[pa.RecordBatch]:
-    if part.path.endswith(".parquet"):
+    if part.path.suffix == ".parquet":
         with pa.parquet.ParquetFile(part.path, pre_buffer=False) as file:
             _require_text(file.schema_arrow, part.path)
             groups = range(part.start, file.num_row_groups if part.end is None else part.end)
             yield from file.iter_batches(batch_size=1024, row_groups=list(groups))
         return
-    with pa.memory_map(part.path) as stored:
+    with pa.memory_map(str(part.path)) as stored:
         yield from _ipc_batches(stored, part.path)
 
 
-def _ipc_batches(stored: pa.MemoryMappedFile, path: str) -> Iterator[pa.RecordBatch]:
+def _ipc_batches(stored: pa.MemoryMappedFile, path: Path) -> Iterator[pa.RecordBatch]:
     """Yield the batches of an Arrow IPC stream (as Hugging Face datasets saves) or an IPC file."""
     try:
         reader = pa.ipc.open_stream(stored)
@@ -202,7 +200,7 @@ def _ipc_batches(stored: pa.MemoryMappedFile, path: str) -> Iterator[pa.RecordBa
         yield from reader
 
 
-def _require_text(schema: pa.Schema, path: str) -> None:
+def _require_text(schema: pa.Schema, path: Path) -> None:
     if "text" not in schema.names:
         columns = ", ".join(schema.names)
         raise InputError(f"{path} has no column 'text', only {columns}: rename the column that holds the text")
