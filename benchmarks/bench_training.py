@@ -153,7 +153,7 @@ def write_tokens(folder: Path, count: int) -> None:
     dtype = token_dtype(VOCABULARY)
     with TokenShardWriter(folder / "random", dtype) as shard:
         shard.add(np.random.default_rng(1).integers(0, VOCABULARY, count))
-    record = ShardRecord("random", 1, shard.tokens, shard.tokens, shard.sha256)
+    record = ShardRecord("random", 1, shard.tokens, shard.tokens, shard.sha256, shard.idx_sha256)
     Manifest(TokenizerRecord("none", "none", VOCABULARY, 0), dtype.name, [record], {}).save(folder)
 
 

@@ -128,7 +128,7 @@ def encode_slice(corpus_slice: Slice, tokenizer: Path, prefix: Path, report: Pat
                 source, size = document.original_key.source, utf8_size(document.text)
                 counts.add(source, WRITTEN, size)
                 _add_document(found, source, tokens, size, _ESCAPED_SPACE in document.text)
-    found.shard.sha256 = shard.sha256
+    found.shard.sha256, found.shard.idx_sha256 = shard.sha256, shard.idx_sha256
     atomic_write_bytes(report, msgspec.json.encode(found))
     return counts
 

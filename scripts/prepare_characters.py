@@ -105,7 +105,7 @@ def write_part(folder: Path, ids: NDArray[np.int64], size: int, model: bytes, en
         shard.add(np.append(ids, end))
     atomic_write_bytes(folder / TOKENIZER, model)
     tokenizer = TokenizerRecord(TOKENIZER, sha256_file(folder / TOKENIZER), end + 1, end)
-    record = ShardRecord(SHARD, 1, shard.tokens, size, shard.sha256)
+    record = ShardRecord(SHARD, 1, shard.tokens, size, shard.sha256, shard.idx_sha256)
     Manifest(tokenizer, dtype.name, [record], {source: SourceRecord(1, shard.tokens, size)}).save(folder)
 
 

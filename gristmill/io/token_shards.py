@@ -1,4 +1,4 @@
-"""Token shards in Megatron's indexed dataset format (`.bin` + `.idx`): writer, memory-mapped reader, check.
+"""Token shards in Megatron's indexed dataset format (`.bin` + `.idx`): writer, memory-mapped reader.
 
 `NAME.bin` holds the tokens of all documents, concatenated. `NAME.idx` holds, little-endian:
 
@@ -11,30 +11,34 @@
     (S+1) × i64  document index: 0 … S, as each document is one sequence here
 
 Megatron-LM, NeMo and GPT-NeoX read this format. `manifest.json` in the same folder records the tokenizer, and
-each shard's documents, tokens, bytes and checksum.
+each shard's documents, tokens, bytes and checksums.
 """
 
 import hashlib
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Annotated, BinaryIO, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError, wrap_write_errors
-from gristmill.io.files import atomic_write_bytes, flush_to_disk, sha256_file, unique_partial_path
+from gristmill.io.files import atomic_write_bytes, flush_to_disk, unique_partial_path
 
 MAGIC = b"MMIDIDX\x00\x00"
 MANIFEST = "manifest.json"
+REMEDY = "Restore the file from a copy, or run tokenize_corpus again"
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPE_CODES: dict[int, np.dtype] = {4: np.dtype(np.int32), 8: np.dtype(np.uint16)}
 _CODES = {dtype: code for code, dtype in _DTYPE_CODES.items()}
 _UINT16_VOCABULARY = 65_500  # Megatron chooses uint16 below this size
+_VERSIONS = (1, 2)  # of the manifest; 1 has no checksums of the .idx files
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TokenizerRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,26 +46,27 @@ class TokenizerRecord(msgspec.Struct, forbid_unknown_fields=True):
 
     path: str
     sha256: str
-    vocab_size: int
-    end_of_document: int
+    vocab_size: Count
+    end_of_document: Count
 
 
 class ShardRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """One shard: documents, tokens (end-of-document included), UTF-8 bytes of text, and SHA-256 of its .bin."""
+    """One shard: documents, tokens (end-of-document included), UTF-8 bytes of text; SHA-256 of its .bin and .idx."""
 
     name: str
-    documents: int
-    tokens: int
-    bytes: int
+    documents: Count
+    tokens: Count
+    bytes: Count
     sha256: str
+    idx_sha256: str = ""  # empty in manifests of version 1
 
 
 class SourceRecord(msgspec.Struct, forbid_unknown_fields=True):
     """Documents, tokens and UTF-8 bytes of one source, summed over all shards."""
 
-    documents: int = 0
-    tokens: int = 0
-    bytes: int = 0
+    documents: Count = 0
+    tokens: Count = 0
+    bytes: Count = 0
 
 
 class Manifest(msgspec.Struct, forbid_unknown_fields=True):
@@ -72,7 +77,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
     shards: list[ShardRecord]
     sources: dict[str, SourceRecord]
     lossy_documents: int = 0  # documents with U+2581, which SentencePiece decodes as a space
-    version: int = 1
+    version: int = max(_VERSIONS)
 
     @property
     def tokens(self) -> int:
@@ -97,9 +102,29 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
         if not path.is_file():
             raise UsageError(f"no token shards in {folder}: wanted {path}; make it with tokenize_corpus")
         try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
+            with _read_errors(path):
+                manifest = msgspec.json.decode(path.read_bytes(), type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is damaged ({error}): run tokenize_corpus again") from error
+            raise InputError(f"{path} is damaged ({error}). {REMEDY}") from error
+        if fault := manifest.fault():
+            raise InputError(f"{path} is damaged: {fault}. {REMEDY}")
+        return manifest
+
+    def fault(self) -> str:
+        """What contradicts itself in the manifest, with what was wanted; empty if nothing does."""
+        tokenizer, names = self.tokenizer, [shard.name for shard in self.shards]
+        if self.version not in _VERSIONS:
+            return f"its version is {self.version}; wanted {' or '.join(map(str, _VERSIONS))}"
+        if self.version > 1 and not all(shard.idx_sha256 for shard in self.shards):
+            return "a shard has no idx_sha256; wanted the SHA-256 of its .idx"
+        if tokenizer.end_of_document >= tokenizer.vocab_size:
+            return f"end_of_document is {tokenizer.end_of_document}; wanted an id below {tokenizer.vocab_size}"
+        if self.dtype != (wanted := token_dtype(tokenizer.vocab_size).name):
+            return f"dtype is {self.dtype!r}; wanted {wanted!r} for a vocabulary of {tokenizer.vocab_size:,}"
+        repeated = (
+            next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+        )
+        return f"it names shard {repeated!r} twice; wanted each once" if repeated else ""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -123,7 +148,8 @@ class TokenShardWriter:
     prefix: Path
     dtype: np.dtype
     lengths: list[int] = field(default_factory=list)
-    sha256: str = ""
+    sha256: str = ""  # of the .bin, once it is published
+    idx_sha256: str = ""
 
     def __enter__(self) -> Self:
         self._partial = unique_partial_path(self._bin)
@@ -158,7 +184,8 @@ class TokenShardWriter:
         if kind is None:
             self.sha256 = self._digest.hexdigest()
             index = _idx_bytes(np.array(self.lengths, dtype=np.int32), self.dtype)
-            atomic_write_bytes(self.prefix.with_name(self.prefix.name + ".idx"), index)
+            self.idx_sha256 = hashlib.sha256(index).hexdigest()
+            atomic_write_bytes(with_suffix(self.prefix, ".idx"), index)
 
     @property
     def tokens(self) -> int:
@@ -166,7 +193,7 @@ class TokenShardWriter:
 
     @property
     def _bin(self) -> Path:
-        return self.prefix.with_name(self.prefix.name + ".bin")
+        return with_suffix(self.prefix, ".bin")
 
 
 class TokenShard:
@@ -176,24 +203,19 @@ class TokenShard:
     """
 
     def __init__(self, prefix: Path) -> None:
-        self.prefix = prefix
-        index = _read_bytes(prefix.with_name(prefix.name + ".idx"))
-        if len(index) < _HEADER.size or not index.startswith(MAGIC):
-            raise InputError(f"{prefix}.idx is not a Megatron index: run tokenize_corpus again")
-        _, _, code, sequences, documents = _HEADER.unpack_from(index)
-        if code not in _DTYPE_CODES or len(index) != _HEADER.size + 12 * sequences + 8 * documents:
+        self.prefix, idx = prefix, with_suffix(prefix, ".idx")
+        dtype, documents = _read_header(idx)
+        with _read_errors(idx):
+            index = idx.read_bytes()
+        self.lengths = np.frombuffer(index, np.int32, documents, _HEADER.size)
+        self.offsets = np.frombuffer(index, np.int64, documents, _HEADER.size + 4 * documents)
+        if index != _idx_bytes(self.lengths, dtype):
             raise InputError(
-                f"{prefix}.idx is damaged, or its dtype is neither uint16 nor int32: run tokenize_corpus again"
+                f"{idx} is damaged: its lengths and offsets disagree; wanted a sequence a document. {REMEDY}"
             )
-        self.lengths = np.frombuffer(index, np.int32, sequences, _HEADER.size)
-        self.offsets = np.frombuffer(index, np.int64, sequences, _HEADER.size + 4 * sequences)
-        if index != _idx_bytes(self.lengths, _DTYPE_CODES[code]):
-            raise InputError(
-                f"{prefix}.idx is damaged, or has documents of several sequences: run tokenize_corpus again"
-            )
-        self.tokens = _memory_map(prefix.with_name(prefix.name + ".bin"), _DTYPE_CODES[code])
-        if len(self.tokens) != int(self.lengths.sum()):
-            raise InputError(f"{prefix}.bin and .idx disagree on the number of tokens: run tokenize_corpus again")
+        self.tokens = _memory_map(with_suffix(prefix, ".bin"), dtype)
+        if len(self.tokens) != (wanted := int(self.lengths.sum(dtype=np.int64))) or self.lengths.min(initial=0) < 0:
+            raise InputError(f"{prefix}.bin holds {len(self.tokens):,} tokens; its .idx wants {wanted:,}. {REMEDY}")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -206,26 +228,47 @@ class TokenShard:
         return (self[i] for i in range(len(self)))
 
 
+def map_shard(folder: Path, manifest: Manifest, record: ShardRecord) -> NDArray[np.integer]:
+    """Memory-map the ids of one shard's documents: (n,). Of its .idx only the header is read.
+
+    Raises InputError where its size, documents or dtype are not those of the manifest.
+    """
+    dtype, documents = _read_header(with_suffix(folder / record.name, ".idx"))
+    path = with_suffix(folder / record.name, ".bin")
+    tokens = _memory_map(path, dtype)
+    found, wanted = (len(tokens), documents, dtype.name), (record.tokens, record.documents, manifest.dtype)
+    if found != wanted:
+        raise InputError(
+            f"{path} and .idx hold {found[0]:,} tokens of {found[1]:,} documents as {found[2]}; {MANIFEST} wants "
+            f"{wanted[0]:,} of {wanted[1]:,} as {wanted[2]}. They are damaged or of another run. {REMEDY}"
+        )
+    return tokens
+
+
 def open_shards(folder: Path) -> tuple[Manifest, list[TokenShard]]:
     """Open a folder's manifest, and its shards in the manifest's order. Raises UsageError or InputError."""
     manifest = Manifest.load(folder)
     return manifest, [TokenShard(folder / record.name) for record in manifest.shards]
 
 
-def verify_shards(folder: Path) -> Manifest:
-    """Check every shard of a folder against its manifest: checksum, documents, tokens, end-of-document ids.
+def with_suffix(prefix: Path, suffix: str) -> Path:
+    """A file of the shard `prefix`: its .bin or .idx; the name of a shard may have dots itself."""
+    return prefix.with_name(prefix.name + suffix)
 
-    Raises InputError that names the first shard that differs.
-    """
-    manifest, shards = open_shards(folder)
-    for record, shard in zip(manifest.shards, shards, strict=True):
-        bin_path = folder / f"{record.name}.bin"
-        found = (len(shard), len(shard.tokens), sha256_file(bin_path))
-        last = shard.tokens[np.cumsum(shard.lengths, dtype=np.int64) - 1]
-        ended = bool((last == manifest.tokenizer.end_of_document).all())
-        if found != (record.documents, record.tokens, record.sha256) or not ended:
-            raise InputError(f"{bin_path} differs from its record in {MANIFEST}: run tokenize_corpus again")
-    return manifest
+
+def _read_header(path: Path) -> tuple[np.dtype, int]:
+    """The dtype and the number of documents of an .idx file; raises InputError where its size does not fit them."""
+    with _read_errors(path), path.open("rb") as file:
+        head, size = file.read(_HEADER.size), path.stat().st_size
+    if len(head) < _HEADER.size or not head.startswith(MAGIC):
+        raise InputError(f"{path} is not a Megatron index: it begins with {head[:9]!r}; wanted {MAGIC!r}. {REMEDY}")
+    _, version, code, sequences, documents = _HEADER.unpack(head)
+    if version != 1 or code not in _DTYPE_CODES:
+        raise InputError(f"{path} is damaged: version {version}, dtype {code}; wanted 1, and 8 or 4. {REMEDY}")
+    wanted = _HEADER.size + 12 * sequences + 8 * (sequences + 1)
+    if documents != sequences + 1 or size != wanted:
+        raise InputError(f"{path} is damaged: {size:,} bytes; wanted {wanted:,} for {sequences:,} documents. {REMEDY}")
+    return _DTYPE_CODES[code], sequences
 
 
 def _idx_bytes(lengths: NDArray[np.int32], dtype: np.dtype) -> bytes:
@@ -238,15 +281,16 @@ def _idx_bytes(lengths: NDArray[np.int32], dtype: np.dtype) -> bytes:
 
 
 def _memory_map(path: Path, dtype: np.dtype) -> NDArray[np.integer]:
-    try:
+    with _read_errors(path):
         size = path.stat().st_size
+        if size % dtype.itemsize:
+            raise InputError(f"{path} is damaged: {size:,} bytes; wanted {dtype.itemsize} a token. {REMEDY}")
         return np.memmap(path, dtype, mode="r") if size else np.empty(0, dtype)  # an empty file cannot be mapped
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not readable ({error}): run tokenize_corpus again") from error
 
 
-def _read_bytes(path: Path) -> bytes:
+@contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
     try:
-        return path.read_bytes()
+        yield
     except OSError as error:
-        raise InputError(f"{path} is not readable ({error}): run tokenize_corpus again") from error
+        raise InputError(f"{path} is not readable ({error.strerror}). {REMEDY}") from error

@@ -21,7 +21,7 @@ from gristmill.counts import Counts, Tally
 from gristmill.errors import ConservationError
 from gristmill.io.documents import list_corpus
 from gristmill.io.lines import read_lines
-from gristmill.io.token_shards import verify_shards
+from gristmill.io.token_verification import verify_shards
 from gristmill_cli.funnel import Funnel
 from gristmill_cli.run import run as run_here
 from gristmill_cli.run_config import RunConfig, Tokenizer

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gristmill.counts import READ, WRITTEN
 from gristmill.engine.stage import RunOptions
 from gristmill.errors import InputError, OutputError, UsageError
-from gristmill.io.token_shards import Manifest, open_shards, verify_shards
+from gristmill.io.token_shards import Manifest, open_shards
+from gristmill.io.token_verification import verify_shards
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import sentences, train_tokenizer
 

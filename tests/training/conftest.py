@@ -49,7 +49,9 @@ def write_shards(
         with TokenShardWriter(folder / name, token_dtype(vocabulary)) as shard:
             for ids in documents:
                 shard.add(ids)
-        records.append(ShardRecord(name, len(documents), shard.tokens, 2 * shard.tokens, shard.sha256))
+        records.append(
+            ShardRecord(name, len(documents), shard.tokens, 2 * shard.tokens, shard.sha256, shard.idx_sha256)
+        )
     path = os.path.relpath(tokenizer, folder) if tokenizer else "none.model"
     digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest() if tokenizer else "none"
     Manifest(TokenizerRecord(path, digest, vocabulary, 2), str(token_dtype(vocabulary)), records, {}).save(folder)

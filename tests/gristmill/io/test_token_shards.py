@@ -1,5 +1,6 @@
 """Token shards: what is written is read, by Megatron too; damage is recognised."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ from gristmill.io.token_shards import (
     TokenShardWriter,
     open_shards,
     token_dtype,
-    verify_shards,
 )
+from gristmill.io.token_verification import verify_checksums, verify_shards
 
 END = 2
 DOCUMENTS = [[5, 6, 7, END], [END], [9, END], list(range(3, 300)) + [END]]
@@ -28,7 +29,7 @@ def write_shard(folder: Path, name: str, documents: list[list[int]], vocabulary:
     with TokenShardWriter(folder / name, token_dtype(vocabulary)) as shard:
         for ids in documents:
             shard.add(ids)
-    return ShardRecord(name, len(documents), shard.tokens, 0, shard.sha256)
+    return ShardRecord(name, len(documents), shard.tokens, 0, shard.sha256, shard.idx_sha256)
 
 
 def write_folder(folder: Path, vocabulary: int = 32_000) -> None:
@@ -110,6 +111,14 @@ def swap_lengths(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+def swap_lengths_only(path: Path) -> None:
+    """Reverse the documents' lengths, offsets kept consistent: only the checksum tells."""
+    data = path.read_bytes()
+    lengths = np.frombuffer(data, "<i4", 4, 34)[::-1]
+    offsets = 2 * np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    path.write_bytes(data[:34] + lengths.tobytes() + offsets.astype("<i8").tobytes() + data[34 + 48 :])
+
+
 def cut(size: int):
     return lambda path: path.write_bytes(path.read_bytes()[:size])
 
@@ -147,6 +156,13 @@ DAMAGE = {
     "manifest of another kind": ("manifest.json", lambda path: path.write_bytes(b'{"shards": 3}')),
     "manifest count": ("manifest.json", replace(b'"documents": 4', b'"documents": 5')),
     "manifest names another shard": ("manifest.json", replace(b'"empty"', b'"other"')),
+    "manifest names a shard twice": ("manifest.json", replace(b'"empty"', b'"a/x.jsonl+0"')),
+    "manifest of a later version": ("manifest.json", replace(b'"version": 2', b'"version": 3')),
+    "manifest dtype": ("manifest.json", replace(b'"uint16"', b'"int32"')),
+    "manifest id": ("manifest.json", replace(b'"end_of_document": 2', b'"end_of_document": 32000')),
+    "manifest negative": ("manifest.json", replace(b'"tokens": ', b'"tokens": -')),
+    "manifest without a checksum": ("manifest.json", replace(b'"idx_sha256"', b'"idx_sha256": "", "name"')),
+    "index of other documents": (IDX, swap_lengths_only),
 }
 
 
@@ -162,3 +178,29 @@ def test_damage_is_recognised(tmp_path: Path, damage: str) -> None:
 def test_no_manifest_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="make it with tokenize_corpus"):
         open_shards(tmp_path)
+
+
+def test_checksums_alone_find_a_token_of_the_vocabulary_and_an_index_that_agrees_with_itself(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    record = Manifest.load(tmp_path).shards[0]
+    verify_checksums(tmp_path, record)
+    for name, harm in ((IDX, swap_lengths_only), (BIN, at(3))):
+        harm(tmp_path / name)
+        with pytest.raises(InputError, match=rf"{re.escape(name)} is damaged.*SHA-256 is \w+….*wants"):
+            verify_checksums(tmp_path, record)
+
+
+def test_a_manifest_of_version_1_has_no_checksum_of_the_index(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    path = tmp_path / "manifest.json"
+    old = re.sub(rb',\s*"idx_sha256": "\w*"', b"", path.read_bytes()).replace(b'"version": 2', b'"version": 1')
+    path.write_bytes(old)
+    assert verify_shards(tmp_path).version == 1
+
+
+def test_ids_beyond_the_vocabulary_are_found(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    path = tmp_path / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"vocab_size": 32000', b'"vocab_size": 200'))
+    with pytest.raises(InputError, match="holds id 299; wanted ids from 0 to 199"):
+        verify_shards(tmp_path)
