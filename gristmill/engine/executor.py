@@ -5,15 +5,17 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
+from gristmill.engine.lock import hold_worker_lock
 from gristmill.errors import GristmillError
 
 
@@ -28,39 +30,84 @@ class Call:
         return self.function(**self.arguments)
 
 
-def execute(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
-    """Run every call; yield (index in `calls`, result) as each one finishes, in any order.
+class Executor:
+    """Runs calls in this process (one worker, or a single call) or in worker processes that live until the context ends.
 
-    The first error cancels the calls not yet started and is raised unchanged. Raises GristmillError
-    if a worker process dies. One worker, or one call, runs in this process.
+    `worker_lock` is the lock file of the stage (see lock.py), of which each worker holds a share.
     """
-    if workers <= 1 or len(calls) <= 1:
-        yield from ((position, call()) for position, call in enumerate(calls))
-    else:
-        yield from _execute_in_pool(calls, min(workers, len(calls)))
+
+    def __init__(self, workers: int, worker_lock: Path | None = None) -> None:
+        self.workers, self.worker_lock = workers, worker_lock
+        self._pool: ProcessPoolExecutor | None = None
+        self._others = set(multiprocessing.active_children())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._pool is None:
+            return
+        if kind is not None and not issubclass(kind, Exception):  # interrupted: the workers' tasks end, too
+            for worker in self._own_workers():
+                with suppress(ProcessLookupError):
+                    os.kill(worker.pid or 0, signal.SIGINT)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
+        """Run every call; yield (index in `calls`, result) as each one finishes, in any order.
+
+        The first error cancels the calls not yet started and is raised unchanged. Raises GristmillError
+        if a worker process dies.
+        """
+        if self.workers <= 1 or len(calls) <= 1:
+            yield from ((position, call()) for position, call in enumerate(calls))
+            return
+        futures: dict[Future[Any], int] = {}
+        try:
+            with _delay_sigint():  # a worker interrupted while it starts would print a traceback
+                pool = self._start(calls)
+                futures = {pool.submit(_run_in_worker, call): position for position, call in enumerate(calls)}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BrokenProcessPool as error:
+            # The pool loses track of a worker that starts while another dies, and would wait for it forever.
+            for worker in self._own_workers():
+                worker.kill()
+            raise GristmillError(
+                "a worker process died: most often the machine ran out of memory. Try fewer --workers or a smaller "
+                "--memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
+            ) from error
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _start(self, calls: Sequence[Call]) -> ProcessPoolExecutor:
+        if self._pool is None:
+            # A fork server: workers inherit none of this process's threads, and the modules are imported once.
+            start_fork_server(sorted({call.function.__module__ for call in calls}))
+            self._pool = ProcessPoolExecutor(
+                self.workers, multiprocessing.get_context("forkserver"), _start_worker, (self.worker_lock,)
+            )
+        return self._pool
+
+    def _own_workers(self) -> set[Any]:
+        return set(multiprocessing.active_children()) - self._others
 
 
-def _execute_in_pool(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
-    # A fork server: workers inherit none of this process's threads, and the modules are imported once.
-    with _delay_sigint():
-        start_fork_server(sorted({call.function.__module__ for call in calls}))
-    context, others = multiprocessing.get_context("forkserver"), set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=exit_with_parent)
+def _run_in_worker(call: Call) -> Any:
+    """Run a call; Ctrl-C interrupts a worker only then, as an idle one would print a traceback."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with _delay_sigint():  # a worker interrupted while it starts would print a traceback
-            futures = {pool.submit(call): position for position, call in enumerate(calls)}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    except BrokenProcessPool as error:
-        # The pool loses track of a worker that starts while another dies, and would wait for it forever.
-        for worker in set(multiprocessing.active_children()) - others:
-            worker.kill()
-        raise GristmillError(
-            "a worker process died: most often the machine ran out of memory. Try fewer --workers or a smaller "
-            "--memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
-        ) from error
+        return call()
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _start_worker(lock: Path | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    exit_with_parent()
+    if lock:
+        hold_worker_lock(lock)
 
 
 @contextmanager

@@ -1,0 +1,104 @@
+"""Claims: which files of a folder belong to a run of a stage, to other runs, or to nobody; nothing is lost silently."""
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill.counts import Counts
+from gristmill.engine.records import DoneRecord, Ledger, TaskId
+from gristmill.engine.task import Task
+from gristmill.errors import OutputError, UsageError
+from gristmill.io.files import walk
+
+Records = dict[TaskId, DoneRecord]
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a run of a stage reads and plans; see the arguments of open_stage."""
+
+    selection: str
+    plans: str | None
+    reads: tuple[Path, ...]
+
+    def check_outputs(self, tasks: Iterable[Task], written: set[Path]) -> None:
+        """Raise UsageError if a task would overwrite an input of the stage; `written` are outputs of earlier steps."""
+        tasks = list(tasks)
+        inputs = {path.absolute() for task in tasks for path in task.input_paths} - written
+        for path in (path for task in tasks for path in task.outputs):
+            if path.absolute() in inputs:
+                raise UsageError(f"{path} is an input, and would be overwritten: give another output folder")
+
+    def check_reads(self, ledger: Ledger, before: Records) -> None:
+        """Raise UsageError if another input folder, which still exists, was read for the present output."""
+        record = before.get(self._reads_id)
+        for name, now in zip(record.identity.values() if record else (), self.reads, strict=False):
+            relative, absolute = name.split("\0")
+            is_same = relative == ledger.relative(now) or absolute == str(now.resolve())
+            if not is_same and Path(absolute).exists():
+                raise UsageError(
+                    f"{ledger.root} holds what {ledger.file.stem} made of {absolute}, and would lose it if {now} were "
+                    f"read now: give another output folder, such as {ledger.root / now.resolve().name}, or remove "
+                    f"{ledger.root} first"
+                )
+
+    def record_reads(self, ledger: Ledger) -> Records:
+        """Record the input folders, relative and absolute, for check_reads."""
+        folders = {
+            f"input {i}": f"{ledger.relative(path)}\0{path.resolve()}" for i, path in enumerate(self.reads)
+        }
+        record = DoneRecord(*self._reads_id, folders, [], Counts({}, []))
+        ledger.write(record)
+        return {record.id: record}
+
+    def stale(self, before: Records, done: Records) -> list[TaskId]:
+        """Tasks of earlier runs that this run should have planned, and did not: their inputs are gone."""
+        plans = self.plans
+        if plans is None:
+            return []
+        return [task for task in before if task not in done and task[0] and task[1].startswith(plans)]
+
+    def stale_files(self, ledger: Ledger, stale: Sequence[TaskId], before: Records, done: Records) -> list[Path]:
+        """Files that only stale tasks, or earlier versions of the tasks done, wrote."""
+        kept = {task: record for task, record in before.items() if task not in stale} | done
+        current = {ledger.path(output) for record in kept.values() for output in record.outputs}
+        earlier = {ledger.path(output) for task in (*stale, *done) if task in before for output in before[task].outputs}
+        return sorted(earlier - current)
+
+    @property
+    def _reads_id(self) -> TaskId:
+        return "", f"reads {self.selection}"
+
+
+def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[str, ...], ledger: Ledger) -> None:
+    """Raise OutputError if `folder` has files with these `suffixes` that are neither `planned` nor in the ledger.
+
+    The next stage reads the whole folder, so files of another run would become part of its corpus.
+    """
+    known = {os.path.abspath(path) for path in planned}
+    unknown = {os.path.abspath(path) for path in walk(folder) if path.name.endswith(suffixes)} - known
+    for wait in (0.0, 1.0):  # a concurrent process writes its file first and its record just after
+        if unknown:
+            time.sleep(wait)
+            unknown -= {str(path) for path in ledger.outputs()}
+    if unknown:
+        raise OutputError(
+            f"{folder} holds {len(unknown):,} files that {ledger.file.stem} did not write, {Path(min(unknown)).name!r} "
+            "the first: it may be another run's output. Give an empty or new folder, or remove them."
+        )
+
+
+def reject_overlapping_folders(source: Path, target: Path) -> None:
+    """Raise UsageError if the output folder `target` is the input folder `source`, or one lies inside the other."""
+    if target.resolve().is_relative_to(source.resolve()):
+        raise UsageError(
+            f"output folder {target} is the input folder {source} or lies in it, and its files would be read as "
+            "input: give a folder outside it"
+        )
+    if source.resolve().is_relative_to(target.resolve()):
+        raise UsageError(
+            f"input folder {source} lies in the output folder {target}, and later stages would read both: give "
+            "another output folder"
+        )

@@ -1,0 +1,57 @@
+"""Lock: one process at a time runs a stage with one output; a second one waits for it and says for whom."""
+
+import fcntl
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from gristmill.errors import wrap_write_errors
+
+
+@contextmanager
+def stage_lock(path: Path, quiet: bool = False) -> Iterator[None]:
+    """Context: hold the lock file `path`; wait for another process that holds it.
+
+    The operating system releases the lock of a process that ends, in whatever way. The worker processes of a killed
+    run may live a moment longer: each holds `worker_lock`, which is waited for, too.
+    """
+    with wrap_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("r+b" if path.exists() else "w+b")
+    with file:
+        _lock(file, quiet)
+        with wrap_write_errors(path):
+            file.truncate(0)
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}".encode())
+            file.flush()
+        with workers_path(path).open("wb") as workers:
+            fcntl.flock(workers, fcntl.LOCK_EX)  # until the last orphan has ended
+        yield
+        file.truncate(0)
+
+
+def hold_worker_lock(path: Path) -> None:
+    """Hold a share of the workers' lock until this process ends; called once in each worker of a run."""
+    fcntl.flock(os.open(workers_path(path), os.O_RDONLY | os.O_CREAT), fcntl.LOCK_SH)
+
+
+def workers_path(path: Path) -> Path:
+    """The lock file that the workers of a run share, beside the stage's own."""
+    return path.with_name(path.name + "-workers")
+
+
+def _lock(file: BinaryIO, quiet: bool) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = file.read().decode(errors="replace") or "another process"
+        if not quiet:
+            print(f"waiting for {holder}, which runs this stage with this output", file=sys.stderr, flush=True)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)

@@ -1,0 +1,69 @@
+"""Options of a stage's run that change no byte of its output: workers, memory, limits, messages."""
+
+import os
+from dataclasses import dataclass
+from math import isfinite
+
+import psutil
+import tyro
+
+from gristmill.errors import UsageError
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@tyro.conf.configure(tyro.conf.arg(name=""))  # on a command line --workers, not --options.workers
+@dataclass(frozen=True)
+class RunOptions:
+    """Resources and limits of a stage's run; none of them changes a byte of its output."""
+
+    workers: int | None = None
+    """Worker processes; by default one per core."""
+    memory: str = "auto"
+    """Memory budget of all workers together, such as 512MiB or 4GiB; by default half of the free memory."""
+    max_malformed: float = 0.001
+    """Fail if more than this fraction of the records read is malformed."""
+    quiet: bool = False
+    """Print no progress and no summary line."""
+    explain: bool = False
+    """Print why each task runs again: which input, argument or version differs from the last run."""
+
+    def check(self) -> None:
+        """Raise UsageError if an option is out of range."""
+        assert self.processes > 0 and self.memory_bytes > 0
+        if not (isfinite(self.max_malformed) and 0 <= self.max_malformed <= 1):
+            raise UsageError(f"--max_malformed {self.max_malformed}: wanted a fraction from 0 to 1, such as 0.001")
+
+    @property
+    def processes(self) -> int:
+        """Number of worker processes. Raises UsageError if fewer than one was asked for."""
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"--workers {self.workers}: wanted 1 or more")
+        return self.workers or len(os.sched_getaffinity(0))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory budget of all workers together, in bytes. Raises UsageError if `memory` is not a size."""
+        return psutil.virtual_memory().available // 2 if self.memory == "auto" else parse_size(self.memory)
+
+    @property
+    def memory_per_worker(self) -> int:
+        """Memory budget of one worker, in bytes."""
+        return self.memory_bytes // self.processes
+
+
+def parse_size(text: str) -> int:
+    """Parse a size in bytes, such as '512MiB', '4G' or '1000000'; units are powers of 1024. Raises UsageError.
+
+    >>> parse_size("1.5KiB")
+    1536
+    """
+    number = text.strip().rstrip("BbIi")
+    unit = number[-1:].upper() if number[-1:].isalpha() else ""
+    try:
+        size = int(float(number.removesuffix(number[-1:] if unit else "")) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        size = 0
+    if size <= 0:
+        raise UsageError(f"{text!r} is not a size: wanted a number with a unit, such as 512MiB or 4GiB")
+    return size

@@ -1,0 +1,137 @@
+"""Done records, one a finished task, and the ledger that holds those of a stage.
+
+A worker writes a record after the outputs of its task: `.gristmill/STAGE.done/<hash of the task>.json`. At the end of
+a stage the records are compacted into `.gristmill/STAGE.ledger`, a line each. Both are read without trust: what is not
+a record is as if it was not there, and its task runs again.
+"""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gristmill.counts import Counts
+from gristmill.errors import wrap_write_errors
+from gristmill.io.files import atomic_write, locked
+
+LEDGER = ".ledger"
+_LOOSE = ".done"
+
+TaskId = tuple[str, str]  # step, name of the task
+
+
+class OutputRecord(msgspec.Struct, frozen=True):
+    """A file that a task wrote; `path` is relative to the folder that holds `.gristmill`."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    sha256: str
+
+
+class _OutputsOfRecord(msgspec.Struct):
+    outputs: list[OutputRecord]
+
+
+class DoneRecord(msgspec.Struct):
+    """A finished task: all that its outputs depend on (see identify), its outputs, its counts, and its value.
+
+    The first outputs are those that the task declares, in order; files of malformed records follow.
+    """
+
+    step: str
+    task: str
+    identity: dict[str, str]
+    outputs: list[OutputRecord]
+    counts: Counts
+    value: Any = None
+
+    @property
+    def id(self) -> TaskId:
+        return self.step, self.task
+
+
+_Record = TypeVar("_Record", DoneRecord, _OutputsOfRecord)
+
+
+class Ledger:
+    """The done records of one stage in the state folder `state`; several processes may write records at once."""
+
+    def __init__(self, state: Path, stage: str) -> None:
+        self.file = state / f"{stage}{LEDGER}"
+        self.loose = state / f"{stage}{_LOOSE}"
+        self.root = state.parent
+
+    @classmethod
+    def all_in(cls, state: Path) -> list["Ledger"]:
+        """The ledgers of all stages that keep their state in `state`."""
+        suffixes = (LEDGER, _LOOSE)
+        names = {entry.stem for entry in state.iterdir() if entry.suffix in suffixes} if state.is_dir() else set()
+        return [cls(state, name) for name in sorted(names)]
+
+    def read(self) -> dict[TaskId, DoneRecord]:
+        """The last record of each task."""
+        return {record.id: record for record in self._read(DoneRecord)}
+
+    def outputs(self) -> dict[Path, OutputRecord]:
+        """The record of every file that the stage wrote."""
+        return {
+            self.path(output): output for record in self._read(_OutputsOfRecord) for output in record.outputs
+        }
+
+    def path(self, output: OutputRecord) -> Path:
+        """The absolute path of an output."""
+        return Path(os.path.normpath(self.root.absolute() / output.path))
+
+    def relative(self, path: Path) -> str:
+        """The name of an output in a record."""
+        return os.path.relpath(path.absolute(), self.root.absolute())
+
+    def write(self, record: DoneRecord) -> None:
+        """Write the record of a task that has just finished. Raises OutputError if it cannot be written."""
+        path = self._loose_path(record.id)
+        temporary = path.with_suffix(f".{secrets.token_hex(4)}")
+        with wrap_write_errors(path):
+            self.loose.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(msgspec.json.encode(record))
+            temporary.replace(path)  # not flushed to disk: a record that a power cut empties is no record
+
+    def compact(self, own: Iterable[DoneRecord], removed: Iterable[TaskId] = ()) -> None:
+        """Move the records of a run that has ended into the ledger, and forget `removed` ones."""
+        own, removed = {record.id: record for record in own}, set(removed)
+        with locked(self.file.with_suffix(".compacting")):
+            records = {record.id: record for record in self._decode_file(DoneRecord)} | own
+            lines = (msgspec.json.encode(record) for task, record in sorted(records.items()) if task not in removed)
+            with atomic_write(self.file) as temporary, temporary.open("wb") as file:
+                file.writelines(line + b"\n" for line in lines)
+        for task in (*own, *removed):
+            self._loose_path(task).unlink(missing_ok=True)
+        with suppress(OSError):  # another process's records are in it, or there is none
+            self.loose.rmdir()
+
+    def _loose_path(self, task: TaskId) -> Path:
+        return self.loose / f"{hashlib.sha256(chr(0).join(task).encode()).hexdigest()[:32]}.json"
+
+    def _read(self, kind: type[_Record]) -> Iterator[_Record]:
+        """Decode the ledger, then the loose records, which are newer."""
+        yield from self._decode_file(kind)
+        if self.loose.is_dir():
+            for path in sorted(self.loose.glob("*.json")):
+                yield from _decode(path.read_bytes(), kind)
+
+    def _decode_file(self, kind: type[_Record]) -> Iterator[_Record]:
+        if self.file.exists():
+            for line in self.file.read_bytes().splitlines():
+                yield from _decode(line, kind)
+
+
+def _decode(line: bytes, kind: type[_Record]) -> list[_Record]:
+    try:
+        return [msgspec.json.decode(line, type=kind)]
+    except ValueError:  # damaged JSON, another schema, or not UTF-8
+        return []

@@ -1,0 +1,49 @@
+"""What a run of a stage prints: progress, the reasons why tasks run again, and a summary line."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from gristmill.counts import READ, Counts
+from gristmill.engine.records import DoneRecord
+from gristmill.engine.task import Task
+
+
+@contextmanager
+def progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Context: a progress bar of the bytes that tasks read; yields the function to call with those of a finished one."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(stderr=True)
+    hidden = quiet or not console.is_terminal
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as progress:
+        bar = progress.add_task(name, total=sum(task.size for task in tasks))
+        yield lambda size: progress.advance(bar, size)
+
+
+def explain(stage: str, task: Task, identity: dict[str, str], record: DoneRecord | None) -> None:
+    """Print why a task runs: it is new, its identity differs from its record, or an output was changed."""
+    if record is None:
+        reason = "no earlier run finished it"
+    elif changed := [name for name in identity | record.identity if identity.get(name) != record.identity.get(name)]:
+        name = changed[0]
+        before, now = record.identity.get(name, "none"), identity.get(name, "none")
+        reason = f"{name} was {before[:60]}, is {now[:60]}" + (f" (and {len(changed) - 1} more)" if changed[1:] else "")
+    else:
+        reason = "its output was removed or changed"
+    print(f"{stage}: {task.name}: {reason}", file=sys.stderr, flush=True)
+
+
+def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: float) -> None:
+    """Print one line: documents read, documents per outgoing reason, megabytes per second, tasks skipped."""
+    outgoing = {reason: counts.total(reason).documents for reason in counts.reasons}
+    read = outgoing.pop(READ, 0)
+    parts = " + ".join(f"{count:,} {reason}" for reason, count in outgoing.items() if count)
+    megabytes = counts.total(READ).bytes / 1e6
+    speed = f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)"
+    rate = speed if megabytes else f"{seconds:.1f} s"
+    skipped = f", {tasks - ran} of {tasks} tasks done before" if ran < tasks else ""
+    done = rate + skipped if ran else "done already, nothing to do"
+    print(f"{stage}: {read:,} read = {parts or 'nothing'} | {done}", file=sys.stderr, flush=True)

@@ -1,0 +1,332 @@
+"""A run of a stage: plans steps, skips the tasks that are done, runs the others, and accounts for all of them.
+
+    with open_stage(STAGE, target_dir, options, reads=[data_dir], publishes=[target_dir]) as run:
+        slices = cut_corpus(run, files)                       # a step, whose values plan the next one
+        done = run.step("normalize", [slice_task(part) for part in slices])
+        return run.finish(done.counts)
+
+A step's tasks may read what the tasks of earlier steps wrote. A task is skipped only if its done record has the same
+identity (content of the inputs, arguments, versions) and its outputs are as recorded. Files in `run.work` are temporary:
+they are removed at the end, and written again if a task needs them. Planning opens no input.
+"""
+
+import hashlib
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gristmill.counts import Counts
+from gristmill.engine.claims import Claims
+from gristmill.engine.executor import Call, Executor
+from gristmill.engine.lock import stage_lock
+from gristmill.engine.options import RunOptions
+from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, TaskId
+from gristmill.engine.report import explain, print_summary, progress_bar
+from gristmill.engine.tags import FileTags, matches
+from gristmill.engine.task import FileSet, Result, Task, identify
+from gristmill.io.files import rejects_path, remove_partial_files, sha256_file
+from gristmill.io.unfinished import STATE_DIR, mark_finished, mark_unfinished
+
+_Value = TypeVar("_Value")
+GOAL: TaskId = ("", "goal")  # the record of a whole stage
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage's name, and the versions of all that decides the bytes it writes.
+
+    Raise `version` when a change of the code changes bytes; tests hold hashes of each stage's bytes. `libraries` are
+    distributions, "unicode" (Python's tables) and "zlib", whose versions decide bytes, too.
+    """
+
+    name: str
+    version: int = 1
+    libraries: tuple[str, ...] = ("pyarrow", "zstandard")
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The versions, by name."""
+        return {"version of the stage": str(self.version)} | {name: library_version(name) for name in self.libraries}
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The done records of a step's tasks, in the order of the tasks."""
+
+    records: list[DoneRecord]
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of all tasks."""
+        total = Counts({}, [])
+        for record in self.records:
+            total.merge(record.counts)
+        return total
+
+    def values(self, kind: type[_Value]) -> list[_Value]:
+        """The value that each task returned, as `kind`."""
+        return [msgspec.convert(record.value, kind) for record in self.records]
+
+
+@dataclass
+class StageRun:
+    """A run of a stage in progress; see open_stage."""
+
+    stage: Stage
+    ledger: Ledger
+    name: str  # of the stage, its output and its selection: for locks, marks and temporary files
+    options: RunOptions
+    executor: Executor
+    claims: Claims
+    publishes: tuple[Path, ...]
+    started: float = field(default_factory=time.perf_counter)
+    tags: FileTags = field(default_factory=FileTags)
+    ran: int = 0  # tasks
+    _before: dict[TaskId, DoneRecord] = field(default_factory=dict)
+    _done: dict[TaskId, DoneRecord] = field(default_factory=dict)
+    _written: dict[Path, OutputRecord] = field(default_factory=dict)  # outputs of done tasks, by absolute path
+    _producers: dict[Path, tuple[str, Task]] = field(default_factory=dict)  # of temporary files
+    _set_tags: dict[FileSet, str] = field(default_factory=dict)
+    _goal: Task | None = None
+    _is_changed: bool = False
+
+    @property
+    def work(self) -> Path:
+        """Folder for temporary outputs, which are removed when the stage ends."""
+        return self.ledger.root / STATE_DIR / f"{self.name}.work"
+
+    def goal(self, arguments: dict[str, Any], outputs: tuple[Path, ...]) -> Counts | None:
+        """The counts of the whole stage if an earlier run wrote `outputs` from the same arguments and inputs, else None.
+
+        For a stage whose steps depend on the budget or the number of workers: the plan of a finished stage may differ
+        now, and its result does not.
+        """
+        self._goal = Task(GOAL[1], explain, arguments, outputs)
+        self._hash_touched(self._goal)
+        record = self._before.get(GOAL)
+        if record and self._is_done(self._goal, identify(self._goal, self.stage.identity, self._tag), record):
+            self._done = dict(self._before)
+            return record.counts
+        return None
+
+    def step(self, name: str, tasks: Iterable[Task]) -> StepResult:
+        """Run the tasks that are not done; return the records of all.
+
+        Raises ConservationError if the counts of a task do not add up, UsageError if a task would overwrite an input.
+        """
+        tasks = list(tasks)
+        assert len({task.name for task in tasks}) == len(tasks), f"{name}: names of tasks repeat"
+        self.claims.check_outputs(tasks, set(self._written))
+        self._hash_touched(*tasks)
+        todo = []
+        for task in tasks:
+            identity, record = identify(task, self.stage.identity, self._tag), self._before.get((name, task.name))
+            if record and self._is_done(task, identity, record):
+                self._keep(task, self._refresh(task, record))
+            else:
+                todo.append(task)
+            self._producers |= {path.absolute(): (name, task) for path in task.outputs if self._is_temporary(path)}
+            if self.options.explain and todo and todo[-1] is task:
+                explain(self.stage.name, task, identity, record)
+        if todo:
+            self._begin()
+            self._restore_inputs(todo)
+            self._execute(name, todo)
+        return StepResult([self._done[name, task.name] for task in tasks])
+
+    def finish(self, counts: Counts) -> Counts:
+        """End the stage: remove outputs that were not planned now, compact the ledger, print the summary.
+
+        Raises TooManyMalformed, which leaves the output marked as unfinished.
+        """
+        stale = self.claims.stale(self._before, self._done)
+        for path in self.claims.stale_files(self.ledger, stale, self._before, self._done):
+            self._begin()
+            path.unlink(missing_ok=True)
+        try:
+            counts.check_malformed(self.stage.name, self.options.max_malformed)
+        except Exception:
+            for folder in self.publishes:
+                mark_unfinished(folder, self.name, "found more malformed records than --max_malformed allows")
+            raise
+        if self._goal and self._done.get(GOAL) is None:
+            self._record_goal(self._goal, counts)
+        if self._is_changed or stale:
+            self.ledger.compact(self._done.values(), stale)
+        shutil.rmtree(self.work, ignore_errors=True)
+        for folder in self.publishes:
+            mark_finished(folder, self.name)
+        if not self.options.quiet:
+            print_summary(self.stage.name, counts, self.ran, len(self._done), time.perf_counter() - self.started)
+        return counts
+
+    def _begin(self) -> None:
+        """Called before the first change of the output: refuse another input's output, and mark it as unfinished."""
+        if self.ran:
+            return
+        self.claims.check_reads(self.ledger, self._before)
+        for folder in self.publishes:
+            mark_unfinished(folder, self.name)
+        self._done |= self.claims.record_reads(self.ledger)
+        self._is_changed = True
+
+    def _execute(self, step: str, tasks: Sequence[Task]) -> None:
+        identities = [identify(task, self.stage.identity, self._tag) for task in tasks]  # before inputs are read
+        remove_partial_files(path for task in tasks for path in task.outputs)
+        calls = [
+            Call(run_task, {"step": step, "task": task, "identity": identity, "ledger": self.ledger})
+            for task, identity in zip(tasks, identities, strict=True)
+        ]
+        with progress_bar(f"{self.stage.name}: {step}", tasks, self.options.quiet) as advance:
+            for position, record in self.executor.run(calls):
+                self._keep(tasks[position], record)
+                self.ran += 1
+                advance(tasks[position].size)
+        self.tags.forget({path.absolute().parent for task in tasks for path in task.outputs})
+
+    def _restore_inputs(self, todo: Sequence[Task]) -> None:
+        """Run again the tasks whose temporary outputs are needed and were removed at the end of an earlier run."""
+        needed: dict[str, dict[str, Task]] = {}
+        open_tasks = list(todo)
+        while open_tasks:
+            for path in open_tasks.pop().input_paths:
+                step, task = self._producers.get(path.absolute(), ("", None))
+                if task and task.name not in needed.get(step, {}) and not path.exists():
+                    needed.setdefault(step, {})[task.name] = task
+                    open_tasks.append(task)
+        for step in dict.fromkeys(step for step, _ in self._producers.values()):
+            if step in needed:
+                self._execute(step, list(needed[step].values()))
+
+    def _is_done(self, task: Task, identity: dict[str, str], record: DoneRecord) -> bool:
+        """Whether a record is of this very task, and its outputs are as recorded."""
+        paths = [*task.outputs, *map(self.ledger.path, record.outputs[len(task.outputs) :])]
+        return (
+            record.identity == identity
+            and len(paths) == len(record.outputs)
+            and all(self._is_intact(path, output) for path, output in zip(paths, record.outputs, strict=True))
+        )
+
+    def _is_intact(self, path: Path, output: OutputRecord) -> bool:
+        if self._is_temporary(path):
+            found = self.tags.stat(path.absolute())
+            return found is None or found.st_size == output.size
+        return self.tags.of(path) == output.sha256
+
+    def _refresh(self, task: Task, record: DoneRecord) -> DoneRecord:
+        """The record with the present modification times of outputs that were copied or touched."""
+        for i, path in enumerate(task.outputs):
+            found, output = self.tags.stat(path.absolute()), record.outputs[i]
+            if found and not matches(found, output):
+                record.outputs[i] = msgspec.structs.replace(output, mtime_ns=found.st_mtime_ns)
+                self._is_changed = True
+        return record
+
+    def _keep(self, task: Task, record: DoneRecord) -> None:
+        """Add a record to those of this run."""
+        self._done[record.id] = record
+        self._written |= {path.absolute(): out for path, out in zip(task.outputs, record.outputs, strict=False)}
+
+    def _record_goal(self, goal: Task, counts: Counts) -> None:
+        outputs = [self._written[path.absolute()] for path in goal.outputs]
+        identity = identify(goal, self.stage.identity, self._tag)
+        self._done[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
+        self._is_changed = True
+
+    def _hash_touched(self, *tasks: Task) -> None:
+        """Hash the files that have their recorded size and another modification time, such as copies."""
+        paths = (path for task in tasks for path in (*task.input_paths, *task.outputs))
+        touched = self.tags.touched(path for path in paths if not self._is_temporary(path))
+        for position, sha256 in self.executor.run([Call(sha256_file, {"path": path}) for path in touched]):
+            self.tags.set_hash(touched[position], sha256)
+
+    def _tag(self, found: Path | FileSet) -> str:
+        if isinstance(found, FileSet):
+            if found not in self._set_tags:
+                tags = "\n".join(f"{path.name} {self._tag(path)}" for path in found.paths)
+                self._set_tags[found] = hashlib.sha256(tags.encode()).hexdigest()
+            return self._set_tags[found]
+        written = self._written.get(found.absolute())
+        return written.sha256 if written else self.tags.of(found)
+
+    def _is_temporary(self, path: Path) -> bool:
+        return path.is_relative_to(self.work)
+
+
+@contextmanager
+def open_stage(
+    stage: Stage,
+    root: Path,
+    options: RunOptions,
+    *,
+    label: str = "",
+    selection: str = "",
+    plans: str | None = "",
+    reads: Sequence[Path] = (),
+    publishes: Sequence[Path] = (),
+) -> Iterator[StageRun]:
+    """Context: a run of a stage, alone with its output; another process that runs it waits.
+
+    Args:
+        stage: Its name and versions.
+        root: Folder whose `.gristmill` holds the ledger; most outputs are in it.
+        options: Workers, memory and limits.
+        label: Name of the output, where several calls write different files to one folder.
+        selection: Name of the part of the work that this call does, such as a data set or a chunk; several processes
+            may work on different parts.
+        plans: Prefix of the names of the tasks that this call plans completely: other tasks' outputs of earlier runs
+            are removed, as the next stage would read them. None: remove nothing.
+        reads: The input folders. If an earlier run with other folders, which still exist, wrote this output, the run is
+            refused, as it would replace that.
+        publishes: Folders that later stages read as a whole; marked as unfinished until the end.
+    """
+    options.check()
+    state, name = root / STATE_DIR, f"{stage.name}-{label}" if label else stage.name
+    run_name = f"{name}-{selection.replace('/', '-')}" if selection else name
+    lock = state / f"{run_name}.lock"
+    with stage_lock(lock, options.quiet), Executor(options.processes, lock) as executor:
+        ledger = Ledger(state, name)
+        claims = Claims(selection, plans, tuple(reads))
+        run = StageRun(stage, ledger, run_name, options, executor, claims, tuple(publishes))
+        run._before = ledger.read()
+        yield run
+
+
+def run_task(step: str, task: Task, identity: dict[str, str], ledger: Ledger) -> DoneRecord:
+    """Run one task and write its done record, in a worker process. Raises ConservationError and the task's errors."""
+    budget = {} if task.memory is None else {"memory": task.memory}
+    result = task.function(**task.arguments, **budget)
+    counts, value = result if isinstance(result, Result) else (result or Counts({}, []), None)
+    counts.check_conserved(f"{ledger.file.stem} {task.name}")
+    written = [*task.outputs, *(path for path in map(rejects_path, task.outputs) if path.exists())]
+    outputs = [_record_output(path, ledger.relative(path)) for path in written]
+    record = DoneRecord(step, task.name, identity, outputs, counts, msgspec.to_builtins(value))
+    ledger.write(record)
+    return record
+
+
+def _record_output(path: Path, name: str) -> OutputRecord:
+    found = path.stat()
+    return OutputRecord(name, found.st_size, found.st_mtime_ns, sha256_file(path))
+
+
+@cache
+def library_version(name: str) -> str:
+    """Version of a distribution, of Python's Unicode tables ("unicode") or of "zlib"."""
+    if name == "unicode":
+        import unicodedata
+
+        return unicodedata.unidata_version
+    if name == "zlib":
+        import zlib
+
+        return zlib.ZLIB_RUNTIME_VERSION
+    return version(name)

@@ -1,0 +1,146 @@
+"""Task: a unit of work whose arguments and outputs name every file that it opens, and its fingerprint.
+
+Every path in a task's arguments that is not an output is an input; a task opens nothing else. So inputs cannot be
+forgotten, a task can run in any folder or machine that has copies of them, and its fingerprint has no paths: folders
+may be moved.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from gristmill.counts import Counts
+
+_LONG = 100  # characters; longer values are hashed in an identity
+
+
+class Result(NamedTuple):
+    """What a task's function may return instead of Counts: counts, and a small value for the planning of later steps.
+
+    The value, of types that msgspec encodes as JSON, is kept in the done record: cuts, limits, numbers of documents.
+    """
+
+    counts: Counts
+    value: Any
+
+
+@dataclass(frozen=True, eq=False)
+class FileSet:
+    """Many input files that several tasks read: fingerprinted once, as a whole. Compared by identity."""
+
+    paths: tuple[Path, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Unit of work of a step: a module-level function, its arguments, and the files it writes.
+
+    The function returns Counts, Result or None, and writes each output atomically; its bytes depend on the
+    arguments and the contents of the inputs alone. Temporary files have an output's name and a suffix.
+
+    Attributes:
+        name: Unique in its step.
+        function: Module-level function; called with `arguments`, and `memory` if the task has a budget.
+        arguments: All paths in it, at any depth, are inputs or outputs.
+        outputs: Files to write.
+        size: Bytes that the task reads, for the progress bar.
+        memory: Bytes that the function may use, passed to it as `memory`; it changes no output.
+    """
+
+    name: str
+    function: Callable[..., Counts | Result | None]
+    arguments: dict[str, Any]
+    outputs: tuple[Path, ...] = ()
+    size: int = 0
+    memory: int | None = None
+
+    @cached_property
+    def inputs(self) -> tuple[Path | FileSet, ...]:
+        """Every path in the arguments that is not an output, in order, once."""
+        outputs = set(self.outputs)
+        return tuple(dict.fromkeys(found for found in iter_files(self.arguments) if found not in outputs))
+
+    @property
+    def input_paths(self) -> Iterator[Path]:
+        """The paths of all inputs."""
+        for found in self.inputs:
+            yield from found.paths if isinstance(found, FileSet) else (found,)
+
+
+def identify(task: Task, stage: dict[str, str], tag_of: Callable[[Path | FileSet], str]) -> dict[str, str]:
+    """All that a task's outputs depend on, by name: `stage` (versions), arguments, names of outputs, tags of inputs.
+
+    Contains no folder: an input is its file name and content tag, an output its file name.
+    """
+    numbers: dict[Path | FileSet, str] = {path: f"output {i}" for i, path in enumerate(task.outputs)}
+    identity = stage | {"function": task.function.__qualname__}
+    for number, found in enumerate(task.inputs):
+        numbers[found] = f"input {number}"
+        name = f"{len(found):,} files" if isinstance(found, FileSet) else found.name
+        identity[f"input {number} ({name})"] = tag_of(found)
+    for name, value in task.arguments.items():
+        text = msgspec.json.encode(_canonical(value, numbers)).decode()
+        identity[f"argument {name}"] = text if len(text) <= _LONG else _sha256(text)
+    identity["outputs"] = _sha256("\0".join(path.name for path in task.outputs))
+    return identity
+
+
+def fingerprint(identity: dict[str, str]) -> str:
+    """SHA-256 of an identity, in hexadecimal."""
+    return _sha256(msgspec.json.encode(identity, order="sorted").decode())
+
+
+def iter_files(value: Any) -> Iterator[Path | FileSet]:
+    """Every Path and FileSet in a value, at any depth."""
+    if isinstance(value, Path | FileSet):
+        yield value
+    elif isinstance(value, dict):
+        for item in (*value.keys(), *value.values()):
+            yield from iter_files(item)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from iter_files(item)
+    else:
+        for item in _fields(value).values():
+            yield from iter_files(item)
+
+
+def _canonical(value: Any, numbers: dict[Path | FileSet, str]) -> Any:
+    """A value as JSON builtins, with each file replaced by its number."""
+    if isinstance(value, Path | FileSet):
+        return numbers[value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return repr(value) if isinstance(value, float) else value
+    if isinstance(value, dict):
+        return [[_canonical(key, numbers), _canonical(item, numbers)] for key, item in value.items()]
+    if isinstance(value, set | frozenset):
+        return sorted(_canonical(item, numbers) for item in value)
+    if isinstance(value, list | tuple):
+        return [_canonical(item, numbers) for item in value]
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()]
+    found = _fields(value)
+    assert found or is_dataclass(value) or isinstance(value, msgspec.Struct), f"{value!r} cannot be fingerprinted"
+    return [type(value).__name__, *([name, _canonical(item, numbers)] for name, item in found.items())]
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Field values of a dataclass or msgspec.Struct, by name; empty for anything else."""
+    if isinstance(value, msgspec.Struct):
+        return {name: getattr(value, name) for name in value.__struct_fields__}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return {}
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
