@@ -4,8 +4,9 @@ import shutil
 import sys
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -15,25 +16,19 @@ import tyro
 
 from gristmill.command import command
 from gristmill.counts import CHANGED, WRITTEN, Counts
-from gristmill.engine.ledger import Ledger
-from gristmill.engine.stage import (
-    STATE_DIR,
-    RunOptions,
-    Task,
-    is_done,
-    reject_overlapping_folders,
-    reject_unknown_files,
-    run_stage,
-)
+from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.options import RunOptions
+from gristmill.engine.run import StageRun, StepResult, open_stage
+from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
+from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, JSONL_SUFFIXES, CorpusFile, list_corpus, stem
+from gristmill.io.documents import CORPUS_SUFFIXES, JSONL_SUFFIXES, list_corpus, stem
 from gristmill.io.files import atomic_write, rejects_path
-from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
 
-NAME = "normalize_text"
-PIECES = "normalize_text_pieces"
+STAGE = Stage("normalize_text", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 FILES_PER_INDEX = 64  # as in SlimPajama
 
 
@@ -68,15 +63,18 @@ def normalize_text(
     chosen = files if idx < 0 else files[idx * FILES_PER_INDEX : (idx + 1) * FILES_PER_INDEX]
     if not chosen:
         raise UsageError(f"--idx {idx}: {data_dir} has {len(files)} files, so wanted 0 to {(len(files) - 1) // 64}")
-    state = target_dir / STATE_DIR
-    tasks, pieces = _plan(chosen, targets, state, ftfy)
-    reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, state / f"{NAME}.jsonl")
-    if pieces:  # --max_malformed applies to the whole corpus, below
-        run_stage(PIECES, pieces, state, replace(options, max_malformed=1.0), stale_prefix=None)
-    counts = run_stage(NAME, tasks, state, options, stale_prefix=None if idx >= 0 else "")
-    for file in chosen:  # only these: another process may be working on another --idx
-        shutil.rmtree(_pieces_dir(state, file.name, ftfy), ignore_errors=True)
-    return counts
+    stage = replace(STAGE, libraries=(*STAGE.libraries, "ftfy")) if ftfy else STAGE
+    with open_stage(
+        stage, target_dir, options, selection=f"idx{idx}" if idx >= 0 else "", plans=None if idx >= 0 else "",
+        reads=[data_dir], publishes=[target_dir],
+    ) as run:  # fmt: skip
+        reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
+        slices = cut_corpus(run, chosen)
+        pieces = [part for part in slices if _is_piece(part)]
+        done = run.step("normalize", _normalize_tasks(run, slices, targets, ftfy))
+        if pieces:
+            run.step("join", _join_tasks(run, pieces, targets, done))
+        return run.finish(done.counts)
 
 
 def output_name(name: str, zst: bool) -> str:
@@ -97,62 +95,48 @@ def _reject_name_collisions(targets: dict[str, Path]) -> None:
             raise UsageError(f"{' and '.join(names)} would both be written to {path}: rename one of them")
 
 
-def _plan(files: list[CorpusFile], targets: dict[str, Path], state: Path, ftfy: bool) -> tuple[list[Task], list[Task]]:
-    """(tasks, pieces): `tasks` has one for each file; that of a large file joins the outputs of some of `pieces`.
-
-    A file that is already joined has none in `pieces`.
-    """
-    tasks, pieces = [], []
-    entries = Ledger(state / f"{NAME}.jsonl").read()
-    for file in files:
-        slices, target = plan_slices(file), targets[file.name]
-        if len(slices) == 1:
-            tasks.append(_slice_task(slices[0], target, ftfy))
-            continue
-        of_file = [_slice_task(s, _piece_path(state, target, s, ftfy), ftfy) for s in slices]
-        paths = {piece.name: piece.outputs[0] for piece in of_file}
-        arguments = {"ledger": state / f"{PIECES}.jsonl", "pieces": paths, "target": target}
-        join = Task(file.name, join_pieces, arguments, (file.path,), (target,), file.size)
-        tasks.append(join)
-        if not is_done(join, entries, join.fingerprint()):
-            pieces += of_file
-    return tasks, pieces
+def _is_piece(part: Slice) -> bool:
+    """Whether a slice is only a part of its file."""
+    return part.start > 0 or part.end is not None
 
 
-def _slice_task(corpus_slice: Slice, target: Path, ftfy: bool) -> Task:
-    arguments = {"corpus_slice": corpus_slice, "target": target, "ftfy": ftfy}
-    return Task(
-        corpus_slice.label, normalize_slice, arguments, (Path(corpus_slice.path),), (target,), corpus_slice.size
-    )
+def _normalize_tasks(run: StageRun, slices: list[Slice], targets: dict[str, Path], ftfy: bool) -> Iterator[Task]:
+    """A task for each group of small files, and each piece of a large one, whose output is temporary."""
+    for group in group_slices(slices):
+        outputs = tuple(_piece_path(run, part, targets) if _is_piece(part) else targets[part.name] for part in group)
+        arguments = {"group": group, "outputs": outputs, "ftfy": ftfy}
+        yield Task(group[0].label, normalize_slices, arguments, outputs, sum(part.size for part in group))
 
 
-def _piece_path(state: Path, target: Path, corpus_slice: Slice, ftfy: bool) -> Path:
-    """Path of a piece, with the target's suffix and so its compression.
-
-    The fingerprint of the join task covers its pieces by their paths alone. So a path names everything that
-    its piece depends on: the slice and --ftfy.
-    """
-    suffix = target.name.removeprefix(stem(target.name))
-    return _pieces_dir(state, corpus_slice.name, ftfy) / f"{corpus_slice.start}{suffix}"
+def _piece_path(run: StageRun, part: Slice, targets: dict[str, Path]) -> Path:
+    """Path of a piece, with the target's suffix and so its compression."""
+    name = targets[part.name].name
+    return run.work / part.name / f"{part.start}{name.removeprefix(stem(name))}"
 
 
-def _pieces_dir(state: Path, name: str, ftfy: bool) -> Path:
-    return state / PIECES / ("ftfy" if ftfy else "nfc") / name
+def _join_tasks(run: StageRun, pieces: list[Slice], targets: dict[str, Path], done: StepResult) -> Iterator[Task]:
+    """A task for each large file: it joins the pieces, and the files of their malformed records."""
+    written = {run.ledger.path(output) for record in done.records for output in record.outputs}
+    for name, of_file in groupby(pieces, key=lambda part: part.name):
+        paths = [_piece_path(run, part, targets).absolute() for part in of_file]
+        found = [path for path in map(rejects_path, paths) if path in written]
+        arguments = {"pieces": paths, "rejects": found, "target": targets[name]}
+        yield Task(name, join_pieces, arguments, (targets[name],))
 
 
-def normalize_slice(corpus_slice: Slice, target: Path, ftfy: bool) -> Counts:
-    """Normalise one slice of a corpus file into `target`."""
-    counts = Counts({}, [])
-    fix = _ftfy() if ftfy else _nfc
-    with open_jsonl_writer(target) as sink:
-        for document in read_documents(corpus_slice, counts, Rejects(target)):
-            size = utf8_size(document.text)
-            document.replace_text(fix(document.text))
-            written = utf8_size(document.text)
-            sink.write(document.to_json())
-            counts.add(corpus_slice.source, WRITTEN, written)
-            if written != size:
-                counts.add(corpus_slice.source, CHANGED, size - written, documents=0)
+def normalize_slices(group: SliceGroup, outputs: tuple[Path, ...], ftfy: bool) -> Counts:
+    """Task: normalise each slice of a group into its output."""
+    counts, fix = Counts({}, []), _ftfy() if ftfy else _nfc
+    for part, output in zip(group, outputs, strict=True):
+        with open_jsonl_writer(output) as sink:
+            for document in read_documents(part, counts, Rejects(output)):
+                size = utf8_size(document.text)
+                document.replace_text(fix(document.text))
+                written = utf8_size(document.text)
+                sink.write(document.to_json())
+                counts.add(part.source, WRITTEN, written)
+                if written != size:
+                    counts.add(part.source, CHANGED, size - written, documents=0)
     return counts
 
 
@@ -168,17 +152,12 @@ def _ftfy() -> Callable[[str], str]:
     return lambda text: ftfy.fix_text(text, normalization="NFC")
 
 
-def join_pieces(ledger: Path, pieces: dict[str, Path], target: Path) -> Counts:
-    """Concatenate the pieces of one file and their rejects, and add up their counts from the ledger."""
-    entries, counts = Ledger(ledger).read(), Counts({}, [])
-    for name in pieces:
-        counts.merge(entries[name].counts)
-    _concatenate(list(pieces.values()), target)
-    rejects = [path for path in map(rejects_path, pieces.values()) if path.exists()]
+def join_pieces(pieces: list[Path], rejects: list[Path], target: Path) -> None:
+    """Task: concatenate the pieces of one file, and the files of their malformed records."""
+    _concatenate(pieces, target)
     rejects_path(target).unlink(missing_ok=True)
     if rejects:
         _concatenate(rejects, rejects_path(target))
-    return counts
 
 
 def _concatenate(pieces: list[Path], target: Path) -> None:

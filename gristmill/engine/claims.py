@@ -46,9 +46,7 @@ class Claims:
 
     def record_reads(self, ledger: Ledger) -> Records:
         """Record the input folders, relative and absolute, for check_reads."""
-        folders = {
-            f"input {i}": f"{ledger.relative(path)}\0{path.resolve()}" for i, path in enumerate(self.reads)
-        }
+        folders = {f"input {i}": f"{ledger.relative(path)}\0{path.resolve()}" for i, path in enumerate(self.reads)}
         record = DoneRecord(*self._reads_id, folders, [], Counts({}, []))
         ledger.write(record)
         return {record.id: record}

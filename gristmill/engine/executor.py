@@ -31,7 +31,7 @@ class Call:
 
 
 class Executor:
-    """Runs calls in this process (one worker, or a single call) or in worker processes that live until the context ends.
+    """Runs calls in this process (one worker, or one call), or in worker processes that live until the context ends.
 
     `worker_lock` is the lock file of the stage (see lock.py), of which each worker holds a share.
     """
@@ -92,6 +92,12 @@ class Executor:
 
     def _own_workers(self) -> set[Any]:
         return set(multiprocessing.active_children()) - self._others
+
+
+def execute(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
+    """Run every call in an Executor of its own."""
+    with Executor(min(workers, len(calls))) as executor:
+        yield from executor.run(calls)
 
 
 def _run_in_worker(call: Call) -> Any:

@@ -80,9 +80,7 @@ class Ledger:
 
     def outputs(self) -> dict[Path, OutputRecord]:
         """The record of every file that the stage wrote."""
-        return {
-            self.path(output): output for record in self._read(_OutputsOfRecord) for output in record.outputs
-        }
+        return {self.path(output): output for record in self._read(_OutputsOfRecord) for output in record.outputs}
 
     def path(self, output: OutputRecord) -> Path:
         """The absolute path of an output."""
@@ -103,13 +101,13 @@ class Ledger:
 
     def compact(self, own: Iterable[DoneRecord], removed: Iterable[TaskId] = ()) -> None:
         """Move the records of a run that has ended into the ledger, and forget `removed` ones."""
-        own, removed = {record.id: record for record in own}, set(removed)
+        new, gone = {record.id: record for record in own}, set(removed)
         with locked(self.file.with_suffix(".compacting")):
-            records = {record.id: record for record in self._decode_file(DoneRecord)} | own
-            lines = (msgspec.json.encode(record) for task, record in sorted(records.items()) if task not in removed)
+            records = {record.id: record for record in self._decode_file(DoneRecord)} | new
+            lines = (msgspec.json.encode(record) for task, record in sorted(records.items()) if task not in gone)
             with atomic_write(self.file) as temporary, temporary.open("wb") as file:
                 file.writelines(line + b"\n" for line in lines)
-        for task in (*own, *removed):
+        for task in (*new, *gone):
             self._loose_path(task).unlink(missing_ok=True)
         with suppress(OSError):  # another process's records are in it, or there is none
             self.loose.rmdir()

@@ -14,7 +14,7 @@ from gristmill.engine.task import Task
 
 @contextmanager
 def progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Context: a progress bar of the bytes that tasks read; yields the function to call with those of a finished one."""
+    """Context: a progress bar of the bytes that tasks read; yields the function to call with those of each task."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
     hidden = quiet or not console.is_terminal

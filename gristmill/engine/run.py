@@ -6,8 +6,8 @@
         return run.finish(done.counts)
 
 A step's tasks may read what the tasks of earlier steps wrote. A task is skipped only if its done record has the same
-identity (content of the inputs, arguments, versions) and its outputs are as recorded. Files in `run.work` are temporary:
-they are removed at the end, and written again if a task needs them. Planning opens no input.
+identity (content of the inputs, arguments, versions) and its outputs are as recorded. Files in `run.work` are
+temporary: removed at the end, and written again if a task needs them. Planning opens no input.
 """
 
 import hashlib
@@ -16,8 +16,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,30 +29,13 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, TaskId
 from gristmill.engine.report import explain, print_summary, progress_bar
 from gristmill.engine.tags import FileTags, matches
-from gristmill.engine.task import FileSet, Result, Task, identify
+from gristmill.engine.task import FileSet, Stage, Task, identify
+from gristmill.engine.worker import run_task
 from gristmill.io.files import rejects_path, remove_partial_files, sha256_file
 from gristmill.io.unfinished import STATE_DIR, mark_finished, mark_unfinished
 
 _Value = TypeVar("_Value")
 GOAL: TaskId = ("", "goal")  # the record of a whole stage
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage's name, and the versions of all that decides the bytes it writes.
-
-    Raise `version` when a change of the code changes bytes; tests hold hashes of each stage's bytes. `libraries` are
-    distributions, "unicode" (Python's tables) and "zlib", whose versions decide bytes, too.
-    """
-
-    name: str
-    version: int = 1
-    libraries: tuple[str, ...] = ("pyarrow", "zstandard")
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """The versions, by name."""
-        return {"version of the stage": str(self.version)} | {name: library_version(name) for name in self.libraries}
 
 
 @dataclass(frozen=True)
@@ -104,7 +85,7 @@ class StageRun:
         return self.ledger.root / STATE_DIR / f"{self.name}.work"
 
     def goal(self, arguments: dict[str, Any], outputs: tuple[Path, ...]) -> Counts | None:
-        """The counts of the whole stage if an earlier run wrote `outputs` from the same arguments and inputs, else None.
+        """The counts of the whole stage if an earlier run wrote `outputs` from the same arguments, else None.
 
         For a stage whose steps depend on the budget or the number of workers: the plan of a finished stage may differ
         now, and its result does not.
@@ -133,7 +114,8 @@ class StageRun:
                 self._keep(task, self._refresh(task, record))
             else:
                 todo.append(task)
-            self._producers |= {path.absolute(): (name, task) for path in task.outputs if self._is_temporary(path)}
+            for path in filter(self._is_temporary, task.outputs):
+                self._producers |= {path.absolute(): (name, task), rejects_path(path.absolute()): (name, task)}
             if self.options.explain and todo and todo[-1] is task:
                 explain(self.stage.name, task, identity, record)
         if todo:
@@ -165,7 +147,8 @@ class StageRun:
         for folder in self.publishes:
             mark_finished(folder, self.name)
         if not self.options.quiet:
-            print_summary(self.stage.name, counts, self.ran, len(self._done), time.perf_counter() - self.started)
+            tasks = sum(1 for step, _ in self._done if step)
+            print_summary(self.stage.name, counts, self.ran, tasks, time.perf_counter() - self.started)
         return counts
 
     def _begin(self) -> None:
@@ -298,35 +281,3 @@ def open_stage(
         run = StageRun(stage, ledger, run_name, options, executor, claims, tuple(publishes))
         run._before = ledger.read()
         yield run
-
-
-def run_task(step: str, task: Task, identity: dict[str, str], ledger: Ledger) -> DoneRecord:
-    """Run one task and write its done record, in a worker process. Raises ConservationError and the task's errors."""
-    budget = {} if task.memory is None else {"memory": task.memory}
-    result = task.function(**task.arguments, **budget)
-    counts, value = result if isinstance(result, Result) else (result or Counts({}, []), None)
-    counts.check_conserved(f"{ledger.file.stem} {task.name}")
-    written = [*task.outputs, *(path for path in map(rejects_path, task.outputs) if path.exists())]
-    outputs = [_record_output(path, ledger.relative(path)) for path in written]
-    record = DoneRecord(step, task.name, identity, outputs, counts, msgspec.to_builtins(value))
-    ledger.write(record)
-    return record
-
-
-def _record_output(path: Path, name: str) -> OutputRecord:
-    found = path.stat()
-    return OutputRecord(name, found.st_size, found.st_mtime_ns, sha256_file(path))
-
-
-@cache
-def library_version(name: str) -> str:
-    """Version of a distribution, of Python's Unicode tables ("unicode") or of "zlib"."""
-    if name == "unicode":
-        import unicodedata
-
-        return unicodedata.unidata_version
-    if name == "zlib":
-        import zlib
-
-        return zlib.ZLIB_RUNTIME_VERSION
-    return version(name)

@@ -11,46 +11,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
-import tyro
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from gristmill.counts import READ, Counts
+from gristmill.engine.claims import reject_overlapping_folders as reject_overlapping_folders
 from gristmill.engine.executor import Call, execute
 from gristmill.engine.ledger import Ledger, LedgerEntry
-from gristmill.errors import OutputError, UsageError
+from gristmill.engine.options import RunOptions
+from gristmill.engine.options import parse_size as parse_size
+from gristmill.errors import OutputError
 from gristmill.io.files import rejects_path, remove_partial_files, walk
-
-STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-@tyro.conf.configure(tyro.conf.arg(name=""))  # on a command line --workers, not --options.workers
-@dataclass(frozen=True)
-class RunOptions:
-    """Resources and limits of a stage's run; none of them changes a byte of its output."""
-
-    workers: int | None = None
-    """Worker processes; by default one per core."""
-    memory: str = "auto"
-    """Memory budget of all workers together, such as 512MiB or 4GiB; by default half of the free memory."""
-    max_malformed: float = 0.001
-    """Fail if more than this fraction of the records read is malformed."""
-    quiet: bool = False
-    """Print no progress and no summary line."""
-
-    @property
-    def processes(self) -> int:
-        """Number of worker processes. Raises UsageError if fewer than one was asked for."""
-        if self.workers is not None and self.workers < 1:
-            raise UsageError(f"--workers {self.workers}: wanted 1 or more")
-        return self.workers or len(os.sched_getaffinity(0))
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory budget of all workers together, in bytes. Raises UsageError if `memory` is not a size."""
-        return psutil.virtual_memory().available // 2 if self.memory == "auto" else parse_size(self.memory)
+from gristmill.io.unfinished import STATE_DIR as STATE_DIR
 
 
 class MemoryBudget(int):
@@ -150,15 +122,6 @@ def outputs_of(tasks: Iterable[Task]) -> list[Path]:
     return [path for task in tasks for path in task.outputs]
 
 
-def reject_overlapping_folders(source: Path, target: Path) -> None:
-    """Raise UsageError if the output folder `target` is the input folder `source` or lies inside it."""
-    if target.resolve().is_relative_to(source.resolve()):
-        raise UsageError(
-            f"output folder {target} is the input folder {source} or lies in it, and its files would be read as "
-            "input: give a folder outside it"
-        )
-
-
 def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[str, ...], ledger: Path) -> None:
     """Raise OutputError if `folder` has files with these `suffixes` that are neither `planned` nor in the ledger.
 
@@ -181,23 +144,6 @@ def note_count_mismatch(n_docs: int, counts: Counts, options: RunOptions) -> Non
     found = counts.total(READ).documents
     if n_docs > 0 and n_docs != found and not options.quiet:
         print(f"note: n_docs is {n_docs:,}, but {found:,} documents were found; all are used", file=sys.stderr)
-
-
-def parse_size(text: str) -> int:
-    """Parse a size in bytes, such as '512MiB', '4G' or '1000000'; units are powers of 1024. Raises UsageError.
-
-    >>> parse_size("1.5KiB")
-    1536
-    """
-    number = text.strip().rstrip("BbIi")
-    unit = number[-1:].upper() if number[-1:].isalpha() else ""
-    try:
-        size = int(float(number.removesuffix(number[-1:] if unit else "")) * _UNITS[unit])
-    except (ValueError, KeyError, OverflowError):
-        size = 0
-    if size <= 0:
-        raise UsageError(f"{text!r} is not a size: wanted a number with a unit, such as 512MiB or 4GiB")
-    return size
 
 
 @cache

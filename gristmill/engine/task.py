@@ -1,14 +1,15 @@
-"""Task: a unit of work whose arguments and outputs name every file that it opens, and its fingerprint.
+"""Task: a unit of work whose arguments and outputs name every file that it opens; Stage: the versions it depends on.
 
 Every path in a task's arguments that is not an output is an input; a task opens nothing else. So inputs cannot be
-forgotten, a task can run in any folder or machine that has copies of them, and its fingerprint has no paths: folders
-may be moved.
+forgotten, a task can run in any folder or machine that has copies of them, and its identity has no paths: folders may
+be moved.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,24 @@ class Result(NamedTuple):
 
     counts: Counts
     value: Any
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage's name, and the versions of all that decides the bytes it writes.
+
+    Raise `version` when a change of the code changes bytes; tests hold hashes of each stage's bytes. `libraries` are
+    distributions, "unicode" (Python's tables) and "zlib", whose versions decide bytes, too.
+    """
+
+    name: str
+    version: int = 1
+    libraries: tuple[str, ...] = ("pyarrow", "zstandard")
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The versions, by name."""
+        return {"version of the stage": str(self.version)} | {name: library_version(name) for name in self.libraries}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,11 +113,6 @@ def identify(task: Task, stage: dict[str, str], tag_of: Callable[[Path | FileSet
     return identity
 
 
-def fingerprint(identity: dict[str, str]) -> str:
-    """SHA-256 of an identity, in hexadecimal."""
-    return _sha256(msgspec.json.encode(identity, order="sorted").decode())
-
-
 def iter_files(value: Any) -> Iterator[Path | FileSet]:
     """Every Path and FileSet in a value, at any depth."""
     if isinstance(value, Path | FileSet):
@@ -144,3 +158,17 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@cache
+def library_version(name: str) -> str:
+    """Version of a distribution, of Python's Unicode tables ("unicode") or of "zlib"."""
+    if name == "unicode":
+        import unicodedata
+
+        return unicodedata.unidata_version
+    if name == "zlib":
+        import zlib
+
+        return zlib.ZLIB_RUNTIME_VERSION
+    return version(name)

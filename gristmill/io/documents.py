@@ -15,6 +15,7 @@ import msgspec
 
 from gristmill.errors import UsageError, wrap_read_errors
 from gristmill.io.files import walk
+from gristmill.io.unfinished import reject_unfinished
 
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 TABLE_SUFFIXES = (".parquet", ".arrow")
@@ -114,11 +115,12 @@ def list_corpus(root: Path, prefix: str = "") -> list[CorpusFile]:
     """List the corpus files below `root`, sorted by name: `prefix` + path relative to `root`.
 
     Raises UsageError if `root` is not a folder or holds no file of a known format, InputError
-    if a file cannot be read.
+    if a file cannot be read, or a stage has not finished writing the folder.
     """
     if not root.is_dir():
         wanted = "a folder, and it is a file" if root.exists() else "a folder, and there is none"
         raise UsageError(f"{root}: wanted {wanted} of that name. Check the path")
+    reject_unfinished(root)
     paths = [path for path in walk(root) if path.name.endswith(CORPUS_SUFFIXES) and not _is_cache(path)]
     if not paths:
         raise UsageError(

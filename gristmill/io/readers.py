@@ -57,14 +57,25 @@ class Malformed(Exception):
 def plan_slices(file: CorpusFile) -> list[Slice]:
     """Cut a file into slices: .jsonl at lines, .parquet at row groups; other formats are one slice.
 
-    Raises InputError if a file that must be cut is unreadable.
+    Reads a large file. Raises InputError if a file that must be cut is unreadable.
     """
-    if file.size > SLICE_BYTES and file.name.endswith(".jsonl"):
-        cuts = line_starts(file.path, SLICE_BYTES)
-    elif file.size > SLICE_BYTES and file.name.endswith(".parquet"):
-        cuts = _row_group_starts(file)
-    else:
-        cuts = [(0, 0)]
+    return slices_at(file, find_cuts(file, SLICE_BYTES) if is_cut(file) else [(0, 0)])
+
+
+def is_cut(file: CorpusFile) -> bool:
+    """Whether a file is so large that it is cut into several slices, in a format that can be."""
+    return file.size > SLICE_BYTES and file.name.endswith((".jsonl", ".parquet"))
+
+
+def find_cuts(file: CorpusFile, slice_bytes: int) -> list[tuple[int, int]]:
+    """Where the slices of a .jsonl or .parquet file start, about `slice_bytes` apart: (byte or row group, row)."""
+    if file.name.endswith(".jsonl"):
+        return line_starts(file.path, slice_bytes)
+    return _row_group_starts(file, slice_bytes)
+
+
+def slices_at(file: CorpusFile, cuts: list[tuple[int, int]]) -> list[Slice]:
+    """The slices of a file that start at `cuts`."""
     ends = [start for start, _ in cuts[1:]] + [None]
     share = file.size // len(cuts)
     return [Slice(file.path, file.name, row, start, end, share) for (start, row), end in zip(cuts, ends, strict=True)]
@@ -206,7 +217,7 @@ def _require_text(schema: pa.Schema, path: Path) -> None:
         raise InputError(f"{path} has no column 'text', only {columns}: rename the column that holds the text")
 
 
-def _row_group_starts(file: CorpusFile) -> list[tuple[int, int]]:
+def _row_group_starts(file: CorpusFile, slice_bytes: int) -> list[tuple[int, int]]:
     """First row group of each slice, and the row in the file at which it starts."""
     try:
         metadata = pa.parquet.read_metadata(file.path)
@@ -216,7 +227,7 @@ def _row_group_starts(file: CorpusFile) -> list[tuple[int, int]]:
         ) from error
     starts, row, size = [(0, 0)], 0, 0
     for group in range(metadata.num_row_groups):
-        if size >= SLICE_BYTES:
+        if size >= slice_bytes:
             starts.append((group, row))
             size = 0
         row += metadata.row_group(group).num_rows

@@ -1,0 +1,28 @@
+"""What a worker process does: run one task, check its counts, hash its outputs, and write its done record."""
+
+from pathlib import Path
+
+import msgspec
+
+from gristmill.counts import Counts
+from gristmill.engine.records import DoneRecord, Ledger, OutputRecord
+from gristmill.engine.task import Result, Task
+from gristmill.io.files import rejects_path, sha256_file
+
+
+def run_task(step: str, task: Task, identity: dict[str, str], ledger: Ledger) -> DoneRecord:
+    """Run one task and write its done record, in a worker process. Raises ConservationError and the task's errors."""
+    budget = {} if task.memory is None else {"memory": task.memory}
+    result = task.function(**task.arguments, **budget)
+    counts, value = result if isinstance(result, Result) else (result or Counts({}, []), None)
+    counts.check_conserved(f"{ledger.file.stem} {task.name}")
+    written = [*task.outputs, *(path for path in map(rejects_path, task.outputs) if path.exists())]
+    outputs = [_record_output(path, ledger.relative(path)) for path in written]
+    record = DoneRecord(step, task.name, identity, outputs, counts, msgspec.to_builtins(value))
+    ledger.write(record)
+    return record
+
+
+def _record_output(path: Path, name: str) -> OutputRecord:
+    found = path.stat()
+    return OutputRecord(name, found.st_size, found.st_mtime_ns, sha256_file(path))
