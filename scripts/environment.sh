@@ -26,16 +26,5 @@ install_gristmill() {
     echo "$wanted" > "$stamp"
 }
 
-# numba compares a cached kernel with the file that defines it, and not with the modules whose functions it inlines:
-# any source newer than the oldest cached kernel removes all of them.
-remove_stale_kernels() {
-    local folders="dedup preprocessing training" oldest
-    oldest=$(find $folders -name '*.nb[ic]' -exec ls -t {} + | tail -n 1)
-    if [ -n "$oldest" ] && [ -n "$(find $folders -name '*.py' -newer "$oldest")" ]; then
-        find $folders -name '*.nb[ic]' -delete
-    fi
-}
-
 install_gristmill "$1"
-remove_stale_kernels
 PATH=$PWD/.venv/bin:$PATH

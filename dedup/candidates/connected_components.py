@@ -6,11 +6,11 @@ Nodes are document ids; the root of a component is its smallest node.
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.io.external_sort import ExternalSorter, read_records, write_records
+from gristmill.kernels import kernel
 
 LABEL = np.dtype([("node", "<u8"), ("root", "<u8")])
 _EDGE = np.dtype([("node", "<u8"), ("other", "<u8")])
@@ -158,7 +158,7 @@ def _node_type(nodes: int) -> np.dtype:
     return np.dtype(np.uint32 if nodes <= 1 << 32 else np.uint64)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def find_root(parent: np.ndarray, node: int) -> int:
     """The root of a node; halves the path to it."""
     while parent[node] != node:
@@ -167,20 +167,20 @@ def find_root(parent: np.ndarray, node: int) -> int:
     return node
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _union(edges: np.ndarray, parent: np.ndarray) -> None:
     for i in range(len(edges)):
         one, other = find_root(parent, edges[i, 0]), find_root(parent, edges[i, 1])
         parent[max(one, other)] = min(one, other)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _flatten(parent: np.ndarray) -> None:
     for node in range(len(parent)):
         parent[node] = find_root(parent, node)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _mark_joined(roots: np.ndarray, joined: np.ndarray) -> None:
     """Mark the nodes of components of two or more."""
     for node in range(len(roots)):

@@ -8,12 +8,12 @@ Bands are compared by 64-bit digests. Among a billion documents two different ba
 probability 3 % per band.
 """
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
 from dedup.candidates.connected_components import find_root
 from gristmill.errors import UsageError
+from gristmill.kernels import kernel
 
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 BAND_RECORD = np.dtype([("digest", "<u8"), ("document", "<u8")])
@@ -76,7 +76,7 @@ def _table_size(count: int) -> int:
     return 1 << max(4, (2 * count - 1).bit_length())
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _digest_bands(signatures: np.ndarray, factors: np.ndarray, salt: np.uint64, digests: np.ndarray) -> None:
     """digests[band, i] = mix(salt + Σ_r factors[r] · signatures[i, band, r]) mod 2^64, with random odd factors.
 
@@ -94,7 +94,7 @@ def _digest_bands(signatures: np.ndarray, factors: np.ndarray, salt: np.uint64, 
             digests[band, i] = state ^ (state >> np.uint64(31))
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _find_firsts(digests: np.ndarray, firsts: np.ndarray, table: np.ndarray) -> None:
     """Set firsts[i] to the first position of digests[i]; `table` is scratch (uint32), its size a power of two."""
     mask = np.uint64(len(table) - 1)
@@ -109,7 +109,7 @@ def _find_firsts(digests: np.ndarray, firsts: np.ndarray, table: np.ndarray) -> 
         firsts[i] = table[slot]
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _unite_buckets(digests: np.ndarray, documents: np.ndarray, bits: np.uint64, parent: np.ndarray, first: int) -> None:
     """Partition records by their highest `bits` bits (counting sort), then unite the buckets of each partition."""
     shift = np.uint64(64) - bits

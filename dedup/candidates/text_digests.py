@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +22,7 @@ from gristmill.engine.partition import partition_of
 from gristmill.io.files import atomic_write
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
+from gristmill.kernels import kernel
 from gristmill.text import matching_form, utf8_size
 
 MatchOn = Literal["matching_form", "bytes"]
@@ -115,7 +115,7 @@ _COMPARED_BYTES: dict[str, Callable[[Sequence[str]], Iterator[tuple[memoryview |
 }
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _write_forms(data: np.ndarray, offsets: np.ndarray, forms: np.ndarray, bounds: np.ndarray) -> None:
     """Write the matching form of packed text i to forms[bounds[i] : bounds[i + 1]]."""
     for i in range(len(offsets) - 1):

@@ -2,19 +2,18 @@
 
 A shingle is `width` consecutive units of the matching form: characters, or words with the single spaces
 between them. Texts are packed into UTF-8 (`pack`), rewritten (`write_form`) and cut into units
-(`find_units`). numba's cache checks only a compiled function's own file: after a change here, `touch`
-the modules that import it.
+(`find_units`).
 """
 
 import string
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import UsageError
+from gristmill.kernels import kernel
 
 Unit = Literal["character", "word"]
 PADDING = 64  # bytes after a form that kernels may read; their values do not matter
@@ -100,7 +99,7 @@ _ASCII_TABLE = _ascii_table()
 _PAGE_NUMBERS, _LOWER_CASE = _lower_case_pages()
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def write_form(text: np.ndarray, form: np.ndarray) -> tuple[int, bool]:
     """Write the matching form of a packed `text` (uint8) to `form` (uint8); return its size and whether it is ASCII."""
     at, size, after_space = np.uintp(0), np.uintp(0), np.uintp(1)  # unsigned: numba then skips negative-index checks
@@ -127,7 +126,7 @@ def write_form(text: np.ndarray, form: np.ndarray) -> tuple[int, bool]:
     return int(np.int64(size)), is_ascii
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _is_ascii(text: np.ndarray) -> bool:
     """Whether all bytes are ASCII; without a branch per byte, so that it is vectorised."""
     high = np.uint8(0)
@@ -136,7 +135,7 @@ def _is_ascii(text: np.ndarray) -> bool:
     return bool(high < 0x80)
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _write_ascii(
     text: np.ndarray, form: np.ndarray, size: np.uintp, after_space: np.uintp
 ) -> tuple[np.uintp, np.uintp]:
@@ -150,7 +149,7 @@ def _write_ascii(
     return size, after_space
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _decode_utf8(text: np.ndarray, at: np.uintp) -> tuple[np.uint32, np.uintp]:
     """The code point encoded at `at`, and the offset of the next."""
     lead = np.uint32(text[at])
@@ -166,7 +165,7 @@ def _decode_utf8(text: np.ndarray, at: np.uintp) -> tuple[np.uint32, np.uintp]:
     return np.uint32((lead & 0x07) << 18 | last), at + np.uintp(4)
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _lower_case(code: np.uint32) -> np.uint32:
     """Lower case of a code point, by the two-level table."""
     if code >= _FIRST_UNCHANGED:
@@ -175,7 +174,7 @@ def _lower_case(code: np.uint32) -> np.uint32:
     return _LOWER_CASE[page * np.uint32(_PAGE_SIZE) + code % np.uint32(_PAGE_SIZE)] if page else code
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _encode_utf8(form: np.ndarray, at: np.uintp, code: np.uint32) -> np.uintp:
     """Write a code point as UTF-8 at `at`; return the offset after it."""
     tail, one = np.uint8(0x80 | (code & 0x3F)), np.uintp(1)
@@ -194,7 +193,7 @@ def _encode_utf8(form: np.ndarray, at: np.uintp, code: np.uint32) -> np.uintp:
     return at + np.uintp(4)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def find_units(form: np.ndarray, size: int, by_word: bool, starts: np.ndarray) -> int:
     """Write the offsets of a form's units to `starts` (int32), n + 1 of them; return n.
 

@@ -6,32 +6,32 @@ little-endian; the last row holds each message's tail, the up to three bytes aft
 padded with zeros.
 
 All arithmetic is modulo 2^32. numba widens integers in every operation, so each result is narrowed
-again. numba's cache checks only a compiled function's own file: after a change here, `touch` the
-modules that import it.
+again.
 """
 
-import numba as nb
 import numpy as np
+
+from gristmill.kernels import kernel
 
 _U = np.uint32
 WORDS = 17  # rows of the matrix: 16 whole words and the tail
 MAX_BYTES = 64  # length of the longest message that fits
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def rotate_left(value: np.uint32, bits: int) -> np.uint32:
     """Rotate a 32-bit value left by `bits`."""
     return _U((_U(value) << _U(bits)) | (_U(value) >> _U(32 - bits)))
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def load_word(data: np.ndarray, at: np.uintp) -> np.uint32:
     """The four bytes from data[at] on, little-endian. `at` is unsigned: numba then skips the negative-index checks."""
     low = _U(data[at]) | (_U(data[at + np.uintp(1)]) << _U(8))
     return _U(low | (_U(data[at + np.uintp(2)]) << _U(16)) | (_U(data[at + np.uintp(3)]) << _U(24)))
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def gather_fixed(data: np.ndarray, length: int, count: int, words: np.ndarray, scratch: np.ndarray) -> None:
     """Fill `words` with the windows data[i : i + length], i < count.
 
@@ -50,7 +50,7 @@ def gather_fixed(data: np.ndarray, length: int, count: int, words: np.ndarray, s
             word_k[i] = shifted[i] if k < whole else _U(shifted[i] & mask)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def gather_varying(
     data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, max_length: int, words: np.ndarray
 ) -> None:

@@ -14,12 +14,11 @@ resemblance and containment of documents", 1997; Leskovec, Rajaraman and Ullman,
               errors at t = 128 and similarity 0.8 for sets of 20, 100, 300 and 2,000 shingles: .024, .026,
               .028, .034 (affine: .034, .036, .035, .035; one-permutation hashing with optimal
               densification, Shrivastava 2017, equally fast: .040, .035, .031, .034).
-
-numba's cache checks only a compiled function's own file: after a change here, `touch` signatures.py.
 """
 
-import numba as nb
 import numpy as np
+
+from gristmill.kernels import kernel
 
 _U, _W = np.uint32, np.uint64
 EMPTY = np.uint32(0xFFFFFFFF)  # a slot without a shingle; all slots of a document without any
@@ -28,7 +27,7 @@ _DEDUPLICATE_FROM = 8  # hashes per slot; with more it is faster to remove repea
 _UNROLL = 8  # hashes per iteration, to load coefficients and minima less often
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def fmix32(value: np.uint32) -> np.uint32:
     """MurmurHash3's 32-bit finaliser: a bijection in which every input bit affects every output bit."""
     value = _U(value ^ (value >> _U(16)))
@@ -38,7 +37,7 @@ def fmix32(value: np.uint32) -> np.uint32:
     return _U(value ^ (value >> _U(16)))
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def update_affine(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.ndarray) -> None:
     """Update the minima `mins` (slots) with π_j(h) of every hash h in `hashes` (overwritten).
 
@@ -63,7 +62,7 @@ def update_affine(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.nda
             mins[j] = min(mins[j], _U(a[j] * rest + b[j]))
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def update_mersenne(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.ndarray, scratch: np.ndarray) -> None:
     """Update the minima `mins` (slots, uint32) with π_j(h) of every hash h in `hashes` (uint32).
 
@@ -85,7 +84,7 @@ def update_mersenne(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.n
     _update_exactly(hashes[whole:], a, b, mins)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _minima_of_eight(h: np.ndarray, a: np.ndarray, b: np.ndarray, scratch: np.ndarray) -> np.uint32:
     """Set scratch[j] to the minimum of π_j(h) + 1 over eight hashes h; return the minimum over j."""
     h0, h1, h2, h3, h4, h5, h6, h7 = _W(h[0]), _W(h[1]), _W(h[2]), _W(h[3]), _W(h[4]), _W(h[5]), _W(h[6]), _W(h[7])
@@ -101,13 +100,13 @@ def _minima_of_eight(h: np.ndarray, a: np.ndarray, b: np.ndarray, scratch: np.nd
     return minimum
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _fold(y: np.uint64) -> np.uint32:
     """The low 32 bits of y mod 2^61 − 1, possibly off by one in the rare case that update_mersenne checks for."""
     return _U(y + (y >> _W(61)))
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _update_exactly(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.ndarray) -> None:
     """Update minima with the exact reduction. Subtracting 2^61 − 1 is adding 1, as only the low 32 bits are kept."""
     prime, one, shift = _W(MERSENNE_PRIME), _W(1), _W(61)
@@ -119,7 +118,7 @@ def _update_exactly(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.n
             mins[j] = min(mins[j], _U(folded + ((folded + one) >> shift)))
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def update_fss(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.ndarray, scratch: np.ndarray) -> None:
     """Compute the signature `mins` (slots, all EMPTY) of a document's hashes, which may be overwritten.
 
@@ -144,7 +143,7 @@ def update_fss(hashes: np.ndarray, a: np.ndarray, b: np.ndarray, mins: np.ndarra
             _fill_slot(hashes, a[len(mins) + j], b[len(mins) + j], mins[j : j + 1])
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _assign_first_round(hashes: np.ndarray, a: np.uint32, b: np.uint32, mins: np.ndarray, scratch: np.ndarray) -> None:
     """Round 0: assign each hash to a slot, which takes the minimum."""
     slots = _W(len(mins))
@@ -155,7 +154,7 @@ def _assign_first_round(hashes: np.ndarray, a: np.uint32, b: np.uint32, mins: np
         mins[slot] = min(mins[slot], value)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _assign_round(hashes: np.ndarray, i: int, a: np.uint32, b: np.uint32, mins: np.ndarray, filled: np.ndarray) -> int:
     """Round i: fill only slots that are empty at its start; return the number filled."""
     slots, new = _W(len(mins)), 0
@@ -170,14 +169,14 @@ def _assign_round(hashes: np.ndarray, i: int, a: np.uint32, b: np.uint32, mins: 
     return new
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _fill_slot(hashes: np.ndarray, a: np.uint32, b: np.uint32, slot: np.ndarray) -> None:
     """One of the last t rounds: assign all hashes to one slot."""
     for h in hashes:
         slot[0] = min(slot[0], fmix32(_U(a * h + b)))
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _distinct(hashes: np.ndarray) -> np.ndarray:
     """Sort in place and drop repeats, which would cost time in every round; return the distinct hashes."""
     hashes.sort()

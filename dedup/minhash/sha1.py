@@ -1,14 +1,13 @@
 """The first 32 bits of SHA-1 (FIPS 180-4), compiled: of one message, and of many side by side (message_words.py).
 
 One SIMD instruction works on as many messages as fit into a register: the eighty rounds of a block
-are unrolled into straight-line code, which the compiler vectorises over messages. numba's cache checks
-only a compiled function's own file: after a change here, `touch` the modules that import it.
+are unrolled into straight-line code, which the compiler vectorises over messages.
 """
 
-import numba as nb
 import numpy as np
 
 from dedup.minhash.message_words import WORDS, rotate_left
+from gristmill.kernels import kernel
 
 _U = np.uint32
 _A, _B, _C, _D, _E = map(_U, (0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476, 0xC3D2E1F0))
@@ -18,7 +17,7 @@ ONE_BLOCK_BYTES = 55  # of a message that fits into one block with its padding
 _State = tuple[np.uint32, np.uint32, np.uint32, np.uint32, np.uint32]
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def sha1_32_varying(words: np.ndarray, lengths: np.ndarray, max_length: int, hashes: np.ndarray) -> None:
     """Write to `hashes` (uint32) SHA-1's first four bytes, little-endian, of messages of lengths[i] ≤ max_length bytes.
 
@@ -38,7 +37,7 @@ def sha1_32_varying(words: np.ndarray, lengths: np.ndarray, max_length: int, has
         hashes[i] = _swap_bytes(_U(state[0] + _A))
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _pad(words: np.ndarray, lengths: np.ndarray, max_length: int) -> None:
     """Turn messages into padded blocks, in place (section 5.1.1): big-endian words, a 1 bit, zeros, length in bits."""
     tails, n = words[WORDS - 1], len(lengths)
@@ -57,7 +56,7 @@ def _pad(words: np.ndarray, lengths: np.ndarray, max_length: int) -> None:
         last[i] = _U(lengths[i] * _U(8))
 
 
-@nb.njit(forceinline=True)
+@kernel(forceinline=True)
 def _twenty_rounds(state: _State, schedule: tuple, t: int) -> tuple[_State, tuple]:
     """Run rounds t to t + 19, which share a constant and a logical function."""
     state, schedule = _five_rounds(state, schedule, t)
@@ -66,7 +65,7 @@ def _twenty_rounds(state: _State, schedule: tuple, t: int) -> tuple[_State, tupl
     return _five_rounds(state, schedule, t)
 
 
-@nb.njit(forceinline=True)
+@kernel(forceinline=True)
 def _five_rounds(state: _State, schedule: tuple, t: int) -> tuple[_State, tuple]:
     state, schedule = _round(state, schedule, t)
     state, schedule = _round(state, schedule, t)
@@ -75,7 +74,7 @@ def _five_rounds(state: _State, schedule: tuple, t: int) -> tuple[_State, tuple]
     return _round(state, schedule, t)
 
 
-@nb.njit(forceinline=True)
+@kernel(forceinline=True)
 def _round(state: _State, schedule: tuple, t: int) -> tuple[_State, tuple]:
     """Run one round; return the new state and the next sixteen words of the schedule."""
     a, b, c, d, e = state
@@ -84,7 +83,7 @@ def _round(state: _State, schedule: tuple, t: int) -> tuple[_State, tuple]:
     return (total, a, rotate_left(b, 30), c, d), schedule[1:] + (new,)
 
 
-@nb.njit(forceinline=True)
+@kernel(forceinline=True)
 def _logical(t: int, b: np.uint32, c: np.uint32, d: np.uint32) -> np.uint32:
     """Round t's logical function: Ch, Parity, Maj, Parity (section 4.1.1)."""
     if t < 20:
@@ -94,14 +93,14 @@ def _logical(t: int, b: np.uint32, c: np.uint32, d: np.uint32) -> np.uint32:
     return _U(b ^ c ^ d)
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _swap_bytes(value: np.uint32) -> np.uint32:
     """Reverse the order of the four bytes."""
     high = (value << _U(24)) | ((value << _U(8)) & _U(0xFF0000))
     return _U(high | ((value >> _U(8)) & _U(0xFF00)) | (value >> _U(24)))
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def sha1_32(data: np.ndarray, start: int, end: int, schedule: np.ndarray) -> np.uint32:
     """SHA-1's first four bytes, little-endian, of data[start:end] (uint8); `schedule` is scratch of 80 uint32."""
     state = np.array((_A, _B, _C, _D, _E), np.uint32)
@@ -112,7 +111,7 @@ def sha1_32(data: np.ndarray, start: int, end: int, schedule: np.ndarray) -> np.
     return _swap_bytes(state[0])
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _load(data: np.ndarray, start: int, length: int, block: int, schedule: np.ndarray) -> None:
     """Write the message schedule of one padded block, 80 words, to `schedule` (section 6.1.2, step 1)."""
     last = (length + 8) // 64
@@ -130,7 +129,7 @@ def _load(data: np.ndarray, start: int, length: int, block: int, schedule: np.nd
         schedule[t] = rotate_left(schedule[t - 3] ^ schedule[t - 8] ^ schedule[t - 14] ^ schedule[t - 16], 1)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _compress(state: np.ndarray, schedule: np.ndarray) -> None:
     """Run the eighty rounds of a block and add the result to the state (section 6.1.2, steps 2 to 4)."""
     a, b, c, d, e = state[0], state[1], state[2], state[3], state[4]

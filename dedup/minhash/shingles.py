@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import get_args
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +10,7 @@ from dedup.minhash.matching_form import Unit, find_units, form_size, pack, write
 from dedup.minhash.message_words import MAX_BYTES, WORDS, gather_fixed
 from dedup.minhash.xxh64 import STRIPE, xxh64, xxh64_fixed
 from gristmill.errors import UsageError
+from gristmill.kernels import kernel
 
 _BLOCK = 512  # shingles hashed side by side
 
@@ -38,7 +38,7 @@ def shingle_sets(texts: Sequence[str], width: int = 13, unit: Unit = "character"
     return sets
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _hash_texts(
     data: np.ndarray, offsets: np.ndarray, width: int, by_word: bool, form: np.ndarray, hashes: np.ndarray,
     counts: np.ndarray,
@@ -63,7 +63,7 @@ def _hash_texts(
         at += counts[i]
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _sort_unique(found: np.ndarray, out: np.ndarray) -> int:
     """Write the distinct values of `found` to `out`, ascending; return their number.
 
@@ -86,7 +86,7 @@ def _sort_unique(found: np.ndarray, out: np.ndarray) -> int:
     return _insertion_sort_unique(out[: len(found)])
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _insertion_sort_unique(out: np.ndarray) -> int:
     """Sort almost sorted values in place by insertion and drop repeats; return the number left."""
     kept = 0

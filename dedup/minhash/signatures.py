@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import get_args
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +29,7 @@ from dedup.minhash.schemes import EMPTY, update_affine, update_fss, update_merse
 from dedup.minhash.sha1 import ONE_BLOCK_BYTES, sha1_32, sha1_32_varying
 from dedup.minhash.xxh32 import STRIPE, xxh32, xxh32_fixed, xxh32_varying
 from gristmill.errors import UsageError
+from gristmill.kernels import kernel
 
 _BLOCK = 512  # shingles hashed side by side: their words stay in the L1 cache
 _CHUNK = 1 << 15  # shingles hashed before the signature is updated; fss needs all of a text at once
@@ -103,7 +103,7 @@ def _coefficients(sketch: Sketch) -> tuple[Coefficients, Coefficients]:
     return draw_coefficients(HASH_FAMILIES[sketch.hash].scheme, sketch.permutations, sketch.seed)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _sign_texts(
     data: np.ndarray, offsets: np.ndarray, width: int, by_word: bool, shingle_hash: int, scheme: int,
     a: np.ndarray, b: np.ndarray, form: np.ndarray, starts: np.ndarray, hashes: np.ndarray, values: np.ndarray,
@@ -135,7 +135,7 @@ def _sign_texts(
                 update_fss(chunk, a32, b32, values[i], words[0])
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _hash_fixed(
     form: np.ndarray, width: int, shingle_hash: int, hashes: np.ndarray, words: np.ndarray, scratch: np.ndarray
 ) -> None:
@@ -153,7 +153,7 @@ def _hash_fixed(
             xxh32_varying(words, lengths, width, values, scratch)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _hash_varying(
     form: np.ndarray, starts: np.ndarray, width: int, by_word: bool, shingle_hash: int,
     hashes: np.ndarray, words: np.ndarray, scratch: np.ndarray,
@@ -185,7 +185,7 @@ def _hash_varying(
         first += len(values)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _measure_lengths(bounds: np.ndarray, width: int, by_word: bool, lengths: np.ndarray) -> int:
     """Write the lengths in bytes of the shingles that begin at `bounds`; return the largest."""
     ends, space, max_length = bounds[width:], np.int32(by_word), np.uint32(0)
@@ -195,7 +195,7 @@ def _measure_lengths(bounds: np.ndarray, width: int, by_word: bool, lengths: np.
     return int(np.int64(max_length))
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _hash_long(
     form: np.ndarray, begins: np.ndarray, lengths: np.ndarray, max_bytes: int, shingle_hash: int, values: np.ndarray,
     words: np.ndarray,

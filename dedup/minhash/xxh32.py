@@ -1,20 +1,19 @@
 """XXH32 with seed 0, compiled: of one message, and of many side by side (message_words.py).
 
-Specification: github.com/Cyan4973/xxHash, doc/xxhash_spec.md. numba's cache checks only a compiled
-function's own file: after a change here, `touch` the modules that import it.
+Specification: github.com/Cyan4973/xxHash, doc/xxhash_spec.md.
 """
 
-import numba as nb
 import numpy as np
 
 from dedup.minhash.message_words import WORDS, load_word, rotate_left
+from gristmill.kernels import kernel
 
 _U = np.uint32
 _P1, _P2, _P3, _P4, _P5 = map(_U, (2654435761, 2246822519, 3266489917, 668265263, 374761393))
 STRIPE = 16  # bytes; only messages of at least one stripe use the four accumulators
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _avalanche(value: np.uint32) -> np.uint32:
     """XXH32's final mixing (spec, step 6)."""
     value = _U(value ^ (value >> _U(15)))
@@ -24,29 +23,29 @@ def _avalanche(value: np.uint32) -> np.uint32:
     return _U(value ^ (value >> _U(16)))
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _round(accumulator: np.uint32, word: np.uint32) -> np.uint32:
     """Mix one word of a stripe into its accumulator (spec, step 2)."""
     return _U(rotate_left(_U(accumulator + _U(word * _P2)), 13) * _P1)
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _mix_word(value: np.uint32, word: np.uint32) -> np.uint32:
     return _U(rotate_left(_U(value + _U(word * _P3)), 17) * _P4)
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _mix_byte(value: np.uint32, byte: np.uint32) -> np.uint32:
     return _U(rotate_left(_U(value + _U(byte * _P5)), 11) * _P1)
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _merge(v1: np.uint32, v2: np.uint32, v3: np.uint32, v4: np.uint32) -> np.uint32:
     """Combine the four accumulators (spec, step 3)."""
     return _U(_U(rotate_left(v1, 1) + rotate_left(v2, 7)) + _U(rotate_left(v3, 12) + rotate_left(v4, 18)))
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def xxh32(data: np.ndarray, start: int, end: int) -> np.uint32:
     """XXH32 of data[start:end] (uint8)."""
     at, last, value = np.uintp(start), np.uintp(end), _P5
@@ -67,7 +66,7 @@ def xxh32(data: np.ndarray, start: int, end: int) -> np.uint32:
     return _avalanche(value)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def xxh32_fixed(words: np.ndarray, length: int, hashes: np.ndarray) -> None:
     """Write to `hashes` (uint32) the XXH32 of messages that are all `length` bytes long, less than STRIPE."""
     n = len(hashes)
@@ -85,7 +84,7 @@ def xxh32_fixed(words: np.ndarray, length: int, hashes: np.ndarray) -> None:
         hashes[i] = _avalanche(hashes[i])
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def xxh32_varying(
     words: np.ndarray, lengths: np.ndarray, max_length: int, hashes: np.ndarray, accumulators: np.ndarray
 ) -> None:
@@ -108,7 +107,7 @@ def xxh32_varying(
         hashes[i] = _avalanche(hashes[i])
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _mix_stripes(
     words: np.ndarray, lengths: np.ndarray, max_length: int, hashes: np.ndarray, accumulators: np.ndarray
 ) -> None:

@@ -1,13 +1,12 @@
 """XXH64 with seed 0, compiled: of one message, and of many side by side (message_words.py).
 
-Specification: github.com/Cyan4973/xxHash, doc/xxhash_spec.md. All arithmetic is modulo 2^64. numba's
-cache checks only a compiled function's own file: after a change here, `touch` the modules that import it.
+Specification: github.com/Cyan4973/xxHash, doc/xxhash_spec.md. All arithmetic is modulo 2^64.
 """
 
-import numba as nb
 import numpy as np
 
 from dedup.minhash.message_words import WORDS, load_word
+from gristmill.kernels import kernel
 
 _U = np.uint64
 _P1, _P2, _P3 = map(_U, (11400714785074694791, 14029467366897019727, 1609587929392839161))
@@ -15,45 +14,45 @@ _P4, _P5 = map(_U, (9650029242287828579, 2870177450012600261))
 STRIPE = 32  # bytes; only messages of at least one stripe use the four accumulators
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _rotate_left(value: np.uint64, bits: int) -> np.uint64:
     return _U((value << _U(bits)) | (value >> _U(64 - bits)))
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _load_eight(data: np.ndarray, at: np.uintp) -> np.uint64:
     """The eight bytes from data[at] on, little-endian."""
     return _U(load_word(data, at)) | _U(_U(load_word(data, at + np.uintp(4))) << _U(32))
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _round(accumulator: np.uint64, word: np.uint64) -> np.uint64:
     return _U(_rotate_left(_U(accumulator + word * _P2), 31) * _P1)
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _mix_eight(value: np.uint64, word: np.uint64) -> np.uint64:
     return _U(_rotate_left(_U(value ^ _round(_U(0), word)), 27) * _P1 + _P4)
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _mix_four(value: np.uint64, word: np.uint64) -> np.uint64:
     return _U(_rotate_left(_U(value ^ _U(word * _P1)), 23) * _P2 + _P3)
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _mix_byte(value: np.uint64, byte: np.uint64) -> np.uint64:
     return _U(_rotate_left(_U(value ^ _U(byte * _P5)), 11) * _P1)
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _avalanche(value: np.uint64) -> np.uint64:
     value = _U(_U(value ^ (value >> _U(33))) * _P2)
     value = _U(_U(value ^ (value >> _U(29))) * _P3)
     return _U(value ^ (value >> _U(32)))
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def xxh64_fixed(words: np.ndarray, length: int, hashes: np.ndarray) -> None:
     """Write to `hashes` (uint64) the XXH64 of messages that are all `length` bytes long, less than STRIPE."""
     n, whole = len(hashes), length // 4
@@ -75,7 +74,7 @@ def xxh64_fixed(words: np.ndarray, length: int, hashes: np.ndarray) -> None:
         hashes[i] = _avalanche(hashes[i])
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def xxh64(data: np.ndarray, start: int, end: int) -> np.uint64:
     """XXH64 of data[start:end] (uint8)."""
     at, last, length = np.uintp(start), np.uintp(end), end - start

@@ -14,7 +14,6 @@ from datetime import UTC, date, datetime, time
 from typing import Any
 
 import msgspec
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +21,7 @@ from dedup.candidates.document_ids import is_of_index
 from gristmill.errors import UsageError
 from gristmill.io.documents import source_of
 from gristmill.io.keys import KeySet
+from gristmill.kernels import kernel
 
 INDEXED, ORDINARY, DROPPED = 0, 1, 2  # tiers
 LAST = np.iinfo(np.int64).max  # rank of a document that lacks the policy's field or is of no listed source
@@ -168,7 +168,7 @@ class KeepOrder:
         return bool((self.tiers == ORDINARY).all() and not self.ranks.any() and not len(self.dropped))
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _contains(files: np.ndarray, rows: np.ndarray, starts: np.ndarray, sets: np.ndarray) -> np.ndarray:
     """Whether each row (n) is in the sorted set of its file (n), sets[starts[file] : starts[file + 1]]."""
     found = np.zeros(len(files), np.bool_)

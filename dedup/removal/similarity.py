@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +24,7 @@ from dedup.minhash.signature_shards import list_shards, open_shard
 from dedup.minhash.signatures import Sketch
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
+from gristmill.kernels import kernel
 
 Measure = Literal["jaccard", "containment"]
 Shingles = NDArray[np.uint64]  # hashes, ascending, each once
@@ -169,7 +169,7 @@ class _KeptSignatures:
         return True
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _first_match(
     one: np.ndarray, flat: np.ndarray, starts: np.ndarray, count: int, is_containment: bool, threshold: float
 ) -> tuple[int, float]:
@@ -184,7 +184,7 @@ def _first_match(
     return -1, 0.0
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _fewest_shared(one: int, other: int, is_containment: bool, threshold: float) -> int:
     """The least number of shared shingles with which two sets of these sizes reach the threshold, in float64.
 
@@ -198,7 +198,7 @@ def _fewest_shared(one: int, other: int, is_containment: bool, threshold: float)
     return needed
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _count_shared(one: np.ndarray, other: np.ndarray, needed: int) -> int:
     """The number of values that two ascending arrays share, or -1 as soon as `needed` are out of reach."""
     i, j, shared = np.uintp(0), np.uintp(0), np.uintp(0)
@@ -247,7 +247,7 @@ def pairwise_estimates(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarit
     return found, made_as
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _compare_all(members: np.ndarray, starts: np.ndarray, marks: np.ndarray, found: np.ndarray) -> None:
     """Fill `found` (n × n) with the Jaccard similarities of the sets members[starts[i] : starts[i + 1]].
 

@@ -12,9 +12,10 @@ single arrays rather than a Merges, as passing a tuple of arrays costs more than
 import heapq
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
+
+from gristmill.kernels import kernel
 
 ASCII = 128  # number of ASCII characters
 BIGRAM_FILTER_BITS = 22  # log2 of the filter's bits
@@ -47,7 +48,7 @@ def merge_table(pairs: list[tuple[int, int]], pieces: list[int]) -> tuple[NDArra
     return keys, merged
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def bigram_tables(pairs: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
     """`ascii_bigrams` and `bigram_filter` of Merges, given all bigrams of pieces: code points, (n, 2)."""
     ascii_bigrams = np.zeros(ASCII * ASCII, np.bool_)
@@ -61,7 +62,7 @@ def bigram_tables(pairs: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[
     return ascii_bigrams, bigram_filter
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def merge_by_scan(data, at, end, merges, scratch):  # type: ignore[no-untyped-def]
     """Merge a word, bytes at … end, by scanning all pairs for the best one each time.
 
@@ -97,7 +98,7 @@ def merge_by_scan(data, at, end, merges, scratch):  # type: ignore[no-untyped-de
     return count
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def merge_by_heap(data, at, end, merges, ids, n, first):  # type: ignore[no-untyped-def]
     """Merge a long word, bytes at … end, with a heap of pairs; append its ids to `ids` and return the new n."""
     symbols, keys, merged = np.empty(end - at, np.int32), merges.keys, merges.merged
@@ -128,7 +129,7 @@ def merge_by_heap(data, at, end, merges, ids, n, first):  # type: ignore[no-unty
     return n
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _push_pair(heap, symbols, i, j, merges):  # type: ignore[no-untyped-def]
     """Push the pair of symbols i, j if they make a piece; the highest score is popped first, then the leftmost."""
     piece = _merged_piece(symbols[i], symbols[j], merges.keys, merges.merged)
@@ -136,7 +137,7 @@ def _push_pair(heap, symbols, i, j, merges):  # type: ignore[no-untyped-def]
         heapq.heappush(heap, (-merges.scores[piece], i, j, symbols[i], symbols[j]))
 
 
-@nb.njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def _merged_piece(left, right, keys, merged):  # type: ignore[no-untyped-def]
     """Id of the piece that two symbols make, or -1."""
     key, mask, piece = _pack_pair(left, right), len(keys) - 1, np.int32(-1)
@@ -149,7 +150,7 @@ def _merged_piece(left, right, keys, merged):  # type: ignore[no-untyped-def]
     return piece
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _insert_all(keys, merged, pairs, pieces):  # type: ignore[no-untyped-def]
     mask = len(keys) - 1
     for i in range(len(pairs)):
@@ -160,24 +161,24 @@ def _insert_all(keys, merged, pairs, pieces):  # type: ignore[no-untyped-def]
         keys[slot], merged[slot] = key, pieces[i]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _pack_pair(left, right):  # type: ignore[no-untyped-def]
     return ((np.uint64(left) & _LOW) << np.uint64(32)) | (np.uint64(right) & _LOW)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _first_slot(key, mask):  # type: ignore[no-untyped-def]
     return np.int64((key * _MULTIPLIER) >> np.uint64(32)) & mask
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def bigram_bit(a, b):  # type: ignore[no-untyped-def]
     """Number of the bigram filter's bit for two code points."""
     key = (np.uint64(a) << np.uint64(21)) | np.uint64(b)
     return np.int64((key * _MULTIPLIER) >> np.uint64(64 - BIGRAM_FILTER_BITS))
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _append_symbol(ids, n, first, symbol, merges):  # type: ignore[no-untyped-def]
     if symbol < 0:
         return append_unknown(ids, n, first, -1 - symbol, merges)
@@ -185,7 +186,7 @@ def _append_symbol(ids, n, first, symbol, merges):  # type: ignore[no-untyped-de
     return n + 1
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def append_unknown(ids, n, first, character, merges):  # type: ignore[no-untyped-def]
     """Append a code point that is no piece: its bytes, or the unknown piece unless the text so far ends in it."""
     if len(merges.byte_ids) == 0:
@@ -204,7 +205,7 @@ def append_unknown(ids, n, first, character, merges):  # type: ignore[no-untyped
     return n + size
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def decode(data, at):  # type: ignore[no-untyped-def]
     """(code point, end) of the character at byte `at` of valid UTF-8."""
     lead = np.int64(data[at])

@@ -8,10 +8,10 @@ space), and so are most places between letters and punctuation, digits or script
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from gristmill.kernels import kernel
 from preprocessing.tokenizer.bpe import (
     ASCII,
     MAX_SCAN_BYTES,
@@ -47,7 +47,7 @@ def new_word_cache(size: int) -> WordCache:
     )  # fmt: skip
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def encode_texts(
     data: NDArray[np.uint8], starts: NDArray[np.int64], merges: Merges, cache: WordCache, end_id: int,
     ids: NDArray[np.int32], offsets: NDArray[np.int64],
@@ -86,7 +86,7 @@ def encode_texts(
     offsets[len(starts) - 1] = n
 
 
-@nb.njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def _next_word(data, at, stop, ascii_bigrams, bigram_filter):  # type: ignore[no-untyped-def]
     """(end, first character, end of the first character, hash) of the word that begins at byte `at`."""
     character, first_end = decode(data, at)
@@ -108,7 +108,7 @@ def _next_word(data, at, stop, ascii_bigrams, bigram_filter):  # type: ignore[no
     return at, first, first_end, word_hash
 
 
-@nb.njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def _find_row(rows, text, data, at, size, word_hash):  # type: ignore[no-untyped-def]
     """Row of a word of `size` bytes, or the free row to store it in."""
     short, mask = _hash32(word_hash), len(rows) - 1
@@ -124,13 +124,13 @@ def _find_row(rows, text, data, at, size, word_hash):  # type: ignore[no-untyped
     return row
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _hash32(word_hash):  # type: ignore[no-untyped-def]
     """The 32 bits of a word's hash that are stored; never 0, which marks a free row."""
     return np.uint32(word_hash >> np.uint64(32)) | np.uint32(1)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _store(cache, row, word_hash, data, at, size, count):  # type: ignore[no-untyped-def]
     """Store a word and its `count` ids (in scratch) in a free row; if there is no room, empty the cache instead."""
     used = cache.used
@@ -150,7 +150,7 @@ def _store(cache, row, word_hash, data, at, size, count):  # type: ignore[no-unt
     used[_USED_IDS] += count
 
 
-@nb.njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def _append(source, at, count, ids, n, first, unknown):  # type: ignore[no-untyped-def]
     """Append a word's ids to those of its text, ids[first:n], merging unknown pieces in a row; return the new n."""
     if count and n > first and source[at] == unknown and ids[n - 1] == unknown:

@@ -3,9 +3,10 @@
 torch needs several passes over memory for each kernel, and its exponentials cost more than the passes.
 """
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
+
+from gristmill.kernels import kernel
 
 Floats = NDArray[np.float32]
 Rows = tuple[Floats, int]  # rows of a tensor: flat memory from the first element to the last, and the row stride
@@ -14,13 +15,13 @@ _f32 = np.float32
 _HALF, _ONE = _f32(0.5), _f32(1)
 
 
-@nb.njit(inline="always", error_model="numpy")
+@kernel(inline="always", error_model="numpy")
 def _row(x: Rows, r: int, width: int) -> Floats:
     """Row `r` of `x`: (width,)."""
     return x[0][r * x[1] : r * x[1] + width]
 
 
-@nb.njit(inline="always", error_model="numpy", fastmath={"contract"})
+@kernel(inline="always", error_model="numpy", fastmath={"contract"})
 def _exp(x: np.float32) -> np.float32:
     """e^x for x <= 0, relative error 1e-7; the polynomial is that of Cephes' expf (Moshier 1992)."""
     x = max(x, _f32(-87))
@@ -33,14 +34,14 @@ def _exp(x: np.float32) -> np.float32:
     return p * np.int32((np.int32(exponent) + np.int32(127)) * np.int32(1 << 23)).view(np.float32)
 
 
-@nb.njit(inline="always", error_model="numpy", fastmath={"contract"})
+@kernel(inline="always", error_model="numpy", fastmath={"contract"})
 def _sigmoid(x: np.float32) -> np.float32:
     small = _exp(-abs(x))
     large = _ONE / (_ONE + small)
     return small * large if x < _f32(0) else large
 
 
-@nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+@kernel(error_model="numpy", fastmath={"contract"})
 def gelu(x: Floats, y: Floats, derivative: Floats) -> None:
     """Exact GELU: y = x Φ(x) and its derivative Φ(x) + x φ(x); Φ by Abramowitz & Stegun 7.1.26, error 1e-7."""
     for i in range(len(x)):
@@ -54,7 +55,7 @@ def gelu(x: Floats, y: Floats, derivative: Floats) -> None:
         derivative[i] = cdf + x[i] * gauss * _f32(0.3989422804)
 
 
-@nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+@kernel(error_model="numpy", fastmath={"contract"})
 def gelu_tanh(x: Floats, y: Floats, derivative: Floats) -> None:
     """GPT-2's GELU: y = x s and its derivative; s = (1 + tanh u) / 2 = sigmoid(2 u), u = √(2/π) (x + 0.044715 x³)."""
     for i in range(len(x)):
@@ -64,7 +65,7 @@ def gelu_tanh(x: Floats, y: Floats, derivative: Floats) -> None:
         derivative[i] = s + y[i] * (_ONE - s) * (_f32(1.5957691216) + _f32(0.2140644488) * square)
 
 
-@nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+@kernel(error_model="numpy", fastmath={"contract"})
 def swiglu(gate: Rows, up: Rows, y: Floats) -> None:
     """y = silu(gate) × up; `y` (rows, width)."""
     rows, width = y.shape
@@ -74,7 +75,7 @@ def swiglu(gate: Rows, up: Rows, y: Floats) -> None:
             out[i] = g[i] * _sigmoid(g[i]) * u[i]
 
 
-@nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+@kernel(error_model="numpy", fastmath={"contract"})
 def swiglu_backward(gate: Rows, up: Rows, dy: Floats, dgate: Floats, dup: Floats) -> None:
     """Gradients of gate and up from that of y; each (rows, width)."""
     rows, width = dy.shape
@@ -86,7 +87,7 @@ def swiglu_backward(gate: Rows, up: Rows, dy: Floats, dgate: Floats, dup: Floats
             dup[r, i] = d[i] * g[i] * s
 
 
-@nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+@kernel(error_model="numpy", fastmath={"contract"})
 def apply_rotary(x: Rows, cos: Floats, sin: Floats, sign: np.float32, y: Floats) -> None:
     """y = x cos + roll(x) sin × `sign`; roll swaps the halves of a head. `cos`, `sin` (T, E), `y` (rows, heads, E)."""
     rows, heads, width = y.shape
@@ -100,7 +101,7 @@ def apply_rotary(x: Rows, cos: Floats, sin: Floats, sign: np.float32, y: Floats)
                 y[r, h, half + i] = second[i] * c[half + i] + first[i] * (sign * s[half + i])
 
 
-@nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc"})
+@kernel(error_model="numpy", fastmath={"contract", "reassoc"})
 def rms_norm(x: Floats, weight: Floats, eps: np.float32, y: Floats, inverse: Floats) -> None:
     """y = x × inverse × weight, with `inverse` (rows,) = 1 / √(mean of x² + eps); `x`, `y` (rows, width)."""
     rows, width = x.shape
@@ -113,7 +114,7 @@ def rms_norm(x: Floats, weight: Floats, eps: np.float32, y: Floats, inverse: Flo
             y[r, i] = x[r, i] * inverse[r] * weight[i]
 
 
-@nb.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc"})
+@kernel(error_model="numpy", fastmath={"contract", "reassoc"})
 def rms_norm_backward(
     x: Floats, weight: Floats, inverse: Floats, dy: Floats, dx: Floats, dw: NDArray[np.float64]
 ) -> None:

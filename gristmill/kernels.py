@@ -1,0 +1,191 @@
+"""Kernels: functions compiled by numba, and their cache on disk, which holds no outdated code.
+
+    @kernel
+    def count(values: np.ndarray) -> int: …
+
+numba's own cache (`cache=True`) compares only the file that defines a function, so it goes on using the old code of
+the functions that it calls. Here a compiled kernel is stored under a fingerprint of everything that is compiled into
+it: its bytecode, its options, and the values of the globals that it uses, which include the kernels that it calls.
+There is one file for each kernel, signature, processor and version of Python and numba: processes that write at the
+same time write equal files.
+"""
+
+import hashlib
+import os
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar, overload
+from uuid import uuid4
+
+import numba as nb
+import numpy as np
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+SUFFIX = ".kernel"
+_PACKAGE = Path(__file__).resolve().parent
+_VERSIONS = (sys.version_info[:3], nb.__version__, np.__version__)
+_PLAIN = (int, float, complex, str, bytes, type(None), type(...))
+
+
+@overload
+def kernel(function: Function) -> Function: ...
+@overload
+def kernel(**options: Any) -> Callable[[Function], Function]: ...
+def kernel(function: Any = None, **options: Any) -> Any:
+    """Compile a function with numba when it is first called, without the GIL, and keep the result on disk.
+
+    Args:
+        function: The function, where this is used as a decorator without arguments.
+        options: Further options of numba.njit, such as inline="always".
+    """
+    if function is None:
+        return lambda function: kernel(function, **options)
+    dispatcher = nb.njit(nogil=True, **options)(function)
+    if hasattr(dispatcher, "_cache"):  # private in numba: without it every process compiles for itself
+        dispatcher._cache = _KernelCache(dispatcher)
+    return dispatcher
+
+
+def is_compiled(dispatcher: Any) -> bool:
+    """Whether this process or the cache has a compiled version of a kernel, for any signature."""
+    name = f"{kernel_name(dispatcher.py_func)}-{fingerprint(dispatcher)}-*{SUFFIX}"
+    return bool(dispatcher.overloads) or any(any(folder.glob(name)) for folder in cache_folders())
+
+
+def note_compilation(dispatcher: Any, seconds: int, quiet: bool = False) -> None:
+    """Print a note on standard error if a kernel has to be compiled, with those that it calls, in about `seconds`."""
+    if not quiet and not is_compiled(dispatcher):
+        package = dispatcher.py_func.__module__.rpartition(".")[0]
+        print(f"compiling the kernels of {package} (once per installation, about {seconds} s) …", file=sys.stderr)
+
+
+def cache_folders() -> Iterator[Path]:
+    """Folders of compiled kernels: NUMBA_CACHE_DIR if it is set, else inside this package, and the user's cache.
+
+    All are read; a kernel is written to the first that can be written.
+    """
+    installation = hashlib.sha256(str(_PACKAGE).encode()).hexdigest()[:16]
+    if configured := getattr(nb.config, "CACHE_DIR", ""):
+        yield Path(configured) / f"gristmill-{installation}"
+        return
+    yield _PACKAGE / "__pycache__" / "kernels"
+    with suppress(RuntimeError):  # a user without a home
+        user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        yield user / "gristmill" / f"kernels-{installation}"
+
+
+def kernel_name(function: Callable[..., Any]) -> str:
+    """Name of a kernel in the cache: <module>.<function>."""
+    return f"{function.__module__}.{function.__qualname__}".replace("<locals>", "locals")
+
+
+def fingerprint(dispatcher: Any) -> str:
+    """Hash of everything that is compiled into a kernel, except the types of its arguments: 16 hexadecimal digits.
+
+    Raises TypeError if the kernel uses a global that this cannot hash.
+    """
+    seen: dict[int, int] = {}
+    return hashlib.sha256(repr((_VERSIONS, _describe(dispatcher, seen))).encode()).hexdigest()[:16]
+
+
+def _describe(value: Any, seen: dict[int, int]) -> Any:
+    """A kernel, or a value that a kernel uses, in terms whose repr tells it from any other."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, tuple | list):
+        return type(value).__qualname__, [_describe(item, seen) for item in value]
+    if isinstance(value, set | frozenset):
+        return "set", sorted(repr(_describe(item, seen)) for item in value)
+    if isinstance(value, np.ndarray | np.generic):
+        return "array", str(value.dtype), np.shape(value), hashlib.sha256(value.tobytes()).hexdigest()
+    if isinstance(value, types.CodeType):
+        return value.co_code, value.co_names, [_describe(item, seen) for item in value.co_consts]
+    if hasattr(value, "py_func"):
+        return _describe_kernel(value, seen)
+    if isinstance(value, types.ModuleType | type | types.BuiltinFunctionType | np.ufunc):
+        return type(value).__name__, getattr(value, "__module__", None), value.__name__
+    if isinstance(value, types.FunctionType):  # numba knows it by name, or calls it for a type
+        return _describe(value.__code__, seen)
+    raise TypeError(f"a kernel uses {value!r}: wanted a number, string, array, tuple, type, module or kernel")
+
+
+def _describe_kernel(dispatcher: Any, seen: dict[int, int]) -> Any:
+    function = dispatcher.py_func
+    if id(function) in seen:
+        return "seen", seen[id(function)]
+    seen[id(function)] = len(seen)
+    code, is_documented = function.__code__, isinstance(function.__doc__, str)
+    constants = [_describe(item, seen) for item in code.co_consts[is_documented:]]
+    cells = [_describe(cell.cell_contents, seen) for cell in function.__closure__ or ()]
+    names = [name for name in code.co_names if name in function.__globals__]
+    values = [_describe(function.__globals__[name], seen) for name in names]
+    options = sorted((name, repr(_describe(option, seen))) for name, option in dispatcher.targetoptions.items())
+    return kernel_name(function), code.co_code, code.co_names, constants, cells, names, values, options
+
+
+class _KernelCache:
+    """The cache of one kernel, in place of numba's."""
+
+    def __init__(self, dispatcher: Any) -> None:
+        self._dispatcher, self._name = dispatcher, kernel_name(dispatcher.py_func)
+        self.cache_path = str(next(cache_folders()))
+
+    def enable(self) -> None:
+        pass
+
+    disable = flush = enable
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self._dispatcher)  # when it is first called: all globals of its module are defined by then
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """Read the kernel for a signature; None if it is not in the cache, or cannot be read."""
+        target.refresh()
+        name, found = self._file_name(signature, target.codegen()), None
+        for folder in cache_folders():
+            try:
+                found = CompileResult._rebuild(target, *pickle.loads((folder / name).read_bytes()))
+                break
+            except Exception:  # not there, damaged, or written by an unreleased numba: it is compiled again
+                continue
+        return found
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        """Write a compiled kernel to the first folder that can be written, and remove its outdated versions."""
+        if any(not lifted.can_cache for lifted in compiled.lifted) or compiled.library.has_dynamic_globals:
+            return
+        name, data = self._file_name(signature, compiled.codegen), dumps(compiled._reduce())
+        for folder in cache_folders():
+            try:
+                _write(folder, name, data)
+                self._remove_outdated(folder)
+                return
+            except OSError:
+                continue
+
+    def _file_name(self, signature: Any, codegen: Any) -> str:
+        key = hashlib.sha256(repr((str(signature), codegen.magic_tuple())).encode()).hexdigest()[:16]
+        return f"{self._name}-{self._fingerprint}-{key}{SUFFIX}"
+
+    def _remove_outdated(self, folder: Path) -> None:
+        for path in folder.glob(f"{self._name}-*"):
+            if not path.name.startswith(f"{self._name}-{self._fingerprint}-"):
+                path.unlink(missing_ok=True)
+
+
+def _write(folder: Path, name: str, data: bytes) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"{name}.{uuid4().hex}.tmp"
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(folder / name)
+    finally:
+        temporary.unlink(missing_ok=True)
