@@ -1,56 +1,72 @@
-"""Stream the lines of .jsonl, .jsonl.gz and .jsonl.zst files; truncated or corrupt data is an error."""
+"""Stream the lines of a file, compressed or not; long ones are cut, and truncated or corrupt data is an error."""
 
-import gzip
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-import zstandard
-
 from gristmill.errors import InputError, wrap_read_errors
+from gristmill.io.formats.compressed import CHUNK, CorruptStream, decompress
+from gristmill.io.formats.suffixes import compression_of
 
-_CHUNK = 1 << 18  # bytes
-_ZSTD_WINDOW = 1 << 31  # bytes; required by files of `zstd --long=31`
+MAX_LINE_BYTES = 1 << 30
+_KEPT_BYTES = 1024  # of the beginning of a line that is too long
 
 
-def read_lines(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """Yield the lines of a file, decompressed, without their newlines.
+class CutLine(bytes):
+    """The beginning of a line that is longer than the limit; `size` is the length of the whole line in bytes."""
 
-    `start` and `end` are byte offsets, for uncompressed files only. Raises InputError if the file cannot
-    be read, or, naming the last good line, if a compressed stream is truncated or corrupt.
+    size: int
+
+
+def read_lines(path: Path, start: int = 0, end: int | None = None, limit: int = MAX_LINE_BYTES) -> Iterator[bytes]:
+    """Yield the lines of a file, decompressed, without their newlines; a CutLine for one of over `limit` bytes.
+
+    `start` and `end` are byte offsets, for uncompressed files only. Memory is bounded by the longest line
+    up to the limit, whatever the compression ratio. Raises InputError if the file cannot be read, or, naming
+    the last good line, if a compressed stream is truncated or corrupt.
     """
     count = 0
     try:
-        with wrap_read_errors(path), path.open("rb") as file:
-            for line in split_lines(_chunks(path, file, start, end)):
+        with wrap_read_errors(path), path.open("rb", buffering=CHUNK) as file:
+            for line in split_lines(_chunks(path, file, start, end), limit):
                 yield line
                 count += 1
-    except (zstandard.ZstdError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except CorruptStream as error:
         raise InputError(
             f"{path}: the compressed data is truncated or corrupt after line {count:,} ({error}). It is unknown how "
             "much is lost: fetch the file again, or remove it to continue without it."
         ) from error
 
 
-def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Split chunks at newlines, in linear time: a line that spans many chunks is copied once.
+def split_lines(chunks: Iterable[bytes], limit: int = MAX_LINE_BYTES) -> Iterator[bytes]:
+    """Split chunks at newlines, in linear time; of a line of over `limit` bytes only the beginning is kept.
 
-    >>> list(split_lines([b"a\\nb", b"", b"c\\n\\nd"]))
+    >>> list(split_lines([b"a\nb", b"", b"c\n\nd"]))
     [b'a', b'bc', b'', b'd']
     """
-    pending: list[bytes] = []
+    pending, size = bytearray(), 0  # the beginning of a line that goes on in the next chunk; its length so far
     for chunk in chunks:
         head, newline, rest = chunk.partition(b"\n")
-        pending.append(head)
+        size += len(head)
+        if size <= limit:
+            pending += head
+        else:
+            pending = pending[:_KEPT_BYTES] + head[:_KEPT_BYTES]
         if newline:
-            yield b"".join(pending)
+            yield _line(pending, size, limit)
             *lines, tail = rest.split(b"\n")
-            yield from lines
-            pending = [tail]
-    last = b"".join(pending)
-    if last:
-        yield last
+            yield from lines if len(rest) <= limit else (_line(line, len(line), limit) for line in lines)
+            pending, size = bytearray(tail), len(tail)
+    if size:
+        yield _line(pending, size, limit)
+
+
+def _line(content: bytes | bytearray, size: int, limit: int) -> bytes:
+    if size <= limit:
+        return bytes(content)
+    line = CutLine(content[:_KEPT_BYTES])
+    line.size = size
+    return line
 
 
 def line_starts(path: Path, step: int) -> list[tuple[int, int]]:
@@ -76,38 +92,14 @@ def line_starts(path: Path, step: int) -> list[tuple[int, int]]:
 
 
 def _chunks(path: Path, file: BinaryIO, start: int, end: int | None) -> Iterator[bytes]:
-    if path.name.endswith(".zst"):
-        return _zstd_chunks(file)
-    if path.name.endswith(".gz"):
-        return _gzip_chunks(file)
-    return _plain_chunks(file, start, end)
+    compression = compression_of(path.name)
+    return decompress(file, compression) if compression else _plain_chunks(file, start, end)
 
 
 def _plain_chunks(file: BinaryIO, start: int, end: int | None) -> Iterator[bytes]:
     file.seek(start)
     left = end - start if end is not None else None
-    while chunk := file.read(_CHUNK if left is None else min(_CHUNK, left)):
+    while chunk := file.read(CHUNK if left is None else min(CHUNK, left)):
         yield chunk
         if left is not None:
             left -= len(chunk)
-
-
-def _gzip_chunks(file: BinaryIO) -> Iterator[bytes]:
-    with gzip.open(file) as stream:
-        while chunk := stream.read(_CHUNK):
-            yield chunk
-
-
-def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Decompress all frames of a file. zstandard's stream reader would not report a truncated frame."""
-    data = file.read(_CHUNK)
-    while data:
-        frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
-        while True:
-            yield frame.decompress(data)
-            if frame.eof:
-                break
-            data = file.read(_CHUNK)
-            if not data:
-                raise EOFError("the last zstd frame is incomplete")
-        data = frame.unused_data or file.read(_CHUNK)

@@ -14,12 +14,11 @@ import pyarrow.parquet
 from gristmill.counts import MALFORMED, READ, Counts
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.documents import JSONL_SUFFIXES, CorpusFile, DocKey, Document, source_of
-from gristmill.io.lines import line_starts, read_lines
+from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_lines
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
 
 SLICE_BYTES = 64 << 20  # larger .jsonl and .parquet files are cut into slices of about this size, one task each
-MAX_LINE_BYTES = 1 << 30
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _RECORD_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXT_DECODER = msgspec.json.Decoder(str)
@@ -95,7 +94,7 @@ def read_documents(
         try:
             document = _to_document(record, DocKey(part.name, row))
         except Malformed as error:
-            size = len(record) if isinstance(record, bytes) else 0
+            size = _record_size(record)
             counts.add(part.source, READ, size)
             counts.add(part.source, f"{MALFORMED}: {error}", size)
             counts.add_example(f"{part.path} line {row + 1}: {error}")
@@ -104,6 +103,13 @@ def read_documents(
             source = document.original_key.source if by_original_source else part.source
             counts.add(source, READ, utf8_size(document.text))
             yield document
+
+
+def _record_size(record: bytes | dict[str, Any]) -> int:
+    """Bytes of a malformed line; 0 for a record of a table."""
+    if isinstance(record, CutLine):
+        return record.size
+    return len(record) if isinstance(record, bytes) else 0
 
 
 def _to_document(record: bytes | dict[str, Any], key: DocKey) -> Document:
@@ -119,8 +125,8 @@ def _to_document(record: bytes | dict[str, Any], key: DocKey) -> Document:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    if len(line) > MAX_LINE_BYTES:
-        raise Malformed("line over 1 GiB")
+    if isinstance(line, CutLine):
+        raise Malformed(f"line over {MAX_LINE_BYTES:,} bytes")
     try:
         line.decode()
         return _RECORD_DECODER.decode(line)
@@ -153,7 +159,7 @@ def _malformed_reason(line: bytes) -> str:
 
 def _read_lines(part: Slice) -> Iterator[tuple[int, bytes]]:
     """Yield (row, line) of every line that is not blank."""
-    for row, line in enumerate(read_lines(part.path, part.start, part.end), part.first_row):
+    for row, line in enumerate(read_lines(part.path, part.start, part.end, MAX_LINE_BYTES), part.first_row):
         if row == 0:
             line = line.removeprefix(_BYTE_ORDER_MARK)
         if line and not line.isspace():

@@ -1,6 +1,5 @@
 """Lines: the same for any chunks and slices; truncated and corrupt streams are errors."""
 
-import gzip
 import io
 import tracemalloc
 from collections.abc import Iterator
@@ -66,14 +65,11 @@ def test_a_line_of_many_chunks_is_copied_once_and_not_once_a_chunk() -> None:
     assert sum(allocated) < 4 * size * number
 
 
-@pytest.mark.parametrize("cut", [1, 3, 5, 12, -1, -4, -9])
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
-def test_a_truncated_stream_is_an_error(tmp_path: Path, name: str, cut: int) -> None:
-    data = b"".join(b"line %d\n" % i for i in range(1000))
-    whole = gzip.compress(data) if name.endswith(".gz") else zstandard.compress(data)
-    (tmp_path / name).write_bytes(whole[:cut])
-    with pytest.raises(InputError, match="truncated or corrupt after line"):
-        list(read_lines(tmp_path / name))
+@given(CHUNKS, st.integers(0, 12))
+def test_a_line_over_the_limit_is_cut_and_the_others_are_whole(chunks: list[bytes], limit: int) -> None:
+    found = [(bytes(line), getattr(line, "size", None)) for line in split_lines(chunks, limit)]
+    wanted = list(split_lines(chunks))
+    assert found == [(line, len(line) if len(line) > limit else None) for line in wanted]
 
 
 def test_a_truncated_second_frame_is_an_error(tmp_path: Path) -> None:
