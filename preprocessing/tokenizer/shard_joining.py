@@ -41,13 +41,13 @@ def plan_token_shards(sizes: Sequence[int], target: int) -> list[list[int]]:
     return groups
 
 
-def shard_name(prefix: str, number: int) -> str:
-    """Name of a shard: `prefix` and its number from 0, padded so that names sort.
+def shard_name(number: int) -> str:
+    """Name of a shard by its number from 0, padded so that names sort.
 
-    >>> shard_name("train", 7)
-    'train_00007'
+    >>> shard_name(7)
+    'tokens_00007'
     """
-    return f"{prefix}_{number:0{_DIGITS}}"
+    return f"tokens_{number:0{_DIGITS}}"
 
 
 def join_parts(folder: Path, parts: Sequence[ShardRecord], prefix: Path) -> ShardRecord:

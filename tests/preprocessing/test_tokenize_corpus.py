@@ -126,9 +126,10 @@ def texts(tmp_path: Path, write, prose: list[str]) -> dict[str, list[str]]:
 def test_shards_equal_sentencepiece(tmp_path: Path, quiet: RunOptions, texts, model_path: Path, model) -> None:
     counts = tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
     manifest, shards = open_shards(tmp_path / "out")
-    wanted = [[[*model.encode(text), model.eos_id()] for text in found] for found in texts.values()]
-    assert [[ids.tolist() for ids in shard] for shard in shards] == wanted
-    assert [record.name for record in manifest.shards] == ["book/a.jsonl+0", "c4/b@1 x.jsonl+0"]
+    wanted = [[*model.encode(text), model.eos_id()] for found in texts.values() for text in found]
+    assert [[ids.tolist() for ids in shard] for shard in shards] == [wanted]
+    assert [record.name for record in manifest.shards] == ["tokens_00000"]
+    assert (tmp_path / "out" / "data_path.txt").read_text() == f"{manifest.tokens} tokens_00000\n"
     assert counts.total(READ) == counts.total(WRITTEN)
     assert verify_shards(tmp_path / "out") == manifest
 
@@ -143,6 +144,36 @@ def test_manifest_counts(tmp_path: Path, quiet: RunOptions, texts, model_path, m
         assert record.bytes == sum(len(text.encode()) for text in found)
         assert record.tokens == sum(len(model.encode(text)) + 1 for text in found)
     assert (tmp_path / "out" / manifest.tokenizer.path).read_bytes() == model_path.read_bytes()
+
+
+def test_shards_are_joined_up_to_the_target_and_only_what_changes_is_encoded_again(
+    tmp_path: Path, quiet: RunOptions, write, prose, model_path, capfd
+) -> None:
+    for number in range(5):
+        write(tmp_path / "in" / f"{number}.jsonl", [{"text": text} for text in prose])
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "one", quiet)
+    part = (tmp_path / "one" / "tokens_00000.bin").stat().st_size // 5
+    loud = RunOptions(workers=1)
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", loud, shard_size=str(2 * part))
+    manifest, shards = open_shards(tmp_path / "out")
+    assert [record.name for record in manifest.shards] == [f"tokens_{number:05}" for number in range(3)]
+    assert [len(shard) for shard in shards] == [2 * len(prose), 2 * len(prose), len(prose)]
+    assert [ids.tolist() for shard in shards for ids in shard] == [
+        ids.tolist() for ids in open_shards(tmp_path / "one")[1][0]
+    ]
+    capfd.readouterr()
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", loud, shard_size=f"{5 * part}")
+    assert "done already, nothing to do" in capfd.readouterr().err  # nothing is encoded again
+    assert [path.name for path in sorted((tmp_path / "out").glob("*.bin"))] == ["tokens_00000.bin"]
+    assert verify_shards(tmp_path / "out").sources == manifest.sources
+    assert (tmp_path / "out/tokens_00000.idx").read_bytes() == (tmp_path / "one/tokens_00000.idx").read_bytes()
+
+
+@pytest.mark.parametrize("size", ["0", "much", "nan"])
+def test_error_for_a_shard_size_that_is_none(tmp_path: Path, quiet: RunOptions, texts, model_path, size: str) -> None:
+    with pytest.raises(UsageError, match="wanted a number with a unit"):
+        tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet, shard_size=size)
+    assert not (tmp_path / "out").exists()
 
 
 def test_sources_come_from_the_original_keys(tmp_path: Path, quiet: RunOptions, write, model_path: Path) -> None:
@@ -178,8 +209,8 @@ def test_fallback_to_sentencepiece_gives_a_note(tmp_path: Path, texts, prose, wr
         path = tmp_path / kind / "tokenizer.model"
         tokenize_corpus(tmp_path / "in", path, tmp_path / "out" / kind, loud)
         model = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        wanted = [[[*ids, model.eos_id()] for ids in model.encode(found)] for found in texts.values()]
-        assert [[ids.tolist() for ids in shard] for shard in open_shards(tmp_path / "out" / kind)[1]] == wanted
+        wanted = [[*ids, model.eos_id()] for found in texts.values() for ids in model.encode(found)]
+        assert [ids.tolist() for ids in open_shards(tmp_path / "out" / kind)[1][0]] == wanted
         said = "SentencePiece itself encodes the texts" in capfd.readouterr().err
         assert said == (kind == "unigram")
 

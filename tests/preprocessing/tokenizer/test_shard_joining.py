@@ -48,13 +48,13 @@ def test_a_joined_shard_is_the_one_that_all_documents_give(
 ) -> None:
     monkeypatch.setattr(shard_joining, "_COPIED_TOKENS", copied)
     records = write_parts(tmp_path / "parts", vocabulary)
-    joined = join_parts(tmp_path / "parts", records, tmp_path / shard_name("train", 0))
+    joined = join_parts(tmp_path / "parts", records, tmp_path / shard_name(0))
     with TokenShardWriter(tmp_path / "whole", token_dtype(vocabulary)) as whole:
         for ids in sum(DOCUMENTS, []):
             whole.add(ids)
-    assert joined == ShardRecord("train_00000", 5, whole.tokens, 30, whole.sha256, whole.idx_sha256)
+    assert joined == ShardRecord("tokens_00000", 5, whole.tokens, 30, whole.sha256, whole.idx_sha256)
     for suffix in (".bin", ".idx"):
-        assert (tmp_path / f"train_00000{suffix}").read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
+        assert (tmp_path / f"tokens_00000{suffix}").read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
 
 
 def test_parts_without_documents_make_an_empty_shard(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_damaged_part_is_an_error_and_no_shard(tmp_path: Path) -> None:
 def test_megatron_takes_the_blend(tmp_path: Path) -> None:
     """As docs/slimpajama.md gives the option, from another folder."""
     parts = write_parts(tmp_path)
-    shards = [join_parts(tmp_path, [part], tmp_path / shard_name("train", i)) for i, part in enumerate(parts)]
+    shards = [join_parts(tmp_path, [part], tmp_path / shard_name(i)) for i, part in enumerate(parts)]
     written = Manifest(TokenizerRecord("tokenizer.model", "", 300, 2), "uint16", shards, {})
     (tmp_path / "data_path.txt").write_text(blend(written))
     line = 'echo --data-path $(sed "s| | $TOKENS/|" "$TOKENS/data_path.txt")'
@@ -84,5 +84,5 @@ def test_megatron_takes_the_blend(tmp_path: Path) -> None:
     option, *words = said.stdout.split()
     prefixes, weights = get_blend_from_list(words)
     assert option == "--data-path" and weights == [4.0, 202.0]
-    assert prefixes == [str(tmp_path / "train_00000"), str(tmp_path / "train_00002")]
+    assert prefixes == [str(tmp_path / "tokens_00000"), str(tmp_path / "tokens_00002")]
     assert [sum(map(len, IndexedDataset(prefix))) for prefix in prefixes] == np.array(weights).tolist()
