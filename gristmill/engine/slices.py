@@ -26,15 +26,15 @@ def cut_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
 
 
 def group_slices(slices: Iterable[Slice]) -> list[SliceGroup]:
-    """Gather consecutive small slices of one source, so that 10,000 tiny files do not make 10,000 tasks.
+    """Gather consecutive small files of one source, so that 10,000 tiny files do not make 10,000 tasks.
 
-    Where a group ends depends on its file names and sizes alone, and mostly on its last: a new file in the corpus
-    changes its own group and the next at most.
+    Parts of a larger file stay alone. Where a group ends depends on its file names and sizes, and mostly on its last:
+    a new file in the corpus changes its own group, or a few after it.
     """
     groups: list[list[Slice]] = []
     left, is_open = 0, False
     for part in slices:
-        is_small = part.size < SMALL_BYTES
+        is_small = part.size < SMALL_BYTES and part.start == 0 and part.end is None
         if is_open and is_small and part.size <= left and part.source == groups[-1][-1].source:
             groups[-1].append(part)
         else:
