@@ -10,12 +10,12 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import msgspec
 
 from dedup.candidates.document_ids import is_of_index
-from dedup.candidates.input_shards import SignatureShard, list_signature_shards
+from dedup.candidates.input_shards import SignatureShard, list_signature_shards, parse_indexes
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.signature_shards import open_shard
 from dedup.minhash.signatures import Sketch
 from dedup.removal import steps
-from dedup.removal.keep_policy import BySource, Newest, parse_keep
+from dedup.removal.keep_policy import BySource, Newest, check_sources, parse_keep
 from dedup.removal.removal_table import BELOW_THRESHOLD, DUPLICATE
 from dedup.removal.similarity import Measure, SimilarityCheck
 from dedup.removal.steps import RemovalSettings
@@ -84,8 +84,10 @@ def generate_duplicates_dict(
     policy = parse_keep(keep)
     shards = _list_index(index) if verify else []
     sketch = _sketch_of(shards[0]) if shards else None
-    check = SimilarityCheck(verify, threshold, width, unit, sketch) if verify else None
-    settings = RemovalSettings(input_file, out_file, policy, tuple(dropped), check)
+    check = SimilarityCheck(verify or "jaccard", threshold, width, unit, sketch)  # raises for a value out of range
+    settings = RemovalSettings(input_file, out_file, policy, tuple(dropped), check if verify else None)
+    if corpus is not None and isinstance(policy, BySource):
+        check_sources(policy, {file.source for file in list_corpus(corpus)})
     files = _list_files(settings, corpus, f"--verify {verify}" if verify else f"--keep {keep}")
     name, state = f"{steps.NAME}-{out_file.name}", out_file.parent / STATE_DIR
     write, notes = steps.plan_write(settings, files, shards, options), ""
@@ -105,7 +107,7 @@ def _list_index(index: tuple[str, ...]) -> list[SignatureShard]:
     """The shards of indexes. UsageError if they were made with different sketches."""
     if not index:
         return []
-    folder = Path(index[0].rpartition("=")[2])  # in place of a corpus's folder, which list_signature_shards requires
+    _, folder = parse_indexes(index)[0]  # in place of a corpus's folder, which list_signature_shards requires
     shards, _ = list_signature_shards(folder, index)
     return [shard for shard in shards if is_of_index(shard.file)]
 

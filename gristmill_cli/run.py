@@ -19,6 +19,7 @@ from gristmill.errors import OutputError
 from gristmill.io.files import atomic_write_bytes
 from gristmill.io.token_shards import Manifest
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
+from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
 from preprocessing.filter import filter as find_short
 from preprocessing.normalize_text import normalize_text
@@ -36,10 +37,11 @@ DUPLICATES = "duplicates.parquet"
 def run(config: RunConfig) -> Funnel:
     """Run every stage that is not done, check the counts between stages, and write funnel.json.
 
-    Raises ConservationError if documents were lost between two stages, OutputError if `config.out` holds
-    a run of another corpus, and any GristmillError of a stage.
+    The whole configuration is checked first. Raises ConservationError if documents were lost between two
+    stages, OutputError if `config.out` holds a run of another corpus, and any GristmillError of a stage.
     """
     out, options = config.out, config.run_options
+    check_config(config)
     _record_config(config)
     clean, dup = out / "normalized", out / "dup"
     normalized = normalize_text(config.corpus, clean, ftfy=config.normalize.ftfy, options=options)
@@ -47,15 +49,16 @@ def run(config: RunConfig) -> Funnel:
     filtered = find_short(clean, out / "filtered.pickle", UNKNOWN_COUNT, "all", config.filter.threshold, options)
     hashed, compared = _find_duplicates(config, clean, dup)
 
-    weights = ",".join(f"{source}={weight!r}" for source, weight in config.mix.weights.items())
-    mixed = pass1(clean, out / "pass1", dup / DUPLICATES, out / "filtered.pickle", weights, config.seed, options)
+    mixed = pass1(
+        clean, out / "pass1", dup / DUPLICATES, out / "filtered.pickle", config.mix.weights, config.mix_seed, options
+    )
     split = pass2(0, ALL_FILES, CHUNK, out / "pass1", out / "train", out / "holdout", config.mix.holdout, options)
     cleaned = dedup_train(CHUNK, out / "train", out / "holdout", out / "train_deduped", options)
 
     spec = config.tokenizer
     train_tokenizer(
         out / "train_deduped", out / "tokenizer", spec.vocab_size, spec.model_type, spec.sample, spec.exact,
-        config.seed, options,
+        config.tokenizer_seed, options,
     )  # fmt: skip
     model = out / "tokenizer" / MODEL
     encoded = tokenize_corpus(out / "train_deduped", model, out / "tokens" / TRAIN, options)
@@ -86,7 +89,7 @@ def _find_duplicates(config: RunConfig, clean: Path, dup: Path) -> tuple[Counts,
         pairs.unlink(missing_ok=True)  # left by a run with `exact`: the next stage reads all pair files
     hashed = to_hash(
         "all", clean, minhash, UNKNOWN_COUNT, "0", 0, ALL_FILES, spec.width, unit=spec.unit, hash=spec.hash,
-        permutations=spec.permutations, seed=config.seed, skip=pairs.with_suffix(".parquet") if spec.exact else None,
+        permutations=spec.permutations, seed=spec.seed, skip=pairs.with_suffix(".parquet") if spec.exact else None,
         options=options,
     )  # fmt: skip
     clusters = dup / "connected_components.parquet"

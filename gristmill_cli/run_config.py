@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.hash_families import Hash
 from dedup.minhash.matching_form import Unit
+from dedup.minhash.signatures import Sketch
 from dedup.removal.similarity import Measure
 from gristmill.engine.stage import RunOptions
+from preprocessing.train_tokenizer import ModelType
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Dedup:
     """Shingle width, in units."""
     permutations: int = 128
     """Number of permutations: the length of a signature."""
+    seed: int = 1
+    """Seed of the permutations; signatures of another seed, such as those of an index, cannot be compared."""
     range: int = 13
     """Rows per band."""
     bands: int = 9
@@ -65,6 +68,8 @@ class Mix:
     """Epochs per source; the defaults are in preprocessing/datasets.py."""
     holdout: float = 0.0017
     """Fraction of each source's documents in the holdout."""
+    seed: int | None = None
+    """Seed of the sampling by weight, the shuffle and the holdout; by default the run's seed."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,14 @@ class Tokenizer:
 
     vocab_size: int = 32_000
     """Vocabulary size, in pieces."""
-    model_type: Literal["bpe", "unigram"] = "bpe"
+    model_type: ModelType = "bpe"
     """Type of SentencePiece model."""
     sample: str = "64MiB"
     """Size of the text sample to train the tokenizer on."""
     exact: bool = True
     """Fail if the sample is too small for the vocabulary size, instead of making fewer pieces."""
+    seed: int | None = None
+    """Seed of the sample; by default the run's seed."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ class RunConfig:
     out: Path
     """Folder for everything the run writes."""
     seed: int = 1
-    """Seed of every random choice."""
+    """Seed of the mix and of the tokenizer's sample; signatures have a seed of their own, dedup.seed."""
     workers: int | None = None
     """Worker processes; by default one per core."""
     memory: str = "auto"
@@ -107,5 +114,20 @@ class RunConfig:
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
 
     @property
+    def mix_seed(self) -> int:
+        return self.seed if self.mix.seed is None else self.mix.seed
+
+    @property
+    def tokenizer_seed(self) -> int:
+        return self.seed if self.tokenizer.seed is None else self.tokenizer.seed
+
+    @property
+    def sketch(self) -> Sketch:
+        """Parameters of the signatures. Raises UsageError for a value out of range."""
+        spec = self.dedup
+        return Sketch(spec.hash, spec.width, spec.permutations, spec.seed, spec.unit)
+
+    @property
     def run_options(self) -> RunOptions:
+        """Resources and limits of every stage."""
         return RunOptions(self.workers, self.memory, self.max_malformed)

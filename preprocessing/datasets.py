@@ -2,9 +2,11 @@
 
 A weight of 1.0 writes every document of a source once, 2.5 writes each twice and an exact random
 half of them once more, 0.25 an exact random quarter. Set weights on the command line
-(`--weights book=2.5,c4=1`), in a TOML file (`--weights mix.toml`, lines `book = 2.5`), or below.
+(`--weights book=2.5,c4=1`; a name with a comma in double quotes: `"a,b"=2`), in a TOML file
+(`--weights mix.toml`, lines `book = 2.5`; any name in quotes: `"a,b" = 2`), or below.
 """
 
+import csv
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -30,22 +32,26 @@ WEIGHTS: dict[str, float] = {
 """Weights of SlimPajama's sources; any other source has DEFAULT_WEIGHT."""
 
 
-def source_weights(given: str, sources: Iterable[str]) -> dict[str, float]:
-    """Weight of every source: from `given` ('', 'book=2.5,c4=1' or a .toml path), else from WEIGHTS.
+def source_weights(given: Mapping[str, float] | str, sources: Iterable[str]) -> dict[str, float]:
+    """Weight of every source: from `given` (a mapping, '', 'book=2.5,c4=1' or a .toml path), else from WEIGHTS.
 
     Raises UsageError for a source that the corpus does not have, or a weight that is negative or not finite.
 
     >>> source_weights("book=2.5", ["book", "blogs"])
     {'blogs': 1.0, 'book': 2.5}
     """
-    weights = _from_toml(Path(given)) if given.endswith(".toml") else _from_text(given)
+    if isinstance(given, str):
+        given = _from_toml(Path(given)) if given.endswith(".toml") else parse_weights(given)
     sources = sorted(sources)
-    if unknown := sorted(set(weights) - set(sources)):
-        raise UsageError(f"--weights names {', '.join(unknown)}: the corpus has the sources {', '.join(sources)}")
-    for source, weight in weights.items():
+    if unknown := sorted(set(given) - set(sources)):
+        raise UsageError(
+            f"--weights names {', '.join(map(repr, unknown))}: the corpus has the sources "
+            f"{', '.join(map(repr, sources))}; give weights of these only"
+        )
+    for source, weight in given.items():
         if not math.isfinite(weight) or weight < 0:
             raise UsageError(f"--weights {source}={weight}: wanted a number of epochs, 0 or more, such as 2.5")
-    return {source: weights.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT)) for source in sources}
+    return {source: float(given.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT))) for source in sources}
 
 
 def shares_table(weights: Mapping[str, float], counts: Counts) -> Table:
@@ -81,16 +87,39 @@ def _kept(counts: Counts, source: str) -> tuple[int, int]:
     return documents, size
 
 
-def _from_text(text: str) -> dict[str, float]:
-    pairs = [item.partition("=") for item in text.split(",") if item.strip()]
+def parse_weights(text: str) -> dict[str, float]:
+    """Parse the text form of weights: name=epochs, separated by commas. UsageError for any other form.
+
+    The last `=` of a part ends the name. A name with a comma stands in double quotes, and a double quote in
+    it is doubled.
+
+    >>> parse_weights('book=2.5,"stories, old"=1,lang=de=3')
+    {'book': 2.5, 'stories, old': 1.0, 'lang=de': 3.0}
+    """
     try:
-        return {name.strip(): float(weight) for name, _, weight in pairs}
-    except ValueError:
-        raise UsageError(f"--weights {text}: wanted source=epochs,… (book=2.5,c4=1) or a .toml file") from None
+        parts = [part.rpartition("=") for part in next(csv.reader([text], skipinitialspace=True), []) if part.strip()]
+        names = [name.strip() for name, _, _ in parts]
+        weights = {name: float(weight) for name, (_, _, weight) in zip(names, parts, strict=True)}
+    except (ValueError, csv.Error):
+        names, weights = [], {}
+    if not all(names) or len(weights) < len(names) or bool(text.strip()) > bool(names):
+        raise UsageError(
+            f"--weights {text}: wanted source=epochs,… with each source once, such as book=2.5,c4=1 (a name with "
+            'a comma in double quotes: "a,b"=2), or a .toml file'
+        )
+    return weights
 
 
 def _from_toml(path: Path) -> dict[str, float]:
     try:
-        return {name: float(weight) for name, weight in tomllib.loads(path.read_text(encoding="utf-8")).items()}
+        return {name: _number(weight) for name, weight in tomllib.loads(path.read_text(encoding="utf-8")).items()}
     except (OSError, tomllib.TOMLDecodeError, TypeError, ValueError) as error:
-        raise UsageError(f"--weights {path}: wanted a TOML file of lines such as `book = 2.5` ({error})") from error
+        raise UsageError(
+            f'--weights {path}: wanted a TOML file of lines such as `book = 2.5` or `"my books" = 2` ({error})'
+        ) from error
+
+
+def _number(weight: object) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise ValueError(f"{weight!r} is not a number")
+    return float(weight)

@@ -51,8 +51,7 @@ def filter(
     Returns:
         Documents read, kept and short, per source.
     """
-    if threshold < 0:
-        raise UsageError(f"threshold {threshold}: wanted 0 or more characters")
+    check_threshold(threshold)
     is_table(output_file)  # raises for an unknown suffix now, before the work
     state = output_file.parent / STATE_DIR
     name = f"filter-{output_file.name}"
@@ -63,6 +62,12 @@ def filter(
         _run_merge(name, state, output_file, options)
     note_count_mismatch(n_docs, counts, options)
     return counts
+
+
+def check_threshold(threshold: int) -> None:
+    """Raise UsageError for a threshold that is not a number of characters."""
+    if threshold < 0:
+        raise UsageError(f"threshold {threshold}: wanted 0 or more characters, such as 200")
 
 
 def _slice_task(corpus_slice: Slice, threshold: int, output: Path) -> Task:

@@ -1,5 +1,6 @@
 """Stage: normalise text to Unicode NFC, so that equal texts have equal bytes. Writes .jsonl[.gz|.zst]."""
 
+import importlib.util
 import shutil
 import sys
 import unicodedata
@@ -56,6 +57,8 @@ def normalize_text(
     Returns:
         Documents read, written and malformed per source.
     """
+    if ftfy:
+        check_ftfy()
     files = list_corpus(data_dir)
     reject_overlapping_folders(data_dir, target_dir)
     targets = {file.name: target_dir / output_name(file.name, zst) for file in files}
@@ -75,6 +78,12 @@ def normalize_text(
         if pieces:
             run.step("join", _join_tasks(run, pieces, targets, done))
         return run.finish(done.counts)
+
+
+def check_ftfy() -> None:
+    """Raise UsageError if the package that --ftfy needs is not installed."""
+    if importlib.util.find_spec("ftfy") is None:
+        raise UsageError("--ftfy needs the package ftfy, which is not installed: pip install 'gristmill[ftfy]'")
 
 
 def output_name(name: str, zst: bool) -> str:
@@ -145,10 +154,8 @@ def _nfc(text: str) -> str:
 
 
 def _ftfy() -> Callable[[str], str]:
-    try:
-        import ftfy
-    except ImportError as error:
-        raise UsageError("--ftfy needs the package ftfy: pip install 'gristmill[ftfy]'") from error
+    import ftfy
+
     return lambda text: ftfy.fix_text(text, normalization="NFC")
 
 

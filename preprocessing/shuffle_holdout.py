@@ -9,10 +9,13 @@ order of all documents, the same for any number of workers.
 import math
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
+import tyro
 from tyro.conf import Positional
 
 from gristmill.command import command, wide_console
@@ -39,7 +42,7 @@ from preprocessing.mixing.mix import (
     write_manifest,
     write_weight_numbers,
 )
-from preprocessing.mixing.sampling import SourceEpochs
+from preprocessing.mixing.sampling import SourceEpochs, check_seed
 from preprocessing.mixing.shuffle_buckets import SUFFIX, BucketManifest, index_path, manifest_path
 
 PASS_1 = "pass1"
@@ -54,7 +57,7 @@ def pass1(
     out_dir: Path,
     duplicates: Path | None = None,
     short_docs: Path | None = None,
-    weights: str = "",
+    weights: Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")] = "",
     seed: int = 1,
     options: RunOptions = RunOptions(),
 ) -> Counts:
@@ -65,14 +68,15 @@ def pass1(
         out_dir: OUT/pass1, for the intermediate files that pass2 reads.
         duplicates: DUP/duplicates.pickle or .parquet, the duplicates to drop; none are dropped without it.
         short_docs: FILTERED.pickle or .parquet, the short documents to drop; none are dropped without it.
-        weights: Epochs of each source, such as book=2.5,c4=1, or a .toml file; the weights in
-            preprocessing/datasets.py are the defaults.
+        weights: Epochs of each source: book=2.5,c4=1 (a name with a comma in double quotes: "a,b"=2), or a .toml
+            file, or in Python a mapping; the weights in preprocessing/datasets.py are the defaults.
         seed: Seed of all random choices: sampling by weight, parts, order and holdout.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
         Documents read, written, repeated and dropped, per source and reason.
     """
+    check_seed(seed)
     files = list_corpus(input_dir)
     reject_overlapping_folders(input_dir, out_dir)
     slices = [s for file in files for s in plan_slices(file)]
@@ -182,11 +186,10 @@ def pass2(
     Returns:
         Documents read, written to train and held out, per source.
     """
+    check_holdout(holdout)
     manifest = BucketManifest.load(input_dir)
     if not 0 <= start < min(end, manifest.parts):
         raise UsageError(f"parts {start} to {end}: pass1 made {manifest.parts} parts: wanted 0 ≤ start < end")
-    if not 0 <= holdout < 1:
-        raise UsageError(f"--holdout {holdout}: wanted a fraction of 0 or more and less than 1, such as 0.0017")
     if train_dir.resolve() == holdout_dir.resolve():
         raise UsageError(f"--train_dir and --holdout_dir are both {train_dir}: wanted two folders")
     limits = holdout_limits(input_dir, manifest, holdout)
@@ -199,6 +202,12 @@ def pass2(
         reject_unknown_files(folder, outputs_of(tasks), CORPUS_SUFFIXES, ledger)
     is_all = start == 0 and end >= manifest.parts
     return run_stage(PASS_2, tasks, train_dir / STATE_DIR, options, stale_prefix="" if is_all else None)
+
+
+def check_holdout(fraction: float) -> None:
+    """Raise UsageError for a fraction below 0, of 1 or more, or nan."""
+    if not 0 <= fraction < 1:
+        raise UsageError(f"--holdout {fraction}: wanted a fraction of 0 or more and less than 1, such as 0.0017")
 
 
 def _split_task(part: int, input_dir: Path, limits: dict[str, int], train_dir: Path, holdout_dir: Path) -> Task:

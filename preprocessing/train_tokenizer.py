@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -22,12 +22,16 @@ from gristmill.io.lines import split_lines
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
-from preprocessing.mixing.sampling import random_numbers
+from preprocessing.mixing.sampling import check_seed, random_numbers
+
+ModelType = Literal["bpe", "unigram"]
+MAX_VOCAB_SIZE = 1 << 20
 
 NAME = "train_tokenizer"
 MODEL = "tokenizer.model"
 SAMPLED = "sampled"
 NOT_SAMPLED = "not sampled"
+_BASE_PIECES = 256 + 3  # bytes; unknown, begin and end of sentence
 _MAX_SENTENCE_BYTES = 4096  # longer lines are split
 _THREADS = 4  # fixed, as the trainer's floating-point sums and so the model depend on it
 
@@ -36,7 +40,7 @@ def train_tokenizer(
     input_dir: Path,
     out_dir: Path,
     vocab_size: int = 32_000,
-    model_type: Literal["bpe", "unigram"] = "bpe",
+    model_type: ModelType = "bpe",
     sample: str = "64MiB",
     exact: bool = True,
     seed: int = 1,
@@ -62,9 +66,8 @@ def train_tokenizer(
     Returns:
         Documents read, sampled and not sampled, per source.
     """
+    check_options(vocab_size, model_type, sample, exact, seed)
     budget = parse_size(sample)
-    if vocab_size < 300:
-        raise UsageError(f"--vocab_size {vocab_size}: wanted more than the 256 bytes and 3 control pieces, 300 or more")
     slices = [s for file in list_corpus(input_dir) for s in plan_slices(file)]
     total = sum(s.size for s in slices) or 1
     state = out_dir / STATE_DIR
@@ -78,6 +81,24 @@ def train_tokenizer(
     train = Task("train", train_model, arguments, samples, (out_dir / MODEL,))
     run_stage(f"{NAME}-model", [train], state, options, summary=False)
     return counts
+
+
+def check_options(vocab_size: int, model_type: str, sample: str, exact: bool, seed: int) -> None:
+    """Raise UsageError for a value out of range, or a vocabulary that no sample of that size can have."""
+    budget = parse_size(sample, "--sample")
+    if not _BASE_PIECES < vocab_size <= MAX_VOCAB_SIZE:
+        raise UsageError(
+            f"--vocab_size {vocab_size}: wanted more than the {_BASE_PIECES} pieces of the 256 bytes and 3 controls, "
+            f"and at most {MAX_VOCAB_SIZE:,}; 32,000 is usual"
+        )
+    if exact and vocab_size - _BASE_PIECES > budget:
+        raise UsageError(
+            f"--vocab_size {vocab_size} --sample {sample}: a sample has fewer pieces than bytes: give a larger "
+            f"sample, such as 64MiB, or at most {budget + _BASE_PIECES} pieces, or --exact false"
+        )
+    if model_type not in get_args(ModelType):
+        raise UsageError(f"--model_type {model_type}: wanted {' or '.join(get_args(ModelType))}")
+    check_seed(seed)
 
 
 def _sample_task(corpus_slice: Slice, budget: int, seed: int, state: Path) -> Task:

@@ -13,7 +13,8 @@ import pyarrow.ipc
 from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import DocumentIds, index_name, is_of_index, scope_of
-from dedup.minhash.signature_shards import OpenShard, list_shards, open_shard
+from dedup.minhash.signature_shards import OpenShard, ShardHeader, list_shards, open_shard, shard_paths
+from dedup.minhash.signatures import Sketch
 from gristmill.errors import UsageError
 
 Scope = Literal["global", "per-source"]
@@ -49,9 +50,7 @@ def list_signature_shards(folder: Path, index: Sequence[str] = ()) -> tuple[list
 
     An index is a folder of shards, or NAME=FOLDER. UsageError if shards cannot be compared.
     """
-    indexes = [_parse_index(text) for text in index]
-    if len({name for name, _ in indexes}) < len(indexes):
-        raise UsageError(f"--index {' '.join(index)}: wanted a name of its own for each, such as 2023=FOLDER")
+    indexes = parse_indexes(index)
     sketches: dict[Path, str] = {}
     shards = []
     for name, root in [("", folder), *indexes]:
@@ -78,11 +77,36 @@ def assign_ids(shards: Sequence[SignatureShard], rows: Mapping[str, int] | None 
     return DocumentIds.of(rows)
 
 
+def check_index(index: Sequence[str], sketch: Sketch) -> None:
+    """Raise UsageError unless each index is a folder of signature shards made with `sketch`.
+
+    Reads the header of one shard of each; `list_signature_shards` checks all of them.
+    """
+    for name, folder in parse_indexes(index):
+        path = shard_paths(folder)[0]
+        found, wanted = open_shard(path).header.describe(), ShardHeader.of("", sketch).describe()
+        if found != wanted:
+            raise UsageError(
+                f"--index {name}={folder} cannot be compared: {path} holds {found}; the options ask for {wanted}. "
+                "Give the options that the index was made with"
+            )
+
+
+def parse_indexes(index: Sequence[str]) -> list[tuple[str, Path]]:
+    """Name and folder of each index, given as NAME=FOLDER or FOLDER. Raises UsageError if two have one name."""
+    indexes = [_parse_index(text) for text in index]
+    if len({name for name, _ in indexes}) < len(indexes):
+        raise UsageError(f"--index {' '.join(index)}: wanted a name of its own for each, such as 2023=FOLDER")
+    return indexes
+
+
 def _parse_index(text: str) -> tuple[str, Path]:
+    """Split NAME=FOLDER at the first `=`, unless that follows a `/` and so is part of a folder's name."""
     name, equals, folder = text.partition("=")
-    path = Path(folder if equals else text)
-    name = name if equals else path.resolve().name
-    if not name or ":" in name or "/" in name:
+    is_named = bool(equals) and "/" not in name
+    path = Path(folder if is_named else text)
+    name = name if is_named else path.resolve().name
+    if not name or ":" in name:
         raise UsageError(f"--index {text}: wanted a folder of shards, or NAME=FOLDER with neither : nor / in the name")
     return name, path
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -27,6 +28,11 @@ class ShardHeader(msgspec.Struct, forbid_unknown_fields=True):
     permutations: int
     unit: str
     width: int
+
+    @classmethod
+    def of(cls, file: str, sketch: Sketch) -> Self:
+        """The header of a shard of `file`, with signatures made with `sketch`."""
+        return cls(file, sketch.hash, sketch.seed, sketch.permutations, sketch.unit, sketch.width)
 
     def describe(self) -> str:
         """The sketch's parameters in words, for messages; equal for shards that can be compared."""
@@ -64,7 +70,7 @@ def write_shard(path: Path, file: str, sketch: Sketch) -> Iterator["ShardWriter"
 
     `file` is the name of the corpus file within its corpus.
     """
-    header = ShardHeader(file, sketch.hash, sketch.seed, sketch.permutations, sketch.unit, sketch.width)
+    header = ShardHeader.of(file, sketch)
     signature = pa.list_(pa.uint32(), sketch.permutations)
     schema = pa.schema({"row": pa.int64(), "signature": signature}, {"gristmill": msgspec.json.encode(header)})
     with atomic_write(path) as temporary, pa.ipc.new_file(str(temporary), schema) as writer:
@@ -95,13 +101,19 @@ def open_shard(path: Path) -> OpenShard:
         raise InputError(f"{path} is not a readable signature shard ({error}): run to_hash again") from error
 
 
-def list_shards(folder: Path) -> list[Path]:
-    """All shards below a folder, in name order. UsageError if there is none or sketches differ."""
+def shard_paths(folder: Path) -> list[Path]:
+    """All shards below a folder, in name order. UsageError if there is none."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: wanted the folder that to_hash wrote to, and there is none of that name")
     paths = sorted(path for path in walk(folder) if path.name.endswith(SUFFIX))
     if not paths:
         raise UsageError(f"{folder} holds no signature shard (*{SUFFIX}): run to_hash first")
+    return paths
+
+
+def list_shards(folder: Path) -> list[Path]:
+    """All shards below a folder, in name order. UsageError if there is none or sketches differ."""
+    paths = shard_paths(folder)
     first = open_shard(paths[0])
     for path in paths[1:]:
         found, expected = open_shard(path).header.describe(), first.header.describe()

@@ -9,6 +9,7 @@ Documents are ordered by tier, then by rank, then by key:
 
 import json
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from typing import Any
@@ -89,6 +90,15 @@ def parse_keep(text: str) -> Keep:
     if name == "newest" and all(rest.split(".")):
         return Newest(rest)
     raise UsageError(f"--keep {text}: wanted one of {CHOICES}")
+
+
+def check_sources(keep: Keep, sources: Collection[str]) -> None:
+    """Raise UsageError if the policy lists a source that is not among those of the corpus."""
+    if isinstance(keep, BySource) and (unknown := sorted(set(keep.sources) - set(sources))):
+        raise UsageError(
+            f"--keep source:{','.join(keep.sources)} names {', '.join(map(repr, unknown))}: the corpus has the sources "
+            f"{', '.join(map(repr, sorted(sources)))}; name these only"
+        )
 
 
 def rank_longest(characters: int) -> int:

@@ -28,7 +28,7 @@ _SCHEMA = pa.schema([
     ("file", pa.string()), ("row", pa.int64()), ("kept_file", pa.string()), ("kept_row", pa.int64()),
     ("similarity", pa.float64()), ("measured", pa.string()),
 ])  # fmt: skip
-_MEASURED = pa.array([None, "exact", "estimated"], pa.string())  # NOT_MEASURED, EXACT, ESTIMATED
+_MEASURED = (None, "exact", "estimated")  # NOT_MEASURED, EXACT, ESTIMATED
 
 
 class RemovalCounts:
@@ -83,7 +83,7 @@ def _columns(removals: NDArray, names: pa.StringArray) -> dict[str, pa.Array]:
     columns = {name: pa.array(removals[name], from_pandas=True) for name in _SCHEMA.names}
     for name in ("file", "kept_file"):
         columns[name] = names.take(columns[name])
-    columns["measured"] = _MEASURED.take(columns["measured"])
+    columns["measured"] = pa.array(_MEASURED, pa.string()).take(columns["measured"])
     return columns
 
 

@@ -44,7 +44,7 @@ class RunOptions:
     @property
     def memory_bytes(self) -> int:
         """Memory budget of all workers together, in bytes. Raises UsageError if `memory` is not a size."""
-        return psutil.virtual_memory().available // 2 if self.memory == "auto" else parse_size(self.memory)
+        return psutil.virtual_memory().available // 2 if self.memory == "auto" else parse_size(self.memory, "--memory")
 
     @property
     def memory_per_worker(self) -> int:
@@ -52,8 +52,10 @@ class RunOptions:
         return self.memory_bytes // self.processes
 
 
-def parse_size(text: str) -> int:
-    """Parse a size in bytes, such as '512MiB', '4G' or '1000000'; units are powers of 1024. Raises UsageError.
+def parse_size(text: str, option: str = "") -> int:
+    """Parse a size in bytes, such as '512MiB', '4G' or '1000000'; units are powers of 1024.
+
+    Raises UsageError, which names `option`, if the text is no size or one below a byte.
 
     >>> parse_size("1.5KiB")
     1536
@@ -65,5 +67,6 @@ def parse_size(text: str) -> int:
     except (ValueError, KeyError, OverflowError):
         size = 0
     if size <= 0:
-        raise UsageError(f"{text!r} is not a size: wanted a number with a unit, such as 512MiB or 4GiB")
+        given = f"{option} {text!r}".lstrip()
+        raise UsageError(f"{given} is not a size: wanted a number with a unit, such as 512MiB or 4GiB")
     return size

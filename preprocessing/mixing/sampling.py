@@ -7,9 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gristmill.errors import UsageError
+
 RandomNumbers = NDArray[np.uint64]
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment: 2^64 / golden ratio
 _HISTOGRAM_BITS = 16
+
+
+def check_seed(seed: int) -> None:
+    """Raise UsageError for a seed that is negative or has more than 32 bits."""
+    if not 0 <= seed < 1 << 32:
+        raise UsageError(f"--seed {seed}: wanted a whole number from 0 to {(1 << 32) - 1}")
 
 
 def random_numbers(seed: int, purpose: str, file: str, rows: NDArray[np.int64]) -> RandomNumbers:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dedup import Sketch, generate_duplicate_pairs
+from dedup.candidates.input_shards import parse_indexes
 from dedup.generate_duplicate_pairs import ALONE, NAME, PAIRED, write_pairs
 from dedup.minhash.signature_shards import write_shard
 from gristmill.counts import READ
@@ -145,7 +146,7 @@ def test_an_index_comes_first_and_is_not_paired_within(minhash: Path, tmp_path: 
     [
         (("nowhere",), "nowhere: wanted the folder"),
         (("MINHASH", "a=MINHASH", "MINHASH"), "a name of its own"),
-        (("a/b=MINHASH",), "neither : nor /"),
+        (("a:b=MINHASH",), "neither : nor /"),
     ],
 )
 def test_an_index_that_cannot_be(
@@ -155,6 +156,18 @@ def test_an_index_that_cannot_be(
     (tmp_path / "MINHASH").symlink_to(minhash)
     with pytest.raises(UsageError, match=wanted):
         generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", index=index, options=QUIET)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "folder"),
+    [
+        ("old=/data/dump=2024-01/minhash", "old", "/data/dump=2024-01/minhash"),
+        ("/data/dump=2024-01", "dump=2024-01", "/data/dump=2024-01"),
+        ("/data/old", "old", "/data/old"),
+    ],
+)
+def test_a_folder_of_an_index_may_have_an_equals_sign(text: str, name: str, folder: str) -> None:
+    assert parse_indexes([text]) == [(name, Path(folder))]
 
 
 def test_an_index_made_otherwise(minhash: Path, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_a_document_lost_within_a_stage_fails_it(finished, tmp_path, monkeypatch
         (["--dedup.bands", "99"], "--range 13 × --bands 99"),
         (["--memory", "lots"], "'lots' is not a size"),
         (["--corpus", "/nowhere/at all"], "/nowhere/at all"),
-        (["--mix.weights", "bok", "2"], "the sources book, c4"),
+        (["--mix.weights", "bok", "2"], "the sources 'book', 'c4'"),
         (["--tokenizer.vocab_size", "60000"], "--vocab_size"),
     ],
 )

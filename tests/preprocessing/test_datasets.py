@@ -9,18 +9,43 @@ from preprocessing.datasets import source_weights
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ("boook=2", "names boook: the corpus has the sources book, c4"),
+        ("boook=2", "names 'boook': the corpus has the sources 'book', 'c4'"),
         ("book=-1", "0 or more"),
         ("book=nan", "0 or more"),
         ("book=inf", "0 or more"),
         ("book", "source=epochs"),
         ("book=two", "source=epochs"),
+        ("=2", "source=epochs"),
+        ("book=1,book=2", "each source once"),
         ("none.toml", "wanted a TOML file"),
     ],
 )
 def test_invalid_weights_are_rejected(given: str, wanted: str) -> None:
     with pytest.raises(UsageError, match=wanted):
         source_weights(given, ["book", "c4"])
+
+
+ODD = ("a,b", "c=d", "e f", 'g"h', "i.j")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        dict.fromkeys(ODD, 2.5),
+        '"a,b"=2.5,c=d=2.5, e f = 2.5,g"h=2.5,i.j=2.5',
+        '"a,b"=2.5,"c=d"=2.5,"e f"=2.5,"g""h"=2.5,"i.j"=2.5',
+    ],
+)
+def test_any_name_of_a_source_can_have_a_weight(given) -> None:
+    assert source_weights(given, ODD) == dict.fromkeys(sorted(ODD), 2.5)
+
+
+def test_a_toml_file_takes_any_name_in_quotes(tmp_path) -> None:
+    (tmp_path / "mix.toml").write_text('"a,b" = 2\n\'g"h\' = 0.5\n')
+    assert source_weights(str(tmp_path / "mix.toml"), ["a,b", 'g"h']) == {"a,b": 2.0, 'g"h': 0.5}
+    (tmp_path / "mix.toml").write_text("a = true\n")
+    with pytest.raises(UsageError, match="True is not a number"):
+        source_weights(str(tmp_path / "mix.toml"), ["a"])
 
 
 def test_sources_without_a_weight_get_one_epoch() -> None:

@@ -87,7 +87,7 @@ def test_error_for_a_vocabulary_too_large(tmp_path: Path, quiet: RunOptions, wri
 
 @pytest.mark.parametrize("vocabulary", [0, 259])
 def test_error_for_a_vocabulary_too_small(tmp_path: Path, quiet: RunOptions, corpus, vocabulary: int) -> None:
-    with pytest.raises(UsageError, match="300 or more"):
+    with pytest.raises(UsageError, match="wanted more than the 259 pieces"):
         train_tokenizer(corpus(book=3), tmp_path / "out", vocabulary, options=quiet)
 
 

@@ -1,0 +1,81 @@
+"""Check of the whole configuration of `gristmill run`, before any stage writes a file."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dedup.candidates.input_shards import check_index
+from dedup.candidates.lsh import check_bands
+from dedup.removal.keep_policy import check_sources, parse_keep
+from dedup.removal.similarity import SimilarityCheck
+from gristmill.errors import UsageError, wrap_write_errors
+from gristmill.io.documents import list_corpus
+from gristmill_cli.run_config import RunConfig
+from preprocessing.datasets import source_weights
+from preprocessing.filter import check_threshold
+from preprocessing.mixing.sampling import check_seed
+from preprocessing.normalize_text import check_ftfy
+from preprocessing.shuffle_holdout import check_holdout
+from preprocessing.train_tokenizer import check_options
+
+
+def check_config(config: RunConfig) -> None:
+    """Raise the error of the first option that a stage would refuse; writes nothing.
+
+    Lists the corpus, for its sources, and reads the header of one signature shard of each index; reads no document.
+    """
+    _check_folders(config.corpus, config.out)
+    config.run_options.check()
+    check_seed(config.seed)
+    sources = {file.source for file in list_corpus(config.corpus)}
+    with _section("normalize"):
+        if config.normalize.ftfy:
+            check_ftfy()
+    with _section("filter"):
+        check_threshold(config.filter.threshold)
+    with _section("dedup"):
+        _check_dedup(config, sources)
+    with _section("mix"):
+        source_weights(config.mix.weights, sources)
+        check_holdout(config.mix.holdout)
+        check_seed(config.mix_seed)
+    with _section("tokenizer"):
+        spec = config.tokenizer
+        check_options(spec.vocab_size, spec.model_type, spec.sample, spec.exact, config.tokenizer_seed)
+
+
+def _check_dedup(config: RunConfig, sources: set[str]) -> None:
+    spec, sketch = config.dedup, config.sketch
+    check_bands(spec.range, spec.bands, sketch.permutations)
+    check_sources(parse_keep(spec.keep), sources)
+    compared = sketch if spec.verify and spec.index else None
+    SimilarityCheck(spec.verify or "jaccard", spec.threshold, spec.width, spec.unit, compared)
+    check_index(spec.index, sketch)
+
+
+def _check_folders(corpus: Path, out: Path) -> None:
+    """Raise UsageError if a folder lies in the other, OutputError if nothing can be written to `out`."""
+    for inner, outer in ((out, corpus), (corpus, out)):
+        if inner.resolve().is_relative_to(outer.resolve()):
+            raise UsageError(
+                f"--corpus {corpus} --out {out}: {inner} is {outer} or lies in it, and what is written would be read "
+                "as input: give an --out next to the corpus"
+            )
+    existing = next(path for path in (out, *out.absolute().parents) if path.exists())
+    with wrap_write_errors(out):
+        if not existing.is_dir():
+            code = errno.EEXIST if existing == out else errno.ENOTDIR
+            raise OSError(code, os.strerror(code))
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextmanager
+def _section(name: str) -> Iterator[None]:
+    """Context: begin the message of a UsageError with the section of the configuration."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"[{name}] {error}") from error

@@ -1,0 +1,175 @@
+"""`gristmill run` with one mistake in its configuration: refused within a second, before anything is written."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dedup.minhash.signature_shards import SUFFIX, write_shard
+from dedup.minhash.signatures import Sketch
+from gristmill.errors import UsageError
+from gristmill_cli.run import main
+from preprocessing.normalize_text import check_ftfy
+from tests.gristmill_cli.corpus import ROOT, run_arguments
+
+MISTAKES = [  # section, key, value, and what the message must say
+    ("", "seed", "-1", "wanted a whole number from 0"),
+    ("", "seed", "4294967296", "wanted a whole number from 0"),
+    ("", "seed", "one", "wanted|invalid"),
+    ("", "workers", "0", "--workers 0: wanted 1 or more"),
+    ("", "workers", "-2", "wanted 1 or more"),
+    ("", "memory", "0", "--memory '0' is not a size: wanted"),
+    ("", "memory", "lots", "--memory 'lots' is not a size: wanted"),
+    ("", "memory", "-1GiB", "is not a size: wanted"),
+    ("", "memory", "nan", "is not a size: wanted"),
+    ("", "max_malformed", "nan", "wanted a fraction from 0 to 1"),
+    ("", "max_malformed", "2", "wanted a fraction from 0 to 1"),
+    ("", "max_malformed", "-1", "wanted a fraction from 0 to 1"),
+    ("", "corpus", "{folder}/nowhere", "nowhere: wanted a folder, and there is none"),
+    ("", "corpus", "{folder}/corpus/a/a.jsonl", "wanted a folder, and it is a file"),
+    ("", "corpus", "{folder}/empty", "holds no corpus file: wanted"),
+    ("", "out", "{folder}/corpus", "--out next to the corpus"),
+    ("", "out", "{folder}/corpus/out", "--out next to the corpus"),
+    ("", "out", "{folder}", "--out next to the corpus"),
+    ("", "out", "{folder}/file", "a file of that name exists where a folder is wanted"),
+    ("", "out", "{folder}/file/out", "is a file, not a folder"),
+    ("normalize", "ftfy", "perhaps", "wanted|invalid"),
+    ("filter", "threshold", "-1", "wanted 0 or more characters"),
+    ("filter", "threshold", "2.5", "wanted|invalid"),
+    ("dedup", "hash", "md5", "wanted|invalid"),
+    ("dedup", "unit", "letter", "wanted|invalid"),
+    ("dedup", "width", "0", "wanted shingles of 1"),
+    ("dedup", "permutations", "0", "wanted 1 to 4096"),
+    ("dedup", "permutations", "5000", "wanted 1 to 4096"),
+    ("dedup", "seed", "-1", "wanted 0 to"),
+    ("dedup", "seed", "4294967296", "wanted 0 to"),
+    ("dedup", "range", "0", "wanted at least 1 × 1"),
+    ("dedup", "bands", "0", "wanted at least 1 × 1"),
+    ("dedup", "bands", "20", "--range 13 × --bands 20 = 260 rows: wanted"),
+    ("dedup", "scope", "local", "wanted|invalid"),
+    ("dedup", "index", "{folder}/nowhere", "nowhere: wanted the folder that to_hash wrote to"),
+    ("dedup", "index", "{folder}/corpus", "holds no signature shard"),
+    ("dedup", "index", "a:b={folder}/index", "wanted a folder of shards, or NAME=FOLDER"),
+    ("dedup", "index", "{folder}/index", "permutations, seed 9; the options ask for"),
+    ("dedup", "exact", "sometimes", "wanted|invalid"),
+    ("dedup", "keep", "nonsense", "--keep nonsense: wanted one of first, longest"),
+    ("dedup", "keep", "newest:", "wanted one of"),
+    ("dedup", "keep", "source:", "wanted one of"),
+    ("dedup", "keep", "source:a,nonexist", "names 'nonexist': the corpus has the sources 'a', 'b, c'"),
+    ("dedup", "verify", "cosine", "wanted|invalid"),
+    ("dedup", "threshold", "nan", "wanted a similarity above 0"),
+    ("dedup", "threshold", "2", "wanted a similarity above 0"),
+    ("dedup", "threshold", "0", "wanted a similarity above 0"),
+    ("mix", "weights", "nonexist 2", "names 'nonexist': the corpus has the sources 'a', 'b, c'"),
+    ("mix", "weights", "a -1", "wanted a number of epochs"),
+    ("mix", "weights", "a nan", "wanted a number of epochs"),
+    ("mix", "weights", "a inf", "wanted a number of epochs"),
+    ("mix", "weights", "a many", "wanted|invalid"),
+    ("mix", "holdout", "2", "--holdout 2.0: wanted a fraction"),
+    ("mix", "holdout", "1", "wanted a fraction"),
+    ("mix", "holdout", "nan", "wanted a fraction"),
+    ("mix", "holdout", "-1", "wanted a fraction"),
+    ("mix", "seed", "-1", "wanted a whole number from 0"),
+    ("tokenizer", "vocab_size", "259", "wanted more than the 259 pieces"),
+    ("tokenizer", "vocab_size", "2000000", "and at most 1,048,576"),
+    ("tokenizer", "model_type", "wordpiece", "wanted|invalid"),
+    ("tokenizer", "sample", "0", "--sample '0' is not a size: wanted"),
+    ("tokenizer", "sample", "nonsense", "--sample 'nonsense' is not a size: wanted"),
+    ("tokenizer", "sample", "1KiB", "a sample has fewer pieces than bytes: give"),
+    ("tokenizer", "exact", "almost", "wanted|invalid"),
+    ("tokenizer", "seed", "4294967296", "wanted a whole number from 0"),
+]
+IN_FILE = {  # text of the configuration file: what the message must say
+    "seed = 'one'": "seed is 'one'; wanted int",
+    "memory = 4": "memory is 4; wanted str",
+    "[mix]\nholdout = 'much'": "mix.holdout is 'much'; wanted float",
+    "[mix]\nholdout = nan": "[mix] --holdout nan: wanted",
+    "[mix.weights]\na = 'twice'": "mix.weights is {'a': 'twice'}; wanted",
+    "[mix.weights]\n'b, d' = 2": "names 'b, d'",
+    "mix = 2": "wanted a table [mix]",
+    "[dedup]\nindex = 'minhash'": "dedup.index is 'minhash'; wanted",
+    "[dedup]\nhash = 'md5'": "dedup.hash is 'md5'; wanted 'xxh32'",
+    "[dedup]\nbands = true": "dedup.bands is True; wanted int",
+    "[dedup]\nbnads = 9": "unknown key dedup.bnads; did you mean dedup.bands?",
+    "[tokeniser]\nexact = true": "unknown key tokeniser; did you mean tokenizer?",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of two sources, an empty folder, a file, and an index of signatures made with seed 9."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    for source in ("a", "b, c"):
+        (folder / "corpus" / source).mkdir(parents=True)
+        (folder / "corpus" / source / "a.jsonl").write_text('{"text": "a document"}\n')
+    (folder / "empty").mkdir()
+    (folder / "file").write_text("")
+    with write_shard(folder / "index" / f"a{SUFFIX}", "a/a.jsonl", Sketch(seed=9)) as shard:
+        shard.add([0], np.zeros((1, 128), np.uint32))
+    return folder
+
+
+def refused(folder: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and message of a run that must end within a second and write nothing."""
+    before, start = {*folder.rglob("*")}, time.process_time()
+    with pytest.raises(SystemExit) as end:
+        main(["--corpus", f"{folder}/corpus", "--out", f"{folder}/out", *arguments])
+    assert time.process_time() - start < 1
+    assert {*folder.rglob("*")} == before
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and "Traceback" not in message
+    return int(str(end.value)), " ".join(message.split())
+
+
+@pytest.mark.parametrize(("section", "key", "value", "wanted"), MISTAKES)
+def test_a_wrong_option_is_refused_before_anything_is_written(folder, capsys, section, key, value, wanted) -> None:
+    option = f"--{section}.{key}" if section else f"--{key}"
+    code, message = refused(folder, option, *value.replace("{folder}", str(folder)).split(), capsys=capsys)
+    assert code == (1 if "cannot write" in message else 2)
+    assert any(text in message for text in wanted.split("|")), message
+
+
+@pytest.mark.parametrize(("text", "wanted"), IN_FILE.items())
+def test_a_wrong_key_of_the_file_is_refused(folder, tmp_path, capsys, text, wanted) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    code, message = refused(folder, "--config", str(tmp_path / "run.toml"), capsys=capsys)
+    assert code == 2 and wanted in message
+
+
+def test_a_file_that_is_not_toml_is_refused(folder, tmp_path, capsys) -> None:
+    (tmp_path / "run.toml").write_text("[mix\n")
+    code, message = refused(folder, "--config", str(tmp_path / "run.toml"), capsys=capsys)
+    assert code == 1 and "is not TOML" in message
+
+
+def test_every_option_of_the_configuration_has_a_mistake_in_the_table() -> None:
+    from gristmill.config import _option_types
+    from gristmill_cli.run_config import RunConfig
+
+    covered = {f"--{section}.{key}" if section else f"--{key}" for section, key, _, _ in MISTAKES}
+    assert covered == set(_option_types(RunConfig))
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which even root can write nothing")
+def test_a_folder_without_permission_is_named(tmp_path, folder, capsys) -> None:
+    code, message = refused(folder, "--out", "/proc/gristmill", capsys=capsys)
+    assert code == 1 and "cannot write /proc/gristmill" in message
+
+
+def test_ftfy_without_its_package_is_refused(folder, capsys, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ftfy", None)
+    code, message = refused(folder, "--normalize.ftfy", "true", capsys=capsys)
+    assert code == 2 and "pip install 'gristmill[ftfy]'" in message
+    with pytest.raises(UsageError, match="not installed"):
+        check_ftfy()
+
+
+def test_the_command_itself_exits_with_2(folder) -> None:
+    arguments = run_arguments(folder / "corpus", folder / "out", "--mix.weights", "nonexist", "2")
+    done = subprocess.run(arguments, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: [mix] --weights names 'nonexist'")
+    assert not (folder / "out").exists()
