@@ -28,6 +28,7 @@ from dedup.minhash.shingles import Unit, shingle_sets
 from dedup.minhash.signatures import Hash
 from gristmill.command import run_with_exit_code
 from gristmill.errors import InputError, UsageError, wrap_read_errors
+from gristmill.io.formats.json_fields import decode_value
 from gristmill.text import matching_form
 
 _MAX_CHECKED_PAIRS = 200  # pairs whose similarity is checked against Python sets
@@ -119,7 +120,7 @@ def _lines_of(path: Path) -> list[str]:
 def _read_records(inputs: Sequence[Path]) -> Iterator[tuple[str, str]]:
     for document in read_documents_of(inputs):
         own = document.fields.get("id", document.key)
-        yield str(msgspec.json.decode(own) if isinstance(own, msgspec.Raw) else own), document.text
+        yield str(decode_value(own) if isinstance(own, msgspec.Raw) else own), document.text
 
 
 def read_planted(path: Path, ids: Sequence[str]) -> NDArray[np.int64]:

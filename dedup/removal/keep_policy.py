@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from dedup.candidates.document_ids import is_of_index
 from gristmill.errors import UsageError
 from gristmill.io.documents import source_of
+from gristmill.io.formats.json_fields import decode_value
 from gristmill.io.keys import KeySet
 from gristmill.kernels import kernel
 
@@ -141,7 +142,7 @@ def _number(value: Any) -> float | None:
 def _decoded(value: Any) -> Any:
     """Decode raw JSON (from a .jsonl) and strings that hold a JSON object (from some tables)."""
     if isinstance(value, msgspec.Raw):
-        value = msgspec.json.decode(value)
+        value = decode_value(value)
     if isinstance(value, str) and value.startswith("{"):
         try:
             return json.loads(value)

@@ -15,6 +15,7 @@ import msgspec
 
 from gristmill.errors import UsageError, wrap_read_errors
 from gristmill.io.files import walk
+from gristmill.io.formats.json_fields import decode_value
 from gristmill.io.unfinished import reject_unfinished
 
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -88,7 +89,7 @@ class Document(msgspec.Struct):
         stored = self.fields.get(KEY_FIELD)
         if stored is None:
             return self.key
-        return DocKey.parse(str(msgspec.json.decode(stored) if isinstance(stored, msgspec.Raw) else stored))
+        return DocKey.parse(str(decode_value(stored) if isinstance(stored, msgspec.Raw) else stored))
 
     def to_json(self) -> bytes:
         """The record as one line of JSON in UTF-8, ending in a newline."""

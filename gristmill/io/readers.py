@@ -1,6 +1,5 @@
 """Readers: read the documents of a slice of a corpus file; count malformed records and write them to a file."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,14 @@ import pyarrow.parquet
 from gristmill.counts import MALFORMED, READ, Counts
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.documents import JSONL_SUFFIXES, CorpusFile, DocKey, Document, source_of
+from gristmill.io.formats.json_fields import decode_string, parse_fields
+from gristmill.io.formats.malformed import Malformed
 from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_lines
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
 
 SLICE_BYTES = 64 << 20  # larger .jsonl and .parquet files are cut into slices of about this size, one task each
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_RECORD_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_TEXT_DECODER = msgspec.json.Decoder(str)
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,6 @@ class Slice:
     def label(self) -> str:
         """Name of the slice, unique in its corpus: `<file>+<start>`."""
         return f"{self.name}+{self.start}"
-
-
-class Malformed(Exception):
-    """A record that is not a document; the message is the reason."""
 
 
 def plan_slices(file: CorpusFile) -> list[Slice]:
@@ -96,9 +91,9 @@ def read_documents(
         except Malformed as error:
             size = _record_size(record)
             counts.add(part.source, READ, size)
-            counts.add(part.source, f"{MALFORMED}: {error}", size)
+            counts.add(part.source, f"{MALFORMED}: {error.reason}", size)
             counts.add_example(f"{part.path} line {row + 1}: {error}")
-            rejects.add(str(part.path), row, str(error), record)
+            rejects.add(str(part.path), row, error.reason, record)
         else:
             source = document.original_key.source if by_original_source else part.source
             counts.add(source, READ, utf8_size(document.text))
@@ -118,7 +113,7 @@ def _to_document(record: bytes | dict[str, Any], key: DocKey) -> Document:
         raise Malformed("no text")
     text = fields["text"]
     if isinstance(text, msgspec.Raw):
-        text = _decode_text(text)
+        text = decode_string(text, "text")
     if not isinstance(text, str):
         raise Malformed("text is null" if text is None else "text is not a string")
     return Document(text, key, fields)
@@ -127,34 +122,7 @@ def _to_document(record: bytes | dict[str, Any], key: DocKey) -> Document:
 def _parse(line: bytes) -> dict[str, Any]:
     if isinstance(line, CutLine):
         raise Malformed(f"line over {MAX_LINE_BYTES:,} bytes")
-    try:
-        line.decode()
-        return _RECORD_DECODER.decode(line)
-    except UnicodeDecodeError:
-        raise Malformed("invalid UTF-8") from None
-    except (msgspec.DecodeError, RecursionError):
-        raise Malformed(_malformed_reason(line)) from None
-
-
-def _decode_text(raw: msgspec.Raw) -> str | None:
-    try:
-        return _TEXT_DECODER.decode(raw)
-    except msgspec.ValidationError:
-        raise Malformed("text is null" if bytes(raw) == b"null" else "text is not a string") from None
-    except msgspec.DecodeError:
-        raise Malformed("lone surrogate") from None
-
-
-def _malformed_reason(line: bytes) -> str:
-    """The reason why the strict parser rejected a line, found with a lenient parser."""
-    try:
-        value = json.loads(line)
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return "lone surrogate"
-    except (ValueError, RecursionError):
-        return "broken JSON"
-    return "broken JSON" if isinstance(value, dict) else "not an object"
+    return parse_fields(line)
 
 
 def _read_lines(part: Slice) -> Iterator[tuple[int, bytes]]:

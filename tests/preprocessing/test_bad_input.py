@@ -19,7 +19,8 @@ MANY = b"".join(b'{"text":"document number %d"}\n' % i for i in range(20_000))
 MALFORMED = {
     b'{"text": "broken': "broken JSON",
     b'{"text": "a"} {"text": "b"}': "broken JSON",
-    b'{"text": "a", "score": NaN}': "broken JSON",
+    b'{"text": "a", "score": nan}': "broken JSON",
+    b'{"text": NaN}': "text is not a string",
     b'{"text": "raw \x00 NUL"}': "broken JSON",
     b"[1, 2]": "not an object",
     b'"text"': "not an object",
@@ -33,7 +34,6 @@ MALFORMED = {
     b'{"text": "a", "other": "\xc3\x28"}': "invalid UTF-8",
     b'{"text": "CESU \xed\xa0\xbd\xed\xb8\x80"}': "invalid UTF-8",
     b'{"text": "escaped \\ud83d alone"}': "lone surrogate",
-    b'{"text": "a", "other": "\\udc00"}': "lone surrogate",
     b'{"text": "a", "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}": "broken JSON",
 }
 
@@ -86,12 +86,15 @@ def test_unusual_but_valid_records_are_documents(tmp_path: Path, run, read_texts
     lines = [json.dumps({"text": text}).encode() for text in texts]
     nested = b'{"text":"deep","x":' + b"[" * 500 + b"]" * 500 + b"}"
     put(tmp_path / "in" / "a.jsonl", b"\xef\xbb\xbf" + b"\r\n".join([*lines, b"", b"  \t", nested, b""]))
+    odd = b'{"id":1e400,"text":"cafe\xcc\x81","meta":{"x": NaN, "y":[-Infinity],"z": "\\udc00"},"n":NaN}\n'
+    put(tmp_path / "in" / "odd" / "a.jsonl", odd)
     put(tmp_path / "in" / "empty" / "a.jsonl", b"")
     put(tmp_path / "in" / "empty" / "a.jsonl.gz", b"")
     put(tmp_path / "in" / "empty" / "mark.jsonl", b"\xef\xbb\xbf")
     done = run(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out", "--max_malformed", "0")
     assert done.returncode == 0, done.stderr
-    assert read_texts(tmp_path / "out") == [*texts, "deep"]
+    assert (tmp_path / "out" / "odd" / "a.jsonl").read_bytes() == odd.replace(b"e\xcc\x81", b"\xc3\xa9")
+    assert read_texts(tmp_path / "out") == [*texts, "deep", "caf\u00e9"]
     assert (tmp_path / "out" / "empty" / "mark.jsonl").read_bytes() == b""
 
 

@@ -1,0 +1,110 @@
+"""Fields of a line of JSON, each kept as raw JSON, so that it is written back byte for byte.
+
+A record is what Python's json module takes for one: with NaN and Infinity, integers of any length and lone
+surrogates in fields other than the text. Of fields with the same name the last one counts, as in that module.
+"""
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from gristmill.io.formats.malformed import Malformed
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_STRING = msgspec.json.Decoder(str)
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def parse_fields(line: bytes) -> dict[str, Any]:
+    """The fields of a line of JSON as raw JSON (msgspec.Raw), in their order. Raises Malformed.
+
+    >>> {name: bytes(value) for name, value in parse_fields(b'{"text": "a", "x": [NaN, 1.0]}').items()}
+    {'text': b'"a"', 'x': b'[NaN, 1.0]'}
+    """
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        raise Malformed("invalid UTF-8") from None
+    try:
+        return _FIELDS.decode(line)
+    except (msgspec.DecodeError, RecursionError):  # msgspec is strict
+        return _split_fields(text)
+
+
+def decode_string(raw: msgspec.Raw, name: str) -> str:
+    """Decode the raw string of the field `name`. Raises Malformed if it is no string, or not Unicode text."""
+    try:
+        return _STRING.decode(raw)
+    except msgspec.DecodeError:
+        content = bytes(raw)
+    if content.startswith(b'"'):
+        raise Malformed("lone surrogate")
+    raise Malformed(f"{name} is null" if content == b"null" else f"{name} is not a string")
+
+
+def decode_value(raw: msgspec.Raw) -> Any:
+    """Decode the raw JSON of any field; integers of over 4,300 digits, which Python refuses, become floats."""
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return json.loads(bytes(raw), parse_int=_to_number)
+
+
+def _to_number(digits: str) -> int | float:
+    return int(digits) if len(digits) < 4000 else float(digits)
+
+
+def _skip(_: str) -> None:
+    return None
+
+
+_SPANS = json.JSONDecoder(parse_int=_skip, parse_float=_skip, parse_constant=_skip)  # only the ends of values are used
+
+
+def _split_fields(text: str) -> dict[str, Any]:
+    """Split a record into its fields with Python's parser, which is lenient and slower."""
+    start = _space(text, 0)
+    try:
+        if text[start : start + 1] != "{":
+            _SPANS.decode(text)
+            raise Malformed("not an object")
+        fields, end = _fields_from(text, start + 1)
+        if _space(text, end) != len(text):
+            raise Malformed("broken JSON")
+        return fields
+    except UnicodeEncodeError:
+        raise Malformed("lone surrogate") from None
+    except (ValueError, RecursionError):
+        raise Malformed("broken JSON") from None
+
+
+def _fields_from(text: str, at: int) -> tuple[dict[str, Any], int]:
+    """(fields, end) of an object whose brace is just before `at`. Raises ValueError if it is not JSON."""
+    fields: dict[str, Any] = {}
+    at = _space(text, at)
+    while not (text.startswith("}", at) and not fields):
+        start = at
+        name, at = _SPANS.raw_decode(text, at)
+        at = _space(text, at)
+        if text[start : start + 1] != '"' or text[at : at + 1] != ":":
+            raise ValueError("wanted a name and a colon")
+        name.encode()  # raises UnicodeEncodeError
+        at = _space(text, at + 1)
+        _, end = _SPANS.raw_decode(text, at)
+        fields[name] = msgspec.Raw(text[at:end].encode())
+        at = _space(text, end)
+        if text[at : at + 1] != ",":
+            break
+        at = _space(text, at + 1)
+    if text[at : at + 1] != "}":
+        raise ValueError("wanted a brace")
+    return fields, at + 1
+
+
+def _space(text: str, at: int) -> int:
+    """The place of the first character from `at` that is not white space."""
+    found = _SPACE.match(text, at)
+    assert found is not None
+    return found.end()
