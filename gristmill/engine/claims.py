@@ -2,12 +2,12 @@
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.counts import Counts
-from gristmill.engine.records import DoneRecord, Ledger, TaskId
+from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, TaskId
 from gristmill.engine.task import Task
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.files import walk
@@ -30,6 +30,22 @@ class Claims:
         for path in (path for task in tasks for path in task.outputs):
             if path.absolute() in inputs:
                 raise UsageError(f"{path} is an input, and would be overwritten: give another output folder")
+
+    def claim_outputs(self, ledger: Ledger, step: str, outputs: Sequence[Path], known: Container[Path]) -> TaskId:
+        """Record, before a step writes `outputs`, that they are this stage's; return the id of that record.
+
+        Raises OutputError if one exists and is not `known` (absolute paths), as somebody's file would be lost.
+        """
+        for path in outputs:
+            if path.absolute() not in known and path.exists():
+                raise OutputError(
+                    f"{path} exists, and {ledger.file.stem} did not write it: it would be overwritten. Give another "
+                    "output, or remove it"
+                )
+        claimed = [OutputRecord(ledger.relative(path), -1, 0, "") for path in outputs]
+        record = DoneRecord("", f"claims of {self.selection} {step}", {}, claimed, Counts({}, []))
+        ledger.write(record)
+        return record.id
 
     def check_reads(self, ledger: Ledger, before: Records) -> None:
         """Raise UsageError if another input folder, which still exists, was read for the present output."""

@@ -50,7 +50,10 @@ def _lock(file: BinaryIO, quiet: bool) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = file.read().decode(errors="replace") or "another process"
+        holder = ""
+        for _ in range(20):  # it writes its name just after it has locked the file
+            holder = holder or file.read().decode(errors="replace")
+            time.sleep(0 if holder else 0.01)
         if not quiet:
             print(f"waiting for {holder}, which runs this stage with this output", file=sys.stderr, flush=True)
         fcntl.flock(file, fcntl.LOCK_EX)

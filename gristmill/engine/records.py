@@ -78,6 +78,12 @@ class Ledger:
         """The last record of each task."""
         return {record.id: record for record in self._read(DoneRecord)}
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the ledger has a line that is not a record, so that some outputs are unknown."""
+        lines = self.file.read_bytes().splitlines() if self.file.exists() else []
+        return any(not _decode(line, _OutputsOfRecord) for line in lines)
+
     def outputs(self) -> dict[Path, OutputRecord]:
         """The record of every file that the stage wrote."""
         return {self.path(output): output for record in self._read(_OutputsOfRecord) for output in record.outputs}

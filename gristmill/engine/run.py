@@ -71,13 +71,17 @@ class StageRun:
     started: float = field(default_factory=time.perf_counter)
     tags: FileTags = field(default_factory=FileTags)
     ran: int = 0  # tasks
-    _before: dict[TaskId, DoneRecord] = field(default_factory=dict)
     _done: dict[TaskId, DoneRecord] = field(default_factory=dict)
     _written: dict[Path, OutputRecord] = field(default_factory=dict)  # outputs of done tasks, by absolute path
     _producers: dict[Path, tuple[str, Task]] = field(default_factory=dict)  # of temporary files
     _set_tags: dict[FileSet, str] = field(default_factory=dict)
     _goal: Task | None = None
+    _claimed: list[TaskId] = field(default_factory=list)  # records of outputs about to be written
     _is_changed: bool = False
+
+    def __post_init__(self) -> None:
+        self._before = self.ledger.read()
+        self._known = {self.ledger.path(output) for record in self._before.values() for output in record.outputs}
 
     @property
     def work(self) -> Path:
@@ -120,6 +124,9 @@ class StageRun:
                 explain(self.stage.name, task, identity, record)
         if todo:
             self._begin()
+            outputs = [path for task in todo for path in task.outputs if not self._is_temporary(path)]
+            known = {path.absolute() for path in outputs} if self.ledger.is_damaged else self._known
+            self._claimed.append(self.claims.claim_outputs(self.ledger, name, outputs, known))
             self._restore_inputs(todo)
             self._execute(name, todo)
         return StepResult([self._done[name, task.name] for task in tasks])
@@ -142,7 +149,7 @@ class StageRun:
         if self._goal and self._done.get(GOAL) is None:
             self._record_goal(self._goal, counts)
         if self._is_changed or stale:
-            self.ledger.compact(self._done.values(), stale)
+            self.ledger.compact(self._done.values(), [*stale, *self._claimed])
         shutil.rmtree(self.work, ignore_errors=True)
         for folder in self.publishes:
             mark_finished(folder, self.name)
@@ -216,6 +223,7 @@ class StageRun:
     def _keep(self, task: Task, record: DoneRecord) -> None:
         """Add a record to those of this run."""
         self._done[record.id] = record
+        self._known |= {path.absolute() for path in task.outputs}
         self._written |= {path.absolute(): out for path, out in zip(task.outputs, record.outputs, strict=False)}
 
     def _record_goal(self, goal: Task, counts: Counts) -> None:
@@ -278,6 +286,4 @@ def open_stage(
     with stage_lock(lock, options.quiet), Executor(options.processes, lock) as executor:
         ledger = Ledger(state, name)
         claims = Claims(selection, plans, tuple(reads))
-        run = StageRun(stage, ledger, run_name, options, executor, claims, tuple(publishes))
-        run._before = ledger.read()
-        yield run
+        yield StageRun(stage, ledger, run_name, options, executor, claims, tuple(publishes))

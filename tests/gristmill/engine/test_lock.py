@@ -1,0 +1,53 @@
+"""Locks: a stage that is started twice runs once at a time, and a killed run is taken over, in real processes."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gristmill.engine.upper_stage import upper_stage
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"{number}").write_text(f"text {number}\n")
+    return folder
+
+
+def start(source: Path, target: Path, workers: int, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.gristmill.engine.upper_stage", source, target, str(workers), str(seconds)]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."})
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_second_start_waits_and_finds_everything_done(tmp_path: Path, source: Path) -> None:
+    both = [start(source, tmp_path / "out", workers=2, seconds=0.1) for _ in range(2)]
+    messages = sorted((process.communicate()[1] for process in both), key=len)
+    assert [process.returncode for process in both] == [0, 0], messages
+    assert "done already" in messages[1] and "waiting for process" in messages[1], messages
+    assert "waiting" not in messages[0] and "done" not in messages[0], messages
+
+
+def test_killed_runs_are_taken_over(tmp_path: Path, source: Path) -> None:
+    generator = random.Random(seed := random.randrange(1 << 30))
+    for _ in range(4):
+        process = start(source, tmp_path / "out", workers=2, seconds=0.1)
+        time.sleep(generator.uniform(0.2, 1.0))
+        process.kill()
+        process.communicate()
+    upper_stage(source, tmp_path / "out")  # starts while the killed run's workers may be alive
+    upper_stage(source, tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole"), seed
+    assert not list((tmp_path / "out").rglob("*.partial"))

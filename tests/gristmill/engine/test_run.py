@@ -1,0 +1,288 @@
+"""Runs of a stage: finished tasks are skipped, changed ones run again, and nothing is lost when a run is refused."""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gristmill.counts import READ, Counts
+from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.options import RunOptions, parse_size
+from gristmill.engine.run import open_stage
+from gristmill.engine.task import Stage, Task
+from gristmill.errors import ConservationError, InputError, OutputError, TooManyMalformed, UsageError
+from gristmill.io.files import atomic_write_bytes
+from gristmill.io.unfinished import reject_unfinished
+from gristmill.io.writers import Rejects
+from tests.gristmill.engine.upper_stage import QUIET, STAGE, Settings, join, upper_stage
+
+TASKS = 7  # of a first run on three files: three copies, three parts, one join
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in "abc":
+        (folder / name).write_text(f"text {name}\n")
+    return folder
+
+
+@pytest.fixture
+def target(tmp_path: Path, source: Path) -> Path:
+    """The output of a finished run."""
+    assert upper_stage(source, tmp_path / "out").ran == TASKS
+    return tmp_path / "out"
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_finished_stage_runs_nothing_and_leaves_no_temporary_file(source: Path, target: Path) -> None:
+    assert upper_stage(source, target).ran == 0
+    assert contents(target)["whole"] == "TEXT A\nTEXT B\nTEXT C\n"
+    assert not list(target.rglob("*.work")) and not list(target.rglob("*.done"))
+
+
+def edit_input(source: Path, _: Path) -> int:
+    (source / "b").write_text("TEXT B longer\n")
+    return 5  # its copy and its part; the other parts, which the join needs; and the join
+
+
+def touch_input(source: Path, _: Path) -> int:
+    os.utime(source / "b", ns=(1, 1))
+    return 2  # its copy and its part, whose bytes are the same: the join is done
+
+
+def remove_output(_: Path, target: Path) -> int:
+    (target / "b").unlink()
+    return 1
+
+
+def change_output(_: Path, target: Path) -> int:
+    (target / "b").write_text("Text B\n")  # of the same size
+    return 1
+
+
+def remove_joined(_: Path, target: Path) -> int:
+    (target / "whole").unlink()
+    return 4  # the join needs the parts again
+
+
+def damage_ledger(_: Path, target: Path) -> int:
+    ledger = target / ".gristmill" / "upper.ledger"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join(b"\xff\xfe not UTF-8\n" if b'"task":"b"' in line else line for line in lines))
+    return 2
+
+
+def touch_output(_: Path, target: Path) -> int:
+    os.utime(target / "b", ns=(1, 1))
+    return 0
+
+
+@pytest.mark.parametrize(
+    "change", [edit_input, touch_input, remove_output, change_output, remove_joined, damage_ledger, touch_output]
+)
+def test_what_changed_runs_again_and_nothing_else(
+    tmp_path: Path, source: Path, target: Path, change: Callable[[Path, Path], int]
+) -> None:
+    expected = change(source, target)
+    assert [upper_stage(source, target).ran, upper_stage(source, target).ran] == [expected, 0]
+    upper_stage(source, tmp_path / "fresh")
+    assert contents(target) == contents(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("stage", [replace(STAGE, version=2), replace(STAGE, libraries=("msgspec",))])
+def test_another_version_runs_everything_again(source: Path, target: Path, stage: Stage) -> None:
+    assert [upper_stage(source, target, stage=stage).ran, upper_stage(source, target, stage=stage).ran] == [TASKS, 0]
+
+
+def test_an_argument_runs_again_and_a_budget_does_not(source: Path, target: Path) -> None:
+    assert upper_stage(source, target, Settings(memory=1 << 30)).ran == 0
+    assert upper_stage(source, target, Settings(suffix="!")).ran == TASKS
+    assert contents(target)["a"] == "TEXT A\n!"
+
+
+def test_a_moved_or_copied_output_is_still_done(tmp_path: Path, source: Path, target: Path, monkeypatch) -> None:
+    moved = target.rename(tmp_path / "elsewhere")
+    assert upper_stage(source, moved).ran == 0
+    shutil.copytree(moved, tmp_path / "copied", copy_function=shutil.copyfile)  # with new modification times
+    assert upper_stage(source, tmp_path / "copied").ran == 0
+    monkeypatch.chdir(tmp_path)
+    assert upper_stage(Path("in"), Path("copied")).ran == 0
+    renamed = source.rename(tmp_path / "renamed")
+    assert upper_stage(renamed, tmp_path / "copied").ran == 0
+
+
+def test_the_reason_for_a_task_is_explained(source: Path, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit_input(source, target)
+    upper_stage(source, target, options=replace(QUIET, explain=True))
+    assert "upper: b: input 0 (b) was 7 bytes of" in capsys.readouterr().err
+    upper_stage(source, target, Settings("?"), options=replace(QUIET, explain=True))
+    assert 'upper: b: argument suffix was "", is "?"' in capsys.readouterr().err
+    remove_joined(source, target)
+    upper_stage(source, target, Settings("?"), options=replace(QUIET, explain=True))
+    assert "upper: whole: its output was removed or changed" in capsys.readouterr().err
+
+
+def test_the_output_of_a_removed_input_is_removed(source: Path, target: Path) -> None:
+    (target / "mine").write_text("not written by the stage")
+    (source / "b").unlink()
+    upper_stage(source, target)
+    assert sorted(contents(target)) == ["a", "c", "mine", "whole"]
+
+
+def test_another_input_that_would_replace_the_output_is_refused(tmp_path: Path, source: Path, target: Path) -> None:
+    other, before = tmp_path / "other", contents(target)
+    shutil.copytree(source, other)
+    assert upper_stage(other, target).ran == 0  # a copy: nothing to replace
+    (other / "a").write_text("other\n")
+    with pytest.raises(
+        UsageError, match=r"out holds what upper made of .*/in, and would lose it .* such as .*out/other"
+    ):
+        upper_stage(other, target)
+    assert contents(target) == before
+    shutil.rmtree(source)
+    assert upper_stage(other, target).ran == 5  # the first input is gone: moved, as far as we know
+
+
+def test_an_output_that_is_an_input_is_refused(source: Path) -> None:
+    with pytest.raises(OutputError, match="in/a exists, and upper did not write it"):
+        upper_stage(source, source)
+    assert contents(source)["a"] == "text a\n"
+    pairs = [(source / "b", source / "new"), (source / "a", source / "b")]
+    tasks = [Task(target.name, join, {"parts": [part], "target": target}, (target,)) for part, target in pairs]
+    with pytest.raises(UsageError, match="in/b is an input"), open_stage(STAGE, source, QUIET) as run:
+        run.step("join", tasks)
+    assert sorted(contents(source)) == ["a", "b", "c"]
+
+
+def test_an_unfinished_output_is_refused_until_the_stage_has_ended(tmp_path: Path, source: Path, target: Path) -> None:
+    (source / "b").write_text("longer than before\n")
+    (source / "c").unlink()
+    (source / "c").mkdir()  # a task that fails
+    with pytest.raises(OSError, match="directory"):
+        upper_stage(source, target)
+    for folder in (target, target / "below", tmp_path):
+        with pytest.raises(InputError, match=r"is not complete: upper, which writes .*/out, was interrupted"):
+            reject_unfinished(folder)
+    (source / "c").rmdir()
+    upper_stage(source, target)
+    reject_unfinished(target)
+
+
+def test_a_result_without_its_goal_is_made_again(tmp_path: Path, source: Path) -> None:
+    def run_with_goal(memory: int) -> int:
+        with open_stage(Stage("joined", libraries=()), tmp_path / "out", QUIET) as run:
+            whole, parts = tmp_path / "out" / "whole", sorted(source.iterdir())
+            counts = run.goal({"parts": parts, "kind": "join", "whole": whole}, (whole,))
+            if counts is None:  # the number of tasks depends on the budget
+                for i in range(memory):
+                    task = Task(
+                        f"{memory} {i}", join, {"parts": parts, "target": run.work / f"{i}"}, (run.work / f"{i}",)
+                    )
+                    run.step(f"parts {i}", [task])
+                run.step("join", [Task("whole", join, {"parts": parts, "target": whole}, (whole,))])
+                counts = Counts({}, [])
+            run.finish(counts)
+        return run.ran
+
+    assert [run_with_goal(3), run_with_goal(2), run_with_goal(2)] == [4, 0, 0]
+    (tmp_path / "out" / "whole").unlink()
+    assert [run_with_goal(2), run_with_goal(3)] == [3, 0]
+
+
+def lose_a_document(source: Path) -> Counts:
+    counts = Counts({}, [])
+    counts.add("a", READ, source.stat().st_size)
+    return counts
+
+
+def test_a_task_that_loses_a_document_is_not_done(tmp_path: Path, source: Path) -> None:
+    for _ in range(2):
+        with (
+            pytest.raises(ConservationError, match="upper one"),
+            open_stage(STAGE, tmp_path / "out", QUIET) as run,
+        ):
+            run.step("lose", [Task("one", lose_a_document, {"source": source / "a"})])
+
+
+def reject_record(source: Path, output: Path) -> Counts:
+    counts = Counts({}, [])
+    Rejects(output).add(source.name, 0, "no text", source.read_bytes())
+    atomic_write_bytes(output, b"")
+    counts.add("a", READ, 5)
+    counts.add("a", "malformed: no text", 5)
+    return counts
+
+
+def test_too_many_malformed_records_leave_the_output_unfinished(tmp_path: Path, source: Path) -> None:
+    def run(limit: float) -> int:
+        out = tmp_path / "out"
+        with open_stage(STAGE, out, replace(QUIET, max_malformed=limit), publishes=[out]) as stage_run:
+            task = Task("one", reject_record, {"source": source / "a", "output": out / "one"}, (out / "one",))
+            stage_run.finish(stage_run.step("reject", [task]).counts)
+        return stage_run.ran
+
+    for _ in range(2):
+        with pytest.raises(TooManyMalformed, match="1 of 1 records"):
+            run(0.5)
+        with pytest.raises(InputError, match="more malformed records than --max_malformed allows"):
+            reject_unfinished(tmp_path / "out")
+    assert run(1.0) == 0
+    reject_unfinished(tmp_path / "out")
+    (tmp_path / "out" / "one.malformed").unlink()
+    assert run(1.0) == 1
+
+
+def test_unknown_files_are_rejected(source: Path, target: Path) -> None:
+    with open_stage(STAGE, target, QUIET) as run:
+        reject_unknown_files(target, [], ("a", "other"), run.ledger)  # the ledger knows it
+        (target / "other").touch()
+        reject_unknown_files(target, [target / "other"], ("a", "other"), run.ledger)  # the plan does
+        with pytest.raises(OutputError, match="1 files that upper did not write, 'other'"):
+            reject_unknown_files(target, [], ("a", "other"), run.ledger)
+
+
+@pytest.mark.parametrize("output", [".", "below", "below/more", "../root/x"])
+def test_folders_that_overlap_are_refused(tmp_path: Path, output: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    with pytest.raises(UsageError, match="outside it"):
+        reject_overlapping_folders(root, root / output)
+    with pytest.raises(UsageError, match="another output folder"):
+        reject_overlapping_folders(root / "below", root)
+    reject_overlapping_folders(root, tmp_path / "root2")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512MiB", 512 << 20), ("4G", 4 << 30), ("1000", 1000), ("1.5k", 1536), ("2 GB", 2 << 30)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1G", "much", "1X", "nan", "inf", "1e999"])
+def test_an_invalid_size_is_an_error(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (RunOptions(workers=0), "--workers 0"),
+        (RunOptions(max_malformed=float("nan")), "--max_malformed nan"),
+        (RunOptions(max_malformed=2.0), "--max_malformed 2.0"),
+        (RunOptions(memory="much"), "is not a size"),
+    ],
+)
+def test_invalid_options_are_refused(tmp_path: Path, options: RunOptions, message: str) -> None:
+    with pytest.raises(UsageError, match=message), open_stage(STAGE, tmp_path / "out", options):
+        raise AssertionError
+    assert not (tmp_path / "out").exists()
