@@ -83,8 +83,10 @@ def _load_clusters(path: Path) -> list[list[DocKey]]:
     value = load_pickle(path)
     try:
         components, _, keys = value
+        if sum(map(len, components)) > path.stat().st_size:  # one cluster, named many times
+            raise ValueError("more members than its size allows")
         return [[DocKey.parse(keys[number]) for number in component] for component in components]
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise _not_clusters(path) from error
 
 

@@ -31,12 +31,14 @@ def read_keys(path: Path, files: Collection[str] | None = None) -> KeySet:
     if not isinstance(value, Mapping):
         raise InputError(f"{path} holds a {type(value).__name__}: wanted a dict of file names to sets of rows")
     try:
+        if sum(map(len, value.values())) > path.stat().st_size:  # one set, named many times
+            raise ValueError("it has more rows than its size allows")
         return {
             str(file): np.unique(np.array(sorted(rows), np.int64))
             for file, rows in value.items()
             if files is None or str(file) in files
         }
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is not a dict of file names to sets of rows ({error})") from error
 
 

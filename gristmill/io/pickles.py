@@ -1,45 +1,137 @@
 """SlimPajama's .pickle artefacts, loaded without running code from the file, and written as a stream."""
 
+import mmap
 import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import atomic_write, atomic_write_bytes
 
 PROTOCOL = 4
 _UNFRAMED = 3  # the last protocol without frames, whose pickles can be concatenated
-_ALLOWED = {
-    "builtins": {"set", "frozenset", "dict", "list", "tuple", "int", "str", "bytes", "bytearray", "bool", "float"},
-    "collections": {"defaultdict", "OrderedDict"},
-    "numpy": {"ndarray", "dtype"},
-    "numpy.core.multiarray": {"_reconstruct", "scalar"},
-    "numpy._core.multiarray": {"_reconstruct", "scalar"},
-    "numpy._core.numeric": {"_frombuffer"},
-    "numpy.core.numeric": {"_frombuffer"},
-}
+_NUMPY = {"numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric"}
+_TYPES = {"list", "dict", "tuple", "int", "str", "bytes", "bool", "float"}  # of a defaultdict's missing values
 
 
 class _Unpickler(pickle.Unpickler):
+    """Makes containers, strings and numbers, and nothing else: what a file names is replaced by a function here.
+
+    Arrays of numbers become lists. No more than `size` values, the size of the file, are copied by all functions
+    together: a file could otherwise name one large value many times.
+    """
+
+    def __init__(self, file: Any, size: int) -> None:
+        super().__init__(file)
+        self.left = size
+
     def find_class(self, module: str, name: str) -> Any:
-        if name in _ALLOWED.get(module, ()):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it contains {module}.{name}, which is neither a builtin container nor an array")
+        found: dict[str, Any] = {}
+        if module == "builtins":
+            found = {"set": self._set, "frozenset": self._frozenset, **dict.fromkeys(_TYPES)}
+        elif module == "collections":
+            found = {"defaultdict": self._dict, "OrderedDict": self._dict}
+        elif module == "numpy":
+            found = {"dtype": _NumberType, "ndarray": None}
+        elif module in _NUMPY:
+            found = {"_reconstruct": self._array, "_frombuffer": self._from_buffer, "scalar": self._scalar}
+        if name not in found:
+            raise pickle.UnpicklingError(
+                f"it contains {module}.{name}, which is neither a builtin container nor an array"
+            )
+        return found[name]
+
+    def spend(self, count: int) -> None:
+        """Count values that are copied. Raises UnpicklingError if the file cannot hold so many."""
+        self.left -= count
+        if self.left < 0:
+            raise pickle.UnpicklingError("it holds more values than its size allows")
+
+    def _set(self, items: Any = ()) -> set:
+        if not isinstance(items, list | tuple):
+            raise pickle.UnpicklingError("it makes a set of something else than a list")
+        self.spend(len(items))
+        return set(items)
+
+    def _frozenset(self, items: Any = ()) -> frozenset:
+        return frozenset(self._set(items))
+
+    def _dict(self, _: Any = None) -> dict:
+        return {}
+
+    def _array(self, *_: Any) -> "_Array":
+        return _Array(self)
+
+    def _from_buffer(self, data: Any, kind: Any, shape: Any, _: Any) -> list:
+        return self.numbers(data, kind, shape)
+
+    def _scalar(self, kind: Any, data: Any) -> Any:
+        return self.numbers(data, kind, (1,))[0]
+
+    def numbers(self, data: Any, kind: Any, shape: Any) -> list:
+        """A one-dimensional array as a list. Raises UnpicklingError unless its bytes are of this shape."""
+        if not isinstance(data, bytes | bytearray) or not isinstance(kind, _NumberType):
+            raise pickle.UnpicklingError("it has an array of something else than numbers")
+        if shape != (len(data) // kind.dtype.itemsize,):
+            raise pickle.UnpicklingError(
+                "it has an array of more than one dimension, or of another length than its data"
+            )
+        self.spend(len(data))
+        return np.frombuffer(data, kind.dtype).tolist()
+
+
+class _NumberType:
+    """In place of numpy.dtype: an integer or a float in some byte order."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, name: str, *_: Any) -> None:
+        if not isinstance(name, str) or not re.fullmatch("[iuf][1248]|b1", name):
+            raise pickle.UnpicklingError(f"it has an array of {name!r:.20}: wanted numbers")
+        self.dtype = np.dtype(name)
+
+    def __setstate__(self, state: Any) -> None:
+        if not isinstance(state, tuple) or state[2:] != (None, None, None, -1, -1, 0):
+            raise pickle.UnpicklingError("it has an array of fields: wanted numbers")
+        if state[1] not in ("<", ">", "|"):
+            raise pickle.UnpicklingError("it has an array in an unknown byte order")
+        self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class _Array(list):
+    """In place of numpy.ndarray: a list of the numbers in its state."""
+
+    __slots__ = ("unpickler",)
+
+    def __init__(self, unpickler: _Unpickler) -> None:
+        self.unpickler = unpickler
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, _, data = state
+        self[:] = self.unpickler.numbers(data, kind, shape)
 
 
 def load_pickle(path: Path) -> Any:
-    """Load a pickle of containers, numbers, strings and arrays.
+    """Load a pickle of containers, numbers and strings; arrays of numbers are loaded as lists.
 
-    Raises UsageError if there is no file, InputError if it is damaged or holds any other type.
+    Raises UsageError if there is no file, InputError if it is damaged, holds any other type, or would need
+    far more memory than its size: nothing that the file names is run, and none of its lengths is trusted.
     """
+    from gristmill.io.pickle_check import find_problem  # here, as it imports numba: most commands read no pickle
+
     if not path.is_file():
         raise UsageError(f"{path}: wanted a .pickle file, and there is none of that name. Run the stage that writes it")
     try:
-        with path.open("rb") as file:
-            return _Unpickler(file).load()
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if problem := find_problem(data):
+                raise pickle.UnpicklingError(problem)
+            return _Unpickler(file, len(data)).load()
     except Exception as error:  # a damaged pickle can raise anything, such as MemoryError
         raise InputError(f"{path} is not a pickle that can be read ({error}): make it again") from error
 

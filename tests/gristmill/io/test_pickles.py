@@ -3,6 +3,8 @@
 import contextlib
 import os
 import pickle
+import subprocess
+import sys
 from collections import OrderedDict, defaultdict
 from pathlib import Path
 
@@ -54,19 +56,28 @@ def test_plain_values_are_read(tmp_path: Path, value, protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", range(3, pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.float32, object])
-def test_arrays_are_read(tmp_path: Path, dtype, protocol: int) -> None:
+@pytest.mark.parametrize("dtype", [np.int64, ">u4", np.uint8, np.float32, bool])
+def test_arrays_of_numbers_are_read_as_lists(tmp_path: Path, dtype, protocol: int) -> None:
     array = np.arange(6).astype(dtype)
-    (tmp_path / "a.pickle").write_bytes(pickle.dumps(array, protocol))
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps({"a": array, "b": array[1], "c": array[:0]}, protocol))
     loaded = load_pickle(tmp_path / "a.pickle")
-    assert loaded.dtype == array.dtype and (loaded == array).all()
+    assert loaded == {"a": array.tolist(), "b": array[1], "c": []}
+    assert not isinstance(loaded["a"][1], np.generic)
+
+
+@pytest.mark.parametrize("protocol", range(3, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("array", [np.arange(6).reshape(2, 3), np.array(["a"]), np.array([None]), np.zeros(2, "i4,i4")])
+def test_other_arrays_are_refused(tmp_path: Path, array, protocol: int) -> None:
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps({"a": array}, protocol))
+    with pytest.raises(InputError, match="array of"):
+        load_pickle(tmp_path / "a.pickle")
 
 
 @pytest.mark.parametrize("kind", [Attack, Sneaky])
 @pytest.mark.parametrize("wrap", [lambda value: value, lambda value: {"a": [value]}, lambda value: np.array([value])])
 def test_nothing_is_run(tmp_path: Path, kind: type, wrap) -> None:
     (tmp_path / "a.pickle").write_bytes(pickle.dumps(wrap(kind(tmp_path / "pwned"))))
-    with pytest.raises(InputError, match="neither a builtin container nor an array"):
+    with pytest.raises(InputError, match=r"neither a builtin container nor an array|wanted numbers"):
         load_pickle(tmp_path / "a.pickle")
     assert not (tmp_path / "pwned").exists()
     with pytest.raises(InputError):
@@ -90,6 +101,79 @@ def test_a_damaged_pickle_is_an_input_error_or_a_value(tmp_path_factory: pytest.
     path.write_bytes(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
     with contextlib.suppress(InputError):
         load_pickle(path)
+
+
+def short(*strings: str) -> bytes:
+    return b"".join(b"\x8c" + bytes([len(string)]) + string.encode() for string in strings)
+
+
+SET, DICT = short("builtins", "set") + b"\x93", short("collections", "OrderedDict") + b"\x93)R"
+
+
+class HiddenObjects:
+    """What pickles into a dtype with a field of objects, and without the flag that says so."""
+
+    def __reduce__(self):
+        fields = {"a": (np.dtype("O"), 0)}
+        return np.dtype, ("V8", False, True), (3, "|", None, ("a",), fields, 8, 8, 0)
+
+
+class WildPointer:
+    def __reduce__(self):
+        reconstruct = np.arange(1).__reduce__()[0]
+        return reconstruct, (np.ndarray, (0,), b"b"), (1, (1,), HiddenObjects(), False, b"A" * 8)
+
+
+TUPLES = b"\x80\x04\x8f(" + b")" + b"\x85" * 200_000 + b"\x90."
+HOSTILE = {
+    "a pointer to anywhere": pickle.dumps({"a": WildPointer()}),
+    "a terabyte": b"\x80\x04" + short("builtins", "bytearray") + b"\x93" + b"\x8a\x06\x00\x10\xa5\xd4\xe8\x00\x85R.",
+    "a string of a terabyte": b"\x80\x04\x8d\x00\x10\xa5\xd4\xe8\x00\x00\x00.",
+    "a bytearray of a terabyte": b"\x80\x05\x96\x00\x10\xa5\xd4\xe8\x00\x00\x00.",
+    "a frame of a terabyte": b"\x80\x04\x95\x00\x10\xa5\xd4\xe8\x00\x00\x00N.",
+    "a memo of 64 GB": b"\x80\x04Nr\xff\xff\xff\x7f.",
+    "a number of any length": b"\x80\x04\x8b\xff\xff\xff\x7f.",
+    "deep tuples": TUPLES,
+    "deep tuples by way of the memo": b"\x80\x04\x8f()\x94"
+    + b"".join(b"0j" + i.to_bytes(4, "little") + b"\x85\x94" for i in range(100_000))
+    + b"\x90.",
+    "deep tuples, hidden": b"\x80\x04\x8f()" + b"\x85Nb" * 100_000 + b"\x90.",
+    "many copies": b"\x80\x04](" + b"K\x01" * 1000 + b"e\x940(" + (SET + b"h\x00\x85R") * 1000 + b"l.",
+    "a changed function": b"\x80\x04" + SET + b"N}" + short("__doc__", "x") + b"s\x86b.",
+    "a call of a type": b"\x80\x04" + short("builtins", "tuple") + b"\x93]\x85R.",
+    "a call of a result": b"\x80\x04" + DICT + b")R.",
+    "an empty stack": b"\x80\x04s.",
+    "no end": b"\x80\x04N",
+    "nothing": b"",
+}
+LOAD = """
+import resource, sys
+from pathlib import Path
+from gristmill.errors import InputError
+from gristmill.io.keys import read_keys
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    try:
+        print(path.name, read_keys(path))
+    except InputError as error:
+        assert path.name in str(error)
+        print(path.name, "refused")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_a_hostile_pickle_is_an_input_error(tmp_path: Path) -> None:
+    for name, data in HOSTILE.items():
+        (tmp_path / f"{name}.pickle").write_bytes(data)
+    lists = b"\x80\x04}" + short("a") + b"]" + b"]" * 200_000 + b"a" * 200_000 + b"s."
+    (tmp_path / "deep lists.pickle").write_bytes(lists)
+    items = b"".join(short(str(i)) + b"h\x00s" for i in range(1000))
+    (tmp_path / "shared.pickle").write_bytes(b"\x80\x04](" + b"K\x01" * 1000 + b"e\x940}" + items + b".")
+    done = subprocess.run([sys.executable, "-c", LOAD, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    *lines, peak = done.stdout.splitlines()
+    assert [line for line in lines if not line.endswith(" refused")] == []
+    assert len(lines) == len(HOSTILE) + 2
+    assert int(peak) < 1_000_000  # KiB
 
 
 def test_no_file_says_what_to_do(tmp_path: Path) -> None:
