@@ -103,7 +103,7 @@ def is_short(text: str, threshold: int) -> bool:
 def _run_merge(name: str, state: Path, output_file: Path, options: RunOptions) -> None:
     """Run the step that merges the rows of all slices in the ledger, of this call and of earlier ones."""
     rows_files = defaultdict(list)
-    for label, entry in sorted(Ledger(state / f"{name}.jsonl").read().items()):
+    for label, entry in sorted(Ledger(state / f"{name}.jsonl").read().items(), key=lambda item: _place(item[0])):
         if outputs_intact(entry):
             rows = next(Path(path) for path in entry.outputs if path.endswith(ROWS_SUFFIX))
             rows_files[label.rpartition("+")[0]].append(rows)
@@ -111,6 +111,12 @@ def _run_merge(name: str, state: Path, output_file: Path, options: RunOptions) -
     arguments = {"rows_files": dict(rows_files), "output_file": output_file}
     task = Task("merge", merge_rows, arguments, inputs, (output_file,))
     run_stage(f"{name}-merge", [task], state, options, summary=False)
+
+
+def _place(label: str) -> tuple[str, int]:
+    """File and start of a slice's label, to sort by: as text, a+10 comes before a+9."""
+    file, _, start = label.rpartition("+")
+    return file, int(start)
 
 
 def merge_rows(rows_files: dict[str, list[Path]], output_file: Path) -> Counts:

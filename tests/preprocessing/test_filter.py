@@ -3,6 +3,7 @@
 import pickle
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,6 +97,13 @@ def test_parquet_table_equals_the_pickle(
     assert table == short_of(tmp_path / "a.pickle")
     assert counts.total("short").documents == sum(map(len, table.values())) > 0
     assert counts.total(READ).documents == 30
+
+
+def test_rows_of_a_file_in_many_slices_ascend(tmp_path, quiet, write, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "norm" / "book" / "a.jsonl", [{"text": f"{i}"} for i in range(40)])
+    monkeypatch.setattr(reading, "SLICE_BYTES", 30)  # slices start at bytes of one to three digits
+    find_short(tmp_path / "norm", tmp_path / "a.parquet", 0, "all", 10, quiet)
+    assert pq.read_table(tmp_path / "a.parquet").column("row").to_pylist() == list(range(40))
 
 
 def test_invalid_arguments_are_rejected_before_the_work(tmp_path: Path, quiet: RunOptions, corpus) -> None:
