@@ -1,8 +1,8 @@
 """Stage: list the duplicates to remove: all but one per cluster or, with --verify, only confirmed ones."""
 
-import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
@@ -22,11 +22,15 @@ from dedup.removal.steps import RemovalSettings
 from dedup.removal.texts import CLUSTERED, UNREADABLE_FIELD, WITHOUT_FIELD
 from gristmill.command import command
 from gristmill.counts import READ, Counts
-from gristmill.engine.ledger import Ledger
-from gristmill.engine.stage import STATE_DIR, RunOptions, is_done, run_stage
+from gristmill.engine.claims import reject_overlapping_folders
+from gristmill.engine.options import RunOptions
+from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.task import Stage
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.parquet_tables import is_table
+
+STAGE = Stage("generate_duplicates_dict", version=1, libraries=("pyarrow", "unicode"))
 
 
 def generate_duplicates_dict(
@@ -78,29 +82,34 @@ def generate_duplicates_dict(
         UsageError: Options contradict each other, or a file is missing.
         InputError: A file is damaged, or the corpus is not the one that to_hash read.
     """
-    start = time.perf_counter()
     for path in (out_file, input_file):
         is_table(path)  # UsageError unless it is a .pickle or .parquet
-    policy = parse_keep(keep)
-    shards = _list_index(index) if verify else []
-    sketch = _sketch_of(shards[0]) if shards else None
-    check = SimilarityCheck(verify or "jaccard", threshold, width, unit, sketch)  # raises for a value out of range
-    settings = RemovalSettings(input_file, out_file, policy, tuple(dropped), check if verify else None)
-    if corpus is not None and isinstance(policy, BySource):
-        check_sources(policy, {file.source for file in list_corpus(corpus)})
-    files = _list_files(settings, corpus, f"--verify {verify}" if verify else f"--keep {keep}")
-    name, state = f"{steps.NAME}-{out_file.name}", out_file.parent / STATE_DIR
-    write, notes = steps.plan_write(settings, files, shards, options), ""
-    if settings.reads_corpus and not is_done(write, Ledger(state / f"{name}.jsonl").read(), write.fingerprint()):
-        notes = _decide_on_documents(settings, files, shards, options)
-    counts = run_stage(name, [write], state, options, started=start)
-    for folder in state.glob(f"{name}-{'?' * steps.DIGEST}"):  # of this run, and of killed runs with other options
-        shutil.rmtree(folder, ignore_errors=True)
-    if isinstance(policy, BySource) and (unseen := set(policy.sources) - set(counts.tallies)):
-        notes += f"note: no cluster has a document of {', '.join(sorted(unseen))}; {', '.join(counts.tallies)} have\n"
-    if notes and not options.quiet:
-        print(notes, end="", file=sys.stderr, flush=True)
+    table = out_file.with_suffix(".parquet")
+    _reject_overwriting((input_file, *dropped), {out_file, table})
+    check = SimilarityCheck(verify or "jaccard", threshold, width, unit)  # raises for a value out of range
+    settings = RemovalSettings(input_file, parse_keep(keep), tuple(dropped), check if verify else None)
+    files = _list_files(settings, corpus, out_file, f"--verify {verify}" if verify else f"--keep {keep}")
+    with open_stage(STAGE, out_file.parent, options, label=out_file.stem) as run:
+        fetched = Counts({}, [])
+        if settings.reads_corpus:
+            shards = _list_index(index) if verify else []
+            settings = _with_sketch_of(shards, settings)
+            members = steps.sort(run, settings)
+            found = steps.fetch(run, settings, members, files, shards)
+            decided, fetched = steps.decide(run, settings, members, found), found.counts
+        else:
+            decided = steps.decide_without_documents(run, settings)
+        steps.write(run, decided, table, None if is_table(out_file) else out_file)
+        counts = run.finish(decided.counts)
+        _print_notes(run, settings, fetched, counts)
     return counts
+
+
+def _reject_overwriting(inputs: tuple[Path, ...], outputs: set[Path]) -> None:
+    """UsageError if an output, such as the table next to a pickle, is an input."""
+    for path in inputs:
+        if path.resolve() in {output.resolve() for output in outputs}:
+            raise UsageError(f"{path} is an input, and would be overwritten: give --out_file another name")
 
 
 def _list_index(index: tuple[str, ...]) -> list[SignatureShard]:
@@ -112,52 +121,54 @@ def _list_index(index: tuple[str, ...]) -> list[SignatureShard]:
     return [shard for shard in shards if is_of_index(shard.file)]
 
 
-def _sketch_of(shard: SignatureShard) -> Sketch:
-    """The sketch of a shard, to make signatures of texts that compare with it. InputError if it is unknown."""
-    header = msgspec.structs.asdict(open_shard(shard.path).header)
+def _with_sketch_of(shards: list[SignatureShard], settings: RemovalSettings) -> RemovalSettings:
+    """The settings with the sketch of an index, to make signatures of texts that compare with it.
+
+    InputError if the sketch is unknown, UsageError if its shingles are not those of the options.
+    """
+    if not shards or settings.check is None:
+        return settings
+    header = msgspec.structs.asdict(open_shard(shards[0].path).header)
     try:
-        return msgspec.convert({name: value for name, value in header.items() if name != "file"}, Sketch)
+        sketch = msgspec.convert({name: value for name, value in header.items() if name != "file"}, Sketch)
     except msgspec.ValidationError as error:
-        raise InputError(f"{shard.path}: signatures that are made in a way we do not know ({error})") from error
+        raise InputError(f"{shards[0].path}: signatures that are made in a way we do not know ({error})") from error
+    return replace(settings, check=replace(settings.check, sketch=sketch))
 
 
-def _list_files(settings: RemovalSettings, corpus: Path | None, option: str) -> list[CorpusFile]:
+def _list_files(settings: RemovalSettings, corpus: Path | None, out_file: Path, option: str) -> list[CorpusFile]:
     """The files of the corpus if documents are read. UsageError if `option` needs a corpus and there is none."""
+    files = list_corpus(corpus) if corpus is not None else []
+    if corpus is not None and isinstance(settings.keep, BySource):
+        check_sources(settings.keep, {file.source for file in files})
     if not settings.reads_corpus:
         return []
     if corpus is None:
         raise UsageError(f"{option} reads the documents: give --corpus NORM/, the folder whose files were signed")
-    return list_corpus(corpus)
+    reject_overlapping_folders(corpus, out_file)
+    return files
 
 
-def _decide_on_documents(
-    settings: RemovalSettings, files: list[CorpusFile], shards: list[SignatureShard], options: RunOptions
-) -> str:
-    """Run all steps but the last: they leave the decisions in the work folder. Return notes for the user."""
-    start = time.perf_counter()
-    plan = steps.sort(settings, options)
-    fetched, slices = steps.fetch(settings, plan, files, shards, options)
-    decided = steps.decide(settings, plan, slices, options)
-    return _notes(settings, fetched, decided, time.perf_counter() - start)
-
-
-def _notes(settings: RemovalSettings, fetched: Counts, decided: Counts, seconds: float) -> str:
-    """Lines that say which documents lack the policy's field, and what the similarity check found."""
-    lines = []
+def _print_notes(run: StageRun, settings: RemovalSettings, fetched: Counts, decided: Counts) -> None:
+    """Print which documents lack the policy's field, what the similarity check found, and sources that none has."""
+    lines, keep = [], settings.keep
     missing, unreadable = fetched.total(WITHOUT_FIELD).documents, fetched.total(UNREADABLE_FIELD).documents
-    if isinstance(settings.keep, Newest) and (missing or unreadable):
+    if run.ran and isinstance(keep, Newest) and (missing or unreadable):
         lines.append(
-            f"note: {settings.keep.field} is missing in {missing:,} of {decided.total(READ).documents:,} documents, "
+            f"note: {keep.field} is missing in {missing:,} of {decided.total(READ).documents:,} documents, "
             f"and neither a number nor a date in {unreadable:,}; they come last. {'; '.join(fetched.examples)}"
         )
-    if settings.check:
+    if run.ran and settings.check:
         confirmed, below = decided.total(DUPLICATE).documents, decided.total(BELOW_THRESHOLD).documents
         text = sum(fetched.total(reason).bytes for reason in (CLUSTERED, WITHOUT_FIELD, UNREADABLE_FIELD))
         lines.append(
             f"verified {confirmed + below:,} candidates: {confirmed:,} confirmed, {below:,} below the threshold; "
-            f"read {text / 1e6:,.1f} MB of text in {seconds:.1f} s"
+            f"read {text / 1e6:,.1f} MB of text in {time.perf_counter() - run.started:.1f} s"
         )
-    return "".join(f"{line}\n" for line in lines)
+    if isinstance(keep, BySource) and (unseen := sorted(set(keep.sources) - set(decided.tallies))):
+        lines.append(f"note: no cluster has a document of {', '.join(unseen)}; {', '.join(decided.tallies)} have")
+    if not run.options.quiet:
+        print("".join(f"{line}\n" for line in lines), end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from dedup.minhash.shingles import shingle_sets
 from dedup.minhash.signatures import signatures
-from dedup.removal.clusters import MEMBER
-from dedup.removal.keep_policy import INDEXED, KEEP_ORDER
-from dedup.removal.members import INDEX_MEMBERS, MemberPlan
+from dedup.removal.clusters import MEMBER, Clusters
+from dedup.removal.keep_policy import INDEXED, KEEP_ORDER, Keep, KeepOrder
+from dedup.removal.members import read_names
 from dedup.removal.removal_table import (
     BELOW_THRESHOLD,
     DUPLICATE,
@@ -31,13 +31,14 @@ from dedup.removal.removal_table import (
     RemovalCounts,
 )
 from dedup.removal.similarity import Features, KeptDocuments, Signature, SimilarityCheck
-from dedup.removal.texts import FETCHED, Fetched, TextReader, fetched_path, without_text
+from dedup.removal.texts import FETCHED, Fetched, TextReader, without_text
 from gristmill.batches import batched
 from gristmill.counts import Counts
-from gristmill.engine.stage import MemoryBudget
+from gristmill.engine.task import FileSet
 from gristmill.errors import wrap_write_errors
-from gristmill.io.external_sort import ExternalSorter, read_records
-from gristmill.io.files import atomic_write, atomic_write_bytes
+from gristmill.io.external_sort import ExternalSorter, read_records, write_records
+from gristmill.io.files import atomic_write_bytes
+from gristmill.io.keys import read_keys
 
 _HASHING_FACTOR = 40  # memory per byte of text while its shingles are hashed
 _MAX_TEXT_BYTES = 8 << 20  # of text in memory together
@@ -48,36 +49,60 @@ Item = TypeVar("Item")
 
 
 def decide_part(
-    work: Path,
-    slices: int,
+    names: Path,
+    fetched: FileSet,
+    texts: FileSet,
+    indexed: Path | None,
     low: int,
     high: int | None,
     check: SimilarityCheck | None,
     output: Path,
-    budget: MemoryBudget,
+    memory: int,
 ) -> Counts:
-    """Task: write the REMOVALs of clusters low ≤ number < high, and the counts as a .json file of that name.
+    """Task: write the REMOVALs of clusters low ≤ number < high from files of FETCHED records and, with a check, texts.
 
-    `slices` is the number of files of FETCHED records in `work`.
+    Without a check, `indexed` are the MEMBERs of indexes, which have no texts.
     """
-    counts = RemovalCounts(MemberPlan.load(work).names)
+    counts = RemovalCounts(read_names(names))
     with (
-        ExternalSorter(output.with_suffix(".runs"), FETCHED, KEEP_ORDER, budget // 4) as sorter,
-        closing(TextReader(work)) as texts,
-        atomic_write(output) as temporary,
-        temporary.open("wb") as file,
+        ExternalSorter(output.with_name(f"{output.name}.runs"), FETCHED, KEEP_ORDER, memory // 4) as sorter,
+        closing(TextReader(texts)) as reader,
     ):
-        for number in range(slices):
-            for block in _read_clusters(fetched_path(work, number), FETCHED, low, high):
+        for number, path in enumerate(fetched.paths):
+            for block in _read_clusters(path, FETCHED, low, high):
+                block["text_file"] = number
                 sorter.add(block)
-        if check:
-            found = VerifiedRemoval(check, texts, output.with_suffix(".later"), budget, counts).removals(sorter)
-        else:
-            for block in _read_clusters(work / INDEX_MEMBERS, MEMBER, low, high):
+        if indexed:
+            for block in _read_clusters(indexed, MEMBER, low, high):
                 sorter.add(without_text(block))
+        if check:
+            later = output.with_name(f"{output.name}.later")
+            found = VerifiedRemoval(check, reader, later, memory, counts).removals(sorter)
+        else:
             found = remove_all_but_first(sorter, counts)
-        file.writelines(block.tobytes() for block in found)
-    atomic_write_bytes(output.with_suffix(".json"), msgspec.json.encode(counts.counts()))
+        write_records(output, found)
+    return counts.counts()
+
+
+def decide_by_key(
+    input_file: Path, keep: Keep, dropped: tuple[Path, ...], names: Path, output: Path, memory: int
+) -> Counts:
+    """Task: write the REMOVALs of clusters whose documents are ordered by key and source alone; no document is read.
+
+    Also writes the names of files to `names` (JSON).
+    """
+    clusters = Clusters.open(input_file)
+    counts = RemovalCounts(clusters.names)
+    order = KeepOrder(clusters.names, keep, [read_keys(path, clusters.names) for path in dropped])
+    blocks = map(order.assign, clusters.blocks())
+    if order.is_input_order:
+        write_records(output, remove_all_but_first(blocks, counts))
+    else:
+        with ExternalSorter(output.with_name(f"{output.name}.runs"), MEMBER, KEEP_ORDER, memory) as sorter:
+            for block in blocks:
+                sorter.add(block)
+            write_records(output, remove_all_but_first(sorter, counts))
+    atomic_write_bytes(names, msgspec.json.encode(clusters.names))
     return counts.counts()
 
 
@@ -140,19 +165,20 @@ def decide_cluster(
 
 
 class VerifiedRemoval:
-    """Removes the documents of each cluster that are similar to a kept one, within a memory budget.
+    """Removes the documents of each cluster that are similar to a kept one, within `memory` bytes and one document.
 
-    A quarter of the budget holds the features of kept documents. Where a cluster needs more, documents
-    that stay undecided are written to the file `later` and decided on in another round.
+    A quarter of the memory holds the features of kept documents. Where a cluster needs more, documents
+    that stay undecided are written to the file `later` and decided on in another round. Another quarter is for the
+    texts whose shingles are hashed together; their last may exceed it, as no document is hashed in pieces.
     """
 
     def __init__(
-        self, check: SimilarityCheck, texts: TextReader, later: Path, budget: MemoryBudget, counts: RemovalCounts
+        self, check: SimilarityCheck, texts: TextReader, later: Path, memory: int, counts: RemovalCounts
     ) -> None:
         self.check, self.texts, self.counts = check, texts, counts
         self.undecided = _Undecided(later)
-        self.kept = KeptDocuments(check, budget // 4)
-        self.batch = min(_MAX_TEXT_BYTES, budget // 4 // _HASHING_FACTOR)  # bytes of text; the last text may exceed it
+        self.kept = KeptDocuments(check, memory // 4)
+        self.batch = min(_MAX_TEXT_BYTES, memory // 4 // _HASHING_FACTOR)  # bytes of text; the last text may exceed it
 
     def removals(self, blocks: Iterable[NDArray]) -> Iterator[NDArray]:
         """Yield blocks of REMOVALs from blocks of FETCHED in keep order."""

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -11,40 +12,52 @@ from numpy.typing import NDArray
 from dedup.removal.clusters import MEMBER, Clusters
 from dedup.removal.keep_policy import INDEXED, Keep, KeepOrder
 from gristmill.counts import Counts
-from gristmill.engine.stage import MemoryBudget
+from gristmill.engine.task import Result
 from gristmill.errors import InputError
 from gristmill.io.external_sort import ExternalSorter, write_records
 from gristmill.io.files import atomic_write, atomic_write_bytes
 from gristmill.io.keys import read_keys
 from gristmill.io.readers import Slice
 
-MEMBERS, INDEX_MEMBERS, PLAN = "members.bin", "index.bin", "plan.json"
 _MIN_PART_SIZE, _MAX_PARTS = 4096, 512  # a part has about 4096 documents, or more if there would be more than 512 parts
 
-Span = tuple[int, int]  # records first ≤ i < last of members.bin
+Span = tuple[int, int]  # records first ≤ i < last of the members
 
 
 class MemberPlan(msgspec.Struct):
-    """The layout of members.bin, and how clusters are divided into parts: one task decides on each part."""
+    """The order of all members by file, and how clusters are divided into parts: one task decides on each part."""
 
     names: list[str]  # of files, ascending
-    starts: list[int]  # first record of each file in members.bin; last, the number of records
+    starts: list[int]  # number of the first member of each file; last, the number of members
     parts: list[int]  # the first cluster of each part
 
-    @classmethod
-    def load(cls, folder: Path) -> "MemberPlan":
-        return msgspec.json.decode((folder / PLAN).read_bytes(), type=cls)
-
     def span(self, name: str) -> Span:
-        """The records of a file's members in members.bin."""
+        """The members of a file."""
         number = bisect_left(self.names, name)
         return self.starts[number], self.starts[number + 1]
 
 
-def sort_members(input_file: Path, keep: Keep, dropped: tuple[Path, ...], folder: Path, budget: MemoryBudget) -> Counts:
-    """Task: write members.bin, index.bin and plan.json into `folder`; tier and rank are filled in.
+@dataclass(frozen=True)
+class SliceMembers:
+    """A slice of a corpus file, the span of that file's members, and the row after the slice's last (None: the end)."""
 
-    members.bin holds the MEMBERs of all clusters by file and row; index.bin only those of an index, by cluster.
+    part: Slice
+    span: Span
+    end_row: int | None
+
+    def read(self, members: Path) -> NDArray:
+        """The MEMBERs of the slice, memory-mapped."""
+        of_file = read_span(members, self.span)
+        first = bisect_left(of_file["row"], self.part.first_row)
+        return of_file[first : None if self.end_row is None else bisect_left(of_file["row"], self.end_row)]
+
+
+def sort_members(
+    input_file: Path, keep: Keep, dropped: tuple[Path, ...], members: Path, indexed: Path, names: Path, memory: int
+) -> Result:
+    """Task: write the MEMBERs of all clusters by file and row, with tier and rank; the value is the MemberPlan.
+
+    Also writes those of an index, by cluster, to `indexed`, and the names of files to `names` (JSON).
     InputError if the input is damaged, or a document is in it twice.
     """
     clusters = Clusters.open(input_file)
@@ -52,8 +65,8 @@ def sort_members(input_file: Path, keep: Keep, dropped: tuple[Path, ...], folder
     size = max(_MIN_PART_SIZE, clusters.count // _MAX_PARTS)
     sizes, parts = np.zeros(len(clusters.names), np.int64), [0]
     with (
-        ExternalSorter(folder / "runs", MEMBER, ("file", "row"), budget) as sorter,
-        atomic_write(folder / INDEX_MEMBERS) as temporary,
+        ExternalSorter(members.with_name(f"{members.name}.runs"), MEMBER, ("file", "row"), memory) as sorter,
+        atomic_write(indexed) as temporary,
         temporary.open("wb") as index,
     ):
         for block in clusters.blocks():
@@ -62,24 +75,19 @@ def sort_members(input_file: Path, keep: Keep, dropped: tuple[Path, ...], folder
             index.write(block[order.assign(block)["tier"] == INDEXED].tobytes())
             sizes += np.bincount(block["file"], minlength=len(sizes))
             sorter.add(block)
-        write_records(folder / MEMBERS, _reject_repeated(sorter, clusters))
+        write_records(members, _reject_repeated(sorter, clusters))
+    atomic_write_bytes(names, msgspec.json.encode(clusters.names))
     starts_of_files = np.concatenate([[0], np.cumsum(sizes)]).tolist()
-    atomic_write_bytes(folder / PLAN, msgspec.json.encode(MemberPlan(clusters.names, starts_of_files, parts)))
-    return Counts({}, [])
+    return Result(Counts({}, []), MemberPlan(clusters.names, starts_of_files, parts))
 
 
-def span_of_slice(part: Slice, following: Slice | None, plan: MemberPlan, members: Path) -> Span:
-    """The records of a slice's members in members.bin; `following` is the next slice of the same file, if any."""
-    first, last = plan.span(part.name)
-    if first == last or (following is None and part.first_row == 0):
-        return first, last
-    rows = read_span(members, (first, last))["row"]
-    end = bisect_left(rows, following.first_row) if following else last - first
-    return first + bisect_left(rows, part.first_row), first + end
+def read_names(path: Path) -> list[str]:
+    """The names of the files that members refer to by number."""
+    return msgspec.json.decode(path.read_bytes(), type=list[str])
 
 
 def read_span(members: Path, span: Span) -> NDArray:
-    """The MEMBERs of a span, memory-mapped from members.bin."""
+    """The MEMBERs of a span, memory-mapped."""
     first, last = span
     if first == last:
         return np.empty(0, MEMBER)  # an empty range cannot be mapped

@@ -1,15 +1,16 @@
 """Removal table: each removed document, the one kept in its place, their similarity; also as SlimPajama's pickle."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dedup.removal.members import read_names
 from gristmill.counts import READ, Counts
+from gristmill.engine.task import FileSet
 from gristmill.io.documents import source_of
-from gristmill.io.external_sort import ExternalSorter
+from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.keys import stream_keys
 from gristmill.io.parquet_tables import ROW_GROUP_SIZE, open_table_writer
 from gristmill.io.pickles import stream_dict, write_stream
@@ -61,21 +62,25 @@ class RemovalCounts:
         return counts
 
 
-def write_removals(out_file: Path, names: list[str], blocks: Iterable[NDArray], runs: Path, memory: int) -> None:
-    """Write blocks of REMOVALs, sorted by key, as a .parquet table and, if `out_file` is a .pickle, as that too.
+def write_removals(names: Path, decided: FileSet, table: Path, pickle: Path | None, memory: int) -> None:
+    """Task: write the REMOVALs of some files, sorted by key, as a .parquet table and as SlimPajama's pickle.
 
-    `names` are the files that REMOVALs refer to by number. Sorting takes `memory` bytes, and the folder `runs`.
+    `names` are the files that REMOVALs refer to by number (JSON). A pickle of an earlier run is removed first, so that
+    at no time it lies next to a table that lists other documents.
     """
-    table = out_file.with_suffix(".parquet")
-    values = pa.array(names, pa.string())
+    if pickle:
+        pickle.unlink(missing_ok=True)
+    values = pa.array(read_names(names), pa.string())
+    runs = table.with_name(f"{table.name}.runs")
     with ExternalSorter(runs, REMOVAL, _BY_KEY, memory) as sorter, open_table_writer(table, _SCHEMA) as write:
-        for block in blocks:
-            sorter.add(block)
+        for path in decided.paths:
+            for block in read_records(path, REMOVAL, ROW_GROUP_SIZE):
+                sorter.add(block)
         for block in sorter:
             for start in range(0, len(block), ROW_GROUP_SIZE):  # a block may be large: make columns of a part at a time
                 write(_columns(block[start : start + ROW_GROUP_SIZE], values))
-    if out_file != table:
-        _write_pickle(out_file, table)
+    if pickle:
+        _write_pickle(pickle, table)
 
 
 def _columns(removals: NDArray, names: pa.StringArray) -> dict[str, pa.Array]:

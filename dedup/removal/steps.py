@@ -1,134 +1,147 @@
-"""Steps of the removal stage as tasks: sort → fetch → decide → write."""
+"""Steps of the removal stage: sort → fetch → decide → write, or where no document is read: decide → write."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
-from itertools import chain, pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
-
-import msgspec
 
 from dedup.candidates.document_ids import is_of_index
 from dedup.candidates.input_shards import SignatureShard
-from dedup.removal.clusters import MEMBER, Clusters
-from dedup.removal.decisions import decide_part, remove_all_but_first
-from dedup.removal.keep_policy import KEEP_ORDER, Keep, KeepOrder, Longest, Newest
-from dedup.removal.members import INDEX_MEMBERS, MEMBERS, PLAN, MemberPlan, sort_members, span_of_slice
-from dedup.removal.removal_table import REMOVAL, RemovalCounts, write_removals
+from dedup.removal.decisions import decide_by_key, decide_part
+from dedup.removal.keep_policy import Keep, Longest, Newest
+from dedup.removal.members import MemberPlan, SliceMembers, sort_members
+from dedup.removal.removal_table import write_removals
 from dedup.removal.similarity import SimilarityCheck
-from dedup.removal.texts import CLUSTERED, fetch_signatures, fetch_texts, fetched_path
+from dedup.removal.texts import CLUSTERED, fetch_signatures, fetch_texts
+from gristmill.batches import batched
 from gristmill.counts import Counts
-from gristmill.engine.stage import STATE_DIR, MemoryBudget, RunOptions, Task, run_stage
+from gristmill.engine.run import StageRun
+from gristmill.engine.slices import cut_corpus, group_slices
+from gristmill.engine.task import FileSet, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import CorpusFile
-from gristmill.io.external_sort import ExternalSorter, read_records
-from gristmill.io.keys import read_keys
-from gristmill.io.parquet_tables import ROW_GROUP_SIZE
-from gristmill.io.readers import plan_slices
+from gristmill.io.readers import Slice
 
-NAME = "generate_duplicates_dict"
-DIGEST = 12  # characters of the options' hash in the name of the work folder
-_FETCH = "fetch"
+_SHARDS, _SIGNATURES = 64, 1 << 18  # of an index, which one task reads
 
 
 @dataclass(frozen=True)
 class RemovalSettings:
-    """The options that change the output, unlike RunOptions."""
+    """What decides on the documents to remove: the clusters, and the options."""
 
     input_file: Path
-    out_file: Path
     keep: Keep
     dropped: tuple[Path, ...]
     check: SimilarityCheck | None
 
     @property
     def reads_corpus(self) -> bool:
-        """Whether documents are read, so that the steps sort, fetch and decide are needed."""
+        """Whether documents are read, so that the steps sort and fetch are needed."""
         return self.check is not None or isinstance(self.keep, Longest | Newest)
 
-    @property
-    def inputs(self) -> tuple[Path, ...]:
-        """Input files that exist: the task that reads a missing one raises the error."""
-        return tuple(path for path in (self.input_file, *self.dropped) if path.is_file())
 
-    @property
-    def work(self) -> Path:
-        """The folder for intermediate files, which runs with other options do not share."""
-        digest = sha256(repr(self).encode()).hexdigest()[:DIGEST]
-        return self.out_file.parent / STATE_DIR / f"{NAME}-{self.out_file.name}-{digest}"
+@dataclass(frozen=True)
+class Sorted:
+    """Files of the step sort: all members by file and row, those of an index by cluster, and the names of files."""
+
+    members: Path
+    indexed: Path
+    names: Path
+    plan: MemberPlan
 
 
-def sort(settings: RemovalSettings, options: RunOptions) -> MemberPlan:
-    """Run the step sort, which sorts all members by file and row; return the plan for the later steps."""
-    work = settings.work
+@dataclass(frozen=True)
+class FetchedFiles:
+    """Files of the step fetch: FETCHED records and, if similarity is checked, their texts, which they locate."""
+
+    records: FileSet
+    texts: FileSet
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Files of the step decide: names of files, and REMOVALs, which refer to them by number."""
+
+    names: Path
+    removals: FileSet
+    counts: Counts
+
+
+def sort(run: StageRun, settings: RemovalSettings) -> Sorted:
+    """Run the step sort: sort all members by file and row."""
+    members, indexed, names = (run.work / name for name in ("members.bin", "index.bin", "names.json"))
     arguments = {
-        "input_file": settings.input_file, "keep": settings.keep, "dropped": settings.dropped, "folder": work,
-        "budget": MemoryBudget(options.memory_bytes),
+        "input_file": settings.input_file, "keep": settings.keep, "dropped": settings.dropped, "members": members,
+        "indexed": indexed, "names": names,
     }  # fmt: skip
-    outputs = (work / MEMBERS, work / INDEX_MEMBERS, work / PLAN)
-    run_stage("sort", [Task("sort", sort_members, arguments, settings.inputs, outputs)], work, options, summary=False)
-    return MemberPlan.load(work)
+    task = Task("sort", sort_members, arguments, (members, indexed, names), memory=run.options.memory_bytes)
+    return Sorted(members, indexed, names, run.step("sort", [task]).values(MemberPlan)[0])
 
 
 def fetch(
+    run: StageRun,
     settings: RemovalSettings,
-    plan: MemberPlan,
-    files: list[CorpusFile],
-    shards: list[SignatureShard],
-    options: RunOptions,
-) -> tuple[Counts, int]:
-    """Run the step fetch: copy the members' texts and signatures; return the counts and the number of slices.
+    members: Sorted,
+    files: Sequence[CorpusFile],
+    shards: Sequence[SignatureShard],
+) -> FetchedFiles:
+    """Run the step fetch: copy the members' texts and signatures out of the corpus and the indexes.
 
-    UsageError if the corpus `files` lack a file that clusters name, or the index `shards` a document.
+    UsageError if the corpus `files` lack a file that clusters name, or the index `shards` a document;
+    TooManyMalformed if the corpus has more malformed records than the options allow.
     """
+    plan, names = members.plan, set(members.plan.names)
     _check_files(settings, plan, files, shards)
-    share = MemoryBudget(options.memory_bytes // options.processes)
-    tasks = _text_tasks(settings, plan, files, share)
-    tasks += _signature_tasks(settings, plan, shards, len(tasks), share)
-    counts = run_stage(_FETCH, tasks, settings.work, options, summary=False)
+    slices = cut_corpus(run, [file for file in files if file.name in names])
+    tasks = list(_text_tasks(run, settings, members, slices))
+    tasks += _signature_tasks(run, settings, members, [shard for shard in shards if shard.file in names], len(tasks))
+    counts = run.step("fetch", tasks).counts
+    counts.check_malformed(run.stage.name, run.options.max_malformed)
     if settings.check:
         _check_signatures(plan, counts)
-    return counts, len(tasks)
+    records, texts = (tuple(task.outputs[i] for task in tasks if task.outputs[i:]) for i in (0, 1))
+    return FetchedFiles(FileSet(records), FileSet(texts), counts)
 
 
-def _text_tasks(
-    settings: RemovalSettings, plan: MemberPlan, files: list[CorpusFile], share: MemoryBudget
-) -> list[Task]:
-    """A task for each slice of each file that has members."""
-    tasks: list[Task] = []
-    names, members = set(plan.names), settings.work / MEMBERS
-    for file in files:
-        slices = plan_slices(file) if file.name in names else []
-        for part, following in zip(slices, [*slices[1:], None], strict=bool(slices)):
-            output = fetched_path(settings.work, len(tasks))
-            arguments = {
-                "part": part, "number": len(tasks), "span": span_of_slice(part, following, plan, members),
-                "members": members, "keep": settings.keep, "has_texts": settings.check is not None,
-                "output": output, "budget": share,
-            }  # fmt: skip
-            outputs = (output, output.with_suffix(".text"))
-            tasks.append(Task(part.label, fetch_texts, arguments, (Path(part.path), members), outputs, part.size))
-    return tasks
+def _text_tasks(run: StageRun, settings: RemovalSettings, members: Sorted, slices: Sequence[Slice]) -> Iterator[Task]:
+    """A task for each group of slices."""
+    ends: dict[Slice, int] = {}  # of all slices but the last of each file
+    for _, of_file in groupby(slices, key=lambda part: part.name):
+        ends |= {one: following.first_row for one, following in pairwise(of_file)}
+    for number, group in enumerate(group_slices(slices)):
+        found = tuple(SliceMembers(part, members.plan.span(part.name), ends.get(part)) for part in group)
+        arguments = {"group": found, "members": members.members, "keep": settings.keep}
+        outputs = _fetch_outputs(run, settings, number)
+        arguments |= {"output": outputs[0], "texts": outputs[1] if settings.check else None}
+        size = sum(part.size for part in group)
+        yield Task(group[0].label, fetch_texts, arguments, outputs, size, run.options.memory_per_worker)
 
 
 def _signature_tasks(
-    settings: RemovalSettings, plan: MemberPlan, shards: list[SignatureShard], first: int, share: MemoryBudget
-) -> list[Task]:
-    """A task for each shard of an index whose file has members, numbered from `first`."""
-    names, members = set(plan.names), settings.work / MEMBERS
-    tasks = []
-    for number, shard in enumerate((shard for shard in shards if shard.file in names), first):
-        output = fetched_path(settings.work, number)
+    run: StageRun, settings: RemovalSettings, members: Sorted, shards: Sequence[SignatureShard], first: int
+) -> Iterator[Task]:
+    """A task for each group of shards of an index, with output files numbered from `first`."""
+    groups = batched(shards, count=_SHARDS, size=_SIGNATURES, size_of=lambda shard: shard.documents)
+    for number, group in enumerate(groups, first):
+        found = tuple((shard, members.plan.span(shard.file)) for shard in group)
+        outputs = _fetch_outputs(run, settings, number)
         arguments = {
-            "shard": shard, "number": number, "span": plan.span(shard.file), "members": members, "output": output,
-            "budget": share,
+            "shards": found, "members": members.members, "output": outputs[0],
+            "texts": outputs[1] if settings.check else None,
         }  # fmt: skip
-        outputs = (output, output.with_suffix(".text"))
-        tasks.append(Task(f"signatures {number}", fetch_signatures, arguments, (shard.path, members), outputs))
-    return tasks
+        memory = run.options.memory_per_worker
+        yield Task(f"signatures {number}", fetch_signatures, arguments, outputs, memory=memory)
+
+
+def _fetch_outputs(run: StageRun, settings: RemovalSettings, number: int) -> tuple[Path, ...]:
+    """The files of a fetch task: records and, if similarity is checked, texts."""
+    suffixes = ("index", "text") if settings.check else ("index",)
+    return tuple(run.work / "fetched" / f"{number:06}.{suffix}" for suffix in suffixes)
 
 
 def _check_files(
-    settings: RemovalSettings, plan: MemberPlan, files: list[CorpusFile], shards: list[SignatureShard]
+    settings: RemovalSettings, plan: MemberPlan, files: Sequence[CorpusFile], shards: Sequence[SignatureShard]
 ) -> None:
     """UsageError if clusters name a file that is neither in the corpus nor in an index."""
     known = {file.name for file in files} | {shard.file for shard in shards}
@@ -159,68 +172,34 @@ def _check_signatures(plan: MemberPlan, fetched: Counts) -> None:
         )
 
 
-def decide(settings: RemovalSettings, plan: MemberPlan, slices: int, options: RunOptions) -> Counts:
-    """Run the step decide on the texts that the step fetch copied from `slices` slices: a task for each part."""
-    work = settings.work
-    fetched = work / f"{_FETCH}.jsonl"  # the ledger is the input: it grows whenever a slice is fetched again
-    inputs = (work / PLAN, *([fetched] if slices else []))
+def decide(run: StageRun, settings: RemovalSettings, members: Sorted, fetched: FetchedFiles) -> Decided:
+    """Run the step decide on the fetched texts: a task for each part of the clusters."""
     tasks = []
-    for output, (low, high) in zip(_decided_paths(work, plan), pairwise([*plan.parts, None]), strict=True):
+    for number, (low, high) in enumerate(pairwise([*members.plan.parts, None])):
+        output = run.work / "decided" / f"{number:06}.bin"
         arguments = {
-            "work": work, "slices": slices, "low": low, "high": high, "check": settings.check, "output": output,
-            "budget": MemoryBudget(options.memory_bytes // options.processes),
+            "names": members.names, "fetched": fetched.records, "texts": fetched.texts,
+            "indexed": None if settings.check else members.indexed, "low": low, "high": high,
+            "check": settings.check, "output": output,
         }  # fmt: skip
-        tasks.append(Task(output.stem, decide_part, arguments, inputs, (output, output.with_suffix(".json"))))
-    return run_stage("decide", tasks, work, options, summary=False)
+        tasks.append(Task(output.stem, decide_part, arguments, (output,), memory=run.options.memory_per_worker))
+    counts = run.step("decide", tasks).counts
+    return Decided(members.names, FileSet(tuple(task.outputs[0] for task in tasks)), counts)
 
 
-def _decided_paths(work: Path, plan: MemberPlan) -> list[Path]:
-    return [work / "decided" / f"{number:06}.bin" for number in range(len(plan.parts))]
+def decide_without_documents(run: StageRun, settings: RemovalSettings) -> Decided:
+    """Run the step decide where keys and sources alone say which document of a cluster is kept: one task."""
+    names, output = run.work / "names.json", run.work / "decided.bin"
+    arguments = {
+        "input_file": settings.input_file, "keep": settings.keep, "dropped": settings.dropped, "names": names,
+        "output": output,
+    }  # fmt: skip
+    task = Task("by key", decide_by_key, arguments, (names, output), memory=run.options.memory_bytes)
+    return Decided(names, FileSet((output,)), run.step("decide", [task]).counts)
 
 
-def plan_write(
-    settings: RemovalSettings, files: list[CorpusFile], shards: list[SignatureShard], options: RunOptions
-) -> Task:
-    """Plan the step write.
-
-    Its inputs are the files that all steps read, so that it is redone if any of them changes.
-    """
-    outputs = tuple(dict.fromkeys([settings.out_file, settings.out_file.with_suffix(".parquet")]))
-    inputs = (*settings.inputs, *(file.path for file in files), *(shard.path for shard in shards))
-    size = settings.input_file.stat().st_size if settings.input_file.is_file() else 0
-    arguments = {"settings": settings, "budget": MemoryBudget(options.memory_bytes)}
-    function = write_decided if settings.reads_corpus else write_by_key
-    return Task("write", function, arguments, inputs, outputs, size)
-
-
-def write_decided(settings: RemovalSettings, budget: MemoryBudget) -> Counts:
-    """Task: write the outputs from the decisions in the work folder."""
-    plan, counts = MemberPlan.load(settings.work), Counts({}, [])
-    decided = _decided_paths(settings.work, plan)
-    for path in decided:
-        counts.merge(msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Counts))
-    found = chain.from_iterable(read_records(path, REMOVAL, ROW_GROUP_SIZE) for path in decided)
-    write_removals(settings.out_file, plan.names, found, _runs(settings, "removals"), budget)
-    return counts
-
-
-def write_by_key(settings: RemovalSettings, budget: MemoryBudget) -> Counts:
-    """Task: write the outputs from the clusters alone, whose documents are ordered by their keys and sources."""
-    clusters = Clusters.open(settings.input_file)
-    counts = RemovalCounts(clusters.names)
-    order = KeepOrder(clusters.names, settings.keep, [read_keys(path, clusters.names) for path in settings.dropped])
-    blocks, runs = map(order.assign, clusters.blocks()), _runs(settings, "removals")
-    if order.is_input_order:
-        write_removals(settings.out_file, clusters.names, remove_all_but_first(blocks, counts), runs, budget)
-    else:
-        with ExternalSorter(_runs(settings, "order"), MEMBER, KEEP_ORDER, budget // 2) as sorter:
-            for block in blocks:
-                sorter.add(block)
-            removals = remove_all_but_first(sorter, counts)
-            write_removals(settings.out_file, clusters.names, removals, runs, budget // 2)
-    return counts.counts()
-
-
-def _runs(settings: RemovalSettings, name: str) -> Path:
-    """A folder for the runs of an external sort."""
-    return settings.out_file.parent / STATE_DIR / f"{NAME}-{settings.out_file.name}-{name}.runs"
+def write(run: StageRun, decided: Decided, table: Path, pickle: Path | None) -> None:
+    """Run the step write: one task writes the table and, if asked for, SlimPajama's pickle."""
+    arguments = {"names": decided.names, "decided": decided.removals, "table": table, "pickle": pickle}
+    outputs = (table, pickle) if pickle else (table,)
+    run.step("write", [Task("write", write_removals, arguments, outputs, memory=run.options.memory_bytes)])

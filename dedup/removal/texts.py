@@ -4,6 +4,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -13,9 +14,9 @@ from numpy.typing import NDArray
 from dedup.candidates.input_shards import SignatureShard
 from dedup.removal.clusters import MEMBER_FIELDS
 from dedup.removal.keep_policy import LAST, Keep, Longest, Newest, rank_longest, rank_newest
-from dedup.removal.members import Span, read_span
+from dedup.removal.members import SliceMembers, Span, read_span
 from gristmill.counts import READ, Counts
-from gristmill.engine.stage import MemoryBudget
+from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.documents import DocKey, Document, list_corpus, source_of
 from gristmill.io.external_sort import ExternalSorter, write_records
@@ -28,12 +29,12 @@ CLUSTERED = "in a cluster"
 WITHOUT_FIELD = "in a cluster, without the field"
 UNREADABLE_FIELD = "in a cluster, the field neither number nor date"
 _UNCLUSTERED = "in no cluster"
-_BATCH = 1024  # members read from members.bin at a time
+_BATCH = 1024  # members read at a time
 _MAX_OPEN = 64  # text files open at a time
 
 
 class Fetched(NamedTuple):
-    """A member with its rank, and the location of its text: a slice's number (-1: no text), byte offset and size."""
+    """A member with its rank, and the location of its text: a file's number (-1: no text), byte offset and size."""
 
     cluster: int
     tier: int
@@ -41,17 +42,12 @@ class Fetched(NamedTuple):
     position: int
     file: int
     row: int
-    slice: int
+    text_file: int
     offset: int
     size: int
 
 
-FETCHED = np.dtype([*MEMBER_FIELDS, ("slice", "<i4"), ("offset", "<i8"), ("size", "<i8")])  # Fetched as a record
-
-
-def fetched_path(work: Path, number: int) -> Path:
-    """The file of a slice's FETCHED records; its texts are in a file of the same name with suffix .text."""
-    return work / "fetched" / f"{number:06}.index"
+FETCHED = np.dtype([*MEMBER_FIELDS, ("text_file", "<i4"), ("offset", "<i8"), ("size", "<i8")])  # Fetched as a record
 
 
 def without_text(members: NDArray) -> NDArray:
@@ -59,57 +55,72 @@ def without_text(members: NDArray) -> NDArray:
     fetched = np.zeros(len(members), FETCHED)
     for name, _ in MEMBER_FIELDS:
         fetched[name] = members[name]
-    fetched["slice"] = -1
+    fetched["text_file"] = -1
     return fetched
 
 
 def fetch_texts(
-    part: Slice, number: int, span: Span, members: Path, keep: Keep, has_texts: bool, output: Path, budget: MemoryBudget
+    group: tuple[SliceMembers, ...], members: Path, keep: Keep, output: Path, texts: Path | None, memory: int
 ) -> Counts:
-    """Task: write a slice's members as FETCHED by cluster, ranked, and with `has_texts` their texts (UTF-8).
+    """Task: write the members of some slices to `output` as FETCHED by cluster, ranked, and their texts (UTF-8).
 
-    InputError if the slice lacks a member.
+    A FETCHED record's `text_file` is -1 here: who reads several outputs numbers them. InputError if a slice lacks a
+    member.
     """
-    counts = Counts({}, [])
-    documents = read_documents(part, counts, Rejects(output))
-    with (
-        ExternalSorter(output.with_suffix(".runs"), FETCHED, ("cluster", "position"), budget // 2) as sorter,
-        atomic_write(output.with_suffix(".text")) as temporary,
-        temporary.open("wb") as texts,
-    ):
-        fetcher = _Fetcher(keep, texts if has_texts else None, counts)
-        for block in fetcher.fetch(documents, read_span(members, span), part):
-            block["slice"] = number
-            sorter.add(block)
+    counts, rejects = Counts({}, []), Rejects(output)
+    with _fetched_sorter(output, memory) as sorter, _open_texts(texts) as file:
+        fetcher = _Fetcher(keep, file, counts)
+        for found in group:
+            documents = read_documents(found.part, counts, rejects)
+            for block in fetcher.fetch(documents, found.read(members), found.part):
+                sorter.add(block)
         write_records(output, sorter)
     return counts
 
 
 def fetch_signatures(
-    shard: SignatureShard, number: int, span: Span, members: Path, output: Path, budget: MemoryBudget
+    shards: tuple[tuple[SignatureShard, Span], ...], members: Path, output: Path, texts: Path | None, memory: int
 ) -> Counts:
-    """Task: as fetch_texts, for a shard of an index, with signatures (permutations, uint32) in place of texts."""
-    clustered, offset, counts = read_span(members, span), 0, Counts({}, [])
-    with (
-        ExternalSorter(output.with_suffix(".runs"), FETCHED, ("cluster", "position"), budget // 2) as sorter,
-        atomic_write(output.with_suffix(".text")) as temporary,
-        temporary.open("wb") as stored,
-    ):
-        for rows, values in shard.batches():
-            if not len(rows):
-                continue
-            near = clustered[bisect_left(clustered["row"], rows[0]) : bisect_right(clustered["row"], rows[-1])]
-            _, of_rows, of_near = np.intersect1d(rows, near["row"], assume_unique=True, return_indices=True)
-            fetched = without_text(near[of_near])
-            fetched["slice"], fetched["size"] = number, values.shape[1] * values.itemsize
-            fetched["offset"] = offset + np.arange(len(fetched)) * fetched["size"]
-            stored.write(values[of_rows].tobytes())
-            offset += int(fetched["size"].sum())
-            sorter.add(fetched)
-            counts.add(source_of(shard.file), READ, 0, len(fetched))
-            counts.add(source_of(shard.file), CLUSTERED, 0, len(fetched))
+    """Task: as fetch_texts, for shards of an index, with signatures (permutations, uint32) in place of texts."""
+    counts, offset = Counts({}, []), 0
+    with _fetched_sorter(output, memory) as sorter, _open_texts(texts) as file:
+        for shard, span in shards:
+            for fetched, values in _fetch_shard(shard, read_span(members, span)):
+                fetched["offset"] = offset + np.arange(len(fetched)) * fetched["size"]
+                offset += values.nbytes
+                if file:
+                    file.write(values.tobytes())
+                sorter.add(fetched)
+                counts.add(source_of(shard.file), READ, 0, len(fetched))
+                counts.add(source_of(shard.file), CLUSTERED, 0, len(fetched))
         write_records(output, sorter)
     return counts
+
+
+def _fetch_shard(shard: SignatureShard, clustered: NDArray) -> Iterator[tuple[NDArray, NDArray]]:
+    """FETCHED (n) and signatures (n × permutations) of the `clustered` MEMBERs of a shard, batch by batch."""
+    for rows, values in shard.batches():
+        if not len(rows):
+            continue
+        near = clustered[bisect_left(clustered["row"], rows[0]) : bisect_right(clustered["row"], rows[-1])]
+        _, of_rows, of_near = np.intersect1d(rows, near["row"], assume_unique=True, return_indices=True)
+        fetched = without_text(near[of_near])
+        fetched["size"] = values.shape[1] * values.itemsize
+        yield fetched, values[of_rows]
+
+
+def _fetched_sorter(output: Path, memory: int) -> ExternalSorter:
+    return ExternalSorter(output.with_name(f"{output.name}.runs"), FETCHED, ("cluster", "position"), memory // 2)
+
+
+@contextmanager
+def _open_texts(path: Path | None) -> Iterator[BinaryIO | None]:
+    """Yield the file of texts to write; None if no texts are needed."""
+    if path is None:
+        yield None
+        return
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        yield file
 
 
 class _Fetcher:
@@ -182,11 +193,11 @@ def _rows(members: NDArray) -> Iterator[int]:
 
 
 class TextReader:
-    """Reads fetched texts and signatures by location, with a limited number of files open."""
+    """Reads texts and signatures by location from the files of fetched texts, with a limited number of them open."""
 
-    def __init__(self, work: Path) -> None:
-        self.work = work
-        self.open: OrderedDict[int, int] = OrderedDict()  # slice → file descriptor, least recently used first
+    def __init__(self, files: FileSet) -> None:
+        self.paths = files.paths
+        self.open: OrderedDict[int, int] = OrderedDict()  # number of a file → descriptor, least recently used first
 
     def read(self, members: list[Fetched]) -> list[bytes]:
         """The texts (UTF-8) of members (n), or for those of an index their signatures (permutations × uint32)."""
@@ -208,9 +219,8 @@ class TextReader:
         else:
             if len(self.open) == _MAX_OPEN:
                 os.close(self.open.popitem(last=False)[1])
-            path = fetched_path(self.work, number).with_suffix(".text")
-            with wrap_read_errors(path):
-                self.open[number] = os.open(path, os.O_RDONLY)
+            with wrap_read_errors(self.paths[number]):
+                self.open[number] = os.open(self.paths[number], os.O_RDONLY)
         return self.open[number]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup import generate_duplicates_dict
-from gristmill.engine.stage import RunOptions
+from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.keys import write_keys
 from tests.dedup.removal.clustered_corpus import (

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from dedup import generate_duplicates_dict
-from gristmill.engine.stage import RunOptions
+from gristmill.engine.options import RunOptions
 from gristmill.text import matching_form
 
 QUIET = RunOptions(workers=1, quiet=True)

@@ -14,7 +14,7 @@ from dedup import generate_duplicates_dict, jaccard, signatures
 from dedup.minhash.shingles import shingle_sets
 from dedup.removal.decisions import decide_cluster
 from dedup.removal.similarity import Features, KeptDocuments, SimilarityCheck
-from gristmill.engine.stage import RunOptions
+from gristmill.engine.options import RunOptions
 from tests.dedup.removal.clustered_corpus import (
     QUIET,
     Key,

@@ -1,5 +1,6 @@
 """Steps of the stage: the same bytes after kills and for any memory and workers; redone for changed inputs."""
 
+import pickle
 import shutil
 import signal
 import time
@@ -8,16 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from dedup import generate_duplicates_dict
 from dedup.removal.texts import FETCHED
+from gristmill.engine.options import RunOptions
+from gristmill.engine.records import Ledger
 from gristmill.errors import InputError, TooManyMalformed, UsageError
+from gristmill.io.unfinished import STATE_DIR
 from tests.dedup.removal.clustered_corpus import (
     CLUSTERS,
     COMMAND,
+    QUIET,
+    read_removed,
     removed_by,
     verified_plainly,
     write_corpus,
+    write_pickle,
     write_table,
 )
+from tests.gristmill.engine.sandbox import sandboxed
 
 
 def test_neither_memory_nor_workers_nor_the_hash_seed_change_a_byte(
@@ -54,7 +63,9 @@ def test_killed_anywhere_and_started_again(
         assert process.wait() == -signal.SIGKILL
         assert not (killed / "d.pickle").exists()
     (decided,) = killed.rglob("decided")
-    (decided / "000000.later").write_bytes(bytes(3 * FETCHED.itemsize))  # as a kill in the middle of a round leaves it
+    (decided / "000000.bin.later").write_bytes(
+        bytes(3 * FETCHED.itemsize)
+    )  # as a kill in the middle of a round leaves it
     run(line)
     assert contents(killed) == contents(whole)
     assert "done already" in run(line).stderr
@@ -102,3 +113,81 @@ def test_an_index_that_cannot_be_compared(chained: tuple, chained_norm: Path, in
     with pytest.raises(UsageError, match=r"holds signatures of \d+ of the \d+ documents that clusters name"):
         missing = [("index:2022:arxiv/a.jsonl", 99999), ("arxiv/a.jsonl", 0)]
         removed_by(tmp_path, [missing], **options, index=(str(folder),))
+
+
+def test_tasks_name_all_that_they_read(
+    chained_norm: Path, indexed: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contents: Callable
+) -> None:
+    table = write_table(tmp_path / "c.parquet", indexed[1])
+    (tmp_path / "short.pickle").write_bytes(pickle.dumps({"arxiv/a.jsonl": {0, 2}}))
+    for number, settings in enumerate([{"verify": "jaccard", "index": (str(indexed[0]),)}, {"keep": "longest"}, {}]):
+        options = {"corpus": chained_norm, "dropped": (tmp_path / "short.pickle",)} | settings
+        plain, boxed = tmp_path / f"plain{number}" / "d.pickle", tmp_path / f"boxed{number}" / "d.pickle"
+        generate_duplicates_dict(table, plain, QUIET, **options)
+        with sandboxed(tmp_path, monkeypatch) as sandbox:
+            generate_duplicates_dict(table, boxed, QUIET, **options)
+        assert sandbox.tasks >= 2
+        assert contents(boxed.parent) == contents(plain.parent)
+
+
+def test_a_kill_between_the_two_outputs_leaves_no_pair_that_disagrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pickle of the run before is gone before the table of this run is there."""
+    out = tmp_path / "d.pickle"
+    generate_duplicates_dict(write_table(tmp_path / "c.parquet", CLUSTERS), out, QUIET)
+    before = out.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr("dedup.removal.removal_table._write_pickle", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            generate_duplicates_dict(tmp_path / "c.parquet", out, QUIET, keep="source:c")
+    assert not out.exists()
+    generate_duplicates_dict(tmp_path / "c.parquet", out, QUIET, keep="source:c")
+    listed = {(file, row) for file, rows in pickle.loads(out.read_bytes()).items() for row in rows}
+    assert listed == set(read_removed(out.with_suffix(".parquet"))) and out.read_bytes() != before
+
+
+def _interrupt(*paths: Path) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_pickle_does_not_stay_next_to_the_table_of_other_options(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "c.parquet", CLUSTERS)
+    generate_duplicates_dict(table, tmp_path / "d.pickle", QUIET)
+    generate_duplicates_dict(table, tmp_path / "d.parquet", QUIET, keep="source:c")
+    assert not (tmp_path / "d.pickle").exists()
+
+
+def test_an_input_is_not_overwritten(tmp_path: Path, chained_norm: Path) -> None:
+    table = write_table(tmp_path / "c.parquet", CLUSTERS)
+    before = table.read_bytes()
+    with pytest.raises(UsageError, match=r"c\.parquet is an input, and would be overwritten: give --out_file"):
+        generate_duplicates_dict(table, tmp_path / "c.pickle", QUIET)
+    with pytest.raises(UsageError, match=r"chosen\.parquet is the input folder"):
+        write_pickle(tmp_path / "c.pickle", CLUSTERS)
+        out = chained_norm / "chosen.parquet"
+        generate_duplicates_dict(tmp_path / "c.pickle", out, QUIET, verify="jaccard", corpus=chained_norm)
+    assert table.read_bytes() == before
+
+
+def test_small_files_share_tasks_and_nothing_runs_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    """For other workers or memory, a moved folder or an edited file in which no member is, too."""
+    files = {f"a/{number:03}.jsonl": [f"text {number // 2}"] for number in range(100)}
+    write_corpus(tmp_path / "one/NORM", files | {"b/other.jsonl": ["none"]})
+    clusters = [[(f"a/{number:03}.jsonl", 0), (f"a/{number + 1:03}.jsonl", 0)] for number in range(0, 100, 2)]
+    write_table(tmp_path / "one/c.parquet", clusters)
+
+    def remove(folder: str, options: RunOptions) -> str:
+        paths = (tmp_path / folder / "c.parquet", tmp_path / folder / "d.pickle")
+        generate_duplicates_dict(*paths, options, verify="jaccard", corpus=tmp_path / folder / "NORM", width=3)
+        return capfd.readouterr().err
+
+    monkeypatch.setattr("gristmill.engine.slices._GROUP_FILES", 20)
+    assert "100 read = 50 kept + 50 duplicate" in remove("one", RunOptions(workers=1))
+    steps = [step for step, _ in Ledger(tmp_path / "one" / STATE_DIR, "generate_duplicates_dict-d").read()]
+    assert steps.count("fetch") < 12
+    (tmp_path / "one").rename(tmp_path / "two")
+    write_corpus(tmp_path / "two/NORM", {"b/other.jsonl": ["edited"]})
+    assert "done already, nothing to do" in remove("two", RunOptions(workers=2, memory="1K"))
