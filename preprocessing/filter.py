@@ -11,20 +11,26 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.ledger import Ledger
-from gristmill.engine.stage import STATE_DIR, RunOptions, Task, note_count_mismatch, outputs_intact, run_stage
+from gristmill.engine.options import RunOptions
+from gristmill.engine.report import note_count_mismatch
+from gristmill.engine.run import StageRun, StepResult, open_stage
+from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
+from gristmill.engine.tags import FileTags
+from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import list_source
-from gristmill.io.files import atomic_write, locked
-from gristmill.io.keys import write_keys
+from gristmill.io.documents import list_source, source_folder
+from gristmill.io.files import locked
+from gristmill.io.keys import read_keys, write_keys
 from gristmill.io.parquet_tables import is_table
-from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.readers import read_documents
+from gristmill.io.unfinished import STATE_DIR
 from gristmill.io.writers import Rejects
 from gristmill.text import matching_form, utf8_size
 
+STAGE = Stage("filter", version=1, libraries=("unicode", "pyarrow"))
 SHORT = "short"
 KEPT = "kept"
-ROWS_SUFFIX = ".rows.npy"
+_FIND = "find"  # name of the step whose outputs are merged
 
 
 def filter(
@@ -53,13 +59,22 @@ def filter(
     """
     check_threshold(threshold)
     is_table(output_file)  # raises for an unknown suffix now, before the work
-    state = output_file.parent / STATE_DIR
-    name = f"filter-{output_file.name}"
-    slices = [s for file in list_source(input_dir, dataset_name) for s in plan_slices(file)]
-    tasks = [_slice_task(s, threshold, state / name / f"{s.label}{ROWS_SUFFIX}") for s in slices]
-    counts = run_stage(name, tasks, state, options, stale_prefix="" if dataset_name == "all" else f"{dataset_name}/")
-    with locked(state / f"{name}.lock"):  # several data sets may be filtered at the same time
-        _run_merge(name, state, output_file, options)
+    prefix = "" if dataset_name == "all" else f"{dataset_name}/"
+    files = list_source(input_dir, dataset_name)
+    folder = source_folder(input_dir, dataset_name)
+    if output_file.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(f"{output_file} lies in the corpus {folder}: give a file outside it")
+    with open_stage(
+        STAGE, output_file.parent, options, label=output_file.name, selection=dataset_name, plans=prefix,
+        reads=[folder],
+    ) as run:  # fmt: skip
+        groups = group_slices(cut_corpus(run, files))
+        found = run.step(_FIND, [_find_task(run, group, threshold) for group in groups])
+        found.counts.check_malformed(STAGE.name, options.max_malformed)
+        with locked(run.ledger.file.with_suffix(".merging")):  # several data sets may be filtered at the same time
+            run.tags = FileTags()  # another process may have written since this one looked
+            run.step("merge", [_merge_task(run, found, prefix, output_file)])
+            counts = run.finish(found.counts)
     note_count_mismatch(n_docs, counts, options)
     return counts
 
@@ -70,21 +85,22 @@ def check_threshold(threshold: int) -> None:
         raise UsageError(f"threshold {threshold}: wanted 0 or more characters, such as 200")
 
 
-def _slice_task(corpus_slice: Slice, threshold: int, output: Path) -> Task:
-    arguments = {"corpus_slice": corpus_slice, "threshold": threshold, "output": output}
-    return Task(corpus_slice.label, find_short, arguments, (Path(corpus_slice.path),), (output,), corpus_slice.size)
+def _find_task(run: StageRun, group: SliceGroup, threshold: int) -> Task:
+    output = run.ledger.root / STATE_DIR / run.ledger.file.stem / f"{group[0].label}.parquet"
+    arguments = {"group": group, "threshold": threshold, "output": output}
+    return Task(group[0].label, find_short, arguments, (output,), sum(part.size for part in group))
 
 
-def find_short(corpus_slice: Slice, threshold: int, output: Path) -> Counts:
-    """Write the rows of a slice's short documents (.npy, int64, ascending)."""
-    counts, rows = Counts({}, []), []
-    for document in read_documents(corpus_slice, counts, Rejects(output)):
-        short = is_short(document.text, threshold)
-        counts.add(corpus_slice.source, SHORT if short else KEPT, utf8_size(document.text))
-        if short:
-            rows.append(document.key.row)
-    with atomic_write(output) as temporary, temporary.open("wb") as file:
-        np.save(file, np.array(rows, np.int64))
+def find_short(group: SliceGroup, threshold: int, output: Path) -> Counts:
+    """Task: write the keys of the short documents in a group of slices."""
+    counts, rejects, rows = Counts({}, []), Rejects(output), defaultdict(list)
+    for part in group:
+        for document in read_documents(part, counts, rejects):
+            short = is_short(document.text, threshold)
+            counts.add(part.source, SHORT if short else KEPT, utf8_size(document.text))
+            if short:
+                rows[part.name].append(document.key.row)
+    write_keys(output, {file: np.array(found, np.int64) for file, found in rows.items()})
     return counts
 
 
@@ -100,30 +116,21 @@ def is_short(text: str, threshold: int) -> bool:
     return len(matching_form(text[: 4 * threshold])) < threshold and len(matching_form(text)) < threshold
 
 
-def _run_merge(name: str, state: Path, output_file: Path, options: RunOptions) -> None:
-    """Run the step that merges the rows of all slices in the ledger, of this call and of earlier ones."""
-    rows_files = defaultdict(list)
-    for label, entry in sorted(Ledger(state / f"{name}.jsonl").read().items(), key=lambda item: _place(item[0])):
-        if outputs_intact(entry):
-            rows = next(Path(path) for path in entry.outputs if path.endswith(ROWS_SUFFIX))
-            rows_files[label.rpartition("+")[0]].append(rows)
-    inputs = tuple(path for paths in rows_files.values() for path in paths)
-    arguments = {"rows_files": dict(rows_files), "output_file": output_file}
-    task = Task("merge", merge_rows, arguments, inputs, (output_file,))
-    run_stage(f"{name}-merge", [task], state, options, summary=False)
+def _merge_task(run: StageRun, found: StepResult, prefix: str, output_file: Path) -> Task:
+    """The task that merges the keys found now with those that earlier runs found in other data sets."""
+    earlier = run.ledger.read().values()
+    others = [record for record in earlier if record.step == _FIND and not record.task.startswith(prefix)]
+    keys = FileSet(tuple(sorted(run.ledger.path(record.outputs[0]) for record in [*found.records, *others])))
+    return Task("merge", merge_keys, {"keys": keys, "output_file": output_file}, (output_file,))
 
 
-def _place(label: str) -> tuple[str, int]:
-    """File and start of a slice's label, to sort by: as text, a+10 comes before a+9."""
-    file, _, start = label.rpartition("+")
-    return file, int(start)
-
-
-def merge_rows(rows_files: dict[str, list[Path]], output_file: Path) -> Counts:
-    """Write the key set: for each corpus file, the rows of all its slices."""
-    keys = {file: np.concatenate([np.load(path) for path in paths]) for file, paths in rows_files.items()}
-    write_keys(output_file, keys)
-    return Counts({}, [])
+def merge_keys(keys: FileSet, output_file: Path) -> None:
+    """Task: write the key set of all data sets, ascending by file and row."""
+    rows = defaultdict(list)
+    for path in keys.paths:
+        for file, found in read_keys(path).items():
+            rows[file].append(found)
+    write_keys(output_file, {file: np.sort(np.concatenate(found)) for file, found in rows.items()})
 
 
 if __name__ == "__main__":

@@ -36,12 +36,14 @@ class Claims:
 
         Raises OutputError if one exists and is not `known` (absolute paths), as somebody's file would be lost.
         """
-        for path in outputs:
-            if path.absolute() not in known and path.exists():
-                raise OutputError(
-                    f"{path} exists, and {ledger.file.stem} did not write it: it would be overwritten. Give another "
-                    "output, or remove it"
-                )
+        unknown = {path.absolute() for path in outputs if path.absolute() not in known and path.exists()}
+        if unknown:
+            unknown -= ledger.outputs().keys()  # another process may have written them since `known` was read
+        for path in sorted(unknown):
+            raise OutputError(
+                f"{path} exists, and {ledger.file.stem} did not write it: it would be overwritten. Give another "
+                "output, or remove it"
+            )
         claimed = [OutputRecord(ledger.relative(path), -1, 0, "") for path in outputs]
         record = DoneRecord("", f"claims of {self.selection} {step}", {}, claimed, Counts({}, []))
         ledger.write(record)

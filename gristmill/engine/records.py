@@ -122,11 +122,19 @@ class Ledger:
         return self.loose / f"{hashlib.sha256(chr(0).join(task).encode()).hexdigest()[:32]}.json"
 
     def _read(self, kind: type[_Record]) -> Iterator[_Record]:
-        """Decode the ledger, then the loose records, which are newer."""
+        """Decode the ledger, then the loose records, which are newer.
+
+        The loose ones are read first: another process that ends meanwhile moves its own into the ledger.
+        """
+        loose = list(self._read_loose())
         yield from self._decode_file(kind)
-        if self.loose.is_dir():
-            for path in sorted(self.loose.glob("*.json")):
-                yield from _decode(path.read_bytes(), kind)
+        for data in loose:
+            yield from _decode(data, kind)
+
+    def _read_loose(self) -> Iterator[bytes]:
+        for path in sorted(self.loose.glob("*.json")) if self.loose.is_dir() else ():
+            with suppress(FileNotFoundError):
+                yield path.read_bytes()
 
     def _decode_file(self, kind: type[_Record]) -> Iterator[_Record]:
         if self.file.exists():

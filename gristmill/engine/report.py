@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from gristmill.counts import READ, Counts
+from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord
 from gristmill.engine.task import Task
 
@@ -47,3 +48,10 @@ def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: flo
     skipped = f", {tasks - ran} of {tasks} tasks done before" if ran < tasks else ""
     done = rate + skipped if ran else "done already, nothing to do"
     print(f"{stage}: {read:,} read = {parts or 'nothing'} | {done}", file=sys.stderr, flush=True)
+
+
+def note_count_mismatch(n_docs: int, counts: Counts, options: RunOptions) -> None:
+    """Print a note if `n_docs` from the command line differs from the number of documents read; 0 or less: unknown."""
+    found = counts.total(READ).documents
+    if n_docs > 0 and n_docs != found and not options.quiet:
+        print(f"note: n_docs is {n_docs:,}, but {found:,} documents were found; all are used", file=sys.stderr)

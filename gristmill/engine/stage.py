@@ -20,6 +20,7 @@ from gristmill.engine.executor import Call, execute
 from gristmill.engine.ledger import Ledger, LedgerEntry
 from gristmill.engine.options import RunOptions
 from gristmill.engine.options import parse_size as parse_size
+from gristmill.engine.report import note_count_mismatch as note_count_mismatch
 from gristmill.errors import OutputError
 from gristmill.io.files import rejects_path, remove_partial_files, walk
 from gristmill.io.unfinished import STATE_DIR as STATE_DIR
@@ -137,13 +138,6 @@ def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[
             f"{folder} holds {len(unknown):,} files that {ledger.stem} did not write, {Path(min(unknown)).name!r} "
             "the first: it may be another run's output. Give an empty or new folder, or remove them."
         )
-
-
-def note_count_mismatch(n_docs: int, counts: Counts, options: RunOptions) -> None:
-    """Print a note if `n_docs` from the command line differs from the number of documents read; 0 or less: unknown."""
-    found = counts.total(READ).documents
-    if n_docs > 0 and n_docs != found and not options.quiet:
-        print(f"note: n_docs is {n_docs:,}, but {found:,} documents were found; all are used", file=sys.stderr)
 
 
 @cache

@@ -136,10 +136,13 @@ def list_source(folder: Path, source: str) -> list[CorpusFile]:
 
     `folder` is the source's own folder, as on SlimPajama's command lines, or the corpus root.
     """
-    if source == "all":
-        return list_corpus(folder)
-    is_root = folder.absolute().name != source and (folder / source).is_dir()
-    return list_corpus(folder / source if is_root else folder, f"{source}/")
+    return list_corpus(source_folder(folder, source), "" if source == "all" else f"{source}/")
+
+
+def source_folder(folder: Path, source: str) -> Path:
+    """The folder that list_source lists."""
+    is_root = source != "all" and folder.absolute().name != source and (folder / source).is_dir()
+    return folder / source if is_root else folder
 
 
 def _size(path: Path) -> int:

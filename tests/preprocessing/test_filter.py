@@ -3,19 +3,20 @@
 import pickle
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.counts import READ
-from gristmill.engine.stage import RunOptions
-from gristmill.errors import UsageError
+from gristmill.engine.options import RunOptions
+from gristmill.errors import TooManyMalformed, UsageError
 from gristmill.io import readers as reading
 from gristmill.io.keys import read_keys
+from gristmill.io.parquet_tables import read_table
 from gristmill.text import matching_form
 from preprocessing.filter import filter as find_short
 from preprocessing.filter import is_short
+from tests.gristmill.engine.sandbox import sandboxed
 
 FILTER = "preprocessing/filter.py"
 
@@ -74,7 +75,7 @@ def test_second_run_replaces_only_its_own_data_set(tmp_path: Path, quiet: RunOpt
     assert short_of(out) == {"book/a.jsonl": {0}}
 
 
-def test_concurrent_runs_lose_nothing(tmp_path: Path, start, corpus) -> None:
+def test_concurrent_runs_lose_nothing(tmp_path: Path, start, corpus, capsys) -> None:
     sizes = {f"s{i}": 3 + i for i in range(4)}
     norm = corpus(files=1, **sizes)
     started = [
@@ -84,6 +85,9 @@ def test_concurrent_runs_lose_nothing(tmp_path: Path, start, corpus) -> None:
     for process in started:
         process.communicate()
     assert short_of(tmp_path / "short.pickle") == {f"{s}/0.jsonl": set(range(n)) for s, n in sizes.items()}
+    for name in sizes:
+        find_short(norm / name, tmp_path / "short.pickle", 0, name, 10_000, RunOptions(workers=1))
+    assert capsys.readouterr().err.count("done already") == 4
 
 
 def test_parquet_table_equals_the_pickle(
@@ -97,13 +101,6 @@ def test_parquet_table_equals_the_pickle(
     assert table == short_of(tmp_path / "a.pickle")
     assert counts.total("short").documents == sum(map(len, table.values())) > 0
     assert counts.total(READ).documents == 30
-
-
-def test_rows_of_a_file_in_many_slices_ascend(tmp_path, quiet, write, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "norm" / "book" / "a.jsonl", [{"text": f"{i}"} for i in range(40)])
-    monkeypatch.setattr(reading, "SLICE_BYTES", 30)  # slices start at bytes of one to three digits
-    find_short(tmp_path / "norm", tmp_path / "a.parquet", 0, "all", 10, quiet)
-    assert pq.read_table(tmp_path / "a.parquet").column("row").to_pylist() == list(range(40))
 
 
 def test_invalid_arguments_are_rejected_before_the_work(tmp_path: Path, quiet: RunOptions, corpus) -> None:
@@ -121,3 +118,43 @@ def test_invalid_arguments_are_rejected_before_the_work(tmp_path: Path, quiet: R
 def test_is_short_equals_its_definition(pieces: list[str], threshold: int) -> None:
     text = "".join(pieces)
     assert is_short(text, threshold) == (len(matching_form(text)) < threshold)
+
+
+def test_rows_are_sorted_as_numbers(tmp_path: Path, quiet: RunOptions, corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "SLICE_BYTES", 300)
+    find_short(corpus(files=1, book=60), tmp_path / "a.parquet", 0, "all", 10_000, quiet)
+    table = read_table(tmp_path / "a.parquet", ["file", "row"])
+    assert table.column("row").to_pylist() == list(range(60))
+
+
+def test_another_folder_of_the_same_data_set_is_refused(tmp_path: Path, quiet: RunOptions, corpus) -> None:
+    one, two = corpus("one", book=4), corpus("two", book=6)
+    find_short(one, tmp_path / "a.pickle", 0, "book", 10_000, quiet)
+    with pytest.raises(UsageError, match=r"would lose it if .*two/book were"):
+        find_short(two, tmp_path / "a.pickle", 0, "book", 10_000, quiet)
+    assert sum(map(len, short_of(tmp_path / "a.pickle").values())) == 4
+
+
+def test_output_in_the_corpus_is_refused(tmp_path: Path, quiet: RunOptions, corpus) -> None:
+    with pytest.raises(UsageError, match="lies in the corpus"):
+        find_short(corpus(book=4), tmp_path / "norm" / "book" / "a.parquet", 0, "all", 10, quiet)
+
+
+def test_too_many_malformed_records_leave_the_keys_as_they_were(tmp_path: Path, quiet: RunOptions, write) -> None:
+    write(tmp_path / "norm" / "book" / "a.jsonl", [{"text": "abc"}])
+    find_short(tmp_path / "norm", tmp_path / "a.pickle", 0, "all", 10, quiet)
+    write(tmp_path / "norm" / "book" / "a.jsonl", [{"text": None}, {"text": "abc"}])
+    with pytest.raises(TooManyMalformed):
+        find_short(tmp_path / "norm", tmp_path / "a.pickle", 0, "all", 10, quiet)
+    assert short_of(tmp_path / "a.pickle") == {"book/a.jsonl": {0}}
+
+
+def test_tasks_open_only_what_they_declare(tmp_path: Path, quiet: RunOptions, corpus, monkeypatch) -> None:
+    monkeypatch.setattr(reading, "SLICE_BYTES", 400)
+    norm = corpus(files=3, book=40, c4=4)
+    with sandboxed(tmp_path, monkeypatch) as sandbox:
+        for name in ("c4", "book"):
+            find_short(norm, tmp_path / "sandboxed.pickle", 0, name, 40, quiet)
+    assert sandbox.tasks > 8
+    find_short(norm, tmp_path / "plain.pickle", 0, "all", 40, quiet)
+    assert (tmp_path / "sandboxed.pickle").read_bytes() == (tmp_path / "plain.pickle").read_bytes()
