@@ -84,9 +84,14 @@ class Ledger:
         lines = self.file.read_bytes().splitlines() if self.file.exists() else []
         return any(not _decode(line, _OutputsOfRecord) for line in lines)
 
-    def outputs(self) -> dict[Path, OutputRecord]:
-        """The record of every file that the stage wrote."""
-        return {self.path(output): output for record in self._read(_OutputsOfRecord) for output in record.outputs}
+    def outputs(self) -> dict[str, OutputRecord]:
+        """The record of every file that the stage wrote, by absolute path."""
+        root = os.path.abspath(self.root)
+        return {
+            os.path.normpath(os.path.join(root, output.path)): output  # noqa: PTH118: ten times as fast as Path
+            for record in self._read(_OutputsOfRecord)
+            for output in record.outputs
+        }
 
     def path(self, output: OutputRecord) -> Path:
         """The absolute path of an output."""

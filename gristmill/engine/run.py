@@ -11,6 +11,7 @@ temporary: removed at the end, and written again if a task needs them. Planning 
 """
 
 import hashlib
+import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -80,6 +81,7 @@ class StageRun:
     _is_changed: bool = False
 
     def __post_init__(self) -> None:
+        self._work_prefix = os.path.abspath(self.work) + os.sep
         self._before = self.ledger.read()
         self._known = {self.ledger.path(output) for record in self._before.values() for output in record.outputs}
 
@@ -249,7 +251,7 @@ class StageRun:
         return written.sha256 if written else self.tags.of(found)
 
     def _is_temporary(self, path: Path) -> bool:
-        return path.is_relative_to(self.work)
+        return os.path.abspath(path).startswith(self._work_prefix)
 
 
 @contextmanager

@@ -11,58 +11,66 @@ from gristmill.io.unfinished import STATE_DIR
 
 @dataclass
 class FileTags:
-    """Content tags of files, by absolute path; each folder is listed once and each ledger is read once."""
+    """Content tags of files; each folder is listed once and each ledger is read once. Paths within are absolute."""
 
-    _stats: dict[Path, dict[str, os.stat_result]] = field(default_factory=dict)
-    _records: dict[Path, dict[Path, OutputRecord]] = field(default_factory=dict)
-    _hashed: dict[Path, str] = field(default_factory=dict)
+    _stats: dict[str, dict[str, os.stat_result]] = field(default_factory=dict)  # by folder and name
+    _records: dict[str, list[dict[str, OutputRecord]]] = field(default_factory=dict)  # by folder: of it and its parents
+    _hashed: dict[str, str] = field(default_factory=dict)
 
-    def stat(self, path: Path) -> os.stat_result | None:
+    def stat(self, path: Path | str) -> os.stat_result | None:
         """The file's status, from one listing of its folder; None if there is no such file."""
-        if path.parent not in self._stats:
-            self._stats[path.parent] = _list_folder(path.parent)
-        return self._stats[path.parent].get(path.name)
+        folder, name = os.path.split(os.path.abspath(path))
+        if folder not in self._stats:
+            self._stats[folder] = _list_folder(folder)
+        return self._stats[folder].get(name)
 
     def forget(self, folders: Iterable[Path]) -> None:
         """Drop the listings of folders that have been written to."""
         for folder in folders:
-            self._stats.pop(folder, None)
+            self._stats.pop(os.path.abspath(folder), None)
 
     def of(self, path: Path) -> str:
         """The tag of a file; 'missing' if there is none."""
-        path = path.absolute()
-        found, record = self.stat(path), self._record(path)
+        name = os.path.abspath(path)
+        found = self.stat(name)
         if found is None:
             return "missing"
-        if path in self._hashed:
-            return self._hashed[path]
+        if name in self._hashed:
+            return self._hashed[name]
+        record = self._record(name)
         if record and matches(found, record):
             return record.sha256
         return f"{found.st_size} bytes of {found.st_mtime_ns}"
 
     def touched(self, paths: Iterable[Path]) -> list[Path]:
         """Those of `paths` that have the recorded size and another modification time: only their hash tells more."""
-        return [path for path in dict.fromkeys(path.absolute() for path in paths) if self._is_touched(path)]
+        names = dict.fromkeys(os.path.abspath(path) for path in paths)
+        return [Path(name) for name in names if self._is_touched(name)]
 
     def set_hash(self, path: Path, sha256: str) -> None:
         """Set the SHA-256 of a touched file."""
-        self._hashed[path] = sha256
+        self._hashed[str(path)] = sha256
 
-    def _is_touched(self, path: Path) -> bool:
-        if path in self._hashed:
-            return False
-        found, record = self.stat(path), self._record(path)
-        return bool(found and record and found.st_size == record.size and not matches(found, record))
+    def _is_touched(self, name: str) -> bool:
+        found, record = self.stat(name), self._record(name)
+        is_hashed = name in self._hashed
+        return bool(found and record and found.st_size == record.size and not matches(found, record) and not is_hashed)
 
-    def _record(self, path: Path) -> OutputRecord | None:
+    def _record(self, name: str) -> OutputRecord | None:
         """The record of the file by the stage that wrote it; its ledger is in a parent folder."""
-        for folder in path.parents:
-            if folder not in self._records:
-                ledgers = Ledger.all_in(folder / STATE_DIR)
-                self._records[folder] = {name: found for ledger in ledgers for name, found in ledger.outputs().items()}
-            if path in self._records[folder]:
-                return self._records[folder][path]
-        return None
+        folder = os.path.dirname(name)  # noqa: PTH120
+        if folder not in self._records:
+            self._records[folder] = self._read_records(folder)
+        return next((records[name] for records in self._records[folder] if name in records), None)
+
+    def _read_records(self, folder: str) -> list[dict[str, OutputRecord]]:
+        """The records in `.gristmill` of a folder, and those of its parents, where there are any."""
+        parent = os.path.dirname(folder)  # noqa: PTH120
+        if parent not in self._records and parent != folder:
+            self._records[parent] = self._read_records(parent)
+        ledgers = Ledger.all_in(Path(folder, STATE_DIR))
+        own = {name: record for ledger in ledgers for name, record in ledger.outputs().items()}
+        return ([own] if own else []) + self._records.get(parent, [])
 
 
 def matches(found: os.stat_result, record: OutputRecord) -> bool:
@@ -70,7 +78,7 @@ def matches(found: os.stat_result, record: OutputRecord) -> bool:
     return (found.st_size, found.st_mtime_ns) == (record.size, record.mtime_ns)
 
 
-def _list_folder(folder: Path) -> dict[str, os.stat_result]:
+def _list_folder(folder: str) -> dict[str, os.stat_result]:
     try:
         with os.scandir(folder) as entries:
             return {entry.name: entry.stat() for entry in entries if entry.is_file()}
