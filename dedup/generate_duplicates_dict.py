@@ -9,8 +9,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import msgspec
 
-from dedup.candidates.document_ids import is_of_index
-from dedup.candidates.input_shards import SignatureShard, list_signature_shards, parse_indexes
+from dedup.candidates.input_shards import SignatureShard, list_signature_shards
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.signature_shards import open_shard
 from dedup.minhash.signatures import Sketch
@@ -114,11 +113,7 @@ def _reject_overwriting(inputs: tuple[Path, ...], outputs: set[Path]) -> None:
 
 def _list_index(index: tuple[str, ...]) -> list[SignatureShard]:
     """The shards of indexes. UsageError if they were made with different sketches."""
-    if not index:
-        return []
-    _, folder = parse_indexes(index)[0]  # in place of a corpus's folder, which list_signature_shards requires
-    shards, _ = list_signature_shards(folder, index)
-    return [shard for shard in shards if is_of_index(shard.file)]
+    return list_signature_shards(None, index)[0] if index else []
 
 
 def _with_sketch_of(shards: list[SignatureShard], settings: RemovalSettings) -> RemovalSettings:

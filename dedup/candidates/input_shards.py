@@ -35,8 +35,9 @@ class SignatureShard:
             reader = pa.ipc.open_file(file)
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
-                values = batch.column("signature").flatten().to_numpy()
-                yield batch.column("row").to_numpy(), values.reshape(batch.num_rows, -1)
+                if batch.num_rows:  # none where no document could be signed
+                    values = batch.column("signature").flatten().to_numpy()
+                    yield batch.column("row").to_numpy(), values.reshape(batch.num_rows, -1)
 
     def salt(self, scope: Scope) -> int:
         """Salt for band digests (64 bits): equal for shards whose documents are compared."""
@@ -45,15 +46,16 @@ class SignatureShard:
         return int.from_bytes(blake2b(scope_of(self.file).encode(), digest_size=8).digest(), "little")
 
 
-def list_signature_shards(folder: Path, index: Sequence[str] = ()) -> tuple[list[SignatureShard], int]:
+def list_signature_shards(folder: Path | None, index: Sequence[str] = ()) -> tuple[list[SignatureShard], int]:
     """The shards of a corpus and its indexes in key order, and the number of permutations of their signatures.
 
-    An index is a folder of shards, or NAME=FOLDER. UsageError if shards cannot be compared.
+    An index is a folder of shards, or NAME=FOLDER. Without a `folder`, the shards are those of the indexes alone.
+    UsageError if shards cannot be compared.
     """
     indexes = parse_indexes(index)
     sketches: dict[Path, str] = {}
     shards = []
-    for name, root in [("", folder), *indexes]:
+    for name, root in [*([("", folder)] if folder else []), *indexes]:
         for path in list_shards(root):
             shard = open_shard(path)
             sketches[path] = shard.header.describe()
@@ -101,7 +103,11 @@ def parse_indexes(index: Sequence[str]) -> list[tuple[str, Path]]:
 
 
 def _parse_index(text: str) -> tuple[str, Path]:
-    """Split NAME=FOLDER at the first `=`, unless that follows a `/` and so is part of a folder's name."""
+    """Split NAME=FOLDER at the first `=`, unless that follows a `/` and so is part of a folder's name.
+
+    >>> _parse_index("old=/data/dump=2024-01/minhash"), _parse_index("/data/dump=2024-01/minhash")
+    (('old', PosixPath('/data/dump=2024-01/minhash')), ('minhash', PosixPath('/data/dump=2024-01/minhash')))
+    """
     name, equals, folder = text.partition("=")
     is_named = bool(equals) and "/" not in name
     path = Path(folder if is_named else text)

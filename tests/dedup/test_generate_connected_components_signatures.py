@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from dedup import Sketch, generate_connected_components, generate_duplicate_pairs
+from dedup import Sketch, generate_connected_components, generate_duplicate_pairs, generate_duplicates_dict
 from dedup.minhash.signature_shards import write_shard
 from gristmill.counts import READ
 from gristmill.engine.stage import RunOptions
@@ -106,3 +106,31 @@ def test_an_index_gives_the_clusters_it_shares_with_the_corpus(minhash: Path, tm
 def test_bands_that_do_not_fit(minhash: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--range 20 × --bands 9"):
         generate_connected_components(tmp_path, tmp_path / "c.parquet", minhash, range=20, options=QUIET)
+
+
+@pytest.mark.parametrize("memory", ["4G", "10K"])
+@pytest.mark.parametrize("signed", [0, 3])
+@pytest.mark.parametrize("in_index", [None, 0, 3])
+def test_files_without_a_signature(tmp_path: Path, memory: str, signed: int, in_index: int | None) -> None:
+    """As of files whose documents are all short, or copies that were skipped: to_hash writes a batch of no rows."""
+    value, options = np.arange(128, dtype=np.uint32), replace(QUIET, memory=memory)
+    index = () if in_index is None else (f"old={tmp_path / 'dump=2024-01/old'}",)
+    for folder, count in [("new", signed), ("dump=2024-01/old", in_index or 0)]:
+        for file, many in [("s/a.jsonl", 0), ("s/b.jsonl", count), ("s/c.jsonl", 0)]:
+            with write_shard(tmp_path / folder / f"{file}.signatures.arrow", file, Sketch()) as shard:
+                shard.add(np.arange(many), np.tile(value, (many, 1)))
+    counts = generate_connected_components(
+        tmp_path, tmp_path / "c.parquet", tmp_path / "new", index=index, options=options
+    )
+    assert counts.total(READ).documents == counts.total("clustered").documents == signed
+    generate_duplicate_pairs(tmp_path / "new", tmp_path / "duplicate_pairs.txt", index=index, options=options)
+    with_index = bool(signed and in_index)
+    assert len(set((tmp_path / "duplicate_pairs.txt").read_text().splitlines())) == max(signed - 1, 0) + with_index
+    generate_duplicates_dict(tmp_path / "c.parquet", tmp_path / "d.pickle", options=options)
+    assert sum(map(len, load_pickle(tmp_path / "d.pickle").values())) == max(signed - 1, 0) + with_index
+    if in_index is not None:
+        corpus = tmp_path / "NORM/s"
+        corpus.mkdir(parents=True)
+        (corpus / "b.jsonl").write_text('{"text": "the mill grinds the grain"}\n' * 3)
+        arguments = {"corpus": tmp_path / "NORM", "verify": "jaccard", "index": index, "options": options}
+        generate_duplicates_dict(tmp_path / "c.parquet", tmp_path / "v.pickle", **arguments)
