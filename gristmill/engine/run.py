@@ -191,7 +191,7 @@ class StageRun:
         while open_tasks:
             for path in open_tasks.pop().input_paths:
                 step, task = self._producers.get(path.absolute(), ("", None))
-                if task and task.name not in needed.get(step, {}) and not path.exists():
+                if task and task.name not in needed.get(step, {}) and not self._is_present(path):
                     needed.setdefault(step, {})[task.name] = task
                     open_tasks.append(task)
         for step in dict.fromkeys(step for step, _ in self._producers.values()):
@@ -208,10 +208,13 @@ class StageRun:
         )
 
     def _is_intact(self, path: Path, output: OutputRecord) -> bool:
-        if self._is_temporary(path):
-            found = self.tags.stat(path.absolute())
-            return found is None or found.st_size == output.size
-        return self.tags.of(path) == output.sha256
+        """Whether a file is as recorded; a temporary one may be gone: _restore_inputs sees to those that are needed."""
+        return self._is_temporary(path) or self.tags.of(path) == output.sha256
+
+    def _is_present(self, path: Path) -> bool:
+        """Whether a temporary file is there, as recorded, and not one that a killed run left with other arguments."""
+        output = self._written.get(path.absolute())
+        return path.exists() and (output is None or matches(path.stat(), output))
 
     def _refresh(self, task: Task, record: DoneRecord) -> DoneRecord:
         """The record with the present modification times of outputs that were copied or touched."""

@@ -97,6 +97,16 @@ def test_what_changed_runs_again_and_nothing_else(
     assert contents(target) == contents(tmp_path / "fresh")
 
 
+def test_a_temporary_file_that_a_killed_run_left_is_not_trusted(source: Path, target: Path) -> None:
+    before = contents(target)
+    left = target / ".gristmill" / "upper.work" / "b"  # of the same size, and of other arguments
+    left.parent.mkdir()
+    left.write_text("text ?\n")
+    (target / "whole").unlink()
+    upper_stage(source, target)
+    assert contents(target) == before
+
+
 @pytest.mark.parametrize("stage", [replace(STAGE, version=2), replace(STAGE, libraries=("msgspec",))])
 def test_another_version_runs_everything_again(source: Path, target: Path, stage: Stage) -> None:
     assert [upper_stage(source, target, stage=stage).ran, upper_stage(source, target, stage=stage).ran] == [TASKS, 0]
