@@ -220,7 +220,7 @@ class StageRun:
         """The record with the present modification times of outputs that were copied or touched."""
         for i, path in enumerate(task.outputs):
             found, output = self.tags.stat(path.absolute()), record.outputs[i]
-            if found and not matches(found, output):
+            if found and not matches(found, output) and not self._is_temporary(path):
                 record.outputs[i] = msgspec.structs.replace(output, mtime_ns=found.st_mtime_ns)
                 self._is_changed = True
         return record
