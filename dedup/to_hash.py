@@ -4,8 +4,9 @@ Documents → matching form → shingles → hashes → signature → shard.
 """
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -21,24 +22,22 @@ from dedup.minhash.signatures import Sketch, signatures
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.stage import (
-    STATE_DIR,
-    RunOptions,
-    Task,
-    note_count_mismatch,
-    outputs_of,
-    reject_unknown_files,
-    run_stage,
-)
+from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.options import RunOptions
+from gristmill.engine.report import note_count_mismatch
+from gristmill.engine.run import open_stage
+from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
+from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import list_source
-from gristmill.io.keys import read_keys
+from gristmill.io.documents import CorpusFile, list_source, source_folder
+from gristmill.io.keys import KeySet, Rows, read_keys
 from gristmill.io.parquet_tables import is_table
-from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.readers import Slice, read_documents
+from gristmill.io.unfinished import clear_marks
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
 
-NAME = "to_hash"
+STAGE = Stage("to_hash", version=1, libraries=("unicode", "pyarrow"))
 SIGNED = "signed"
 TOO_SHORT = "no shingle"  # shorter than a shingle; in SlimPajama they are all duplicates of one another
 SKIPPED = "skipped"
@@ -71,7 +70,7 @@ def to_hash(
     Args:
         dataset_name: Name of the data set, or all.
         input_dir: NORM/<dataset>/; or NORM/, in which dataset_name chooses one data set or all.
-        output_dir: MINHASH/<dataset>/, the folder of signature shards to write; MINHASH/ for all.
+        output_dir: MINHASH/<dataset>/, the folder of signature shards to write; MINHASH/ if input_dir is NORM/.
         n_docs: The expected number of documents; a note is printed if it differs from the count.
         iter: SlimPajama's job number; accepted and ignored.
         index_start: Index of the first file.
@@ -100,24 +99,76 @@ def to_hash(
             f"0 ≤ index_start < index_end, index_start below {len(files)}, and batches of 1 document or more"
         )
     _check_skip(skip)
-    tasks = [
-        _slice_task(part, output_dir / f"{_shard_name(part.label, dataset_name)}{SUFFIX}", sketch, batch, skip)
-        for file in chosen
-        for part in plan_slices(file)
-    ]
-    reject_unknown_files(output_dir, outputs_of(tasks), (SUFFIX,), output_dir / STATE_DIR / f"{NAME}.jsonl")
-    counts = run_stage(NAME, tasks, output_dir / STATE_DIR, options, stale_prefix="" if chosen == files else None)
-    if chosen == files:
-        note_count_mismatch(n_docs, counts, options)
+    target = _Target.of(dataset_name, input_dir, output_dir)
+    reject_overlapping_folders(input_dir, target.folder)
+    share = "" if chosen == files else f"{index_start}-{index_end}"
+    with open_stage(
+        STAGE, target.root, options, selection=f"{target.part}/{share}" if share else target.part,
+        plans=None if share else target.prefix, reads=[source_folder(input_dir, dataset_name)],
+        publishes=[target.folder],
+    ) as run:  # fmt: skip
+        tasks = [
+            _sign_task(group, target, share, {"sketch": sketch, "batch": batch, "skip": skip})
+            for group in group_slices(cut_corpus(run, chosen))
+        ]
+        planned = [path for task in tasks for path in task.outputs]
+        reject_unknown_files(target.folder, planned, (SUFFIX,), run.ledger)
+        counts = run.finish(run.step("sign", tasks).counts)
+    if not share:
+        target.clear_marks(files)
+    note_count_mismatch(0 if share else n_docs, counts, options)
     if skip is not None and not counts.total(SKIPPED).documents and not options.quiet:
         print(f"note: no document of these files is among the keys of {skip}; none was skipped", file=sys.stderr)
     return counts
 
 
-def sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int, skip: Path | None) -> Counts:
-    """Task: write the signatures of a slice as a shard, without the documents whose keys are in `skip`."""
-    counts, source = Counts({}, []), part.source
-    skipped = read_keys(skip, {part.name}).get(part.name, _NO_ROWS) if skip else _NO_ROWS
+@dataclass(frozen=True)
+class _Target:
+    """Where shards are written: `folder`, in the `root` of all data sets, which has the ledger and the marks.
+
+    `part` is the data set; empty for all, and for a folder of one data set that does not have its name.
+    """
+
+    root: Path
+    folder: Path
+    part: str
+    dataset: str
+
+    @classmethod
+    def of(cls, dataset: str, input_dir: Path, output_dir: Path) -> "_Target":
+        """Of the command line's arguments."""
+        if dataset != "all" and output_dir.absolute().name == dataset:
+            return cls(output_dir.absolute().parent, output_dir, dataset, dataset)
+        if source_folder(input_dir, dataset) != input_dir:
+            return cls(output_dir, output_dir / dataset, dataset, dataset)
+        return cls(output_dir, output_dir, "", dataset)
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of the tasks of this part."""
+        return f"{self.part}/" if self.part else ""
+
+    def shard(self, part: Slice) -> Path:
+        """The path of a slice's shard."""
+        name = part.label if self.dataset == "all" else part.label.removeprefix(f"{self.dataset}/")
+        return self.folder / f"{name}{SUFFIX}"
+
+    def clear_marks(self, files: list[CorpusFile]) -> None:
+        """Remove marks of interrupted runs of parts of the files, which a run of all files has completed."""
+        for folder in {self.folder, *(self.folder / file.source for file in files)}:
+            clear_marks(folder, STAGE.name)
+
+
+def sign_slices(group: SliceGroup, outputs: tuple[Path, ...], sketch: Sketch, batch: int, skip: Path | None) -> Counts:
+    """Task: write a shard of signatures for each slice of a group, without the documents whose keys are in `skip`."""
+    counts = Counts({}, [])
+    keys: KeySet = read_keys(skip, {part.name for part in group}) if skip else {}
+    for part, output in zip(group, outputs, strict=True):
+        _sign_slice(part, output, sketch, batch, keys.get(part.name, _NO_ROWS), counts)
+    return counts
+
+
+def _sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int, skipped: Rows, counts: Counts) -> None:
     documents = read_documents(part, counts, Rejects(output))
     with write_shard(output, part.name, sketch) as shard:
         for chunk in batched(documents, batch, BATCH_CHARACTERS, lambda document: len(document.text)):
@@ -133,8 +184,7 @@ def sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int, skip: Path
                 (SIGNED, is_signed), (SKIPPED, is_skipped), (TOO_SHORT, ~is_signed & ~is_skipped)
             ):  # fmt: skip
                 if chosen.any():
-                    counts.add(source, reason, int(sizes[chosen].sum()), int(chosen.sum()))
-    return counts
+                    counts.add(part.source, reason, int(sizes[chosen].sum()), int(chosen.sum()))
 
 
 def _is_in(rows: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -153,15 +203,12 @@ def _check_skip(skip: Path | None) -> None:
         raise UsageError(f"--skip {skip}: wanted a key set, and there is no file of that name")
 
 
-def _slice_task(part: Slice, output: Path, sketch: Sketch, batch: int, skip: Path | None) -> Task:
-    arguments = {"part": part, "output": output, "sketch": sketch, "batch": batch, "skip": skip}
-    inputs = (Path(part.path), skip) if skip else (Path(part.path),)
-    return Task(part.label, sign_slice, arguments, inputs, (output,), part.size)
-
-
-def _shard_name(label: str, dataset_name: str) -> str:
-    """A slice's label relative to the output folder, which is the data set's unless the name is all."""
-    return label if dataset_name == "all" else label.removeprefix(f"{dataset_name}/")
+def _sign_task(group: SliceGroup, target: _Target, share: str, arguments: dict[str, Any]) -> Task:
+    """A task of a group; those of a share of the files are others, as its groups are."""
+    outputs = tuple(map(target.shard, group))
+    name = f"{group[0].label} of {share}" if share else group[0].label
+    size = sum(part.size for part in group)
+    return Task(name, sign_slices, {"group": group, "outputs": outputs, **arguments}, outputs, size)
 
 
 if __name__ == "__main__":

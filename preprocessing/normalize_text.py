@@ -68,7 +68,7 @@ def normalize_text(
         raise UsageError(f"--idx {idx}: {data_dir} has {len(files)} files, so wanted 0 to {(len(files) - 1) // 64}")
     stage = replace(STAGE, libraries=(*STAGE.libraries, "ftfy")) if ftfy else STAGE
     with open_stage(
-        stage, target_dir, options, selection=f"idx{idx}" if idx >= 0 else "", plans=None if idx >= 0 else "",
+        stage, target_dir, options, selection=f"/idx{idx}" if idx >= 0 else "", plans=None if idx >= 0 else "",
         reads=[data_dir], publishes=[target_dir],
     ) as run:  # fmt: skip
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dedup.minhash.signatures import Sketch
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import atomic_write, walk
+from gristmill.io.unfinished import reject_unfinished
 
 SUFFIX = ".signatures.arrow"
 
@@ -102,9 +103,10 @@ def open_shard(path: Path) -> OpenShard:
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """All shards below a folder, in name order. UsageError if there is none."""
+    """All shards below a folder, in name order. UsageError if there is none, InputError if to_hash has not finished."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: wanted the folder that to_hash wrote to, and there is none of that name")
+    reject_unfinished(folder)
     paths = sorted(path for path in walk(folder) if path.name.endswith(SUFFIX))
     if not paths:
         raise UsageError(f"{folder} holds no signature shard (*{SUFFIX}): run to_hash first")

@@ -10,9 +10,10 @@ from gristmill.counts import Counts
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, TaskId
 from gristmill.engine.task import Task
 from gristmill.errors import OutputError, UsageError
-from gristmill.io.files import walk
+from gristmill.io.files import rejects_path, walk
 
 Records = dict[TaskId, DoneRecord]
+_READS = "reads "  # before the part of the work, in the names of the records of input folders
 
 
 @dataclass(frozen=True)
@@ -50,17 +51,16 @@ class Claims:
         return record.id
 
     def check_reads(self, ledger: Ledger, before: Records) -> None:
-        """Raise UsageError if another input folder, which still exists, was read for the present output."""
-        record = before.get(self._reads_id)
-        for name, now in zip(record.identity.values() if record else (), self.reads, strict=False):
-            relative, absolute = name.split("\0")
-            is_same = relative == ledger.relative(now) or absolute == str(now.resolve())
-            if not is_same and Path(absolute).exists():
-                raise UsageError(
-                    f"{ledger.root} holds what {ledger.file.stem} made of {absolute}, and would lose it if {now} were "
-                    f"read now: give another output folder, such as {ledger.root / now.resolve().name}, or remove "
-                    f"{ledger.root} first"
-                )
+        """Raise UsageError if another input folder, which still exists, was read for the present output.
+
+        A part of the work ("book") may read a folder in that of the whole ("").
+        """
+        own = self._part
+        for record in (record for (step, name), record in before.items() if not step and name.startswith(_READS)):
+            part = record.task.removeprefix(_READS)
+            if part in (own, "") or not own:
+                for name, now in zip(record.identity.values(), self.reads, strict=False):
+                    _check_folder(ledger, name, now, is_inside=part != own)
 
     def record_reads(self, ledger: Ledger) -> Records:
         """Record the input folders, relative and absolute, for check_reads."""
@@ -81,11 +81,32 @@ class Claims:
         kept = {task: record for task, record in before.items() if task not in stale} | done
         current = {ledger.path(output) for record in kept.values() for output in record.outputs}
         earlier = {ledger.path(output) for task in (*stale, *done) if task in before for output in before[task].outputs}
+        if self.plans is None:  # a task may have covered more files than this run plans
+            earlier &= {rejects_path(path) for path in current}
         return sorted(earlier - current)
 
     @property
+    def _part(self) -> str:
+        return self.selection.partition("/")[0]
+
+    @property
     def _reads_id(self) -> TaskId:
-        return "", f"reads {self.selection}"
+        return "", f"{_READS}{self._part}"
+
+
+def _check_folder(ledger: Ledger, name: str, now: Path, is_inside: bool) -> None:
+    """Raise UsageError unless `now` is the folder of a record, or `is_inside` and one is in the other."""
+    relative, absolute = map(Path, name.split("\0"))
+    is_same = any(
+        one == other or (is_inside and (one.is_relative_to(other) or other.is_relative_to(one)))
+        for one, other in ((relative, Path(ledger.relative(now))), (absolute, now.resolve()))
+    )
+    if not is_same and absolute.exists():
+        raise UsageError(
+            f"{ledger.root} holds what {ledger.file.stem} made of {absolute}, and would lose it if {now} were "
+            f"read now: give another output folder, such as {ledger.root / now.resolve().name}, or remove "
+            f"{ledger.root} first"
+        )
 
 
 def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[str, ...], ledger: Ledger) -> None:

@@ -277,7 +277,8 @@ def open_stage(
         options: Workers, memory and limits.
         label: Name of the output, where several calls write different files to one folder.
         selection: Name of the part of the work that this call does, such as a data set or a chunk; several processes
-            may work on different parts.
+            may work on different parts. PART/SHARE or /SHARE for a share of the files of a part or of the whole, whose
+            input folders are the same.
         plans: Prefix of the names of the tasks that this call plans completely: other tasks' outputs of earlier runs
             are removed, as the next stage would read them. None: remove nothing.
         reads: The input folders. If an earlier run with other folders, which still exist, wrote this output, the run is
@@ -286,7 +287,7 @@ def open_stage(
     """
     options.check()
     state, name = root / STATE_DIR, f"{stage.name}-{label}" if label else stage.name
-    run_name = f"{name}-{selection.replace('/', '-')}" if selection else name
+    run_name = f"{name}-{selection.strip('/').replace('/', '-')}" if selection else name
     lock = state / f"{run_name}.lock"
     with stage_lock(lock, options.quiet), Executor(options.processes, lock) as executor:
         ledger = Ledger(state, name)

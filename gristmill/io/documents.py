@@ -140,7 +140,7 @@ def list_source(folder: Path, source: str) -> list[CorpusFile]:
 
 
 def source_folder(folder: Path, source: str) -> Path:
-    """The folder that list_source lists."""
+    """The folder that list_source lists: `folder`, or the source's own in it if `folder` is the corpus root."""
     is_root = source != "all" and folder.absolute().name != source and (folder / source).is_dir()
     return folder / source if is_root else folder
 

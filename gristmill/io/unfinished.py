@@ -25,6 +25,12 @@ def mark_finished(folder: Path, stage: str) -> None:
     _mark_path(folder, stage).unlink(missing_ok=True)
 
 
+def clear_marks(folder: Path, stage: str) -> None:
+    """Remove the marks of all runs of a stage, of the whole or of parts of its work, from `folder`."""
+    for mark in (*folder.glob(f"{STATE_DIR}/{stage}{_SUFFIX}"), *folder.glob(f"{STATE_DIR}/{stage}-*{_SUFFIX}")):
+        mark.unlink(missing_ok=True)
+
+
 def is_unfinished(folder: Path, stage: str) -> bool:
     """Whether `folder` has the stage's mark."""
     return _mark_path(folder, stage).exists()

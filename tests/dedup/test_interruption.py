@@ -10,7 +10,7 @@ import pytest
 
 from gristmill.io.parquet_tables import read_table
 
-TO_HASH = "python dedup/to_hash.py wiki {norm}/wiki {out} 0 0 0 999 --hash sha1 --workers {workers}"
+TO_HASH = "python dedup/to_hash.py all {norm} {out} 0 0 0 999 --hash sha1 --workers {workers}"
 PAIRS = (
     "python dedup/generate_duplicate_pairs.py --input_dir {minhash} --out_file {out}/duplicate_pairs.txt "
     "--range 13 --bands 9 --processes {workers} --memory 4K"
@@ -24,10 +24,10 @@ FILES, EACH = 24, 12
 
 @pytest.fixture(scope="module")
 def norm(write: Callable, texts_of: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files that take a while to sign, every third of which repeats one before it."""
+    """Sources that take a while to sign, each a task; every third repeats one before it."""
     root = tmp_path_factory.mktemp("interrupted")
     for number in range(FILES):
-        write(root / f"wiki/{number:03}.jsonl", [" ".join(texts_of(6, number // 3 * 900 + 6 * i)) for i in range(EACH)])
+        write(root / f"{number:03}/a.jsonl", [" ".join(texts_of(6, number // 3 * 900 + 6 * i)) for i in range(EACH)])
     return root
 
 

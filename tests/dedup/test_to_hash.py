@@ -15,9 +15,10 @@ from dedup.minhash.signature_shards import list_shards, open_shard, write_shard
 from dedup.minhash.signatures import DATATROVE
 from dedup.to_hash import SIGNED, SKIPPED, TOO_SHORT
 from gristmill.counts import READ, Counts
-from gristmill.engine.stage import RunOptions
+from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.io.keys import write_keys
+from tests.gristmill.engine.sandbox import sandboxed
 
 QUIET = RunOptions(workers=1, quiet=True)
 Write = Callable[[Path, list[str]], None]
@@ -68,12 +69,85 @@ def test_indices_that_choose_nothing(norm: Path, tmp_path: Path, start: int, end
 
 
 def test_a_folder_of_all_data_sets_or_of_one(norm: Path, tmp_path: Path) -> None:
-    sign(norm, tmp_path / "one", "arxiv")
+    sign(norm, tmp_path / "all")
+    sign(norm, tmp_path / "root", "arxiv")
+    sign(norm, tmp_path / "named/arxiv", "arxiv")
     sign(norm / "arxiv", tmp_path / "other", "arxiv")
-    names = [path.relative_to(tmp_path / "one") for path in list_shards(tmp_path / "one")]
-    assert names == [path.relative_to(tmp_path / "other") for path in list_shards(tmp_path / "other")]
-    for name in names:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+    shards = {path.name: path.read_bytes() for path in list_shards(tmp_path / "all/arxiv")}
+    for folder in ("root/arxiv", "named/arxiv", "other"):
+        assert {path.name: path.read_bytes() for path in (tmp_path / folder).glob("*.arrow")} == shards
+
+
+def test_data_sets_signed_one_after_the_other_are_all_there(
+    norm: Path, tmp_path: Path, contents: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    sign(norm, tmp_path / "one", "arxiv")
+    sign(norm, tmp_path / "one", "book")
+    sign(norm, tmp_path / "all")
+    assert contents(tmp_path / "one") == contents(tmp_path / "all")
+    for folder, source in (("all", "book"), ("one", "all"), ("one", "arxiv")):
+        to_hash(source, norm, tmp_path / folder, 0, "0", 0, 99, options=replace(QUIET, quiet=False))
+        assert "done already" in capsys.readouterr().err
+    assert contents(tmp_path / "one") == contents(tmp_path / "all")
+
+
+def test_a_second_input_does_not_replace_the_first(
+    norm: Path, tmp_path: Path, write: Write, contents: Callable
+) -> None:
+    write(tmp_path / "NORM/book/a.jsonl", ["another text of a book"])
+    sign(norm / "arxiv", tmp_path / "flat", "arxiv")
+    sign(norm, tmp_path / "out")
+    before = contents(tmp_path)
+    for source, folder, out in (
+        ("book", tmp_path / "NORM/book", tmp_path / "flat"),
+        ("book", tmp_path / "NORM", tmp_path / "out"),
+        ("all", tmp_path / "NORM", tmp_path / "out"),
+    ):
+        with pytest.raises(UsageError, match="would lose it if"):
+            sign(folder, out, source)
+    assert contents(tmp_path) == before
+
+
+def test_shards_are_not_written_into_the_corpus(write: Write, tmp_path: Path) -> None:
+    write(tmp_path / "NORM/a.jsonl", ["a text of some length"])
+    with pytest.raises(UsageError, match="lies in it"):
+        sign(tmp_path / "NORM", tmp_path / "NORM/minhash")
+
+
+def test_a_share_of_the_files_removes_no_shard(write: Write, texts_of: Callable, tmp_path: Path) -> None:
+    for number, text in enumerate(texts_of(5, 0)):
+        write(tmp_path / f"NORM/wiki/{number}.jsonl", [text])
+    for start, end in ((0, 99), (0, 2), (1, 2)):
+        to_hash("wiki", tmp_path / "NORM", tmp_path / "out", 0, "0", start, end, options=QUIET)
+        assert len(list_shards(tmp_path / "out")) == 5
+
+
+def test_an_interrupted_run_is_not_taken_for_a_whole_one(
+    write: Write, texts_of: Callable, tmp_path: Path, contents: Callable
+) -> None:
+    """And when it has been completed, in whole or in parts, it is."""
+    write(tmp_path / "NORM/book/a.jsonl", texts_of(2, 0))
+    write(tmp_path / "NORM/wiki/a.jsonl", texts_of(2, 2))
+    (tmp_path / "NORM/wiki/b.jsonl.zst").write_bytes(b"no zstd")
+    for source in ("wiki", "all"):
+        with pytest.raises(InputError, match="fetch the file again"):
+            sign(tmp_path / "NORM", tmp_path / "out", source)
+    with pytest.raises(InputError, match="is not complete: to_hash"):
+        list_shards(tmp_path / "out")
+    write(tmp_path / "NORM/wiki/b.jsonl.zst", texts_of(2, 4))
+    sign(tmp_path / "NORM", tmp_path / "out")
+    sign(tmp_path / "NORM", tmp_path / "whole")
+    assert len(list_shards(tmp_path / "out")) == 3
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_tasks_open_only_what_they_name(norm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = tmp_path / "exact.parquet"
+    write_keys(keys, {"arxiv/a.jsonl": np.array([0])})
+    monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 1 << 10)
+    with sandboxed(norm, monkeypatch) as sandbox:
+        sign(norm, tmp_path / "out", skip=keys)
+    assert sandbox.tasks > 4
 
 
 def test_a_file_that_changed_is_signed_again_and_one_that_went_is_forgotten(
@@ -83,11 +157,8 @@ def test_a_file_that_changed_is_signed_again_and_one_that_went_is_forgotten(
     write(one, texts_of(2, 0))
     write(other, texts_of(2, 5))
     sign(tmp_path / "NORM", tmp_path / "out")
-    before = {path.name: path.stat().st_mtime_ns for path in list_shards(tmp_path / "out")}
     write(one, texts_of(3, 0))
     sign(tmp_path / "NORM", tmp_path / "out")
-    after = {path.name: path.stat().st_mtime_ns for path in list_shards(tmp_path / "out")}
-    assert [after[name] == before[name] for name in sorted(before)] == [False, True]
     assert len(open_shard(list_shards(tmp_path / "out")[0])) == 3
     other.unlink()
     sign(tmp_path / "NORM", tmp_path / "out")

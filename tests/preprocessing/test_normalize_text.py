@@ -72,6 +72,15 @@ def test_output_names_keep_their_stem(name: str) -> None:
     assert output_name(name, True).removesuffix(".jsonl.zst") in name
 
 
+def test_a_share_after_the_whole_removes_nothing(tmp_path: Path, quiet: RunOptions, write, digest) -> None:
+    for i in range(70):
+        write(tmp_path / "in" / f"{i:03}.jsonl", [{"text": f"{i}"}])
+    normalize_text(tmp_path / "in", tmp_path / "out", options=quiet)
+    before = digest(tmp_path / "out")
+    normalize_text(tmp_path / "in", tmp_path / "out", idx=0, options=quiet)
+    assert digest(tmp_path / "out") == before
+
+
 def test_idx_selects_64_files_and_all_indices_give_the_whole(tmp_path: Path, quiet: RunOptions, write, digest) -> None:
     for i in range(70):
         write(tmp_path / "in" / f"{i:03}.jsonl", [{"text": f"{i}"}])
