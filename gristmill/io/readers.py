@@ -13,8 +13,9 @@ import pyarrow.parquet
 from gristmill.counts import MALFORMED, READ, Counts
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.documents import JSONL_SUFFIXES, CorpusFile, DocKey, Document, source_of
+from gristmill.io.formats.arrow_values import records
 from gristmill.io.formats.json_fields import decode_string, parse_fields
-from gristmill.io.formats.malformed import Malformed
+from gristmill.io.formats.malformed import BadRecord, Malformed
 from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_lines
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
@@ -89,26 +90,24 @@ def read_documents(
         try:
             document = _to_document(record, DocKey(part.name, row))
         except Malformed as error:
-            size = _record_size(record)
+            raw, size = _what_is_left(record)
             counts.add(part.source, READ, size)
             counts.add(part.source, f"{MALFORMED}: {error.reason}", size)
             counts.add_example(f"{part.path} line {row + 1}: {error}")
-            rejects.add(str(part.path), row, error.reason, record)
+            rejects.add(str(part.path), row, error.reason, raw)
         else:
             source = document.original_key.source if by_original_source else part.source
             counts.add(source, READ, utf8_size(document.text))
             yield document
 
 
-def _record_size(record: bytes | dict[str, Any]) -> int:
-    """Bytes of a malformed line; 0 for a record of a table."""
-    if isinstance(record, CutLine):
-        return record.size
-    return len(record) if isinstance(record, bytes) else 0
+Record = bytes | dict[str, Any] | BadRecord  # a line of JSON, the fields of a record, or neither
 
 
-def _to_document(record: bytes | dict[str, Any], key: DocKey) -> Document:
-    fields = _parse(record) if isinstance(record, bytes) else record
+def _to_document(record: Record, key: DocKey) -> Document:
+    if isinstance(record, BadRecord):
+        raise Malformed(record.reason)
+    fields = parse_fields(record) if isinstance(record, bytes) else record
     if "text" not in fields:
         raise Malformed("no text")
     text = fields["text"]
@@ -119,46 +118,37 @@ def _to_document(record: bytes | dict[str, Any], key: DocKey) -> Document:
     return Document(text, key, fields)
 
 
-def _parse(line: bytes) -> dict[str, Any]:
-    if isinstance(line, CutLine):
-        raise Malformed(f"line over {MAX_LINE_BYTES:,} bytes")
-    return parse_fields(line)
+def _what_is_left(record: Record) -> tuple[bytes | dict[str, Any], int]:
+    """What is stored of a malformed record, and its size in bytes; 0 for the fields of a table's row."""
+    if isinstance(record, BadRecord):
+        return record.raw, record.size
+    return record, len(record) if isinstance(record, bytes) else 0
 
 
-def _read_lines(part: Slice) -> Iterator[tuple[int, bytes]]:
+def _read_lines(part: Slice) -> Iterator[tuple[int, bytes | BadRecord]]:
     """Yield (row, line) of every line that is not blank."""
     for row, line in enumerate(read_lines(part.path, part.start, part.end, MAX_LINE_BYTES), part.first_row):
         if row == 0:
             line = line.removeprefix(_BYTE_ORDER_MARK)
-        if line and not line.isspace():
+        if isinstance(line, CutLine):
+            yield row, BadRecord(f"line over {MAX_LINE_BYTES:,} bytes", line, line.size)
+        elif line and not line.isspace():
             yield row, line
 
 
-def _read_table(part: Slice) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
-    """Yield (row, record) of a Parquet or Arrow file; a record with invalid UTF-8 is the bytes of its text."""
+def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
+    """Yield (row, record) of a Parquet or Arrow file."""
     row = part.first_row
     try:
         with wrap_read_errors(part.path):
             for batch in _batches(part):
-                yield from enumerate(_records(batch), row)
+                yield from enumerate(records(batch, "text"), row)
                 row += batch.num_rows
     except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for damaged pages
         raise InputError(
             f"{part.path}: not a readable {part.path.suffix} file after row {row:,} ({error}). "
             "Fetch it again, or remove it to continue without it."
         ) from error
-
-
-def _records(batch: pa.RecordBatch) -> Iterator[bytes | dict[str, Any]]:
-    try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError:  # raised before any record is yielded: convert row by row
-        for index in range(batch.num_rows):
-            row = batch.slice(index, 1)
-            try:
-                yield row.to_pylist()[0]
-            except UnicodeDecodeError:
-                yield row.column("text").cast(pa.binary())[0].as_py() or b"\xff"
 
 
 def _batches(part: Slice) -> Iterator[pa.RecordBatch]:

@@ -1,9 +1,19 @@
-"""Malformed: the reason why a record is not a document."""
+"""Malformed and BadRecord: why a record is not a document, and what is left of it."""
+
+from typing import NamedTuple
 
 
 class Malformed(Exception):
-    """A record that is not a document. `reason` is one of a few, to count by; `detail` is about this record."""
+    """A record is not a document. `reason` is one of a few, to count by; `detail` is about this record."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}{detail and ', ' + detail}")
         self.reason = reason
+
+
+class BadRecord(NamedTuple):
+    """A record that cannot be read: why, the beginning of its bytes, and their number."""
+
+    reason: str
+    raw: bytes
+    size: int
