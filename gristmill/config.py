@@ -79,22 +79,28 @@ def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any
             raise UsageError(f"{file}: unknown key {prefix}{key}{suggestion}")
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(section := types[field.name]):
-            inner = table.get(field.name, {})
+        key = _key(field)
+        if dataclasses.is_dataclass(section := types[key]):
+            inner = table.get(key, {})
             if not isinstance(inner, dict):
-                raise UsageError(f"{file}: {prefix}{field.name} is {inner!r}; wanted a table [{prefix}{field.name}]")
-            values[field.name] = _from_table(typing.cast(type, section), inner, file, f"{prefix}{field.name}.")
-        elif field.name in table:
-            values[field.name] = _convert(table[field.name], section, f"{file}: {prefix}{field.name}")
+                raise UsageError(f"{file}: {prefix}{key} is {inner!r}; wanted a table [{prefix}{key}]")
+            values[field.name] = _from_table(typing.cast(type, section), inner, file, f"{prefix}{key}.")
+        elif key in table:
+            values[field.name] = _convert(table[key], section, f"{file}: {prefix}{key}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             values[field.name] = tyro.MISSING
     return cls(**values)
 
 
 def _field_types(cls: type) -> dict[str, Any]:
-    """Types of the fields of a dataclass, by name."""
+    """Types of the fields of a dataclass, by key."""
     types = typing.get_type_hints(cls)
-    return {field.name: types[field.name] for field in dataclasses.fields(cls)}
+    return {_key(field): types[field.name] for field in dataclasses.fields(cls)}
+
+
+def _key(field: "dataclasses.Field[Any]") -> str:
+    """Key of a field in the file and on the command line: `from` for the field `from_`, as `from` is a keyword."""
+    return field.name.rstrip("_")
 
 
 def _print_rename(old: str, new: str) -> None:
@@ -166,19 +172,24 @@ def _option_types(cls: type, prefix: str = "--") -> dict[str, Any]:
 
 
 def _check_options(cls: type, arguments: list[str]) -> list[str]:
-    """Raise UsageError for an unknown option; return the arguments with `true` as `True`, `false` as `False`."""
+    """Raise UsageError for an unknown option; return the arguments as tyro reads them.
+
+    That is with `true` as `True`, `false` as `False`, and `True` after a boolean option without a value.
+    """
     options = {**_option_types(cls), "--help": None}
     tables = tuple(f"{option}." for option, kind in options.items() if typing.get_origin(kind) is dict)
-    name = ""
-    for i, argument in enumerate(arguments):
+    name, checked = "", list[str]()
+    for argument, following in zip(arguments, [*arguments, "--"][1:], strict=True):
         if argument.startswith("--"):
             name = _option_name(argument)
             if name not in options and not name.startswith(tables):
                 suggestion = _suggestion(name, list(options), _new_option_names(cls))
                 raise UsageError(f"unknown option {argument.partition('=')[0]}{suggestion}")
-        elif bool in (options.get(name), *typing.get_args(options.get(name))):
-            arguments[i] = argument.capitalize()
-    return arguments
+        is_boolean = bool in (options.get(name), *typing.get_args(options.get(name)))
+        checked.append(argument.capitalize() if is_boolean and not argument.startswith("--") else argument)
+        if is_boolean and argument.startswith("--") and "=" not in argument and following.startswith("--"):
+            checked.append("True")
+    return checked
 
 
 def _suggestion(given: str, known: list[str], new_names: dict[str, str]) -> str:

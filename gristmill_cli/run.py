@@ -3,104 +3,63 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import msgspec
 
-from dedup.dedup_train import dedup_train
-from dedup.generate_connected_components import generate_connected_components
-from dedup.generate_duplicates_dict import generate_duplicates_dict
-from dedup.generate_exact_pairs import generate_exact_pairs
-from dedup.to_hash import SIGNED, to_hash
 from gristmill.command import run_with_exit_code, wide_console
 from gristmill.config import load_config
-from gristmill.counts import WRITTEN, Counts
-from gristmill.errors import OutputError
+from gristmill.counts import READ, Counts
+from gristmill.errors import InputError, OutputError
 from gristmill.io.files import atomic_write_bytes
 from gristmill.io.token_shards import Manifest
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
-from preprocessing.filter import filter as find_short
-from preprocessing.normalize_text import normalize_text
-from preprocessing.shuffle_holdout import pass1, pass2
-from preprocessing.tokenize_corpus import tokenize_corpus
-from preprocessing.train_tokenizer import MODEL, train_tokenizer
+from gristmill_cli.run_records import choose_stages, load_record, plan_table, remove_record, save_record
+from gristmill_cli.run_stages import PipelineStage, plan_stages
 
-ALL_FILES = sys.maxsize  # an end index beyond any number of files
-UNKNOWN_COUNT = 0  # value of SlimPajama's argument n_docs; 0: not checked
-CHUNK = 1  # number of the only train chunk
 CONFIG_FILE = "run.json"  # the run's configuration
-DUPLICATES = "duplicates.parquet"
+_NOT_RECORDED = ("from_", "until", "dry_run")
 
 
-def run(config: RunConfig) -> Funnel:
-    """Run every stage that is not done, check the counts between stages, and write funnel.json.
+def run(config: RunConfig) -> Funnel | None:
+    """Run the stages from `config.from_` to `config.until`, and check the counts between stages as they finish.
 
-    The whole configuration is checked first. Raises ConservationError if documents were lost between two
-    stages, OutputError if `config.out` holds a run of another corpus, and any GristmillError of a stage.
+    Every task that is done is skipped. Returns the funnel, and writes it as funnel.json, if the last stage has run;
+    else None. The whole configuration is checked first. Raises ConservationError if documents were lost between
+    two stages, InputError if none is left, OutputError if `config.out` holds a run of another corpus, and
+    any GristmillError of a stage.
     """
-    out, options = config.out, config.run_options
     check_config(config)
+    out, stages = config.out, plan_stages(config)
+    first, end = choose_stages(config, stages)
     _record_config(config)
-    clean, dup = out / "normalized", out / "dup"
-    normalized = normalize_text(config.corpus, clean, ftfy=config.normalize.ftfy, options=options)
-
-    filtered = find_short(clean, out / "filtered.pickle", UNKNOWN_COUNT, "all", config.filter.threshold, options)
-    hashed, compared = _find_duplicates(config, clean, dup)
-
-    mixed = pass1(
-        clean, out / "pass1", dup / DUPLICATES, out / "filtered.pickle", config.mix.weights, config.mix_seed, options
-    )
-    split = pass2(0, ALL_FILES, CHUNK, out / "pass1", out / "train", out / "holdout", config.mix.holdout, options)
-    cleaned = dedup_train(CHUNK, out / "train", out / "holdout", out / "train_deduped", options)
-
-    spec = config.tokenizer
-    train_tokenizer(
-        out / "train_deduped", out / "tokenizer", spec.vocab_size, spec.model_type, spec.sample, spec.exact,
-        config.tokenizer_seed, options,
-    )  # fmt: skip
-    model = out / "tokenizer" / MODEL
-    encoded = tokenize_corpus(out / "train_deduped", model, out / "tokens" / TRAIN, options)
-    encoded_holdout = tokenize_corpus(out / "holdout", model, out / "tokens" / HELD_OUT, options)
-
-    check_counts_between("normalize_text", normalized, WRITTEN, "filter", filtered)
-    check_counts_between("normalize_text", normalized, WRITTEN, "to_hash", hashed)
-    if not config.dedup.exact:  # with `exact`, copies are compared without a signature
-        check_counts_between("to_hash", hashed, SIGNED, "generate_connected_components", compared, sizes=False)
-    check_counts_between("normalize_text", normalized, WRITTEN, "pass1", mixed)
-    check_counts_between("pass1", mixed, WRITTEN, "pass2", split)
-    check_counts_between("pass2", split, WRITTEN, "dedup_train", cleaned)
-    check_counts_between("dedup_train", cleaned, WRITTEN, "tokenize_corpus (train)", encoded)
-    check_counts_between("pass2", split, HELD_OUT, "tokenize_corpus (holdout)", encoded_holdout)
+    counts = {stage.name: record.counts for stage in stages[:first] if (record := load_record(out, stage))}
+    for stage in stages[first:]:  # a later stage is done only after this run of those before it
+        remove_record(out, stage)
+    (out / FUNNEL_FILE).unlink(missing_ok=True)
+    for stage in stages[first:end]:
+        counts[stage.name] = found = stage.call()
+        if stage.reads:
+            check_counts_between(stage.reads, counts[stage.reads], stage.reason, stage.name, found, stage.sizes)
+        _reject_empty(stage, found)
+        save_record(out, stage, found)
+    if end < len(stages):
+        return None
     manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
-    funnel = build_funnel(normalized, mixed, split, cleaned, manifests)
+    funnel = build_funnel(counts["normalize_text"], counts["pass1"], counts["pass2"], counts["dedup_train"], manifests)
     funnel.save(out)
     return funnel
 
 
-def _find_duplicates(config: RunConfig, clean: Path, dup: Path) -> tuple[Counts, Counts]:
-    """Run the dedup stages up to dup/duplicates.parquet; return the counts of to_hash and of clustering."""
-    options, spec, minhash = config.run_options, config.dedup, config.out / "minhash"
-    pairs = dup / "duplicate_pairs_exact.txt"
-    if spec.exact:
-        generate_exact_pairs(clean, pairs, scope=spec.scope, options=options)
-    else:
-        pairs.unlink(missing_ok=True)  # left by a run with `exact`: the next stage reads all pair files
-    hashed = to_hash(
-        "all", clean, minhash, UNKNOWN_COUNT, "0", 0, ALL_FILES, spec.width, unit=spec.unit, hash=spec.hash,
-        permutations=spec.permutations, seed=spec.seed, skip=pairs.with_suffix(".parquet") if spec.exact else None,
-        options=options,
-    )  # fmt: skip
-    clusters = dup / "connected_components.parquet"
-    compared = generate_connected_components(
-        dup, clusters, minhash, spec.range, spec.bands, spec.index, spec.scope, options=options
-    )
-    generate_duplicates_dict(
-        clusters, dup / DUPLICATES, options=options, keep=spec.keep, dropped=(config.out / "filtered.pickle",),
-        verify=spec.verify, threshold=spec.threshold, corpus=clean, width=spec.width, unit=spec.unit, index=spec.index,
-    )  # fmt: skip
-    return hashed, compared
+def _reject_empty(stage: PipelineStage, counts: Counts) -> None:
+    """Raise InputError if a stage that must keep a document kept none."""
+    if stage.keeps and not counts.total(stage.keeps).documents:
+        lost = ", ".join(f"{counts.total(reason).documents:,} {reason}" for reason in counts.reasons if reason != READ)
+        raise InputError(
+            f"{stage.name}: no document is left of {counts.total(READ).documents:,}{lost and f' ({lost})'}: "
+            f"{stage.hint}"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -112,9 +71,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run_and_print(arguments: list[str]) -> None:
-    config = load_config(RunConfig, arguments, prog="gristmill run")
+    config, console = load_config(RunConfig, arguments, prog="gristmill run"), wide_console()
+    if config.dry_run:
+        check_config(config)
+        console.print(plan_table(config, plan_stages(config)))
+        return
     funnel = run(config)
-    console = wide_console()
+    if funnel is None:
+        names = [stage.name for stage in plan_stages(config)]
+        following = names[names.index(str(config.until)) + 1]
+        console.print(f"finished {config.until}; next: {following}. Run the same command with --from {following}")
+        return
     console.print(funnel)
     tokens = config.out / "tokens"
     console.print(
@@ -137,7 +104,8 @@ def _record_config(config: RunConfig) -> None:
                 f"{config.out} holds a run of the corpus {before}, not of {corpus}: give another --out, "
                 "or remove the folder"
             )
-    record = {**asdict(config), "corpus": corpus}
+    options = {name: value for name, value in asdict(config).items() if name not in _NOT_RECORDED}
+    record = {**options, "corpus": corpus}
     atomic_write_bytes(path, msgspec.json.format(msgspec.json.encode(record, enc_hook=str), indent=2) + b"\n")
 
 

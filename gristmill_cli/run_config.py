@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
 
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.hash_families import Hash
@@ -10,6 +13,12 @@ from dedup.minhash.signatures import Sketch
 from dedup.removal.similarity import Measure
 from gristmill.engine.stage import RunOptions
 from preprocessing.train_tokenizer import ModelType
+
+StageName = Literal[
+    "normalize_text", "filter", "generate_exact_pairs", "to_hash", "generate_connected_components",
+    "generate_duplicates_dict", "pass1", "pass2", "dedup_train", "train_tokenizer", "tokenize_corpus",
+    "tokenize_holdout",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,13 @@ class RunConfig:
     dedup: Dedup = field(default_factory=Dedup)
     mix: Mix = field(default_factory=Mix)
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
+
+    from_: Annotated[StageName | None, tyro.conf.arg(name="from")] = None
+    """First stage to run; those before it must have finished, and are not looked at again."""
+    until: StageName | None = None
+    """Last stage to run."""
+    dry_run: bool = False
+    """Check the configuration and print the stages with their options and state; run and write nothing."""
 
     @property
     def mix_seed(self) -> int:

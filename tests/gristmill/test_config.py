@@ -1,9 +1,10 @@
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pytest
+import tyro
 
 from gristmill.config import load_config
 from gristmill.errors import InputError, UsageError
@@ -54,6 +55,22 @@ def test_defaults_then_the_file_then_the_command_line(file: Path) -> None:
         over = load_config(Mill, argv)
         assert (over.stones.turns_per_minute, over.kind, over.weights) == (7, "water", {"code": 3.0})
         assert over.stones.speed == 2.0 and isinstance(over.stones.speed, float)
+
+
+@dataclass(frozen=True)
+class Range:
+    from_: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    quick: bool = False
+    slow: bool | None = None
+
+
+def test_a_field_named_like_a_keyword_and_booleans_without_a_value(tmp_path: Path) -> None:
+    (tmp_path / "range.toml").write_text("from = 'a'")
+    assert load_config(Range, ["--config", str(tmp_path / "range.toml"), "--quick"]) == Range("a", True)
+    assert load_config(Range, ["--quick", "--slow", "--from", "b"]) == Range("b", True, True)
+    assert load_config(Range, ["--quick=True", "--slow", "false"]) == Range(None, True, False)
+    with pytest.raises(UsageError, match=r"unknown option --from_; did you mean --from\?"):
+        load_config(Range, ["--from_", "b"])
 
 
 @pytest.mark.parametrize("flag", ["false", "False"])

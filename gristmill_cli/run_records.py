@@ -1,0 +1,96 @@
+"""Records of finished stages of a run: the settings and counts of each, for --from, --dry_run and the funnel."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.counts import Counts
+from gristmill.errors import UsageError
+from gristmill.io.files import atomic_write_bytes
+from gristmill.io.unfinished import STATE_DIR
+from gristmill_cli.run_config import RunConfig
+from gristmill_cli.run_stages import PipelineStage
+
+
+class StageRecord(msgspec.Struct):
+    """A finished stage: the settings it ran with, and its counts."""
+
+    settings: dict[str, Any]
+    counts: Counts
+
+
+def load_record(out: Path, stage: PipelineStage) -> StageRecord | None:
+    """The record of a stage, None if it has not finished."""
+    path = _path(out, stage)
+    return msgspec.json.decode(path.read_bytes(), type=StageRecord) if path.is_file() else None
+
+
+def save_record(out: Path, stage: PipelineStage, counts: Counts) -> None:
+    atomic_write_bytes(_path(out, stage), msgspec.json.encode(StageRecord(stage.settings, counts)))
+
+
+def remove_record(out: Path, stage: PipelineStage) -> None:
+    _path(out, stage).unlink(missing_ok=True)
+
+
+def _path(out: Path, stage: PipelineStage) -> Path:
+    return out / STATE_DIR / "run" / f"{stage.name}.json"
+
+
+def changed_settings(stage: PipelineStage, record: StageRecord) -> str:
+    """The settings that differ from those of the record, in words; '' if none does."""
+    now = msgspec.json.decode(msgspec.json.encode(stage.settings))
+    names = [name for name in {**record.settings, **now} if now.get(name) != record.settings.get(name)]
+    return ", ".join(f"{name} {record.settings.get(name)} → {now.get(name)}" for name in names)
+
+
+def choose_stages(config: RunConfig, stages: Sequence[PipelineStage]) -> tuple[int, int]:
+    """Positions of the first stage to run (--from) and after the last one (--until).
+
+    Raises UsageError if a stage is not one of this run's, if they are in the wrong order, or if a stage before
+    --from has not finished with the present settings.
+    """
+    names = [stage.name for stage in stages]
+    for option, name in (("--from", config.from_), ("--until", config.until)):
+        if name is not None and name not in names:
+            raise UsageError(f"{option} {name}: this run has the stages {', '.join(names)}; --dedup.exact adds one")
+    first = names.index(config.from_) if config.from_ else 0
+    end = names.index(config.until) + 1 if config.until else len(names)
+    if first >= end:
+        raise UsageError(f"--from {config.from_} --until {config.until}: wanted stages in the order of the run")
+    for stage in stages[:first]:
+        record = load_record(config.out, stage)
+        if record is None:
+            raise UsageError(f"--from {config.from_}: {stage.name} has not finished: give --from {stage.name}")
+        if changed := changed_settings(stage, record):
+            raise UsageError(
+                f"--from {config.from_}: {stage.name} ran with other options ({changed}): give --from {stage.name}, "
+                "or the options of before"
+            )
+    return first, end
+
+
+def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
+    """Table for --dry_run: each stage's output, settings and state. Raises UsageError as `choose_stages` does."""
+    first, end = choose_stages(config, stages)
+    table = Table("stage", "writes", "options", "state", title="plan; nothing was run or written", box=None)
+    is_current = True  # no stage so far is to run again
+    for position, stage in enumerate(stages):
+        record = load_record(config.out, stage)
+        changed = changed_settings(stage, record) if record else ""
+        if record is None:
+            state = "to run"
+        elif changed:
+            state = f"to run again: {changed}"
+        else:
+            state = "done; its inputs will be checked" if is_current else "to run again where its input changes"
+        is_current = is_current and record is not None and not changed
+        if not first <= position < end:
+            state = "done, not checked" if position < first else "not in this run"
+        settings = " ".join(f"{name}={value}" for name, value in stage.settings.items())
+        table.add_row(stage.name, Text(str(stage.output)), Text(settings), Text(state))
+    return table

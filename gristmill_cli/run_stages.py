@@ -1,0 +1,168 @@
+"""The stages of a run in order: what each calls, where it writes, and whose documents it reads."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dedup.dedup_train import dedup_train
+from dedup.generate_connected_components import CLUSTERED, generate_connected_components
+from dedup.generate_duplicates_dict import generate_duplicates_dict
+from dedup.generate_exact_pairs import generate_exact_pairs
+from dedup.to_hash import SIGNED, to_hash
+from gristmill.counts import WRITTEN, Counts
+from gristmill_cli.funnel import HELD_OUT, TRAIN
+from gristmill_cli.run_config import RunConfig
+from preprocessing.filter import KEPT
+from preprocessing.filter import filter as find_short
+from preprocessing.normalize_text import normalize_text
+from preprocessing.shuffle_holdout import pass1, pass2
+from preprocessing.tokenize_corpus import tokenize_corpus
+from preprocessing.train_tokenizer import MODEL, train_tokenizer
+
+ALL_FILES = sys.maxsize  # an end index beyond any number of files
+UNKNOWN_COUNT = 0  # value of SlimPajama's argument n_docs; 0: not checked
+CHUNK = 1  # number of the only train chunk
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """A stage of a run.
+
+    It reads exactly the documents that the stage `reads` counted under `reason` (and as many bytes, if `sizes`). Of the
+    documents that it counts under `keeps` there must be one; `hint` says what to try if there is none.
+    """
+
+    name: str
+    call: Callable[[], Counts]
+    output: Path
+    settings: dict[str, Any] = field(default_factory=dict)  # its own options that decide what it writes
+    reads: str | None = None
+    reason: str = WRITTEN
+    sizes: bool = True
+    keeps: str | None = None
+    hint: str = ""
+
+
+def plan_stages(config: RunConfig) -> list[PipelineStage]:
+    """All stages of a run with this configuration, in order."""
+    return [*_clean(config), *_find_duplicates(config), *_mix(config), *_tokenize(config)]
+
+
+def _clean(config: RunConfig) -> list[PipelineStage]:
+    out, options = config.out, config.run_options
+    clean, short = out / "normalized", out / "filtered.pickle"
+    ftfy, threshold = config.normalize.ftfy, config.filter.threshold
+    return [
+        PipelineStage(
+            "normalize_text", lambda: normalize_text(config.corpus, clean, ftfy=ftfy, options=options), clean,
+            {"ftfy": ftfy}, keeps=WRITTEN, hint="give a corpus with documents",
+        ),
+        PipelineStage(
+            "filter", lambda: find_short(clean, short, UNKNOWN_COUNT, "all", threshold, options), short,
+            {"threshold": threshold}, "normalize_text", keeps=KEPT,
+            hint=f"give longer documents, or a smaller --filter.threshold than {threshold}",
+        ),
+    ]  # fmt: skip
+
+
+def _find_duplicates(config: RunConfig) -> list[PipelineStage]:
+    options, spec, sketch = config.run_options, config.dedup, config.sketch
+    clean, minhash, dup = config.out / "normalized", config.out / "minhash", config.out / "dup"
+    pairs, clusters = dup / "duplicate_pairs_exact.txt", dup / "connected_components.parquet"
+    copies = pairs.with_suffix(".parquet") if spec.exact else None
+
+    def sign() -> Counts:
+        return to_hash(
+            "all", clean, minhash, UNKNOWN_COUNT, "0", 0, ALL_FILES, sketch.width, unit=sketch.unit, hash=sketch.hash,
+            permutations=sketch.permutations, seed=sketch.seed, skip=copies, options=options,
+        )  # fmt: skip
+
+    def cluster() -> Counts:
+        if not spec.exact:
+            pairs.unlink(missing_ok=True)  # left by a run with `exact`: all pair files are read
+        return generate_connected_components(
+            dup, clusters, minhash, spec.range, spec.bands, spec.index, spec.scope, options=options
+        )
+
+    def remove() -> Counts:
+        return generate_duplicates_dict(
+            clusters, duplicates_path(config), options=options, keep=spec.keep,
+            dropped=(config.out / "filtered.pickle",), verify=spec.verify, threshold=spec.threshold, corpus=clean,
+            width=spec.width, unit=spec.unit, index=spec.index,
+        )  # fmt: skip
+
+    signed = {"hash": spec.hash, "unit": spec.unit, "width": spec.width, "permutations": spec.permutations,
+              "seed": spec.seed, "exact": spec.exact}  # fmt: skip
+    compared = {"range": spec.range, "bands": spec.bands, "index": spec.index, "scope": spec.scope}
+    chosen = {"keep": spec.keep, "verify": spec.verify, "threshold": spec.threshold}
+    exact = PipelineStage(
+        "generate_exact_pairs", lambda: generate_exact_pairs(clean, pairs, scope=spec.scope, options=options), pairs,
+        {"scope": spec.scope}, "normalize_text",
+    )  # fmt: skip
+    with_signature = None if spec.exact else "to_hash"  # with `exact`, copies are compared without a signature
+    return [
+        *([exact] if spec.exact else []),
+        PipelineStage("to_hash", sign, minhash, signed, "normalize_text"),
+        PipelineStage(
+            "generate_connected_components", cluster, clusters, compared, with_signature, SIGNED, sizes=False
+        ),
+        PipelineStage(
+            "generate_duplicates_dict", remove, duplicates_path(config), chosen, "generate_connected_components",
+            CLUSTERED, sizes=False,
+        ),
+    ]  # fmt: skip
+
+
+def duplicates_path(config: RunConfig) -> Path:
+    """The table of the duplicates to remove."""
+    return config.out / "dup" / "duplicates.parquet"
+
+
+def _mix(config: RunConfig) -> list[PipelineStage]:
+    out, options, spec = config.out, config.run_options, config.mix
+    train, holdout, deduped = out / "train", out / "holdout", out / "train_deduped"
+    inputs = (out / "normalized", out / "pass1", duplicates_path(config), out / "filtered.pickle")
+    smaller = f"give more documents, or a smaller --mix.holdout than {spec.holdout}"
+    return [
+        PipelineStage(
+            "pass1", lambda: pass1(*inputs, spec.weights, config.mix_seed, options), out / "pass1",
+            {"weights": spec.weights, "seed": config.mix_seed}, "normalize_text", keeps=WRITTEN,
+            hint="look at --mix.weights, --dedup.index and --filter.threshold",
+        ),
+        PipelineStage(
+            "pass2", lambda: pass2(0, ALL_FILES, CHUNK, out / "pass1", train, holdout, spec.holdout, options), train,
+            {"holdout": spec.holdout}, "pass1", keeps=WRITTEN, hint=smaller,
+        ),
+        PipelineStage(
+            "dedup_train", lambda: dedup_train(CHUNK, train, holdout, deduped, options), deduped, {}, "pass2",
+            keeps=WRITTEN, hint=smaller,
+        ),
+    ]  # fmt: skip
+
+
+def _tokenize(config: RunConfig) -> list[PipelineStage]:
+    out, options, spec = config.out, config.run_options, config.tokenizer
+    train, holdout, model = out / "train_deduped", out / "holdout", out / "tokenizer" / MODEL
+    settings = {"vocab_size": spec.vocab_size, "model_type": spec.model_type, "sample": spec.sample,
+                "exact": spec.exact, "seed": config.tokenizer_seed}  # fmt: skip
+    tokens = {name: out / "tokens" / name for name in (TRAIN, HELD_OUT)}
+
+    def learn() -> Counts:
+        return train_tokenizer(
+            train, model.parent, spec.vocab_size, spec.model_type, spec.sample, spec.exact, config.tokenizer_seed,
+            options,
+        )  # fmt: skip
+
+    return [
+        PipelineStage("train_tokenizer", learn, model, settings, "dedup_train"),
+        PipelineStage(
+            "tokenize_corpus", lambda: tokenize_corpus(train, model, tokens[TRAIN], options), tokens[TRAIN],
+            reads="dedup_train",
+        ),
+        PipelineStage(
+            "tokenize_holdout", lambda: tokenize_corpus(holdout, model, tokens[HELD_OUT], options), tokens[HELD_OUT],
+            reads="pass2", reason=HELD_OUT,
+        ),
+    ]  # fmt: skip
