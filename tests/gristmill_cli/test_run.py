@@ -80,14 +80,14 @@ def killed_in(stage: str, corpus: Path, out: Path) -> bool:
 
 def test_a_finished_run_does_nothing_and_says_so(finished):
     corpus, out, printed = finished
-    files = [path for path in out.rglob("*") if path.is_file() and ".lock" not in path.name]
+    files = [path for path in out.rglob("*") if path.is_file() and ".gristmill" not in path.parts]
     times = {path: path.stat().st_mtime_ns for path in files}
     again = run(corpus, out, "--workers", "2")
     assert again.returncode == 0, again.stderr
     lines = again.stderr.splitlines()
     assert len(lines) == len(STAGES) + 1 and all(line.endswith("done already, nothing to do") for line in lines)
     changed = [path for path, then in times.items() if path.stat().st_mtime_ns != then]
-    assert {path.name for path in changed if path.parent.name != "run"} == {"funnel.json", "run.json"}
+    assert {path.name for path in changed} == {"funnel.json", "run.json"}
     assert again.stdout == printed
 
 
@@ -215,14 +215,14 @@ def test_a_dry_run_says_what_is_done_and_writes_nothing(finished, capsys):
         ([], {}, "normalize_text: no document is left of 0: give a corpus"),
         (["short"], {}, "filter: no document is left of 1 (1 short): give longer documents, or a smaller --filter."),
         (
-            ["of one or two words"],
+            ["some words"],
             {"mix": Mix(weights={"a": 0})},
-            "pass1: no document is left of 1 (1 left out by weight)",
+            "pass1: no document is left of 1 (1 left out",
         ),
         (
-            ["of one or two words"],
+            ["some words"],
             {"mix": Mix(holdout=0.9)},
-            "pass2: no document is left of 1 (1 holdout): give more documents",
+            "pass2: no document is left of 1 (1 holdout): give",
         ),
     ],
 )
