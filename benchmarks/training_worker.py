@@ -20,6 +20,7 @@ from training.config import TrainConfig
 from training.distributed.mesh import init_distributed
 from training.kernels.precision import autocast
 from training.model.decoder import Decoder
+from training.plan import RunPlan
 from training.reporting.throughput import memory_bytes
 from training.trainer import Trainer
 
@@ -31,8 +32,9 @@ def main(task: str) -> None:
     """Run the steps, and write REPORT/<rank>.json: wall and computing seconds per step, memory, sizes."""
     asked = json.loads(task)
     config = load_config(TrainConfig, asked["arguments"], prog="bench_training")
-    with init_distributed(config.device, config.timeout) as device, Trainer(config, device) as trainer:
-        trainer.resume()
+    with init_distributed(config.device, config.timeout) as device, Trainer(RunPlan.of(config), device) as trainer:
+        trainer.load()
+        trainer.start()
         step = trainer.step if asked["implementation"] == "ours" else data_parallel_step(trainer, device)
         peaks = [matmul_peak(device, config.precision)]
         times = [timed(lambda number=number: step(number), device) for number in range(1, asked["steps"] + 1)]

@@ -24,6 +24,7 @@ from gristmill.text import utf8_size
 
 NAME = "dedup_train"
 CONTAMINATED = "contaminated"
+DIGESTED = "digested"
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -64,15 +65,17 @@ def dedup_train(
 
 
 def write_digests(slices: list[Slice], output: Path) -> Counts:
-    """Task: write the SHA-256 digests of all holdout texts, sorted, 32 bytes each."""
+    """Task: write the SHA-256 digests of all holdout texts, sorted, 32 bytes each; count the holdout per source."""
+    counts = Counts({}, [])
     digests: set[bytes] = set()
     rejects = Rejects(output)  # one for all slices: a new one removes the malformed records stored before
     for part in slices:
-        documents = read_documents(part, Counts({}, []), rejects, by_original_source=True)
-        digests.update(text_digest(document.text) for document in documents)
+        for document in read_documents(part, counts, rejects, by_original_source=True):
+            digests.add(text_digest(document.text))
+            counts.add(document.original_key.source, DIGESTED, utf8_size(document.text))
     with atomic_write(output) as temporary:
         temporary.write_bytes(b"".join(sorted(digests)))
-    return Counts({}, [])
+    return counts
 
 
 def decontaminate_file(part: Slice, digests: Path, output: Path) -> Counts:

@@ -1,6 +1,8 @@
 """Stage: train a SentencePiece tokenizer on a random sample of the train set, lossless but for U+2581."""
 
+import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
@@ -14,7 +16,8 @@ import sentencepiece
 
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.stage import STATE_DIR, RunOptions, Task, parse_size, run_stage
+from gristmill.engine.ledger import Ledger
+from gristmill.engine.stage import STATE_DIR, RunOptions, Task, is_done, parse_size, run_stage
 from gristmill.errors import UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.files import atomic_write
@@ -33,6 +36,9 @@ SAMPLED = "sampled"
 NOT_SAMPLED = "not sampled"
 _BASE_PIECES = 256 + 3  # bytes; unknown, begin and end of sentence
 _MAX_SENTENCE_BYTES = 4096  # longer lines are split
+# SentencePiece's errors, with the least and the greatest possible number of pieces
+_TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
+_TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\)\. Please set it to a value <= (\d+)")
 _THREADS = 4  # fixed, as the trainer's floating-point sums and so the model depend on it
 
 
@@ -66,21 +72,29 @@ def train_tokenizer(
     Returns:
         Documents read, sampled and not sampled, per source.
     """
+    start = time.perf_counter()
     check_options(vocab_size, model_type, sample, exact, seed)
     budget = parse_size(sample)
     slices = [s for file in list_corpus(input_dir) for s in plan_slices(file)]
     total = sum(s.size for s in slices) or 1
     state = out_dir / STATE_DIR
     tasks = [_sample_task(s, max(1, budget * s.size // total), seed, state) for s in slices]
-    counts = run_stage(NAME, tasks, state, options)
+    counts = run_stage(NAME, tasks, state, options, summary=False)
     samples = tuple(task.outputs[0] for task in tasks)
     arguments = {
         "samples": samples, "model": out_dir / MODEL,
-        "vocab_size": vocab_size, "model_type": model_type, "exact": exact,
+        "vocab_size": vocab_size, "model_type": model_type, "exact": exact, "counts": counts,
     }  # fmt: skip
     train = Task("train", train_model, arguments, samples, (out_dir / MODEL,))
-    run_stage(f"{NAME}-model", [train], state, options, summary=False)
-    return counts
+    name = f"{NAME}-model"
+    if not options.quiet and not is_done(train, Ledger(state / f"{name}.jsonl").read(), train.fingerprint()):
+        megabytes = sum(path.stat().st_size for path in samples) / 1e6
+        print(
+            f"{NAME}: training {vocab_size:,} pieces on {megabytes:,.1f} MB of text; 64 MB take about 20 seconds",
+            file=sys.stderr,
+            flush=True,
+        )
+    return run_stage(name, [train], state, options, started=start)
 
 
 def check_options(vocab_size: int, model_type: str, sample: str, exact: bool, seed: int) -> None:
@@ -145,11 +159,16 @@ def sentences(text: str) -> Iterator[str]:
         yield from (line[i : i + step] for i in range(0, len(line), step))
 
 
-def train_model(samples: tuple[Path, ...], model: Path, vocab_size: int, model_type: str, exact: bool) -> Counts:
-    """Train a model on the sentences of all samples.
+def train_model(
+    samples: tuple[Path, ...], model: Path, vocab_size: int, model_type: str, exact: bool, counts: Counts
+) -> Counts:
+    """Train a model on the sentences of all samples; return `counts`, those of the sampling.
 
-    Raises UsageError if the text is too little for `vocab_size` pieces and `exact` is set.
+    Raises UsageError if there is no text, if its characters alone are more than `vocab_size` pieces, or if it
+    is too little for that many pieces and `exact` is set.
     """
+    if not any(path.stat().st_size for path in samples):
+        raise UsageError("there is no text to train a tokenizer on: every document is empty. Give a corpus with text")
     with atomic_write(model) as temporary, temporary.open("wb") as file:
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -163,11 +182,8 @@ def train_model(samples: tuple[Path, ...], model: Path, vocab_size: int, model_t
         except (RuntimeError, OSError) as error:
             if isinstance(error, OSError) and error.errno:
                 raise  # the disk's, not SentencePiece's
-            raise UsageError(
-                f"SentencePiece cannot make {vocab_size:,} pieces of this sample ({_message(error)}): "
-                "give a smaller --vocab_size, or more text"
-            ) from error
-    return Counts({}, [])
+            raise UsageError(_advice(vocab_size, str(error))) from error
+    return counts
 
 
 def _read_sentences(samples: tuple[Path, ...]) -> Iterator[str]:
@@ -176,8 +192,19 @@ def _read_sentences(samples: tuple[Path, ...]) -> Iterator[str]:
             yield from (line.decode() for line in split_lines(iter(lambda: file.read(1 << 20), b"")) if line)
 
 
-def _message(error: Exception) -> str:
-    return str(error).strip().rsplit("] ", 1)[-1] or type(error).__name__
+def _advice(vocab_size: int, message: str) -> str:
+    """The message for users of an error of SentencePiece's trainer, with the number of pieces to ask for."""
+    if found := _TOO_SMALL.search(message):
+        return (
+            f"--vocab_size {vocab_size} is too small: the characters of this sample, the bytes and the controls alone "
+            f"are {found[1]} pieces: give --vocab_size {found[1]} or more"
+        )
+    if found := _TOO_LARGE.search(message):
+        return (
+            f"--vocab_size {vocab_size} is too large: this sample has {found[1]} different pieces: give --vocab_size "
+            f"{found[1]} or less, --exact false for as many as there are, or more text"
+        )
+    return f"SentencePiece cannot make {vocab_size} pieces of this sample: {message.strip().rsplit('] ', 1)[-1]}"
 
 
 if __name__ == "__main__":

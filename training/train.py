@@ -17,6 +17,7 @@ from training.config import TrainConfig
 from training.distributed.hang_detection import report_failures
 from training.distributed.mesh import init_distributed
 from training.distributed.stop_signals import StopSignals
+from training.plan import RunPlan
 from training.reporting.summary import Summary
 from training.trainer import Trainer
 
@@ -27,26 +28,36 @@ def train(config: TrainConfig) -> Summary:
     Every process of torchrun calls it, or a single process. Raises UsageError for a configuration that cannot run.
     On SIGINT or SIGTERM it saves a checkpoint and raises SystemExit(128 + signal).
     """
-    config.check()
-    with init_distributed(config.device, config.timeout) as device, StopSignals() as stop:
-        trainer = Trainer(config, device)
-        with lock_run_folder(config.out_dir, trainer.identity, config.optim.steps, trainer.world), trainer:
-            trainer.resume()
-            for step in range(trainer.steps_done + 1, config.optim.steps + 1):
-                stopping = trainer.step(step, stop.received)
-                last = step == config.optim.steps
-                evaluating = last or _is_due(step, config.eval.every)
-                saving = stopping or last or _is_due(step, config.checkpoint.every)
-                if evaluating or saving or _is_due(step, config.metrics.log_every):
-                    trainer.report()  # before a checkpoint: after a resume, steps before it are never recorded
-                if evaluating:
-                    trainer.evaluate(step)
-                if saving:
-                    trainer.save(step)
-                if stopping and not last:
-                    trainer.finish_early(step)
-                    sys.exit(128 + trainer.world.all_reduce_max(stop.received))
-            return trainer.finish()
+    return train_as_planned(RunPlan.of(config))
+
+
+def train_as_planned(plan: RunPlan) -> Summary:
+    """Train as `train` does, from options that are complete and checked."""
+    config = plan.config
+    with (
+        init_distributed(config.device, config.timeout) as device,
+        StopSignals() as stop,
+        lock_run_folder(config.out_dir, plan.identity, config.optim.steps) as folder,
+        Trainer(plan, device) as trainer,
+    ):
+        trainer.load()
+        folder.claim()
+        trainer.start()
+        for step in range(trainer.steps_done + 1, config.optim.steps + 1):
+            stopping = trainer.step(step, stop.received)
+            last = step == config.optim.steps
+            evaluating = last or _is_due(step, config.eval.every)
+            saving = stopping or last or _is_due(step, config.checkpoint.every)
+            if evaluating or saving or _is_due(step, config.metrics.log_every):
+                trainer.report()  # before a checkpoint: after a resume, steps before it are never recorded
+            if evaluating:
+                trainer.evaluate(step)
+            if saving:
+                trainer.save(step)
+            if stopping and not last:
+                trainer.finish_early(step)
+                sys.exit(128 + trainer.world.all_reduce_max(stop.received))
+        return trainer.finish()
 
 
 def _is_due(step: int, every: int) -> bool:
@@ -66,9 +77,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
                 stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             config = load_config(TrainConfig, arguments, prog="train.py")
-        config.check()
+        plan = RunPlan.of(config)
         with init_distributed(config.device, config.timeout), report_failures():
-            train(config)
+            train_as_planned(plan)
     except GristmillError as error:
         if rank != 0:
             time.sleep(5)  # rank 0 met the same error and prints it; the launcher kills all once the first one exits

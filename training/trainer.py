@@ -1,4 +1,4 @@
-"""Trainer: the parts of a training run, in the order of use: resume, step, report, evaluate, save, finish."""
+"""Trainer: the parts of a training run, in the order of use: load, start, step, report, evaluate, save, finish."""
 
 import dataclasses
 import gc
@@ -13,23 +13,25 @@ from training.checkpoint.checkpoint import CheckpointManager, load_model
 from training.checkpoint.record import CheckpointRecord, require_same_model
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import model_state
-from training.config import TrainConfig
-from training.data.batches import Batches, BatchSplit
+from training.data.batches import Batches
 from training.data.prefetch import PrefetchLoader
-from training.data.sequences import TokenSequences, require_same_tokenizer
+from training.data.shard_verifier import ShardVerifier
 from training.distributed.hang_detection import is_peer_failure
-from training.distributed.mesh import build_world
+from training.distributed.mesh import build_world, main_only
 from training.model.decoder import flops_per_token, meta_decoder
 from training.optim.optim_config import learning_rate
 from training.optim.optimizer import build_optimizer
 from training.optim.stability import Stability
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallelize import parallelize
+from training.plan import RunPlan
 from training.reporting.evaluate import bits_per_byte, evaluate, unigram_loss
 from training.reporting.metrics import METRICS, Reporter, StepMetrics
 from training.reporting.sample import Sampler
 from training.reporting.summary import Summary, write_summary
 from training.reporting.throughput import ThroughputMeter, peak_flops
+
+_WAIT_SECONDS = 1.0  # of one rank for its shards, between two messages to the others: below every timeout
 
 
 class Trainer:
@@ -38,19 +40,14 @@ class Trainer:
     A context manager: at the end it waits for a checkpoint that is being written and closes all files.
     """
 
-    def __init__(self, config: TrainConfig, device: torch.device) -> None:
-        """Build all parts. Raises UsageError for data, sizes or a layout that do not fit together."""
-        self.config, data = config, config.data
-        self.train_data = TokenSequences(data.train, data.seq_len)
-        self.holdout = TokenSequences(data.holdout, data.seq_len)
-        require_same_tokenizer(self.train_data, self.holdout)
+    def __init__(self, plan: RunPlan, device: torch.device) -> None:
+        """Build all parts. Raises UsageError for a batch without data, or a tokenizer that has changed."""
+        self.config, config, data = plan.config, plan.config, plan.config.data
+        self.train_data, self.holdout = plan.train, plan.holdout
+        self.model_config, self.layout, self.split = plan.model, plan.layout, plan.split
+        self.tokens_per_step = plan.tokens_per_step
         self.tokenizer = self.train_data.manifest.tokenizer
 
-        self.model_config = config.model.resolve(self.tokenizer.vocab_size, data.seq_len)
-        self.identity = config.identity(self.model_config, self.train_data.manifest, self.holdout.manifest)
-        self.layout = config.parallel.resolve(torch.distributed.get_world_size(), self.model_config, data.seq_len)
-        self.split = BatchSplit.of(data, self.layout)
-        self.tokens_per_step = data.batch_size * data.seq_len
         self.world = world = build_world(self.layout, device, config.timeout)
         self.batches = Batches(self.train_data, self.split, world.dp_rank, config.seed)
         self.loader = PrefetchLoader(self.batches, device)
@@ -58,10 +55,11 @@ class Trainer:
         decoder = meta_decoder(self.model_config)
         self.parameters = sum(p.numel() for p in decoder.parameters())
         self.flops_per_token = flops_per_token(decoder, data.seq_len)
-        memory = dataclasses.replace(config.memory, folder=config.memory.folder or config.out_dir / "offload")
-        self.model = parallelize(decoder, self.layout, world, config.seed, config.precision, memory, config.compile)
+        self.model = parallelize(
+            decoder, self.layout, world, config.seed, config.precision, plan.memory, config.compile
+        )
         updated = self.model.files.after_update if self.model.files is not None else None
-        self.optimizer = build_optimizer(self.model.params, config.optim, memory, world.rank, after_update=updated)
+        self.optimizer = build_optimizer(self.model.params, config.optim, plan.memory, world.rank, after_update=updated)
         self.stability = Stability(config.stability, config.precision)
 
         peak = peak_flops(device, config.precision, config.metrics.peak_tflops, world.size)
@@ -74,10 +72,16 @@ class Trainer:
             config.out_dir / "checkpoints", config.checkpoint.keep, world, self.reporter.say
         )
         self.steps_done, self.unreported = 0, list[StepMetrics]()
+        verified = (self.train_data, self.holdout) if data.verify == "checksum" else ()
+        self.verifier, self.verified = ShardVerifier(verified, world.rank, world.size), not verified
 
-    def resume(self) -> None:
-        """Load the latest checkpoint; without one, start from `init_from` or initial weights. Print the header."""
+    def load(self) -> None:
+        """Load the latest checkpoint; without one, start from `init_from` or initial weights.
+
+        Raises UsageError or InputError for a checkpoint or data that this run cannot start from.
+        """
         record = self.checkpoints.load(self._state())
+        self.resumed = record is not None
         if record is not None:
             self.steps_done, self.unigram_loss = record.step, record.unigram_loss
             self.optimizer.updates, self.stability.state = record.updates, record.stability
@@ -90,18 +94,23 @@ class Trainer:
             self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.eval_sequences, self.world)
         self.model.after_load()
         self.model.all_gather_params()
+
+    def start(self) -> None:
+        """Open the files of metrics, print the header and start the clock, after `load`."""
         self.reporter.start(self.steps_done)
         self._print_header()
-        if record is not None:
-            self.reporter.say(f"resuming from {self.checkpoints.path(record.step)}")
+        if self.resumed:
+            self.reporter.say(f"resuming from {self.checkpoints.path(self.steps_done)}")
         gc.freeze()  # all objects alive now stay alive: scanning them at every collection costs a small model 3 %
         self.meter.restart()
 
     def step(self, step: int, stop_signal: int = 0) -> bool:
         """Train on batch `step` (from 1); all ranks skip the update if loss or gradients are bad.
 
-        Returns True if any rank passes a `stop_signal`. Raises UsageError if `stability` ends the run.
+        Returns True if any rank passes a `stop_signal`. Raises UsageError if `stability` ends the run, InputError for
+        a damaged token shard.
         """
+        self.verifier.done()
         lr, loss_scale = learning_rate(step - 1, self.config.optim), self.stability.scale
         batch = self.loader.batch(step - 1)
         local_loss = self.model.forward_backward(batch, loss_scale / self.tokens_per_step)
@@ -141,7 +150,11 @@ class Trainer:
         self.meter.restart()
 
     def save(self, step: int) -> None:
-        """Save a checkpoint; with `checkpoint.async_save`, return once it is copied to CPU memory."""
+        """Save a checkpoint; with `checkpoint.async_save`, return once it is copied to CPU memory.
+
+        Waits until all token shards are verified: no checkpoint depends on a damaged one. Raises InputError for one.
+        """
+        self._finish_verification()
         record = CheckpointRecord(
             step=step,
             updates=self.optimizer.updates,
@@ -159,11 +172,19 @@ class Trainer:
         save(record, self._state())
         self.meter.restart()
 
+    def _finish_verification(self) -> None:
+        if self.verified:
+            return
+        if not all(self.checkpoints.group.gather(self.verifier.done)):
+            self.reporter.say("the first checkpoint waits for the token shards' checksums (--data.verify)")
+        while not self.verified:
+            self.verified = all(self.checkpoints.group.gather(lambda: self.verifier.done(_WAIT_SECONDS)))
+
     def finish(self) -> Summary:
         """Wait for the last checkpoint, write summary.json and print where the results are."""
         self.checkpoints.wait()
         out_dir, checkpoint = self.config.out_dir, self.checkpoints.path(self.steps_done)
-        summary = self.world.main_only(
+        summary = main_only(
             lambda: write_summary(
                 out_dir, self.steps_done, self.unigram_loss, self.parameters, self.world.size, checkpoint
             )
@@ -191,6 +212,7 @@ class Trainer:
         finally:
             gc.unfreeze()
             self.loader.close()
+            self.verifier.close()
             self.optimizer.close()
             self.model.close()
             self.reporter.close()

@@ -7,16 +7,18 @@ import msgspec
 from gristmill.counts import Counts
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord
 from gristmill.engine.task import Result, Task
-from gristmill.io.files import rejects_path, sha256_file
+from gristmill.io.files import flush_all, flush_later, rejects_path, sha256_file
 
 
 def run_task(step: str, task: Task, identity: dict[str, str], ledger: Ledger) -> DoneRecord:
     """Run one task and write its done record, in a worker process. Raises ConservationError and the task's errors."""
     budget = {} if task.memory is None else {"memory": task.memory}
-    result = task.function(**task.arguments, **budget)
+    with flush_later():
+        result = task.function(**task.arguments, **budget)
     counts, value = result if isinstance(result, Result) else (result or Counts({}, []), None)
     counts.check_conserved(f"{ledger.file.stem} {task.name}")
     written = [*task.outputs, *(path for path in map(rejects_path, task.outputs) if path.exists())]
+    flush_all(written)  # before the record: it must not vouch for bytes that a power cut takes away
     outputs = [_record_output(path, ledger.relative(path)) for path in written]
     record = DoneRecord(step, task.name, identity, outputs, counts, msgspec.to_builtins(value))
     ledger.write(record)

@@ -1,15 +1,19 @@
 """Atomic writes, locks, and listing and hashing of files."""
 
+import ctypes
 import fcntl
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from gristmill.errors import wrap_write_errors
 
+_IS_FLUSHED_LATER: ContextVar[bool] = ContextVar("is_flushed_later", default=False)
+_FEW = 8  # files that are flushed one by one
 PARTIAL = ".partial"  # suffix of temporary files; the next attempt removes one left by an interrupted write
 
 
@@ -36,7 +40,7 @@ def remove_partial_files(paths: Iterable[Path]) -> None:
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write; rename it to `path` on success, remove it on an error.
 
-    Raises OutputError if `path` cannot be written.
+    Its bytes are on disk before the rename, unless in `flush_later`. Raises OutputError if `path` cannot be written.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "a.txt"
@@ -50,7 +54,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
-            flush_to_disk(temporary)
+            if not _IS_FLUSHED_LATER.get():
+                flush_to_disk(temporary)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -93,6 +98,30 @@ def flush_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def flush_later() -> Iterator[None]:
+    """Context in which atomic_write leaves it to the caller to flush the files to disk: many at once are cheaper."""
+    token = _IS_FLUSHED_LATER.set(True)
+    try:
+        yield
+    finally:
+        _IS_FLUSHED_LATER.reset(token)
+
+
+def flush_all(paths: Sequence[Path]) -> None:
+    """Flush files to disk: each of a few, or for many the whole file system, which takes about as long as one."""
+    if len(paths) <= _FEW:
+        for path in paths:
+            flush_to_disk(path)
+        return
+    descriptor = os.open(paths[0], os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            os.sync()
     finally:
         os.close(descriptor)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from dedup import dedup_train
 from dedup.dedup_train import CONTAMINATED
 from gristmill.counts import READ, WRITTEN
 from gristmill.engine.stage import RunOptions
-from gristmill.errors import UsageError
+from gristmill.errors import TooManyMalformed, UsageError
 from gristmill.io.documents import KEY_FIELD
 from gristmill.io.lines import read_lines
 from gristmill.io.writers import open_jsonl_writer
@@ -55,7 +56,10 @@ def test_texts_of_every_chunk_of_the_holdout_are_removed(out: Path) -> None:
 def test_malformed_records_of_all_holdout_files_are_stored(out: Path) -> None:
     for number in (1, 2):
         (out / f"holdout/chunk{number}/b.jsonl").write_text(f"malformed {number}\n")
-    clean(out)
+    with pytest.raises(TooManyMalformed, match="2 of 4 records are malformed"):
+        clean(out)
+    assert not (out / "train_deduped/chunk1").exists()
+    dedup_train(1, out / "train", out / "holdout", out / "train_deduped", options=replace(QUIET, max_malformed=0.5))
     (path,) = out.glob("train_deduped/*/holdout.sha256.malformed")
     found = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
     assert [line["raw"] for line in found] == ["malformed 1", "malformed 2"]

@@ -1,5 +1,6 @@
 """train_tokenizer and tokenize_corpus: a lossless model, and token shards equal to SentencePiece's ids."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.token_shards import Manifest, open_shards
 from gristmill.io.token_verification import verify_shards
 from preprocessing.tokenize_corpus import tokenize_corpus
-from preprocessing.train_tokenizer import sentences, train_tokenizer
+from preprocessing.train_tokenizer import SAMPLED, sentences, train_tokenizer
 
 VOCABULARY = 400
 ADVERSARIAL = [
@@ -79,10 +80,43 @@ def test_vocabulary_and_special_ids(model) -> None:
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 def test_error_for_a_vocabulary_too_large(tmp_path: Path, quiet: RunOptions, write, prose, model_type: str) -> None:
     write(tmp_path / "in" / "a.jsonl", [{"text": text} for text in prose])
-    with pytest.raises(UsageError, match="smaller --vocab_size, or more text"):
+    with pytest.raises(UsageError, match=r"60000 is too large.* has [0-9]+ different pieces") as refused:
         train_tokenizer(tmp_path / "in", tmp_path / "out", 60_000, model_type, options=quiet)
     assert not (tmp_path / "out" / "tokenizer.model").exists()
     assert not list(tmp_path.rglob("*.partial"))
+    most = int(re.search("has ([0-9]+)", str(refused.value))[1])
+    train_tokenizer(tmp_path / "in", tmp_path / "out", most, model_type, options=quiet)
+    train_tokenizer(tmp_path / "in", tmp_path / "fewer", 60_000, model_type, exact=False, options=quiet)
+    for folder in ("out", "fewer"):
+        model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / folder / "tokenizer.model"))
+        assert model.vocab_size() == most
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_a_vocabulary_smaller_than_the_characters_says_how_many(tmp_path, quiet, write, model_type: str) -> None:
+    write(tmp_path / "in" / "a.jsonl", [{"text": "".join(chr(0x4E00 + i + 40 * row) for i in range(40))}
+                                        for row in range(10)])  # fmt: skip
+    with pytest.raises(UsageError, match=r"300 is too small: .* give --vocab_size 659 or more"):
+        train_tokenizer(tmp_path / "in", tmp_path / "out", 300, model_type, options=quiet)
+    train_tokenizer(tmp_path / "in", tmp_path / "out", 659, model_type, options=quiet)
+
+
+def test_a_corpus_of_one_repeated_text_makes_as_many_pieces_as_it_has(tmp_path, quiet, write) -> None:
+    write(tmp_path / "in" / "a.jsonl", [{"text": "hello world"}] * 5)
+    with pytest.raises(UsageError, match="give --vocab_size 285 or less, --exact false"):
+        train_tokenizer(tmp_path / "in", tmp_path / "out", 300, options=quiet)
+    train_tokenizer(tmp_path / "in", tmp_path / "out", 300, exact=False, options=quiet)
+
+
+def test_the_summary_covers_the_training_itself_which_is_announced(tmp_path, write, capfd) -> None:
+    write(tmp_path / "in" / "a.jsonl", [{"text": "hello world"}] * 5)
+    for _ in range(2):
+        counts = train_tokenizer(tmp_path / "in", tmp_path / "out", 280, options=RunOptions(workers=1))
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].startswith("train_tokenizer: training 280 pieces on 0.0 MB of text")
+    assert lines[1].startswith("train_tokenizer: 5 read = 5 sampled | 0.0 MB in ")
+    assert lines[2:] == ["train_tokenizer: 5 read = 5 sampled | done already, nothing to do"]
+    assert counts.total(SAMPLED).documents == 5
 
 
 @pytest.mark.parametrize("vocabulary", [0, 259])
@@ -93,7 +127,7 @@ def test_error_for_a_vocabulary_too_small(tmp_path: Path, quiet: RunOptions, cor
 
 def test_error_for_a_corpus_without_text(tmp_path: Path, quiet: RunOptions, write) -> None:
     write(tmp_path / "in" / "a.jsonl", [{"text": ""}, {"text": "\n\n"}])
-    with pytest.raises(UsageError, match="more text"):
+    with pytest.raises(UsageError, match="no text to train a tokenizer on"):
         train_tokenizer(tmp_path / "in", tmp_path / "out", 300, options=quiet)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,6 +27,10 @@ class DataConfig:
     """Tokens per sequence."""
     batch_size: int = 32
     """Sequences per step, over all data-parallel ranks and micro-batches (the global batch size)."""
+    verify: Literal["checksum", "size"] = "checksum"
+    """Check of the token shards. checksum: the ranks share the work of comparing SHA-256 of all files, in a thread
+    beside the first steps, and the first checkpoint waits for it; size: only what is always checked: the manifest,
+    sizes and headers at the start, and every id that is read."""
 
     def check(self) -> None:
         """Raise UsageError for a value out of range."""

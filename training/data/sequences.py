@@ -15,17 +15,20 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from gristmill.errors import UsageError
-from gristmill.io.token_shards import open_shards
+from gristmill.io.token_shards import Manifest, map_shard
+from gristmill.io.token_verification import require_known_ids
 
 
 class TokenSequences(Dataset[Tensor]):
     """Map-style dataset of the sequences of one folder of memory-mapped token shards; item i is (T + 1,) int64."""
 
     def __init__(self, folder: Path, length: int) -> None:
-        """Open the shards of `folder`; `length` is T. Raises UsageError for less than one full sequence."""
-        self.folder, self.length = folder, length
-        self.manifest, shards = open_shards(folder)
-        self.shards = [shard.tokens for shard in shards]
+        """Open the shards of `folder`; `length` is T.
+
+        Raises UsageError for less than one full sequence, InputError where a shard is not the manifest's.
+        """
+        self.folder, self.length, self.manifest = folder, length, Manifest.load(folder)
+        self.shards = [map_shard(folder, self.manifest, record) for record in self.manifest.shards]
         self.starts = np.concatenate([[0], np.cumsum([len(s) for s in self.shards], dtype=np.int64)])
         if len(self) < 1:
             raise UsageError(
@@ -47,7 +50,8 @@ class TokenSequences(Dataset[Tensor]):
     def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """Read the sequences `indices`: (len(indices), T + 1) int64.
 
-        One gather per shard; only sequences that cross into the next shard are read one by one.
+        One gather per shard; only sequences that cross into the next shard are read one by one. Raises InputError for
+        an id that is not the tokenizer's.
         """
         starts = np.asarray(indices, np.int64) * self.length
         out = np.empty((len(starts), self.length + 1), np.int64)
@@ -55,8 +59,8 @@ class TokenSequences(Dataset[Tensor]):
         inside = starts + self.length < self.starts[shards + 1]
         for shard in np.unique(shards[inside]):
             rows = inside & (shards == shard)
-            offsets = starts[rows] - self.starts[shard]
-            out[rows] = self.shards[shard][offsets[:, None] + np.arange(self.length + 1)]
+            offsets = (starts[rows] - self.starts[shard])[:, None] + np.arange(self.length + 1)
+            out[rows] = self.require_known(int(shard), self.shards[shard][offsets])
         for row in np.flatnonzero(~inside):
             self._read_across_shards(int(starts[row]), out[row])
         return torch.from_numpy(out)
@@ -67,8 +71,13 @@ class TokenSequences(Dataset[Tensor]):
         while filled < len(row):
             offset = start + filled - int(self.starts[shard])
             tokens = self.shards[shard][offset : offset + len(row) - filled]
-            row[filled : filled + len(tokens)] = tokens
+            row[filled : filled + len(tokens)] = self.require_known(shard, tokens)
             filled, shard = filled + len(tokens), shard + 1
+
+    def require_known(self, shard: int, tokens: NDArray[np.integer]) -> NDArray[np.integer]:
+        """Return `tokens`, read from a shard. Raises InputError if one is not the tokenizer's."""
+        require_known_ids(tokens, self.manifest, self.folder / self.manifest.shards[shard].name)
+        return tokens
 
 
 def require_same_tokenizer(train: TokenSequences, holdout: TokenSequences) -> None:

@@ -91,18 +91,19 @@ class World:
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return int(x)
 
-    def main_only(self, action: Callable[[], Result]) -> Result:
-        """Run `action` on rank 0 and broadcast its result; a GristmillError it raises is raised on every rank."""
-        outcome: list[Any] = [None, None]
-        if self.is_main:
-            try:
-                outcome[0] = action()
-            except GristmillError as error:
-                outcome[1] = error
-        dist.broadcast_object_list(outcome)
-        if outcome[1] is not None:
-            raise outcome[1]
-        return outcome[0]
+
+def main_only(action: Callable[[], Result]) -> Result:
+    """Run `action` on rank 0 and broadcast its result; a GristmillError it raises is raised on every rank."""
+    outcome: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = action()
+        except GristmillError as error:
+            outcome[1] = error
+    dist.broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """MemoryConfig: the options for activation recomputation and offloading."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +26,10 @@ class MemoryConfig:
     folder: Path | None = None
     """Folder for the files of "disk", with a subfolder per rank; None: out_dir/offload. They are scratch files: each
     run starts new ones and removes them at its end; resuming uses the checkpoint only."""
+
+    def resolve(self, out_dir: Path) -> "MemoryConfig":
+        """Return a copy with `folder` filled in."""
+        return replace(self, folder=self.folder or out_dir / "offload")
 
     def check(self, zero: int) -> None:
         """Raise UsageError if parameters are to be offloaded without ZeRO stage 3."""

@@ -83,10 +83,11 @@ def _token_counts(data: TokenSequences, start: int, stop: int, vocabulary: int, 
     """Count each id among tokens start … stop of all shards concatenated: (vocabulary,) int64."""
     counts = np.zeros(vocabulary, np.int64)
     chunks = [
-        (int(begin) + offset, tokens[offset : offset + _CHUNK])
-        for begin, tokens in zip(data.starts[:-1], data.shards, strict=True)
+        (shard, int(begin) + offset, tokens[offset : offset + _CHUNK])
+        for shard, (begin, tokens) in enumerate(zip(data.starts[:-1], data.shards, strict=True))
         for offset in range(0, len(tokens), _CHUNK)
     ]
-    for first, chunk in chunks[world.rank :: world.size]:
-        counts += np.bincount(chunk[max(0, start - first) : max(0, stop - first)], minlength=vocabulary)
+    for shard, first, chunk in chunks[world.rank :: world.size]:
+        counted = data.require_known(shard, chunk[max(0, start - first) : max(0, stop - first)])
+        counts += np.bincount(counted, minlength=vocabulary)
     return world.all_reduce(torch.from_numpy(counts)).numpy()

@@ -9,6 +9,7 @@ from torch import Tensor
 from gristmill.errors import UsageError
 from gristmill.io.files import sha256_file
 from gristmill.io.token_shards import Manifest
+from training.distributed.mesh import main_only
 from training.parallel.parallel_model import ParallelModel
 from training.reporting.evaluate import EvalConfig
 
@@ -40,7 +41,7 @@ class Sampler:
         ids = list(self.start)
         for _ in range(self.config.sample_tokens):
             logits = model.next_logits(torch.tensor([ids[-model.config.context :]]))
-            chosen = model.world.main_only(lambda: self._draw_token(logits.float().cpu(), generator))  # noqa: B023
+            chosen = main_only(lambda: self._draw_token(logits.float().cpu(), generator))  # noqa: B023
             ids.append(chosen)
             if chosen == self.end:
                 break

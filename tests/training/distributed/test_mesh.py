@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from gristmill.errors import UsageError
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import World, build_world, init_distributed
+from training.distributed.mesh import World, build_world, init_distributed, main_only
 
 
 def build(device: torch.device) -> World:
@@ -19,11 +19,11 @@ def cooperate() -> tuple[Any, ...]:
     with init_distributed("cpu") as device:
         world = build(device)
         try:
-            world.main_only(lambda: (_ for _ in ()).throw(UsageError("no")))
+            main_only(lambda: (_ for _ in ()).throw(UsageError("no")))
         except UsageError as error:
             said.append(str(error))
         total = world.all_reduce(torch.tensor(world.rank + 1.0)).item()
-        return world.rank, total, world.all_reduce_max(10 * world.rank), world.main_only(lambda: world.rank), said
+        return world.rank, total, world.all_reduce_max(10 * world.rank), main_only(lambda: world.rank), said
 
 
 def test_collectives_of_the_world(run_ranks: Callable[..., list[Any]]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import init_distributed
+from training.plan import RunPlan
 from training.sharding.shard_spec import ShardSpec, assemble_shards
 from training.trainer import Trainer
 
@@ -30,8 +31,9 @@ LAYOUTS = {
 
 def measure(config: TrainConfig) -> tuple[set[torch.dtype], float, Gradients, list[float]]:
     """Every dtype that is kept, the first step's loss and gradients of this rank, and the losses of all steps."""
-    with init_distributed("cpu") as device, Trainer(config, device) as trainer:
-        trainer.resume()
+    with init_distributed("cpu") as device, Trainer(RunPlan.of(config), device) as trainer:
+        trainer.load()
+        trainer.start()
         batch = trainer.batches.batch(0)
         scale = trainer.stability.scale
         part = trainer.model.forward_backward(batch, scale / trainer.tokens_per_step)

@@ -1,0 +1,33 @@
+"""ShardVerifier: checks the checksums of token shards in a thread, while the model trains on them."""
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from gristmill.io.token_verification import verify_checksums
+from training.data.sequences import TokenSequences
+
+
+class ShardVerifier:
+    """Reads a rank's share of the shards, every `ranks`-th one, and compares them with their manifests."""
+
+    def __init__(self, data: Sequence[TokenSequences], rank: int, ranks: int) -> None:
+        self._thread = ThreadPoolExecutor(1, "shard verifier")
+        shards = [(sequences.folder, record) for sequences in data for record in sequences.manifest.shards]
+        self._reads: deque[Future[None]] = deque(
+            self._thread.submit(verify_checksums, *shard) for shard in shards[rank::ranks]
+        )
+
+    def done(self, seconds: float = 0.0) -> bool:
+        """Wait for the shard being read, at most so long. True once all are verified.
+
+        Raises InputError that names a damaged shard.
+        """
+        wait([*self._reads][:1], seconds)
+        while self._reads and self._reads[0].done():
+            self._reads.popleft().result()
+        return not self._reads
+
+    def close(self) -> None:
+        """Stop the thread after the shard that it reads."""
+        self._thread.shutdown(cancel_futures=True)

@@ -1,0 +1,54 @@
+"""RunPlan: what follows from the options, the token shards and the number of processes, before a run starts."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from training.config import TrainConfig
+from training.data.batches import BatchSplit
+from training.data.sequences import TokenSequences, require_same_tokenizer
+from training.distributed.layout import ParallelConfig
+from training.memory.memory_config import MemoryConfig
+from training.model.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A run's options, complete and checked against each other and against its data.
+
+    `model`, `layout` and `memory` are those sections with every default filled in; `identity` holds the options that
+    must be equal to resume, by name.
+    """
+
+    config: TrainConfig
+    train: TokenSequences
+    holdout: TokenSequences
+    model: ModelConfig
+    layout: ParallelConfig
+    memory: MemoryConfig
+    split: BatchSplit
+    identity: dict[str, Any]
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> "RunPlan":
+        """Plan a run of this process group, or of the one that the launcher's WORLD_SIZE promises. Writes nothing.
+
+        Raises UsageError for options that cannot run with these data and processes, InputError for damaged data.
+        """
+        config.check()
+        data = config.data
+        train, holdout = TokenSequences(data.train, data.seq_len), TokenSequences(data.holdout, data.seq_len)
+        require_same_tokenizer(train, holdout)
+        processes = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
+        model = config.model.resolve(train.manifest.tokenizer.vocab_size, data.seq_len)
+        layout = config.parallel.resolve(processes, model, data.seq_len)
+        identity = config.identity(model, train.manifest, holdout.manifest)
+        memory = config.memory.resolve(config.out_dir)
+        return cls(config, train, holdout, model, layout, memory, BatchSplit.of(data, layout), identity)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of the global batch."""
+        return self.config.data.batch_size * self.config.data.seq_len
