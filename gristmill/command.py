@@ -10,10 +10,13 @@
 
 import importlib
 import inspect
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
@@ -23,14 +26,14 @@ from rich.text import Text
 from gristmill.errors import GristmillError
 
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # the marker in the metadata of a positional argument's type
-INTERRUPTED = 130  # exit code that shells report for Ctrl-C
+INTERRUPTED, TERMINATED = 130, 143  # exit codes that shells report for Ctrl-C and for SIGTERM
 
 
 def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = None, prog: str | None = None) -> None:
     """Parse the command line, call the function, print its result, and exit.
 
     Several functions become subcommands. The exit code is 0; 2 for an invalid command line or a
-    UsageError; 1 for another GristmillError; 130 for Ctrl-C.
+    UsageError; 1 for another GristmillError; 130 for Ctrl-C, 143 for SIGTERM.
 
     Args:
         functions: Typed functions; their docstrings are the help.
@@ -45,19 +48,50 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
 def run_with_exit_code(action: Callable[[], Any]) -> int:
     """Call `action`; print its result, or the GristmillError it raises; return the exit code."""
     try:
-        result = action()
+        with _sigterm_as_ctrl_c() as terminated:
+            result = action()
     except GristmillError as error:
+        if terminated:  # the signal went to the workers, too, and they ended first
+            return _resumable("terminated", TERMINATED)
         # As Text: a string would be parsed for markup and emoji names, which file names may contain.
         Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), str(error)))
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted: run the same command again to resume", file=sys.stderr)
-        return INTERRUPTED
+        return _resumable("terminated", TERMINATED) if terminated else _resumable("interrupted", INTERRUPTED)
     except BrokenPipeError:
         return 0  # the reader of the pipe, such as `head`, has ended
     if result is not None:
         wide_console().print(result)
     return 0
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
+    """Treat SIGTERM as Ctrl-C until the block ends, so that workers end first; yield the list of those received."""
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        ctrl_c = signal.getsignal(signal.SIGINT)
+        if not callable(ctrl_c):  # ignored, as a shell does for a script's background processes
+            raise KeyboardInterrupt
+        ctrl_c(signal.SIGINT, frame)  # at once, or later while workers start
+
+    is_ours = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
+    if is_ours:
+        signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield received
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _resumable(what: str, exit_code: int) -> int:
+    print(f"{what}: run the same command again to resume", file=sys.stderr)
+    return exit_code
 
 
 def wide_console() -> Console:

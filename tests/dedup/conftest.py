@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -85,11 +86,14 @@ def run() -> Run:
 
 
 @pytest.fixture(scope="session")
-def start() -> Callable[[str], subprocess.Popen[bytes]]:
-    """Start a command line in the repository and leave it running."""
-    return lambda line: subprocess.Popen(
-        arguments(line), cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+def start() -> Callable[..., subprocess.Popen[bytes]]:
+    """Start a command line in the repository and leave it running; options are those of Popen."""
+
+    def start(line: str, **options: Any) -> subprocess.Popen[bytes]:
+        options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **options}
+        return subprocess.Popen(arguments(line), cwd=REPOSITORY, **options)
+
+    return start
 
 
 def arguments(line: str) -> list[str]:

@@ -1,5 +1,6 @@
 """A stage killed by SIGKILL and run again writes the same bytes, and leaves nothing unfinished."""
 
+import os
 import signal
 import subprocess
 import time
@@ -38,13 +39,18 @@ def minhash(norm: Path, run: Callable, tmp_path_factory: pytest.TempPathFactory)
     return out
 
 
-def kill_when(process: subprocess.Popen[bytes], folder: Path, pattern: str, count: int) -> None:
-    """Kill a process once so many files are there; it must have been in the middle."""
+def wait_until_there(process: subprocess.Popen[bytes], folder: Path, pattern: str, count: int) -> None:
+    """Wait until so many files are there; the process must be in the middle."""
     end = time.monotonic() + 60
     while len(list(folder.rglob(pattern))) < count:
-        assert process.poll() is None, "it ended before it could be killed"
+        assert process.poll() is None, "it ended before it could be stopped"
         assert time.monotonic() < end
         time.sleep(0.002)
+
+
+def kill_when(process: subprocess.Popen[bytes], folder: Path, pattern: str, count: int) -> None:
+    """Kill a process once so many files are there."""
+    wait_until_there(process, folder, pattern, count)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
 
@@ -95,3 +101,14 @@ def test_generate_connected_components(
     assert_whole(contents(killed), contents(whole))
     assert read_table(killed / "c.parquet", ["file", "row"]).num_rows > FILES * EACH // 2
     assert not list(killed.rglob("*.np[yz]")) and not list(killed.rglob("*.run"))
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+def test_sigterm_ends_workers_and_prints_one_line(norm: Path, tmp_path: Path, start: Callable, send: Callable) -> None:
+    """As `kill`, a container or a scheduler sends it: to the process alone, or to its workers as well."""
+    process = start(TO_HASH.format(norm=norm, out=tmp_path, workers=2), stderr=subprocess.PIPE, start_new_session=True)
+    wait_until_there(process, tmp_path, "*.arrow", 1)
+    send(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert errors.decode() == "terminated: run the same command again to resume\n"
+    assert process.returncode == 143
