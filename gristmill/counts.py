@@ -21,6 +21,7 @@ REPEATED = "repeated"  # further copies of a document whose source has a weight 
 CHANGED = "changed"  # bytes, not documents, by which normalisation changed the length of texts
 MALFORMED = "malformed"
 INCOMING = (READ, REPEATED)  # reasons that add documents; all others remove them
+TOTAL = "total (*/)"  # label of the row of totals; no source has a slash in its name
 MAX_EXAMPLES = 5  # malformed records listed in an error message
 
 
@@ -134,5 +135,5 @@ class Counts(msgspec.Struct):
         for source, found in sorted(self.tallies.items()):
             table.add_row(Text(source), *(f"{found.get(reason, Tally()).documents:,}" for reason in self.reasons))
         if len(self.tallies) > 1:
-            table.add_row("all", *(f"{self.total(reason).documents:,}" for reason in self.reasons), style="bold")
+            table.add_row(TOTAL, *(f"{self.total(reason).documents:,}" for reason in self.reasons), style="bold")
         return table

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from gristmill.counts import INCOMING, READ, WRITTEN, Counts, Tally
+from gristmill.counts import INCOMING, READ, TOTAL, WRITTEN, Counts, Tally
 from gristmill.errors import ConservationError, UsageError
 from gristmill.io.files import atomic_write_bytes
 from gristmill.io.token_shards import Manifest
@@ -44,7 +44,7 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}):
             cells = [f"{counts.total(name, source).documents:,}" for name in columns]
             sizes = [f"{counts.total(name, source).bytes / 1e6:,.2f}" for name in (READ, TRAIN)]
             tokens = sum(self.tokens[TRAIN].get(s, 0) for s in ([source] if source else self.tokens[TRAIN]))
-            table.add_row(Text(source or "all"), *cells, *sizes, f"{tokens:,}", style="" if source else "bold")
+            table.add_row(Text(source or TOTAL), *cells, *sizes, f"{tokens:,}", style="" if source else "bold")
         return table
 
 

@@ -134,8 +134,14 @@ def list_corpus(root: Path, prefix: str = "") -> list[CorpusFile]:
 def list_source(folder: Path, source: str) -> list[CorpusFile]:
     """List the files of one source, named `<source>/…`, or those of every source if `source` is 'all'.
 
-    `folder` is the source's own folder, as on SlimPajama's command lines, or the corpus root.
+    `folder` is the source's own folder, as on SlimPajama's command lines, or the corpus root. Raises UsageError for
+    a folder named `all` of the source 'all', which may be meant as either.
     """
+    if source == "all" == folder.absolute().name:
+        raise UsageError(
+            f"{folder} with `all`: that may be the data set `all` or every data set in a folder of that name. Rename "
+            "the folder, or give the folder above it: all its data sets, `all` among them, are then read"
+        )
     return list_corpus(source_folder(folder, source), "" if source == "all" else f"{source}/")
 
 

@@ -261,3 +261,13 @@ def test_a_source_named_like_markup_is_shown_as_it_is():
     with console.capture() as shown:
         console.print(funnel)
     assert "[red]" in shown.get()
+
+
+def test_sources_named_like_a_total_have_a_row_of_their_own():
+    tallies = {name: {"read": Tally(1, 2), "train": Tally(1, 2)} for name in ("all", "total", "book")}
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(Funnel(tallies, {"train": dict.fromkeys(tallies, 3)}), Counts(tallies))
+    labels = [line.strip().partition("  ")[0] for line in shown.get().splitlines()]
+    rows = ["all", "book", "total", "total (*/)"]
+    assert labels == ["funnel: documents", "source", *rows, "source", *rows]

@@ -190,6 +190,15 @@ def test_sources_are_first_folders(tmp_path: Path) -> None:
     assert of_root == of_folder and of_root[0].name == "book/deep/er/a.jsonl"
 
 
+def test_a_folder_named_all_may_be_one_data_set_or_every_one(tmp_path: Path) -> None:
+    for source in ("all", "book"):
+        (tmp_path / "norm" / source).mkdir(parents=True)
+        (tmp_path / "norm" / source / "a.jsonl").write_text("{}")
+    with pytest.raises(UsageError, match="may be the data set `all` or every data set"):
+        list_source(tmp_path / "norm" / "all", "all")
+    assert [file.name for file in list_source(tmp_path / "norm", "all")] == ["all/a.jsonl", "book/a.jsonl"]
+
+
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "a.jsonl").touch()

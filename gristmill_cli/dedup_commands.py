@@ -1,0 +1,121 @@
+"""Commands sign, cluster and remove: deduplication in three steps, without SlimPajama's positional arguments."""
+
+import sys
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from dedup.candidates.input_shards import Scope
+from dedup.generate_connected_components import generate_connected_components
+from dedup.generate_duplicates_dict import generate_duplicates_dict
+from dedup.minhash.hash_families import Hash
+from dedup.minhash.matching_form import Unit
+from dedup.removal.similarity import Measure
+from dedup.to_hash import to_hash
+from gristmill.counts import Counts
+from gristmill.engine.options import RunOptions
+
+
+def sign(
+    corpus: Positional[Path],
+    out: Path,
+    hash: Hash = "xxh32",
+    unit: Unit = "character",
+    width: int = 13,
+    permutations: int = 128,
+    seed: int = 1,
+    skip: Path | None = None,
+    options: RunOptions = RunOptions(),
+) -> Counts:
+    """Compute a MinHash signature of every document of a corpus: the first of sign, cluster and remove.
+
+    A document shorter than a shingle gets no signature and is never a duplicate.
+
+    Args:
+        corpus: Folder of all sources: CORPUS/<source>/**.
+        out: Folder of signature shards to write.
+        hash: Hash family; the help of to_hash says what each equals.
+        unit: Unit of a shingle: character or word.
+        width: Length of a shingle in units.
+        permutations: Number of slots of a signature.
+        seed: Seed of the permutations.
+        skip: Keys of documents to leave out, such as the copies that generate_exact_pairs found.
+        options: Workers, memory, and when to stop; they change no output.
+
+    Returns:
+        Documents read, signed, skipped and too short (no shingle), per source.
+    """
+    return to_hash(
+        "all", corpus, out, 0, "0", 0, sys.maxsize, width, unit=unit, hash=hash, permutations=permutations, seed=seed,
+        skip=skip, options=options,
+    )  # fmt: skip
+
+
+def cluster(
+    minhash: Positional[Path],
+    out: Path,
+    range: int = 13,
+    bands: int = 9,
+    scope: Scope = "global",
+    index: tuple[str, ...] = (),
+    pairs: Path | None = None,
+    options: RunOptions = RunOptions(),
+) -> Counts:
+    """Find the clusters of near-duplicates: documents whose signatures share a band, or that a chain of such connects.
+
+    Args:
+        minhash: Folder of signature shards that `sign` wrote.
+        out: The clusters to write: .parquet, a table of cluster, file and row; or .pickle, as SlimPajama's.
+        range: Rows of a band.
+        bands: Number of bands; `gristmill bands` chooses both for a similarity.
+        scope: per-source compares documents only with documents of their own source.
+        index: Folders of signature shards, or NAME=FOLDER, of corpora deduplicated before.
+        pairs: A folder of duplicate_pairs*.txt to read too, such as generate_exact_pairs writes.
+        options: Workers, memory, and when to stop; they change no output.
+
+    Returns:
+        Documents read (those with a signature or in a pair), clustered and alone, per source.
+    """
+    return generate_connected_components(
+        pairs or minhash, out, minhash, range=range, bands=bands, index=index, scope=scope, options=options
+    )
+
+
+def remove(
+    clusters: Positional[Path],
+    out: Path,
+    keep: str = "first",
+    dropped: tuple[Path, ...] = (),
+    verify: Measure | None = None,
+    threshold: float = 0.8,
+    corpus: Path | None = None,
+    width: int = 13,
+    unit: Unit = "character",
+    index: tuple[str, ...] = (),
+    options: RunOptions = RunOptions(),
+) -> Counts:
+    """List the duplicates to remove: of each cluster all but one or, with --verify, only confirmed ones.
+
+    The list is what `shuffle_holdout pass1 --duplicates` takes; no document is removed here.
+
+    Args:
+        clusters: The clusters that `cluster` wrote.
+        out: The list to write: .parquet, with the document kept in place of each and their similarity; or .pickle, as
+            SlimPajama's, and the table of the same name.
+        keep: The document of a cluster that is kept: first, longest, source:A,B or newest:FIELD.
+        dropped: Key sets of documents that another stage drops, such as filter's; they are kept last.
+        verify: Confirm candidates by jaccard or containment of their texts; by default none is checked.
+        threshold: Minimum similarity at which a document is removed, for --verify.
+        corpus: The folder that was signed; required by --verify, longest and newest.
+        width: Length of a shingle in units, as given to `sign`, for --verify.
+        unit: Unit of a shingle: character or word, for --verify.
+        index: For --verify jaccard, the --index values that `cluster` was given.
+        options: Workers, memory, and when to stop; they change no output.
+
+    Returns:
+        Documents of clusters read, kept and duplicate, per source; with --verify those below the threshold, too.
+    """
+    return generate_duplicates_dict(
+        clusters, out, options, keep=keep, dropped=dropped, verify=verify, threshold=threshold, corpus=corpus,
+        width=width, unit=unit, index=index,
+    )  # fmt: skip
