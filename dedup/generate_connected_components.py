@@ -5,28 +5,37 @@ Pair files and, with --signatures, bands of signature shards → edges → union
 
 import shutil
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-from dedup.candidates.band_join import EDGES, LshOptions, fits_in_memory, join_bands, read_edges, union_signatures
+from dedup.candidates.band_join import LshOptions, fits_in_memory, join_bands, read_edges, union_signatures
 from dedup.candidates.cluster_files import write_clusters
 from dedup.candidates.connected_components import UnionFind, component_labels
 from dedup.candidates.document_ids import DocumentIds, is_of_index
-from dedup.candidates.input_shards import Scope, SignatureShard, assign_ids, list_signature_shards
+from dedup.candidates.input_shards import (
+    Scope,
+    SignatureShard,
+    assign_ids,
+    count_documents,
+    list_shards_of,
+    list_signature_shards,
+)
 from dedup.candidates.lsh import check_bands
-from dedup.candidates.pair_files import ParsedPairs, parse_pairs
+from dedup.candidates.pair_files import ParsedPairs, list_pair_files, parse_pair_files
 from gristmill.command import command
 from gristmill.counts import READ, Counts
-from gristmill.engine.ledger import Ledger
-from gristmill.engine.stage import STATE_DIR, MemoryBudget, RunOptions, Task, is_done, run_stage
-from gristmill.errors import UsageError
+from gristmill.engine.options import RunOptions
+from gristmill.engine.run import open_stage
+from gristmill.engine.task import FileSet, Stage, Task
+from gristmill.errors import UsageError, wrap_write_errors
 from gristmill.io.documents import source_of
 from gristmill.io.parquet_tables import is_table
 
-NAME = "generate_connected_components"
+STAGE = Stage("generate_connected_components", version=1, libraries=("pyarrow",))
 CLUSTERED = "clustered"
 ALONE = "alone"
 
@@ -61,78 +70,77 @@ def generate_connected_components(
     Returns:
         Documents read (those with a signature or in a pair), clustered and alone, per source.
     """
-    start = time.perf_counter()
     is_table(out_file)
-    pairs = tuple(sorted(input_dir.glob("duplicate_pairs*.txt")))
+    pairs = list_pair_files(input_dir)
     if not pairs and not signatures:
         raise UsageError(
             f"{input_dir}: wanted duplicate_pairs*.txt in it, which generate_duplicate_pairs writes, or --signatures"
         )
-    shards, permutations = list_signature_shards(signatures, index) if signatures else ([], 0)
-    lsh = LshOptions(range, bands, scope)
-    if signatures:
-        check_bands(range, bands, permutations)
-    state, name = out_file.parent / STATE_DIR, f"{NAME}-{out_file.name}"
-    work = state / f"{name}-work"
-    arguments = {"pairs": pairs, "shards": shards, "lsh": lsh, "work": work, "out_file": out_file,
-                 "memory": MemoryBudget(options.memory_bytes)}  # fmt: skip
-    inputs = (*pairs, *(shard.path for shard in shards))
-    size = sum(path.stat().st_size for path in inputs)
-    final = Task("write", write_components, arguments, inputs, (out_file,), size)
-    if not is_done(final, Ledger(state / f"{name}.jsonl").read(), final.fingerprint()):
-        _find_edges(pairs, shards, lsh, work, options)
-    counts = run_stage(name, [final], state, options, started=start)
-    shutil.rmtree(work, ignore_errors=True)
-    return counts
-
-
-def _find_edges(
-    pairs: tuple[Path, ...], shards: list[SignatureShard], lsh: LshOptions, work: Path, options: RunOptions
-) -> None:
-    """Parse the pair files and, if the signatures do not fit into memory, write the edges of their bands."""
-    parsed = ParsedPairs(work)
-    outputs, size = (parsed.pairs, parsed.files), sum(path.stat().st_size for path in pairs)
-    parse = Task("parse", parse_pairs, {"files": pairs, "work": work}, pairs, outputs, size)
-    run_stage("pairs", [parse], work, options, summary=False)
-    document_ids = assign_ids(shards, parsed.rows())
-    if shards and not fits_in_memory(shards, document_ids, lsh, options.memory_bytes):
-        join_bands(shards, document_ids, lsh, work, options)
-    else:
-        shutil.rmtree(work / EDGES, ignore_errors=True)  # left by a killed run with less memory
+    folders, lsh = list_shards_of(signatures, index) if signatures else {}, LshOptions(range, bands, scope)
+    reads = [input_dir, signatures] if signatures else [input_dir]
+    with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=reads) as run:
+        done = run.goal({"pairs": pairs, "folders": folders, "lsh": lsh}, (out_file,))
+        if done is not None:
+            return run.finish(done)
+        parsed = parse_pair_files(run, pairs)
+        shards = list_signature_shards(run, folders)
+        if shards:
+            check_bands(range, bands, shards[0].header.permutations)
+        document_ids, documents = assign_ids(shards, parsed.rows), count_documents(shards)
+        edges = None
+        if shards and not fits_in_memory(shards, document_ids, lsh, options.memory_bytes):
+            edges, shards = join_bands(run, shards, document_ids, lsh), []
+        arguments = {"parsed": parsed, "shards": shards, "edges": edges, "lsh": lsh, "document_ids": document_ids,
+                     "documents": documents, "out_file": out_file}  # fmt: skip
+        task = Task("write", write_components, arguments, (out_file,), memory=options.memory_bytes)
+        return run.finish(run.step("write", [task]).counts)
 
 
 def write_components(
-    pairs: tuple[Path, ...],  # noqa: ARG001
+    parsed: ParsedPairs,
     shards: list[SignatureShard],
+    edges: FileSet | None,
     lsh: LshOptions,
-    work: Path,
+    document_ids: DocumentIds,
+    documents: dict[str, int],
     out_file: Path,
     memory: int,
 ) -> Counts:
-    """Task: find the connected components of the pairs and of the shards' bands, and write them as clusters."""
-    parsed = ParsedPairs(work)
-    document_ids = assign_ids(shards, parsed.rows())
-    edges = parsed.edges(document_ids)
-    if (work / EDGES).exists() or not shards:
-        labels = component_labels(chain(edges, read_edges(work)), len(document_ids), work, memory // 2)
-    else:
-        union_find = UnionFind(len(document_ids))
-        for block in edges:
-            union_find.union(block)
-        union_signatures(shards, document_ids, lsh, union_find)
-        labels = union_find.labels()
-    clustered = write_clusters(out_file, labels, document_ids, work, memory // 2)
-    return _count(shards, document_ids, clustered)
+    """Task: write the connected components of the pairs and the edges or, in memory, of the pairs and the shards."""
+    with _scratch_folder(out_file) as work:
+        blocks = parsed.edges(document_ids)
+        if shards:
+            union_find = UnionFind(len(document_ids))
+            for block in blocks:
+                union_find.union(block)
+            union_signatures(shards, document_ids, lsh, union_find)
+            labels = union_find.labels()
+        else:
+            blocks = chain(blocks, read_edges(edges) if edges else ())
+            labels = component_labels(blocks, len(document_ids), work, memory // 2)
+        clustered = write_clusters(out_file, labels, document_ids, work, memory // 2)
+    return _count(documents, document_ids, clustered)
 
 
-def _count(shards: list[SignatureShard], document_ids: DocumentIds, clustered: list[int]) -> Counts:
+@contextmanager
+def _scratch_folder(output: Path) -> Iterator[Path]:
+    """Context: an empty folder for temporary files of the task that writes `output`; removed at the end."""
+    folder = output.with_name(f"{output.name}.work")
+    shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
+    with wrap_write_errors(folder):
+        folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _count(documents: dict[str, int], document_ids: DocumentIds, clustered: list[int]) -> Counts:
     """Count documents read, clustered and alone; of a file without signatures only clustered ones are known."""
-    counts, signatures = Counts({}, []), dict.fromkeys(document_ids.names, 0)
-    for shard in shards:
-        signatures[shard.file] += shard.documents
+    counts = Counts({}, [])
     for name, many in zip(document_ids.names, clustered, strict=True):
         if not is_of_index(name):
-            read = max(signatures[name], many)
+            read = max(documents.get(name, 0), many)
             counts.add(source_of(name), READ, 0, read)
             counts.add(source_of(name), CLUSTERED, 0, many)
             counts.add(source_of(name), ALONE, 0, read - many)

@@ -3,9 +3,7 @@
 Signature shards → bands, partitioned by hash → edges of each bucket → lines of keys.
 """
 
-import shutil
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +15,17 @@ from numpy.typing import NDArray
 
 from dedup.candidates.band_join import LshOptions, join_bands, read_edges
 from dedup.candidates.document_ids import DocumentIds, is_of_index
-from dedup.candidates.input_shards import Scope, SignatureShard, assign_ids, list_signature_shards
+from dedup.candidates.input_shards import Scope, assign_ids, count_documents, list_shards_of, list_signature_shards
 from dedup.candidates.lsh import check_bands
 from gristmill.command import command
 from gristmill.counts import READ, Counts
-from gristmill.engine.ledger import Ledger
-from gristmill.engine.stage import STATE_DIR, RunOptions, Task, is_done, run_stage
+from gristmill.engine.options import RunOptions
+from gristmill.engine.run import open_stage
+from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.io.documents import source_of
 from gristmill.io.files import atomic_write
 
-NAME = "generate_duplicate_pairs"
+STAGE = Stage("generate_duplicate_pairs", version=1, libraries=())
 PAIRED = "paired"
 ALONE = "alone"
 _BLOCK = 1 << 18  # lines formatted together
@@ -61,36 +60,31 @@ def generate_duplicate_pairs(
     Returns:
         Documents read, paired with another and alone, per source; without the documents of indexes.
     """
-    start = time.perf_counter()
-    shards, permutations = list_signature_shards(input_dir, index)
-    check_bands(range, bands, permutations)
+    folders, lsh = list_shards_of(input_dir, index), LshOptions(range, bands, scope)
     options = replace(options, workers=options.workers or processes)
-    lsh, document_ids = LshOptions(range, bands, scope), assign_ids(shards)
-    state = out_file.parent / STATE_DIR
-    name = f"{NAME}-{out_file.name}"
-    work = state / f"{name}-work"
-    arguments = {"shards": shards, "lsh": lsh, "work": work, "out_file": out_file}
-    paths = tuple(shard.path for shard in shards)
-    final = Task("write", write_pairs, arguments, paths, (out_file,), sum(path.stat().st_size for path in paths))
-    entries = Ledger(state / f"{name}.jsonl").read()
-    if not is_done(final, entries, final.fingerprint()):
-        join_bands(shards, document_ids, lsh, work, options)
-    counts = run_stage(name, [final], state, options, started=start)
-    shutil.rmtree(work, ignore_errors=True)
-    return counts
+    with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir]) as run:
+        done = run.goal({"folders": folders, "lsh": lsh}, (out_file,))
+        if done is not None:
+            return run.finish(done)
+        shards = list_signature_shards(run, folders)
+        check_bands(range, bands, shards[0].header.permutations)
+        document_ids = assign_ids(shards)
+        edges = join_bands(run, shards, document_ids, lsh)
+        arguments = {"edges": edges, "document_ids": document_ids, "documents": count_documents(shards)}
+        written = run.step("write", [Task("write", write_pairs, {**arguments, "out_file": out_file}, (out_file,))])
+        return run.finish(written.counts)
 
 
-def write_pairs(shards: list[SignatureShard], lsh: LshOptions, work: Path, out_file: Path) -> Counts:  # noqa: ARG001
-    """Task: write the edges in `work` as lines of keys; count the documents paired."""
-    document_ids = assign_ids(shards)
+def write_pairs(edges: FileSet, document_ids: DocumentIds, documents: dict[str, int], out_file: Path) -> Counts:
+    """Task: write edges as lines of keys; count the documents paired, of `documents` in each file."""
     is_paired = np.zeros(len(document_ids) // 8 + 1, np.uint8)  # one bit per document
     with atomic_write(out_file) as temporary, temporary.open("wb") as file:
-        for edges in read_edges(work):
-            for start in np.arange(0, len(edges), _BLOCK):
-                block = edges[start : start + _BLOCK]
+        for found in read_edges(edges):
+            for start in np.arange(0, len(found), _BLOCK):
+                block = found[start : start + _BLOCK]
                 file.write(format_pairs(document_ids, block))
                 _set_bits(is_paired, block.reshape(-1))
-    return _count(shards, document_ids, is_paired)
+    return _count(documents, document_ids, is_paired)
 
 
 def format_pairs(document_ids: DocumentIds, edges: NDArray[np.uint64]) -> bytes:
@@ -104,13 +98,13 @@ def _set_bits(bits: NDArray[np.uint8], ids: NDArray[np.uint64]) -> None:
     np.bitwise_or.at(bits, ids >> np.uint64(3), np.left_shift(1, ids & np.uint64(7)).astype(np.uint8))
 
 
-def _count(shards: list[SignatureShard], document_ids: DocumentIds, is_paired: NDArray[np.uint8]) -> Counts:
+def _count(documents: dict[str, int], document_ids: DocumentIds, is_paired: NDArray[np.uint8]) -> Counts:
     """Count documents per source: read, paired and alone."""
     counts = Counts({}, [])
-    for shard in shards:
-        if not is_of_index(shard.file):
-            counts.add(source_of(shard.file), READ, 0, shard.documents)
-            counts.add(source_of(shard.file), ALONE, 0, shard.documents)
+    for name, count in documents.items():
+        if not is_of_index(name):
+            counts.add(source_of(name), READ, 0, count)
+            counts.add(source_of(name), ALONE, 0, count)
     for name, start, stop in zip(document_ids.names, document_ids.first_ids, document_ids.first_ids[1:], strict=False):
         if not is_of_index(name):
             first, size = int(start), int(stop - start)

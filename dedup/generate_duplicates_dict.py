@@ -9,9 +9,8 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import msgspec
 
-from dedup.candidates.input_shards import SignatureShard, list_signature_shards
+from dedup.candidates.input_shards import SignatureShard, list_shards_of, list_signature_shards
 from dedup.minhash.matching_form import Unit
-from dedup.minhash.signature_shards import open_shard
 from dedup.minhash.signatures import Sketch
 from dedup.removal import steps
 from dedup.removal.keep_policy import BySource, Newest, check_sources, parse_keep
@@ -91,7 +90,7 @@ def generate_duplicates_dict(
     with open_stage(STAGE, out_file.parent, options, label=out_file.stem) as run:
         fetched = Counts({}, [])
         if settings.reads_corpus:
-            shards = _list_index(index) if verify else []
+            shards = _list_index(run, index) if verify else []
             settings = _with_sketch_of(shards, settings)
             members = steps.sort(run, settings)
             found = steps.fetch(run, settings, members, files, shards)
@@ -111,9 +110,9 @@ def _reject_overwriting(inputs: tuple[Path, ...], outputs: set[Path]) -> None:
             raise UsageError(f"{path} is an input, and would be overwritten: give --out_file another name")
 
 
-def _list_index(index: tuple[str, ...]) -> list[SignatureShard]:
+def _list_index(run: StageRun, index: tuple[str, ...]) -> list[SignatureShard]:
     """The shards of indexes. UsageError if they were made with different sketches."""
-    return list_signature_shards(None, index)[0] if index else []
+    return list_signature_shards(run, list_shards_of(None, index)) if index else []
 
 
 def _with_sketch_of(shards: list[SignatureShard], settings: RemovalSettings) -> RemovalSettings:
@@ -123,7 +122,7 @@ def _with_sketch_of(shards: list[SignatureShard], settings: RemovalSettings) -> 
     """
     if not shards or settings.check is None:
         return settings
-    header = msgspec.structs.asdict(open_shard(shards[0].path).header)
+    header = msgspec.structs.asdict(shards[0].header)
     try:
         sketch = msgspec.convert({name: value for name, value in header.items() if name != "file"}, Sketch)
     except msgspec.ValidationError as error:

@@ -1,7 +1,10 @@
-"""Cut an iterable into batches, by count, by total size, or by both."""
+"""Cut an iterable into batches, by count, by total size, or by both; and 64-bit hashes into equal ranges."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 Item = TypeVar("Item")
 
@@ -33,3 +36,12 @@ def batched(
             batch, total = [], 0
     if batch:
         yield batch
+
+
+def partition_of(hashes: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
+    """Range index (n, int64) of each hash (n, uint64), with the 64-bit range cut into `parts` < 2^32 equal ranges.
+
+    >>> partition_of(np.array([0, 2**63, 2**64 - 1], np.uint64), 4).tolist()
+    [0, 2, 3]
+    """
+    return ((hashes >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.int64)

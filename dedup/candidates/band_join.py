@@ -17,13 +17,11 @@ from dedup.candidates.connected_components import UnionFind, union_find_fits
 from dedup.candidates.document_ids import DocumentIds
 from dedup.candidates.input_shards import Scope, SignatureShard
 from dedup.candidates.lsh import BAND_RECORD, band_digests, bucket_edges, union_buckets
-from gristmill.batches import batched
-from gristmill.counts import Counts
-from gristmill.engine.partition import partition_of
-from gristmill.engine.stage import MemoryBudget, RunOptions, Task, outputs_of, run_stage
+from gristmill.batches import batched, partition_of
+from gristmill.engine.run import StageRun
+from gristmill.engine.task import FileSet, Task
 from gristmill.io.files import atomic_write
 
-EDGES = "edges"  # the subfolder of edge files in a work folder
 _UNION_BYTES = 40  # memory per document for union-find, without its digests
 _PARTITION_BYTES = 64  # memory per document while its digests are partitioned, without the digests
 _JOIN_FACTOR = 4  # memory per byte of records while a partition is joined
@@ -70,44 +68,40 @@ def iter_band_digests(
             yield rows.astype(np.uint64) + np.uint64(first_id), band_digests(values, lsh.rows, lsh.bands, salt)
 
 
-def join_bands(
-    shards: list[SignatureShard], document_ids: DocumentIds, lsh: LshOptions, work: Path, options: RunOptions
-) -> None:
-    """Write the edges of all bands to work/edges, in files whose name order is band, then hash range."""
-    share = MemoryBudget(options.memory_bytes // options.processes)
-    documents = sum(shard.documents for shard in shards)
+def join_bands(run: StageRun, shards: list[SignatureShard], document_ids: DocumentIds, lsh: LshOptions) -> FileSet:
+    """Run the steps that write the edges of all bands; return their files, ordered by band, then hash range."""
+    share, documents = run.options.memory_per_worker, sum(shard.documents for shard in shards)
     parts, first_ids = _count_parts(documents, share), document_ids.by_name
+    folder = run.work / f"{parts} parts"  # so that no file is of another number of parts
     partition = [
-        Task(f"bands {number:06}-{parts}", partition_bands,
+        Task(f"{number:06} of {parts}", partition_bands,
              {"shards": group, "first_ids": [first_ids[shard.file] for shard in group], "lsh": lsh, "parts": parts,
-              "memory": share, "output": file},
-             tuple(shard.path for shard in group), (file, file.with_suffix(".npy")),
-             sum(shard.path.stat().st_size for shard in group))
-        for number, group in enumerate(_group_shards(shards, lsh, share, options.processes))
-        for file in [work / "bands" / f"{number:06}.bin"]
+              "output": records, "offsets": offsets},
+             (records, offsets), _count_bytes(group), share)
+        for number, group in enumerate(_group_shards(shards, lsh, share, run.options.processes))
+        for records, offsets in [(folder / f"bands/{number:06}.bin", folder / f"bands/{number:06}.npy")]
     ]  # fmt: skip
-    run_stage("bands", partition, work, options, summary=False)
-    files = [task.outputs[0] for task in partition]
+    run.step("bands", partition)
+    files = FileSet(tuple(path for task in partition for path in task.outputs))
     join = [
-        Task(f"edges {band:04}-{part:06}", join_partition,
+        Task(f"{band:04}-{part:06} of {parts}", join_partition,
              {"files": files, "band": band, "part": part, "first": document_ids.first_of_corpus, "output": path},
-             tuple(files), (path,), documents * BAND_RECORD.itemsize // parts)
+             (path,), documents * BAND_RECORD.itemsize // parts)
         for band in range(lsh.bands)
         for part in range(parts)
-        for path in [work / EDGES / f"{band:04}-{part:06}.npy"]
+        for path in [folder / f"edges/{band:04}-{part:06}.npy"]
     ]  # fmt: skip
-    planned = set(outputs_of(join))
-    for stray in set((work / EDGES).glob("*.npy")) - planned:  # left by a killed run with another number of parts
-        stray.unlink()
-    run_stage("edges", join, work, options, summary=False)
+    run.step("edges", join)
+    return FileSet(tuple(path for task in join for path in task.outputs))
 
 
 def partition_bands(
-    shards: list[SignatureShard], first_ids: list[int], lsh: LshOptions, parts: int, memory: int, output: Path
-) -> Counts:
+    shards: list[SignatureShard], first_ids: list[int], lsh: LshOptions, parts: int, output: Path, offsets: Path,
+    memory: int,
+) -> None:  # fmt: skip
     """Task: write the BAND_RECORDs of a group of shards, block by block, each ordered by band and hash range.
 
-    The .npy file of the same name holds the offsets of the hash ranges, in records: blocks × bands × (parts + 1).
+    The file `offsets` (.npy) holds the offsets of the hash ranges, in records: blocks × bands × (parts + 1).
     """
     starts: list[NDArray[np.int64]] = []
     with atomic_write(output) as temporary, temporary.open("wb") as file:
@@ -120,25 +114,23 @@ def partition_bands(
                 sizes = np.bincount(part, minlength=parts)
                 starts.append(file.tell() // BAND_RECORD.itemsize + np.cumsum([0, *sizes]))
                 file.write(records.view(np.uint8).data)
-    with atomic_write(output.with_suffix(".npy")) as temporary, temporary.open("wb") as file:
+    with atomic_write(offsets) as temporary, temporary.open("wb") as file:
         np.save(file, np.array(starts, np.int64).reshape(-1, lsh.bands, parts + 1))
-    return Counts({}, [])
 
 
-def join_partition(files: list[Path], band: int, part: int, first: int, output: Path) -> Counts:
+def join_partition(files: FileSet, band: int, part: int, first: int, output: Path) -> None:
     """Task: write the edges of one band and hash range; those within an index (both ids below `first`) are left out."""
     edges = bucket_edges(read_partition(files, band, part))
     with atomic_write(output) as temporary, temporary.open("wb") as file:
         np.save(file, edges[edges[:, 0] >= np.uint64(first)])
-    return Counts({}, [])
 
 
-def read_partition(files: list[Path], band: int, part: int) -> NDArray:
-    """The BAND_RECORDs of one band and hash range from all files, in order of document id."""
-    ranges = [np.load(path.with_suffix(".npy"), mmap_mode="r")[:, band, part : part + 2] for path in files]
+def read_partition(files: FileSet, band: int, part: int) -> NDArray:
+    """The BAND_RECORDs of one band and hash range in order of document id; `files` are records, offsets, records, …"""
+    ranges = [np.load(offsets, mmap_mode="r")[:, band, part : part + 2] for offsets in files.paths[1::2]]
     records = np.empty(sum(int(np.sum(blocks[:, 1] - blocks[:, 0])) for blocks in ranges), BAND_RECORD)
     at = 0
-    for path, blocks in zip(files, ranges, strict=True):
+    for path, blocks in zip(files.paths[::2], ranges, strict=True):
         with path.open("rb") as file:
             for start, stop in blocks.tolist():
                 file.seek(start * BAND_RECORD.itemsize)
@@ -147,9 +139,9 @@ def read_partition(files: list[Path], band: int, part: int) -> NDArray:
     return records
 
 
-def read_edges(work: Path) -> Iterator[NDArray[np.uint64]]:
+def read_edges(files: FileSet) -> Iterator[NDArray[np.uint64]]:
     """Yield the edges that `join_bands` wrote, band by band: n × 2, a document and the first of its bucket."""
-    for path in sorted((work / EDGES).glob("*.npy")):
+    for path in files.paths:
         yield np.load(path)
 
 
@@ -190,3 +182,8 @@ def _documents_per_block(lsh: LshOptions, memory: int) -> int:
 def _count_parts(documents: int, share: int) -> int:
     """The number of hash ranges, a power of two, so that joining one takes at most `share` bytes."""
     return 1 << max(0, (documents * BAND_RECORD.itemsize * _JOIN_FACTOR // max(share, 1)).bit_length())
+
+
+def _count_bytes(shards: Sequence[SignatureShard]) -> int:
+    """Bytes of the signatures of shards, for the progress bar."""
+    return sum(4 * shard.documents * shard.header.permutations for shard in shards)

@@ -3,28 +3,45 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import DocumentIds, index_name, is_of_index, scope_of
-from dedup.minhash.signature_shards import OpenShard, ShardHeader, list_shards, open_shard, shard_paths
+from dedup.minhash.signature_shards import OpenShard, ShardHeader, open_shard, reject_mixed_sketches, shard_paths
 from dedup.minhash.signatures import Sketch
+from gristmill.counts import Counts
+from gristmill.engine.run import StageRun
+from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import UsageError
 
 Scope = Literal["global", "per-source"]
 
 
+_GROUP = 256  # headers read by one task
+
+ShardFolders = dict[str, FileSet]  # name of an index, or "" for the corpus → its shards
+
+
+class ShardSummary(msgspec.Struct):
+    """A shard's header, its number of documents, and the row after its last."""
+
+    header: ShardHeader
+    documents: int
+    end: int
+
+
 @dataclass(frozen=True)
 class SignatureShard:
-    """A shard's path, its corpus file, its number of documents and the row after its last."""
+    """A shard's path and header, its corpus file (index:<index>:<file> for an index's), documents and last row + 1."""
 
     path: Path
+    header: ShardHeader
     file: str
     documents: int
     end: int
@@ -46,29 +63,44 @@ class SignatureShard:
         return int.from_bytes(blake2b(scope_of(self.file).encode(), digest_size=8).digest(), "little")
 
 
-def list_signature_shards(folder: Path | None, index: Sequence[str] = ()) -> tuple[list[SignatureShard], int]:
-    """The shards of a corpus and its indexes in key order, and the number of permutations of their signatures.
+def list_shards_of(folder: Path | None, index: Sequence[str] = ()) -> ShardFolders:
+    """The shards of a corpus, if there is one, and of its indexes, each a folder of shards, or NAME=FOLDER.
 
-    An index is a folder of shards, or NAME=FOLDER. Without a `folder`, the shards are those of the indexes alone.
-    UsageError if shards cannot be compared.
+    UsageError if a folder holds none, InputError if to_hash has not finished it.
     """
-    indexes = parse_indexes(index)
-    sketches: dict[Path, str] = {}
-    shards = []
-    for name, root in [*([("", folder)] if folder else []), *indexes]:
-        for path in list_shards(root):
-            shard = open_shard(path)
-            sketches[path] = shard.header.describe()
-            file = index_name(name, shard.header.file) if name else shard.header.file
-            shards.append(SignatureShard(path, file, len(shard), _end(shard)))
-    for one, other in pairwise(sketches):
-        if sketches[one] != sketches[other]:
-            raise UsageError(
-                f"these signatures cannot be compared: {one} holds {sketches[one]}; {other} holds {sketches[other]}. "
-                "Run to_hash with the options that the index was made with"
-            )
-    shards.sort(key=lambda shard: (not is_of_index(shard.file), shard.file, shard.end))
-    return shards, open_shard(shards[0].path).header.permutations
+    folders = [*([("", folder)] if folder else []), *parse_indexes(index)]
+    return {name: FileSet(tuple(shard_paths(root))) for name, root in folders}
+
+
+def list_signature_shards(run: StageRun, folders: ShardFolders) -> list[SignatureShard]:
+    """All shards in key order, those of indexes first, from their headers, which the step `headers` reads.
+
+    UsageError if they cannot be compared.
+    """
+    groups = [
+        (name, paths[start : start + _GROUP])
+        for name, paths in ((name, found.paths) for name, found in folders.items())
+        for start in range(0, len(paths), _GROUP)
+    ]
+    tasks = [
+        Task(f"{number:06} {name}", read_headers, {"shards": FileSet(paths)})
+        for number, (name, paths) in enumerate(groups)
+    ]
+    found = run.step("headers", tasks).values(list[ShardSummary])
+    shards = [
+        SignatureShard(path, shard.header, index_name(name, shard.header.file) if name else shard.header.file,
+                       shard.documents, shard.end)
+        for (name, paths), summaries in zip(groups, found, strict=True)
+        for path, shard in zip(paths, summaries, strict=True)
+    ]  # fmt: skip
+    reject_mixed_sketches({shard.path: shard.header for shard in shards})
+    return sorted(shards, key=lambda shard: (not is_of_index(shard.file), shard.file, shard.end))
+
+
+def read_headers(shards: FileSet) -> Result:
+    """Task: read the headers of shards; returns a ShardSummary for each."""
+    opened = map(open_shard, shards.paths)
+    return Result(Counts({}, []), [ShardSummary(shard.header, len(shard), _end(shard)) for shard in opened])
 
 
 def assign_ids(shards: Sequence[SignatureShard], rows: Mapping[str, int] | None = None) -> DocumentIds:
@@ -77,6 +109,14 @@ def assign_ids(shards: Sequence[SignatureShard], rows: Mapping[str, int] | None 
     for shard in shards:
         rows[shard.file] = max(rows.get(shard.file, 0), shard.end)
     return DocumentIds.of(rows)
+
+
+def count_documents(shards: Sequence[SignatureShard]) -> dict[str, int]:
+    """The number of signed documents of each file."""
+    counts = dict.fromkeys((shard.file for shard in shards), 0)
+    for shard in shards:
+        counts[shard.file] += shard.documents
+    return counts
 
 
 def check_index(index: Sequence[str], sketch: Sketch) -> None:

@@ -1,10 +1,10 @@
 """Pair files, ours and SlimPajama's: lines `<key> :: <key>`, parsed into edges between document ids."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import DocumentIds
 from gristmill.counts import Counts
+from gristmill.engine.run import StageRun
+from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError
 from gristmill.io.external_sort import read_records, write_records
-from gristmill.io.files import atomic_write_bytes
 
 _PAIR = r"^(?P<a>.+)@(?P<i>[0-9]+) :: (?P<b>.+)@(?P<j>[0-9]+)$"
 _SEPARATOR = r"@[0-9]+ :: "
@@ -22,35 +23,42 @@ _BLOCK = 16 << 20  # bytes parsed together
 _PAIR_RECORD = np.dtype([("file", "<u4"), ("row", "<i8"), ("other_file", "<u4"), ("other_row", "<i8")])
 
 
+@dataclass(frozen=True)
 class ParsedPairs:
-    """Parsed pairs in a work folder: pairs.bin of 24 bytes each, and file names and rows in pairs.json."""
+    """Parsed pairs: a file of 24 bytes each, and the corpus files that they name."""
 
-    def __init__(self, work: Path) -> None:
-        self.pairs = work / "pairs.bin"
-        self.files = work / "pairs.json"
-
-    def rows(self) -> dict[str, int]:
-        """File name → its largest row in a pair, plus 1; in the order of first mention."""
-        return msgspec.json.decode(self.files.read_bytes(), type=dict[str, int])
+    path: Path
+    rows: dict[str, int]  # file name → its largest row in a pair, plus 1; in the order of first mention
 
     def edges(self, document_ids: DocumentIds) -> Iterator[NDArray[np.uint64]]:
         """Edges between document ids (n × 2), block by block."""
         by_name = document_ids.by_name
-        first_ids = np.array([by_name[name] for name in self.rows()], np.uint64)
-        for pairs in read_records(self.pairs, _PAIR_RECORD, _BLOCK // _PAIR_RECORD.itemsize):
+        first_ids = np.array([by_name[name] for name in self.rows], np.uint64)
+        for pairs in read_records(self.path, _PAIR_RECORD, _BLOCK // _PAIR_RECORD.itemsize):
             one = first_ids[pairs["file"]] + pairs["row"].astype(np.uint64)
             yield np.stack([one, first_ids[pairs["other_file"]] + pairs["other_row"].astype(np.uint64)], axis=1)
 
 
-def parse_pairs(files: tuple[Path, ...], work: Path) -> Counts:
-    """Task: parse pair files into ParsedPairs(work). InputError names the first line that is no pair."""
+def list_pair_files(folder: Path) -> FileSet:
+    """The pair files in a folder, duplicate_pairs*.txt, in name order."""
+    return FileSet(tuple(sorted(folder.glob("duplicate_pairs*.txt"))))
+
+
+def parse_pair_files(run: StageRun, files: FileSet) -> ParsedPairs:
+    """Run the step that parses pair files. InputError names the first line that is no pair."""
+    output, size = run.work / "pairs.bin", sum(path.stat().st_size for path in files.paths)
+    parsed = run.step("pairs", [Task("parse", parse_pairs, {"files": files, "output": output}, (output,), size)])
+    return ParsedPairs(output, parsed.values(dict[str, int])[0])
+
+
+def parse_pairs(files: FileSet, output: Path) -> Result:
+    """Task: parse pair files into records; returns the rows of ParsedPairs."""
     numbers: dict[str, int] = {}  # of files, in the order of first mention
     rows: dict[str, int] = {}
-    parsed = ParsedPairs(work)
-    blocks = (_parse(path, first, text, numbers, rows) for path in files for first, text in _iter_blocks(path))
-    write_records(parsed.pairs, blocks)
-    atomic_write_bytes(parsed.files, msgspec.json.encode({name: rows[name] for name in numbers}))
-    return Counts({}, [])
+    write_records(
+        output, (_parse(path, first, text, numbers, rows) for path in files.paths for first, text in _iter_blocks(path))
+    )
+    return Result(Counts({}, []), {name: rows[name] for name in numbers})
 
 
 def _iter_blocks(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.matching_form import form_size, pack, write_form
-from gristmill.batches import batched
+from gristmill.batches import batched, partition_of
 from gristmill.counts import Counts
-from gristmill.engine.partition import partition_of
 from gristmill.io.files import atomic_write
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects

@@ -1,8 +1,9 @@
 """Signature shards: Arrow IPC files of row numbers and signatures, with the sketch's parameters in the metadata."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
@@ -116,12 +117,16 @@ def shard_paths(folder: Path) -> list[Path]:
 def list_shards(folder: Path) -> list[Path]:
     """All shards below a folder, in name order. UsageError if there is none or sketches differ."""
     paths = shard_paths(folder)
-    first = open_shard(paths[0])
-    for path in paths[1:]:
-        found, expected = open_shard(path).header.describe(), first.header.describe()
-        if found != expected:
-            raise UsageError(
-                f"these signatures cannot be compared: {paths[0]} holds {expected}; {path} holds {found}. "
-                "Run to_hash with the same options on all of them"
-            )
+    reject_mixed_sketches({path: open_shard(path).header for path in paths})
     return paths
+
+
+def reject_mixed_sketches(headers: Mapping[Path, ShardHeader]) -> None:
+    """Raise UsageError, naming two shards, if signatures were made with different sketches."""
+    for (one, first), (other, found) in pairwise(headers.items()):
+        if first.describe() != found.describe():
+            raise UsageError(
+                f"these signatures cannot be compared: {one} holds {first.describe()}; {other} holds "
+                f"{found.describe()}. Run to_hash with the same options on all of them, those that the index was made "
+                "with"
+            )

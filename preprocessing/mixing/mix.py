@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.batches import batched
+from gristmill.batches import batched, partition_of
 from gristmill.counts import READ, REPEATED, WRITTEN, Counts
-from gristmill.engine.partition import partition_of
 from gristmill.io.documents import KEY_FIELD, Document
 from gristmill.io.files import atomic_write
 from gristmill.io.readers import Slice, read_documents

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dedup import generate_connected_components, generate_duplicates_dict
-from gristmill.engine.stage import RunOptions
+from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
 
 QUIET = RunOptions(workers=1, quiet=True)

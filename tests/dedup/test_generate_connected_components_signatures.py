@@ -1,5 +1,6 @@
 """Clusters from signatures equal those from pair files, for any memory and either output format."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 from dedup import Sketch, generate_connected_components, generate_duplicate_pairs, generate_duplicates_dict
 from dedup.minhash.signature_shards import write_shard
 from gristmill.counts import READ
-from gristmill.engine.stage import RunOptions
+from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
 from gristmill.io.pickles import load_pickle
+from tests.gristmill.engine.sandbox import sandboxed
 
 QUIET = RunOptions(workers=1, quiet=True)
 SHARDS, EACH = 5, 3000
@@ -134,3 +136,27 @@ def test_files_without_a_signature(tmp_path: Path, memory: str, signed: int, in_
         (corpus / "b.jsonl").write_text('{"text": "the mill grinds the grain"}\n' * 3)
         arguments = {"corpus": tmp_path / "NORM", "verify": "jaccard", "index": index, "options": options}
         generate_duplicates_dict(tmp_path / "c.parquet", tmp_path / "v.pickle", **arguments)
+
+
+@pytest.mark.parametrize("memory", ["4G", "50K"])
+def test_tasks_open_only_what_they_name(
+    minhash: Path, by_pairs: Path, tmp_path: Path, memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(by_pairs / "duplicate_pairs.txt", tmp_path)
+    with sandboxed(minhash, monkeypatch) as sandbox:
+        generate_connected_components(tmp_path, tmp_path / "c.pickle", minhash, options=replace(QUIET, memory=memory))
+    assert sandbox.tasks > 2
+    assert (tmp_path / "c.pickle").read_bytes() == (by_pairs / "c.pickle").read_bytes()
+
+
+def test_a_file_without_signatures_is_in_no_cluster(minhash: Path, by_pairs: Path, tmp_path: Path) -> None:
+    """Every document too short, or a copy that was skipped."""
+    shutil.copytree(minhash, tmp_path / "minhash")
+    for name in ("s0/0.jsonl", "s9/b.jsonl"):
+        with write_shard(tmp_path / f"minhash/{name}.signatures.arrow", name, Sketch()) as shard:
+            shard.add([], np.empty((0, 128), np.uint32))
+    for memory in ("4G", "50K"):
+        generate_connected_components(
+            tmp_path, tmp_path / f"{memory}.pickle", tmp_path / "minhash", options=replace(QUIET, memory=memory)
+        )
+        assert (tmp_path / f"{memory}.pickle").read_bytes() == (by_pairs / "c.pickle").read_bytes()

@@ -10,11 +10,14 @@ import pytest
 
 from dedup import Sketch, generate_duplicate_pairs
 from dedup.candidates.input_shards import parse_indexes
-from dedup.generate_duplicate_pairs import ALONE, NAME, PAIRED, write_pairs
+from dedup.generate_duplicate_pairs import ALONE, PAIRED, write_pairs
 from dedup.minhash.signature_shards import write_shard
 from gristmill.counts import READ
-from gristmill.engine.stage import STATE_DIR, RunOptions
+from gristmill.engine.options import RunOptions
+from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, UsageError
+from gristmill.io.unfinished import STATE_DIR, mark_unfinished
+from tests.gristmill.engine.sandbox import sandboxed
 
 QUIET = RunOptions(workers=1, quiet=True)
 SHARDS, EACH = 3, 200
@@ -71,14 +74,18 @@ def test_many_partitions_give_the_same_bytes(
     generate_duplicate_pairs(minhash, tmp_path / "one.txt", options=QUIET)
     used: list[int] = []
 
-    def counted(work: Path, **arguments: object) -> object:
-        used.append(len(list((work / "edges").glob("*.npy"))))
-        return write_pairs(work=work, **arguments)
+    def counted(edges: FileSet, **arguments: object) -> object:
+        used.append(len(edges))
+        return write_pairs(edges, **arguments)
 
     monkeypatch.setattr(sys.modules[NAMED], "write_pairs", counted)
     generate_duplicate_pairs(minhash, tmp_path / "other.txt", options=replace(QUIET, memory=memory, workers=workers))
     assert (tmp_path / "one.txt").read_bytes() == (tmp_path / "other.txt").read_bytes()
     assert used[0] >= 9 * 4
+    monkeypatch.setattr(sys.modules[NAMED], "write_pairs", write_pairs)
+    (tmp_path / "other.txt").unlink()
+    generate_duplicate_pairs(minhash, tmp_path / "other.txt", options=QUIET)  # other partitions
+    assert (tmp_path / "one.txt").read_bytes() == (tmp_path / "other.txt").read_bytes()
 
 
 def test_other_bands_are_other_work(minhash: Path, tmp_path: Path) -> None:
@@ -91,14 +98,32 @@ def test_other_bands_are_other_work(minhash: Path, tmp_path: Path) -> None:
     assert out.read_bytes() == first
 
 
-def test_edges_that_a_killed_run_left_are_not_read(minhash: Path, tmp_path: Path) -> None:
-    generate_duplicate_pairs(minhash, tmp_path / "clean.txt", options=QUIET)
-    edges = tmp_path / STATE_DIR / f"{NAME}-pairs.txt-work" / "edges"
-    edges.mkdir(parents=True)
-    np.save(edges / "0000-000003.npy", np.array([[5, 1]], np.uint64))
+def test_done_for_any_budget(minhash: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", options=QUIET)
-    assert (tmp_path / "pairs.txt").read_bytes() == (tmp_path / "clean.txt").read_bytes()
-    assert not edges.exists()
+    generate_duplicate_pairs(
+        minhash, tmp_path / "pairs.txt", options=RunOptions(workers=2, memory="3K")
+    )  # another plan, the same result
+    assert "done already" in capsys.readouterr().err
+    assert not list((tmp_path / STATE_DIR).glob("*.work"))
+
+
+def test_tasks_open_only_what_they_name(minhash: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sandboxed(minhash, monkeypatch) as sandbox:
+        generate_duplicate_pairs(minhash, tmp_path / "pairs.txt", options=replace(QUIET, memory="10K"))
+    assert sandbox.tasks > 9 * 4
+    monkeypatch.undo()
+    generate_duplicate_pairs(minhash, tmp_path / "other.txt", options=QUIET)
+    assert (tmp_path / "pairs.txt").read_bytes() == (tmp_path / "other.txt").read_bytes()
+
+
+@pytest.mark.parametrize("index", [(), ("old",)])
+def test_shards_of_an_interrupted_run_are_refused(minhash: Path, tmp_path: Path, index: tuple[str, ...]) -> None:
+    for folder in ("new", "old"):
+        (tmp_path / folder).symlink_to(shutil.copytree(minhash, tmp_path / f"{folder}-shards"))
+    mark_unfinished(tmp_path / (index or ("new",))[0], "to_hash")
+    folders = tuple(str(tmp_path / name) for name in index)
+    with pytest.raises(InputError, match="is not complete: to_hash"):
+        generate_duplicate_pairs(tmp_path / "new", tmp_path / "pairs.txt", index=folders, options=QUIET)
 
 
 @pytest.mark.parametrize(("rows", "bands"), [(13, 10), (0, 9), (13, -1)])

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from dedup.candidates.document_ids import DocumentIds
 from dedup.candidates.pair_files import ParsedPairs, parse_pairs
+from gristmill.engine.task import FileSet
 
 NAMES = [
     "arxiv/a b.jsonl",
@@ -23,8 +24,7 @@ def test_names_of_any_kind_travel_unharmed(tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("pairs")
     path = folder / "duplicate_pairs.txt"
     path.write_text("".join(f"{a}@{i} :: {b}@{j}\n" for a, i, b, j in pairs), encoding="utf-8")
-    parse_pairs((path,), folder)
-    parsed = ParsedPairs(folder)
-    document_ids = DocumentIds.of(parsed.rows())
+    parsed = ParsedPairs(folder / "pairs.bin", parse_pairs(FileSet((path,)), folder / "pairs.bin").value)
+    document_ids = DocumentIds.of(parsed.rows)
     found = [tuple(document_ids.keys(edge).to_pylist()) for edges in parsed.edges(document_ids) for edge in edges]
     assert found == [(f"{a}@{i}", f"{b}@{j}") for a, i, b, j in pairs]
