@@ -8,6 +8,7 @@
 `python dedup/x.py`, `python -m dedup.x`, `gristmill x` and `from dedup import x` all call the same function.
 """
 
+import dataclasses
 import importlib
 import inspect
 import signal
@@ -42,7 +43,9 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
     """
     named = {function.__name__: _name_positionals(_imported_by_name(function)) for function in functions}
     parser = next(iter(named.values())) if len(named) == 1 else named
-    sys.exit(run_with_exit_code(lambda: _parse_and_call(parser, arguments, prog)))
+    flags = {flag for function in named.values() for flag in _flags(function)}
+    words = _spell_flags(flags, sys.argv[1:] if arguments is None else arguments)
+    sys.exit(run_with_exit_code(lambda: _parse_and_call(parser, words, prog)))
 
 
 def run_with_exit_code(action: Callable[[], Any]) -> int:
@@ -103,6 +106,27 @@ def _parse_and_call(parser: Any, arguments: Sequence[str] | None, prog: str | No
     if isinstance(parser, dict):
         return tyro.extras.subcommand_cli_from_dict(parser, args=arguments, prog=prog, use_underscores=True)
     return tyro.cli(parser, args=arguments, prog=prog, use_underscores=True)
+
+
+def _flags(function: Callable[..., Any]) -> set[str]:
+    """Boolean options of a function, those of its dataclasses of options included, as `--flag`."""
+    kinds = get_type_hints(function)
+    for kind in [*kinds.values()]:
+        kinds |= get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+    return {f"--{name}" for name, kind in kinds.items() if kind is bool}
+
+
+def _spell_flags(flags: set[str], arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with `--flag true` as `--flag`, and `--flag=False` as `--no_flag`, as tyro takes them."""
+    words: list[str] = []
+    for argument in arguments:
+        option, _, value = argument.partition("=")
+        if words and words[-1] in flags and argument.lower() in ("true", "false"):
+            option, value = words.pop(), argument
+        flag = option[:2] + option[2:].replace("-", "_")
+        spelt = {"": flag, "true": flag, "false": f"--no_{flag[2:]}"}.get(value.lower(), argument)
+        words.append(spelt if flag in flags else argument)
+    return words
 
 
 def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:

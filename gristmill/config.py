@@ -2,20 +2,22 @@
 
 A nested dataclass is a `[section]` of the file and `--section.key value` on the command line. A
 dataclass lists its renamed keys in `RENAMED: ClassVar[dict[str, str]]`, old name to new; the old
-names still work, with a note on standard error.
+names still work, with a note on standard error. It lists the values that its numbers may have in
+`RANGES: ClassVar[dict[str, Range]]`.
 """
 
 import contextlib
 import dataclasses
 import difflib
 import io
+import math
 import re
 import sys
 import tomllib
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import tyro
@@ -23,6 +25,7 @@ import tyro
 from gristmill.errors import InputError, UsageError
 
 Config = TypeVar("Config")
+INT64 = 2**63 - 1
 _FRAME = re.compile("[─│╭╮╰╯]+")  # the box that tyro draws around its errors
 
 
@@ -42,6 +45,41 @@ def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None)
     file, arguments = _take_option(list(argv), "--config")
     default = _from_table(cls, _read_toml(Path(file)), file, "") if file else _from_table(cls, {}, "", "")
     return _parse(cls, _check_options(cls, _rename_options(cls, arguments)), default, prog)
+
+
+class Range(NamedTuple):
+    """The values of a number: from `least`, or above it if `above`, to `most`; never NaN or infinite."""
+
+    least: float
+    most: float = sys.float_info.max
+    above: bool = False
+
+    def fault(self, value: float) -> str:
+        """What was wanted instead of `value`; empty if it is in the range.
+
+        >>> Range(0, above=True).fault(0), Range(0).fault(math.nan), Range(0, 9).fault(10), Range(0).fault(1)
+        ('more than 0', 'a finite number, 0 or more', '9 or less', '')
+        """
+        if (self.least < value if self.above else self.least <= value) and value <= self.most:
+            return ""
+        least = f"more than {self.least:g}" if self.above else f"{self.least:g} or more"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"a finite number, {least}"
+        return f"{self.most:,} or less" if value > self.most else least
+
+
+def check_ranges(options: Any, prefix: str = "") -> None:
+    """Raise UsageError for a number of a dataclass that is not in its RANGES; `prefix` is that of the options' names.
+
+    A tuple is checked number by number; every such option has a default, which the error says to try.
+    """
+    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(options)}
+    for name, allowed in options.RANGES.items():
+        value = getattr(options, name)
+        faults = [allowed.fault(number) for number in (value if isinstance(value, tuple) else (value,))]
+        if wanted := next(filter(None, faults), ""):
+            default = " ".join(map(str, defaults[name])) if isinstance(value, tuple) else defaults[name]
+            raise UsageError(f"{prefix}{name} is {value}; wanted {wanted}; try --{prefix}{name} {default}")
 
 
 def _take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
@@ -174,7 +212,7 @@ def _option_types(cls: type, prefix: str = "--") -> dict[str, Any]:
 def _check_options(cls: type, arguments: list[str]) -> list[str]:
     """Raise UsageError for an unknown option; return the arguments as tyro reads them.
 
-    That is with `true` as `True`, `false` as `False`, and `True` after a boolean option without a value.
+    That is with `true` as `True`, `=false` as `=False`, and `True` after a boolean option without a value.
     """
     options = {**_option_types(cls), "--help": None}
     tables = tuple(f"{option}." for option, kind in options.items() if typing.get_origin(kind) is dict)
@@ -185,10 +223,14 @@ def _check_options(cls: type, arguments: list[str]) -> list[str]:
             if name not in options and not name.startswith(tables):
                 suggestion = _suggestion(name, list(options), _new_option_names(cls))
                 raise UsageError(f"unknown option {argument.partition('=')[0]}{suggestion}")
-        is_boolean = bool in (options.get(name), *typing.get_args(options.get(name)))
-        checked.append(argument.capitalize() if is_boolean and not argument.startswith("--") else argument)
-        if is_boolean and argument.startswith("--") and "=" not in argument and following.startswith("--"):
-            checked.append("True")
+        if bool in (options.get(name), *typing.get_args(options.get(name))):
+            option, equals, value = argument.rpartition("=")
+            is_value = equals or not argument.startswith("--")
+            checked.append(option + equals + value.capitalize() if is_value else argument)
+            if not is_value and following.startswith("--"):
+                checked.append("True")
+        else:
+            checked.append(argument)
     return checked
 
 

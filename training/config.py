@@ -1,12 +1,13 @@
 """TrainConfig: all options of a training run, one section per subpackage."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from gristmill.config import INT64, Range, check_ranges
 from gristmill.errors import require
 from gristmill.io.token_shards import Manifest
 from training.checkpoint.checkpoint import CheckpointConfig
@@ -24,6 +25,8 @@ from training.reporting.metrics import MetricsConfig
 @dataclass(frozen=True)
 class TrainConfig:
     """Options of a training run; each section is defined and checked by the subpackage that it configures."""
+
+    RANGES: ClassVar[dict[str, Range]] = {"seed": Range(0, INT64), "timeout": Range(0, 10_000_000, above=True)}
 
     out_dir: Path
     """Folder for checkpoints and metrics; if it holds a checkpoint of this run, training resumes from it."""
@@ -53,10 +56,13 @@ class TrainConfig:
 
     def check(self) -> None:
         """Raise UsageError for a value out of range, or options that exclude each other."""
-        for section in (self.data, self.optim, self.eval, self.checkpoint, self.metrics, self.stability):
-            section.check()
+        check_ranges(self)
+        for section in fields(self):
+            if hasattr(options := getattr(self, section.name), "RANGES"):
+                check_ranges(options, f"{section.name}.")
+        self.eval.check()
+        self.stability.check()
         self.memory.check(self.parallel.zero)
-        require(self.timeout > 0, f"timeout is {self.timeout}; wanted more than 0")
         require(
             not self.compile or self.parallel.pp == 1 or self.parallel.schedule not in SPLIT_BACKWARD,
             f"compile and parallel.schedule {self.parallel.schedule}: a compiled block computes the gradients of its "

@@ -73,10 +73,13 @@ def test_a_field_named_like_a_keyword_and_booleans_without_a_value(tmp_path: Pat
         load_config(Range, ["--from_", "b"])
 
 
-@pytest.mark.parametrize("flag", ["false", "False"])
-def test_underscores_hyphens_signs_and_booleans(flag: str) -> None:
-    options = f"--out-dir a --stones.wood b --stones.turns-per-minute -4 --stones.speed=-1e-3 --stones.wet {flag}"
-    mill = load_config(Mill, f"{options} --stones.cover true --stones.sizes 1 2".split())
+@pytest.mark.parametrize(
+    "wet", ["--stones.wet false", "--stones.wet False", "--stones.wet=false", "--stones.wet=False"]
+)
+@pytest.mark.parametrize("cover", ["--stones.cover true", "--stones.cover=true"])
+def test_underscores_hyphens_signs_and_booleans(wet: str, cover: str) -> None:
+    options = f"--out-dir a --stones.wood b --stones.turns-per-minute -4 --stones.speed=-1e-3 {wet}"
+    mill = load_config(Mill, f"{options} {cover} --stones.sizes 1 2".split())
     assert mill == Mill(Path("a"), Stones(Path("b"), -4, -1e-3, False, (1.0, 2.0), True))
 
 
@@ -115,6 +118,7 @@ def test_a_wrong_file_says_key_given_and_wanted(tmp_path: Path, toml: str, messa
         ("--kind steam", "invalid choice 'steam' for argument '--kind'"),
         ("--stones.speed", "--stones.speed"),
         ("stray", "stray"),
+        ("--stones.wet=maybe", "Maybe"),
         ("--config", "--config was given without a file"),
         ("--config nowhere.toml", "cannot read --config nowhere.toml: No such file"),
     ],

@@ -1,15 +1,18 @@
-from dataclasses import replace
+import math
+import re
+import typing
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gristmill.config import load_config
 from gristmill.errors import UsageError
-from training.checkpoint.checkpoint import CheckpointConfig
 from training.config import TrainConfig
 from training.data.batches import DataConfig
 from training.model.model_config import ModelConfig
-from training.optim.optim_config import OptimConfig
 from training.optim.stability import StabilityConfig
 
 
@@ -44,16 +47,53 @@ def test_the_old_name_of_async_save_is_accepted(capsys: pytest.CaptureFixture[st
     assert "checkpoint.beside is now called checkpoint.async_save" in capsys.readouterr().err
 
 
-def test_values_out_of_range_are_errors() -> None:
-    config = TrainConfig(Path("out"), DataConfig(Path("a"), Path("b")))
-    config.check()
-    for wrong, key in [
-        (replace(config, optim=OptimConfig(steps=0)), "optim.steps is 0"),
-        (replace(config, checkpoint=CheckpointConfig(keep=0)), "checkpoint.keep is 0"),
-        (replace(config, stability=StabilityConfig(min_loss_scale=0.0)), "stability.min_loss_scale 0.0"),
+def numbers(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The options of a configuration that are numbers, with their values."""
+    hints = typing.get_type_hints(type(options))
+    for found in fields(options):
+        value, kinds = getattr(options, found.name), (hints[found.name], *typing.get_args(hints[found.name]))
+        if is_dataclass(value):
+            yield from numbers(value, f"{prefix}{found.name}.")
+        elif int in kinds or float in kinds:
+            yield prefix + found.name, value
+
+
+CONFIG = TrainConfig(Path("out"), DataConfig(Path("a"), Path("b")))
+NUMBERS = dict(numbers(CONFIG))
+
+
+def with_option(config: Any, name: str, value: Any) -> Any:
+    section, _, rest = name.partition(".")
+    return replace(config, **{section: with_option(getattr(config, section), rest, value) if rest else value})
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_is_refused_outside_its_range_with_a_value_to_try(name: str) -> None:
+    default = NUMBERS[name]
+    of_float = isinstance(default, float | tuple)
+    for value in (math.nan, math.inf, -math.inf, -1.0, -5e-324) if of_float else (-1, 2**63, 10**400):
+        given = (default[0], value) if isinstance(default, tuple) else value
+        with pytest.raises(UsageError) as error:
+            with_option(CONFIG, name, given).check()
+        shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+        said = str(error.value)
+        assert said.startswith(f"{name} is {given}; wanted ") and said.endswith(f"; try --{name} {shown}"), said
+
+
+def test_the_ends_of_ranges() -> None:
+    for name, value, wanted in [
+        ("optim.lr", 0.0, "more than 0"),
+        ("optim.betas", (1.0, 0.9), "less"),
+        ("optim.eps", 0.0, "more than 0"),
+        ("timeout", 1e9, "10,000,000 or less"),
+        ("model.layers", 0, "1 or more"),
+        ("data.batch_size", 0, "1 or more"),
+        ("stability.min_loss_scale", 0.0, "more than 0"),
     ]:
-        with pytest.raises(UsageError, match=key):
-            wrong.check()
+        with pytest.raises(UsageError, match=rf"{name} is .*; wanted .*{re.escape(wanted)}"):
+            with_option(CONFIG, name, value).check()
+    for name, value in (("optim.betas", (0.0, 0.0)), ("optim.min_lr", 0.0), ("eval.temperature", 0.0)):
+        with_option(CONFIG, name, value).check()
 
 
 def test_old_names_of_options_are_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from gristmill.errors import InputError, OutputError, UsageError, require, wrap_write_errors
+from gristmill.config import INT64, Range
+from gristmill.errors import InputError, OutputError, UsageError, wrap_write_errors
 from gristmill.io.files import PARTIAL, atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.record import RECORD, CheckpointRecord, verify_checkpoint
@@ -38,6 +39,7 @@ class CheckpointConfig:
     """Options of checkpoints: the interval, the number kept, asynchronous saving."""
 
     RENAMED: ClassVar[dict[str, str]] = {"beside": "async_save"}
+    RANGES: ClassVar[dict[str, Range]] = {"every": Range(0, INT64), "keep": Range(1, INT64)}
 
     every: int = 200
     """Steps between checkpoints; 0: only after the last step."""
@@ -46,11 +48,6 @@ class CheckpointConfig:
     async_save: bool = True
     """Write checkpoints in a background thread, from a copy in CPU memory, while training continues. Has no effect
     if memory.optimizer or memory.parameters is disk: a copy would not fit in memory."""
-
-    def check(self) -> None:
-        """Raise UsageError for a value out of range."""
-        require(self.every >= 0, f"checkpoint.every is {self.every}; wanted 0 or more")
-        require(self.keep > 0, f"checkpoint.keep is {self.keep}; wanted more than 0")
 
 
 @dataclass

@@ -2,22 +2,27 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gristmill.config import Range
 from gristmill.errors import UsageError, require
 from training.data.sequences import TokenSequences
 from training.distributed.layout import ParallelConfig
 from training.kernels.keyed_random import key_from_name
 from training.model.batch import Batch
 
+_MOST = 2**31 - 1  # of tokens in a sequence, and of sequences in a batch
+
 
 @dataclass(frozen=True)
 class DataConfig:
     """The token shards to read, and the size of a step."""
+
+    RANGES: ClassVar[dict[str, Range]] = {"seq_len": Range(1, _MOST), "batch_size": Range(1, _MOST)}
 
     train: Path
     """Folder of token shards to train on."""
@@ -31,11 +36,6 @@ class DataConfig:
     """Check of the token shards. checksum: the ranks share the work of comparing SHA-256 of all files, in a thread
     beside the first steps, and the first checkpoint waits for it; size: only what is always checked: the manifest,
     sizes and headers at the start, and every id that is read."""
-
-    def check(self) -> None:
-        """Raise UsageError for a value out of range."""
-        for key in ("seq_len", "batch_size"):
-            require(getattr(self, key) > 0, f"data.{key} is {getattr(self, key)}; wanted more than 0")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from gristmill.config import Range
 from gristmill.errors import require
 from training.model.model_config import ModelConfig
 
@@ -44,6 +45,10 @@ class ParallelConfig:
     """Micro-batches per step and replica, over which gradients are accumulated; 0: one per pipeline stage. More of
     them need less activation memory and shrink the pipeline's bubble."""
     RENAMED: ClassVar[dict[str, str]] = {"shard": "zero_group"}
+    RANGES: ClassVar[dict[str, Range]] = {
+        **dict.fromkeys(("dp", "zero_group", "virtual_stages", "micro_batches"), Range(0, 2**31 - 1)),
+        **dict.fromkeys(("tp", "pp"), Range(1, 2**31 - 1)),
+    }
 
     def resolve(self, processes: int, model: ModelConfig, seq_len: int) -> "ParallelConfig":
         """Return a copy with every 0 filled in for `processes` ranks. Raises UsageError if it does not fit."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from gristmill.config import Range
 from gristmill.errors import require
 
 
@@ -11,6 +12,16 @@ class ModelConfig:
     """A decoder's sizes and the variants of its layers; `resolve` fills in the defaults that depend on others."""
 
     RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_width"}
+    RANGES: ClassVar[dict[str, Range]] = {
+        **dict.fromkeys(("layers", "heads"), Range(1, 10_000)),
+        "kv_heads": Range(0, 10_000),
+        "width": Range(1, 10_000_000),
+        "ffn_width": Range(0, 10_000_000),
+        **dict.fromkeys(("vocab_size", "context"), Range(0, 2**31 - 1)),
+        "dropout": Range(0, 1),
+        **dict.fromkeys(("rope_base", "norm_eps"), Range(0, above=True)),
+        "init_std": Range(0),
+    }
 
     preset: Literal["llama", "gpt2"] = "llama"
     """Sets the default of norm, positions, mlp, bias and tied."""

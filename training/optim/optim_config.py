@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from gristmill.errors import require
+from gristmill.config import INT64, Range
 
 
 @dataclass(frozen=True)
@@ -12,6 +12,13 @@ class OptimConfig:
     """AdamW with linear warm-up and cosine decay of the learning rate, and gradient clipping."""
 
     RENAMED: ClassVar[dict[str, str]] = {"clip": "max_grad_norm"}
+    RANGES: ClassVar[dict[str, Range]] = {
+        "steps": Range(1, INT64),
+        "warmup_steps": Range(0, INT64),
+        **dict.fromkeys(("lr", "eps"), Range(0, above=True)),
+        **dict.fromkeys(("min_lr", "weight_decay", "max_grad_norm"), Range(0)),
+        "betas": Range(0, math.nextafter(1, 0)),
+    }
 
     name: Literal["adamw", "sgd"] = "adamw"
     """sgd: no momentum, no weight decay; for tests, as AdamW hides errors in a gradient's scale."""
@@ -31,13 +38,6 @@ class OptimConfig:
     """Epsilon of AdamW's denominator."""
     max_grad_norm: float = 1.0
     """Maximum gradient norm: the 2-norm over all parameters; 0 disables clipping."""
-
-    def check(self) -> None:
-        """Raise UsageError for a value out of range."""
-        for key in ("steps", "lr"):
-            require(getattr(self, key) > 0, f"optim.{key} is {getattr(self, key)}; wanted more than 0")
-        for key in ("min_lr", "warmup_steps", "weight_decay", "max_grad_norm"):
-            require(getattr(self, key) >= 0, f"optim.{key} is {getattr(self, key)}; wanted 0 or more")
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from gristmill.config import INT64, Range
 from gristmill.errors import UsageError, require
 
 _EMA_DECAY = 0.99  # of the loss's running mean and variance: about the last hundred steps
@@ -25,6 +26,12 @@ class StabilityConfig:
         "growth": "scale_growth_interval",
         "floor": "min_loss_scale",
     }
+    RANGES: ClassVar[dict[str, Range]] = {
+        "max_skipped_steps": Range(0, INT64),
+        "loss_spike_sigma": Range(0),
+        "scale_growth_interval": Range(1, INT64),
+        **dict.fromkeys(("initial_loss_scale", "min_loss_scale"), Range(0, above=True)),
+    }
 
     policy: Literal["skip", "stop"] = "skip"
     """skip: discard a bad step's gradients and continue; stop: end the run, which can resume from its last
@@ -42,14 +49,11 @@ class StabilityConfig:
     """fp16: smallest loss scale; an overflow at this scale ends the run."""
 
     def check(self) -> None:
-        """Raise UsageError for a value out of range."""
-        for key, least in (("max_skipped_steps", 0), ("loss_spike_sigma", 0), ("scale_growth_interval", 1)):
-            value = getattr(self, key)
-            require(value >= least, f"stability.{key} is {value}; wanted {least} or more")
+        """Raise UsageError for a smallest loss scale above the initial one."""
         require(
-            0 < self.min_loss_scale <= self.initial_loss_scale,
-            f"stability.min_loss_scale {self.min_loss_scale} and initial_loss_scale {self.initial_loss_scale}: wanted "
-            "0 < min_loss_scale <= initial_loss_scale",
+            self.min_loss_scale <= self.initial_loss_scale,
+            f"stability.min_loss_scale {self.min_loss_scale} is above initial_loss_scale {self.initial_loss_scale}; "
+            f"try --stability.min_loss_scale {self.initial_loss_scale}",
         )
 
 

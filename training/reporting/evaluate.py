@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gristmill.config import INT64, Range
 from gristmill.errors import require
 from gristmill.io.token_shards import Manifest
 from training.data.sequences import TokenSequences
@@ -21,6 +23,12 @@ _CHUNK = 1 << 24  # tokens counted at once
 class EvalConfig:
     """Options of evaluation: the interval, the number of sequences, and the text to sample."""
 
+    RANGES: ClassVar[dict[str, Range]] = {
+        **dict.fromkeys(("every", "sequences"), Range(0, INT64)),
+        "sample_tokens": Range(0, 1_000_000),
+        "temperature": Range(0),
+    }
+
     every: int = 100
     """Steps between evaluations; 0: only after the last step."""
     sequences: int = 0
@@ -32,14 +40,16 @@ class EvalConfig:
     temperature: float = 0.8
     """Sampling temperature; 0: always the most probable token."""
 
+    def check(self) -> None:
+        """Raise UsageError for a prompt that is no text."""
+        require(
+            not any("\ud800" <= character <= "\udfff" for character in self.prompt),  # Python's form of other bytes
+            f"eval.prompt is {self.prompt!r}, which is not UTF-8; wanted text; try another --eval.prompt",
+        )
+
     def sequence_count(self, available: int) -> int:
         """Number of sequences to evaluate, if the holdout has `available` ones."""
         return min(self.sequences or available, available)
-
-    def check(self) -> None:
-        """Raise UsageError for a value out of range."""
-        for key in ("every", "sequences", "sample_tokens", "temperature"):
-            require(getattr(self, key) >= 0, f"eval.{key} is {getattr(self, key)}; wanted 0 or more")
 
 
 def evaluate(model: ParallelModel, data: TokenSequences, count: int, micro_batch_size: int) -> float:

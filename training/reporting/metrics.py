@@ -8,9 +8,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from gristmill.errors import require, wrap_write_errors
+from gristmill.config import INT64, Range
+from gristmill.errors import wrap_write_errors
 from gristmill.io.files import atomic_write_bytes
 from training.reporting.throughput import Throughput
 
@@ -21,16 +22,14 @@ METRICS = "metrics.jsonl"
 class MetricsConfig:
     """Options of metrics: the terminal's interval, TensorBoard, the device's peak."""
 
+    RANGES: ClassVar[dict[str, Range]] = {"log_every": Range(1, INT64), "peak_tflops": Range(0)}
+
     log_every: int = 10
     """Steps between lines in the terminal. metrics.jsonl and TensorBoard receive every step."""
     tensorboard: bool = True
     """Write TensorBoard event files to out_dir/tensorboard."""
     peak_tflops: float = 0.0
     """One device's peak in TFLOP/s, for the model FLOPs utilization; 0: from a table of GPUs."""
-
-    def check(self) -> None:
-        """Raise UsageError for a value out of range."""
-        require(self.log_every > 0, f"metrics.log_every is {self.log_every}; wanted more than 0")
 
 
 @dataclass(frozen=True)

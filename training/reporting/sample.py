@@ -13,6 +13,8 @@ from training.distributed.mesh import main_only
 from training.parallel.parallel_model import ParallelModel
 from training.reporting.evaluate import EvalConfig
 
+_COLDEST = 1e-6  # temperature below which float32 would divide to infinity
+
 
 class Sampler:
     """Samples text with a fixed seed: the same model always gives the same text."""
@@ -50,6 +52,8 @@ class Sampler:
     def _draw_token(self, logits: Tensor, generator: torch.Generator) -> int:
         """Draw a token from logits (V,); ids beyond the tokenizer's are never drawn."""
         known = logits[: self.tokenizer.vocab_size()]  # the model's vocabulary may be padded
-        if self.config.temperature == 0:
+        if not known.isfinite().all():
+            return self.end  # the run has diverged: there is nothing to sample
+        if self.config.temperature < _COLDEST:
             return int(known.argmax())
         return int(torch.multinomial((known / self.config.temperature).softmax(-1), 1, generator=generator))

@@ -51,6 +51,15 @@ def test_temperature_zero_takes_the_most_probable_token(corpus: Path, device: to
     assert draw.sample(decoder) == draw.tokenizer.decode([*draw.start[1:], best])
 
 
+def test_a_tiny_temperature_is_as_zero_and_a_diverged_model_says_nothing(corpus: Path, device: torch.device) -> None:
+    decoder = model(device)
+    texts = [sampler(corpus, prompt="grain", temperature=t).sample(decoder) for t in (0.0, 1e-320)]
+    assert texts[0] == texts[1] != "grain"
+    with torch.no_grad():
+        decoder.parts[0].head.weight.fill_(torch.nan)  # type: ignore[union-attr, operator]
+    assert sampler(corpus, prompt="grain").sample(decoder) == "grain"
+
+
 def test_ids_beyond_the_tokenizer_are_never_drawn(corpus: Path, device: torch.device) -> None:
     decoder = model(device, vocabulary=1000)
     with torch.no_grad():
