@@ -1,7 +1,6 @@
 """Stage: normalise text to Unicode NFC, so that equal texts have equal bytes. Writes .jsonl[.gz|.zst]."""
 
 import importlib.util
-import shutil
 import sys
 import unicodedata
 from collections import defaultdict
@@ -24,7 +23,7 @@ from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, JSONL_SUFFIXES, list_corpus, stem
-from gristmill.io.files import atomic_write, rejects_path
+from gristmill.io.files import concatenate, rejects_path
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
@@ -160,19 +159,11 @@ def _ftfy() -> Callable[[str], str]:
 
 
 def join_pieces(pieces: list[Path], rejects: list[Path], target: Path) -> None:
-    """Task: concatenate the pieces of one file, and the files of their malformed records."""
-    _concatenate(pieces, target)
+    """Task: concatenate the pieces of one file, as .jsonl, .gz and .zst allow, and their malformed records."""
+    concatenate(pieces, target)
     rejects_path(target).unlink(missing_ok=True)
     if rejects:
-        _concatenate(rejects, rejects_path(target))
-
-
-def _concatenate(pieces: list[Path], target: Path) -> None:
-    """Concatenate files of the same compression; the formats .jsonl, .gz and .zst allow it."""
-    with atomic_write(target) as temporary, temporary.open("wb") as whole:
-        for piece in pieces:
-            with piece.open("rb") as file:
-                shutil.copyfileobj(file, whole, 1 << 20)
+        concatenate(rejects, rejects_path(target))
 
 
 if __name__ == "__main__":

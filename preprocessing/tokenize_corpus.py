@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +16,15 @@ import sentencepiece
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
-from gristmill.engine.stage import STATE_DIR, RunOptions, Task, parse_size, reject_unknown_files, run_stage
+from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.options import RunOptions, parse_size
+from gristmill.engine.run import StageRun, StepResult, open_stage
+from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
+from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import list_corpus
-from gristmill.io.files import atomic_write, atomic_write_bytes, sha256_file
-from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.documents import Document, list_corpus
+from gristmill.io.files import atomic_write, atomic_write_bytes, concatenate, rejects_path, sha256_file
+from gristmill.io.readers import Slice, read_documents
 from gristmill.io.token_shards import (
     MANIFEST,
     Manifest,
@@ -30,19 +35,27 @@ from gristmill.io.token_shards import (
     token_dtype,
     with_suffix,
 )
+from gristmill.io.unfinished import is_unfinished
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
-from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_shards, shard_name
+from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_shards, shard_name, shards_in
 
 if TYPE_CHECKING:
     from preprocessing.tokenizer.encoder import Encoder
 
-NAME = "tokenize_corpus"
+STAGE = Stage("tokenize_corpus", version=1, libraries=("sentencepiece",))
 DATA_PATH = "data_path.txt"
-_SHARDS = f"{NAME}-shards"  # the ledger of the shards
-_PARTS = "parts"  # folder of the parts, in the state folder
 _ESCAPED_SPACE = "\u2581"  # SentencePiece decodes it as a space, so that a text with it is not restored
 BATCH_CHARACTERS = 1 << 20  # characters encoded together
+
+
+class TokenizerFacts(msgspec.Struct):
+    """What the stage needs to know of a model; `fallback` is the reason that SentencePiece itself encodes, if any."""
+
+    sha256: str
+    vocab_size: int
+    end_of_document: int
+    fallback: str
 
 
 class ShardReport(msgspec.Struct):
@@ -65,35 +78,57 @@ def tokenize_corpus(
 
     Writes the shards tokens_00000.bin and .idx, tokens_00001.bin and so on; manifest.json with counts per source, a
     checksum of each file and of the tokenizer; data_path.txt, for Megatron-LM's --data-path; and a copy of the
-    tokenizer. Each slice of the corpus is encoded into a part first, in a work folder that is kept, so that the same
-    command later encodes only what is new.
+    tokenizer. Each slice of the corpus is encoded into a part first; parts are temporary files.
 
     Args:
         input_dir: Corpus to tokenise: OUT/train_deduped or OUT/holdout.
         tokenizer: A SentencePiece .model file with an end-of-sentence piece, which ends each document.
         out_dir: OUT/tokens/train or OUT/tokens/holdout, the folder of token shards to write.
         options: Workers, memory, and when to stop; they change no output.
-        shard_size: Most bytes of a shard's .bin; a slice of the corpus that is larger is a shard of its own.
+        shard_size: Most bytes of a shard's .bin. What one task encodes, a slice of 64 MiB of a file or a group of
+            small files of 32 MiB, is not divided.
 
     Returns:
         Documents read and written, per source.
     """
     if not tokenizer.is_file():
         raise UsageError(f"{tokenizer}: wanted a SentencePiece model, and there is no such file. Run train_tokenizer")
-    target = parse_size(shard_size)
-    fallback = load_encoder(tokenizer)[1].fallback
-    if fallback and not options.quiet:
-        print(f"note: SentencePiece itself encodes the texts, which is slower: {fallback}", file=sys.stderr)
-    state = out_dir / STATE_DIR
-    slices = [s for file in list_corpus(input_dir) for s in plan_slices(file)]
-    reject_unknown_files(out_dir, (), (".bin", ".idx"), state / f"{_SHARDS}.jsonl")
-    parts = [_part_task(s, tokenizer, state) for s in slices]
-    counts = run_stage(NAME, parts, state, options)
-    shards = _shard_tasks(parts, target, out_dir, state)
-    run_stage(_SHARDS, shards, state, options, summary=False)
-    manifest = _manifest_task(tuple(task.outputs[2] for task in shards), tokenizer, out_dir)
-    run_stage(f"{NAME}-manifest", [manifest], state, options, summary=False)
-    return counts
+    target, files = parse_size(shard_size, "--shard_size"), list_corpus(input_dir)
+    reject_overlapping_folders(input_dir, out_dir)
+    if (out_dir / tokenizer.name).resolve() == tokenizer.resolve():
+        raise UsageError(f"{tokenizer} lies in the output folder, and would be overwritten: give another --out_dir")
+    with open_stage(STAGE, out_dir, options, reads=[input_dir], publishes=[out_dir]) as run:
+        _remove_unrecorded_shards(run, out_dir)
+        reject_unknown_files(out_dir, (), (".bin", ".idx"), run.ledger)
+        facts = _read_facts(run, tokenizer)
+        parts = list(_part_tasks(run, cut_corpus(run, files), tokenizer))
+        encoded = run.step("encode", parts)
+        joined = run.step("join", _shard_tasks(run, parts, encoded, target, out_dir))
+        run.step("manifest", [_manifest_task(joined, tokenizer, facts, out_dir)])
+        return run.finish(encoded.counts)
+
+
+def _remove_unrecorded_shards(run: StageRun, out_dir: Path) -> None:
+    """Remove shards that a run which was killed wrote, and did not record; they are written again."""
+    if is_unfinished(out_dir, run.name):
+        for path in set(shards_in(out_dir)) - set(run.ledger.outputs()):
+            path.unlink()
+
+
+def _read_facts(run: StageRun, tokenizer: Path) -> TokenizerFacts:
+    """Run the step that loads the tokenizer; print a note if it is one that is slow to encode with."""
+    read = run.step("tokenizer", [Task("tokenizer", read_tokenizer, {"tokenizer": tokenizer})])
+    facts = read.values(TokenizerFacts)[0]
+    if facts.fallback and not run.options.quiet:
+        print(f"note: SentencePiece itself encodes the texts, which is slower: {facts.fallback}", file=sys.stderr)
+    return facts
+
+
+def read_tokenizer(tokenizer: Path) -> Result:
+    """Task: load a SentencePiece model; the value is its TokenizerFacts. UsageError if it cannot be used."""
+    model, encoder = load_encoder(tokenizer)
+    facts = TokenizerFacts(sha256_file(tokenizer), model.vocab_size(), model.eos_id(), encoder.fallback)
+    return Result(Counts({}, []), facts)
 
 
 def load_encoder(path: Path) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:
@@ -121,51 +156,64 @@ def _load(path: Path, mtime_ns: int) -> tuple[sentencepiece.SentencePieceProcess
     return model, Encoder(model)
 
 
-def _part_task(corpus_slice: Slice, tokenizer: Path, state: Path) -> Task:
-    prefix, report = state / _PARTS / corpus_slice.label, state / "reports" / f"{corpus_slice.label}.json"
-    arguments = {"corpus_slice": corpus_slice, "tokenizer": tokenizer, "prefix": prefix, "report": report}
-    outputs = (with_suffix(prefix, ".bin"), with_suffix(prefix, ".idx"), report)
-    inputs = (Path(corpus_slice.path), tokenizer)
-    return Task(corpus_slice.label, encode_slice, arguments, inputs, outputs, corpus_slice.size)
+def _part_tasks(run: StageRun, slices: Sequence[Slice], tokenizer: Path) -> Iterator[Task]:
+    """A task for each group of slices; its outputs are a part: a temporary shard."""
+    for group in group_slices(slices):
+        prefix = run.work / "parts" / group[0].label
+        outputs = (with_suffix(prefix, ".bin"), with_suffix(prefix, ".idx"))
+        arguments = {"group": group, "tokenizer": tokenizer, "tokens": outputs[0]}
+        yield Task(group[0].label, encode_slices, arguments, outputs, sum(part.size for part in group))
 
 
-def _shard_tasks(parts: list[Task], target: int, out_dir: Path, state: Path) -> list[Task]:
-    """Tasks that join the parts, which are written, into shards of at most `target` bytes."""
-    reports, sizes = [task.outputs[2] for task in parts], [task.outputs[0].stat().st_size for task in parts]
-    tasks = []
+def _shard_tasks(
+    run: StageRun, parts: Sequence[Task], encoded: StepResult, target: int, out_dir: Path
+) -> Iterator[Task]:
+    """A task for each shard: it joins parts of at most `target` bytes, and the files of their malformed records."""
+    sizes = [record.outputs[0].size for record in encoded.records]
+    written = {run.ledger.path(output) for record in encoded.records for output in record.outputs}
+    reports = encoded.values(ShardReport)
     for number, group in enumerate(plan_token_shards(sizes, target)):
-        name, mine = shard_name(number), tuple(reports[part] for part in group)
-        prefix, report = out_dir / name, state / "shards" / f"{name}.json"
-        arguments = {"reports": mine, "folder": state / _PARTS, "prefix": prefix, "report": report}
-        inputs = tuple(path for part in group for path in parts[part].outputs)
-        outputs = (with_suffix(prefix, ".bin"), with_suffix(prefix, ".idx"), report)
-        tasks.append(Task(name, write_shard, arguments, inputs, outputs, sum(sizes[part] for part in group)))
-    return tasks
+        prefix = out_dir / shard_name(number)
+        outputs = (with_suffix(prefix, ".bin"), with_suffix(prefix, ".idx"))
+        rejects = [rejects_path(parts[part].outputs[0].absolute()) for part in group]
+        arguments = {
+            "parts": [parts[part].outputs for part in group], "reports": [reports[part] for part in group],
+            "rejects": [path for path in rejects if path in written], "tokens": outputs[0],
+        }  # fmt: skip
+        yield Task(prefix.name, write_shard, arguments, outputs, sum(sizes[part] for part in group))
 
 
-def _manifest_task(reports: tuple[Path, ...], tokenizer: Path, out_dir: Path) -> Task:
+def _manifest_task(joined: StepResult, tokenizer: Path, facts: TokenizerFacts, out_dir: Path) -> Task:
     outputs = (out_dir / MANIFEST, out_dir / DATA_PATH, out_dir / tokenizer.name)
-    arguments = {"reports": reports, "tokenizer": tokenizer, "out_dir": out_dir}
-    return Task("manifest", write_manifest, arguments, (*reports, tokenizer), outputs)
+    arguments = {
+        "reports": joined.values(ShardReport), "tokenizer": tokenizer, "facts": facts, "manifest": outputs[0],
+        "data_path": outputs[1], "copy": outputs[2],
+    }  # fmt: skip
+    return Task("manifest", write_manifest, arguments, outputs)
 
 
-def encode_slice(corpus_slice: Slice, tokenizer: Path, prefix: Path, report: Path) -> Counts:
-    """Write the part of one slice, `prefix`.bin and .idx, and its ShardReport as JSON."""
+def encode_slices(group: SliceGroup, tokenizer: Path, tokens: Path) -> Result:
+    """Task: write the documents of slices as a part, `tokens` (.bin) and its .idx; the value is its ShardReport."""
     counts, (model, encoder) = Counts({}, []), load_encoder(tokenizer)
-    found = ShardReport(ShardRecord(corpus_slice.label, 0, 0, 0, ""), {})
-    documents = read_documents(corpus_slice, counts, Rejects(report), by_original_source=True)
+    prefix = _prefix(tokens)
+    found = ShardReport(ShardRecord(prefix.name, 0, 0, 0, ""), {})
     with TokenShardWriter(prefix, token_dtype(model.vocab_size())) as shard:
+        documents = _read_all(group, counts, Rejects(tokens))
         for batch in batched(documents, size=BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
             ids, offsets = encoder.encode([document.text for document in batch], model.eos_id())
             lengths = np.diff(offsets).tolist()
             shard.add_all(ids, lengths)
-            for document, tokens in zip(batch, lengths, strict=True):
+            for document, length in zip(batch, lengths, strict=True):
                 source, size = document.original_key.source, utf8_size(document.text)
                 counts.add(source, WRITTEN, size)
-                _add_document(found, source, tokens, size, _ESCAPED_SPACE in document.text)
+                _add_document(found, source, length, size, _ESCAPED_SPACE in document.text)
     found.shard.sha256, found.shard.idx_sha256 = shard.sha256, shard.idx_sha256
-    atomic_write_bytes(report, msgspec.json.encode(found))
-    return counts
+    return Result(counts, found)
+
+
+def _read_all(group: SliceGroup, counts: Counts, rejects: Rejects) -> Iterator[Document]:
+    for part in group:
+        yield from read_documents(part, counts, rejects, by_original_source=True)
 
 
 def _add_document(found: ShardReport, source: str, tokens: int, size: int, lossy: bool) -> None:
@@ -174,14 +222,23 @@ def _add_document(found: ShardReport, source: str, tokens: int, size: int, lossy
     found.lossy_documents += lossy
 
 
-def write_shard(reports: tuple[Path, ...], folder: Path, prefix: Path, report: Path) -> Counts:
-    """Join the parts of `reports`, which lie in `folder`, into the shard `prefix`; write its ShardReport as JSON."""
-    parts = [_read_report(path) for path in reports]
-    joined = ShardReport(join_parts(folder, [part.shard for part in parts], prefix), {})
-    for part in parts:
-        _merge(joined, part)
-    atomic_write_bytes(report, msgspec.json.encode(joined))
-    return Counts({}, [])
+def write_shard(
+    parts: list[tuple[Path, Path]], reports: list[ShardReport], rejects: list[Path], tokens: Path
+) -> Result:
+    """Task: join parts (.bin and .idx) into the shard `tokens` (.bin) and its .idx; the value is its ShardReport."""
+    prefixes = [_prefix(part) for part, _ in parts]
+    joined = ShardReport(join_parts(prefixes, [report.shard for report in reports], _prefix(tokens)), {})
+    for report in reports:
+        _merge(joined, report)
+    rejects_path(tokens).unlink(missing_ok=True)
+    if rejects:
+        concatenate(rejects, rejects_path(tokens))
+    return Result(Counts({}, []), joined)
+
+
+def _prefix(tokens: Path) -> Path:
+    """The path of a shard without the suffix .bin."""
+    return tokens.with_name(tokens.name.removesuffix(".bin"))
 
 
 def _merge(total: ShardReport | Manifest, part: ShardReport) -> None:
@@ -191,25 +248,19 @@ def _merge(total: ShardReport | Manifest, part: ShardReport) -> None:
         _add(total.sources.setdefault(source, SourceRecord()), more.documents, more.tokens, more.bytes)
 
 
-def _read_report(path: Path) -> ShardReport:
-    return msgspec.json.decode(path.read_bytes(), type=ShardReport)
-
-
-def write_manifest(reports: tuple[Path, ...], tokenizer: Path, out_dir: Path) -> Counts:
-    """Write manifest.json and data_path.txt from the reports of all shards, in their order; copy the tokenizer."""
-    model, _ = load_encoder(tokenizer)
-    with atomic_write(out_dir / tokenizer.name) as temporary:
+def write_manifest(
+    reports: list[ShardReport], tokenizer: Path, facts: TokenizerFacts, manifest: Path, data_path: Path, copy: Path
+) -> None:
+    """Task: write manifest.json and data_path.txt from the reports of all shards, in order; copy the tokenizer."""
+    with atomic_write(copy) as temporary:
         shutil.copyfile(tokenizer, temporary)
-    record = TokenizerRecord(tokenizer.name, sha256_file(tokenizer), model.vocab_size(), model.eos_id())
-    manifest = Manifest(record, token_dtype(record.vocab_size).name, [], {})
-    for path in reports:
-        found = _read_report(path)
-        manifest.shards.append(found.shard)
-        _merge(manifest, found)
-    manifest.sources = dict(sorted(manifest.sources.items()))
-    atomic_write_bytes(out_dir / DATA_PATH, blend(manifest).encode())
-    manifest.save(out_dir)
-    return Counts({}, [])
+    record = TokenizerRecord(copy.name, facts.sha256, facts.vocab_size, facts.end_of_document)
+    found = Manifest(record, token_dtype(record.vocab_size).name, [report.shard for report in reports], {})
+    for report in reports:
+        _merge(found, report)
+    found.sources = dict(sorted(found.sources.items()))
+    atomic_write_bytes(data_path, blend(found).encode())
+    found.save(manifest.parent)
 
 
 def _add(record: ShardRecord | SourceRecord, documents: int, tokens: int, size: int) -> None:

@@ -1,10 +1,11 @@
-"""Atomic writes, locks, and listing and hashing of files."""
+"""Atomic writes, locks, and listing, hashing and joining of files."""
 
 import ctypes
 import fcntl
 import hashlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -85,6 +86,14 @@ def atomic_write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically."""
     with atomic_write(path) as temporary:
         temporary.write_bytes(data)
+
+
+def concatenate(pieces: Iterable[Path], target: Path) -> None:
+    """Write the concatenation of files to `target` atomically."""
+    with atomic_write(target) as temporary, temporary.open("wb") as whole:
+        for piece in pieces:
+            with piece.open("rb") as file:
+                shutil.copyfileobj(file, whole, 1 << 20)
 
 
 def sha256_file(path: Path) -> str:

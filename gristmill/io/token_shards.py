@@ -16,6 +16,7 @@ each shard's documents, tokens, bytes and checksums.
 
 import hashlib
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError, wrap_write_errors
 from gristmill.io.files import atomic_write_bytes, flush_to_disk, unique_partial_path
+from gristmill.io.unfinished import reject_unfinished
 
 MAGIC = b"MMIDIDX\x00\x00"
 MANIFEST = "manifest.json"
@@ -97,7 +99,8 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, folder: Path) -> "Manifest":
-        """Read `folder/manifest.json`. Raises UsageError if there is none, InputError if it is damaged."""
+        """Read `folder/manifest.json`. UsageError if there is none, InputError if it is damaged or unfinished."""
+        reject_unfinished(folder)
         path = folder / MANIFEST
         if not path.is_file():
             raise UsageError(f"no token shards in {folder}: wanted {path}; make it with tokenize_corpus")
@@ -121,10 +124,8 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
             return f"end_of_document is {tokenizer.end_of_document}; wanted an id below {tokenizer.vocab_size}"
         if self.dtype != (wanted := token_dtype(tokenizer.vocab_size).name):
             return f"dtype is {self.dtype!r}; wanted {wanted!r} for a vocabulary of {tokenizer.vocab_size:,}"
-        repeated = (
-            next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
-        )
-        return f"it names shard {repeated!r} twice; wanted each once" if repeated else ""
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        return f"it names shard {repeated[0]!r} twice; wanted each once" if repeated else ""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

@@ -50,11 +50,17 @@ def shard_name(number: int) -> str:
     return f"tokens_{number:0{_DIGITS}}"
 
 
-def join_parts(folder: Path, parts: Sequence[ShardRecord], prefix: Path) -> ShardRecord:
+def shards_in(folder: Path) -> list[Path]:
+    """The files of shards in a folder, absolute, as far as their names say."""
+    found = (path for pattern in ("tokens_*.bin", "tokens_*.idx") for path in folder.absolute().glob(pattern))
+    return [path for path in found if path.stem.removeprefix("tokens_").isdecimal()]
+
+
+def join_parts(prefixes: Sequence[Path], parts: Sequence[ShardRecord], prefix: Path) -> ShardRecord:
     """Write the shard `prefix`.bin and .idx of the documents of `parts`, in order; return its record.
 
     Args:
-        folder: Folder of the parts, which are shards themselves, all of one dtype.
+        prefixes: Where the parts are, which are shards themselves, all of one dtype; their names are the records'.
         parts: Records of at least one part.
         prefix: Where to write the shard; its name is the record's.
 
@@ -62,10 +68,10 @@ def join_parts(folder: Path, parts: Sequence[ShardRecord], prefix: Path) -> Shar
         InputError: a part is missing or damaged.
         OutputError: the shard cannot be written.
     """
-    with TokenShardWriter(prefix, TokenShard(folder / parts[0].name).tokens.dtype) as shard:
-        for record in parts:
-            verify_checksums(folder, record)
-            for ids, lengths in _runs_of_documents(TokenShard(folder / record.name)):
+    with TokenShardWriter(prefix, TokenShard(prefixes[0]).tokens.dtype) as shard:
+        for path, record in zip(prefixes, parts, strict=True):
+            verify_checksums(path.parent, record)
+            for ids, lengths in _runs_of_documents(TokenShard(path)):
                 shard.add_all(ids, lengths.tolist())
     documents, text_bytes = len(shard.lengths), sum(record.bytes for record in parts)
     return ShardRecord(prefix.name, documents, shard.tokens, text_bytes, shard.sha256, shard.idx_sha256)

@@ -11,12 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.counts import READ, WRITTEN
-from gristmill.engine.stage import RunOptions
+from gristmill.engine import worker
+from gristmill.engine.options import RunOptions
+from gristmill.engine.records import OutputRecord
+from gristmill.engine.worker import _record_output
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.token_shards import Manifest, open_shards
 from gristmill.io.token_verification import verify_shards
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import SAMPLED, sentences, train_tokenizer
+from tests.gristmill.engine.sandbox import sandboxed
 
 VOCABULARY = 400
 ADVERSARIAL = [
@@ -180,24 +184,28 @@ def test_manifest_counts(tmp_path: Path, quiet: RunOptions, texts, model_path, m
     assert (tmp_path / "out" / manifest.tokenizer.path).read_bytes() == model_path.read_bytes()
 
 
-def test_shards_are_joined_up_to_the_target_and_only_what_changes_is_encoded_again(
-    tmp_path: Path, quiet: RunOptions, write, prose, model_path, capfd
+def test_shards_are_joined_up_to_the_target_and_only_what_changes_is_written_again(
+    tmp_path: Path, quiet: RunOptions, write, prose, model_path, monkeypatch
 ) -> None:
+    monkeypatch.setattr("gristmill.engine.slices.SMALL_BYTES", 0)  # a part for each file
     for number in range(5):
         write(tmp_path / "in" / f"{number}.jsonl", [{"text": text} for text in prose])
     tokenize_corpus(tmp_path / "in", model_path, tmp_path / "one", quiet)
     part = (tmp_path / "one" / "tokens_00000.bin").stat().st_size // 5
-    loud = RunOptions(workers=1)
-    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", loud, shard_size=str(2 * part))
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet, shard_size=str(2 * part))
     manifest, shards = open_shards(tmp_path / "out")
     assert [record.name for record in manifest.shards] == [f"tokens_{number:05}" for number in range(3)]
     assert [len(shard) for shard in shards] == [2 * len(prose), 2 * len(prose), len(prose)]
     assert [ids.tolist() for shard in shards for ids in shard] == [
         ids.tolist() for ids in open_shards(tmp_path / "one")[1][0]
     ]
-    capfd.readouterr()
-    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", loud, shard_size=f"{5 * part}")
-    assert "done already, nothing to do" in capfd.readouterr().err  # nothing is encoded again
+    times = [(tmp_path / "out" / f"tokens_{number:05}.bin").stat().st_mtime_ns for number in range(3)]
+    write(tmp_path / "in" / "5.jsonl", [{"text": text} for text in prose])
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet, shard_size=str(2 * part))
+    now = [(tmp_path / "out" / f"tokens_{number:05}.bin").stat().st_mtime_ns for number in range(3)]
+    assert now[:2] == times[:2] and now[2] != times[2]
+    (tmp_path / "in" / "5.jsonl").unlink()
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet, shard_size=f"{5 * part}")
     assert [path.name for path in sorted((tmp_path / "out").glob("*.bin"))] == ["tokens_00000.bin"]
     assert verify_shards(tmp_path / "out").sources == manifest.sources
     assert (tmp_path / "out/tokens_00000.idx").read_bytes() == (tmp_path / "one/tokens_00000.idx").read_bytes()
@@ -287,3 +295,76 @@ def test_overwritten_tokenizer_is_loaded_again(tmp_path: Path, quiet: RunOptions
         train_tokenizer(norm, tmp_path / "tokenizer", size, options=quiet)
         tokenize_corpus(norm, tmp_path / "tokenizer" / "tokenizer.model", tmp_path / "tokens", quiet)
         assert verify_shards(tmp_path / "tokens").tokenizer.vocab_size == size
+
+
+def test_tasks_name_all_that_they_read(
+    tmp_path: Path, quiet: RunOptions, write, prose, model_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 10_000)
+    for number in range(50):
+        write(tmp_path / "in" / "a" / f"{number}.jsonl", [{"text": prose[number]}])
+    write(tmp_path / "in" / "b.jsonl", [{"text": text} for text in prose])
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "plain", quiet, shard_size="5K")
+    with sandboxed(tmp_path, monkeypatch) as sandbox:
+        tokenize_corpus(tmp_path / "in", model_path, tmp_path / "boxed", quiet, shard_size="5K")
+    assert 6 < sandbox.tasks < 16
+    plain, boxed = (sorted((tmp_path / name).glob("[!.]*")) for name in ("plain", "boxed"))
+    assert [(path.name, path.read_bytes()) for path in plain] == [(path.name, path.read_bytes()) for path in boxed]
+    assert len(Manifest.load(tmp_path / "plain").shards) == 2
+
+
+def test_interrupted_shards_are_refused_and_written_again(
+    tmp_path: Path, quiet: RunOptions, texts, model_path: Path, monkeypatch
+) -> None:
+    """As a kill leaves them: a shard is there, its record is not, and neither is the manifest."""
+    with monkeypatch.context() as patched:
+        patched.setattr(worker, "_record_output", _interrupt_at_shards)
+        with pytest.raises(KeyboardInterrupt):
+            tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
+    assert (tmp_path / "out" / "tokens_00000.bin").exists()
+    with pytest.raises(InputError, match=r"is not complete: tokenize_corpus, which writes .* was interrupted"):
+        Manifest.load(tmp_path / "out")
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
+    assert verify_shards(tmp_path / "out").documents == sum(map(len, texts.values()))
+    with pytest.raises(UsageError, match="would lose it if"):
+        tokenize_corpus(tmp_path / "in" / "book", model_path, tmp_path / "out", quiet)
+
+
+def _interrupt_at_shards(path: Path, name: str) -> OutputRecord:
+    if path.name.startswith("tokens_"):
+        raise KeyboardInterrupt
+    return _record_output(path, name)
+
+
+def test_malformed_records_stay_next_to_the_shard_with_the_others(
+    tmp_path: Path, model_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("gristmill.engine.slices.SMALL_BYTES", 0)
+    for name in "ab":
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "x.jsonl").write_text('{"text": "good"}\n{"no": "text"}\n')
+    options = RunOptions(workers=1, quiet=True, max_malformed=0.5)
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", options)
+    rejected = (tmp_path / "out" / "tokens_00000.bin.malformed").read_text().splitlines()
+    assert [msgspec.json.decode(line)["raw"] for line in rejected] == ['{"no": "text"}'] * 2
+
+
+def test_output_that_would_overwrite_or_join_the_input_is_refused(
+    tmp_path: Path, quiet: RunOptions, texts, model_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="lies in the output folder"):
+        tokenize_corpus(tmp_path / "in", model_path, model_path.parent, quiet)
+    with pytest.raises(UsageError, match="is the input folder"):
+        tokenize_corpus(tmp_path / "in", model_path, tmp_path / "in" / "tokens", quiet)
+
+
+def test_moved_and_run_with_other_resources_nothing_is_encoded_again(
+    tmp_path: Path, texts, model_path: Path, capfd
+) -> None:
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", RunOptions(workers=1))
+    (tmp_path / "moved").mkdir()
+    for name in ("in", "out"):
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    capfd.readouterr()
+    tokenize_corpus(tmp_path / "moved/in", model_path, tmp_path / "moved/out", RunOptions(workers=2, memory="1G"))
+    assert "done already, nothing to do" in capfd.readouterr().err

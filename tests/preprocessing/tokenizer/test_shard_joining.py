@@ -21,12 +21,16 @@ DOCUMENTS = [[[5, 6, 2], [2]], [], [[9, 2], list(range(3, 200)), [7, 7, 2]]]
 def write_parts(folder: Path, vocabulary: int = 300) -> list[ShardRecord]:
     records = []
     for number, documents in enumerate(DOCUMENTS):
-        name = f"c4/a@{number}.jsonl+0"
+        name = f"a@{number}.jsonl+0"
         with TokenShardWriter(folder / name, token_dtype(vocabulary)) as part:
             for ids in documents:
                 part.add(ids)
         records.append(ShardRecord(name, len(documents), part.tokens, 10 * number, part.sha256, part.idx_sha256))
     return records
+
+
+def join(folder: Path, parts: list[ShardRecord], prefix: Path) -> ShardRecord:
+    return join_parts([folder / part.name for part in parts], parts, prefix)
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(1, 100))
@@ -48,7 +52,7 @@ def test_a_joined_shard_is_the_one_that_all_documents_give(
 ) -> None:
     monkeypatch.setattr(shard_joining, "_COPIED_TOKENS", copied)
     records = write_parts(tmp_path / "parts", vocabulary)
-    joined = join_parts(tmp_path / "parts", records, tmp_path / shard_name(0))
+    joined = join(tmp_path / "parts", records, tmp_path / shard_name(0))
     with TokenShardWriter(tmp_path / "whole", token_dtype(vocabulary)) as whole:
         for ids in sum(DOCUMENTS, []):
             whole.add(ids)
@@ -59,7 +63,7 @@ def test_a_joined_shard_is_the_one_that_all_documents_give(
 
 def test_parts_without_documents_make_an_empty_shard(tmp_path: Path) -> None:
     empty = write_parts(tmp_path)[1:2]
-    assert join_parts(tmp_path, empty, tmp_path / "joined").tokens == 0 and len(TokenShard(tmp_path / "joined")) == 0
+    assert join(tmp_path, empty, tmp_path / "joined").tokens == 0 and len(TokenShard(tmp_path / "joined")) == 0
 
 
 def test_a_damaged_part_is_an_error_and_no_shard(tmp_path: Path) -> None:
@@ -67,14 +71,14 @@ def test_a_damaged_part_is_an_error_and_no_shard(tmp_path: Path) -> None:
     path = tmp_path / f"{records[2].name}.bin"
     path.write_bytes(path.read_bytes()[:-2] + b"\3\0")
     with pytest.raises(InputError, match=r"a@2.jsonl\+0.bin is damaged"):
-        join_parts(tmp_path, records, tmp_path / "joined")
+        join(tmp_path, records, tmp_path / "joined")
     assert not list(tmp_path.glob("joined*"))
 
 
 def test_megatron_takes_the_blend(tmp_path: Path) -> None:
     """As docs/slimpajama.md gives the option, from another folder."""
     parts = write_parts(tmp_path)
-    shards = [join_parts(tmp_path, [part], tmp_path / shard_name(i)) for i, part in enumerate(parts)]
+    shards = [join(tmp_path, [part], tmp_path / shard_name(i)) for i, part in enumerate(parts)]
     written = Manifest(TokenizerRecord("tokenizer.model", "", 300, 2), "uint16", shards, {})
     (tmp_path / "data_path.txt").write_text(blend(written))
     line = 'echo --data-path $(sed "s| | $TOKENS/|" "$TOKENS/data_path.txt")'
