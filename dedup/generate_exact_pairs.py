@@ -3,42 +3,41 @@
 Documents → text digests, partitioned by range → sorted, equal digests are copies → lines of keys and a table.
 """
 
-import shutil
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
-from dedup.candidates.exact_join import BLOCK, COPY, COPY_RECORD, FIRST, join_digest_ranges, merge_copies
+from dedup.candidates.exact_join import (
+    BLOCK,
+    COPY,
+    COPY_RECORD,
+    FIRST,
+    DigestedGroup,
+    join_digest_ranges,
+    merge_copies,
+)
 from dedup.candidates.input_shards import Scope
-from dedup.candidates.text_digests import DIGESTED, EMPTY, PARTS, MatchOn, digest_slice
+from dedup.candidates.text_digests import DIGESTED, EMPTY, PARTS, MatchOn, digest_slices
 from gristmill.command import command
 from gristmill.counts import READ, Counts
-from gristmill.engine.ledger import Ledger
-from gristmill.engine.stage import (
-    STATE_DIR,
-    MemoryBudget,
-    RunOptions,
-    Task,
-    is_done,
-    outputs_of,
-    reject_overlapping_folders,
-    run_stage,
-)
+from gristmill.engine.claims import reject_overlapping_folders
+from gristmill.engine.options import RunOptions
+from gristmill.engine.run import StageRun, StepResult, open_stage
+from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
+from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import list_corpus
+from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.external_sort import read_records
 from gristmill.io.files import atomic_write
 from gristmill.io.parquet_tables import open_table_writer
-from gristmill.io.readers import Slice, plan_slices
 
-NAME = "generate_exact_pairs"
+STAGE = Stage("generate_exact_pairs", version=1, libraries=("unicode", "pyarrow"))
 UNIQUE = "unique"
 _SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "kept_file": pa.string(), "kept_row": pa.int64()})
 _SORT_FACTOR = 8  # memory per byte of records while they are sorted
@@ -69,71 +68,86 @@ def generate_exact_pairs(
         Documents read, copies and unique documents (including the first of each group), per source.
     """
     _check(input_dir, out_file, on, scope)
-    slices = [part for file in list_corpus(input_dir) for part in plan_slices(file)]
-    state, name = out_file.parent / STATE_DIR, f"{NAME}-{out_file.name}"
-    work = state / f"{name}-{on}-{scope}"  # so that the last task's fingerprint depends on both
-    inputs = tuple(dict.fromkeys(Path(part.path) for part in slices))
-    final = Task("write", write_pairs, {"slices": slices, "work": work, "out_file": out_file},
-                 inputs, (out_file, out_file.with_suffix(".parquet")))  # fmt: skip
-    if is_done(final, Ledger(state / f"{name}.jsonl").read(), final.fingerprint()):
-        return run_stage(name, [final], state, options)
-    start = time.perf_counter()
-    found = _find_copies(slices, on, scope, work, options)
-    counts = run_stage(name, [final], state, options, summary=False)
-    shutil.rmtree(work, ignore_errors=True)
+    files, outputs = list_corpus(input_dir), (out_file, out_file.with_suffix(".parquet"))
+    with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir]) as run:
+        names, corpus = [file.name for file in files], FileSet(tuple(file.path for file in files))
+        done = run.goal({"names": names, "corpus": corpus, "on": on, "scope": scope}, outputs)
+        if done is not None:
+            return run.finish(done)
+        groups = group_slices(cut_corpus(run, files))
+        digest = [_digest_task(run, group, on, scope) for group in groups]
+        digested = run.step("digests", digest)
+        digested.counts.check_malformed(STAGE.name, options.max_malformed)
+        join = list(_join_tasks(run, files, groups, _outputs_of(digest), digested))
+        found = run.step("copies", join)
+        copies = run.work / "copies.bin"
+        arguments: dict[str, Any] = {"found": _outputs_of(join), "output": copies}
+        run.step("sort", [Task("sort", merge_copies, arguments, (copies,), memory=options.memory_bytes)])
+        arguments = {"names": names, "copies": copies, "pairs": outputs[0], "table": outputs[1]}
+        run.step("write", [Task("write", write_pairs, arguments, outputs)])
+        counts = run.finish(_join_counts(digested.counts, found.counts))
     if not options.quiet:
-        print(_summary(counts, found.total(FIRST).documents, time.perf_counter() - start), file=sys.stderr)
+        print(_summary(counts, found.counts.total(FIRST).documents), file=sys.stderr)
     return counts
 
 
-def _find_copies(slices: list[Slice], on: MatchOn, scope: Scope, work: Path, options: RunOptions) -> Counts:
-    """Run the tasks that write the sorted copies to work/copies.bin; return the counts of the join."""
-    digested = [work / "digests" / f"{number:06}.bin" for number, _ in enumerate(slices)]
-    digest = [
-        Task(f"digests {path.stem}", digest_slice, {"part": part, "on": on, "scope": scope, "output": path},
-             (Path(part.path),), (path, path.with_suffix(".npy")), part.size)
-        for part, path in zip(slices, digested, strict=True)
-    ]  # fmt: skip
-    counts = run_stage(f"{NAME}-digests", digest, work, options)
-    share = MemoryBudget(options.memory_bytes // options.processes)
-    parts = _count_parts(digested, share)
-    join = [
-        Task(f"copies {parts:04}-{part:04}", join_digest_ranges,
-             {"digested": digested, "slices": slices, "first": PARTS * part // parts,
-              "stop": PARTS * (part + 1) // parts, "memory": share, "output": path},
-             tuple(digested), (path,))
-        for part in np.arange(parts).tolist()
-        for path in [work / "copies" / f"{parts:04}-{part:04}.bin"]
-    ]  # fmt: skip
-    found = run_stage("copies", join, work, options, summary=False)
-    output, sources = work / "copies.bin", tuple(outputs_of(join))
-    memory = MemoryBudget(options.memory_bytes)
-    arguments = {"found": list(sources), "counts": _join_counts(counts, found), "memory": memory, "output": output}
-    merge = Task("gather", merge_copies, arguments, sources, (output, output.with_suffix(".json")))
-    run_stage("gather", [merge], work, options, summary=False)
-    return found
+def _digest_task(run: StageRun, group: SliceGroup, on: MatchOn, scope: Scope) -> Task:
+    name = group[0].label
+    outputs = run.work / "digests" / f"{name}.bin", run.work / "digests" / f"{name}.npy"
+    arguments = {"group": group, "on": on, "scope": scope, "output": outputs[0], "offsets": outputs[1]}
+    return Task(name, digest_slices, arguments, outputs, sum(part.size for part in group))
 
 
-def _count_parts(digested: list[Path], share: int) -> int:
-    """Number of join tasks to divide the digest ranges among, a power of two: each sorts within `share` bytes."""
-    size = sum(path.stat().st_size for path in digested) * _SORT_FACTOR
-    return min(PARTS, 1 << (size // max(1, min(share, _MAX_SORTED))).bit_length())
+def _join_tasks(
+    run: StageRun, files: list[CorpusFile], groups: list[SliceGroup], digests: FileSet, digested: StepResult
+) -> Iterator[Task]:
+    """Tasks that sort within a worker's share of the memory, each the records of some digest ranges."""
+    size, share = sum(record.outputs[0].size for record in digested.records), run.options.memory_per_worker
+    parts = _count_parts(size, share)
+    arguments = {
+        "digested": digests,
+        "groups": _describe_groups(groups, digested.values(list[int]), {file.name: i for i, file in enumerate(files)}),
+        "sources": [file.source for file in files],
+    }
+    for part in range(parts):
+        first, stop = PARTS * part // parts, PARTS * (part + 1) // parts
+        output = run.work / "copies" / f"{parts:04}-{part:04}.bin"
+        ranges = {"first": first, "stop": stop, "output": output}
+        yield Task(f"{parts:04}-{part:04}", join_digest_ranges, arguments | ranges, (output,), size // parts, share)
 
 
-def write_pairs(slices: list[Slice], work: Path, out_file: Path) -> Counts:
-    """Task: write the sorted copies as lines of keys and as a table."""
-    files = list(dict.fromkeys(part.name for part in slices))
-    values = pa.array(files, pa.string())
+def _outputs_of(tasks: list[Task]) -> FileSet:
+    return FileSet(tuple(path for task in tasks for path in task.outputs))
+
+
+def _describe_groups(groups: list[SliceGroup], starts: list[list[int]], numbers: dict[str, int]) -> list[DigestedGroup]:
+    return [
+        DigestedGroup(
+            np.array(of_group, np.int64),
+            np.array([numbers[part.name] for part in group], np.uint32),
+            np.array([part.first_row for part in group], np.int64),
+        )
+        for group, of_group in zip(groups, starts, strict=True)
+    ]
+
+
+def _count_parts(size: int, share: int) -> int:
+    """Number of join tasks to divide `size` bytes of records among, a power of two: each sorts within `share` bytes."""
+    return min(PARTS, 1 << (size * _SORT_FACTOR // max(1, min(share, _MAX_SORTED))).bit_length())
+
+
+def write_pairs(names: list[str], copies: Path, pairs: Path, table: Path) -> None:
+    """Task: write the sorted copies as lines of keys and as a table; `names` are those of the corpus files."""
+    values = pa.array(names, pa.string())
     with (
-        atomic_write(out_file) as temporary,
+        atomic_write(pairs) as temporary,
         temporary.open("w", encoding="utf-8", newline="\n") as lines,
-        open_table_writer(out_file.with_suffix(".parquet"), _SCHEMA) as write,
+        open_table_writer(table, _SCHEMA) as write,
     ):
-        for block in read_records(work / "copies.bin", COPY_RECORD, BLOCK):
-            lines.writelines(f"{files[a]}@{i} :: {files[b]}@{j}\n" for a, b, i, j in block.tolist())
+        for block in read_records(copies, COPY_RECORD, BLOCK):
+            lines.writelines(f"{names[a]}@{i} :: {names[b]}@{j}\n" for a, b, i, j in block.tolist())
             columns = {name: pa.array(block[name].astype(np.int64)) for name in _SCHEMA.names}
             write({name: values.take(column) if "file" in name else column for name, column in columns.items()})
-    return msgspec.json.decode((work / "copies.json").read_bytes(), type=Counts)
 
 
 def _join_counts(digested: Counts, joined: Counts) -> Counts:
@@ -148,11 +162,11 @@ def _join_counts(digested: Counts, joined: Counts) -> Counts:
     return counts
 
 
-def _summary(counts: Counts, groups: int, seconds: float) -> str:
+def _summary(counts: Counts, groups: int) -> str:
     read, copies = counts.total(READ), counts.total(COPY)
     return (
-        f"{NAME}: {groups:,} groups, {copies.documents:,} copies: {copies.bytes / 1e6:,.1f} of "
-        f"{read.bytes / 1e6:,.1f} MB need no signature | {seconds:.1f} s ({read.bytes / 1e6 / seconds:,.1f} MB/s)"
+        f"{STAGE.name}: {groups:,} groups, {copies.documents:,} copies: {copies.bytes / 1e6:,.1f} of "
+        f"{read.bytes / 1e6:,.1f} MB need no signature"
     )
 
 

@@ -1,24 +1,22 @@
 """Exact join: sorts text digests to find exact copies, each with the first document of its group.
 
-`join_digest_ranges` sorts the records of some digest ranges, from all slices, and writes the copies among
+`join_digest_ranges` sorts the records of some digest ranges, from all groups, and writes the copies among
 them; `merge_copies` sorts the copies of all ranges by key.
 """
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from dedup.candidates.text_digests import DIGEST, read_digest_ranges
 from gristmill.counts import READ, Counts
-from gristmill.engine.stage import MemoryBudget
+from gristmill.engine.task import FileSet
 from gristmill.io.external_sort import ExternalSorter, read_records, write_records
-from gristmill.io.files import atomic_write_bytes
-from gristmill.io.readers import Slice
 
-CORPUS_RECORD = np.dtype([*DIGEST, ("row", "<u8"), ("size", "<u4"), ("slice", "<u4")])  # row within the file
+CORPUS_RECORD = np.dtype([*DIGEST, ("row", "<u8"), ("size", "<u4"), ("file", "<u4")])  # row within the file
 COPY_RECORD = np.dtype([("file", "<u4"), ("kept_file", "<u4"), ("row", "<u8"), ("kept_row", "<u8")])
 COPY = "copy"
 FIRST = "first"  # of a group of equal documents
@@ -26,29 +24,38 @@ ALONE = "alone"
 BLOCK = 1 << 16  # records read together
 
 
-def join_digest_ranges(
-    digested: list[Path], slices: list[Slice], first: int, stop: int, memory: MemoryBudget, output: Path
-) -> Counts:
-    """Task: write the copies (COPY_RECORDs) among the records of digest ranges first ≤ i < stop of all slices.
+class DigestedGroup(NamedTuple):
+    """The slices of a group (n), whose digests are in one file."""
 
-    `digested` are the files of digest_slice, one per slice. Counts documents read, copies, firsts and documents alone.
+    starts: NDArray[np.int64]  # row in the group of each slice's first row
+    files: NDArray[np.uint32]  # number of its file
+    first_rows: NDArray[np.int64]  # its first row in that file
+
+
+def join_digest_ranges(
+    digested: FileSet, groups: list[DigestedGroup], sources: list[str], first: int, stop: int, output: Path, memory: int
+) -> Counts:
+    """Task: write the copies (COPY_RECORDs) among the records of digest ranges first ≤ i < stop of all groups.
+
+    `digested` are the files of digest_slices, records and offsets of each group; `sources` those of the files by
+    number. Counts documents read, copies, firsts and documents alone.
     """
-    counter, file_numbers = CopyCounter([part.source for part in slices]), _file_numbers(slices)
+    counter = CopyCounter(sources)
 
     def copy_records(sorted_blocks: Iterable[NDArray]) -> Iterator[NDArray]:
         for copies, firsts, new_firsts in find_copies(sorted_blocks):
             counter.add(COPY, copies)
             counter.add(FIRST, new_firsts)
             found = np.empty(len(copies), COPY_RECORD)
-            found["file"], found["row"] = file_numbers[copies["slice"]], copies["row"]
-            found["kept_file"], found["kept_row"] = file_numbers[firsts["slice"]], firsts["row"]
+            found["file"], found["row"] = copies["file"], copies["row"]
+            found["kept_file"], found["kept_row"] = firsts["file"], firsts["row"]
             yield found
 
-    runs = output.with_suffix(".runs")
+    runs = output.with_name(f"{output.name}.runs")
     with ExternalSorter(runs, CORPUS_RECORD, ("high", "low"), memory) as sorter:  # stable: in key order within a group
-        for number, path in enumerate(digested):
-            for block in read_digest_ranges(path, first, stop, BLOCK):
-                records = _corpus_records(block, number, slices[number].first_row)
+        for group, path, offsets in zip(groups, digested.paths[::2], digested.paths[1::2], strict=True):
+            for block in read_digest_ranges(path, offsets, first, stop, BLOCK):
+                records = _corpus_records(block, group)
                 counter.add(READ, records)
                 sorter.add(records)
         write_records(output, copy_records(_split_blocks(sorter)))
@@ -81,29 +88,28 @@ def find_copies(blocks: Iterable[NDArray]) -> Iterator[tuple[NDArray, NDArray, N
         last = records[sorted({firsts[-1], len(records) - 1})]
 
 
-def merge_copies(found: list[Path], counts: Counts, memory: MemoryBudget, output: Path) -> Counts:
-    """Task: sort the COPY_RECORDs of all digest ranges by key; write `counts` to the .json file of the same name."""
-    with ExternalSorter(output.with_suffix(".runs"), COPY_RECORD, ("file", "row"), memory) as sorter:
-        for path in found:
+def merge_copies(found: FileSet, output: Path, memory: int) -> None:
+    """Task: sort the COPY_RECORDs of all digest ranges by key."""
+    runs = output.with_name(f"{output.name}.runs")
+    with ExternalSorter(runs, COPY_RECORD, ("file", "row"), memory) as sorter:
+        for path in found.paths:
             for records in read_records(path, COPY_RECORD, BLOCK):
                 sorter.add(records)
         write_records(output, sorter)
-    atomic_write_bytes(output.with_suffix(".json"), msgspec.json.encode(counts))
-    return Counts({}, [])
 
 
 class CopyCounter:
-    """Counts documents and bytes of CORPUS_RECORDs by reason and slice; `sources` has the source of each slice."""
+    """Counts documents and bytes of CORPUS_RECORDs by reason and source; `sources` has the source of each file."""
 
     def __init__(self, sources: list[str]) -> None:
-        self.sources = sources
-        self.tallies = {reason: np.zeros((2, len(sources)), np.int64) for reason in (READ, COPY, FIRST)}
+        self.names, self.numbers = np.unique(np.array(sources, dtype=np.str_), return_inverse=True)
+        self.tallies = {reason: np.zeros((2, len(self.names)), np.int64) for reason in (READ, COPY, FIRST)}
 
     def add(self, reason: str, records: NDArray) -> None:
         """Count records as READ, COPY or FIRST."""
-        tally, slices = self.tallies[reason], records["slice"]
-        tally[0] += np.bincount(slices, minlength=len(self.sources))
-        np.add.at(tally[1], slices, records["size"].astype(np.int64))
+        tally, sources = self.tallies[reason], self.numbers[records["file"]]
+        tally[0] += np.bincount(sources, minlength=len(self.names))
+        np.add.at(tally[1], sources, records["size"].astype(np.int64))
 
     def counts(self) -> Counts:
         """Counts per source of READ, COPY, FIRST, and of the rest, ALONE."""
@@ -112,23 +118,19 @@ class CopyCounter:
         for reason, tally in {**self.tallies, ALONE: alone}.items():
             for number in np.flatnonzero(tally[0]):
                 documents, size = tally[:, number].tolist()
-                counts.add(self.sources[number], reason, size, documents)
+                counts.add(str(self.names[number]), reason, size, documents)
         return counts
 
 
-def _corpus_records(records: NDArray, number: int, first_row: int) -> NDArray:
-    """CORPUS_RECORDs of the SLICE_RECORDs of slice `number`."""
+def _corpus_records(records: NDArray, group: DigestedGroup) -> NDArray:
+    """CORPUS_RECORDs of GROUP_RECORDs."""
     converted = np.empty(len(records), CORPUS_RECORD)
     for name in ("high", "low", "size"):
         converted[name] = records[name]
-    converted["row"], converted["slice"] = records["row"].astype(np.uint64) + np.uint64(first_row), number
+    slices = np.searchsorted(group.starts, records["row"], side="right") - 1  # the last of those with equal starts:
+    converted["row"] = records["row"] - group.starts[slices] + group.first_rows[slices]  # the others have no record
+    converted["file"] = group.files[slices]
     return converted
-
-
-def _file_numbers(slices: list[Slice]) -> NDArray[np.uint32]:
-    """For each slice the number of its file, in name order from 0."""
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(part.name for part in slices))}
-    return np.array([numbers[part.name] for part in slices], np.uint32)
 
 
 def _split_blocks(blocks: Iterable[NDArray]) -> Iterator[NDArray]:

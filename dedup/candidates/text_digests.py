@@ -1,4 +1,4 @@
-"""Text digests: 128-bit hashes of texts or of their matching forms, and the task that writes those of a slice.
+"""Text digests: 128-bit hashes of texts or of their matching forms, and the task that writes those of slices.
 
 A digest is the first 128 bits of SHA-256, so no text can be crafted to collide with another, and CPUs with SHA
 instructions compute it about as fast as weaker hashes. The collision probability among n different texts is
@@ -18,6 +18,8 @@ from dedup.candidates.input_shards import Scope
 from dedup.minhash.matching_form import form_size, pack, write_form
 from gristmill.batches import batched, partition_of
 from gristmill.counts import Counts
+from gristmill.engine.slices import SliceGroup
+from gristmill.engine.task import Result
 from gristmill.io.files import atomic_write
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
@@ -25,40 +27,42 @@ from gristmill.kernels import kernel
 from gristmill.text import matching_form, utf8_size
 
 MatchOn = Literal["matching_form", "bytes"]
-PARTS = 1024  # digest ranges that a slice's records are partitioned into, for any memory budget
+PARTS = 1024  # digest ranges that records are partitioned into, for any memory budget
 DIGEST = [("high", "<u8"), ("low", "<u8")]
-SLICE_RECORD = np.dtype([*DIGEST, ("row", "<u4"), ("size", "<u4")])  # row within the slice; bytes of the text in UTF-8
-DIGESTED, EMPTY = "digested", "nothing to compare"  # reasons in the counts of digest_slice
+GROUP_RECORD = np.dtype([*DIGEST, ("row", "<u4"), ("size", "<u4")])  # row within the group; bytes of the text in UTF-8
+DIGESTED, EMPTY = "digested", "nothing to compare"  # reasons in the counts of digest_slices
 _BATCH_CHARACTERS, _BATCH_DOCUMENTS = 4 << 20, 4096  # digested together
 _CHUNK = 1 << 18  # records partitioned and written together
 _PREFIX = 256  # characters tested first for an empty matching form
 
 
-def digest_slice(part: Slice, on: MatchOn, scope: Scope, output: Path) -> Counts:
-    """Task: write a slice's SLICE_RECORDs, in chunks, each ordered by digest range.
+def digest_slices(group: SliceGroup, on: MatchOn, scope: Scope, output: Path, offsets: Path) -> Result:
+    """Task: write the GROUP_RECORDs of a group of slices, in chunks, each ordered by digest range.
 
-    The .npy file of the same name holds the offsets of the ranges, in records: chunks × (PARTS + 1).
+    The file `offsets` (.npy) holds the offsets of the ranges, in records: chunks × (PARTS + 1). Returns the row in
+    the group of each slice's first row.
     """
     counts, starts, offset = Counts({}, []), [], 0
-    salt = part.source.encode() + b"\0" if scope == "per-source" else b""
+    first_rows: list[int] = []
+    records = _iter_records(group, on, scope, counts, Rejects(output), first_rows)
     with atomic_write(output) as temporary, temporary.open("wb") as file:
-        for chunk in map(np.concatenate, batched(_iter_records(part, on, salt, counts, Rejects(output)), size=_CHUNK)):
+        for chunk in map(np.concatenate, batched(records, size=_CHUNK)):
             range_numbers = partition_of(chunk["high"], PARTS)
             order = np.argsort(range_numbers, kind="stable")
             file.write(chunk[order].view(np.uint8).data)
             starts.append(np.searchsorted(range_numbers[order], np.arange(PARTS + 1)) + offset)
             offset += len(chunk)
-    with atomic_write(output.with_suffix(".npy")) as temporary, temporary.open("wb") as file:
+    with atomic_write(offsets) as temporary, temporary.open("wb") as file:
         np.save(file, np.array(starts, np.int64).reshape(-1, PARTS + 1))
-    return counts
+    return Result(counts, first_rows)
 
 
-def read_digest_ranges(path: Path, first: int, stop: int, block: int) -> Iterator[NDArray]:
-    """SLICE_RECORDs of digest ranges first ≤ i < stop, from digest_slice: by row within a range, `block` at a time."""
-    for starts in np.load(path.with_suffix(".npy"), mmap_mode="r"):
+def read_digest_ranges(path: Path, offsets: Path, first: int, stop: int, block: int) -> Iterator[NDArray]:
+    """GROUP_RECORDs of digest ranges first ≤ i < stop, from digest_slices: by row within a range, `block` at a time."""
+    for starts in np.load(offsets, mmap_mode="r"):
         start, end = int(starts[first]), int(starts[stop])
         for at in range(start, end, block):
-            yield np.fromfile(path, SLICE_RECORD, min(block, end - at), offset=at * SLICE_RECORD.itemsize)
+            yield np.fromfile(path, GROUP_RECORD, min(block, end - at), offset=at * GROUP_RECORD.itemsize)
 
 
 def digest_texts(texts: Sequence[str], on: MatchOn, salt: bytes = b"") -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
@@ -80,19 +84,34 @@ def digest_texts(texts: Sequence[str], on: MatchOn, salt: bytes = b"") -> tuple[
     return np.frombuffer(b"".join(found), "<u8").reshape(-1, 2), np.array(empty, bool)
 
 
-def _iter_records(part: Slice, on: MatchOn, salt: bytes, counts: Counts, rejects: Rejects) -> Iterator[NDArray]:
-    """SLICE_RECORDs of a slice's documents, batch by batch, without those whose matching form is empty."""
+def _iter_records(
+    group: SliceGroup, on: MatchOn, scope: Scope, counts: Counts, rejects: Rejects, first_rows: list[int]
+) -> Iterator[NDArray]:
+    """GROUP_RECORDs of the slices' documents; appends the row in the group of each slice's first row."""
+    end = 0
+    for part in group:
+        first_rows.append(end)
+        for records in _digest_slice(part, on, scope, counts, rejects):
+            records["row"] += np.uint32(first_rows[-1])
+            end = int(records["row"][-1]) + 1
+            yield records
+
+
+def _digest_slice(part: Slice, on: MatchOn, scope: Scope, counts: Counts, rejects: Rejects) -> Iterator[NDArray]:
+    """GROUP_RECORDs of a slice's documents, rows within the slice, without those whose matching form is empty."""
+    salt = part.source.encode() + b"\0" if scope == "per-source" else b""
     for documents in batched(
         read_documents(part, counts, rejects), _BATCH_DOCUMENTS, _BATCH_CHARACTERS, lambda document: len(document.text)
     ):
         found, is_empty = digest_texts([document.text for document in documents], on, salt)
-        records = np.empty(len(documents), SLICE_RECORD)
+        records = np.empty(len(documents), GROUP_RECORD)
         records["high"], records["low"] = found.T
         records["row"] = [document.key.row - part.first_row for document in documents]
         records["size"] = [utf8_size(document.text) for document in documents]
         for reason, chosen in ((DIGESTED, records[~is_empty]), (EMPTY, records[is_empty])):
             counts.add(part.source, reason, int(chosen["size"].sum(dtype=np.int64)), len(chosen))
-        yield records[~is_empty]
+        if not is_empty.all():
+            yield records[~is_empty]
 
 
 def _matching_forms(texts: Sequence[str]) -> Iterator[tuple[memoryview | bytes, bool]]:
