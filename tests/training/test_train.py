@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.errors import OutputError, UsageError
+from gristmill.errors import InputError, OutputError, UsageError
 from tests.training.conftest import small_run
 from training.checkpoint.checkpoint import CheckpointConfig, open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group
@@ -89,6 +89,12 @@ def test_a_finished_run_does_not_repeat_and_can_be_extended(config: TrainConfig)
     first = train(config)
     before = losses(config.out_dir)
     assert train(config).holdout_loss == first.holdout_loss and losses(config.out_dir) == before
+    metrics = config.out_dir / METRICS
+    recorded = metrics.read_bytes()
+    metrics.write_bytes(b"damaged\n")
+    with pytest.raises(InputError, match=r"metrics.jsonl has lost the steps .*more --optim.steps"):
+        train(config)
+    metrics.write_bytes(recorded)
     longer = train(with_steps(config, 16))
     assert longer.steps == 16 and losses(config.out_dir)[:12] == before and len(losses(config.out_dir)) == 16
     with pytest.raises(UsageError, match="longer, not shorter"):

@@ -4,14 +4,14 @@ Every record of metrics.jsonl has `kind` (run, step, eval) and `step`, the numbe
 """
 
 import json
-import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from gristmill.config import INT64, Range
-from gristmill.errors import wrap_write_errors
+from gristmill.errors import wrap_read_errors, wrap_write_errors
 from gristmill.io.files import atomic_write_bytes
 from training.reporting.throughput import Throughput
 
@@ -50,13 +50,38 @@ class StepMetrics:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a metrics.jsonl; stop at a last line that was cut off when the run was killed."""
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                return
+    """Yield the records of a metrics.jsonl, without damaged lines; nothing if there is no such file."""
+    yield from read_metrics_and_damage(path)[0]
+
+
+def read_metrics_and_damage(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the records of a metrics.jsonl, and the number of damaged lines.
+
+    A last line without its end is not counted: the run is writing it, or was killed. Raises InputError where the file
+    cannot be read.
+    """
+    if not path.exists():
+        return [], 0
+    with wrap_read_errors(path):
+        *lines, _ = path.read_bytes().split(b"\n")
+    records = [record for line in lines if (record := _parse_record(line)) is not None]
+    return records, len(lines) - len(records)
+
+
+def _parse_record(line: bytes) -> dict[str, Any] | None:
+    """A line's record; None if it is damaged."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    found = isinstance(record, dict) and isinstance(record.get("kind"), str) and type(record.get("step")) is int
+    return record if found and 0 <= record["step"] <= INT64 else None
+
+
+def finite(value: Any) -> float | None:
+    """A recorded number; None if it is infinite, nan, or no number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
 class Reporter:
@@ -110,7 +135,7 @@ class Reporter:
     def log_steps(self, steps: Sequence[StepMetrics], total_steps: int, speed: Throughput) -> None:
         """Record every step; print the skipped ones and the last one. `speed`: the steps' average throughput."""
         for step in steps:
-            values = {"lr": step.lr, "loss": _finite(step.loss), "grad_norm": _finite(step.grad_norm)}
+            values = {"lr": step.lr, "loss": finite(step.loss), "grad_norm": finite(step.grad_norm)}
             self.record("step", step.step, **values, **asdict(speed), **({"skipped": True} if step.skipped else {}))
             if step.skipped:
                 self.say(f"skipped step {step.step}: {step.skipped}")
@@ -134,8 +159,3 @@ def format_step(step: StepMetrics, total_steps: int, speed: Throughput) -> str:
         f"grad {step.grad_norm:.2f}{scale}  {speed.step_seconds * 1000:.0f} ms  "
         f"{speed.tokens_per_second:,.0f} tokens/s  MFU {mfu}  {speed.memory_bytes / 2**30:.2f} GiB"
     )
-
-
-def _finite(value: float) -> float | None:
-    """The value, or None if it is infinite or nan, which JSON cannot hold."""
-    return value if math.isfinite(value) else None

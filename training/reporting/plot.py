@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
 from gristmill.errors import UsageError
 from gristmill.io.files import atomic_write_bytes
-from training.reporting.metrics import METRICS, read_metrics
+from training.reporting.metrics import METRICS, finite, read_metrics_and_damage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curve = list[tuple[int, float]]  # (steps done, loss in nats/token)
 _COLOURS = {"train": "#9db4cc", "holdout": "#c1512d", "unigram": "#4c7a4c"}
+_CURVES = (("step", "loss"), ("eval", "loss"), ("run", "unigram_loss"))  # kinds of records, and their values
 _MARKERS = {"train": "·", "holdout": "o", "unigram": "-"}
 
 
@@ -45,15 +47,26 @@ def plot(run_dir: Positional[Path]) -> Path:
 
 
 def read_curves(run_dir: Path) -> dict[str, Curve]:
-    """Read the loss curves: training batches, holdout, and the unigram model as a horizontal line."""
-    records = list(read_metrics(run_dir / METRICS))
-    train = [(r["step"], r["loss"]) for r in records if r["kind"] == "step" and r["loss"] is not None]
+    """Read the loss curves: training batches, holdout, and the unigram model as a horizontal line.
+
+    Losses that are not finite are left out. A note on standard error counts lines that are damaged.
+    """
+    path = run_dir / METRICS
+    records, damaged = read_metrics_and_damage(path)
+    train, holdout, runs = (_points(records, *which) for which in _CURVES)
+    if damaged:
+        print(f"note: {damaged:,} lines of {path} are damaged and left out", file=sys.stderr)
     if not train:
-        raise UsageError(f"{run_dir / METRICS} records no step; give the --out_dir of a training run")
-    curves = {"train": train, "holdout": [(r["step"], r["loss"]) for r in records if r["kind"] == "eval"]}
-    unigram = [r["unigram_loss"] for r in records if r["kind"] == "run"][-1:]
-    curves["unigram"] = [(step, loss) for loss in unigram for step in (train[0][0], train[-1][0])]
+        raise UsageError(f"{path} records no step with a loss; give the --out_dir of a training run")
+    unigram = [(step, loss) for _, loss in runs[-1:] for step in (train[0][0], train[-1][0])]
+    curves = {"train": train, "holdout": holdout, "unigram": unigram}
     return {name: curve for name, curve in curves.items() if curve}
+
+
+def _points(records: list[dict[str, Any]], kind: str, key: str) -> Curve:
+    """The finite values of `key` in the records of a kind, by step."""
+    found = [(record["step"], finite(record.get(key))) for record in records if record["kind"] == kind]
+    return [(step, value) for step, value in found if value is not None]
 
 
 def draw_figure(curves: dict[str, Curve], title: str) -> Figure:

@@ -5,6 +5,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gristmill.errors import InputError
 from gristmill.io.files import atomic_write_bytes
 from training.reporting.metrics import METRICS, read_metrics
 
@@ -27,10 +28,19 @@ class Summary:
 def write_summary(
     out_dir: Path, steps: int, unigram_loss: float, parameters: int, processes: int, checkpoint: Path
 ) -> Summary:
-    """Write `out_dir`/summary.json from the last records of `out_dir`/metrics.jsonl and the values given."""
+    """Write `out_dir`/summary.json from the last records of `out_dir`/metrics.jsonl and the values given.
+
+    Raises InputError where that file has lost them.
+    """
     records = list(read_metrics(out_dir / METRICS))
     logged = [record for record in records if record["kind"] == "step"]
-    evaluated = [record for record in records if record["kind"] == "eval"][-1]
+    evaluations = [record for record in records if record["kind"] == "eval"]
+    if not logged or not evaluations:
+        raise InputError(
+            f"{out_dir / METRICS} has lost the steps or evaluations of this finished run; wanted at least one of each "
+            "for summary.json; restore the file, or train on with more --optim.steps"
+        )
+    evaluated = evaluations[-1]
     summary = Summary(
         steps=steps,
         train_loss=logged[-1]["loss"],

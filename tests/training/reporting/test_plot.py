@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.errors import UsageError
+from gristmill.errors import InputError, UsageError
 from training.reporting.metrics import METRICS
 from training.reporting.plot import draw_figure, plot, read_curves, terminal_plot
 
@@ -72,6 +72,34 @@ def test_a_falling_curve_runs_from_the_upper_left_to_the_lower_right(run_dir: Pa
     rows = [line.partition("│")[2] for line in terminal_plot(read_curves(run_dir)).splitlines() if "│" in line]
     assert rows[0].lstrip()[0] == "·" and rows[0].startswith("·") and rows[-1].rstrip().endswith("·")
     assert sum("-" * 30 in row for row in rows) == 1
+
+
+DAMAGED = [
+    "nonsense", "[]", "3", "null", '"text"', "{}", "", '{"kind": "step", "loss": 3.0}', '{"step": 3, "loss": 3.0}',
+    '{"kind": "step", "step": "3", "loss": 3.0}', '{"kind": []}', '{"kind": "step", "step": true, "loss": 1}',
+    '{"kind": "step", "step": NaN, "loss": 3.0}', '{"kind": "step", "step": -1, "loss": 3.0}',
+    '{"kind": "step", "step": 1%s, "loss": 3.0}' % ("0" * 400), '{"kind": "step", "step"', "\xff\xfe", "[" * 100_000,
+]  # fmt: skip
+LOSSES = ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400, '"3.0"', "[3.0]", "null", "true", "{}"]
+
+
+def test_damaged_lines_are_left_out_with_a_note(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, path = read_curves(run_dir), run_dir / METRICS
+    lines = [f'{{"kind": "{kind}", "step": 9, "{key}": {loss}}}' for loss in LOSSES
+             for kind, key in (("step", "loss"), ("eval", "loss"), ("run", "unigram_loss"))]  # fmt: skip
+    harm = "".join(
+        f"{line}\n" for line in [*DAMAGED, *lines, '{"kind": "step", "step": 9}', '{"kind": "eval", "step": 9}']
+    )
+    path.write_bytes(path.read_bytes() + harm.encode("latin-1") + b'{"kind": "step", "st')
+    assert read_curves(run_dir) == whole
+    assert capsys.readouterr().err == f"note: {len(DAMAGED)} lines of {path} are damaged and left out\n"
+    assert plot(run_dir).is_file()
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / METRICS).mkdir()
+    with pytest.raises(InputError, match=r"cannot read .*metrics.jsonl: Is a directory"):
+        plot(tmp_path)
 
 
 def test_one_step_can_be_drawn_and_none_cannot(tmp_path: Path) -> None:
