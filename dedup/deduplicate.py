@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dedup.candidates.connected_components import UnionFind
 from dedup.candidates.lsh import band_digests, check_bands, union_buckets
 from dedup.minhash.shingles import shingle_sets
-from dedup.minhash.signatures import Sketch, signatures
+from dedup.minhash.signatures import Sketch, note_compilation, signatures
 from dedup.removal.decisions import decide_cluster
 from dedup.removal.keep_policy import LAST, BySource, First, Keep, Longest, parse_keep, rank_longest, rank_newest
 from dedup.removal.similarity import Features, KeptDocuments, Measure, SimilarityCheck
@@ -99,6 +99,7 @@ def deduplicate(
     rank = _parse_ranker(keep)
     table = as_table(texts, text)
     rank(table, np.empty(0, np.int64))  # raises now if a column is missing
+    note_compilation(sketch)
     roots = _cluster_roots(table, sketch, range, bands)
     members = _in_keep_order(table, roots, rank)
     if check is None:

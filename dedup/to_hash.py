@@ -18,7 +18,7 @@ from tyro.conf import Positional
 from dedup.minhash.hash_families import Hash
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.signature_shards import SUFFIX, write_shard
-from dedup.minhash.signatures import Sketch, signatures
+from dedup.minhash.signatures import Sketch, note_compilation, signatures
 from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import Counts
@@ -113,6 +113,7 @@ def to_hash(
         ]
         planned = [path for task in tasks for path in task.outputs]
         reject_unknown_files(target.folder, planned, (SUFFIX,), run.ledger)
+        note_compilation(sketch, options.quiet)
         counts = run.finish(run.step("sign", tasks).counts)
     if not share:
         target.clear_marks(files)

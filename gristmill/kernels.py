@@ -53,17 +53,26 @@ def kernel(function: Any = None, **options: Any) -> Any:
     return dispatcher
 
 
-def is_compiled(dispatcher: Any) -> bool:
-    """Whether this process or the cache has a compiled version of a kernel, for any signature."""
-    name = f"{kernel_name(dispatcher.py_func)}-{fingerprint(dispatcher)}-*{SUFFIX}"
-    return bool(dispatcher.overloads) or any(any(folder.glob(name)) for folder in cache_folders())
+def is_compiled(dispatcher: Any, *arguments: Any) -> bool:
+    """Whether this process or the cache has a kernel compiled for arguments of such types; without any, for some."""
+    name = f"{kernel_name(dispatcher.py_func)}-{fingerprint(dispatcher)}"
+    if arguments:
+        types = tuple(dispatcher.typeof_pyval(argument) for argument in arguments)
+        name = _file_name(name, types, dispatcher.targetctx.codegen())
+        return types in dispatcher.overloads or any((folder / name).is_file() for folder in cache_folders())
+    return bool(dispatcher.overloads) or any(any(folder.glob(f"{name}-*{SUFFIX}")) for folder in cache_folders())
 
 
-def note_compilation(dispatcher: Any, seconds: int, quiet: bool = False) -> None:
+def note_compilation(dispatcher: Any, *arguments: Any, seconds: int, quiet: bool = False) -> None:
     """Print a note on standard error if a kernel has to be compiled, with those that it calls, in about `seconds`."""
-    if not quiet and not is_compiled(dispatcher):
+    if not quiet and not is_compiled(dispatcher, *arguments):
         package = dispatcher.py_func.__module__.rpartition(".")[0]
-        print(f"compiling the kernels of {package} (once per installation, about {seconds} s) …", file=sys.stderr)
+        print(
+            f"compiling the kernels of {package} (once per installation, about {seconds} s; `gristmill compile` "
+            "compiles all) …",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def cache_folders() -> Iterator[Path]:
@@ -172,13 +181,17 @@ class _KernelCache:
                 continue
 
     def _file_name(self, signature: Any, codegen: Any) -> str:
-        key = hashlib.sha256(repr((str(signature), codegen.magic_tuple())).encode()).hexdigest()[:16]
-        return f"{self._name}-{self._fingerprint}-{key}{SUFFIX}"
+        return _file_name(f"{self._name}-{self._fingerprint}", signature, codegen)
 
     def _remove_outdated(self, folder: Path) -> None:
         for path in folder.glob(f"{self._name}-*"):
             if not path.name.startswith(f"{self._name}-{self._fingerprint}-"):
                 path.unlink(missing_ok=True)
+
+
+def _file_name(name: str, signature: Any, codegen: Any) -> str:
+    key = hashlib.sha256(repr((str(signature), codegen.magic_tuple())).encode()).hexdigest()[:16]
+    return f"{name}-{key}{SUFFIX}"
 
 
 def _write(folder: Path, name: str, data: bytes) -> None:

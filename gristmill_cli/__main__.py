@@ -33,6 +33,9 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {  # name: module, funct
     "dedup_train": ("dedup.dedup_train", ("dedup_train",), "remove holdout documents from the train set"),
     "train_tokenizer": ("preprocessing.train_tokenizer", ("train_tokenizer",), "train a SentencePiece tokenizer"),
     "tokenize_corpus": ("preprocessing.tokenize_corpus", ("tokenize_corpus",), "encode documents into token shards"),
+    "compile": (
+        "gristmill_cli.compile_kernels", ("compile_kernels",), "compile all kernels now, once per installation",
+    ),
     "funnel": ("gristmill_cli.funnel", ("show_funnel",), "print the documents kept and removed by each stage of a run"),
     "train": ("training.train", ("main",), "pre-train a decoder on token shards (or: torchrun -m training.train)"),
     "plot": ("training.reporting.plot", ("plot",), "plot the loss curve of a training run"),

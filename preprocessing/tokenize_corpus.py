@@ -117,6 +117,10 @@ def _remove_unrecorded_shards(run: StageRun, out_dir: Path) -> None:
 
 def _read_facts(run: StageRun, tokenizer: Path) -> TokenizerFacts:
     """Run the step that loads the tokenizer; print a note if it is one that is slow to encode with."""
+    from gristmill.kernels import note_compilation  # here, as they import numba
+    from preprocessing.tokenizer.word_cache import encode_texts
+
+    note_compilation(encode_texts, seconds=5, quiet=run.options.quiet)
     read = run.step("tokenizer", [Task("tokenizer", read_tokenizer, {"tokenizer": tokenizer})])
     facts = read.values(TokenizerFacts)[0]
     if facts.fallback and not run.options.quiet:

@@ -23,6 +23,7 @@ install_gristmill() {
     echo "installing into .venv (once, a few minutes) …"
     [ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]"
+    .venv/bin/gristmill compile
     echo "$wanted" > "$stamp"
 }
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dedup.minhash.hash_families import (
-    AFFINE,
     FSS,
     HASH_FAMILIES,
     MERSENNE,
@@ -28,6 +27,7 @@ from dedup.minhash.message_words import MAX_BYTES, WORDS, gather_fixed, gather_v
 from dedup.minhash.schemes import EMPTY, update_affine, update_fss, update_mersenne
 from dedup.minhash.sha1 import ONE_BLOCK_BYTES, sha1_32, sha1_32_varying
 from dedup.minhash.xxh32 import STRIPE, xxh32, xxh32_fixed, xxh32_varying
+from gristmill import kernels
 from gristmill.errors import UsageError
 from gristmill.kernels import kernel
 
@@ -79,18 +79,33 @@ def signatures(texts: Sequence[str], sketch: Sketch = Sketch()) -> tuple[NDArray
     """
     values = np.full((len(texts), sketch.permutations), EMPTY, np.uint32)
     shingles = np.zeros(len(texts), np.int64)
-    family, (a, b) = HASH_FAMILIES[sketch.hash], _coefficients(sketch)
-    form = np.empty(0, np.uint8)
+    scratch = _scratch(sketch, 0)
     for packed, data, offsets in pack(texts):
         needed = form_size(int(np.max(np.diff(offsets))))
-        if needed > len(form):
-            form, starts = np.empty(needed, np.uint8), np.empty(needed, np.int32)
-            hashes = np.empty(needed if family.scheme == FSS else _CHUNK, np.uint32)
-        _sign_texts(
-            data, offsets, sketch.width, sketch.unit == "word", *family, a, b,
-            form, starts, hashes, values[packed], shingles[packed],
-        )  # fmt: skip
+        if needed > len(scratch[0]):
+            scratch = _scratch(sketch, needed)
+        _sign_texts(data, offsets, *_parameters(sketch), *scratch, values[packed], shingles[packed])
     return values, shingles
+
+
+def note_compilation(sketch: Sketch, quiet: bool = False) -> None:
+    """Print a note on standard error if the kernels for this sketch have to be compiled."""
+    data, offsets, values = np.zeros(1, np.uint8), np.zeros(2, np.int64), np.zeros((1, 1), np.uint32)
+    arguments = (data, offsets, *_parameters(sketch), *_scratch(sketch, 1), values, offsets)
+    kernels.note_compilation(_sign_texts, *arguments, seconds=10, quiet=quiet)
+
+
+def _scratch(sketch: Sketch, size: int) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.uint32]]:
+    """`form`, `starts` and `hashes` of _sign_texts, for matching forms of `size` bytes."""
+    hashes = np.empty(size if HASH_FAMILIES[sketch.hash].scheme == FSS else _CHUNK, np.uint32)
+    return np.empty(size, np.uint8), np.empty(size, np.int32), hashes
+
+
+def _parameters(sketch: Sketch) -> tuple[int, bool, bool | None, bool | None, bool | None, Coefficients, Coefficients]:
+    """`width`, `by_word`, `sha1`, `mersenne`, `fss`, `a` and `b` of _sign_texts."""
+    family, (a, b) = HASH_FAMILIES[sketch.hash], _coefficients(sketch)
+    sha1, mersenne, fss = family.shingle_hash == SHA1, family.scheme == MERSENNE, family.scheme == FSS
+    return sketch.width, sketch.unit == "word", sha1 or None, mersenne or None, fss or None, a, b
 
 
 def jaccard(one: NDArray[np.uint32], other: NDArray[np.uint32]) -> float:
@@ -105,12 +120,14 @@ def _coefficients(sketch: Sketch) -> tuple[Coefficients, Coefficients]:
 
 @kernel
 def _sign_texts(
-    data: np.ndarray, offsets: np.ndarray, width: int, by_word: bool, shingle_hash: int, scheme: int,
-    a: np.ndarray, b: np.ndarray, form: np.ndarray, starts: np.ndarray, hashes: np.ndarray, values: np.ndarray,
-    shingles: np.ndarray,
+    data: np.ndarray, offsets: np.ndarray, width: int, by_word: bool, sha1: bool | None, mersenne: bool | None,
+    fss: bool | None, a: np.ndarray, b: np.ndarray, form: np.ndarray, starts: np.ndarray, hashes: np.ndarray,
+    values: np.ndarray, shingles: np.ndarray,
 ) -> None:  # fmt: skip
     """Write the signatures `values` (texts × slots) and the shingle counts of packed texts.
 
+    `sha1`, `mersenne` and `fss` are True or None rather than a bool: numba leaves out the branches of a None, so
+    that only the hash family that is used is compiled. Without them: XXH32, affine.
     Scratch: `form` (uint8) and `starts` (int32) for the longest matching form, `hashes` (uint32) for a chunk.
     """
     words = np.empty((WORDS, _BLOCK + MAX_BYTES), np.uint32)
@@ -118,26 +135,26 @@ def _sign_texts(
     a32, b32 = a.astype(np.uint32), b.astype(np.uint32)
     for i in range(len(offsets) - 1):
         size, is_ascii = write_form(data[offsets[i] : offsets[i + 1]], form)
-        is_fixed = is_ascii and not by_word and width <= (ONE_BLOCK_BYTES if shingle_hash == SHA1 else MAX_BYTES)
+        is_fixed = is_ascii and not by_word and width <= (MAX_BYTES if sha1 is None else ONE_BLOCK_BYTES)
         count = max((size if is_fixed else find_units(form, size, by_word, starts)) - width + 1, 0)
         shingles[i] = count
         for first in range(0, count, len(hashes)):
             chunk = hashes[: min(len(hashes), count - first)]
             if is_fixed:
-                _hash_fixed(form[first:], width, shingle_hash, chunk, words, scratch)
+                _hash_fixed(form[first:], width, sha1, chunk, words, scratch)
             else:
-                _hash_varying(form, starts[first:], width, by_word, shingle_hash, chunk, words, scratch)
-            if scheme == AFFINE:
-                update_affine(chunk, a32, b32, values[i])
-            elif scheme == MERSENNE:
+                _hash_varying(form, starts[first:], width, by_word, sha1, chunk, words, scratch)
+            if mersenne is not None:
                 update_mersenne(chunk, a, b, values[i], words.reshape(-1)[: len(a)])
-            else:
+            elif fss is not None:
                 update_fss(chunk, a32, b32, values[i], words[0])
+            else:
+                update_affine(chunk, a32, b32, values[i])
 
 
 @kernel
 def _hash_fixed(
-    form: np.ndarray, width: int, shingle_hash: int, hashes: np.ndarray, words: np.ndarray, scratch: np.ndarray
+    form: np.ndarray, width: int, sha1: bool | None, hashes: np.ndarray, words: np.ndarray, scratch: np.ndarray
 ) -> None:
     """Hash the shingles of an ASCII form: a shingle of `width` bytes begins at each byte."""
     for first in range(0, len(hashes), _BLOCK):
@@ -145,7 +162,7 @@ def _hash_fixed(
         gather_fixed(form[first:], width, len(values), words, scratch[0])
         lengths = scratch[4, : len(values)]
         lengths[:] = np.uint32(width)
-        if shingle_hash == SHA1:
+        if sha1 is not None:
             sha1_32_varying(words, lengths, width, values)
         elif width < STRIPE:
             xxh32_fixed(words, width, values)
@@ -155,30 +172,30 @@ def _hash_fixed(
 
 @kernel
 def _hash_varying(
-    form: np.ndarray, starts: np.ndarray, width: int, by_word: bool, shingle_hash: int,
+    form: np.ndarray, starts: np.ndarray, width: int, by_word: bool, sha1: bool | None,
     hashes: np.ndarray, words: np.ndarray, scratch: np.ndarray,
 ) -> None:  # fmt: skip
     """Hash shingles whose lengths in bytes vary: words, or characters that are not all ASCII.
 
     `starts` are the byte offsets of units; a block that is all ASCII is hashed by _hash_fixed.
     """
-    max_bytes = MAX_BYTES if shingle_hash != SHA1 else ONE_BLOCK_BYTES
+    max_bytes = MAX_BYTES if sha1 is None else ONE_BLOCK_BYTES
     first = 0
     while first < len(hashes):
         values = hashes[first : first + _BLOCK]
         bounds = starts[first : first + len(values) + width]
         if not by_word and width <= max_bytes and bounds[-1] - bounds[0] == len(bounds) - 1:
-            _hash_fixed(form[bounds[0] :], width, shingle_hash, values, words, scratch)
+            _hash_fixed(form[bounds[0] :], width, sha1, values, words, scratch)
             first += len(values)
             continue
         values, bounds = values[:_VARYING_BLOCK], bounds[: _VARYING_BLOCK + width]
         begins, lengths = bounds[: len(values)], scratch[4, : len(values)]
         max_length = _measure_lengths(bounds, width, by_word, lengths)
         if max_length > max_bytes:
-            begins, max_length = _hash_long(form, begins, lengths, max_bytes, shingle_hash, values, words)
+            begins, max_length = _hash_long(form, begins, lengths, max_bytes, sha1, values, words)
         count = len(begins)
         gather_varying(form, begins, lengths[:count], max_length, words)
-        if shingle_hash == SHA1:
+        if sha1 is not None:
             sha1_32_varying(words, lengths[:count], max_length, values[:count])
         else:
             xxh32_varying(words, lengths[:count], max_length, values[:count], scratch)
@@ -197,8 +214,8 @@ def _measure_lengths(bounds: np.ndarray, width: int, by_word: bool, lengths: np.
 
 @kernel
 def _hash_long(
-    form: np.ndarray, begins: np.ndarray, lengths: np.ndarray, max_bytes: int, shingle_hash: int, values: np.ndarray,
-    words: np.ndarray,
+    form: np.ndarray, begins: np.ndarray, lengths: np.ndarray, max_bytes: int, sha1: bool | None,
+    values: np.ndarray, words: np.ndarray,
 ) -> tuple[np.ndarray, int]:  # fmt: skip
     """Hash shingles longer than `max_bytes` one by one, into the end of `values`, as minima need no order.
 
@@ -215,5 +232,5 @@ def _hash_long(
         else:
             back -= 1
             end = start + np.int64(length)
-            values[back] = sha1_32(form, start, end, words[0]) if shingle_hash == SHA1 else xxh32(form, start, end)
+            values[back] = xxh32(form, start, end) if sha1 is None else sha1_32(form, start, end, words[0])
     return short[:count], int(np.int64(max_length))

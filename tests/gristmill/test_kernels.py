@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba as nb
 import numpy as np
 import pytest
 
-from gristmill.kernels import fingerprint, is_compiled, kernel
+from gristmill.kernels import fingerprint, is_compiled, kernel, note_compilation
 
 ROOT = Path(__file__).resolve().parents[2]
 HASH = """
@@ -31,6 +32,7 @@ def site(tmp_path: Path) -> Path:
 
 def start(site: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(site), "XDG_CACHE_HOME": str(site.parent / "user")}
+    environment.pop("NUMBA_CACHE_DIR", None)
     return subprocess.Popen([sys.executable, "-c", HASH], env=environment, cwd=site, stdout=subprocess.PIPE, text=True)
 
 
@@ -114,3 +116,23 @@ def test_a_fingerprint_refuses_what_it_cannot_compare(monkeypatch: pytest.Monkey
         fingerprint(caller)
     monkeypatch.setitem(globals(), "LIMIT", 3)
     assert not is_compiled(countdown)
+
+
+def double(value):
+    return value * 2
+
+
+def test_a_note_is_printed_only_before_a_kernel_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(nb.config, "CACHE_DIR", str(tmp_path))
+    first, again = kernel(double), kernel(double)
+    note_compilation(first, 3, seconds=7, quiet=True)
+    assert capsys.readouterr().err == ""
+    note_compilation(first, 3, seconds=7)
+    assert "once per installation, about 7 s" in capsys.readouterr().err
+    assert first(3) == 6
+    note_compilation(again, 3, seconds=7)  # from the files: it has compiled nothing itself
+    assert capsys.readouterr().err == ""
+    note_compilation(again, 3.0, seconds=7)
+    assert capsys.readouterr().err != ""

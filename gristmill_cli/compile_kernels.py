@@ -1,0 +1,61 @@
+"""Command: compile all kernels of the data pipeline, so that no later command has to wait for them."""
+
+import io
+import sys
+import tempfile
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from dedup.generate_duplicate_pairs import generate_duplicate_pairs
+from dedup.minhash.hash_families import Hash
+from dedup.minhash.signatures import Sketch, signatures
+from gristmill.engine.executor import Call, execute
+from gristmill.engine.stage import RunOptions
+from gristmill.io.pickles import dump_pickle, load_pickle
+from gristmill_cli.run import run
+from gristmill_cli.run_config import Dedup, Mix, RunConfig, Tokenizer
+
+_TEXT = "the mill grinds grain and bread is baked from flour in an oven by those who rise early ё é ß "
+
+
+def compile_kernels() -> None:
+    """Compile all kernels of the data pipeline now: about half a minute, once per installation.
+
+    Otherwise each is compiled when it is first needed. Runs a pipeline on a small made-up corpus.
+    """
+    start = time.perf_counter()
+    print("compiling kernels (once per installation, about half a minute) …", file=sys.stderr, flush=True)
+    for _ in execute([Call(_run_pipeline, {}), Call(_sign_with_other_families, {})], workers=2):
+        pass
+    print(f"compiled in {time.perf_counter() - start:.0f} s", file=sys.stderr)
+
+
+def _run_pipeline() -> None:
+    """Run the stages that use kernels, in this process."""
+    with tempfile.TemporaryDirectory() as name, redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+        folder = Path(name)
+        corpus, out = folder / "corpus", folder / "out"
+        (corpus / "made_up").mkdir(parents=True)
+        documents = [_TEXT[i % 7 :] * (5 + i % 40) for i in range(120)] * 2
+        lines = [msgspec.json.encode({"text": text}) + b"\n" for text in documents]
+        (corpus / "made_up/a.jsonl").write_bytes(b"".join(lines))
+        config = RunConfig(
+            corpus, out, workers=1, dedup=Dedup(verify="jaccard", exact=True), mix=Mix(weights={"made_up": 1.0}),
+            tokenizer=Tokenizer(vocab_size=400, exact=False),
+        )  # fmt: skip
+        run(config)
+        run(replace(config, out=folder / "inexact", dedup=Dedup(), until="generate_duplicates_dict"))
+        options = RunOptions(workers=1, quiet=True)
+        generate_duplicate_pairs(out / "minhash", folder / "duplicate_pairs.txt", options=options)
+        dump_pickle(folder / "a.pickle", documents)
+        load_pickle(folder / "a.pickle")
+
+
+def _sign_with_other_families() -> None:
+    for hash in get_args(Hash)[1:]:
+        signatures([_TEXT], Sketch(hash))
