@@ -9,7 +9,7 @@ order of all documents, the same for any number of workers.
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,24 +20,22 @@ from tyro.conf import Positional
 
 from gristmill.command import command, wide_console
 from gristmill.counts import Counts
-from gristmill.engine.stage import (
-    STATE_DIR,
-    RunOptions,
-    Task,
-    outputs_of,
-    reject_overlapping_folders,
-    reject_unknown_files,
-    run_stage,
-)
+from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.options import RunOptions
+from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
+from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus
-from gristmill.io.readers import Slice, plan_slices
+from gristmill.io.readers import Slice
+from gristmill.io.unfinished import reject_unfinished
 from preprocessing.datasets import shares_table, source_weights
 from preprocessing.mixing.drops import check_all_found, write_drops
 from preprocessing.mixing.mix import (
-    holdout_limits,
-    mix_slice,
-    source_epochs,
+    files_of,
+    find_holdout_limit,
+    find_weight_limit,
+    mix_group,
     split_part,
     write_manifest,
     write_weight_numbers,
@@ -45,8 +43,8 @@ from preprocessing.mixing.mix import (
 from preprocessing.mixing.sampling import SourceEpochs, check_seed
 from preprocessing.mixing.shuffle_buckets import SUFFIX, BucketManifest, index_path, manifest_path
 
-PASS_1 = "pass1"
-PASS_2 = "pass2"
+PASS_1 = Stage("pass1", version=1, libraries=("zstandard", "pyarrow"))
+PASS_2 = Stage("pass2", version=1, libraries=("zstandard",))
 MIN_PARTS = 20  # SlimPajama's number
 MAX_PART_BYTES = 128 << 20  # of text, estimated: pass 2 holds a part in memory
 _COMPRESSION_RATIO = 4  # assumed for compressed files and tables
@@ -79,83 +77,94 @@ def pass1(
     check_seed(seed)
     files = list_corpus(input_dir)
     reject_overlapping_folders(input_dir, out_dir)
-    slices = [s for file in files for s in plan_slices(file)]
     source_weight = source_weights(weights, {file.source for file in files})
-    state = out_dir / STATE_DIR
-    drops = {file.name: state / "drops" / f"{file.name}.npz" for file in files}
-    _run_drops(drops, duplicates, short_docs, state, options)
-    epochs = _run_sampling(source_weight, slices, drops, seed, state, options)
-    parts = max(MIN_PARTS, math.ceil(sum(map(_text_bytes, slices)) / MAX_PART_BYTES))
-    tasks = [_mix_task(s, drops[s.name], epochs[s.source], parts, seed, out_dir) for s in slices]
-    reject_unknown_files(out_dir, outputs_of(tasks), CORPUS_SUFFIXES, state / f"{PASS_1}.jsonl")
-    counts = run_stage(PASS_1, tasks, state, options)
-    check_all_found(counts, drops.values(), tuple(path for path in (duplicates, short_docs) if path))
-    bucket_files = {f"{s.label}{SUFFIX}": s.source for s in slices}
-    _run_manifest(tasks, BucketManifest(parts, seed, bucket_files, source_weight), out_dir, options)
+    _note_provenance(duplicates, options)
+    with open_stage(PASS_1, out_dir, options, reads=[input_dir], publishes=[out_dir]) as run:
+        slices = cut_corpus(run, files)
+        groups = group_slices(slices)
+        parts = max(MIN_PARTS, math.ceil(sum(map(_text_bytes, slices)) / MAX_PART_BYTES))
+        buckets = {group: out_dir / f"{group[0].label}{SUFFIX}" for group in groups}
+        reject_unknown_files(out_dir, buckets.values(), CORPUS_SUFFIXES, run.ledger)
+        drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}
+        dropped = run.step("drops", [_drops_task(drops, duplicates, short_docs)])
+        epochs = _find_epochs(run, source_weight, groups, drops, seed)
+        mixed = run.step("mix", [
+            _mix_task(group, drops[files_of(group)], epochs[group[0].source], parts, seed, bucket)
+            for group, bucket in buckets.items()
+        ])  # fmt: skip
+        check_all_found(mixed.counts, dropped.values(int)[0], filter(None, (duplicates, short_docs)))
+        names = {bucket.relative_to(out_dir).as_posix(): group[0].source for group, bucket in buckets.items()}
+        manifest = {"manifest": BucketManifest(parts, seed, names, source_weight), "path": manifest_path(out_dir)}
+        run.step("manifest", [Task("manifest", write_manifest, manifest, (manifest_path(out_dir),))])
+        counts = run.finish(mixed.counts)
     if not options.quiet:
         wide_console().print(shares_table(source_weight, counts))
     return counts
 
 
-def _run_drops(
-    drops: dict[str, Path], duplicates: Path | None, short_docs: Path | None, state: Path, options: RunOptions
-) -> None:
-    """Run the step that splits both key sets by corpus file; `drops` maps each file to its output."""
-    provenance = duplicates and duplicates.with_suffix(".parquet")
-    inputs = tuple(dict.fromkeys(path for path in (duplicates, short_docs, provenance) if path and path.is_file()))
-    if provenance and not provenance.is_file() and not options.quiet:
+def _note_provenance(duplicates: Path | None, options: RunOptions) -> None:
+    if duplicates and not _provenance(duplicates) and not options.quiet:
         print(
-            f"note: there is no {provenance} to say which document of each cluster was kept: where that one is short, "
-            "the whole cluster is dropped (generate_duplicates_dict writes this table)",
+            f"note: there is no {duplicates.with_suffix('.parquet')} to say which document of each cluster was kept: "
+            "where that one is short, the whole cluster is dropped (generate_duplicates_dict writes this table)",
             file=sys.stderr,
         )
+
+
+def _provenance(duplicates: Path) -> Path | None:
+    """The table of which document was kept in place of each duplicate: the .parquet file of the same name."""
+    table = duplicates.with_suffix(".parquet")
+    return table if table.is_file() else None
+
+
+def _drops_task(drops: dict[tuple[str, ...], Path], duplicates: Path | None, short_docs: Path | None) -> Task:
+    """The task that splits both key sets by groups of corpus files; `drops` maps each group to its output."""
+    outputs = list(drops.values())
     arguments = {
-        "duplicates": duplicates, "short_docs": short_docs, "files": list(drops), "outputs": list(drops.values()),
+        "duplicates": duplicates, "provenance": duplicates and _provenance(duplicates), "short_docs": short_docs,
+        "groups": list(drops), "outputs": outputs,
     }  # fmt: skip
-    task = Task("drops", write_drops, arguments, inputs, tuple(drops.values()))
-    run_stage(f"{PASS_1}-drops", [task], state, options, summary=False)
+    return Task("drops", write_drops, arguments, tuple(outputs))
 
 
-def _run_sampling(
-    weights: dict[str, float], slices: list[Slice], drops: dict[str, Path], seed: int, state: Path, options: RunOptions
+def _find_epochs(
+    run: StageRun,
+    weights: dict[str, float],
+    groups: Sequence[SliceGroup],
+    drops: dict[tuple[str, ...], Path],
+    seed: int,
 ) -> dict[str, SourceEpochs]:
     """Turn weights into epochs; sources with a fractional weight are read once to sample an exact fraction."""
-    tasks: dict[str, list[Task]] = defaultdict(list)
-    for corpus_slice in slices:
-        if weights[corpus_slice.source] % 1:
-            tasks[corpus_slice.source].append(_sampling_task(corpus_slice, drops[corpus_slice.name], seed, state))
-    if tasks:
-        run_stage(f"{PASS_1} sampling", [task for of_source in tasks.values() for task in of_source], state, options)
-    return {source: source_epochs(weight, outputs_of(tasks[source])) for source, weight in weights.items()}
+    numbers: dict[str, list[Task]] = defaultdict(list)
+    for group in groups:
+        if weights[group[0].source] % 1:
+            output = run.work / "sampling" / f"{group[0].label}.npy"
+            arguments = {"group": group, "drops": drops[files_of(group)], "seed": seed, "output": output}
+            task = Task(group[0].label, write_weight_numbers, arguments, (output,), sum(part.size for part in group))
+            numbers[group[0].source].append(task)
+    run.step("sampling", [task for tasks in numbers.values() for task in tasks])
+    limits = run.step("epochs", [
+        Task(source, find_weight_limit, {
+            "weight": weights[source], "weight_numbers": FileSet(tuple(task.outputs[0] for task in tasks)),
+        })
+        for source, tasks in numbers.items()
+    ])  # fmt: skip
+    found = dict(zip(numbers, limits.values(int | None), strict=True))
+    return {source: SourceEpochs(int(weight), found.get(source)) for source, weight in weights.items()}
 
 
-def _sampling_task(corpus_slice: Slice, drops: Path, seed: int, state: Path) -> Task:
-    output = state / "sampling" / f"{corpus_slice.label}.npy"
-    arguments = {"corpus_slice": corpus_slice, "drops": drops, "seed": seed, "output": output}
-    inputs = (Path(corpus_slice.path), drops)
-    return Task(corpus_slice.label, write_weight_numbers, arguments, inputs, (output,), corpus_slice.size)
-
-
-def _text_bytes(corpus_slice: Slice) -> int:
+def _text_bytes(part: Slice) -> int:
     """Bytes of text in a slice, estimated from its size on disk."""
-    return corpus_slice.size * (1 if corpus_slice.name.endswith(".jsonl") else _COMPRESSION_RATIO)
+    return part.size * (1 if part.name.endswith(".jsonl") else _COMPRESSION_RATIO)
 
 
-def _mix_task(corpus_slice: Slice, drops: Path, epochs: SourceEpochs, parts: int, seed: int, out_dir: Path) -> Task:
-    output = out_dir / f"{corpus_slice.label}{SUFFIX}"
+def _mix_task(group: SliceGroup, drops: Path, epochs: SourceEpochs, parts: int, seed: int, bucket: Path) -> Task:
+    outputs = bucket, index_path(bucket)
     arguments = {
-        "corpus_slice": corpus_slice, "drops": drops, "epochs": epochs, "parts": parts, "seed": seed, "output": output,
+        "group": group, "drops": drops, "epochs": epochs, "parts": parts, "seed": seed,
+        "output": bucket, "index": outputs[1],
     }  # fmt: skip
-    inputs, outputs = (Path(corpus_slice.path), drops), (output, index_path(output))
-    return Task(corpus_slice.label, mix_slice, arguments, inputs, outputs, corpus_slice.size)
-
-
-def _run_manifest(tasks: list[Task], manifest: BucketManifest, out_dir: Path, options: RunOptions) -> None:
-    """Run the step that writes pass1.json, after the indexes of all bucket files."""
-    indexes = tuple(task.outputs[1] for task in tasks)
-    arguments = {"manifest": manifest, "folder": out_dir}
-    task = Task("manifest", write_manifest, arguments, indexes, (manifest_path(out_dir),))
-    run_stage(f"{PASS_1}-manifest", [task], out_dir / STATE_DIR, options, summary=False)
+    return Task(group[0].label, mix_group, arguments, outputs, sum(part.size for part in group))
 
 
 def pass2(
@@ -187,33 +196,66 @@ def pass2(
         Documents read, written to train and held out, per source.
     """
     check_holdout(holdout)
-    manifest = BucketManifest.load(input_dir)
+    for source, target in ((input_dir, train_dir), (input_dir, holdout_dir)):
+        reject_overlapping_folders(source, target)
+    _reject_nested(train_dir, holdout_dir)
+    manifest = BucketManifest.load(manifest_path(input_dir))
+    reject_unfinished(input_dir)
     if not 0 <= start < min(end, manifest.parts):
         raise UsageError(f"parts {start} to {end}: pass1 made {manifest.parts} parts: wanted 0 ≤ start < end")
-    if train_dir.resolve() == holdout_dir.resolve():
-        raise UsageError(f"--train_dir and --holdout_dir are both {train_dir}: wanted two folders")
-    limits = holdout_limits(input_dir, manifest, holdout)
-    tasks = [
-        _split_task(part, input_dir, limits, train_dir / f"chunk{chunk}", holdout_dir / f"chunk{chunk}")
-        for part in range(start, min(end, manifest.parts))
-    ]
-    ledger = train_dir / STATE_DIR / f"{PASS_2}.jsonl"
-    for folder in (train_dir, holdout_dir):
-        reject_unknown_files(folder, outputs_of(tasks), CORPUS_SUFFIXES, ledger)
-    is_all = start == 0 and end >= manifest.parts
-    return run_stage(PASS_2, tasks, train_dir / STATE_DIR, options, stale_prefix="" if is_all else None)
+    parts = range(start, min(end, manifest.parts))
+    outputs = {part: _outputs(part, train_dir / f"chunk{chunk}", holdout_dir / f"chunk{chunk}") for part in parts}
+    with open_stage(
+        PASS_2, train_dir, options, selection=f"chunk{chunk}", plans="" if len(parts) == manifest.parts else None,
+        reads=[input_dir], publishes=[train_dir, holdout_dir],
+    ) as run:  # fmt: skip
+        for folder in (train_dir, holdout_dir):
+            reject_unknown_files(
+                folder, (path for pair in outputs.values() for path in pair), CORPUS_SUFFIXES, run.ledger
+            )
+        limits = _find_limits(run, input_dir, manifest, holdout)
+        buckets = [input_dir / name for name in manifest.bucket_files]
+        shared = {
+            "manifest": manifest_path(input_dir), "bucket_files": FileSet(tuple(buckets)),
+            "indexes": FileSet(tuple(map(index_path, buckets))), "limits": limits,
+        }  # fmt: skip
+        split = run.step("split", [
+            Task(f"part {part}", split_part, {"part": part, **shared, "train": train, "holdout": held}, (train, held))
+            for part, (train, held) in outputs.items()
+        ])  # fmt: skip
+        return run.finish(split.counts)
+
+
+def _reject_nested(train_dir: Path, holdout_dir: Path) -> None:
+    for inner, outer in ((train_dir, holdout_dir), (holdout_dir, train_dir)):
+        if inner.resolve().is_relative_to(outer.resolve()):
+            raise UsageError(
+                f"--train_dir {train_dir} --holdout_dir {holdout_dir}: one lies in the other, and stages that read it "
+                "would read both: wanted two folders apart"
+            )
+
+
+def _outputs(part: int, train_dir: Path, holdout_dir: Path) -> tuple[Path, Path]:
+    return train_dir / f"example_train_{part}.jsonl.zst", holdout_dir / f"example_holdout_{part}.jsonl.zst"
+
+
+def _find_limits(run: StageRun, input_dir: Path, manifest: BucketManifest, fraction: float) -> dict[str, int]:
+    """The largest holdout number that is held out of each source; sources of which none is are left out."""
+    indexes: dict[str, list[Path]] = defaultdict(list)
+    for name, source in manifest.bucket_files.items():
+        indexes[source].append(index_path(input_dir / name))
+    step = run.step("limits", [
+        Task(source, find_holdout_limit, {"indexes": FileSet(tuple(paths)), "fraction": fraction})
+        for source, paths in indexes.items()
+    ])  # fmt: skip
+    found = zip(indexes, step.values(int | None), strict=True)
+    return {source: limit for source, limit in found if limit is not None}
 
 
 def check_holdout(fraction: float) -> None:
     """Raise UsageError for a fraction below 0, of 1 or more, or nan."""
     if not 0 <= fraction < 1:
         raise UsageError(f"--holdout {fraction}: wanted a fraction of 0 or more and less than 1, such as 0.0017")
-
-
-def _split_task(part: int, input_dir: Path, limits: dict[str, int], train_dir: Path, holdout_dir: Path) -> Task:
-    train, holdout = train_dir / f"example_train_{part}.jsonl.zst", holdout_dir / f"example_holdout_{part}.jsonl.zst"
-    arguments = {"part": part, "input_dir": input_dir, "limits": limits, "train": train, "holdout": holdout}
-    return Task(f"part {part}", split_part, arguments, (manifest_path(input_dir),), (train, holdout))
 
 
 if __name__ == "__main__":

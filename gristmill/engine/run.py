@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -53,7 +54,13 @@ class StepResult:
             total.merge(record.counts)
         return total
 
-    def values(self, kind: type[_Value]) -> list[_Value]:
+    @overload
+    def values(self, kind: type[_Value]) -> list[_Value]: ...
+
+    @overload
+    def values(self, kind: UnionType) -> list[Any]: ...
+
+    def values(self, kind: Any) -> list[Any]:
         """The value that each task returned, as `kind`."""
         return [msgspec.convert(record.value, kind) for record in self.records]
 
@@ -78,7 +85,8 @@ class StageRun:
     _set_tags: dict[FileSet, str] = field(default_factory=dict)
     _goal: Task | None = None
     _claimed: list[TaskId] = field(default_factory=list)  # records of outputs about to be written
-    _is_changed: bool = False
+    _has_begun: bool = False  # to change the output
+    _is_changed: bool = False  # the records
 
     def __post_init__(self) -> None:
         self._work_prefix = os.path.abspath(self.work) + os.sep
@@ -125,10 +133,11 @@ class StageRun:
             if self.options.explain and todo and todo[-1] is task:
                 explain(self.stage.name, task, identity, record)
         if todo:
-            self._begin()
-            outputs = [path for task in todo for path in task.outputs if not self._is_temporary(path)]
-            known = {path.absolute() for path in outputs} if self.ledger.is_damaged else self._known
-            self._claimed.append(self.claims.claim_outputs(self.ledger, name, outputs, known))
+            self.claims.check_reads(self.ledger, self._before)
+            if outputs := [path for task in todo for path in task.outputs if not self._is_temporary(path)]:
+                known = {path.absolute() for path in outputs} if self.ledger.is_damaged else self._known
+                self._claimed.append(self.claims.claim_outputs(self.ledger, name, outputs, known))
+                self._begin()
             self._restore_inputs(todo)
             self._execute(name, todo)
         return StepResult([self._done[name, task.name] for task in tasks])
@@ -162,13 +171,13 @@ class StageRun:
 
     def _begin(self) -> None:
         """Called before the first change of the output: refuse another input's output, and mark it as unfinished."""
-        if self.ran:
+        if self._has_begun:
             return
         self.claims.check_reads(self.ledger, self._before)
         for folder in self.publishes:
             mark_unfinished(folder, self.name)
         self._done |= self.claims.record_reads(self.ledger)
-        self._is_changed = True
+        self._has_begun = self._is_changed = True
 
     def _execute(self, step: str, tasks: Sequence[Task]) -> None:
         identities = [identify(task, self.stage.identity, self._tag) for task in tasks]  # before inputs are read
@@ -181,6 +190,7 @@ class StageRun:
             for position, record in self.executor.run(calls):
                 self._keep(tasks[position], record)
                 self.ran += 1
+                self._is_changed = True
                 advance(tasks[position].size)
         self.tags.forget({path.absolute().parent for task in tasks for path in task.outputs})
 

@@ -45,7 +45,7 @@ def read_keys(path: Path, files: Collection[str] | None = None) -> KeySet:
 def stream_keys(path: Path) -> Iterator[tuple[str, Rows]]:
     """Yield (file, its rows) of a key set, sorted by file; a sorted table is read one file at a time."""
     if not is_table(path) or not _is_sorted(path):
-        yield from read_keys(path).items()
+        yield from sorted(read_keys(path).items())
         return
     name, held = "", np.empty(0, np.int64)
     for table in stream_table(path, ["file", "row"]):

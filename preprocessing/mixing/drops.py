@@ -1,23 +1,27 @@
 """Drops: the rows of each corpus file to leave out, as short documents or as duplicates."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from gristmill.counts import Counts
+from gristmill.engine.task import Result
 from gristmill.errors import InputError
 from gristmill.io.documents import DocKey
 from gristmill.io.files import atomic_write
-from gristmill.io.keys import KeySet, read_keys, stream_keys
-from gristmill.io.parquet_tables import is_table, stream_table
+from gristmill.io.keys import KeySet, Rows, read_keys, stream_keys
+from gristmill.io.parquet_tables import stream_table
 
 SHORT = "short"
 DUPLICATE = "duplicate"
+_NO_ROWS = np.empty(0, np.int64)
 _ROW_BITS = np.uint64(40)  # of a packed key
 
 
@@ -25,54 +29,71 @@ _ROW_BITS = np.uint64(40)  # of a packed key
 class Drops:
     """Rows of one file to leave out, ascending."""
 
-    short: NDArray[np.int64]
-    duplicate: NDArray[np.int64]
+    short: Rows
+    duplicate: Rows
 
-    @classmethod
-    def load(cls, path: Path) -> "Drops":
-        """Read the .npz file that `write_drops` wrote for one corpus file."""
-        with np.load(path) as stored:
-            return cls(stored["short"], stored["duplicate"])
-
-    def reasons(self, rows: NDArray[np.int64]) -> list[str]:
+    def reasons(self, rows: Rows) -> list[str]:
         """SHORT or DUPLICATE for each row to leave out, '' for the others; SHORT for a row that is both."""
         short, duplicate = np.isin(rows, self.short), np.isin(rows, self.duplicate)
         return np.where(short, SHORT, np.where(duplicate, DUPLICATE, "")).tolist()
 
 
-def write_drops(duplicates: Path | None, short_docs: Path | None, files: list[str], outputs: list[Path]) -> Counts:
-    """Split both key sets by corpus file: `outputs[i]` (.npz) gets the rows of `files[i]` to leave out.
+def load_drops(path: Path, files: Sequence[str]) -> dict[str, Drops]:
+    """Read what `write_drops` wrote for a group of `files`."""
+    with np.load(path) as stored:
+        short, duplicate = (np.split(stored[name], stored[f"{name}_ends"][:-1]) for name in (SHORT, DUPLICATE))
+    return dict(zip(files, map(Drops, short, duplicate), strict=True))
+
+
+def write_drops(
+    duplicates: Path | None,
+    provenance: Path | None,
+    short_docs: Path | None,
+    groups: list[tuple[str, ...]],
+    outputs: list[Path],
+) -> Result:
+    """Task: split both key sets by corpus file: `outputs[i]` (.npz) gets the rows of the files in `groups[i]`.
 
     Where the kept document of a cluster is short, a duplicate replaces it (see find_replacements). A set
-    in a .parquet table is streamed; the short documents' keys are in memory, 8 bytes each.
-    Raises InputError if a set names a file that the corpus does not have.
+    in a .parquet table is streamed; the short documents' keys are in memory, 8 bytes each. The groups' files are
+    sorted. The result's value is the number of documents to leave out. Raises InputError if a set names a
+    file that the corpus does not have.
     """
+    group_of = {file: number for number, files in enumerate(groups) for file in files}
     short = read_keys(short_docs) if short_docs else {}
-    replacements = find_replacements(duplicates, short) if duplicates else {}
-    none, remaining = np.empty(0, np.int64), dict(zip(files, outputs, strict=True))
-    _reject_unknown(short_docs, set(short) - set(files), files)
-    for file, rows in stream_keys(duplicates) if duplicates else []:
-        _reject_unknown(duplicates, {file} - set(remaining), files)
-        _save(remaining.pop(file), short.get(file, none), np.setdiff1d(rows, replacements.get(file, none)))
-    for file, output in remaining.items():
-        _save(output, short.get(file, none), none)
-    return Counts({}, [])
+    _reject_unknown(short_docs, short, group_of)
+    replacements = find_replacements(duplicates, provenance, short) if duplicates else {}
+    named, remaining = 0, dict(enumerate(groups))
+
+    def save(number: int, found: KeySet) -> int:
+        drops = [
+            Drops(short.get(file, _NO_ROWS), np.setdiff1d(found.get(file, _NO_ROWS), replacements.get(file, _NO_ROWS)))
+            for file in remaining.pop(number)
+        ]
+        _save(outputs[number], drops)
+        return sum(len(np.union1d(of_file.short, of_file.duplicate)) for of_file in drops)
+
+    for number, keys in groupby(_stream_known(duplicates, group_of), key=lambda item: group_of[item[0]]):
+        named += save(number, dict(keys))
+    for number in list(remaining):
+        named += save(number, {})
+    return Result(Counts({}, []), named)
 
 
-def find_replacements(duplicates: Path, short: KeySet) -> KeySet:
+def find_replacements(duplicates: Path, provenance: Path | None, short: KeySet) -> KeySet:
     """Duplicates to keep instead of a short document: of each cluster, the first one that is not short.
 
-    Without replacements, a cluster whose kept document is short would lose its last copy. The provenance
-    table (columns file, row, kept_file, kept_row) says which document was kept: `duplicates` itself or, if
-    that is a pickle, the .parquet file of the same name. If there is no table, or it lists other duplicates than
-    the pickle, there are no replacements.
+    Without replacements, a cluster whose kept document is short would lose its last copy. The table `provenance`
+    (columns file, row, kept_file, kept_row) says which document was kept. If there is no table, or it lists other
+    duplicates than the key set `duplicates`, there are no replacements.
     """
-    table_path = duplicates.with_suffix(".parquet")
     numbers, packed = {file: number for number, file in enumerate(sorted(short))}, _pack(short)
-    if not len(packed) or (not is_table(duplicates) and not _lists_exactly(table_path, read_keys(duplicates))):
+    if not len(packed) or not provenance:
+        return {}
+    if provenance != duplicates and not _lists_exactly(provenance, read_keys(duplicates)):
         return {}
     first: dict[DocKey, DocKey] = {}  # short kept document → its replacement
-    for table in stream_table(table_path, ["file", "row", "kept_file", "kept_row"]):
+    for table in stream_table(provenance, ["file", "row", "kept_file", "kept_row"]):
         is_short = _contains(packed, numbers, table, "file", "row")
         kept_is_short = _contains(packed, numbers, table, "kept_file", "kept_row")
         for line in table.filter(pa.array(~is_short & kept_is_short)).to_pylist():
@@ -84,10 +105,8 @@ def find_replacements(duplicates: Path, short: KeySet) -> KeySet:
     return {file: np.array(sorted(found), np.int64) for file, found in rows.items()}
 
 
-def check_all_found(counts: Counts, drops: Iterable[Path], key_sets: tuple[Path, ...]) -> None:
-    """InputError unless pass 1 found every row to leave out; otherwise the key sets belong to another corpus."""
-    rows = [np.union1d(loaded.short, loaded.duplicate) for loaded in map(Drops.load, drops)]
-    named = sum(map(len, rows))
+def check_all_found(counts: Counts, named: int, key_sets: Iterable[Path]) -> None:
+    """InputError unless pass 1 found all `named` rows to leave out; otherwise the key sets are of another corpus."""
     found = counts.total(SHORT).documents + counts.total(DUPLICATE).documents
     if found != named:
         raise InputError(
@@ -96,23 +115,33 @@ def check_all_found(counts: Counts, drops: Iterable[Path], key_sets: tuple[Path,
         )
 
 
-def _reject_unknown(key_set: Path | None, unknown: set[str], files: list[str]) -> None:
+def _stream_known(key_set: Path | None, files: Mapping[str, int]) -> Iterator[tuple[str, Rows]]:
+    """The files and rows of a key set, sorted by file. Raises InputError for a file that is not in `files`."""
+    for file, rows in stream_keys(key_set) if key_set else ():
+        _reject_unknown(key_set, [file], files)
+        yield file, rows
+
+
+def _reject_unknown(key_set: Path | None, named: Iterable[str], files: Mapping[str, int]) -> None:
+    unknown = sorted(file for file in named if file not in files)
     if unknown:
+        example = next(iter(files))
         raise InputError(
-            f"{key_set} names {min(unknown)!r}, a file that the corpus does not have; it has {files[0]!r}, for "
+            f"{key_set} names {unknown[0]!r}, a file that the corpus does not have; it has {example!r}, for "
             "example. Was it made from another folder? Names start with the source"
         )
 
 
-def _save(output: Path, short: NDArray[np.int64], duplicate: NDArray[np.int64]) -> None:
+def _save(output: Path, drops: Sequence[Drops]) -> None:
+    columns = {SHORT: [of_file.short for of_file in drops], DUPLICATE: [of_file.duplicate for of_file in drops]}
+    arrays: dict[str, Any] = {name: np.concatenate(found) for name, found in columns.items()}
+    arrays |= {f"{name}_ends": np.cumsum([len(rows) for rows in found]) for name, found in columns.items()}
     with atomic_write(output) as temporary, temporary.open("wb") as stored:
-        np.savez(stored, short=short, duplicate=duplicate)
+        np.savez(stored, **arrays)
 
 
 def _lists_exactly(table: Path, duplicates: KeySet) -> bool:
-    """Whether a provenance table exists and lists these duplicates and no others."""
-    if not table.is_file():
-        return False
+    """Whether a provenance table lists these duplicates and no others."""
     listed = read_keys(table)
     return listed.keys() == duplicates.keys() and all(
         np.array_equal(listed[file], rows) for file, rows in duplicates.items()

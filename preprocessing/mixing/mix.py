@@ -1,4 +1,4 @@
-"""Tasks of the two-pass shuffle: scatter each slice of the corpus over buckets, then shuffle and split each part."""
+"""Tasks of the two-pass shuffle: scatter each group of slices over buckets, then shuffle and split each part."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +8,14 @@ from numpy.typing import NDArray
 
 from gristmill.batches import batched, partition_of
 from gristmill.counts import READ, REPEATED, WRITTEN, Counts
+from gristmill.engine.slices import SliceGroup
+from gristmill.engine.task import FileSet, Result
 from gristmill.io.documents import KEY_FIELD, Document
 from gristmill.io.files import atomic_write
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
-from preprocessing.mixing.drops import Drops
+from preprocessing.mixing.drops import load_drops
 from preprocessing.mixing.sampling import SourceEpochs, kth_smallest, random_numbers
 from preprocessing.mixing.shuffle_buckets import (
     NOT_ELIGIBLE,
@@ -21,6 +23,7 @@ from preprocessing.mixing.shuffle_buckets import (
     BucketFile,
     BucketManifest,
     BucketWriter,
+    read_holdout_numbers,
     write_bucket_file,
 )
 
@@ -29,49 +32,55 @@ HELD_OUT = "holdout"
 _BATCH = 512  # documents that get their random numbers in one call
 
 
-def write_weight_numbers(corpus_slice: Slice, drops: Path, seed: int, output: Path) -> Counts:
-    """Write a random number (uint64, .npy) for each document that is not dropped: fractional weights sample by it."""
+def write_weight_numbers(group: SliceGroup, drops: Path, seed: int, output: Path) -> None:
+    """Task: write a random number (uint64, .npy) for each document that is not dropped, to sample by."""
     chunks = [
-        random_numbers(seed, "weight", corpus_slice.name, rows)[[not reason for reason in reasons]]
-        for _, rows, reasons in _read_batches(corpus_slice, drops, Counts({}, []), Rejects(output))
+        random_numbers(seed, "weight", part.name, rows)[[not reason for reason in reasons]]
+        for part, _, rows, reasons in _read_batches(group, drops, Counts({}, []), Rejects(output))
     ]
     with atomic_write(output) as temporary, temporary.open("wb") as file:
         np.save(file, np.concatenate([*chunks, np.empty(0, np.uint64)]))
-    return Counts({}, [])
 
 
-def source_epochs(weight: float, weight_numbers: list[Path]) -> SourceEpochs:
-    """Turn the weight of a source into whole epochs and an exact fraction of its documents.
+def find_weight_limit(weight: float, weight_numbers: FileSet) -> Result:
+    """Task: find the limit of SourceEpochs for the fraction of a weight, exact for the documents of the source.
 
-    `weight_numbers` are the files that write_weight_numbers wrote for the slices of the source; they may be
-    left out for a whole weight.
+    `weight_numbers` are the files that write_weight_numbers wrote for the source.
     """
-    total = sum(len(np.load(path, mmap_mode="r")) for path in weight_numbers)
-    limit = kth_smallest(lambda: (np.load(path) for path in weight_numbers), round(weight % 1 * total))
-    return SourceEpochs(int(weight), limit)
+    total = sum(len(np.load(path, mmap_mode="r")) for path in weight_numbers.paths)
+    count = round(weight % 1 * total)
+    return Result(Counts({}, []), kth_smallest(lambda: map(np.load, weight_numbers.paths), count))
 
 
-def mix_slice(corpus_slice: Slice, drops: Path, epochs: SourceEpochs, parts: int, seed: int, output: Path) -> Counts:
-    """Write the bucket file of one slice: each document that is not dropped, as often as its weight asks."""
+def mix_group(
+    group: SliceGroup, drops: Path, epochs: SourceEpochs, parts: int, seed: int, output: Path, index: Path
+) -> Counts:
+    """Task: write the bucket file of a group: each document that is not dropped, as often as its weight asks."""
     counts = Counts({}, [])
-    with write_bucket_file(output) as writer:
-        for documents, rows, reasons in _read_batches(corpus_slice, drops, counts, Rejects(output)):
-            copies = epochs.copies(random_numbers(seed, "weight", corpus_slice.name, rows))
+    with write_bucket_file(output, index) as writer:
+        for part, documents, rows, reasons in _read_batches(group, drops, counts, Rejects(output)):
+            copies = epochs.copies(random_numbers(seed, "weight", part.name, rows))
             for document, reason, times in zip(documents, reasons, copies.tolist(), strict=True):
-                _count(counts, corpus_slice.source, utf8_size(document.text), reason, times)
+                _count(counts, part.source, utf8_size(document.text), reason, times)
             copies[[bool(reason) for reason in reasons]] = 0
-            _scatter(writer, corpus_slice.name, documents, rows, copies, parts, seed)
+            _scatter(writer, part.name, documents, rows, copies, parts, seed)
     return counts
 
 
 def _read_batches(
-    corpus_slice: Slice, drops: Path, counts: Counts, rejects: Rejects
-) -> Iterator[tuple[list[Document], NDArray[np.int64], list[str]]]:
-    """Batches of documents, their rows, and the reason to drop each ('' for none)."""
-    loaded = Drops.load(drops)
-    for documents in batched(read_documents(corpus_slice, counts, rejects), _BATCH):
-        rows = np.array([document.key.row for document in documents], np.int64)
-        yield documents, rows, loaded.reasons(rows)
+    group: SliceGroup, drops: Path, counts: Counts, rejects: Rejects
+) -> Iterator[tuple[Slice, list[Document], NDArray[np.int64], list[str]]]:
+    """Batches of documents of a slice, their rows, and the reason to drop each ('' for none)."""
+    of_files = load_drops(drops, files_of(group))
+    for part in group:
+        for documents in batched(read_documents(part, counts, rejects), _BATCH):
+            rows = np.array([document.key.row for document in documents], np.int64)
+            yield part, documents, rows, of_files[part.name].reasons(rows)
+
+
+def files_of(group: SliceGroup) -> tuple[str, ...]:
+    """The names of the files in a group, in order."""
+    return tuple(dict.fromkeys(part.name for part in group))
 
 
 def _count(counts: Counts, source: str, size: int, reason: str, copies: int) -> None:
@@ -106,38 +115,41 @@ def _scatter(
             writer.add(part[i], BucketDocument(document.to_json(), order[i], holdout[i], size))
 
 
-def write_manifest(manifest: BucketManifest, folder: Path) -> Counts:
-    """Write pass1.json."""
-    manifest.save(folder)
-    return Counts({}, [])
+def write_manifest(manifest: BucketManifest, path: Path) -> None:
+    """Task: write pass1.json."""
+    manifest.save(path)
 
 
-def holdout_limits(folder: Path, manifest: BucketManifest, fraction: float) -> dict[str, int]:
-    """Limit of each source: documents whose holdout number is at most the limit are held out.
+def find_holdout_limit(indexes: FileSet, fraction: float) -> Result:
+    """Task: find the largest holdout number that is held out of a source, whose buckets have these indexes.
 
-    These are exactly `fraction` of the source's documents, and at least one of a source with two or more
-    (unless `fraction` is 0). A source without held-out documents is left out.
+    Those up to it are exactly `fraction` of the source's documents, and at least one of a source with two or more
+    (unless `fraction` is 0). None: none is held out.
     """
-    by_source: dict[str, list[BucketFile]] = {}
-    for name, source in manifest.bucket_files.items():
-        by_source.setdefault(source, []).append(BucketFile.open(folder / name))
-    limits = {}
-    for source, files in by_source.items():
-        total = sum(int((file.holdout != NOT_ELIGIBLE).sum()) for file in files)
-        count = max(round(fraction * total), 1 if total > 1 and fraction > 0 else 0)
-        limit = kth_smallest(lambda files=files: (file.holdout for file in files), count)  # type: ignore[misc]
-        if limit is not None:
-            limits[source] = limit
-    return limits
+    total = sum(int((numbers != NOT_ELIGIBLE).sum()) for numbers in map(read_holdout_numbers, indexes.paths))
+    count = max(round(fraction * total), 1 if total > 1 and fraction > 0 else 0)
+    return Result(Counts({}, []), kth_smallest(lambda: map(read_holdout_numbers, indexes.paths), count))
 
 
-def split_part(part: int, input_dir: Path, limits: dict[str, int], train: Path, holdout: Path) -> Counts:
-    """Shuffle one part: sort its documents from all bucket files, and write each to train or to holdout."""
+def split_part(
+    part: int,
+    manifest: Path,
+    bucket_files: FileSet,
+    indexes: FileSet,
+    limits: dict[str, int],
+    train: Path,
+    holdout: Path,
+) -> Counts:
+    """Task: shuffle one part: sort its documents from all bucket files, and write each to train or to holdout.
+
+    The files are those that the manifest names, in its order; `limits` are the sources' limits that are not None.
+    """
     counts = Counts({}, [])
+    sources = BucketManifest.load(manifest).bucket_files.values()
     found = [
         (source, document)
-        for name, source in BucketManifest.load(input_dir).bucket_files.items()
-        for document in BucketFile.open(input_dir / name).read_part(part)
+        for source, path, index in zip(sources, bucket_files.paths, indexes.paths, strict=True)
+        for document in BucketFile.open(path, index).read_part(part)
     ]
     found.sort(key=lambda item: (item[1].order, item[0], item[1].line))
     with open_jsonl_writer(train) as train_lines, open_jsonl_writer(holdout) as holdout_lines:

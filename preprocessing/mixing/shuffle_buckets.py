@@ -1,6 +1,6 @@
 """Shuffle buckets: the intermediate files between the two passes of the shuffle, and their manifest.
 
-Pass 1 writes a bucket file for each slice of the corpus that it reads. `NAME.jsonl.zst` holds the slice's
+Pass 1 writes a bucket file for each group of slices that a task reads. `NAME.jsonl.zst` holds the group's
 documents grouped by the part of the output that they go to, one zstd frame for each part (more where the
 writer's buffer filled up); any zstd tool reads it. `NAME.pile.arrow`, its index, has a row for each
 document (shuffle position, holdout number, size) and in its metadata the frames. Pass 2 reads only the
@@ -39,16 +39,15 @@ class BucketManifest(msgspec.Struct, forbid_unknown_fields=True):
     bucket_files: dict[str, str] = msgspec.field(name="piles")  # path relative to the manifest's folder → source
     weights: dict[str, float]  # epochs of each source
 
-    def save(self, folder: Path) -> None:
-        """Write `folder/pass1.json` atomically."""
-        atomic_write_bytes(manifest_path(folder), msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+    def save(self, path: Path) -> None:
+        """Write pass1.json atomically."""
+        atomic_write_bytes(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     @classmethod
-    def load(cls, folder: Path) -> "BucketManifest":
-        """Read `folder/pass1.json`; UsageError if there is none, InputError if it is damaged."""
-        path = manifest_path(folder)
+    def load(cls, path: Path) -> "BucketManifest":
+        """Read pass1.json; UsageError if there is none, InputError if it is damaged."""
         if not path.is_file():
-            raise UsageError(f"{folder} holds no {path.name}: wanted the folder that pass1 wrote. Run pass1 to its end")
+            raise UsageError(f"{path.parent} holds no {path.name}: wanted the folder that pass1 wrote. Run pass1")
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -111,7 +110,7 @@ class BucketWriter:
 
 
 @contextmanager
-def write_bucket_file(path: Path) -> Iterator[BucketWriter]:
+def write_bucket_file(path: Path, index: Path) -> Iterator[BucketWriter]:
     """Yield a writer; the bucket file and its index appear atomically when the block ends without an error."""
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         writer = BucketWriter(file)
@@ -120,8 +119,8 @@ def write_bucket_file(path: Path) -> Iterator[BucketWriter]:
     types = {"order": pa.uint64(), "holdout": pa.uint64(), "size": pa.int64()}
     schema = pa.schema(types, {"frames": msgspec.json.encode(writer.frames)})
     table = pa.table([pa.array(writer.columns[name], kind) for name, kind in types.items()], schema=schema)
-    with atomic_write(index_path(path)) as temporary, pa.ipc.new_file(str(temporary), table.schema) as index:
-        index.write_table(table)
+    with atomic_write(index) as temporary, pa.ipc.new_file(str(temporary), table.schema) as columns:
+        columns.write_table(table)
 
 
 def index_path(path: Path) -> Path:
@@ -140,13 +139,9 @@ class BucketFile:
     size: NDArray[np.int64]
 
     @classmethod
-    def open(cls, path: Path) -> "BucketFile":
+    def open(cls, path: Path, index: Path) -> "BucketFile":
         """Memory-map the index of a bucket file; InputError if it is missing or damaged."""
-        try:
-            table = pa.ipc.open_file(pa.memory_map(str(index_path(path)))).read_all()
-            frames = msgspec.json.decode(table.schema.metadata[b"frames"], type=list[Frame])
-        except (pa.ArrowException, OSError, KeyError, msgspec.DecodeError) as error:
-            raise InputError(f"{index_path(path)} is not readable ({error}): run pass1 again") from error
+        table, frames = _open_index(index)
         columns = {name: table.column(name).to_numpy() for name in ("order", "holdout", "size")}
         return cls(path, frames, **columns)
 
@@ -163,6 +158,20 @@ class BucketFile:
                                      f"wanted {frame.documents}. Run pass1 again")  # fmt: skip
                 for i, line in enumerate(lines, frame.first):
                     yield BucketDocument(line, int(self.order[i]), int(self.holdout[i]), int(self.size[i]))
+
+
+def read_holdout_numbers(index: Path) -> NDArray[np.uint64]:
+    """The holdout number of each document of a bucket file; InputError if its index is missing or damaged."""
+    return _open_index(index)[0].column("holdout").to_numpy()
+
+
+def _open_index(path: Path) -> tuple[pa.Table, list[Frame]]:
+    """Memory-map an index: its columns and its frames."""
+    try:
+        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        return table, msgspec.json.decode(table.schema.metadata[b"frames"], type=list[Frame])
+    except (pa.ArrowException, OSError, KeyError, msgspec.DecodeError) as error:
+        raise InputError(f"{path} is not readable ({error}): run pass1 again") from error
 
 
 def _decompress(path: Path, data: bytes) -> list[bytes]:

@@ -10,17 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from gristmill.counts import Counts
-from gristmill.engine.stage import RunOptions
+from gristmill.engine.options import RunOptions
 from gristmill.io.documents import list_corpus
 from gristmill.io.lines import read_lines
+from gristmill.io.parquet_tables import write_table
 from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.writers import Rejects
+from preprocessing.shuffle_holdout import pass1, pass2
 
 ROOT = Path(__file__).resolve().parents[2]
 Records = list[dict[str, Any]]
+
+
+def keys_of(records: list[dict]) -> list[str]:
+    return [record["gristmill_key"] for record in records]
+
+
+def write_provenance(path: Path, lines: list[tuple[str, int, str, int]]) -> None:
+    columns = zip(*lines, strict=True)
+    write_table(path, {n: pa.array(c) for n, c in zip(("file", "row", "kept_file", "kept_row"), columns, strict=True)})
 
 
 @pytest.fixture
@@ -116,3 +128,16 @@ def digest() -> Callable[[Path], dict[str, str]]:
         return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
     return digest
+
+
+@pytest.fixture
+def mix(tmp_path: Path, quiet: RunOptions, read) -> Callable[..., list[str]]:
+    """Run both passes; return the keys of all output documents, train and holdout."""
+
+    def mix(norm: Path, name: str = "mixed", holdout: float = 0.0, **arguments) -> list[str]:
+        out = tmp_path / name
+        pass1(norm, out / "pass1", options=quiet, **arguments)
+        pass2(0, 10**9, 1, out / "pass1", out / "train", out / "holdout", holdout, quiet)
+        return keys_of(read(out / "train")) + keys_of(read(out / "holdout"))
+
+    return mix

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.counts import MALFORMED, READ, WRITTEN, Tally
-from gristmill.engine.stage import RunOptions
+from gristmill.engine.options import RunOptions
 from gristmill.errors import TooManyMalformed, UsageError
 from gristmill.io import readers as reading
 from preprocessing.normalize_text import normalize_text, output_name

@@ -1,7 +1,6 @@
 """shuffle_holdout: exact epochs and holdout, a uniform shuffle, every document accounted for."""
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from gristmill.counts import READ, REPEATED, WRITTEN
-from gristmill.engine.stage import RunOptions
+from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.io import readers as reading
 from gristmill.io.keys import write_keys
@@ -18,26 +17,9 @@ from gristmill.io.parquet_tables import write_table
 from gristmill.io.pickles import dump_pickle
 from preprocessing.datasets import shares_table
 from preprocessing.shuffle_holdout import pass1, pass2
+from tests.preprocessing.conftest import keys_of, write_provenance
 
 ALL = 10**9
-Mix = Callable[..., Counter]
-
-
-def keys_of(records: list[dict]) -> list[str]:
-    return [record["gristmill_key"] for record in records]
-
-
-@pytest.fixture
-def mix(tmp_path: Path, quiet: RunOptions, read) -> Callable[..., list[str]]:
-    """Run both passes; return the keys of all output documents, train and holdout."""
-
-    def mix(norm: Path, name: str = "mixed", holdout: float = 0.0, **arguments) -> list[str]:
-        out = tmp_path / name
-        pass1(norm, out / "pass1", options=quiet, **arguments)
-        pass2(0, ALL, 1, out / "pass1", out / "train", out / "holdout", holdout, quiet)
-        return keys_of(read(out / "train")) + keys_of(read(out / "holdout"))
-
-    return mix
 
 
 def test_without_weights_every_document_is_written_once_with_all_fields(tmp_path: Path, corpus, mix, read) -> None:
@@ -111,11 +93,6 @@ def test_another_seed_samples_and_orders_differently(corpus, mix) -> None:
     norm = corpus(book=40)
     one, again, two = (mix(norm, name, weights="book=0.5", seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
     assert one == again and sorted(one) != sorted(two)
-
-
-def write_provenance(path: Path, lines: list[tuple[str, int, str, int]]) -> None:
-    columns = zip(*lines, strict=True)
-    write_table(path, {n: pa.array(c) for n, c in zip(("file", "row", "kept_file", "kept_row"), columns, strict=True)})
 
 
 @pytest.mark.parametrize("given", [".pickle", ".parquet"])

@@ -19,7 +19,8 @@ def test_replacements_are_the_first_duplicates_that_are_not_short(tmp_path: Path
     write_table(tmp_path / "dup.parquet", {name: pa.array(values) for name, values in columns.items()})
 
     def replacements(short: KeySet) -> dict[str, list[int]]:
-        return {file: rows.tolist() for file, rows in find_replacements(tmp_path / "dup.parquet", short).items()}
+        table = tmp_path / "dup.parquet"
+        return {file: rows.tolist() for file, rows in find_replacements(table, table, short).items()}
 
     assert replacements({"a": np.array([0, 3])}) == {"a": [4]}
     assert replacements({"a": np.array([0, 3, 4]), "b": np.array([7])}) == {"b": [0, 1]}

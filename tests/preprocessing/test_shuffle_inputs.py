@@ -1,0 +1,136 @@
+"""shuffle_holdout: what both passes read, refuse and redo; killed, in small files, and in a sandbox."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gristmill.engine.options import RunOptions
+from gristmill.errors import InputError, UsageError
+from gristmill.io import readers as reading
+from gristmill.io.keys import write_keys
+from preprocessing.shuffle_holdout import pass1, pass2
+from tests.gristmill.engine.sandbox import sandboxed
+from tests.preprocessing.conftest import keys_of, write_provenance
+
+ALL = 10**9
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from gristmill.engine.options import RunOptions
+from preprocessing.shuffle_holdout import pass1
+
+def kill(event, arguments):  # as the second of two bucket files is published
+    if event == "os.rename" and "pass1/c4/" in str(arguments[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(kill)
+pass1(Path("norm"), Path("pass1"), Path("dup.pickle"), options=RunOptions(workers=1, quiet=True))
+"""
+
+
+def test_pass1_killed_while_it_rewrites_is_refused_and_then_redone(
+    tmp_path: Path, quiet: RunOptions, corpus, write, mix, start, read
+) -> None:
+    """A cluster with a copy in each source: book's is kept first, then c4's."""
+    norm, out = corpus(files=1, book=6, c4=6), tmp_path / "train"
+    for source in ("book", "c4"):
+        write(norm / source / "copy.jsonl", [{"text": "a copy in both"}])
+
+    def mixed() -> list[str]:
+        pass2(0, ALL, 1, tmp_path / "pass1", out, tmp_path / "holdout", 0.0, quiet)
+        return keys_of(read(out))
+
+    write_keys(tmp_path / "dup.pickle", {"c4/copy.jsonl": np.array([0])})
+    pass1(norm, tmp_path / "pass1", tmp_path / "dup.pickle", options=quiet)
+    assert "book/copy.jsonl@0" in mixed()
+    write_keys(tmp_path / "dup.pickle", {"book/copy.jsonl": np.array([0])})
+    killed = start("-c", KILLED)
+    _, errors = killed.communicate()
+    assert killed.returncode == -signal.SIGKILL, errors
+    with pytest.raises(InputError, match=r"pass1 is not complete: pass1, .*was interrupted\. Run pass1 again"):
+        mixed()
+    pass1(norm, tmp_path / "pass1", tmp_path / "dup.pickle", options=quiet)
+    keys = mixed()
+    assert "c4/copy.jsonl@0" in keys and "book/copy.jsonl@0" not in keys and len(keys) == 13
+
+
+@pytest.mark.parametrize("change", ["bucket", "index"])
+def test_pass2_is_redone_where_a_file_of_pass1_changed(
+    tmp_path: Path, corpus, quiet: RunOptions, digest, capsys, change: str
+) -> None:
+    """Only pass1.json was an input of pass 2."""
+    folders = (tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout")
+    pass1(corpus(book=40), folders[0], options=quiet)
+    pass2(0, ALL, 1, *folders, 0.1, quiet)
+    before = digest(tmp_path / "train")
+    path = next(folders[0].rglob("*.jsonl.zst" if change == "bucket" else "*.arrow"))
+    data, times = path.read_bytes(), path.stat()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 255]))
+    with pytest.raises(InputError):
+        pass2(0, ALL, 1, *folders, 0.1, quiet)
+    path.write_bytes(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    pass2(0, ALL, 1, *folders, 0.1, quiet)
+    assert digest(tmp_path / "train") == before
+
+
+def test_many_small_files_give_few_bucket_files_and_the_same_documents(
+    tmp_path: Path, corpus, mix, digest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm = corpus(files=60, book=60, c4=90)
+    write_keys(tmp_path / "short.pickle", {f"book/{i}.jsonl": np.array([0]) for i in range(0, 60, 7)})
+    sets = {"short_docs": tmp_path / "short.pickle", "weights": "book=1.5", "holdout": 0.1}
+    keys = mix(norm, "grouped", **sets)
+    monkeypatch.setattr("gristmill.engine.slices.SMALL_BYTES", 0)
+    assert mix(norm, "alone", **sets) == keys and len(keys) == 90 + 51 + 26
+    buckets = {name: len(list((tmp_path / name / "pass1").rglob("*.arrow"))) for name in ("grouped", "alone")}
+    assert buckets["grouped"] < 10 and buckets["alone"] == 120
+    for kind in ("train", "holdout"):
+        assert digest(tmp_path / "grouped" / kind) == digest(tmp_path / "alone" / kind)
+
+
+def test_tasks_open_only_what_they_declare(
+    tmp_path: Path, corpus, mix, digest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "SLICE_BYTES", 400)
+    norm = corpus(files=3, book=40, c4=20)
+    write_keys(tmp_path / "short.pickle", {"book/0.jsonl": np.array([0])})
+    write_keys(tmp_path / "dup.pickle", {"book/0.jsonl": np.array([3])})
+    write_provenance(tmp_path / "dup.parquet", [("book/0.jsonl", 3, "book/0.jsonl", 0)])
+    sets = {"short_docs": tmp_path / "short.pickle", "duplicates": tmp_path / "dup.pickle", "weights": "book=0.5"}
+    plain = mix(norm, "plain", 0.1, **sets)
+    with sandboxed(tmp_path / "mixed", monkeypatch) as sandbox:
+        folders = [tmp_path / "mixed" / name for name in ("pass1", "train", "holdout")]
+        pass1(norm, folders[0], options=RunOptions(workers=1, quiet=True), **sets)
+        pass2(0, ALL, 1, *folders, 0.1, RunOptions(workers=1, quiet=True))
+        assert {Path(path).name for path in sandbox.opened} == {"pass1.json"}  # the plan of pass 2
+        sandbox.opened.clear()
+    assert len(plain) == 20 + 20
+    for name in ("train", "holdout"):
+        assert digest(tmp_path / "mixed" / name) == digest(tmp_path / "plain" / name)
+
+
+def test_folders_in_each_other_are_refused(tmp_path: Path, quiet: RunOptions, corpus) -> None:
+    norm, out = corpus(book=6), tmp_path / "out"
+    for folder in (norm, norm / "book", tmp_path):
+        with pytest.raises(UsageError, match="give"):
+            pass1(norm, folder, options=quiet)
+    pass1(norm, out / "pass1", options=quiet)
+    for train, holdout in (("pass1", "b"), ("a", "pass1/b"), ("a", "a/b"), ("a/b", "a")):
+        with pytest.raises(UsageError, match=r"give|wanted two folders"):
+            pass2(0, ALL, 1, out / "pass1", out / train, out / holdout, options=quiet)
+    assert sorted(path.name for path in out.iterdir()) == ["pass1"]
+
+
+def test_wrong_key_set_or_folder_leaves_no_mark(tmp_path: Path, quiet: RunOptions, corpus) -> None:
+    norm, other = corpus(book=6), corpus("other", book=6)
+    write_keys(tmp_path / "keys.pickle", {"other/0.jsonl": np.array([1])})
+    pass1(norm, tmp_path / "pass1", options=quiet)
+    with pytest.raises(InputError, match="does not have"):
+        pass1(norm, tmp_path / "pass1", tmp_path / "keys.pickle", options=quiet)
+    with pytest.raises(UsageError, match="would lose it"):
+        pass1(other, tmp_path / "pass1", options=quiet)
+    pass2(0, ALL, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", options=quiet)
