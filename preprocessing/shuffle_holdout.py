@@ -33,8 +33,8 @@ from preprocessing.datasets import shares_table, source_weights
 from preprocessing.mixing.drops import check_all_found, write_drops
 from preprocessing.mixing.mix import (
     files_of,
+    find_epochs,
     find_holdout_limit,
-    find_weight_limit,
     mix_group,
     split_part,
     write_manifest,
@@ -135,22 +135,20 @@ def _find_epochs(
     seed: int,
 ) -> dict[str, SourceEpochs]:
     """Turn weights into epochs; sources with a fractional weight are read once to sample an exact fraction."""
-    numbers: dict[str, list[Task]] = defaultdict(list)
+    numbers: dict[str, list[Path]] = {source: [] for source in weights}
+    tasks = []
     for group in groups:
         if weights[group[0].source] % 1:
             output = run.work / "sampling" / f"{group[0].label}.npy"
             arguments = {"group": group, "drops": drops[files_of(group)], "seed": seed, "output": output}
-            task = Task(group[0].label, write_weight_numbers, arguments, (output,), sum(part.size for part in group))
-            numbers[group[0].source].append(task)
-    run.step("sampling", [task for tasks in numbers.values() for task in tasks])
-    limits = run.step("epochs", [
-        Task(source, find_weight_limit, {
-            "weight": weights[source], "weight_numbers": FileSet(tuple(task.outputs[0] for task in tasks)),
-        })
-        for source, tasks in numbers.items()
+            tasks.append(Task(group[0].label, write_weight_numbers, arguments, (output,), _bytes(group)))
+            numbers[group[0].source].append(output)
+    run.step("sampling", tasks)
+    step = run.step("epochs", [
+        Task(source, find_epochs, {"weight": weight, "weight_numbers": FileSet(tuple(numbers[source]))})
+        for source, weight in weights.items()
     ])  # fmt: skip
-    found = dict(zip(numbers, limits.values(int | None), strict=True))
-    return {source: SourceEpochs(int(weight), found.get(source)) for source, weight in weights.items()}
+    return dict(zip(weights, step.values(SourceEpochs), strict=True))
 
 
 def _text_bytes(part: Slice) -> int:
@@ -164,7 +162,11 @@ def _mix_task(group: SliceGroup, drops: Path, epochs: SourceEpochs, parts: int, 
         "group": group, "drops": drops, "epochs": epochs, "parts": parts, "seed": seed,
         "output": bucket, "index": outputs[1],
     }  # fmt: skip
-    return Task(group[0].label, mix_group, arguments, outputs, sum(part.size for part in group))
+    return Task(group[0].label, mix_group, arguments, outputs, _bytes(group))
+
+
+def _bytes(group: SliceGroup) -> int:
+    return sum(part.size for part in group)
 
 
 def pass2(
@@ -240,7 +242,7 @@ def _outputs(part: int, train_dir: Path, holdout_dir: Path) -> tuple[Path, Path]
 
 
 def _find_limits(run: StageRun, input_dir: Path, manifest: BucketManifest, fraction: float) -> dict[str, int]:
-    """The largest holdout number that is held out of each source; sources of which none is are left out."""
+    """The largest holdout number that is held out of each source."""
     indexes: dict[str, list[Path]] = defaultdict(list)
     for name, source in manifest.bucket_files.items():
         indexes[source].append(index_path(input_dir / name))
@@ -248,8 +250,7 @@ def _find_limits(run: StageRun, input_dir: Path, manifest: BucketManifest, fract
         Task(source, find_holdout_limit, {"indexes": FileSet(tuple(paths)), "fraction": fraction})
         for source, paths in indexes.items()
     ])  # fmt: skip
-    found = zip(indexes, step.values(int | None), strict=True)
-    return {source: limit for source, limit in found if limit is not None}
+    return dict(zip(indexes, step.values(int), strict=True))
 
 
 def check_holdout(fraction: float) -> None:

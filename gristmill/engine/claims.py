@@ -39,7 +39,7 @@ class Claims:
         """
         unknown = {path.absolute() for path in outputs if path.absolute() not in known and path.exists()}
         if unknown:
-            unknown -= ledger.outputs().keys()  # another process may have written them since `known` was read
+            unknown -= set(map(Path, ledger.outputs()))  # another process may have written them since `known` was read
         for path in sorted(unknown):
             raise OutputError(
                 f"{path} exists, and {ledger.file.stem} did not write it: it would be overwritten. Give another "

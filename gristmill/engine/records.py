@@ -85,13 +85,14 @@ class Ledger:
         return any(not _decode(line, _OutputsOfRecord) for line in lines)
 
     def outputs(self) -> dict[str, OutputRecord]:
-        """The record of every file that the stage wrote, by absolute path."""
-        root = os.path.abspath(self.root)
-        return {
-            os.path.normpath(os.path.join(root, output.path)): output  # noqa: PTH118: ten times as fast as Path
-            for record in self._read(_OutputsOfRecord)
-            for output in record.outputs
-        }
+        """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
+        root, found = os.path.abspath(self.root), dict[str, OutputRecord]()
+        for record in self._read(_OutputsOfRecord):
+            for output in record.outputs:
+                name = os.path.normpath(os.path.join(root, output.path))
+                if output.size >= 0 or name not in found:
+                    found[name] = output
+        return found
 
     def path(self, output: OutputRecord) -> Path:
         """The absolute path of an output."""

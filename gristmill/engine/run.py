@@ -18,8 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -54,13 +53,7 @@ class StepResult:
             total.merge(record.counts)
         return total
 
-    @overload
-    def values(self, kind: type[_Value]) -> list[_Value]: ...
-
-    @overload
-    def values(self, kind: UnionType) -> list[Any]: ...
-
-    def values(self, kind: Any) -> list[Any]:
+    def values(self, kind: type[_Value]) -> list[_Value]:
         """The value that each task returned, as `kind`."""
         return [msgspec.convert(record.value, kind) for record in self.records]
 
@@ -91,7 +84,8 @@ class StageRun:
     def __post_init__(self) -> None:
         self._work_prefix = os.path.abspath(self.work) + os.sep
         self._before = self.ledger.read()
-        self._known = {self.ledger.path(output) for record in self._before.values() for output in record.outputs}
+        self.tags.own = self.ledger.outputs()
+        self._known = set(map(Path, self.tags.own))
 
     @property
     def work(self) -> Path:

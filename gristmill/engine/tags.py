@@ -11,8 +11,12 @@ from gristmill.io.unfinished import STATE_DIR
 
 @dataclass
 class FileTags:
-    """Content tags of files; each folder is listed once and each ledger is read once. Paths within are absolute."""
+    """Content tags of files; each folder is listed once and each ledger is read once. Paths within are absolute.
 
+    `own` has the records of a stage's outputs, as some may be in a folder that is not below its ledger's.
+    """
+
+    own: dict[str, OutputRecord] = field(default_factory=dict)
     _stats: dict[str, dict[str, os.stat_result]] = field(default_factory=dict)  # by folder and name
     _records: dict[str, list[dict[str, OutputRecord]]] = field(default_factory=dict)  # by folder: of it and its parents
     _hashed: dict[str, str] = field(default_factory=dict)
@@ -61,7 +65,7 @@ class FileTags:
         folder = os.path.dirname(name)  # noqa: PTH120
         if folder not in self._records:
             self._records[folder] = self._read_records(folder)
-        return next((records[name] for records in self._records[folder] if name in records), None)
+        return next((records[name] for records in [*self._records[folder], self.own] if name in records), None)
 
     def _read_records(self, folder: str) -> list[dict[str, OutputRecord]]:
         """The records in `.gristmill` of a folder, and those of its parents, where there are any."""

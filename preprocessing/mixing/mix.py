@@ -42,14 +42,14 @@ def write_weight_numbers(group: SliceGroup, drops: Path, seed: int, output: Path
         np.save(file, np.concatenate([*chunks, np.empty(0, np.uint64)]))
 
 
-def find_weight_limit(weight: float, weight_numbers: FileSet) -> Result:
-    """Task: find the limit of SourceEpochs for the fraction of a weight, exact for the documents of the source.
+def find_epochs(weight: float, weight_numbers: FileSet) -> Result:
+    """Task: turn the weight of a source into SourceEpochs, exact for its documents.
 
-    `weight_numbers` are the files that write_weight_numbers wrote for the source.
+    `weight_numbers` are the files that write_weight_numbers wrote for the source; none for a whole weight.
     """
     total = sum(len(np.load(path, mmap_mode="r")) for path in weight_numbers.paths)
-    count = round(weight % 1 * total)
-    return Result(Counts({}, []), kth_smallest(lambda: map(np.load, weight_numbers.paths), count))
+    limit = kth_smallest(lambda: map(np.load, weight_numbers.paths), round(weight % 1 * total))
+    return Result(Counts({}, []), SourceEpochs(int(weight), limit))
 
 
 def mix_group(
@@ -121,14 +121,15 @@ def write_manifest(manifest: BucketManifest, path: Path) -> None:
 
 
 def find_holdout_limit(indexes: FileSet, fraction: float) -> Result:
-    """Task: find the largest holdout number that is held out of a source, whose buckets have these indexes.
+    """Task: find the largest holdout number that is held out of a source, whose buckets have these indexes; -1: none.
 
-    Those up to it are exactly `fraction` of the source's documents, and at least one of a source with two or more
-    (unless `fraction` is 0). None: none is held out.
+    Exactly `fraction` of the source's documents have a number up to it, and at least one of a source with two or more
+    (unless `fraction` is 0).
     """
     total = sum(int((numbers != NOT_ELIGIBLE).sum()) for numbers in map(read_holdout_numbers, indexes.paths))
     count = max(round(fraction * total), 1 if total > 1 and fraction > 0 else 0)
-    return Result(Counts({}, []), kth_smallest(lambda: map(read_holdout_numbers, indexes.paths), count))
+    limit = kth_smallest(lambda: map(read_holdout_numbers, indexes.paths), count)
+    return Result(Counts({}, []), -1 if limit is None else limit)
 
 
 def split_part(
@@ -142,7 +143,7 @@ def split_part(
 ) -> Counts:
     """Task: shuffle one part: sort its documents from all bucket files, and write each to train or to holdout.
 
-    The files are those that the manifest names, in its order; `limits` are the sources' limits that are not None.
+    The files are those that the manifest names, in its order; `limits` are of find_holdout_limit, by source.
     """
     counts = Counts({}, [])
     sources = BucketManifest.load(manifest).bucket_files.values()
@@ -154,7 +155,7 @@ def split_part(
     found.sort(key=lambda item: (item[1].order, item[0], item[1].line))
     with open_jsonl_writer(train) as train_lines, open_jsonl_writer(holdout) as holdout_lines:
         for source, document in found:
-            is_held_out = document.holdout != NOT_ELIGIBLE and document.holdout <= limits.get(source, -1)
+            is_held_out = document.holdout != NOT_ELIGIBLE and document.holdout <= limits[source]
             (holdout_lines if is_held_out else train_lines).write(document.line)
             counts.add(source, READ, document.size)
             counts.add(source, HELD_OUT if is_held_out else WRITTEN, document.size)

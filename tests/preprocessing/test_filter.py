@@ -81,9 +81,8 @@ def test_concurrent_runs_lose_nothing(tmp_path: Path, start, corpus, capsys) -> 
     started = [
         start(FILTER, norm / name, tmp_path / "short.pickle", size, name, 10_000) for name, size in sizes.items()
     ]
-    assert [process.wait(60) for process in started] == [0] * 4
-    for process in started:
-        process.communicate()
+    errors = [process.communicate(timeout=60)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * 4, errors
     assert short_of(tmp_path / "short.pickle") == {f"{s}/0.jsonl": set(range(n)) for s, n in sizes.items()}
     for name in sizes:
         find_short(norm / name, tmp_path / "short.pickle", 0, name, 10_000, RunOptions(workers=1))

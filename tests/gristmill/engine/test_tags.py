@@ -1,0 +1,49 @@
+"""Content tags and records: of outputs in other folders than the ledger's, and of runs that were killed."""
+
+from pathlib import Path
+
+import pytest
+
+from gristmill.counts import Counts
+from gristmill.engine.options import RunOptions
+from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.task import Stage, Task
+from gristmill.io.files import atomic_write_bytes
+
+QUIET = RunOptions(workers=1, quiet=True)
+
+
+def copy(source: Path, target: Path) -> None:
+    if source.read_text() == "kill":
+        raise KeyboardInterrupt
+    atomic_write_bytes(target, source.read_bytes())
+
+
+def run_copy(tmp_path: Path, *targets: str) -> StageRun:
+    tasks = [
+        Task(name, copy, {"source": tmp_path / name, "target": tmp_path / target}, (tmp_path / target,))
+        for name, target in zip("abc", targets, strict=False)
+    ]
+    with open_stage(Stage("copy"), tmp_path / "out", QUIET) as run:
+        run.step("copy", tasks)
+        run.finish(Counts({}, []))
+    return run
+
+
+def test_an_output_outside_of_the_folder_of_the_ledger_is_done(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("data")
+    assert run_copy(tmp_path, "elsewhere/a").ran == 1
+    assert run_copy(tmp_path, "elsewhere/a").ran == 0
+    (tmp_path / "elsewhere" / "a").touch()
+    assert run_copy(tmp_path, "elsewhere/a").ran == 0
+    (tmp_path / "elsewhere" / "a").write_text("atad")
+    assert run_copy(tmp_path, "elsewhere/a").ran == 1
+
+
+def test_tasks_that_a_killed_run_finished_are_done(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text("data" if name != "c" else "kill")
+    with pytest.raises(KeyboardInterrupt):
+        run_copy(tmp_path, "out/a", "out/b", "out/c")
+    (tmp_path / "c").write_text("data")
+    assert run_copy(tmp_path, "out/a", "out/b", "out/c").ran == 1
