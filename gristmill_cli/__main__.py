@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {  # name: module, funct
     "harvest_corpus": ("gristmill_cli.harvest_corpus", ("harvest_corpus",), "gather a corpus from this machine"),
     "run": ("gristmill_cli.run", ("main",), "run the whole data pipeline, configured by a TOML file; resumable"),
     "normalize_text": ("preprocessing.normalize_text", ("normalize_text",), "normalise text to Unicode NFC"),
+    "apply": ("preprocessing.apply", ("apply",), "run a function of yours over every document"),
     "filter": ("preprocessing.filter", ("filter",), "list documents that are too short"),
     "sign": ("gristmill_cli.dedup_commands", ("sign",), "compute a MinHash signature per document of a corpus"),
     "cluster": ("gristmill_cli.dedup_commands", ("cluster",), "find clusters of near-duplicates by their signatures"),

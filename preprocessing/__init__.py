@@ -1,9 +1,10 @@
-"""Preprocessing stages: normalise, filter, mix and shuffle, hold out, train a tokenizer, tokenise."""
+"""Preprocessing stages: normalise, apply a function, filter, mix and shuffle, hold out, train a tokenizer, tokenise."""
 
+from preprocessing.apply import apply
 from preprocessing.filter import filter
 from preprocessing.normalize_text import normalize_text
 from preprocessing.shuffle_holdout import pass1, pass2
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import train_tokenizer
 
-__all__ = ["filter", "normalize_text", "pass1", "pass2", "tokenize_corpus", "train_tokenizer"]
+__all__ = ["apply", "filter", "normalize_text", "pass1", "pass2", "tokenize_corpus", "train_tokenizer"]

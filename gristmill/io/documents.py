@@ -80,16 +80,19 @@ class Document(msgspec.Struct):
             self.text = text
             self.fields["text"] = text
 
+    def value(self, field: str) -> Any:
+        """A field's value, decoded where it is raw JSON; None if the record has no such field."""
+        stored = self.fields.get(field)
+        return decode_value(stored) if isinstance(stored, msgspec.Raw) else stored
+
     @property
     def original_key(self) -> DocKey:
         """Key in the normalised corpus: the one stored in KEY_FIELD by shuffle_holdout, else `key`.
 
         Raises UsageError if KEY_FIELD does not hold a key.
         """
-        stored = self.fields.get(KEY_FIELD)
-        if stored is None:
-            return self.key
-        return DocKey.parse(str(decode_value(stored) if isinstance(stored, msgspec.Raw) else stored))
+        stored = self.value(KEY_FIELD)
+        return self.key if stored is None else DocKey.parse(str(stored))
 
     def to_json(self) -> bytes:
         """The record as one line of JSON in UTF-8, ending in a newline."""

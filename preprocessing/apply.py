@@ -1,0 +1,152 @@
+"""Stage: run a user's function over every document of a corpus; it may drop, change and reorder documents."""
+
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+from tyro.conf import Positional
+
+from gristmill.command import command
+from gristmill.counts import CHANGED, WRITTEN, Counts
+from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.options import RunOptions
+from gristmill.engine.run import open_stage
+from gristmill.engine.slices import SliceGroup
+from gristmill.engine.task import Stage
+from gristmill.errors import GristmillError, UsageError
+from gristmill.io.documents import CORPUS_SUFFIXES, Document, list_corpus
+from gristmill.io.readers import Slice, read_documents
+from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.text import utf8_size
+from preprocessing.rewriting import plan_targets, rewrite_corpus
+from preprocessing.user_function import DocumentFunction, load_function, version_of
+
+STAGE = Stage("apply", version=1, libraries=("zstandard", "zlib", "pyarrow"))
+_FORM = "a generator, such as `def keep_english(documents): yield from (d for d in documents if is_english(d.text))`"
+
+
+def apply(
+    data_dir: Positional[Path],
+    target_dir: Positional[Path],
+    function: Positional[str],
+    options: RunOptions = RunOptions(),
+) -> Counts:
+    """Run a function of yours over every document of a corpus; it yields those to keep.
+
+    The function is a generator: it takes an iterator over documents and yields documents, each at most once,
+    changed (`document.text`, `document.fields`) or not; `document.value("field")` reads a field. It is called for each
+    file, for each 64 MiB of a large one, in any order and in several processes: what it yields must depend on these
+    documents alone.
+
+    It runs again where the source of its module has changed. If what it does also depends on other modules or on
+    data, give it a version, `keep_english.version = 2`, which then counts in place of the source.
+
+    Args:
+        data_dir: Folder with .jsonl, .jsonl.gz, .jsonl.zst, .parquet or .arrow files, in any subfolders.
+        target_dir: Output folder; files keep their relative paths.
+        function: The function as module:function, such as my_filters:keep_english; the module is searched for on
+            PYTHONPATH and in the current folder.
+        options: Workers, memory, and when to stop; they change no output.
+
+    Returns:
+        Documents read, written, and dropped by the function, per source.
+    """
+    files = list_corpus(data_dir)
+    reject_overlapping_folders(data_dir, target_dir)
+    targets = plan_targets(files, target_dir)
+    arguments = {"function": function, "version": version_of(function)}
+    with open_stage(STAGE, target_dir, options, reads=[data_dir], publishes=[target_dir]) as run:
+        reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
+        return run.finish(rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments))
+
+
+def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str, version: str) -> Counts:
+    """Task: call the function for each slice of a group, and write what it yields into its output."""
+    counts, call = Counts({}, []), load_function(function)
+    if version_of(function) != version:
+        raise UsageError(f"{function} was changed while it was being applied: run the same command again")
+    for part, output in zip(group, outputs, strict=True):
+        given = _GivenDocuments(part, read_documents(part, counts, Rejects(output)))
+        with open_jsonl_writer(output) as sink:
+            for document in _call(function, call, given):
+                size, line = _encode(function, document, given)
+                sink.write(line)
+                written = utf8_size(document.text)
+                counts.add(part.source, WRITTEN, written)
+                if written != size:
+                    counts.add(part.source, CHANGED, size - written, documents=0)
+        if given.left:
+            size = sum(size for size, _ in given.left.values())
+            counts.add(part.source, f"dropped by {function.partition(':')[2]}", size, len(given.left))
+    return counts
+
+
+class _GivenDocuments:
+    """An iterator over the documents of a slice that keeps account of those given and not yielded yet."""
+
+    def __init__(self, part: Slice, documents: Iterator[Document]) -> None:
+        self.part, self.documents = part, documents
+        self.left: dict[int, tuple[int, int]] = {}  # row → size of the text as it was read, in bytes, and its hash
+        self.last = "no document"
+        self.error: GristmillError | None = None
+
+    def __iter__(self) -> Iterator[Document]:
+        return self
+
+    def __next__(self) -> Document:
+        try:
+            document = next(self.documents)
+        except GristmillError as error:  # kept, as the function may catch it
+            self.error = error
+            raise
+        self.left[document.key.row] = utf8_size(document.text), hash(document.text)
+        self.last = str(document.key)
+        return document
+
+
+def _call(name: str, function: DocumentFunction, given: _GivenDocuments) -> Iterator[Document]:
+    """Yield what the function yields. UsageError, with the place, if it fails; the reader's errors pass through."""
+    try:
+        found = function(given)
+        if not isinstance(found, Iterable):
+            raise UsageError(f"{name} returned a {type(found).__name__}: wanted {_FORM}")
+        yield from found
+    except GristmillError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise UsageError(
+            f"{name} failed after it was given {given.last}: {type(error).__name__}: {error} "
+            f"({place.filename}, line {place.lineno})"
+        ) from error
+    if given.error:
+        raise given.error
+    for _ in given:  # the function may end early
+        pass
+
+
+def _encode(name: str, document: Document, given: _GivenDocuments) -> tuple[int, bytes]:
+    """The size of a yielded document's text as it was read, and its record as a line. UsageError if it is none."""
+    if not isinstance(document, Document):
+        raise UsageError(f"{name} yielded a {type(document).__name__} after {given.last}: wanted {_FORM}")
+    if not isinstance(document.text, str):
+        raise UsageError(f"{name} yielded {document.key} with a text of type {type(document.text).__name__}")
+    if document.key.file != given.part.name or document.key.row not in given.left:
+        raise UsageError(
+            f"{name} yielded {document.key}, which is no document that it was given, or was yielded before: wanted "
+            "each document at most once. (Copies are made by weights, when the corpus is mixed.)"
+        )
+    size, digest = given.left.pop(document.key.row)
+    if "text" not in document.fields or hash(document.text) != digest:
+        document.fields["text"] = document.text
+    try:
+        return size, document.to_json()
+    except (UnicodeEncodeError, TypeError, ValueError) as error:
+        raise UsageError(f"{name} yielded {document.key}, which cannot be written as JSON: {error}") from error
+
+
+if __name__ == "__main__":
+    command(apply)

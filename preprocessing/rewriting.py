@@ -1,0 +1,99 @@
+"""Steps that write a corpus anew, file by file: a large file is written in pieces by several tasks, then joined."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from gristmill.counts import Counts
+from gristmill.engine.run import StageRun, StepResult
+from gristmill.engine.slices import cut_corpus, group_slices
+from gristmill.engine.task import Task
+from gristmill.errors import UsageError
+from gristmill.io.documents import JSONL_SUFFIXES, CorpusFile, stem
+from gristmill.io.files import concatenate, rejects_path
+from gristmill.io.readers import Slice
+
+Targets = dict[str, Path]  # name of an input file → its output file
+
+
+def plan_targets(files: Sequence[CorpusFile], target_dir: Path, zst: bool = False) -> Targets:
+    """The output file of each input file. UsageError if two would be written to one."""
+    targets = {file.name: target_dir / output_name(file.name, zst) for file in files}
+    by_target = defaultdict(list)
+    for name, path in targets.items():
+        by_target[path].append(name)
+    for path, names in by_target.items():
+        if len(names) > 1:
+            raise UsageError(f"{' and '.join(names)} would both be written to {path}: rename one of them")
+    return targets
+
+
+def output_name(name: str, zst: bool) -> str:
+    """Name of the output file for an input file name.
+
+    >>> output_name("book/a.parquet", False), output_name("a.jsonl", True), output_name("a.jsonl.gz", False)
+    ('book/a.jsonl.zst', 'a.jsonl.zst', 'a.jsonl.gz')
+    """
+    return f"{stem(name)}.jsonl.zst" if zst or not name.endswith(JSONL_SUFFIXES) else name
+
+
+def rewrite_corpus(
+    run: StageRun,
+    step: str,
+    files: Sequence[CorpusFile],
+    targets: Targets,
+    function: Callable[..., Counts],
+    arguments: dict[str, Any],
+) -> Counts:
+    """Write the output file of each file; return the counts of all tasks.
+
+    `function(group=…, outputs=…, **arguments)` is the task: it writes the documents of each slice of a group into the
+    output at the same place.
+    """
+    slices = cut_corpus(run, files)
+    pieces = [part for part in slices if _is_piece(part)]
+    done = run.step(step, _slice_tasks(run, slices, targets, function, arguments))
+    if pieces:
+        run.step("join", _join_tasks(run, pieces, targets, done))
+    return done.counts
+
+
+def _is_piece(part: Slice) -> bool:
+    """Whether a slice is only a part of its file."""
+    return part.start > 0 or part.end is not None
+
+
+def _slice_tasks(
+    run: StageRun, slices: list[Slice], targets: Targets, function: Callable[..., Counts], arguments: dict[str, Any]
+) -> Iterator[Task]:
+    """A task for each group of small files, and each piece of a large one, whose output is temporary."""
+    for group in group_slices(slices):
+        outputs = tuple(_piece_path(run, part, targets) if _is_piece(part) else targets[part.name] for part in group)
+        size = sum(part.size for part in group)
+        yield Task(group[0].label, function, {"group": group, "outputs": outputs, **arguments}, outputs, size)
+
+
+def _piece_path(run: StageRun, part: Slice, targets: Targets) -> Path:
+    """Path of a piece, with the target's suffix and so its compression."""
+    name = targets[part.name].name
+    return run.work / part.name / f"{part.start}{name.removeprefix(stem(name))}"
+
+
+def _join_tasks(run: StageRun, pieces: list[Slice], targets: Targets, done: StepResult) -> Iterator[Task]:
+    """A task for each large file: it joins the pieces, and the files of their malformed records."""
+    written = {run.ledger.path(output) for record in done.records for output in record.outputs}
+    for name, of_file in groupby(pieces, key=lambda part: part.name):
+        paths = [_piece_path(run, part, targets).absolute() for part in of_file]
+        found = [path for path in map(rejects_path, paths) if path in written]
+        arguments = {"pieces": paths, "rejects": found, "target": targets[name]}
+        yield Task(name, join_pieces, arguments, (targets[name],))
+
+
+def join_pieces(pieces: list[Path], rejects: list[Path], target: Path) -> None:
+    """Task: concatenate the pieces of one file, as .jsonl, .gz and .zst allow, and their malformed records."""
+    concatenate(pieces, target)
+    rejects_path(target).unlink(missing_ok=True)
+    if rejects:
+        concatenate(rejects, rejects_path(target))

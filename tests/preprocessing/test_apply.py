@@ -1,0 +1,229 @@
+"""apply: a user's function in a module of its own, in workers, killed and resumed; every document is accounted for."""
+
+import signal
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from gristmill.engine.options import RunOptions
+from gristmill.errors import UsageError
+from preprocessing.apply import apply
+from tests.gristmill.engine.sandbox import sandboxed
+
+MODULE = """
+    '''Filters of a user.'''
+    from gristmill.errors import InputError
+
+
+    def keep_even(documents):
+        for document in documents:
+            if len(document.text) % 2 == 0:
+                yield document
+
+
+    def shout(documents):
+        for document in sorted(documents, key=lambda document: document.text):
+            if document.text:
+                document.text = document.text.upper()
+                document.fields["seen"] = True
+                yield document
+
+
+    def first_only(documents):
+        yield next(documents)
+
+
+    def swallow(documents):
+        while True:
+            try:
+                document = next(documents)
+            except InputError:
+                return
+            except StopIteration:
+                return
+            yield document
+
+
+    def twice(documents):
+        for document in documents:
+            yield document
+            yield document
+
+
+    def texts(documents):
+        yield from (document.text for document in documents)
+
+
+    def fails(documents):
+        for document in documents:
+            yield document
+            raise ValueError("no luck")
+
+
+    def surrogate(documents):
+        for document in documents:
+            document.text += chr(0xD800)
+            yield document
+
+
+    def predicate(documents):
+        return True
+
+
+    def strange(documents):
+        for document in documents:
+            document.text = None
+            yield document
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module of functions on sys.path; unlike those of other tests."""
+    name = f"filters_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(MODULE))
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    return ["a", "bb", "", "ccc", "dddd é"]
+
+
+@pytest.fixture
+def source(tmp_path: Path, write, texts: list[str]) -> Path:
+    for name in ("book/a.jsonl", "c4/b.jsonl"):
+        write(tmp_path / "in" / name, [{"text": text, "n": i} for i, text in enumerate(texts)])
+    return tmp_path / "in"
+
+
+def test_documents_are_kept_and_dropped_and_counted(
+    source: Path, texts: list[str], tmp_path: Path, module: str, read, quiet: RunOptions
+) -> None:
+    counts = apply(source, tmp_path / "out", f"{module}:keep_even", quiet)
+    kept = [text for text in texts if len(text) % 2 == 0]
+    assert [record["text"] for record in read(tmp_path / "out")] == kept * 2
+    assert counts.total("written").documents == 6 and counts.total("dropped by keep_even", "book").documents == 2
+    assert (tmp_path / "out/book/a.jsonl").read_text().splitlines()[0] == '{"text":"bb","n":1}'
+
+
+def test_documents_are_changed_and_reordered(
+    source: Path, texts: list[str], tmp_path: Path, module: str, read, quiet: RunOptions
+) -> None:
+    counts = apply(source, tmp_path / "out", f"{module}:shout", quiet)
+    records = read(tmp_path / "out")
+    assert [record["text"] for record in records] == [text.upper() for text in sorted(texts) if text] * 2
+    assert all(record["seen"] for record in records)
+    assert counts.total("dropped by shout").documents == 2
+
+
+def test_a_function_that_ends_early_drops_the_rest(
+    source: Path, tmp_path: Path, module: str, read, quiet: RunOptions
+) -> None:
+    counts = apply(source, tmp_path / "out", f"{module}:first_only", quiet)
+    assert (counts.total("read").documents, counts.total("dropped by first_only").documents) == (10, 8)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("twice", r"yielded book/a\.jsonl@0, which is no document that it was given, or was yielded before"),
+        ("texts", "yielded a str after book/a.jsonl@0: wanted a generator"),
+        ("fails", r"failed after it was given book/a\.jsonl@0: ValueError: no luck \(.*filters_\d+\.py, line \d+\)"),
+        ("surrogate", "book/a.jsonl@0, which cannot be written as JSON"),
+        ("predicate", "returned a bool: wanted a generator"),
+        ("strange", "book/a.jsonl@0 with a text of type NoneType"),
+        ("missing", "has no function 'missing': it has .*keep_even"),
+    ],
+)
+def test_functions_that_do_something_else_are_told_so(
+    source: Path, tmp_path: Path, module: str, function: str, message: str, quiet: RunOptions
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        apply(source, tmp_path / "out", f"{module}:{function}", quiet)
+    assert not list((tmp_path / "out").glob("*/*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module_here:f", "there is no module 'no_such_module_here': wanted no_such_module_here.py"),
+        ("just_a_name", "wanted module:function"),
+        ("__main__:f", "wanted module:function"),
+        ("broken:f", r"broken cannot be imported: ZeroDivisionError: .*broken\.py, line 1\)"),
+        ("needy:f", "needy needs the module 'no_such_dependency'"),
+    ],
+)
+def test_modules_that_cannot_be_imported(
+    source: Path, tmp_path: Path, module: str, name: str, message: str, quiet: RunOptions
+) -> None:
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "needy.py").write_text("import no_such_dependency\n")
+    with pytest.raises(UsageError, match=message):
+        apply(source, tmp_path / "out", name, quiet)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_error_of_the_reader_is_not_swallowed(source: Path, tmp_path: Path, module: str, quiet: RunOptions) -> None:
+    (source / "book/z.jsonl.gz").write_bytes(b"\x1f\x8b" + b"broken" * 9)
+    with pytest.raises(Exception, match=r"z\.jsonl\.gz"):
+        apply(source, tmp_path / "out", f"{module}:swallow", quiet)
+
+
+def test_a_changed_function_runs_again_and_a_version_stands_for_the_source(
+    source: Path, tmp_path: Path, module: str, read, capfd
+) -> None:
+    loud, path = RunOptions(workers=1), tmp_path / f"{module}.py"
+
+    def applied() -> tuple[bool, int]:
+        apply(source, tmp_path / "out", f"{module}:keep_even", loud)
+        return "done already" in capfd.readouterr().err, len(read(tmp_path / "out"))
+
+    assert applied() == (False, 6)
+    assert applied() == (True, 6)
+    path.write_text(path.read_text().replace("% 2 == 0", "% 2 == 1"))
+    assert applied() == (False, 4)
+    path.write_text(path.read_text() + "\nkeep_even.version = 7\n")
+    assert applied() == (False, 4)
+    path.write_text(path.read_text() + "\n# a comment\n")
+    assert applied() == (True, 4)
+
+
+def test_tasks_name_all_that_they_read(
+    source: Path, tmp_path: Path, module: str, quiet: RunOptions, monkeypatch, digest, write
+) -> None:
+    monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 300)
+    write(source / "c4/large.jsonl", [{"text": "x" * (n % 7)} for n in range(100)])
+    apply(source, tmp_path / "plain", f"{module}:keep_even", quiet)
+    with sandboxed(source, monkeypatch) as sandbox:
+        apply(source, tmp_path / "boxed", f"{module}:keep_even", quiet)
+    assert sandbox.tasks > 5
+    assert digest(tmp_path / "plain") == digest(tmp_path / "boxed")
+
+
+def test_killed_and_resumed_with_workers_from_the_current_folder(
+    tmp_path: Path, write, start, run, read, digest
+) -> None:
+    (tmp_path / "my_filters.py").write_text(
+        "import time\n\n\ndef slow(documents):\n    for d in documents:\n        time.sleep(0.002)\n"
+        "        if d.value('n') % 3: yield d\n"
+    )
+    for number in range(12):
+        records = [{"text": "word " * 250_000 if n == 0 else f"text {n}", "n": n} for n in range(40)]
+        write(tmp_path / "in" / f"{number}.jsonl", records)  # too large to share a task
+    line = ("-m", "gristmill_cli", "apply", tmp_path / "in", tmp_path / "out", "my_filters:slow", "--workers", 2)
+    process, end = start(*line), time.monotonic() + 60
+    while len(list((tmp_path / "out").glob("*.jsonl"))) < 2 and process.poll() is None:
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    done = run(*line)
+    assert done.returncode == 0, done.stderr
+    assert "480 read = 312 written + 168 dropped by slow" in done.stderr and "tasks done before" in done.stderr
+    assert run(*line[:4], tmp_path / "whole", *line[5:]).returncode == 0
+    assert digest(tmp_path / "out") == digest(tmp_path / "whole") and len(digest(tmp_path / "out")) == 12
