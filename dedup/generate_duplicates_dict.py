@@ -95,6 +95,7 @@ def generate_duplicates_dict(
             members = steps.sort(run, settings)
             found = steps.fetch(run, settings, members, files, shards)
             decided, fetched = steps.decide(run, settings, members, found), found.counts
+            _reject_missing_field(settings, fetched)
         else:
             decided = steps.decide_without_documents(run, settings)
         steps.write(run, decided, table, None if is_table(out_file) else out_file)
@@ -141,6 +142,16 @@ def _list_files(settings: RemovalSettings, corpus: Path | None, out_file: Path, 
         raise UsageError(f"{option} reads the documents: give --corpus NORM/, the folder whose files were signed")
     reject_overlapping_folders(corpus, out_file)
     return files
+
+
+def _reject_missing_field(settings: RemovalSettings, fetched: Counts) -> None:
+    """UsageError if no document that was read has the field of the policy `newest`."""
+    read = sum(fetched.total(reason).documents for reason in (CLUSTERED, WITHOUT_FIELD, UNREADABLE_FIELD))
+    if isinstance(settings.keep, Newest) and read and fetched.total(WITHOUT_FIELD).documents == read:
+        raise UsageError(
+            f"--keep newest:{settings.keep.field}: none of the {read:,} documents in clusters has that field: give one "
+            "that they have, or keep first"
+        )
 
 
 def _print_notes(run: StageRun, settings: RemovalSettings, fetched: Counts, decided: Counts) -> None:

@@ -10,6 +10,7 @@ from dedup.candidates.input_shards import check_index
 from dedup.candidates.lsh import check_bands
 from dedup.removal.keep_policy import check_sources, parse_keep
 from dedup.removal.similarity import SimilarityCheck
+from gristmill.engine.options import parse_size
 from gristmill.errors import UsageError, wrap_write_errors
 from gristmill.io.documents import list_corpus
 from gristmill_cli.run_config import RunConfig
@@ -44,6 +45,7 @@ def check_config(config: RunConfig) -> None:
     with _section("tokenizer"):
         spec = config.tokenizer
         check_options(spec.vocab_size, spec.model_type, spec.sample, spec.exact, config.tokenizer_seed)
+        parse_size(spec.shard_size, "--shard_size")
 
 
 def _check_dedup(config: RunConfig, sources: set[str]) -> None:

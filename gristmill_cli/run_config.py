@@ -83,7 +83,7 @@ class Mix:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Section [tokenizer]: training of the tokenizer."""
+    """Section [tokenizer]: training of the tokenizer, and the size of token shards."""
 
     vocab_size: int = 32_000
     """Vocabulary size, in pieces."""
@@ -95,6 +95,8 @@ class Tokenizer:
     """Fail if the sample is too small for the vocabulary size, instead of making fewer pieces."""
     seed: int | None = None
     """Seed of the sample; by default the run's seed."""
+    shard_size: str = "512MiB"
+    """Most bytes of a token shard; a slice of the corpus that is larger is a shard of its own."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ class RunConfig:
     """Memory budget of all workers together, such as 4GiB; by default half of the free memory."""
     max_malformed: float = 0.001
     """Fail if more than this fraction of the records is malformed."""
+    explain: bool = False
+    """Print why each task runs again: which input, option or version differs from the last run."""
     normalize: Normalize = field(default_factory=Normalize)
     filter: Filter = field(default_factory=Filter)
     dedup: Dedup = field(default_factory=Dedup)
@@ -146,4 +150,4 @@ class RunConfig:
     @property
     def run_options(self) -> RunOptions:
         """Resources and limits of every stage."""
-        return RunOptions(self.workers, self.memory, self.max_malformed)
+        return RunOptions(self.workers, self.memory, self.max_malformed, explain=self.explain)

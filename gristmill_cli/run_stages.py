@@ -155,14 +155,17 @@ def _tokenize(config: RunConfig) -> list[PipelineStage]:
             options,
         )  # fmt: skip
 
+    def encode(documents: Path, name: str) -> Counts:
+        return tokenize_corpus(documents, model, tokens[name], options, shard_size=spec.shard_size)
+
     return [
         PipelineStage("train_tokenizer", learn, model, settings, "dedup_train"),
         PipelineStage(
-            "tokenize_corpus", lambda: tokenize_corpus(train, model, tokens[TRAIN], options), tokens[TRAIN],
+            "tokenize_corpus", lambda: encode(train, TRAIN), tokens[TRAIN], {"shard_size": spec.shard_size},
             reads="dedup_train",
         ),
         PipelineStage(
-            "tokenize_holdout", lambda: tokenize_corpus(holdout, model, tokens[HELD_OUT], options), tokens[HELD_OUT],
+            "tokenize_holdout", lambda: encode(holdout, HELD_OUT), tokens[HELD_OUT], {"shard_size": spec.shard_size},
             reads="pass2", reason=HELD_OUT,
         ),
     ]  # fmt: skip

@@ -244,6 +244,20 @@ def test_a_corpus_of_one_repeated_text_becomes_one_document(tmp_path, exact):
     assert (funnel.tallies["a"]["duplicate"].documents, funnel.tallies["a"]["train"].documents) == (8, 1)
 
 
+def test_another_seed_shuffles_again_and_keeps_the_signatures(tmp_path, capsys):
+    (tmp_path / "corpus" / "a, b").mkdir(parents=True)
+    write_records(tmp_path / "corpus" / "a, b" / "a.jsonl", [{"text": f"document {i} of ten"} for i in range(10)])
+    config = RunConfig(tmp_path / "corpus", tmp_path / "out", workers=1, filter=Filter(5), until="pass2")
+    orders = []
+    for changed in ({}, {"seed": 2}, {"mix": Mix(seed=2)}, {"mix": Mix(weights={"a, b": 2})}):
+        run_here(replace(config, **changed))
+        printed = {line.partition(":")[0]: line for line in capsys.readouterr().err.splitlines()}
+        assert printed["to_hash"].endswith("done already, nothing to do") == bool(changed)
+        orders.append(list(keys_in(tmp_path / "out" / "train").elements()))
+    assert orders[0] != orders[1] == orders[2] and sorted(orders[0]) != sorted(orders[3])
+    assert len(orders[0]) == 9 and len(orders[3]) == 19  # without one document, or one of its two copies, held out
+
+
 def test_an_interrupt_prints_one_line(finished, tmp_path):
     process = subprocess.Popen(
         run_arguments(finished[0], tmp_path / "out"), stderr=subprocess.PIPE, text=True, env=dict(os.environ),

@@ -47,6 +47,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ),
     ("", "until", "filter --from pass1", "wanted stages in the order of the run"),
     ("", "dry_run", "maybe", "wanted|invalid"),
+    ("", "explain", "maybe", "wanted|invalid"),
     ("normalize", "ftfy", "perhaps", "wanted|invalid"),
     ("filter", "threshold", "-1", "wanted 0 or more characters"),
     ("filter", "threshold", "2.5", "wanted|invalid"),
@@ -91,6 +92,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("tokenizer", "sample", "nonsense", "--sample 'nonsense' is not a size: wanted"),
     ("tokenizer", "sample", "1KiB", "a sample has fewer pieces than bytes: give"),
     ("tokenizer", "exact", "almost", "wanted|invalid"),
+    ("tokenizer", "shard_size", "0", "--shard_size '0' is not a size: wanted"),
     ("tokenizer", "seed", "4294967296", "wanted a whole number from 0"),
 ]
 IN_FILE = {  # text of the configuration file: what the message must say

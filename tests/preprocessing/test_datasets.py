@@ -2,8 +2,10 @@
 
 import pytest
 
+from gristmill.command import command
 from gristmill.errors import UsageError
 from preprocessing.datasets import source_weights
+from preprocessing.shuffle_holdout import pass1, pass2
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,16 @@ ODD = ("a,b", "c=d", "e f", 'g"h', "i.j")
 )
 def test_any_name_of_a_source_can_have_a_weight(given) -> None:
     assert source_weights(given, ODD) == dict.fromkeys(sorted(ODD), 2.5)
+
+
+def test_pass1_takes_quoted_names_on_its_command_line(tmp_path, corpus, capsys) -> None:
+    norm = corpus(**{"a,b": 4, "c=d": 4})
+    words = ["pass1", "--input_dir", str(norm), "--out_dir", str(tmp_path / "out"), "--weights", '"a,b"=2,c=d=0.5']
+    with pytest.raises(SystemExit, match="0"):
+        command(pass1, pass2, arguments=[*words, "--workers", "1"])
+    shares = capsys.readouterr().out.splitlines()[2:4]
+    table = {line.split()[0]: line.split()[1:3] for line in shares}
+    assert (table["a,b"], table["c=d"]) == (["2", "8"], ["0.5", "2"])
 
 
 def test_a_toml_file_takes_any_name_in_quotes(tmp_path) -> None:

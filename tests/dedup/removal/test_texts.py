@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dedup.removal.texts import read_texts
-from gristmill.errors import InputError
+from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
 from tests.dedup.removal.clustered_corpus import (
     COMMAND,
@@ -37,6 +37,13 @@ def test_the_newest_by_a_field_of_the_record(tmp_path: Path, run: Callable) -> N
     ended = run(COMMAND.format(clusters=tmp_path / "c.parquet", out=tmp_path / "e.pickle", options=options))
     assert "note: meta.date is missing in 1 of 6 documents, and neither a number nor a date in 1" in ended.stderr
     assert "a/x.jsonl@3: 'soon'" in ended.stderr
+
+
+def test_the_newest_by_a_field_that_no_record_has_is_refused(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "NORM", DATED)
+    with pytest.raises(UsageError, match=r"newest:meta\.day: none of the 2 documents in clusters has that field: give"):
+        removed_by(tmp_path, [[("a/x.jsonl", 0), ("a/x.jsonl", 1)]], keep="newest:meta.day", corpus=tmp_path / "NORM")
+    assert not (tmp_path / "d.parquet").exists()
 
 
 def test_the_longest_text(tmp_path: Path) -> None:
