@@ -5,6 +5,7 @@ Holdout → sorted digests → train documents whose digest is not among them.
 
 import hashlib
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,15 +15,20 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
-from gristmill.engine.stage import STATE_DIR, RunOptions, Task, outputs_of, reject_unknown_files, run_stage
+from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.options import RunOptions
+from gristmill.engine.run import open_stage
+from gristmill.engine.slices import SliceGroup, group_slices
+from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus
-from gristmill.io.files import atomic_write, locked
-from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.documents import CORPUS_SUFFIXES, JSONL_SUFFIXES, CorpusFile, list_corpus
+from gristmill.io.files import atomic_write
+from gristmill.io.readers import Slice, read_documents
+from gristmill.io.unfinished import STATE_DIR
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
 
-NAME = "dedup_train"
+STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))
 CONTAMINATED = "contaminated"
 DIGESTED = "digested"
 _DIGEST = hashlib.sha256().digest_size
@@ -47,21 +53,49 @@ def dedup_train(
     if not folder.is_dir():
         found = ", ".join(sorted(path.name for path in src_dir.glob("chunk*"))) or "no chunk"
         raise UsageError(f"{folder}: wanted a chunk that pass2 wrote; {src_dir} has {found}")
-    state = out_dir / STATE_DIR
-    digests = state / "holdout.sha256"
-    holdout = list_corpus(tgt_dir)
-    paths, slices = tuple(file.path for file in holdout), [part for file in holdout for part in plan_slices(file)]
-    digest = Task("digests", write_digests, {"slices": slices, "output": digests}, paths, (digests,))
-    with locked(state / f"{NAME}-digests.lock"):  # several chunks may run at the same time
-        run_stage(f"{NAME}-digests", [digest], state, options, summary=False)
-    tasks = [
-        Task(part.label, decontaminate_file, {"part": part, "digests": digests, "output": out_dir / part.name},
-             (Path(part.path), digests), (out_dir / part.name,), part.size)
-        for file in list_corpus(folder, f"chunk{chunk}/")
-        for part in [Slice(file.path, file.name, size=file.size)]
-    ]  # fmt: skip
-    reject_unknown_files(out_dir, outputs_of(tasks), CORPUS_SUFFIXES, state / f"{NAME}.jsonl")
-    return run_stage(NAME, tasks, state, options, stale_prefix=f"chunk{chunk}/")
+    for source in (src_dir, tgt_dir):
+        reject_overlapping_folders(source, out_dir)
+    if folder.resolve().is_relative_to(tgt_dir.resolve()) or tgt_dir.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(f"--src_dir {src_dir} --tgt_dir {tgt_dir}: one holds the other, and would lose every document")
+    files = list_corpus(folder, f"chunk{chunk}/")
+    _reject_tables(files)
+    digests = _digest_holdout(tgt_dir, out_dir, options)
+    with open_stage(
+        STAGE, out_dir, options, selection=f"chunk{chunk}", plans=f"chunk{chunk}/",
+        reads=[src_dir, tgt_dir], publishes=[out_dir],
+    ) as run:  # fmt: skip
+        reject_unknown_files(out_dir, (out_dir / file.name for file in files), CORPUS_SUFFIXES, run.ledger)
+        groups = group_slices(map(_whole, files))
+        done = run.step("decontaminate", [_decontaminate_task(group, digests, out_dir) for group in groups])
+        return run.finish(done.counts)
+
+
+def _reject_tables(files: list[CorpusFile]) -> None:
+    """Raise UsageError for a file whose name says that it is no JSON lines, as the output has the same name."""
+    for file in files:
+        if not file.name.endswith(JSONL_SUFFIXES):
+            raise UsageError(f"{file.path}: wanted {', '.join(JSONL_SUFFIXES)}, as pass2 writes")
+
+
+def _whole(file: CorpusFile) -> Slice:
+    return Slice(file.path, file.name, size=file.size)
+
+
+def _digest_holdout(tgt_dir: Path, out_dir: Path, options: RunOptions) -> Path:
+    """Write the digests of the holdout, once for all chunks; several of which may run at the same time."""
+    digests = out_dir / STATE_DIR / "holdout.sha256"
+    files = list_corpus(tgt_dir)
+    with open_stage(STAGE, out_dir, replace(options, quiet=True), label="digests", reads=[tgt_dir]) as run:
+        arguments = {"slices": list(map(_whole, files)), "output": digests}
+        task = Task("digests", write_digests, arguments, (digests,), sum(file.size for file in files))
+        run.finish(run.step("digest", [task]).counts)
+    return digests
+
+
+def _decontaminate_task(group: SliceGroup, digests: Path, out_dir: Path) -> Task:
+    outputs = tuple(out_dir / part.name for part in group)
+    arguments = {"group": group, "digests": digests, "outputs": outputs}
+    return Task(group[0].label, decontaminate_files, arguments, outputs, sum(part.size for part in group))
 
 
 def write_digests(slices: list[Slice], output: Path) -> Counts:
@@ -78,15 +112,16 @@ def write_digests(slices: list[Slice], output: Path) -> Counts:
     return counts
 
 
-def decontaminate_file(part: Slice, digests: Path, output: Path) -> Counts:
-    """Task: write the documents of a train file whose text is not in the holdout."""
+def decontaminate_files(group: SliceGroup, digests: Path, outputs: tuple[Path, ...]) -> Counts:
+    """Task: write the documents of some train files whose text is not in the holdout."""
     counts, holdout = Counts({}, []), load_digests(digests, digests.stat().st_mtime_ns)
-    with open_jsonl_writer(output) as sink:
-        for document in read_documents(part, counts, Rejects(output), by_original_source=True):
-            is_held_out = text_digest(document.text) in holdout
-            if not is_held_out:
-                sink.write(document.to_json())
-            counts.add(document.original_key.source, CONTAMINATED if is_held_out else WRITTEN, utf8_size(document.text))
+    for part, output in zip(group, outputs, strict=True):
+        with open_jsonl_writer(output) as sink:
+            for document in read_documents(part, counts, Rejects(output), by_original_source=True):
+                reason = CONTAMINATED if text_digest(document.text) in holdout else WRITTEN
+                if reason == WRITTEN:
+                    sink.write(document.to_json())
+                counts.add(document.original_key.source, reason, utf8_size(document.text))
     return counts
 
 

@@ -2,7 +2,6 @@
 
 import re
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
@@ -16,13 +15,16 @@ import sentencepiece
 
 from gristmill.command import command
 from gristmill.counts import Counts
-from gristmill.engine.ledger import Ledger
-from gristmill.engine.stage import STATE_DIR, RunOptions, Task, is_done, parse_size, run_stage
+from gristmill.engine.claims import reject_overlapping_folders
+from gristmill.engine.options import RunOptions, parse_size
+from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
+from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.files import atomic_write
 from gristmill.io.lines import split_lines
-from gristmill.io.readers import Slice, plan_slices, read_documents
+from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
 from preprocessing.mixing.sampling import check_seed, random_numbers
@@ -30,7 +32,7 @@ from preprocessing.mixing.sampling import check_seed, random_numbers
 ModelType = Literal["bpe", "unigram"]
 MAX_VOCAB_SIZE = 1 << 20
 
-NAME = "train_tokenizer"
+STAGE = Stage("train_tokenizer", version=1, libraries=("sentencepiece",))
 MODEL = "tokenizer.model"
 SAMPLED = "sampled"
 NOT_SAMPLED = "not sampled"
@@ -72,29 +74,21 @@ def train_tokenizer(
     Returns:
         Documents read, sampled and not sampled, per source.
     """
-    start = time.perf_counter()
     check_options(vocab_size, model_type, sample, exact, seed)
-    budget = parse_size(sample)
-    slices = [s for file in list_corpus(input_dir) for s in plan_slices(file)]
-    total = sum(s.size for s in slices) or 1
-    state = out_dir / STATE_DIR
-    tasks = [_sample_task(s, max(1, budget * s.size // total), seed, state) for s in slices]
-    counts = run_stage(NAME, tasks, state, options, summary=False)
-    samples = tuple(task.outputs[0] for task in tasks)
-    arguments = {
-        "samples": samples, "model": out_dir / MODEL,
-        "vocab_size": vocab_size, "model_type": model_type, "exact": exact, "counts": counts,
-    }  # fmt: skip
-    train = Task("train", train_model, arguments, samples, (out_dir / MODEL,))
-    name = f"{NAME}-model"
-    if not options.quiet and not is_done(train, Ledger(state / f"{name}.jsonl").read(), train.fingerprint()):
-        megabytes = sum(path.stat().st_size for path in samples) / 1e6
-        print(
-            f"{NAME}: training {vocab_size:,} pieces on {megabytes:,.1f} MB of text; 64 MB take about 20 seconds",
-            file=sys.stderr,
-            flush=True,
-        )
-    return run_stage(name, [train], state, options, started=start)
+    files = list_corpus(input_dir)
+    reject_overlapping_folders(input_dir, out_dir)
+    with open_stage(STAGE, out_dir, options, reads=[input_dir]) as run:
+        tasks = list(_sample_tasks(run, cut_corpus(run, files), parse_size(sample), seed))
+        sampled = run.step("sample", tasks)
+        sampled.counts.check_malformed(STAGE.name, options.max_malformed)
+        arguments = {
+            "samples": FileSet(tuple(task.outputs[0] for task in tasks)), "model": out_dir / MODEL,
+            "vocab_size": vocab_size, "model_type": model_type, "exact": exact,
+        }  # fmt: skip
+        megabytes = sum(record.outputs[0].size for record in sampled.records) / 1e6
+        notice = f"training {vocab_size:,} pieces on {megabytes:,.1f} MB of text; 64 MB take about 20 seconds"
+        run.step("train", [Task("train", train_model, arguments, (out_dir / MODEL,), notice=notice)])
+        return run.finish(sampled.counts)
 
 
 def check_options(vocab_size: int, model_type: str, sample: str, exact: bool, seed: int) -> None:
@@ -115,21 +109,34 @@ def check_options(vocab_size: int, model_type: str, sample: str, exact: bool, se
     check_seed(seed)
 
 
-def _sample_task(corpus_slice: Slice, budget: int, seed: int, state: Path) -> Task:
-    output = state / "sample" / f"{corpus_slice.label}.txt"
-    arguments = {"corpus_slice": corpus_slice, "budget": budget, "seed": seed, "output": output}
-    return Task(corpus_slice.label, sample_slice, arguments, (Path(corpus_slice.path),), (output,), corpus_slice.size)
+def _sample_tasks(run: StageRun, slices: list[Slice], budget: int, seed: int) -> Iterator[Task]:
+    """A task for each group of slices; each slice has its share of the budget."""
+    total = sum(part.size for part in slices) or 1
+    for group in group_slices(slices):
+        output = run.work / "sample" / f"{group[0].label}.txt"
+        budgets = tuple(max(1, budget * part.size // total) for part in group)
+        arguments = {"group": group, "budgets": budgets, "seed": seed, "output": output}
+        yield Task(group[0].label, sample_group, arguments, (output,), sum(part.size for part in group))
 
 
-def sample_slice(corpus_slice: Slice, budget: int, seed: int, output: Path) -> Counts:
-    """Write the sentences of a random sample of a slice: `budget` bytes of text, but at least one document.
+def sample_group(group: SliceGroup, budgets: tuple[int, ...], seed: int, output: Path) -> Counts:
+    """Task: write the sentences of a random sample of each slice."""
+    counts, rejects = Counts({}, []), Rejects(output)
+    with atomic_write(output) as temporary, temporary.open("wb") as file:
+        for part, budget in zip(group, budgets, strict=True):
+            for text in _sample_slice(part, budget, seed, counts, rejects):
+                file.writelines(sentence.encode() + b"\n" for sentence in sentences(text))
+    return counts
+
+
+def _sample_slice(part: Slice, budget: int, seed: int, counts: Counts, rejects: Rejects) -> list[str]:
+    """The texts of a random sample of a slice, in order: `budget` bytes of text, but at least one document.
 
     The sample is the documents with the smallest random numbers.
     """
-    counts = Counts({}, [])
     chosen: list[tuple[int, int, str, str]] = []  # heap of (-number, -row, source, text): the largest number on top
     size = 0
-    for document in read_documents(corpus_slice, counts, Rejects(output), by_original_source=True):
+    for document in read_documents(part, counts, rejects, by_original_source=True):
         key = document.original_key
         number = int(random_numbers(seed, f"tokenizer {document.key.row}", key.file, np.array([key.row]))[0])
         heapq.heappush(chosen, (-number, -document.key.row, key.source, document.text))
@@ -140,10 +147,7 @@ def sample_slice(corpus_slice: Slice, budget: int, seed: int, output: Path) -> C
             counts.add(source, NOT_SAMPLED, utf8_size(text))
     for _, _, source, text in chosen:
         counts.add(source, SAMPLED, utf8_size(text))
-    by_row = sorted(chosen, key=lambda item: -item[1])
-    with atomic_write(output) as temporary, temporary.open("wb") as file:
-        file.writelines(sentence.encode() + b"\n" for *_, text in by_row for sentence in sentences(text))
-    return counts
+    return [text for *_, text in sorted(chosen, key=lambda item: -item[1])]
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -159,15 +163,13 @@ def sentences(text: str) -> Iterator[str]:
         yield from (line[i : i + step] for i in range(0, len(line), step))
 
 
-def train_model(
-    samples: tuple[Path, ...], model: Path, vocab_size: int, model_type: str, exact: bool, counts: Counts
-) -> Counts:
-    """Train a model on the sentences of all samples; return `counts`, those of the sampling.
+def train_model(samples: FileSet, model: Path, vocab_size: int, model_type: str, exact: bool) -> None:
+    """Task: train a model on the sentences of all samples.
 
     Raises UsageError if there is no text, if its characters alone are more than `vocab_size` pieces, or if it
     is too little for that many pieces and `exact` is set.
     """
-    if not any(path.stat().st_size for path in samples):
+    if not any(path.stat().st_size for path in samples.paths):
         raise UsageError("there is no text to train a tokenizer on: every document is empty. Give a corpus with text")
     with atomic_write(model) as temporary, temporary.open("wb") as file:
         try:
@@ -183,11 +185,10 @@ def train_model(
             if isinstance(error, OSError) and error.errno:
                 raise  # the disk's, not SentencePiece's
             raise UsageError(_advice(vocab_size, str(error))) from error
-    return counts
 
 
-def _read_sentences(samples: tuple[Path, ...]) -> Iterator[str]:
-    for path in samples:
+def _read_sentences(samples: FileSet) -> Iterator[str]:
+    for path in samples.paths:
         with path.open("rb") as file:
             yield from (line.decode() for line in split_lines(iter(lambda: file.read(1 << 20), b"")) if line)
 

@@ -15,7 +15,13 @@ from gristmill.engine.task import Task
 
 @contextmanager
 def progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Context: a progress bar of the bytes that tasks read; yields the function to call with those of each task."""
+    """Context: a progress bar of the bytes that tasks read; yields the function to call with those of each task.
+
+    Prints the notices of the tasks first.
+    """
+    for task in tasks:
+        if task.notice and not quiet:
+            print(f"{name.partition(':')[0]}: {task.notice}", file=sys.stderr, flush=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
     hidden = quiet or not console.is_terminal

@@ -73,6 +73,7 @@ class Task:
         outputs: Files to write.
         size: Bytes that the task reads, for the progress bar.
         memory: Bytes that the function may use, passed to it as `memory`; it changes no output.
+        notice: What to print before it runs, if it is slow.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Task:
     outputs: tuple[Path, ...] = ()
     size: int = 0
     memory: int | None = None
+    notice: str = ""
 
     @cached_property
     def inputs(self) -> tuple[Path | FileSet, ...]:

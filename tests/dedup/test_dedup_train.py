@@ -11,11 +11,13 @@ import pytest
 from dedup import dedup_train
 from dedup.dedup_train import CONTAMINATED
 from gristmill.counts import READ, WRITTEN
-from gristmill.engine.stage import RunOptions
-from gristmill.errors import TooManyMalformed, UsageError
+from gristmill.engine.options import RunOptions
+from gristmill.errors import InputError, TooManyMalformed, UsageError
 from gristmill.io.documents import KEY_FIELD
 from gristmill.io.lines import read_lines
+from gristmill.io.unfinished import mark_unfinished
 from gristmill.io.writers import open_jsonl_writer
+from tests.gristmill.engine.sandbox import sandboxed
 
 QUIET = RunOptions(workers=1, quiet=True)
 TRAIN = [("a/x.jsonl@0", "Kept, one."), ("a/x.jsonl@1", "Held out."), ("b/y.jsonl@0", "held out"),
@@ -90,6 +92,39 @@ def test_a_chunk_that_is_not_there(out: Path) -> None:
 def test_a_holdout_that_is_not_there(out: Path) -> None:
     with pytest.raises(UsageError, match="nowhere"):
         dedup_train(1, out / "train", out / "nowhere", out / "train_deduped", options=QUIET)
+
+
+def test_folders_in_each_other_are_refused(out: Path) -> None:
+    """With the train set as output, the stage overwrote its input."""
+    before = {path: path.read_bytes() for path in out.rglob("*.zst")}
+    for source, target, output in [
+        ("train", "holdout", "train"), ("train", "holdout", "holdout"), ("train", "holdout", "train/chunk1"),
+        ("train", "holdout", "."), ("train", "train", "clean"), ("train", "train/chunk1", "clean"), ("train", ".", "x"),
+    ]:  # fmt: skip
+        with pytest.raises(UsageError, match=r"give|would lose every document"):
+            dedup_train(1, out / source, out / target, out / output, options=QUIET)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_another_train_set_or_holdout_into_one_output_is_refused(out: Path) -> None:
+    clean(out)
+    for name in ("train", "holdout"):
+        write(out / f"other_{name}/chunk1/a.jsonl.zst", [("a/x.jsonl@7", "Another.")])
+    for source, target in (("other_train", "holdout"), ("train", "other_holdout")):
+        with pytest.raises(UsageError, match="would lose it"):
+            dedup_train(1, out / source, out / target, out / "train_deduped", options=QUIET)
+
+
+def test_an_unfinished_holdout_is_refused(out: Path) -> None:
+    mark_unfinished(out / "holdout", "pass2-chunk2")
+    with pytest.raises(InputError, match="holdout is not complete: pass2-chunk2"):
+        clean(out)
+
+
+def test_tasks_open_only_what_they_declare(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sandboxed(out, monkeypatch) as sandbox:
+        assert clean(out).total(CONTAMINATED).documents == 3
+    assert sandbox.tasks == 2
 
 
 def test_by_its_command_line_chunks_beside_one_another(run: Callable, out: Path) -> None:

@@ -140,7 +140,7 @@ def test_sample_has_the_requested_size_and_takes_from_all_files(tmp_path: Path, 
         write(tmp_path / "in" / name / "a.jsonl", [{"text": f"{name}{i:03} " + "word " * 19} for i in range(100)])
     with pytest.raises(UsageError):  # 8 different words are no vocabulary; the sample stands all the same
         train_tokenizer(tmp_path / "in", tmp_path / "out", 3000, sample="10000", options=quiet)
-    samples = sorted((tmp_path / "out" / ".gristmill" / "sample").rglob("*.txt"))
+    samples = sorted((tmp_path / "out" / ".gristmill").rglob("*.txt"))
     texts = [path.read_text().splitlines() for path in samples]
     assert all(15 <= len(lines) <= 25 for lines in texts)
     assert all(lines == sorted(lines) for lines in texts)
