@@ -61,12 +61,18 @@ def show_funnel(out: Positional[Path]) -> Funnel:
 
 
 def build_funnel(
-    normalized: Counts, mixed: Counts, split: Counts, cleaned: Counts, manifests: dict[str, Manifest]
+    normalized: Counts,
+    applied: Counts,
+    mixed: Counts,
+    split: Counts,
+    cleaned: Counts,
+    manifests: dict[str, Manifest],
 ) -> Funnel:
     """Join the counts of the stages that remove documents. Raises ConservationError unless documents are conserved."""
     whole = Counts({}, [])
     for stage, skipped in (
         (normalized, (WRITTEN,)),
+        (applied, (READ, WRITTEN)),
         (mixed, (READ, WRITTEN)),
         (split, (READ, WRITTEN)),
         (cleaned, (READ,)),

@@ -47,7 +47,10 @@ def run(config: RunConfig) -> Funnel | None:
     if end < len(stages):
         return None
     manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
-    funnel = build_funnel(counts["normalize_text"], counts["pass1"], counts["pass2"], counts["dedup_train"], manifests)
+    applied = counts.get("apply", Counts({}, []))
+    funnel = build_funnel(
+        counts["normalize_text"], applied, counts["pass1"], counts["pass2"], counts["dedup_train"], manifests
+    )
     funnel.save(out)
     return funnel
 
@@ -94,15 +97,24 @@ def _run_and_print(arguments: list[str]) -> None:
 
 
 def _record_config(config: RunConfig) -> None:
-    """Write the configuration to the output folder. Raises OutputError if it holds the run of another corpus."""
+    """Write the configuration to the output folder.
+
+    Raises OutputError if it holds the run of another corpus, or one where other documents are filtered: with or
+    without a function of the user.
+    """
     path = config.out / CONFIG_FILE
     corpus = str(config.corpus.resolve())
     if path.is_file():
-        before = msgspec.json.decode(path.read_bytes()).get("corpus")
-        if before != corpus:
+        before = msgspec.json.decode(path.read_bytes())
+        if before.get("corpus") != corpus:
             raise OutputError(
-                f"{config.out} holds a run of the corpus {before}, not of {corpus}: give another --out, "
+                f"{config.out} holds a run of the corpus {before.get('corpus')}, not of {corpus}: give another --out, "
                 "or remove the folder"
+            )
+        if bool(before.get("apply", {}).get("function")) != bool(config.apply.function):
+            has = "with" if config.apply.function is None else "without"
+            raise OutputError(
+                f"{config.out} holds a run {has} an --apply.function: give another --out, or remove the folder"
             )
     options = {name: value for name, value in asdict(config).items() if name not in _NOT_RECORDED}
     record = {**options, "corpus": corpus}

@@ -20,6 +20,7 @@ from preprocessing.mixing.sampling import check_seed
 from preprocessing.normalize_text import check_ftfy
 from preprocessing.shuffle_holdout import check_holdout
 from preprocessing.train_tokenizer import check_options
+from preprocessing.user_function import load_function
 
 
 def check_config(config: RunConfig) -> None:
@@ -34,6 +35,9 @@ def check_config(config: RunConfig) -> None:
     with _section("normalize"):
         if config.normalize.ftfy:
             check_ftfy()
+    with _section("apply"):
+        if config.apply.function:
+            load_function(config.apply.function)
     with _section("filter"):
         check_threshold(config.filter.threshold)
     with _section("dedup"):

@@ -15,7 +15,7 @@ from gristmill.engine.stage import RunOptions
 from preprocessing.train_tokenizer import ModelType
 
 StageName = Literal[
-    "normalize_text", "filter", "generate_exact_pairs", "to_hash", "generate_connected_components",
+    "normalize_text", "apply", "filter", "generate_exact_pairs", "to_hash", "generate_connected_components",
     "generate_duplicates_dict", "pass1", "pass2", "dedup_train", "train_tokenizer", "tokenize_corpus",
     "tokenize_holdout",
 ]  # fmt: skip
@@ -27,6 +27,14 @@ class Normalize:
 
     ftfy: bool = False
     """Repair mojibake with ftfy before NFC."""
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Section [apply]: a function of yours, between normalisation and the filter; see `gristmill apply --help`."""
+
+    function: str | None = None
+    """The function as module:function, such as my_filters:keep_english; None: no such stage."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,7 @@ class RunConfig:
     explain: bool = False
     """Print why each task runs again: which input, option or version differs from the last run."""
     normalize: Normalize = field(default_factory=Normalize)
+    apply: Apply = field(default_factory=Apply)
     filter: Filter = field(default_factory=Filter)
     dedup: Dedup = field(default_factory=Dedup)
     mix: Mix = field(default_factory=Mix)
@@ -132,6 +141,11 @@ class RunConfig:
     """Last stage to run."""
     dry_run: bool = False
     """Check the configuration and print the stages with their options and state; run and write nothing."""
+
+    @property
+    def clean(self) -> Path:
+        """Folder of the documents that are filtered, compared and mixed."""
+        return self.out / ("applied" if self.apply.function else "normalized")
 
     @property
     def mix_seed(self) -> int:

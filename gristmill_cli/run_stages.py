@@ -14,6 +14,7 @@ from dedup.to_hash import SIGNED, to_hash
 from gristmill.counts import WRITTEN, Counts
 from gristmill_cli.funnel import HELD_OUT, TRAIN
 from gristmill_cli.run_config import RunConfig
+from preprocessing.apply import apply
 from preprocessing.filter import KEPT
 from preprocessing.filter import filter as find_short
 from preprocessing.normalize_text import normalize_text
@@ -51,25 +52,40 @@ def plan_stages(config: RunConfig) -> list[PipelineStage]:
 
 
 def _clean(config: RunConfig) -> list[PipelineStage]:
-    out, options = config.out, config.run_options
-    clean, short = out / "normalized", out / "filtered.pickle"
+    out, options, function = config.out, config.run_options, config.apply.function
+    normalized, short = out / "normalized", out / "filtered.pickle"
     ftfy, threshold = config.normalize.ftfy, config.filter.threshold
-    return [
+    stages = [
         PipelineStage(
-            "normalize_text", lambda: normalize_text(config.corpus, clean, ftfy=ftfy, options=options), clean,
+            "normalize_text", lambda: normalize_text(config.corpus, normalized, ftfy=ftfy, options=options), normalized,
             {"ftfy": ftfy}, keeps=WRITTEN, hint="give a corpus with documents",
-        ),
-        PipelineStage(
-            "filter", lambda: find_short(clean, short, UNKNOWN_COUNT, "all", threshold, options), short,
-            {"threshold": threshold}, "normalize_text", keeps=KEPT,
-            hint=f"give longer documents, or a smaller --filter.threshold than {threshold}",
-        ),
+        )
     ]  # fmt: skip
+    if function:
+        stages.append(
+            PipelineStage(
+                "apply", lambda: apply(normalized, config.clean, function, options), config.clean,
+                {"function": function}, "normalize_text", keeps=WRITTEN, hint=f"look at what {function} yields",
+            )
+        )  # fmt: skip
+    stages.append(
+        PipelineStage(
+            "filter", lambda: find_short(config.clean, short, UNKNOWN_COUNT, "all", threshold, options), short,
+            {"threshold": threshold}, _cleaned_by(config), keeps=KEPT,
+            hint=f"give longer documents, or a smaller --filter.threshold than {threshold}",
+        )
+    )  # fmt: skip
+    return stages
+
+
+def _cleaned_by(config: RunConfig) -> str:
+    """The stage that writes the documents that are filtered, compared and mixed."""
+    return "apply" if config.apply.function else "normalize_text"
 
 
 def _find_duplicates(config: RunConfig) -> list[PipelineStage]:
     options, spec, sketch = config.run_options, config.dedup, config.sketch
-    clean, minhash, dup = config.out / "normalized", config.out / "minhash", config.out / "dup"
+    clean, minhash, dup = config.clean, config.out / "minhash", config.out / "dup"
     pairs, clusters = dup / "duplicate_pairs_exact.txt", dup / "connected_components.parquet"
     copies = pairs.with_suffix(".parquet") if spec.exact else None
 
@@ -99,12 +115,12 @@ def _find_duplicates(config: RunConfig) -> list[PipelineStage]:
     chosen = {"keep": spec.keep, "verify": spec.verify, "threshold": spec.threshold}
     exact = PipelineStage(
         "generate_exact_pairs", lambda: generate_exact_pairs(clean, pairs, scope=spec.scope, options=options), pairs,
-        {"scope": spec.scope}, "normalize_text",
+        {"scope": spec.scope}, _cleaned_by(config),
     )  # fmt: skip
     with_signature = None if spec.exact else "to_hash"  # with `exact`, copies are compared without a signature
     return [
         *([exact] if spec.exact else []),
-        PipelineStage("to_hash", sign, minhash, signed, "normalize_text"),
+        PipelineStage("to_hash", sign, minhash, signed, _cleaned_by(config)),
         PipelineStage(
             "generate_connected_components", cluster, clusters, compared, with_signature, SIGNED, sizes=False
         ),
@@ -123,12 +139,12 @@ def duplicates_path(config: RunConfig) -> Path:
 def _mix(config: RunConfig) -> list[PipelineStage]:
     out, options, spec = config.out, config.run_options, config.mix
     train, holdout, deduped = out / "train", out / "holdout", out / "train_deduped"
-    inputs = (out / "normalized", out / "pass1", duplicates_path(config), out / "filtered.pickle")
+    inputs = (config.clean, out / "pass1", duplicates_path(config), out / "filtered.pickle")
     smaller = f"give more documents, or a smaller --mix.holdout than {spec.holdout}"
     return [
         PipelineStage(
             "pass1", lambda: pass1(*inputs, spec.weights, config.mix_seed, options), out / "pass1",
-            {"weights": spec.weights, "seed": config.mix_seed}, "normalize_text", keeps=WRITTEN,
+            {"weights": spec.weights, "seed": config.mix_seed}, _cleaned_by(config), keeps=WRITTEN,
             hint="look at --mix.weights, --dedup.index and --filter.threshold",
         ),
         PipelineStage(

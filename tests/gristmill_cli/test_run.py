@@ -19,14 +19,14 @@ import pytest
 from rich.console import Console
 
 from gristmill.counts import Counts, Tally
-from gristmill.errors import ConservationError, InputError, UsageError
+from gristmill.errors import ConservationError, InputError, OutputError, UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.lines import read_lines
 from gristmill.io.token_verification import verify_shards
 from gristmill_cli.funnel import Funnel
 from gristmill_cli.run import main
 from gristmill_cli.run import run as run_here
-from gristmill_cli.run_config import Dedup, Filter, Mix, RunConfig, Tokenizer
+from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
 from tests.gristmill_cli.corpus import make_corpus, run, run_arguments, tree, write_records
 
 STAGES = (
@@ -285,3 +285,25 @@ def test_sources_named_like_a_total_have_a_row_of_their_own():
     labels = [line.strip().partition("  ")[0] for line in shown.get().splitlines()]
     rows = ["all", "book", "total", "total (*/)"]
     assert labels == ["funnel: documents", "source", *rows, "source", *rows]
+
+
+def test_a_function_of_the_user_stands_between_normalisation_and_the_filter(tmp_path, monkeypatch, capfd):
+    (tmp_path / "own_filter.py").write_text(
+        "def keep_long(documents):\n    yield from (d for d in documents if len(d.text) > 500)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    write_records(make_folder(tmp_path / "corpus/c4") / "a.jsonl", [{"text": "word " * n} for n in range(50, 150)])
+    config = RunConfig(tmp_path / "corpus", tmp_path / "out", workers=1, apply=Apply("own_filter:keep_long"))
+    run_here(replace(config, until="filter"))
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[1].startswith("apply: 100 read = 49 written + 51 dropped by keep_long")
+    assert lines[2].startswith("filter: 49 read")
+    with pytest.raises(OutputError, match="holds a run with an"):
+        run_here(replace(config, apply=Apply()))
+    with pytest.raises(UsageError, match=r"\[apply\] there is no module 'own_filters'"):
+        run_here(replace(config, apply=Apply("own_filters:keep_long")))
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path

@@ -73,15 +73,13 @@ def test_datasets_is_hugging_faces_for_every_entry_point(run, tmp_path: Path, en
     for package in ("gristmill", "gristmill_cli", "preprocessing", "dedup", "training"):
         shutil.copytree(ROOT / package, project / package, ignore=shutil.ignore_patterns("__pycache__"))
     stage = project / "preprocessing" / "normalize_text.py"
-    told = 'import datasets\n    counts.add_example(f"{__file__} {datasets.__file__}")\n    '
     source = stage.read_text(encoding="utf-8")
-    source = source.replace("fix = _ftfy()", f"{told}fix = _ftfy()")
-    stage.write_text(
-        source.replace("    return counts\n", "    print(*counts.examples, sep='\\n')\n    return counts\n", 1)
-    )
-    (tmp_path / "in").mkdir()
+    start_of_task = "    counts, fix = Counts({}, []), "
+    told = '    import datasets\n    print(f"{__file__} {datasets.__file__}", flush=True)\n'
+    stage.write_text(source.replace(start_of_task, told + start_of_task))
     for name in "ab":
-        (tmp_path / "in" / f"{name}.jsonl").write_text('{"text": "a"}\n')
+        (tmp_path / "in" / name).mkdir(parents=True)  # files of one source would share a task
+        (tmp_path / "in" / name / "x.jsonl").write_text('{"text": "a"}\n')
     start = {
         "path": [str(stage)],
         "module": ["-c", f"import sys, runpy; sys.path.insert(0, {str(project)!r}); "
