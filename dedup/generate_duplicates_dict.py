@@ -28,7 +28,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.parquet_tables import is_table
 
-STAGE = Stage("generate_duplicates_dict", version=1, libraries=("pyarrow", "unicode"))
+STAGE = Stage("generate_duplicates_dict", version=2, libraries=("pyarrow", "unicode"))
 
 
 def generate_duplicates_dict(
@@ -48,8 +48,8 @@ def generate_duplicates_dict(
     """Write the keys of all duplicates: of each cluster, all but the document that is kept.
 
     With a .pickle, a .parquet table of the same name is written too: each duplicate, the document kept in its
-    place, and their similarity if it was measured. Memory is bounded if the input is .parquet; a pickle is loaded
-    whole.
+    place, their similarity if it was measured, and a rank, lowest for the one that would be kept next. Memory is
+    bounded if the input is .parquet; a pickle is loaded whole.
 
     With --verify, a document is removed only if its similarity to an earlier kept document of its cluster,
     computed on the texts, reaches the threshold. Documents that share a band by chance, or that only a
@@ -95,7 +95,6 @@ def generate_duplicates_dict(
             members = steps.sort(run, settings)
             found = steps.fetch(run, settings, members, files, shards)
             decided, fetched = steps.decide(run, settings, members, found), found.counts
-            _reject_missing_field(settings, fetched)
         else:
             decided = steps.decide_without_documents(run, settings)
         steps.write(run, decided, table, None if is_table(out_file) else out_file)
@@ -142,16 +141,6 @@ def _list_files(settings: RemovalSettings, corpus: Path | None, out_file: Path, 
         raise UsageError(f"{option} reads the documents: give --corpus NORM/, the folder whose files were signed")
     reject_overlapping_folders(corpus, out_file)
     return files
-
-
-def _reject_missing_field(settings: RemovalSettings, fetched: Counts) -> None:
-    """UsageError if no document that was read has the field of the policy `newest`."""
-    read = sum(fetched.total(reason).documents for reason in (CLUSTERED, WITHOUT_FIELD, UNREADABLE_FIELD))
-    if isinstance(settings.keep, Newest) and read and fetched.total(WITHOUT_FIELD).documents == read:
-        raise UsageError(
-            f"--keep newest:{settings.keep.field}: none of the {read:,} documents in clusters has that field: give one "
-            "that they have, or keep first"
-        )
 
 
 def _print_notes(run: StageRun, settings: RemovalSettings, fetched: Counts, decided: Counts) -> None:

@@ -119,24 +119,27 @@ def _read_clusters(path: Path, dtype: np.dtype, low: int, high: int | None) -> I
 def remove_all_but_first(blocks: Iterable[NDArray], counts: RemovalCounts) -> Iterator[NDArray]:
     """Yield blocks of REMOVALs, of all documents but the first of each cluster, from MEMBERs in keep order."""
     first: NDArray | None = None  # of the cluster that the last block ended in
+    before = 0  # members of that cluster so far, without its first
     for block in blocks:
         members = block if first is None else np.concatenate([first, block])
         starts = np.diff(members["cluster"], prepend=members["cluster"][0] - 1) != 0
         firsts = np.maximum.accumulate(np.where(starts, np.arange(len(members)), 0))
         ours = members["tier"] != INDEXED
         counts.add(KEPT, members["file"][int(first is not None) :][(starts & ours)[int(first is not None) :]])
-        first = members[firsts[-1:]]
+        ranks = np.arange(len(members)) - firsts
+        ranks[firsts == 0] += before
+        first, before = members[firsts[-1:]], int(ranks[-1])
         removed = ~starts & ours
         counts.add(DUPLICATE, members["file"][removed])
-        yield _unmeasured(members[removed], members[firsts[removed]])
+        yield _unmeasured(members[removed], members[firsts[removed]], ranks[removed])
 
 
-def _unmeasured(removed: NDArray, kept: NDArray) -> NDArray:
-    """REMOVALs (n) of removed and kept MEMBERs (n each)."""
+def _unmeasured(removed: NDArray, kept: NDArray, ranks: NDArray[np.int64]) -> NDArray:
+    """REMOVALs (n) of removed and kept MEMBERs and ranks (n each)."""
     found = np.empty(len(removed), REMOVAL)
     found["file"], found["row"] = removed["file"], removed["row"]
     found["kept_file"], found["kept_row"] = kept["file"], kept["row"]
-    found["similarity"], found["measured"] = np.nan, NOT_MEASURED
+    found["similarity"], found["measured"], found["rank"] = np.nan, NOT_MEASURED, ranks
     return found
 
 
@@ -188,7 +191,7 @@ class VerifiedRemoval:
             yield np.array(some, REMOVAL)
 
     def _removals_of_cluster(self, members: Iterator[tuple[Fetched, Features]]) -> Iterator[tuple]:
-        is_first = True
+        is_first, rank = True, 0
         while True:
             self.kept.clear()
             for member, kept, similarity in decide_cluster(members, self.kept):
@@ -197,7 +200,8 @@ class VerifiedRemoval:
                 elif kept is not member:
                     self.counts.add_one(DUPLICATE, member.file)
                     measured = ESTIMATED if kept.tier == INDEXED else EXACT
-                    yield member.file, member.row, kept.file, kept.row, similarity, measured
+                    rank += 1
+                    yield member.file, member.row, kept.file, kept.row, similarity, measured, rank
                 else:
                     if member.tier != INDEXED:
                         self.counts.add_one(KEPT if is_first else BELOW_THRESHOLD, member.file)

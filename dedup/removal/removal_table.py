@@ -19,15 +19,17 @@ KEPT = "kept"
 DUPLICATE = "duplicate"
 BELOW_THRESHOLD = "below threshold"  # kept, as it is not similar enough to any earlier kept document of its cluster
 NOT_MEASURED, EXACT, ESTIMATED = 0, 1, 2  # how: on shingle sets, or on signatures of an index
-# The removed document and the one kept in its place, files by number; similarity is NaN if it was not measured
+# The removed document and the one kept in its place, files by number; similarity is NaN if it was not measured.
+# Of the documents that have the same one in their place, those of a lower rank precede in keep order.
 REMOVAL = np.dtype([
     ("file", "<i4"), ("row", "<i8"), ("kept_file", "<i4"), ("kept_row", "<i8"), ("similarity", "<f8"),
-    ("measured", "u1"),
+    ("measured", "u1"), ("rank", "<i8"),
 ])  # fmt: skip
 _BY_KEY = ("file", "row")
 _SCHEMA = pa.schema([
     ("file", pa.string()), ("row", pa.int64()), ("kept_file", pa.string()), ("kept_row", pa.int64()),
     ("similarity", pa.float64()), ("measured", pa.string()),
+    ("rank", pa.int64()),
 ])  # fmt: skip
 _MEASURED = (None, "exact", "estimated")  # NOT_MEASURED, EXACT, ESTIMATED
 

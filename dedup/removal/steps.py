@@ -12,7 +12,7 @@ from dedup.removal.keep_policy import Keep, Longest, Newest
 from dedup.removal.members import MemberPlan, SliceMembers, sort_members
 from dedup.removal.removal_table import write_removals
 from dedup.removal.similarity import SimilarityCheck
-from dedup.removal.texts import CLUSTERED, fetch_signatures, fetch_texts
+from dedup.removal.texts import CLUSTERED, UNREADABLE_FIELD, WITHOUT_FIELD, fetch_signatures, fetch_texts
 from gristmill.batches import batched
 from gristmill.counts import Counts
 from gristmill.engine.run import StageRun
@@ -98,6 +98,7 @@ def fetch(
     tasks += _signature_tasks(run, settings, members, [shard for shard in shards if shard.file in names], len(tasks))
     counts = run.step("fetch", tasks).counts
     counts.check_malformed(run.stage.name, run.options.max_malformed)
+    _check_field(settings, counts)
     if settings.check:
         _check_signatures(plan, counts)
     records, texts = (tuple(task.outputs[i] for task in tasks if task.outputs[i:]) for i in (0, 1))
@@ -157,6 +158,17 @@ def _check_files(
             f"{settings.input_file} names {len(missing):,} files that --corpus does not have, {missing[0]!r} the "
             f"first; it has {files[0].name!r}, for example. Give the folder whose files were signed: names "
             "start with the source"
+        )
+
+
+def _check_field(settings: RemovalSettings, fetched: Counts) -> None:
+    """UsageError if no document of a cluster has the policy's field with a number or a date in it."""
+    without = fetched.total(WITHOUT_FIELD).documents + fetched.total(UNREADABLE_FIELD).documents
+    ranked = sum(fetched.total(CLUSTERED, source).documents for source in fetched.tallies if not is_of_index(source))
+    if isinstance(settings.keep, Newest) and without and not ranked:
+        raise UsageError(
+            f"--keep newest:{settings.keep.field}: none of the {without:,} documents in clusters has a number or a "
+            f"date in that field ({'; '.join(fetched.examples)}): name one that they have"
         )
 
 

@@ -129,6 +129,7 @@ class _Fetcher:
     def __init__(self, keep: Keep, texts: BinaryIO | None, counts: Counts) -> None:
         self.keep, self.texts, self.counts = keep, texts, counts
         self.offset = 0
+        self.is_without_field = False  # whether a document without the policy's field was found
         self.found: list[tuple[int, int, int]] = []  # rank, offset, size
 
     def fetch(self, documents: Iterator[Document], members: NDArray, part: Slice) -> Iterator[NDArray]:
@@ -173,6 +174,9 @@ class _Fetcher:
         if rank is not None:
             return rank, CLUSTERED
         if value is None:
+            if not self.is_without_field:  # one example suffices
+                self.counts.add_example(f"{document.key} has the fields {', '.join(document.fields)}")
+            self.is_without_field = True
             return LAST, WITHOUT_FIELD
         self.counts.add_example(f"{document.key}: {str(value)[:80]!r}")
         return LAST, UNREADABLE_FIELD

@@ -29,15 +29,23 @@ def read_table(path: Path, columns: Collection[str], where: pa.compute.Expressio
     dictionary-encoded. Raises UsageError if there is no such file, InputError if it is damaged or
     lacks a column.
     """
-    if not path.is_file():
-        raise UsageError(f"{path}: wanted a .parquet file, and there is none. Run the stage that writes it")
+    found = read_column_names(path)
     try:
-        found = pa.parquet.read_schema(path).names
         if missing := set(columns) - set(found):
             raise InputError(f"{path} has no column {', '.join(sorted(missing))}: it has {', '.join(found)}")
         ordered = [name for name in found if name in columns]
         encoded = ["file"] if where is None else []  # saves memory, but Arrow then ignores statistics
         return pa.parquet.read_table(path, columns=ordered, filters=where, read_dictionary=encoded)
+    except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for damaged pages
+        raise _damaged(path, error) from error
+
+
+def read_column_names(path: Path) -> list[str]:
+    """The names of a Parquet table's columns. Raises UsageError if there is no such file, InputError if damaged."""
+    if not path.is_file():
+        raise UsageError(f"{path}: wanted a .parquet file, and there is none. Run the stage that writes it")
+    try:
+        return list(pa.parquet.read_schema(path).names)
     except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for damaged pages
         raise _damaged(path, error) from error
 

@@ -17,7 +17,7 @@ from gristmill.errors import InputError
 from gristmill.io.documents import DocKey
 from gristmill.io.files import atomic_write
 from gristmill.io.keys import KeySet, Rows, read_keys, stream_keys
-from gristmill.io.parquet_tables import stream_table
+from gristmill.io.parquet_tables import read_column_names, stream_table
 
 SHORT = "short"
 DUPLICATE = "duplicate"
@@ -81,26 +81,30 @@ def write_drops(
 
 
 def find_replacements(duplicates: Path, provenance: Path | None, short: KeySet) -> KeySet:
-    """Duplicates to keep instead of a short document: of each cluster, the first one that is not short.
+    """Duplicates to keep instead of a short document: of each cluster, the next that is not short.
 
     Without replacements, a cluster whose kept document is short would lose its last copy. The table `provenance`
-    (columns file, row, kept_file, kept_row) says which document was kept. If there is no table, or it lists other
-    duplicates than the key set `duplicates`, there are no replacements.
+    (columns file, row, kept_file, kept_row) says which document was kept. The next is that of the lowest rank, a column
+    that tables of generate_duplicates_dict have, so that the policy of --keep holds; else the first in key order. If
+    there is no table, or it lists other duplicates than the key set `duplicates`, there are no replacements.
     """
     numbers, packed = {file: number for number, file in enumerate(sorted(short))}, _pack(short)
     if not len(packed) or not provenance:
         return {}
     if provenance != duplicates and not _lists_exactly(provenance, read_keys(duplicates)):
         return {}
-    first: dict[DocKey, DocKey] = {}  # short kept document → its replacement
-    for table in stream_table(provenance, ["file", "row", "kept_file", "kept_row"]):
+    columns = ["file", "row", "kept_file", "kept_row"]
+    columns += {"rank"}.intersection(read_column_names(provenance))
+    first: dict[DocKey, tuple[int, DocKey]] = {}  # short kept document → rank and key of its replacement
+    for table in stream_table(provenance, columns):
         is_short = _contains(packed, numbers, table, "file", "row")
         kept_is_short = _contains(packed, numbers, table, "kept_file", "kept_row")
         for line in table.filter(pa.array(~is_short & kept_is_short)).to_pylist():
             key, kept = DocKey(line["file"], line["row"]), DocKey(line["kept_file"], line["kept_row"])
-            first[kept] = min(key, first.get(kept, key))
+            found = (line.get("rank") or 0, key)
+            first[kept] = min(found, first.get(kept, found))
     rows: dict[str, list[int]] = defaultdict(list)
-    for key in first.values():
+    for _, key in first.values():
         rows[key.file].append(key.row)
     return {file: np.array(sorted(found), np.int64) for file, found in rows.items()}
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet
 import pytest
 from hypothesis import example, given, settings
@@ -12,15 +13,20 @@ from hypothesis import strategies as st
 
 from dedup import generate_duplicates_dict, jaccard, signatures
 from dedup.minhash.shingles import shingle_sets
-from dedup.removal.decisions import decide_cluster
+from dedup.removal.clusters import MEMBER
+from dedup.removal.decisions import decide_cluster, remove_all_but_first
+from dedup.removal.keep_policy import ORDINARY
+from dedup.removal.removal_table import RemovalCounts
 from dedup.removal.similarity import Features, KeptDocuments, SimilarityCheck
 from gristmill.engine.options import RunOptions
 from tests.dedup.removal.clustered_corpus import (
     QUIET,
     Key,
     read_removed,
+    removed_by,
     shingles,
     verified_plainly,
+    write_corpus,
     write_table,
 )
 
@@ -177,3 +183,23 @@ def first_like(files: dict[str, list[str]], key: Key, kept: list[Key]) -> tuple[
         if similarity >= 0.7:
             return other, similarity
     return None
+
+
+def test_ranks_ascend_in_keep_order_however_clusters_are_cut_into_blocks() -> None:
+    members = np.zeros(7, MEMBER)
+    members["cluster"], members["row"], members["tier"] = [0, 0, 0, 0, 2, 2, 5], [9, 3, 7, 1, 4, 0, 2], ORDINARY
+    for size in range(1, 8):
+        blocks = [members[start : start + size] for start in range(0, 7, size)]
+        found = np.concatenate(list(remove_all_but_first(blocks, RemovalCounts(["a"]))))
+        assert found[["row", "kept_row", "rank"]].tolist() == [(3, 9, 1), (7, 9, 2), (1, 9, 3), (0, 4, 1)]
+
+
+@pytest.mark.parametrize("verify", [None, "jaccard"])
+def test_the_rank_of_a_removed_document_follows_the_policy(tmp_path: Path, verify: str | None) -> None:
+    texts = ["the mill grinds the grain" + end for end in ("", "..", "....", ".")]  # of one matching form
+    write_corpus(tmp_path / "NORM", {"a/x.jsonl": texts})
+    clusters = [[("a/x.jsonl", row) for row in range(4)]]
+    found = removed_by(tmp_path, clusters, keep="longest", verify=verify, corpus=tmp_path / "NORM")
+    assert found == {("a/x.jsonl", row): ("a/x.jsonl", 2) for row in (0, 1, 3)}
+    rows = pyarrow.parquet.read_table(tmp_path / "d.parquet").to_pylist()
+    assert [(row["row"], row["rank"]) for row in rows] == [(0, 3), (1, 1), (3, 2)]

@@ -39,10 +39,15 @@ def test_the_newest_by_a_field_of_the_record(tmp_path: Path, run: Callable) -> N
     assert "a/x.jsonl@3: 'soon'" in ended.stderr
 
 
-def test_the_newest_by_a_field_that_no_record_has_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "found"), [("meta.day", "a/x.jsonl@0 has the fields text, meta"), ("text", "'one one"), ("date", "meta")]
+)
+def test_a_field_that_no_record_has(tmp_path: Path, field: str, found: str) -> None:
     write_corpus(tmp_path / "NORM", DATED)
-    with pytest.raises(UsageError, match=r"newest:meta\.day: none of the 2 documents in clusters has that field: give"):
-        removed_by(tmp_path, [[("a/x.jsonl", 0), ("a/x.jsonl", 1)]], keep="newest:meta.day", corpus=tmp_path / "NORM")
+    clusters = [[("a/x.jsonl", 0), ("a/x.jsonl", 1), ("b/y.parquet", 0)]]
+    with pytest.raises(UsageError, match=f"--keep newest:{field}: none of the 3 documents in clusters has") as error:
+        removed_by(tmp_path, clusters, keep=f"newest:{field}", corpus=tmp_path / "NORM")
+    assert found in str(error.value)
     assert not (tmp_path / "d.parquet").exists()
 
 

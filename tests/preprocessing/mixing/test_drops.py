@@ -26,3 +26,6 @@ def test_replacements_are_the_first_duplicates_that_are_not_short(tmp_path: Path
     assert replacements({"a": np.array([0, 3, 4]), "b": np.array([7])}) == {"b": [0, 1]}
     assert replacements({"a": np.array([1])}) == {}
     assert replacements({"a": np.array([], np.int64)}) == {}  # as a user's own pickle may say
+    ranked = columns | {"rank": [1, 3, 2, 1, 1]}  # b@0 would be kept before a@4
+    write_table(tmp_path / "dup.parquet", {name: pa.array(values) for name, values in ranked.items()})
+    assert replacements({"a": np.array([0, 3])}) == {"b": [0]}
