@@ -106,7 +106,8 @@ def test_generate_connected_components(
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
 def test_sigterm_ends_workers_and_prints_one_line(norm: Path, tmp_path: Path, start: Callable, send: Callable) -> None:
     """As `kill`, a container or a scheduler sends it: to the process alone, or to its workers as well."""
-    process = start(TO_HASH.format(norm=norm, out=tmp_path, workers=2), stderr=subprocess.PIPE, start_new_session=True)
+    line = TO_HASH.format(norm=norm, out=tmp_path, workers=2) + " --quiet"
+    process = start(line, stderr=subprocess.PIPE, start_new_session=True)
     wait_until_there(process, tmp_path, "*.arrow", 1)
     send(process.pid, signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
