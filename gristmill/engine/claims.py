@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gristmill.counts import Counts
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, TaskId
-from gristmill.engine.task import Task
+from gristmill.engine.task import Task, paths_read_by
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.files import rejects_path, walk
 
@@ -27,7 +27,7 @@ class Claims:
     def check_outputs(self, tasks: Iterable[Task], written: set[Path]) -> None:
         """Raise UsageError if a task would overwrite an input of the stage; `written` are outputs of earlier steps."""
         tasks = list(tasks)
-        inputs = {path.absolute() for task in tasks for path in task.input_paths} - written
+        inputs = {path.absolute() for path in paths_read_by(tasks)} - written
         for path in (path for task in tasks for path in task.outputs):
             if path.absolute() in inputs:
                 raise UsageError(f"{path} is an input, and would be overwritten: give another output folder")

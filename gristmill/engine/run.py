@@ -30,7 +30,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, TaskId
 from gristmill.engine.report import explain, print_summary, progress_bar
 from gristmill.engine.tags import FileTags, matches
-from gristmill.engine.task import FileSet, Stage, Task, identify
+from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.io.files import rejects_path, remove_partial_files, sha256_file
 from gristmill.io.unfinished import STATE_DIR, mark_finished, mark_unfinished
@@ -188,16 +188,16 @@ class StageRun:
                 advance(tasks[position].size)
         self.tags.forget({path.absolute().parent for task in tasks for path in task.outputs})
 
-    def _restore_inputs(self, todo: Sequence[Task]) -> None:
+    def _restore_inputs(self, todo: list[Task]) -> None:
         """Run again the tasks whose temporary outputs are needed and were removed at the end of an earlier run."""
         needed: dict[str, dict[str, Task]] = {}
-        open_tasks = list(todo)
-        while open_tasks:
-            for path in open_tasks.pop().input_paths:
+        while todo:
+            paths, todo = paths_read_by(todo), []
+            for path in paths:
                 step, task = self._producers.get(path.absolute(), ("", None))
                 if task and task.name not in needed.get(step, {}) and not self._is_present(path):
                     needed.setdefault(step, {})[task.name] = task
-                    open_tasks.append(task)
+                    todo.append(task)
         for step in dict.fromkeys(step for step, _ in self._producers.values()):
             if step in needed:
                 self._execute(step, list(needed[step].values()))
@@ -243,7 +243,7 @@ class StageRun:
 
     def _hash_touched(self, *tasks: Task) -> None:
         """Hash the files that have their recorded size and another modification time, such as copies."""
-        paths = (path for task in tasks for path in (*task.input_paths, *task.outputs))
+        paths = [*paths_read_by(tasks), *(path for task in tasks for path in task.outputs)]
         touched = self.tags.touched(path for path in paths if not self._is_temporary(path))
         for position, sha256 in self.executor.run([Call(sha256_file, {"path": path}) for path in touched]):
             self.tags.set_hash(touched[position], sha256)

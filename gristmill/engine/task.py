@@ -6,7 +6,7 @@ be moved.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -95,6 +95,17 @@ class Task:
         """The paths of all inputs."""
         for found in self.inputs:
             yield from found.paths if isinstance(found, FileSet) else (found,)
+
+
+def paths_read_by(tasks: Iterable[Task]) -> Iterator[Path]:
+    """The paths of the inputs of all tasks; those of a FileSet once, however many tasks share it.
+
+    >>> shared = FileSet((Path("a"), Path("b")))
+    >>> [path.name for path in paths_read_by([Task(name, print, {"files": shared}) for name in "xy"])]
+    ['a', 'b']
+    """
+    for found in dict.fromkeys(found for task in tasks for found in task.inputs):
+        yield from found.paths if isinstance(found, FileSet) else (found,)
 
 
 def identify(task: Task, stage: dict[str, str], tag_of: Callable[[Path | FileSet], str]) -> dict[str, str]:
