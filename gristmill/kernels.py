@@ -190,7 +190,8 @@ class _KernelCache:
 
 
 def _file_name(name: str, signature: Any, codegen: Any) -> str:
-    key = hashlib.sha256(repr((str(signature), codegen.magic_tuple())).encode()).hexdigest()[:16]
+    types = [(str(item), getattr(item, "fields", ())) for item in getattr(signature, "args", signature)]
+    key = hashlib.sha256(repr((types, codegen.magic_tuple())).encode()).hexdigest()[:16]
     return f"{name}-{key}{SUFFIX}"
 
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
@@ -116,6 +117,19 @@ def test_a_fingerprint_refuses_what_it_cannot_compare(monkeypatch: pytest.Monkey
         fingerprint(caller)
     monkeypatch.setitem(globals(), "LIMIT", 3)
     assert not is_compiled(countdown)
+
+
+def test_another_order_of_fields_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba's own types of the two have one name."""
+    monkeypatch.setattr(nb.config, "CACHE_DIR", str(tmp_path))
+    before, after = (NamedTuple("Pair", [(name, int) for name in names]) for names in ("ab", "ba"))
+    assert kernel(first_field)(before(a=1, b=2)) == 1
+    assert kernel(first_field)(after(a=1, b=2)) == 1
+    assert is_compiled(kernel(first_field), before(1, 2))
+
+
+def first_field(pair):
+    return pair.a
 
 
 def double(value):
