@@ -10,7 +10,7 @@ from gristmill.command import run_with_exit_code, wide_console
 from gristmill.config import load_config
 from gristmill.counts import READ, Counts
 from gristmill.errors import InputError, OutputError
-from gristmill.io.files import atomic_write_bytes
+from gristmill.io.files import atomic_write_bytes, remove_partial_files
 from gristmill.io.token_shards import Manifest
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config
@@ -118,6 +118,7 @@ def _record_config(config: RunConfig) -> None:
             )
     options = {name: value for name, value in asdict(config).items() if name not in _NOT_RECORDED}
     record = {**options, "corpus": corpus}
+    remove_partial_files([path])
     atomic_write_bytes(path, msgspec.json.format(msgspec.json.encode(record, enc_hook=str), indent=2) + b"\n")
 
 

@@ -30,6 +30,7 @@ from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus
 from gristmill.io.readers import Slice
 from gristmill.io.unfinished import reject_unfinished
 from preprocessing.datasets import shares_table, source_weights
+from preprocessing.mixing.chunks import SPLIT, mark_outdated_chunks, reject_other_parts
 from preprocessing.mixing.drops import check_all_found, write_drops
 from preprocessing.mixing.mix import (
     files_of,
@@ -207,25 +208,30 @@ def pass2(
         raise UsageError(f"parts {start} to {end}: pass1 made {manifest.parts} parts: wanted 0 ≤ start < end")
     parts = range(start, min(end, manifest.parts))
     outputs = {part: _outputs(part, train_dir / f"chunk{chunk}", holdout_dir / f"chunk{chunk}") for part in parts}
+    plans = "" if len(parts) == manifest.parts else "its own parts"  # no task's name: a part may move to this chunk
     with open_stage(
-        PASS_2, train_dir, options, selection=f"chunk{chunk}", plans="" if len(parts) == manifest.parts else None,
+        PASS_2, train_dir, options, selection=f"chunk{chunk}", plans=plans,
         reads=[input_dir], publishes=[train_dir, holdout_dir],
     ) as run:  # fmt: skip
         for folder in (train_dir, holdout_dir):
             reject_unknown_files(
                 folder, (path for pair in outputs.values() for path in pair), CORPUS_SUFFIXES, run.ledger
             )
+        if len(parts) < manifest.parts:
+            reject_other_parts(run, manifest.parts, (train_dir, holdout_dir))
         limits = _find_limits(run, input_dir, manifest, holdout)
         buckets = [input_dir / name for name in manifest.bucket_files]
         shared = {
             "manifest": manifest_path(input_dir), "bucket_files": FileSet(tuple(buckets)),
             "indexes": FileSet(tuple(map(index_path, buckets))), "limits": limits,
         }  # fmt: skip
-        split = run.step("split", [
+        split = run.step(SPLIT, [
             Task(f"part {part}", split_part, {"part": part, **shared, "train": train, "holdout": held}, (train, held))
             for part, (train, held) in outputs.items()
         ])  # fmt: skip
-        return run.finish(split.counts)
+        counts = run.finish(split.counts)
+        mark_outdated_chunks(run, split, (train_dir, holdout_dir))
+        return counts
 
 
 def _reject_nested(train_dir: Path, holdout_dir: Path) -> None:

@@ -36,6 +36,12 @@ def is_unfinished(folder: Path, stage: str) -> bool:
     return _mark_path(folder, stage).exists()
 
 
+def marked_stages(folder: Path, reason: str) -> list[str]:
+    """The stages that have a mark with this reason in `folder`."""
+    marks = (folder / STATE_DIR).glob(f"*{_SUFFIX}")
+    return [mark.name.removesuffix(_SUFFIX) for mark in marks if mark.read_text(encoding="utf-8") == reason]
+
+
 def reject_unfinished(folder: Path) -> None:
     """Raise InputError if a stage has not finished writing `folder`, a parent of it, or a folder directly in it."""
     own = folder.absolute()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gristmill.engine.options import RunOptions
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io import readers as reading
 from gristmill.io.keys import write_keys
 from preprocessing.shuffle_holdout import pass1, pass2
@@ -134,3 +134,37 @@ def test_wrong_key_set_or_folder_leaves_no_mark(tmp_path: Path, quiet: RunOption
     with pytest.raises(UsageError, match="would lose it"):
         pass1(other, tmp_path / "pass1", options=quiet)
     pass2(0, ALL, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", options=quiet)
+
+
+def test_chunks_of_an_earlier_pass_1_are_not_mixed_with_later_ones(
+    tmp_path: Path, quiet: RunOptions, corpus, write, read
+) -> None:
+    folders = (tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout")
+    norm = corpus(book=60)
+    for text in ("one", "two"):
+        write(norm / "book" / "more.jsonl", [{"text": text}])
+        pass1(norm, folders[0], options=quiet)
+        pass2(0, 10, 1, *folders, 0.1, quiet)
+        if text == "one":
+            pass2(10, 20, 2, *folders, 0.1, quiet)
+    for folder in folders[1:]:
+        with pytest.raises(InputError, match=r"pass2-chunk2, .* has not read what pass1 wrote last"):
+            read(folder)
+    pass2(10, 20, 2, *folders, 0.1, quiet)
+    assert len(set(keys_of(read(folders[1])) + keys_of(read(folders[2])))) == 61
+
+
+def test_parts_that_a_later_pass_1_does_not_make_are_refused_or_removed(
+    tmp_path: Path, quiet: RunOptions, corpus, read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = (tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout")
+    norm = corpus(book=60)
+    for parts in (30, 20):
+        monkeypatch.setattr("preprocessing.shuffle_holdout.MIN_PARTS", parts)
+        pass1(norm, folders[0], options=quiet)
+        if parts == 30:
+            pass2(0, ALL, 1, *folders, 0.1, quiet)
+    with pytest.raises(OutputError, match="holds part 29 of an earlier pass1"):
+        pass2(0, 10, 1, *folders, 0.1, quiet)
+    pass2(0, ALL, 1, *folders, 0.1, quiet)
+    assert len(keys_of(read(folders[1])) + keys_of(read(folders[2]))) == 60

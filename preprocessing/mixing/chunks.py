@@ -1,0 +1,42 @@
+"""Chunks of pass 2, which runs on some parts at a time: those made from an earlier pass 1 are marked or refused."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gristmill.engine.records import DoneRecord
+from gristmill.engine.run import StageRun, StepResult
+from gristmill.errors import OutputError
+from gristmill.io.unfinished import mark_finished, mark_unfinished, marked_stages
+
+SPLIT = "split"  # name of the step that makes the parts
+_OUTDATED = "has not read what pass1 wrote last"
+
+
+def mark_outdated_chunks(run: StageRun, split: StepResult, folders: Sequence[Path]) -> None:
+    """Mark the chunks with parts made from an earlier pass 1 as unfinished, as documents would be there twice or never.
+
+    `split` are the parts of this run. Such a chunk's mark is removed when pass 2 has made its parts again, in
+    whichever chunk.
+    """
+    now, own = _inputs(split.records[0]), {record.id for record in split.records}
+    others = [record for record in run.ledger.read().values() if record.step == SPLIT and record.id not in own]
+    outdated = {Path(record.outputs[0].path).parent.name for record in others if _inputs(record) != now}
+    for folder in folders:
+        for stage in marked_stages(folder, _OUTDATED):
+            mark_finished(folder, stage)
+        for chunk in outdated:
+            mark_unfinished(folder, f"{run.stage.name}-{chunk}", _OUTDATED)
+
+
+def _inputs(record: DoneRecord) -> dict[str, str]:
+    return {name: tag for name, tag in record.identity.items() if name.startswith("input")}
+
+
+def reject_other_parts(run: StageRun, parts: int, folders: Sequence[Path]) -> None:
+    """Raise OutputError if an earlier pass 1 made more parts, and some of them are there."""
+    found = [int(name.removeprefix("part ")) for step, name in run.ledger.read() if step == SPLIT]
+    if max(found, default=0) >= parts:
+        raise OutputError(
+            f"{folders[0]} holds part {max(found)} of an earlier pass1, which made more parts: run pass2 for all parts "
+            f"at once (0 {parts}), which removes it, or remove {' and '.join(map(str, folders))}"
+        )
