@@ -1,12 +1,13 @@
-"""Counts of documents and bytes per source and reason; counts are conserved.
+"""Counts of documents, bytes and files per source and reason; documents are conserved.
 
 A stage counts each document twice: as read, and under the reason it leaves by (written, or the
 reason it was dropped). Per source, `read + repeated` must equal the sum of all other reasons;
 otherwise documents were lost and the stage fails. Bytes are UTF-8 bytes of the text, or of the raw
-line of a malformed record.
+line of a malformed record. A corpus file is counted once: under `read`, or, with its size on disk and
+no documents, under `not read: <reason>`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 import msgspec
@@ -20,21 +21,24 @@ WRITTEN = "written"
 REPEATED = "repeated"  # further copies of a document whose source has a weight above 1
 CHANGED = "changed"  # bytes, not documents, by which normalisation changed the length of texts
 MALFORMED = "malformed"
+NOT_READ = "not read"  # files, not documents
 INCOMING = (READ, REPEATED)  # reasons that add documents; all others remove them
 TOTAL = "total (*/)"  # label of the row of totals; no source has a slash in its name
 MAX_EXAMPLES = 5  # malformed records listed in an error message
 
 
 class Tally(msgspec.Struct):
-    """Number of documents, and their total size in bytes."""
+    """Number of documents, their total size in bytes, and the number of files."""
 
     documents: int = 0
     bytes: int = 0
+    files: int = 0
 
-    def add(self, documents: int, size: int) -> None:
-        """Add `documents` with a total of `size` bytes."""
+    def add(self, documents: int, size: int, files: int = 0) -> None:
+        """Add `documents` with a total of `size` bytes, and `files`."""
         self.documents += documents
         self.bytes += size
+        self.files += files
 
 
 class Counts(msgspec.Struct):
@@ -50,9 +54,17 @@ class Counts(msgspec.Struct):
     tallies: dict[str, dict[str, Tally]] = {}
     examples: list[str] = []
 
-    def add(self, source: str, reason: str, size: int, documents: int = 1) -> None:
-        """Count `documents`, with a total of `size` bytes, under a source and a reason."""
-        self.tallies.setdefault(source, {}).setdefault(reason, Tally()).add(documents, size)
+    def add(self, source: str, reason: str, size: int, documents: int = 1, files: int = 0) -> None:
+        """Count `documents`, with a total of `size` bytes, and `files` under a source and a reason."""
+        self.tallies.setdefault(source, {}).setdefault(reason, Tally()).add(documents, size, files)
+
+    def add_read_file(self, source: str) -> None:
+        """Count a file that is read; its documents are counted one by one."""
+        self.add(source, READ, 0, documents=0, files=1)
+
+    def add_unread_file(self, source: str, reason: str, size: int) -> None:
+        """Count a file that is not read, of `size` bytes on disk."""
+        self.add(source, f"{NOT_READ}: {reason}", size, documents=0, files=1)
 
     def add_example(self, text: str) -> None:
         """Keep the description of a malformed record for error messages; only the first MAX_EXAMPLES are kept."""
@@ -62,7 +74,7 @@ class Counts(msgspec.Struct):
     def merge(self, other: "Counts") -> Self:
         """Add the counts of `other` to these, in place."""
         for source, reason, tally in other.rows():
-            self.add(source, reason, tally.bytes, tally.documents)
+            self.add(source, reason, tally.bytes, tally.documents, tally.files)
         self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
         return self
 
@@ -73,12 +85,23 @@ class Counts(msgspec.Struct):
                 yield source, reason, tally
 
     def total(self, reason: str, source: str | None = None) -> Tally:
-        """Documents and bytes under one reason, of one source or of all."""
+        """Documents, bytes and files under one reason, of one source or of all."""
         found = Tally()
         for tallied_source, tallied_reason, tally in self.rows():
             if tallied_reason == reason and source in (None, tallied_source):
-                found.add(tally.documents, tally.bytes)
+                found.add(tally.documents, tally.bytes, tally.files)
         return found
+
+    def unread_files(self, source: str | None = None) -> str:
+        """How many files of one source or of all were not read, by reason: '2 .csv, 1 hidden'; '' if none."""
+        files: dict[str, int] = {}
+        for tallied_source, reason, tally in self.rows():
+            if reason.startswith(f"{NOT_READ}: ") and source in (None, tallied_source):
+                name = reason.removeprefix(f"{NOT_READ}: ")
+                files[name] = files.get(name, 0) + tally.files
+        return ", ".join(
+            f"{count:,} {name}" for name, count in sorted(files.items(), key=lambda item: (-item[1], item[0]))
+        )
 
     @property
     def malformed(self) -> int:
@@ -113,7 +136,7 @@ class Counts(msgspec.Struct):
     def _sum(self, source: str, incoming: bool) -> Tally:
         found = Tally()
         for reason, tally in self.tallies[source].items():
-            if (reason in INCOMING) == incoming:
+            if (reason in INCOMING) == incoming and not reason.startswith(NOT_READ):
                 found.add(tally.documents, tally.bytes)
         return found
 
@@ -128,12 +151,23 @@ class Counts(msgspec.Struct):
             )
 
     def __rich__(self) -> Table:
-        """A table of documents per source and reason."""
-        table = Table("source", *self.reasons, box=None, header_style="bold", pad_edge=False)
+        """A table of documents per source and reason, and of the files read and not read."""
+        columns = file_columns(self)
+        table = Table("source", *self.reasons, *columns, box=None, header_style="bold", pad_edge=False)
         for column in table.columns[1:]:
             column.justify = "right"
-        for source, found in sorted(self.tallies.items()):
-            table.add_row(Text(source), *(f"{found.get(reason, Tally()).documents:,}" for reason in self.reasons))
-        if len(self.tallies) > 1:
-            table.add_row(TOTAL, *(f"{self.total(reason).documents:,}" for reason in self.reasons), style="bold")
+        for source in [*sorted(self.tallies), *([None] if len(self.tallies) > 1 else [])]:
+            cells = [f"{self.total(reason, source).documents:,}" for reason in self.reasons]
+            files = [write(source) for write in columns.values()]
+            table.add_row(Text(source or TOTAL), *cells, *files, style="" if source else "bold")
         return table
+
+
+def file_columns(counts: Counts) -> dict[str, Callable[[str | None], Text]]:
+    """Columns of a table that show the files read and not read: what to write in them for a source, or for all."""
+    columns: dict[str, Callable[[str | None], Text]] = {}
+    if counts.total(READ).files:
+        columns["files"] = lambda source: Text(f"{counts.total(READ, source).files:,}")
+    if counts.unread_files():
+        columns["files not read"] = lambda source: Text(counts.unread_files(source))
+    return columns

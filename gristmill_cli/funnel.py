@@ -1,4 +1,4 @@
-"""The funnel of a run, and its command: documents removed and kept by each stage, counted per source."""
+"""The funnel of a run, and its command: documents removed and kept by each stage, and files not read, per source."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from gristmill.counts import INCOMING, READ, TOTAL, WRITTEN, Counts, Tally
+from gristmill.counts import INCOMING, NOT_READ, READ, TOTAL, WRITTEN, Counts, Tally, file_columns
 from gristmill.errors import ConservationError, UsageError
 from gristmill.io.files import atomic_write_bytes
 from gristmill.io.token_shards import Manifest
@@ -20,8 +20,9 @@ HELD_OUT = "holdout"
 class Funnel(msgspec.Struct, rename={"tallies": "went"}):
     """`funnel.json`: documents and bytes per source and reason, and tokens per source.
 
-    `tallies[source][reason]` (`went` in the file) counts documents and bytes; for each source `read + repeated`
-    equals the sum of all other reasons. `tokens["train" | "holdout"][source]` counts tokens.
+    `tallies[source][reason]` (`went` in the file) counts documents, bytes and files; for each source `read + repeated`
+    equals the sum of all other reasons but `not read`, which is of files. `tokens["train" | "holdout"][source]`
+    counts tokens.
     """
 
     tallies: dict[str, dict[str, Tally]]
@@ -36,7 +37,8 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}):
         gained = [reason for reason in INCOMING if reason in counts.reasons]
         columns = [*gained, *lost, HELD_OUT, TRAIN]
         table = Table("source", *(f"{_sign(name)}{name}" for name in columns), title="funnel: documents", box=None)
-        for name in ("MB in", "MB train", "tokens train"):
+        files = file_columns(counts)
+        for name in ("MB in", "MB train", "tokens train", *files):
             table.add_column(name)
         for column in table.columns[1:]:
             column.justify = "right"
@@ -44,7 +46,8 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}):
             cells = [f"{counts.total(name, source).documents:,}" for name in columns]
             sizes = [f"{counts.total(name, source).bytes / 1e6:,.2f}" for name in (READ, TRAIN)]
             tokens = sum(self.tokens[TRAIN].get(s, 0) for s in ([source] if source else self.tokens[TRAIN]))
-            table.add_row(Text(source or TOTAL), *cells, *sizes, f"{tokens:,}", style="" if source else "bold")
+            row = [*cells, *sizes, f"{tokens:,}", *(write(source) for write in files.values())]
+            table.add_row(Text(source or TOTAL), *row, style="" if source else "bold")
         return table
 
 
@@ -78,8 +81,8 @@ def build_funnel(
         (cleaned, (READ,)),
     ):
         for source, reason, tally in stage.rows():
-            if reason not in skipped:
-                whole.add(source, TRAIN if reason == WRITTEN else reason, tally.bytes, tally.documents)
+            if reason not in skipped and (stage is normalized or not reason.startswith(NOT_READ)):
+                whole.add(source, TRAIN if reason == WRITTEN else reason, tally.bytes, tally.documents, tally.files)
     whole.check_conserved("the whole run")
     tokens = {
         name: {source: record.tokens for source, record in manifest.sources.items()}

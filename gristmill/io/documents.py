@@ -1,27 +1,39 @@
 """Document, DocKey and CorpusFile: the records of a corpus, their keys, and the files they are in.
 
-A corpus is a folder, `ROOT/<source>/**/*.jsonl[.gz|.zst] | .parquet | .arrow`; the source is the
-first folder. A document is a record with a string `text`; its other fields are kept unchanged. Its
-key is `<path relative to ROOT>@<row>`; rows are physical lines, counted from 0, blank ones included.
-readers.py reads documents and writers.py writes them.
+A corpus is a folder, `ROOT/<source>/**/*.jsonl | .json | .ndjson [.gz|.zst|.bz2|.xz] | .parquet | .arrow`, and
+.txt, .csv and .tsv if asked for; the source is the first folder. A document is a record with a string `text`, or
+another column that holds the text; its other fields are kept unchanged. Its key is `<path relative to ROOT>@<row>`;
+rows of JSON lines are physical lines, counted from 0, blank ones included. readers.py reads documents and
+writers.py writes them.
 """
 
+import os
 import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from gristmill.errors import UsageError, wrap_read_errors
-from gristmill.io.files import walk
+from gristmill.counts import Counts
+from gristmill.errors import UsageError, require, wrap_read_errors
+from gristmill.io.files import is_link_to_parent
 from gristmill.io.formats.json_fields import decode_value
-from gristmill.io.unfinished import reject_unfinished
+from gristmill.io.formats.suffixes import CORPUS_SUFFIXES as CORPUS_SUFFIXES
+from gristmill.io.formats.suffixes import JSONL_SUFFIXES as JSONL_SUFFIXES
+from gristmill.io.formats.suffixes import READABLE, TEXT_FORMATS, parse_name, unknown_suffix
+from gristmill.io.unfinished import STATE_DIR, reject_unfinished
 
-JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-TABLE_SUFFIXES = (".parquet", ".arrow")
-CORPUS_SUFFIXES = JSONL_SUFFIXES + TABLE_SUFFIXES
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
+HIDDEN = "hidden"  # reasons why a file is not read; other files are counted by their suffix
+LOOP = "link to a parent folder"
+DANGLING = "dangling link"
+SPECIAL = "not a regular file"
+METADATA = "metadata of Hugging Face datasets"
+CACHE = "cache of Hugging Face datasets"
+_METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 _PAIR_SEPARATOR = re.compile(r"@\d+ :: ")  # between the two keys of a line in duplicate_pairs.txt
 
 
@@ -60,12 +72,13 @@ def source_of(file: str) -> str:
 
 
 def stem(name: str) -> str:
-    """The file name without its corpus suffix (one of CORPUS_SUFFIXES)."""
-    return next((name.removesuffix(suffix) for suffix in CORPUS_SUFFIXES if name.endswith(suffix)), name)
+    """The file name without its corpus suffix, such as .jsonl.zst; the name itself if it has none."""
+    parts = parse_name(name)
+    return parts.stem if parts else name
 
 
 class Document(msgspec.Struct):
-    """One document: its text, its key, and the fields of its record, `text` included.
+    """One document: its text, its key, and the fields of its record, `text_column`, which holds the text, included.
 
     Fields read from JSON are kept as raw JSON, so that numbers, spacing and order are written back unchanged.
     """
@@ -73,12 +86,17 @@ class Document(msgspec.Struct):
     text: str
     key: DocKey
     fields: dict[str, Any]
+    text_column: str = "text"
 
     def replace_text(self, text: str) -> None:
         """Set the text; a field with the same text keeps its raw JSON."""
         if text != self.text:
             self.text = text
-            self.fields["text"] = text
+            self.fields[self.text_column] = text
+
+    @property
+    def source(self) -> str:
+        return self.key.source
 
     def value(self, field: str) -> Any:
         """A field's value, decoded where it is raw JSON; None if the record has no such field."""
@@ -104,38 +122,90 @@ _ENCODER = msgspec.json.Encoder(enc_hook=str)  # Arrow values without a JSON typ
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """A corpus file: its path, its name relative to the corpus root, and its size in bytes."""
+    """A corpus file: its path, its name relative to the corpus root, its size in bytes, the column with the text."""
 
     path: Path
     name: str
     size: int
+    text_column: str = "text"
 
     @property
     def source(self) -> str:
         return source_of(self.name)
 
 
-def list_corpus(root: Path, prefix: str = "") -> list[CorpusFile]:
-    """List the corpus files below `root`, sorted by name: `prefix` + path relative to `root`.
+@dataclass(frozen=True)
+class UnreadFile:
+    """A file in a corpus folder that is not read: its name relative to the corpus root, its size in bytes, and why."""
+
+    name: str
+    size: int
+    reason: str
+
+    @property
+    def source(self) -> str:
+        return source_of(self.name)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """All files below a corpus root, each list sorted by name; a hidden folder is one unread file."""
+
+    files: list[CorpusFile]
+    unread: list[UnreadFile]
+
+    def count_unread(self) -> Counts:
+        """Counts of the files that are not read, per source and reason."""
+        counts = Counts({}, [])
+        for file in self.unread:
+            counts.add_unread_file(file.source, file.reason, file.size)
+        return counts
+
+
+def list_corpus(
+    root: Path, prefix: str = "", text_column: str = "text", read_also: Collection[str] = ()
+) -> list[CorpusFile]:
+    """The files of scan_corpus that are read."""
+    return scan_corpus(root, prefix, text_column, read_also).files
+
+
+def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_also: Collection[str] = ()) -> Corpus:
+    """Find every file below `root`, read or not; links are followed, our own state folders are left out.
+
+    A file's name is `prefix` + its path relative to `root`. `text_column` is the column or field that holds the
+    text; `read_also` names formats that are read only if asked for: txt (a document a file), csv and tsv.
 
     Raises UsageError if `root` is not a folder or holds no file of a known format, InputError
     if a file cannot be read, or a stage has not finished writing the folder.
     """
+    for name in read_also:
+        require(name in TEXT_FORMATS, f"--read_also {name}: wanted one of {', '.join(TEXT_FORMATS)}")
     if not root.is_dir():
         wanted = "a folder, and it is a file" if root.exists() else "a folder, and there is none"
         raise UsageError(f"{root}: wanted {wanted} of that name. Check the path")
     reject_unfinished(root)
-    paths = [path for path in walk(root) if path.name.endswith(CORPUS_SUFFIXES) and not _is_cache(path)]
-    if not paths:
-        raise UsageError(
-            f"{root} holds no corpus file: wanted {', '.join('*' + s for s in CORPUS_SUFFIXES)} in it or below"
-        )
-    files = [CorpusFile(path, prefix + _relative_name(path, root), _size(path)) for path in paths]
-    return sorted(files, key=lambda file: file.name)
+    files, unread = [], []
+    for path, found in _walk(root):
+        reason = found or _unread_reason(path.name, read_also)
+        if reason:
+            name = prefix + path.relative_to(root).as_posix()
+            unread.append(UnreadFile(name.encode(errors="backslashreplace").decode(), _size(path, reason), reason))
+        else:
+            files.append(CorpusFile(path, prefix + _relative_name(path, root), _size(path), text_column))
+    if not files:
+        raise UsageError(f"{root} holds no corpus file: wanted {READABLE}, in it or below{_list_reasons(unread)}")
+    return Corpus(sorted(files, key=lambda file: file.name), sorted(unread, key=lambda file: file.name))
 
 
-def list_source(folder: Path, source: str) -> list[CorpusFile]:
-    """List the files of one source, named `<source>/…`, or those of every source if `source` is 'all'.
+def list_source(
+    folder: Path, source: str, text_column: str = "text", read_also: Collection[str] = ()
+) -> list[CorpusFile]:
+    """The files of scan_source that are read."""
+    return scan_source(folder, source, text_column, read_also).files
+
+
+def scan_source(folder: Path, source: str, text_column: str = "text", read_also: Collection[str] = ()) -> Corpus:
+    """Find the files of one source, named `<source>/…`, or those of every source if `source` is 'all'.
 
     `folder` is the source's own folder, as on SlimPajama's command lines, or the corpus root. Raises UsageError for
     a folder named `all` of the source 'all', which may be meant as either.
@@ -145,7 +215,8 @@ def list_source(folder: Path, source: str) -> list[CorpusFile]:
             f"{folder} with `all`: that may be the data set `all` or every data set in a folder of that name. Rename "
             "the folder, or give the folder above it: all its data sets, `all` among them, are then read"
         )
-    return list_corpus(source_folder(folder, source), "" if source == "all" else f"{source}/")
+    prefix = "" if source == "all" else f"{source}/"
+    return scan_corpus(source_folder(folder, source), prefix, text_column, read_also)
 
 
 def source_folder(folder: Path, source: str) -> Path:
@@ -154,7 +225,52 @@ def source_folder(folder: Path, source: str) -> Path:
     return folder / source if is_root else folder
 
 
-def _size(path: Path) -> int:
+def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield every file below a folder, with '' or the reason why it cannot be read; by name within a folder."""
+    with wrap_read_errors(folder):
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    for entry in entries:
+        path = folder / entry.name
+        if entry.name == STATE_DIR:
+            continue
+        if entry.name.startswith("."):
+            yield path, HIDDEN
+        elif not entry.is_dir():
+            yield path, "" if entry.is_file() else _special(path)
+        elif is_link_to_parent(path):
+            yield path, LOOP
+        else:
+            yield from _walk(path)
+
+
+def _special(path: Path) -> str:
+    """Why a path that is neither a file nor a folder is not read; '' for a dangling link with a corpus file's name."""
+    if not path.is_symlink() or path.exists():
+        return SPECIAL
+    parts = parse_name(path.name)
+    return DANGLING if parts is None or parts.format in TEXT_FORMATS else ""
+
+
+def _unread_reason(name: str, read_also: Collection[str]) -> str:
+    """Why a file of this name is not read; '' if it is."""
+    parts = parse_name(name)
+    if parts is None:
+        return unknown_suffix(name)
+    if parts.format in TEXT_FORMATS and parts.format not in read_also:
+        return f".{parts.format} (see --read_also)"
+    if name in _METADATA_FILES:
+        return METADATA
+    return CACHE if parts.format == "arrow" and name.startswith(("cache-", "tmp")) else ""
+
+
+def _list_reasons(unread: Iterable[UnreadFile]) -> str:
+    found = Counter(file.reason for file in unread)
+    return f". It holds {', '.join(f'{count:,} {reason}' for reason, count in found.most_common())}" if found else ""
+
+
+def _size(path: Path, reason: str = "") -> int:
+    if reason in (HIDDEN, DANGLING, LOOP, SPECIAL):
+        return path.lstat().st_size
     with wrap_read_errors(path):  # the path may be a dangling link
         return path.stat().st_size
 
@@ -167,8 +283,3 @@ def _relative_name(path: Path, root: Path) -> str:
             "rename it"
         )
     return name
-
-
-def _is_cache(path: Path) -> bool:
-    """Whether a file is a cache that Hugging Face datasets saved next to the data; it repeats the data."""
-    return path.suffix == ".arrow" and path.name.startswith(("cache-", "tmp"))

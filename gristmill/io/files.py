@@ -67,12 +67,12 @@ def walk(folder: Path) -> Iterator[Path]:
     """Yield every file below `folder`, by name within a folder; follow links, skip hidden files and folders."""
     for directory, folders, files in os.walk(folder, followlinks=True):
         folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and not _is_link_to_parent(Path(directory, name))
+            name for name in folders if not name.startswith(".") and not is_link_to_parent(Path(directory, name))
         )
         yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))
 
 
-def _is_link_to_parent(folder: Path) -> bool:
+def is_link_to_parent(folder: Path) -> bool:
     """Whether a folder is a link to one of its own parents, which would be walked forever."""
     return folder.is_symlink() and folder.resolve() in (parent.resolve() for parent in folder.absolute().parents)
 

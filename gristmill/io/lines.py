@@ -32,16 +32,35 @@ def read_lines(path: Path, start: int = 0, end: int | None = None, limit: int = 
                 yield line
                 count += 1
     except CorruptStream as error:
-        raise InputError(
-            f"{path}: the compressed data is truncated or corrupt after line {count:,} ({error}). It is unknown how "
-            "much is lost: fetch the file again, or remove it to continue without it."
-        ) from error
+        raise _corrupt(path, f"line {count:,}", error) from error
+
+
+def read_whole(path: Path, limit: int = MAX_LINE_BYTES) -> bytes:
+    """The content of a file, decompressed; a CutLine if it is longer than `limit` bytes. Raises as read_lines does."""
+    content, size = bytearray(), 0
+    try:
+        with wrap_read_errors(path), path.open("rb", buffering=CHUNK) as file:
+            for chunk in _chunks(path, file, 0, None):
+                size += len(chunk)
+                if size > limit:
+                    content, chunk = content[:_KEPT_BYTES], chunk[:_KEPT_BYTES]
+                content += chunk
+    except CorruptStream as error:
+        raise _corrupt(path, f"byte {size:,}", error) from error
+    return _line(content, size, limit)
+
+
+def _corrupt(path: Path, last_good: str, error: CorruptStream) -> InputError:
+    return InputError(
+        f"{path}: the compressed data is truncated or corrupt after {last_good} ({error}). It is unknown how "
+        "much is lost: fetch the file again, or remove it to continue without it."
+    )
 
 
 def split_lines(chunks: Iterable[bytes], limit: int = MAX_LINE_BYTES) -> Iterator[bytes]:
     """Split chunks at newlines, in linear time; of a line of over `limit` bytes only the beginning is kept.
 
-    >>> list(split_lines([b"a\nb", b"", b"c\n\nd"]))
+    >>> list(split_lines([b"a\\nb", b"", b"c\\n\\nd"]))
     [b'a', b'bc', b'', b'd']
     """
     pending, size = bytearray(), 0  # the beginning of a line that goes on in the next chunk; its length so far

@@ -1,22 +1,23 @@
-"""Readers: read the documents of a slice of a corpus file; count malformed records and write them to a file."""
+"""Readers: the documents of a corpus or of a slice of a file; malformed records are counted and written to a file."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
-import pyarrow.ipc
-import pyarrow.parquet
 
 from gristmill.counts import MALFORMED, READ, Counts
-from gristmill.errors import InputError, wrap_read_errors
-from gristmill.io.documents import JSONL_SUFFIXES, CorpusFile, DocKey, Document, source_of
+from gristmill.errors import InputError, UsageError, require, wrap_read_errors
+from gristmill.io.documents import CorpusFile, DocKey, Document, list_corpus, source_of
+from gristmill.io.formats.arrow_tables import ipc_batches, parquet_batches, row_group_starts
 from gristmill.io.formats.arrow_values import records
 from gristmill.io.formats.json_fields import decode_string, parse_fields
 from gristmill.io.formats.malformed import BadRecord, Malformed
-from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_lines
+from gristmill.io.formats.suffixes import LINE_FORMATS, READABLE, TABLE_FORMATS, parse_name
+from gristmill.io.formats.text_files import CsvError, read_csv
+from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_lines, read_whole
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
 
@@ -38,6 +39,7 @@ class Slice:
     start: int = 0
     end: int | None = None
     size: int = 0
+    text_column: str = "text"
 
     @property
     def source(self) -> str:
@@ -59,21 +61,68 @@ def plan_slices(file: CorpusFile) -> list[Slice]:
 
 def is_cut(file: CorpusFile) -> bool:
     """Whether a file is so large that it is cut into several slices, in a format that can be."""
-    return file.size > SLICE_BYTES and file.name.endswith((".jsonl", ".parquet"))
+    return file.size > SLICE_BYTES and (_format(file.name) == "parquet" or _is_plain_lines(file.name))
 
 
 def find_cuts(file: CorpusFile, slice_bytes: int) -> list[tuple[int, int]]:
     """Where the slices of a .jsonl or .parquet file start, about `slice_bytes` apart: (byte or row group, row)."""
-    if file.name.endswith(".jsonl"):
+    if _is_plain_lines(file.name):
         return line_starts(file.path, slice_bytes)
-    return _row_group_starts(file, slice_bytes)
+    return row_group_starts(file.path, file.size, slice_bytes)
 
 
 def slices_at(file: CorpusFile, cuts: list[tuple[int, int]]) -> list[Slice]:
     """The slices of a file that start at `cuts`."""
     ends = [start for start, _ in cuts[1:]] + [None]
     share = file.size // len(cuts)
-    return [Slice(file.path, file.name, row, start, end, share) for (start, row), end in zip(cuts, ends, strict=True)]
+    return [
+        Slice(file.path, file.name, row, start, end, share, file.text_column)
+        for (start, row), end in zip(cuts, ends, strict=True)
+    ]
+
+
+def _format(name: str) -> str:
+    parts = parse_name(name)
+    return parts.format if parts else ""
+
+
+def _is_plain_lines(name: str) -> bool:
+    parts = parse_name(name)
+    return parts is not None and parts.format in LINE_FORMATS and not parts.compression
+
+
+def read_corpus(
+    path: Path,
+    text_column: str = "text",
+    read_also: Collection[str] = (),
+    on_malformed: Literal["raise", "skip"] = "raise",
+) -> Iterator[Document]:
+    """Yield every document of a corpus folder, file by file in the order of their names, or of one corpus file.
+
+        for document in read_corpus(Path("corpus"), text_column="body"):
+            print(document.key, document.source, document.text, document.value("url"))
+
+    `text_column` is the column or field that holds the text; `read_also` names formats that are read only if
+    asked for: txt, csv and tsv. Raises InputError if a file is truncated, corrupt or unreadable, or has no column
+    `text_column`, and for a malformed record unless `on_malformed` is skip; UsageError for a path that is no corpus.
+    """
+    require(on_malformed in ("raise", "skip"), f"on_malformed {on_malformed!r}: wanted 'raise' or 'skip'")
+    for file in _files_of(Path(path), text_column, read_also):
+        (part,) = slices_at(file, [(0, 0)])
+        for row, record in _records(part):
+            try:
+                yield _to_document(record, DocKey(part.name, row), text_column)
+            except Malformed as error:
+                if on_malformed == "raise":
+                    raise InputError(f"{part.path} line {row + 1} is malformed: {error}") from error
+
+
+def _files_of(path: Path, text_column: str, read_also: Collection[str]) -> list[CorpusFile]:
+    if not path.is_file():
+        return list_corpus(path, text_column=text_column, read_also=read_also)
+    if not _format(path.name):
+        raise UsageError(f"{path}: wanted a folder, or a file of a known format: {READABLE}; *.txt, *.csv or *.tsv")
+    return [CorpusFile(path, path.name, path.stat().st_size, text_column)]
 
 
 def read_documents(
@@ -81,14 +130,16 @@ def read_documents(
 ) -> Iterator[Document]:
     """Yield the documents of a slice, each counted as READ under its source.
 
-    A record that is not a document is counted as malformed, with the reason, and added to `rejects`.
-    With `by_original_source`, counts under the source of Document.original_key, not the slice's.
-    Raises InputError if the file is truncated, corrupt or unreadable, or has no column `text`.
+    A record that is not a document is counted as malformed, with the reason, and added to `rejects`. The file is
+    counted as read with its first slice. With `by_original_source`, documents are counted under the source of
+    Document.original_key, not the slice's, and files, which may hold several sources, are not counted.
+    Raises InputError if the file is truncated, corrupt or unreadable, or has no column `part.text_column`.
     """
-    rows = _read_lines if part.name.endswith(JSONL_SUFFIXES) else _read_table
-    for row, record in rows(part):
+    if part.start == 0 and not by_original_source:
+        counts.add_read_file(part.source)
+    for row, record in _records(part):
         try:
-            document = _to_document(record, DocKey(part.name, row))
+            document = _to_document(record, DocKey(part.name, row), part.text_column)
         except Malformed as error:
             raw, size = _what_is_left(record)
             counts.add(part.source, READ, size)
@@ -104,18 +155,28 @@ def read_documents(
 Record = bytes | dict[str, Any] | BadRecord  # a line of JSON, the fields of a record, or neither
 
 
-def _to_document(record: Record, key: DocKey) -> Document:
+def _records(part: Slice) -> Iterator[tuple[int, Record]]:
+    """Yield (row, record) of a slice."""
+    kind = _format(part.name)
+    if kind in TABLE_FORMATS:
+        return _read_table(part)
+    if kind in ("csv", "tsv"):
+        return _read_csv(part, "," if kind == "csv" else "\t")
+    return _read_text(part) if kind == "txt" else _read_lines(part)
+
+
+def _to_document(record: Record, key: DocKey, column: str) -> Document:
     if isinstance(record, BadRecord):
         raise Malformed(record.reason)
     fields = parse_fields(record) if isinstance(record, bytes) else record
-    if "text" not in fields:
-        raise Malformed("no text")
-    text = fields["text"]
+    text = fields.get(column, record)
     if isinstance(text, msgspec.Raw):
-        text = decode_string(text, "text")
+        text = decode_string(text, column)
     if not isinstance(text, str):
-        raise Malformed("text is null" if text is None else "text is not a string")
-    return Document(text, key, fields)
+        if column not in fields:
+            raise Malformed(f"no {column}", f"only {', '.join(fields) or 'no fields'}"[:200])
+        raise Malformed(f"{column} is null" if text is None else f"{column} is not a string")
+    return Document(text, key, fields, column)
 
 
 def _what_is_left(record: Record) -> tuple[bytes | dict[str, Any], int]:
@@ -127,13 +188,69 @@ def _what_is_left(record: Record) -> tuple[bytes | dict[str, Any], int]:
 
 def _read_lines(part: Slice) -> Iterator[tuple[int, bytes | BadRecord]]:
     """Yield (row, line) of every line that is not blank."""
+    is_checked = part.start > 0 or _format(part.name) != "json"
     for row, line in enumerate(read_lines(part.path, part.start, part.end, MAX_LINE_BYTES), part.first_row):
         if row == 0:
-            line = line.removeprefix(_BYTE_ORDER_MARK)
+            line = _without_mark(line)
+        if line and not line.isspace():
+            if not is_checked:
+                _reject_one_value(part.path, line.strip())
+                is_checked = True
+            yield row, _cut_to_bad(line, "line") if isinstance(line, CutLine) else line
+
+
+def _without_mark(content: bytes) -> bytes:
+    return content if isinstance(content, CutLine) else content.removeprefix(_BYTE_ORDER_MARK)
+
+
+def _cut_to_bad(content: CutLine, what: str) -> BadRecord:
+    return BadRecord(f"{what} over {MAX_LINE_BYTES:,} bytes", content, content.size)
+
+
+def _reject_one_value(path: Path, first_line: bytes) -> None:
+    """Raise InputError if a .json file begins as one array, or one object over several lines."""
+    found = {b"[": "one JSON array", b"{": "one JSON object over several lines"}
+    start = b"[" if first_line.startswith(b"[") else first_line
+    if start in found:
+        raise InputError(
+            f"{path} holds {found[start]}: wanted one record a line. If these are documents, convert it: "
+            f"jq -c '.[]' {path.name} > {path.stem}.jsonl. If not, move it out of the corpus"
+        )
+
+
+def _read_text(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
+    """Yield (0, record) of a text file, which is one document."""
+    content = _without_mark(read_whole(part.path, MAX_LINE_BYTES))
+    if isinstance(content, CutLine):
+        yield 0, _cut_to_bad(content, "file")
+        return
+    try:
+        yield 0, {part.text_column: content.decode()}
+    except UnicodeDecodeError:
+        yield 0, BadRecord("invalid UTF-8", content, len(content))
+
+
+def _read_csv(part: Slice, delimiter: str) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
+    """Yield (row, record) of a .csv or .tsv file, rows counted without the header."""
+    number = 0
+    try:
+        columns, found = read_csv(_whole_lines(part.path), delimiter)
+        if columns:
+            _require_column(columns, part)
+        for number, record in enumerate(found, 1):
+            yield number - 1, record
+    except CsvError as error:
+        raise InputError(
+            f"{part.path}: not readable as .{_format(part.name)} after record {number:,} ({error}): wanted quotes "
+            "doubled within quoted values. Mend it, or remove it to continue without it"
+        ) from error
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    for line in read_lines(path, limit=MAX_LINE_BYTES):
         if isinstance(line, CutLine):
-            yield row, BadRecord(f"line over {MAX_LINE_BYTES:,} bytes", line, line.size)
-        elif line and not line.isspace():
-            yield row, line
+            raise CsvError(f"a line over {MAX_LINE_BYTES:,} bytes")
+        yield line
 
 
 def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
@@ -141,8 +258,11 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
     row = part.first_row
     try:
         with wrap_read_errors(part.path):
-            for batch in _batches(part):
-                yield from enumerate(records(batch, "text"), row)
+            is_parquet = _format(part.name) == "parquet"
+            found = parquet_batches(part.path, part.start, part.end) if is_parquet else ipc_batches(part.path)
+            _require_column(next(found).names, part)
+            for batch in found:
+                yield from enumerate(records(batch, part.text_column), row)
                 row += batch.num_rows
     except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for damaged pages
         raise InputError(
@@ -151,49 +271,9 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
         ) from error
 
 
-def _batches(part: Slice) -> Iterator[pa.RecordBatch]:
-    if part.path.suffix == ".parquet":
-        with pa.parquet.ParquetFile(part.path, pre_buffer=False) as file:
-            _require_text(file.schema_arrow, part.path)
-            groups = range(part.start, file.num_row_groups if part.end is None else part.end)
-            yield from file.iter_batches(batch_size=1024, row_groups=list(groups))
-        return
-    with pa.memory_map(str(part.path)) as stored:
-        yield from _ipc_batches(stored, part.path)
-
-
-def _ipc_batches(stored: pa.MemoryMappedFile, path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of an Arrow IPC stream (as Hugging Face datasets saves) or an IPC file."""
-    try:
-        reader = pa.ipc.open_stream(stored)
-    except pa.ArrowInvalid:
-        file = pa.ipc.open_file(stored)
-        _require_text(file.schema, path)
-        yield from map(file.get_batch, range(file.num_record_batches))
-    else:
-        _require_text(reader.schema, path)
-        yield from reader
-
-
-def _require_text(schema: pa.Schema, path: Path) -> None:
-    if "text" not in schema.names:
-        columns = ", ".join(schema.names)
-        raise InputError(f"{path} has no column 'text', only {columns}: rename the column that holds the text")
-
-
-def _row_group_starts(file: CorpusFile, slice_bytes: int) -> list[tuple[int, int]]:
-    """First row group of each slice, and the row in the file at which it starts."""
-    try:
-        metadata = pa.parquet.read_metadata(file.path)
-    except (pa.ArrowException, OSError) as error:
+def _require_column(columns: list[str], part: Slice) -> None:
+    if part.text_column not in columns:
         raise InputError(
-            f"{file.path}: not a readable .parquet file ({error}). Fetch it again, or remove it"
-        ) from error
-    starts, row, size = [(0, 0)], 0, 0
-    for group in range(metadata.num_row_groups):
-        if size >= slice_bytes:
-            starts.append((group, row))
-            size = 0
-        row += metadata.row_group(group).num_rows
-        size += file.size // metadata.num_row_groups
-    return starts
+            f"{part.path} has no column {part.text_column!r}, only {', '.join(columns)}: "
+            "give the name of the column that holds the text (--text_column)"
+        )

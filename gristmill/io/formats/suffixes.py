@@ -1,11 +1,14 @@
 """Names of corpus files: the format and the compression that a suffix stands for, in upper or lower case."""
 
+import re
 from typing import NamedTuple
 
 LINE_FORMATS = ("jsonl", "json", "ndjson")
 TABLE_FORMATS = ("parquet", "arrow")
 TEXT_FORMATS = ("txt", "csv", "tsv")  # read only if asked for: such files may also be notes and metadata
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".zstd": "zst", ".bz2": "bz2", ".xz": "xz"}
+
+_SUFFIX = re.compile(r"\.[a-z][a-z0-9]{0,9}")
 
 JSONL_SUFFIXES = tuple(f".{name}{end}" for name in LINE_FORMATS for end in ("", *_COMPRESSIONS))
 CORPUS_SUFFIXES = JSONL_SUFFIXES + tuple(f".{name}" for name in TABLE_FORMATS)
@@ -38,6 +41,18 @@ def parse_name(name: str) -> CorpusName | None:
 def compression_of(name: str) -> str:
     """The compression that the last suffix of a name stands for; '' if none."""
     return _COMPRESSIONS.get("." + name.rpartition(".")[2].lower(), "")
+
+
+def unknown_suffix(name: str) -> str:
+    """The suffix of a file of unknown format in lower case, with the one before it if it is a compression.
+
+    >>> [unknown_suffix(name) for name in ("a.MD", "a.tar.gz", "data.gz", "LICENSE", "part.0001")]
+    ['.md', '.tar.gz', '.gz', 'no suffix', 'no suffix']
+    """
+    stem, dot, last = name.rpartition("/")[2].lower().rpartition(".")
+    before = "." + stem.rpartition(".")[2] if "." in stem and compression_of(name) else ""
+    suffix = "".join(part for part in (before, dot + last) if _SUFFIX.fullmatch(part))
+    return suffix if stem and suffix else "no suffix"
 
 
 def normal_name(name: str, zst: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import datasets
@@ -13,10 +14,10 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.counts import Counts
+from gristmill.counts import Counts, Tally
 from gristmill.errors import InputError, UsageError
 from gristmill.io import readers as reading
-from gristmill.io.documents import DocKey, Document, list_corpus, list_source
+from gristmill.io.documents import DocKey, Document, list_corpus, list_source, scan_corpus
 from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 
@@ -218,6 +219,44 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
 def test_a_dangling_link_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").symlink_to("nowhere")
     with pytest.raises(InputError, match=r"cannot read .*a\.jsonl"):
+        list_corpus(tmp_path)
+
+
+def test_every_file_of_a_folder_is_read_or_has_a_reason_why_not(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for name in (
+        "a.jsonl", "book/b.JSON", "book/b.csv", "book/README.md", "book/LICENSE", "book/dataset_infos.json", "data.gz",
+        "web/x.warc.gz", "web/part.0001", ".git/config", "web/.gitattributes", "book/a.jsonl.malformed",
+        "book/.gristmill/normalize_text.jsonl", "web/cache-12.arrow", "web/notes.txt.xz",
+    ):  # fmt: skip
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"12345")
+    (root / "web" / "loop").symlink_to("../web")
+    (root / "web" / "gone").symlink_to("nowhere")
+    os.mkfifo(root / "pipe.jsonl")
+    corpus = scan_corpus(root)
+    assert [file.name for file in corpus.files] == ["a.jsonl", "book/b.JSON"]
+    assert [(file.name, file.reason) for file in corpus.unread] == [
+        (".git", "hidden"), ("book/LICENSE", "no suffix"), ("book/README.md", ".md"),
+        ("book/a.jsonl.malformed", ".malformed"), ("book/b.csv", ".csv (see --read_also)"),
+        ("book/dataset_infos.json", "metadata of Hugging Face datasets"), ("data.gz", ".gz"),
+        ("pipe.jsonl", "not a regular file"), ("web/.gitattributes", "hidden"),
+        ("web/cache-12.arrow", "cache of Hugging Face datasets"), ("web/gone", "dangling link"),
+        ("web/loop", "link to a parent folder"), ("web/notes.txt.xz", ".txt (see --read_also)"),
+        ("web/part.0001", "no suffix"), ("web/x.warc.gz", ".warc.gz"),
+    ]  # fmt: skip
+    counts = corpus.count_unread()
+    assert counts.total("not read: .csv (see --read_also)", "book") == Tally(0, 5, 1)
+    read_also = scan_corpus(root, "x/", "body", ("csv", "txt"))
+    assert [(file.name, file.text_column) for file in read_also.files[2:]] == [
+        ("x/book/b.csv", "body"), ("x/web/notes.txt.xz", "body"),
+    ]  # fmt: skip
+
+
+def test_a_folder_without_a_corpus_file_says_what_it_holds(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv", "README.md"):
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError, match=r"It holds 2 .csv \(see --read_also\), 1 .md"):
         list_corpus(tmp_path)
 
 

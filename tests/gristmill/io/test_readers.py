@@ -1,16 +1,22 @@
 """Readers: what counts as a document, what as malformed, and what is left of a malformed record."""
 
+import bz2
+import gzip
+import lzma
+import math
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import zstandard
 
-from gristmill.counts import READ, Counts
+from gristmill.counts import Counts, Tally
+from gristmill.errors import InputError, UsageError
 from gristmill.io import readers
-from gristmill.io.documents import Document, list_corpus
-from gristmill.io.readers import plan_slices, read_documents
+from gristmill.io.documents import DocKey, Document, list_corpus
+from gristmill.io.readers import plan_slices, read_corpus, read_documents
 from gristmill.io.writers import Rejects
 
 
@@ -36,7 +42,7 @@ def test_a_line_over_the_limit_is_malformed_and_only_its_beginning_is_kept(
     write(tmp_path / "in", "a.jsonl", b'{"text":"a"}', long, b'{"text":"b"}')
     documents, counts, rejects = read_all(tmp_path / "in", tmp_path / "out")
     assert [(d.text, d.key.row) for d in documents] == [("a", 0), ("b", 2)]
-    assert counts.total("malformed: line over 2,000 bytes").bytes == len(long) == counts.total(READ).bytes - 2
+    assert counts.total("malformed: line over 2,000 bytes").bytes == len(long) == counts.total("read").bytes - 2
     (reject,) = rejects
     assert reject["line"] == 2 and reject["raw"] == long[:1024].decode()
 
@@ -61,3 +67,89 @@ def test_invalid_utf8_beside_a_text_that_looks_like_a_record_is_malformed(tmp_pa
     documents, counts, rejects = read_all(tmp_path / "in", tmp_path / "out")
     assert documents == [] and counts.malformed == 1
     assert rejects[0]["reason"] == "invalid UTF-8" and rejects[0]["raw"] == '{"text": "not a document"}'
+
+
+RECORD = b'{"text":"a"}'
+FILES = {
+    "a.JSONL": RECORD, "b.json": RECORD, "c.ndjson": RECORD, "d.jsonl.bz2": bz2.compress(RECORD), "e.JSON.GZ":
+    gzip.compress(RECORD), "f.jsonl.xz": lzma.compress(RECORD), "g.jsonl.zstd": zstandard.compress(RECORD),
+}  # fmt: skip
+
+
+def test_formats_and_compressions_are_read_in_any_case(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name, data in FILES.items():
+        (tmp_path / "in" / name).write_bytes(data)
+    documents, counts, _ = read_all(tmp_path / "in", tmp_path / "out")
+    assert [(d.key.file, d.text) for d in documents] == [(name, "a") for name in FILES]
+    assert counts.total("read") == Tally(len(FILES), len(FILES), len(FILES))
+
+
+@pytest.mark.parametrize(
+    "data", [b'[{"text":"a"},\n{"text":"b"}]', b'\n [{"text":"a"}]', b'{\n  "text": "a"\n}', b"[\n"]
+)
+def test_a_json_file_that_is_one_value_says_how_to_convert_it(tmp_path: Path, data: bytes) -> None:
+    write(tmp_path / "in", "a.json", data)
+    with pytest.raises(InputError, match=r"a.json holds one JSON .*wanted one record a line.*jq -c"):
+        read_all(tmp_path / "in", tmp_path / "out")
+
+
+def test_text_and_csv_files_are_read_if_asked_for(tmp_path: Path) -> None:
+    write(tmp_path, "a.txt", b"\xef\xbb\xbfone\r\ndocument")
+    write(tmp_path, "b.csv", b"\xef\xbb\xbfid,text", b'1,"a, ""b""', b'c"', b"", b"2", b"3,d\r")
+    (tmp_path / "c.tsv.gz").write_bytes(gzip.compress(b"text\tn\n" + b"x" * 200_000 + b"\t1\nbad \xff\t2\n"))
+    write(tmp_path, "d.txt", b"\xff")
+    write(tmp_path, "e.jsonl", RECORD)
+    assert [d.text for d in read_corpus(tmp_path)] == ["a"]
+    documents = list(read_corpus(tmp_path, read_also=("txt", "csv", "tsv"), on_malformed="skip"))
+    found = [(str(d.key), d.text) for d in documents]
+    assert found == [
+        ("a.txt@0", "one\r\ndocument\n"), ("b.csv@0", 'a, "b"\nc'), ("b.csv@2", "d"),
+        ("c.tsv.gz@0", "x" * 200_000), ("e.jsonl@0", "a"),
+    ]  # fmt: skip
+    assert documents[1].to_json() == b'{"id":"1","text":"a, \\"b\\"\\nc"}\n'
+    with pytest.raises(InputError, match=r"b.csv line 2 is malformed: fewer values than columns"):
+        list(read_corpus(tmp_path / "b.csv"))
+    with pytest.raises(UsageError, match="--read_also md: wanted one of txt, csv, tsv"):
+        list(read_corpus(tmp_path, read_also=("md",)))
+
+
+def test_a_csv_file_whose_quotes_do_not_match_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, "a.csv", b"text", b"good", b'"not closed', b"lost")
+    with pytest.raises(InputError, match=r"a.csv: not readable as .csv after record 1"):
+        list(read_corpus(tmp_path / "a.csv"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.csv"])
+def test_any_column_may_hold_the_text(tmp_path: Path, name: str) -> None:
+    if name == "a.parquet":
+        pa.parquet.write_table(pa.table({"text": ["no"], "body": ["yes"]}), tmp_path / name)
+    else:
+        lines = [b"text,body", b"no,yes"] if name == "a.csv" else [b'{"text":"no","body":"yes"}']
+        write(tmp_path, name, *lines)
+    (document,) = read_corpus(tmp_path / name, text_column="body")
+    document.replace_text("new")
+    assert msgspec.json.decode(document.to_json()) == {"text": "no", "body": "new"}
+    with pytest.raises(InputError, match=r"no (column ')?title.*, only text, body"):
+        list(read_corpus(tmp_path / name, text_column="title"))
+
+
+def test_read_corpus_yields_every_document_with_its_fields(tmp_path: Path) -> None:
+    write(tmp_path, "book/a.jsonl", b'{"text":"a","n":NaN,"url":"http:\\/\\/x"}', b"{}", b'{"text":"b"}')
+    with pytest.raises(InputError, match=r"a.jsonl line 2 is malformed: no text, only no fields"):
+        list(read_corpus(tmp_path))
+    one, two = read_corpus(tmp_path, on_malformed="skip")
+    assert (one.source, one.key, one.text) == ("book", DocKey("book/a.jsonl", 0), "a")
+    assert one.value("url") == "http://x" and math.isnan(one.value("n")) and two.value("url") is None
+    with pytest.raises(UsageError, match="known format"):
+        list(read_corpus(Path(__file__)))
+    with pytest.raises(UsageError, match="there is none"):
+        list(read_corpus(tmp_path / "gone"))
+
+
+def test_a_cut_file_is_counted_as_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "SLICE_BYTES", 10)
+    write(tmp_path / "in", "a.JSON", *[RECORD] * 5)
+    documents, counts, _ = read_all(tmp_path / "in", tmp_path / "out")
+    assert [d.key.row for d in documents] == [0, 1, 2, 3, 4]
+    assert counts.total("read") == Tally(5, 5, 1)

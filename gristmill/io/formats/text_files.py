@@ -1,0 +1,47 @@
+"""Records of .csv and .tsv files: a header with the names of the columns, then a record a row, quoted as Excel does."""
+
+import csv
+from collections.abc import Iterable, Iterator
+
+from gristmill.io.formats.malformed import BadRecord
+
+csv.field_size_limit(1 << 30)  # Python's own limit, 128 KiB, is too small for documents
+CsvError = csv.Error
+_BYTE_ORDER_MARK = "\ufeff"
+_KEPT = 1024  # characters of a malformed row
+
+
+def read_csv(lines: Iterable[bytes], delimiter: str) -> tuple[list[str], Iterator[dict[str, str] | BadRecord]]:
+    """(columns, records) of the lines of a file; a BadRecord for a row with invalid UTF-8 or too few or many values.
+
+    A blank line has no record. Raises CsvError for quotes that do not match, while the records are read.
+
+    >>> columns, records = read_csv([b"text,id", b'"a, ""b""', b'c",1'], ",")
+    >>> columns, list(records)
+    (['text', 'id'], [{'text': 'a, "b"\\nc', 'id': '1'}])
+    """
+    decoded = (line.decode(errors="surrogateescape") + "\n" for line in lines)
+    rows = csv.reader(decoded, delimiter=delimiter, strict=True)
+    columns = next(rows, [])
+    columns[:1] = [name.removeprefix(_BYTE_ORDER_MARK) for name in columns[:1]]
+    return columns, (_record(columns, row, delimiter) for row in rows if row)
+
+
+def _record(columns: list[str], row: list[str], delimiter: str) -> dict[str, str] | BadRecord:
+    text = delimiter.join(row)
+    size = len(text.encode(errors="surrogateescape"))
+    if len(row) != len(columns):
+        reason = f"{'fewer' if len(row) < len(columns) else 'more'} values than columns"
+    elif _is_unicode(text):
+        return dict(zip(columns, row, strict=True))
+    else:
+        reason = "invalid UTF-8"
+    return BadRecord(reason, text[:_KEPT].encode(errors="surrogateescape"), size)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
