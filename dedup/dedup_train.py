@@ -21,8 +21,9 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, group_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, JSONL_SUFFIXES, CorpusFile, list_corpus
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, list_corpus
 from gristmill.io.files import atomic_write
+from gristmill.io.formats.suffixes import normal_name
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.unfinished import STATE_DIR
 from gristmill.io.writers import Rejects, open_jsonl_writer
@@ -71,10 +72,10 @@ def dedup_train(
 
 
 def _reject_tables(files: list[CorpusFile]) -> None:
-    """Raise UsageError for a file whose name says that it is no JSON lines, as the output has the same name."""
+    """Raise UsageError for a file in a format that is not written, as the output has the same name."""
     for file in files:
-        if not file.name.endswith(JSONL_SUFFIXES):
-            raise UsageError(f"{file.path}: wanted {', '.join(JSONL_SUFFIXES)}, as pass2 writes")
+        if file.name != normal_name(file.name):
+            raise UsageError(f"{file.path}: wanted a file named .jsonl, .jsonl.gz or .jsonl.zst, as pass2 writes")
 
 
 def _whole(file: CorpusFile) -> Slice:

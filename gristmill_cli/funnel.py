@@ -46,8 +46,8 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}):
             cells = [f"{counts.total(name, source).documents:,}" for name in columns]
             sizes = [f"{counts.total(name, source).bytes / 1e6:,.2f}" for name in (READ, TRAIN)]
             tokens = sum(self.tokens[TRAIN].get(s, 0) for s in ([source] if source else self.tokens[TRAIN]))
-            row = [*cells, *sizes, f"{tokens:,}", *(write(source) for write in files.values())]
-            table.add_row(Text(source or TOTAL), *row, style="" if source else "bold")
+            unread = [write(source) for write in files.values()]
+            table.add_row(Text(source or TOTAL), *cells, *sizes, f"{tokens:,}", *unread, style="" if source else "bold")
         return table
 
 

@@ -45,7 +45,8 @@ def apply(
     data, give it a version, `keep_english.version = 2`, which then counts in place of the source.
 
     Args:
-        data_dir: Folder with .jsonl, .jsonl.gz, .jsonl.zst, .parquet or .arrow files, in any subfolders.
+        data_dir: Folder with JSON lines (.jsonl, .ndjson, .json; also .gz, .zst, .bz2, .xz), .parquet or .arrow files,
+            in any subfolders.
         target_dir: Output folder; files keep their relative paths.
         function: The function as module:function, such as my_filters:keep_english; the module is searched for on
             PYTHONPATH and in the current folder.

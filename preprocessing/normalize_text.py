@@ -40,11 +40,13 @@ def normalize_text(
 ) -> Counts:
     """Normalise every text of a corpus to Unicode NFC; all other fields are copied unchanged.
 
-    The format follows from the file name. An output file has its input's name and compression; a .parquet or
-    .arrow file becomes .jsonl.zst. A large file is normalised by several tasks, in pieces.
+    The format follows from the file name. An output file has its input's name, but for the suffix: lines stay .jsonl
+    or .jsonl.gz, and all other formats and compressions become .jsonl.zst. A large file is normalised by several
+    tasks, in pieces.
 
     Args:
-        data_dir: Folder with .jsonl, .jsonl.gz, .jsonl.zst, .parquet or .arrow files, in any subfolders.
+        data_dir: Folder with JSON lines (.jsonl, .ndjson, .json; also .gz, .zst, .bz2, .xz), .parquet or .arrow files,
+            in any subfolders.
         target_dir: Output folder; files keep their relative paths.
         zst: Compress all output with zstd, even if the input is not compressed.
         idx: Index of the block of 64 files to normalise, to split a folder among machines; -1 for all files.

@@ -11,8 +11,9 @@ from gristmill.engine.run import StageRun, StepResult
 from gristmill.engine.slices import cut_corpus, group_slices
 from gristmill.engine.task import Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import JSONL_SUFFIXES, CorpusFile, stem
+from gristmill.io.documents import CorpusFile, stem
 from gristmill.io.files import concatenate, rejects_path
+from gristmill.io.formats.suffixes import normal_name
 from gristmill.io.readers import Slice
 
 Targets = dict[str, Path]  # name of an input file → its output file
@@ -20,7 +21,7 @@ Targets = dict[str, Path]  # name of an input file → its output file
 
 def plan_targets(files: Sequence[CorpusFile], target_dir: Path, zst: bool = False) -> Targets:
     """The output file of each input file. UsageError if two would be written to one."""
-    targets = {file.name: target_dir / output_name(file.name, zst) for file in files}
+    targets = {file.name: target_dir / normal_name(file.name, zst) for file in files}
     by_target = defaultdict(list)
     for name, path in targets.items():
         by_target[path].append(name)
@@ -28,15 +29,6 @@ def plan_targets(files: Sequence[CorpusFile], target_dir: Path, zst: bool = Fals
         if len(names) > 1:
             raise UsageError(f"{' and '.join(names)} would both be written to {path}: rename one of them")
     return targets
-
-
-def output_name(name: str, zst: bool) -> str:
-    """Name of the output file for an input file name.
-
-    >>> output_name("book/a.parquet", False), output_name("a.jsonl", True), output_name("a.jsonl.gz", False)
-    ('book/a.jsonl.zst', 'a.jsonl.zst', 'a.jsonl.gz')
-    """
-    return f"{stem(name)}.jsonl.zst" if zst or not name.endswith(JSONL_SUFFIXES) else name
 
 
 def rewrite_corpus(

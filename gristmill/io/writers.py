@@ -12,6 +12,7 @@ import zstandard
 
 from gristmill.errors import wrap_write_errors
 from gristmill.io.files import atomic_write, rejects_path
+from gristmill.io.formats.suffixes import LINE_FORMATS, compression_of, parse_name
 
 ZSTD_LEVEL = 3
 
@@ -28,13 +29,15 @@ def open_jsonl_writer(path: Path) -> Iterator[Sink]:
     """Yield a sink for the lines of a file; publish the file when the block ends without an error.
 
     The suffix .gz or .zst selects the compression. The same lines give the same bytes: no time stamp,
-    one thread, a fixed level.
+    one thread, a fixed level. No other compression or format is written: see suffixes.normal_name.
     """
+    compression, parts = compression_of(path.name), parse_name(path.name)
+    assert compression in ("", "gz", "zst") and (parts is None or parts.format in LINE_FORMATS), path
     with atomic_write(path) as temporary, temporary.open("wb") as file:
-        if path.name.endswith(".zst"):
+        if compression == "zst":
             with zstd_compressor().stream_writer(file, closefd=False) as sink:
                 yield sink
-        elif path.name.endswith(".gz"):
+        elif compression == "gz":
             with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6) as sink:
                 yield sink
         else:
