@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -94,7 +95,19 @@ def list_signature_shards(run: StageRun, folders: ShardFolders) -> list[Signatur
         for path, shard in zip(paths, summaries, strict=True)
     ]  # fmt: skip
     reject_mixed_sketches({shard.path: shard.header for shard in shards})
-    return sorted(shards, key=lambda shard: (not is_of_index(shard.file), shard.file, shard.end))
+    shards.sort(key=lambda shard: (not is_of_index(shard.file), shard.file, shard.end))
+    _reject_copies(shards)
+    return shards
+
+
+def _reject_copies(shards: Sequence[SignatureShard]) -> None:
+    """Raise UsageError if two shards, neighbours in key order, hold signatures of the same rows of a file."""
+    for one, other in pairwise(shards):
+        if one.file == other.file and one.end == other.end > 0:
+            raise UsageError(
+                f"{one.path} and {other.path} both hold the signatures of {one.file}, whose documents would be counted "
+                "twice: remove one of them, or give another folder"
+            )
 
 
 def read_headers(shards: FileSet) -> Result:

@@ -141,6 +141,13 @@ def test_a_damaged_shard_is_named(minhash: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "pairs.txt").exists()
 
 
+def test_two_shards_of_the_same_documents(minhash: Path, tmp_path: Path) -> None:
+    shutil.copytree(minhash, tmp_path / "MINHASH/old")
+    shutil.copy(minhash / "1.signatures.arrow", tmp_path / "MINHASH/copy.signatures.arrow")
+    with pytest.raises(UsageError, match=r"copy\.signatures.* both hold the signatures of s1/a\.jsonl"):
+        generate_duplicate_pairs(tmp_path / "MINHASH", tmp_path / "pairs.txt", options=QUIET)
+
+
 def test_shards_without_a_signature(tmp_path: Path) -> None:
     with write_shard(tmp_path / "a.signatures.arrow", "a.jsonl", Sketch()):
         pass
