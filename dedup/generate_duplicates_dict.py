@@ -44,6 +44,7 @@ def generate_duplicates_dict(
     width: int = 13,
     unit: Unit = "character",
     index: tuple[str, ...] = (),
+    text_column: str = "text",
 ) -> Counts:
     """Write the keys of all duplicates: of each cluster, all but the document that is kept.
 
@@ -72,6 +73,7 @@ def generate_duplicates_dict(
         unit: The unit of shingles: character or word.
         index: For --verify jaccard, the --index values that the clusters were made with (FOLDER or NAME=FOLDER):
             similarity to documents of an index is estimated from signatures, as there are no texts.
+        text_column: The column or field of the corpus that holds the text.
 
     Returns:
         Documents of clusters read, kept and duplicate, per source; with --verify those below the threshold, too.
@@ -86,7 +88,8 @@ def generate_duplicates_dict(
     _reject_overwriting((input_file, *dropped), {out_file, table})
     check = SimilarityCheck(verify or "jaccard", threshold, width, unit)  # raises for a value out of range
     settings = RemovalSettings(input_file, parse_keep(keep), tuple(dropped), check if verify else None)
-    files = _list_files(settings, corpus, out_file, f"--verify {verify}" if verify else f"--keep {keep}")
+    files = list_corpus(corpus, text_column=text_column) if corpus is not None else []
+    _check_corpus(settings, corpus, files, out_file, f"--verify {verify}" if verify else f"--keep {keep}")
     with open_stage(STAGE, out_file.parent, options, label=out_file.stem) as run:
         fetched = Counts({}, [])
         if settings.reads_corpus:
@@ -130,17 +133,16 @@ def _with_sketch_of(shards: list[SignatureShard], settings: RemovalSettings) -> 
     return replace(settings, check=replace(settings.check, sketch=sketch))
 
 
-def _list_files(settings: RemovalSettings, corpus: Path | None, out_file: Path, option: str) -> list[CorpusFile]:
-    """The files of the corpus if documents are read. UsageError if `option` needs a corpus and there is none."""
-    files = list_corpus(corpus) if corpus is not None else []
+def _check_corpus(
+    settings: RemovalSettings, corpus: Path | None, files: list[CorpusFile], out_file: Path, option: str
+) -> None:
+    """UsageError if `option` needs a corpus and there is none, or the corpus lacks a source that --keep names."""
     if corpus is not None and isinstance(settings.keep, BySource):
         check_sources(settings.keep, {file.source for file in files})
-    if not settings.reads_corpus:
-        return []
-    if corpus is None:
+    if settings.reads_corpus and corpus is None:
         raise UsageError(f"{option} reads the documents: give --corpus NORM/, the folder whose files were signed")
-    reject_overlapping_folders(corpus, out_file)
-    return files
+    if settings.reads_corpus and corpus is not None:
+        reject_overlapping_folders(corpus, out_file)
 
 
 def _print_notes(run: StageRun, settings: RemovalSettings, fetched: Counts, decided: Counts) -> None:

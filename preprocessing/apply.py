@@ -33,6 +33,8 @@ def apply(
     target_dir: Positional[Path],
     function: Positional[str],
     options: RunOptions = RunOptions(),
+    *,
+    text_column: str = "text",
 ) -> Counts:
     """Run a function of yours over every document of a corpus; it yields those to keep.
 
@@ -51,11 +53,12 @@ def apply(
         function: The function as module:function, such as my_filters:keep_english; the module is searched for on
             PYTHONPATH and in the current folder.
         options: Workers, memory, and when to stop; they change no output.
+        text_column: The column or field that holds the text, which is `document.text`.
 
     Returns:
         Documents read, written, and dropped by the function, per source.
     """
-    files = list_corpus(data_dir)
+    files = list_corpus(data_dir, text_column=text_column)
     reject_overlapping_folders(data_dir, target_dir)
     targets = plan_targets(files, target_dir)
     arguments = {"function": function, "version": version_of(function)}
@@ -141,8 +144,8 @@ def _encode(name: str, document: Document, given: _GivenDocuments) -> tuple[int,
             "each document at most once. (Copies are made by weights, when the corpus is mixed.)"
         )
     size, digest = given.left.pop(document.key.row)
-    if "text" not in document.fields or hash(document.text) != digest:
-        document.fields["text"] = document.text
+    if document.text_column not in document.fields or hash(document.text) != digest:
+        document.fields[document.text_column] = document.text
     try:
         return size, document.to_json()
     except (UnicodeEncodeError, TypeError, ValueError) as error:

@@ -73,6 +73,7 @@ def tokenize_corpus(
     options: RunOptions = RunOptions(),
     *,
     shard_size: str = "512MiB",
+    text_column: str = "text",
 ) -> Counts:
     """Encode every document with a SentencePiece model into token shards that Megatron-LM reads.
 
@@ -87,13 +88,14 @@ def tokenize_corpus(
         options: Workers, memory, and when to stop; they change no output.
         shard_size: Most bytes of a shard's .bin. What one task encodes, a slice of 64 MiB of a file or a group of
             small files of 32 MiB, is not divided.
+        text_column: The column or field of the corpus that holds the text.
 
     Returns:
         Documents read and written, per source.
     """
     if not tokenizer.is_file():
         raise UsageError(f"{tokenizer}: wanted a SentencePiece model, and there is no such file. Run train_tokenizer")
-    target, files = parse_size(shard_size, "--shard_size"), list_corpus(input_dir)
+    target, files = parse_size(shard_size, "--shard_size"), list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
     if (out_dir / tokenizer.name).resolve() == tokenizer.resolve():
         raise UsageError(f"{tokenizer} lies in the output folder, and would be overwritten: give another --out_dir")

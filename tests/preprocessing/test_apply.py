@@ -120,6 +120,12 @@ def test_documents_are_changed_and_reordered(
     assert counts.total("dropped by shout").documents == 2
 
 
+def test_the_text_may_be_in_another_column(tmp_path: Path, module: str, write, quiet: RunOptions) -> None:
+    write(tmp_path / "in/a.jsonl", [{"body": "one", "text": None}])
+    apply(tmp_path / "in", tmp_path / "out", f"{module}:shout", quiet, text_column="body")
+    assert (tmp_path / "out/a.jsonl").read_text() == '{"body":"ONE","text":null,"seen":true}\n'
+
+
 def test_a_function_that_ends_early_drops_the_rest(
     source: Path, tmp_path: Path, module: str, read, quiet: RunOptions
 ) -> None:

@@ -368,3 +368,10 @@ def test_moved_and_run_with_other_resources_nothing_is_encoded_again(
     capfd.readouterr()
     tokenize_corpus(tmp_path / "moved/in", model_path, tmp_path / "moved/out", RunOptions(workers=2, memory="1G"))
     assert "done already, nothing to do" in capfd.readouterr().err
+
+
+def test_the_text_may_be_in_another_column(tmp_path: Path, quiet: RunOptions, write, model_path: Path, model) -> None:
+    write(tmp_path / "in" / "a.jsonl", [{"body": "the mill", "text": 5}])
+    tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet, text_column="body")
+    (shard,) = open_shards(tmp_path / "out")[1]
+    assert shard[0].tolist() == [*model.encode("the mill"), model.eos_id()]

@@ -61,6 +61,13 @@ def test_the_longest_text(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_the_text_may_be_in_another_column(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "NORM", {"a/x.jsonl": [{"body": "ab"}, {"body": "abcd", "text": ""}, {"body": "abc"}]})
+    clusters = [[("a/x.jsonl", row) for row in range(3)]]
+    found = removed_by(tmp_path, clusters, keep="longest", corpus=tmp_path / "NORM", text_column="body")
+    assert found == {("a/x.jsonl", row): ("a/x.jsonl", 1) for row in (0, 2)}
+
+
 def test_of_an_index_no_text_is_needed_to_keep_the_longest(tmp_path: Path) -> None:
     write_corpus(tmp_path / "NORM", {"a/x.jsonl": ["ab", "abcd", "abc"]})
     old, ours = ("index:2022:a/x.jsonl", 7), [("a/x.jsonl", row) for row in range(3)]
