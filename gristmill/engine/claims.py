@@ -37,7 +37,7 @@ class Claims:
 
         Raises OutputError if one exists and is not `known` (absolute paths), as somebody's file would be lost.
         """
-        unknown = {path.absolute() for path in outputs if path.absolute() not in known and path.exists()}
+        unknown = {path.absolute() for path in outputs if path.absolute() not in known and path.is_file()}
         if unknown:
             unknown -= set(map(Path, ledger.outputs()))  # another process may have written them since `known` was read
         for path in sorted(unknown):

@@ -22,15 +22,16 @@ def stage_lock(path: Path, quiet: bool = False) -> Iterator[None]:
     """
     with wrap_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("r+b" if path.exists() else "w+b")
+        # Unbuffered: on a full disk, closing the file would write the buffer again.
+        file = path.open("r+b" if path.exists() else "w+b", buffering=0)
     with file:
         _lock(file, quiet)
         with wrap_write_errors(path):
             file.truncate(0)
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             file.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}".encode())
-            file.flush()
-        with workers_path(path).open("wb") as workers:
+            workers = workers_path(path).open("wb")
+        with workers:
             fcntl.flock(workers, fcntl.LOCK_EX)  # until the last orphan has ended
         yield
         file.truncate(0)

@@ -200,16 +200,16 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_full_disk_is_an_error_and_the_same_command_resumes(tmp_path: Path, fails, run, tiny_disk: Path) -> None:
-    put(tmp_path / "in" / "a.jsonl", GOOD)
-    put(tmp_path / "in" / "b.jsonl", MANY)
+    put(tmp_path / "in" / "one" / "a.jsonl", GOOD)
+    put(tmp_path / "in" / "two" / "b.jsonl", MANY)
     arguments = (NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tiny_disk, "--workers", 1)
     code, text = fails(*arguments)
     assert code == 1 and "the disk is full: free some space and run the same command again" in text
-    assert "b.jsonl" in text and not (tiny_disk / "b.jsonl").exists()
+    assert "b.jsonl" in text and not (tiny_disk / "two" / "b.jsonl").exists()
     subprocess.run(["mount", "-o", "remount,size=64m", str(tiny_disk)], check=True)
     done = run(*arguments)
     assert done.returncode == 0 and "1 of 2 tasks done before" in done.stderr
-    assert (tiny_disk / "b.jsonl").read_bytes() == MANY
+    assert (tiny_disk / "two" / "b.jsonl").read_bytes() == MANY
 
 
 def test_error_for_a_disk_without_a_free_byte(tmp_path: Path, fails, tiny_disk: Path) -> None:
