@@ -20,7 +20,7 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus
+from gristmill.io.documents import CORPUS_SUFFIXES, scan_corpus
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
@@ -54,11 +54,12 @@ def normalize_text(
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
-        Documents read, written and malformed per source.
+        Documents read, written and malformed, and files read and not read, per source.
     """
     if ftfy:
         check_ftfy()
-    files = list_corpus(data_dir)
+    corpus = scan_corpus(data_dir)
+    files = corpus.files
     reject_overlapping_folders(data_dir, target_dir)
     targets = plan_targets(files, target_dir, zst)
     chosen = files if idx < 0 else files[idx * FILES_PER_INDEX : (idx + 1) * FILES_PER_INDEX]
@@ -70,7 +71,8 @@ def normalize_text(
         reads=[data_dir], publishes=[target_dir],
     ) as run:  # fmt: skip
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
-        return run.finish(rewrite_corpus(run, "normalize", chosen, targets, normalize_slices, {"ftfy": ftfy}))
+        counts = rewrite_corpus(run, "normalize", chosen, targets, normalize_slices, {"ftfy": ftfy})
+        return run.finish(counts.merge(corpus.count_unread()) if idx <= 0 else counts)  # once for all blocks
 
 
 def check_ftfy() -> None:

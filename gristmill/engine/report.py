@@ -44,7 +44,7 @@ def explain(stage: str, task: Task, identity: dict[str, str], record: DoneRecord
 
 
 def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: float) -> None:
-    """Print one line: documents read, documents per outgoing reason, megabytes per second, tasks skipped."""
+    """Print one line: documents read, documents per outgoing reason, files not read, speed, tasks skipped."""
     outgoing = {reason: counts.total(reason).documents for reason in counts.reasons}
     read = outgoing.pop(READ, 0)
     parts = " + ".join(f"{count:,} {reason}" for reason, count in outgoing.items() if count)
@@ -53,7 +53,9 @@ def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: flo
     rate = speed if megabytes else f"{seconds:.1f} s"
     skipped = f", {tasks - ran} of {tasks} tasks done before" if ran < tasks else ""
     done = rate + skipped if ran else "done already, nothing to do"
-    print(f"{stage}: {read:,} read = {parts or 'nothing'} | {done}", file=sys.stderr, flush=True)
+    unread = counts.unread_files()
+    files = f" | files not read: {unread}" if unread else ""
+    print(f"{stage}: {read:,} read = {parts or 'nothing'}{files} | {done}", file=sys.stderr, flush=True)
 
 
 def note_count_mismatch(n_docs: int, counts: Counts, options: RunOptions) -> None:

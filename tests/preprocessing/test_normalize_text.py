@@ -72,6 +72,16 @@ def test_every_format_is_written_as_jsonl(tmp_path: Path, quiet: RunOptions, wri
     assert read_texts(tmp_path / "out") == ["plain", "lines", "lines", "table"]
 
 
+def test_files_that_are_not_read_are_named_and_counted(tmp_path: Path, run, write) -> None:
+    write(tmp_path / "in" / "book" / "a.jsonl", [{"text": "a"}])
+    for name in ("b.csv", "c.csv", "README.md"):
+        (tmp_path / "in" / "book" / name).write_bytes(b"text")
+    for _ in range(2):
+        done = run("preprocessing/normalize_text.py", "-d", tmp_path / "in", "-t", tmp_path / "out")
+        assert "1 read = 1 written | files not read: 2 .csv (see --read_also), 1 .md | " in done.stderr
+        assert done.stdout.splitlines()[-1].split()[-7:] == ["1", "2", ".csv", "(see", "--read_also),", "1", ".md"]
+
+
 def test_a_share_after_the_whole_removes_nothing(tmp_path: Path, quiet: RunOptions, write, digest) -> None:
     for i in range(70):
         write(tmp_path / "in" / f"{i:03}.jsonl", [{"text": f"{i}"}])
