@@ -36,7 +36,12 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def dedup_train(
-    chunk: Positional[int], src_dir: Path, tgt_dir: Path, out_dir: Path, options: RunOptions = RunOptions()
+    chunk: Positional[int],
+    src_dir: Path,
+    tgt_dir: Path,
+    out_dir: Path,
+    options: RunOptions = RunOptions(),
+    text_column: str = "text",
 ) -> Counts:
     """Write a chunk of the train set without the documents whose text is in the holdout.
 
@@ -46,6 +51,7 @@ def dedup_train(
         tgt_dir: OUT/holdout, the holdout of all chunks.
         out_dir: OUT/train_deduped, the output folder.
         options: Workers, memory, and when to stop; they change no output.
+        text_column: The column or field that holds the text.
 
     Returns:
         Documents read, written and contaminated, per source.
@@ -58,9 +64,9 @@ def dedup_train(
         reject_overlapping_folders(source, out_dir)
     if folder.resolve().is_relative_to(tgt_dir.resolve()) or tgt_dir.resolve().is_relative_to(folder.resolve()):
         raise UsageError(f"--src_dir {src_dir} --tgt_dir {tgt_dir}: one holds the other, and would lose every document")
-    files = list_corpus(folder, f"chunk{chunk}/")
+    files = list_corpus(folder, f"chunk{chunk}/", text_column)
     _reject_tables(files)
-    digests = _digest_holdout(tgt_dir, out_dir, options)
+    digests = _digest_holdout(list_corpus(tgt_dir, text_column=text_column), tgt_dir, out_dir, options)
     with open_stage(
         STAGE, out_dir, options, selection=f"chunk{chunk}", plans=f"chunk{chunk}/",
         reads=[src_dir, tgt_dir], publishes=[out_dir],
@@ -79,13 +85,12 @@ def _reject_tables(files: list[CorpusFile]) -> None:
 
 
 def _whole(file: CorpusFile) -> Slice:
-    return Slice(file.path, file.name, size=file.size)
+    return Slice(file.path, file.name, size=file.size, text_column=file.text_column)
 
 
-def _digest_holdout(tgt_dir: Path, out_dir: Path, options: RunOptions) -> Path:
+def _digest_holdout(files: list[CorpusFile], tgt_dir: Path, out_dir: Path, options: RunOptions) -> Path:
     """Write the digests of the holdout, once for all chunks; several of which may run at the same time."""
     digests = out_dir / STATE_DIR / "holdout.sha256"
-    files = list_corpus(tgt_dir)
     with open_stage(STAGE, out_dir, replace(options, quiet=True), label="digests", reads=[tgt_dir]) as run:
         arguments = {"slices": list(map(_whole, files)), "output": digests}
         task = Task("digests", write_digests, arguments, (digests,), sum(file.size for file in files))

@@ -40,6 +40,7 @@ def filter(
     dataset_name: Positional[str],
     threshold: Positional[int],
     options: RunOptions = RunOptions(),
+    text_column: str = "text",
 ) -> Counts:
     """List the documents with fewer than `threshold` characters in the matching form. No document is removed here.
 
@@ -53,6 +54,7 @@ def filter(
         dataset_name: Name of the data set, or all.
         threshold: Minimum characters in the matching form of a document to keep; SlimPajama's is 200.
         options: Workers, memory, and when to stop; they change no output.
+        text_column: The column or field that holds the text.
 
     Returns:
         Documents read, kept and short, per source.
@@ -60,7 +62,7 @@ def filter(
     check_threshold(threshold)
     is_table(output_file)  # raises for an unknown suffix now, before the work
     prefix = "" if dataset_name == "all" else f"{dataset_name}/"
-    files = list_source(input_dir, dataset_name)
+    files = list_source(input_dir, dataset_name, text_column)
     folder = source_folder(input_dir, dataset_name)
     if output_file.resolve().is_relative_to(folder.resolve()):
         raise UsageError(f"{output_file} lies in the corpus {folder}: give a file outside it")

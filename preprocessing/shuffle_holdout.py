@@ -59,6 +59,7 @@ def pass1(
     weights: Annotated[Mapping[str, float] | str, tyro.conf.arg(constructor=str, metavar="TEXT|FILE.toml")] = "",
     seed: int = 1,
     options: RunOptions = RunOptions(),
+    text_column: str = "text",
 ) -> Counts:
     """Drop short documents and duplicates, weight the sources, and scatter all documents over random parts.
 
@@ -71,12 +72,13 @@ def pass1(
             file, or in Python a mapping; the weights in preprocessing/datasets.py are the defaults.
         seed: Seed of all random choices: sampling by weight, parts, order and holdout.
         options: Workers, memory, and when to stop; they change no output.
+        text_column: The column or field that holds the text.
 
     Returns:
         Documents read, written, repeated and dropped, per source and reason.
     """
     check_seed(seed)
-    files = list_corpus(input_dir)
+    files = list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
     source_weight = source_weights(weights, {file.source for file in files})
     _note_provenance(duplicates, options)

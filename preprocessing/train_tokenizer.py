@@ -53,6 +53,7 @@ def train_tokenizer(
     exact: bool = True,
     seed: int = 1,
     options: RunOptions = RunOptions(),
+    text_column: str = "text",
 ) -> Counts:
     """Train tokenizer.model on a random sample of the documents of a train set.
 
@@ -70,12 +71,13 @@ def train_tokenizer(
         exact: Make exactly vocab_size pieces, or raise an error if the sample is too small; else make fewer pieces.
         seed: Seed of the sample.
         options: Workers, memory, and when to stop; they change no output.
+        text_column: The column or field that holds the text.
 
     Returns:
         Documents read, sampled and not sampled, per source.
     """
     check_options(vocab_size, model_type, sample, exact, seed)
-    files = list_corpus(input_dir)
+    files = list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
     with open_stage(STAGE, out_dir, options, reads=[input_dir]) as run:
         tasks = list(_sample_tasks(run, cut_corpus(run, files), parse_size(sample), seed))

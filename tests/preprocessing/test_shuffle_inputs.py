@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dedup.dedup_train import dedup_train
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io import readers as reading
 from gristmill.io.keys import write_keys
+from preprocessing.filter import filter as find_short
 from preprocessing.shuffle_holdout import pass1, pass2
 from tests.gristmill.engine.sandbox import sandboxed
 from tests.preprocessing.conftest import keys_of, write_provenance
@@ -168,3 +170,16 @@ def test_parts_that_a_later_pass_1_does_not_make_are_refused_or_removed(
         pass2(0, 10, 1, *folders, 0.1, quiet)
     pass2(0, ALL, 1, *folders, 0.1, quiet)
     assert len(keys_of(read(folders[1])) + keys_of(read(folders[2]))) == 60
+
+
+def test_the_text_may_be_in_another_column(tmp_path: Path, quiet: RunOptions, write, read) -> None:
+    records = [{"body": f"text {i}", "text": None} for i in range(30)]
+    write(tmp_path / "norm" / "book" / "a.jsonl", records)
+    find_short(tmp_path / "norm", tmp_path / "short.pickle", 0, "all", 7, quiet, "body")
+    pass1(tmp_path / "norm", tmp_path / "pass1", None, tmp_path / "short.pickle", options=quiet, text_column="body")
+    pass2(0, ALL, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", 0.1, quiet)
+    write(tmp_path / "holdout" / "chunk1" / "own.jsonl", records[20:22])
+    dedup_train(1, tmp_path / "train", tmp_path / "holdout", tmp_path / "clean", quiet, "body")
+    texts = {record["body"] for record in read(tmp_path / "clean")}
+    held = {record["body"] for record in read(tmp_path / "holdout")}
+    assert not texts & held and texts | held == {f"text {i}" for i in range(10, 30)}
