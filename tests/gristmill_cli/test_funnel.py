@@ -1,0 +1,28 @@
+"""The funnel: files of the corpus that were not read are in it, and disturb no count of documents."""
+
+from rich.console import Console
+
+from gristmill.counts import READ, WRITTEN, Counts, Tally
+from gristmill_cli.funnel import TRAIN, Funnel, build_funnel
+
+
+def stage(*unread: str) -> Counts:
+    counts = Counts({}, [])
+    counts.add_read_file("book")
+    for reason in (READ, WRITTEN):
+        counts.add("book", reason, 10)
+    for reason in unread:
+        counts.add_unread_file("book", reason, 7)
+    return counts
+
+
+def test_files_not_read_by_the_first_stage_are_shown() -> None:
+    later = stage(".malformed")  # such files of ours are no part of the corpus
+    funnel = build_funnel(stage(".csv", ".csv", ".md"), later, later, later, later, {})
+    assert funnel.tallies["book"] == {
+        READ: Tally(1, 10, 1), "not read: .csv": Tally(0, 14, 2), "not read: .md": Tally(0, 7, 1), TRAIN: Tally(1, 10),
+    }  # fmt: skip
+    console = Console(width=160)
+    with console.capture() as shown:
+        console.print(Funnel(funnel.tallies, {TRAIN: {}}))
+    assert shown.get().splitlines()[2].split()[-5:] == ["1", "2", ".csv,", "1", ".md"]
