@@ -9,6 +9,7 @@ import msgspec
 from gristmill.command import run_with_exit_code, wide_console
 from gristmill.config import load_config
 from gristmill.counts import READ, Counts
+from gristmill.engine.executor import start_fork_server
 from gristmill.errors import InputError, OutputError
 from gristmill.io.files import atomic_write_bytes, remove_partial_files
 from gristmill.io.token_shards import Manifest
@@ -38,6 +39,7 @@ def run(config: RunConfig) -> Funnel | None:
     for stage in stages[first:]:  # a later stage is done only after this run of those before it
         remove_record(out, stage)
     (out / FUNNEL_FILE).unlink(missing_ok=True)
+    start_fork_server([__name__, "preprocessing.tokenizer.encoder"])  # workers of all stages have their modules
     for stage in stages[first:end]:
         counts[stage.name] = found = stage.call()
         if stage.reads:

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pyarrow
+
 from gristmill.engine.lock import hold_worker_lock
 from gristmill.errors import GristmillError
 
@@ -94,12 +96,6 @@ class Executor:
         return set(multiprocessing.active_children()) - self._others
 
 
-def execute(calls: Sequence[Call], workers: int) -> Iterator[tuple[int, Any]]:
-    """Run every call in an Executor of its own."""
-    with Executor(min(workers, len(calls))) as executor:
-        yield from executor.run(calls)
-
-
 def _run_in_worker(call: Call) -> Any:
     """Run a call; Ctrl-C interrupts a worker only then, as an idle one would print a traceback."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -111,6 +107,7 @@ def _run_in_worker(call: Call) -> Any:
 
 def _start_worker(lock: Path | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pyarrow.set_cpu_count(1)  # there is a worker for every core
     exit_with_parent()
     if lock:
         hold_worker_lock(lock)

@@ -9,6 +9,7 @@ import tyro
 
 from gristmill.errors import UsageError
 
+_PROCESSES_A_CORE = 2
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -18,7 +19,7 @@ class RunOptions:
     """Resources and limits of a stage's run; none of them changes a byte of its output."""
 
     workers: int | None = None
-    """Worker processes; by default one per core."""
+    """Worker processes; by default one per core, and at most two, as more would only wait for one another."""
     memory: str = "auto"
     """Memory budget of all workers together, such as 512MiB or 4GiB; by default half of the free memory."""
     max_malformed: float = 0.001
@@ -39,7 +40,8 @@ class RunOptions:
         """Number of worker processes. Raises UsageError if fewer than one was asked for."""
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"--workers {self.workers}: wanted 1 or more")
-        return self.workers or len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0))
+        return min(self.workers or cores, _PROCESSES_A_CORE * cores)
 
     @property
     def memory_bytes(self) -> int:

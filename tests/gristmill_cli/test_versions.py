@@ -1,0 +1,60 @@
+"""The bytes that each stage writes are those of its version, so that a change of bytes needs a new version.
+
+To mend a failure: raise the version in the stage's `Stage(…)`, and put the digest that the failure shows here.
+"""
+
+import hashlib
+import importlib
+from pathlib import Path
+
+import pytest
+
+from dedup import generate_duplicate_pairs, generate_exact_pairs
+from gristmill.engine.options import RunOptions
+from gristmill.engine.task import Stage, library_version
+from tests.gristmill_cli.corpus import ROOT, tree
+
+OUTPUTS = {  # module and name of its Stage → what it writes in the folder of a run
+    "preprocessing.normalize_text:STAGE": ("normalized/",),
+    "preprocessing.filter:STAGE": ("filtered.pickle",),
+    "dedup.to_hash:STAGE": ("minhash/",),
+    "dedup.generate_exact_pairs:STAGE": ("pairs/duplicate_pairs_exact",),
+    "dedup.generate_duplicate_pairs:STAGE": ("pairs/duplicate_pairs.txt",),
+    "dedup.generate_connected_components:STAGE": ("dup/connected_components",),
+    "dedup.generate_duplicates_dict:STAGE": ("dup/duplicates",),
+    "preprocessing.shuffle_holdout:PASS_1": ("pass1/",),
+    "preprocessing.shuffle_holdout:PASS_2": ("train/", "holdout/"),
+    "dedup.dedup_train:STAGE": ("train_deduped/",),
+    "preprocessing.train_tokenizer:STAGE": ("tokenizer/",),
+    "preprocessing.tokenize_corpus:STAGE": ("tokens/",),
+}
+DIGESTS: dict[str, tuple[int, str]] = {}
+
+
+@pytest.fixture(scope="module")
+def written(finished: tuple[Path, Path, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Every file of a run, and of the stages that it does not have."""
+    _, out, _ = finished
+    folder, options = tmp_path_factory.mktemp("pairs"), RunOptions(workers=1, quiet=True)
+    generate_exact_pairs(out / "normalized", folder / "pairs" / "duplicate_pairs_exact.txt", options=options)
+    generate_duplicate_pairs(out / "minhash", folder / "pairs" / "duplicate_pairs.txt", options=options)
+    return tree(out) | tree(folder)
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_bytes_are_those_of_the_version(written: dict[str, bytes], name: str) -> None:
+    module, _, attribute = name.partition(":")
+    stage: Stage = getattr(importlib.import_module(module), attribute)
+    if others := [library for library in stage.libraries if not is_pinned(library)]:
+        pytest.skip(f"{', '.join(others)}: other versions than the digests are of")
+    files = {file: data for file, data in written.items() if file.startswith(OUTPUTS[name])}
+    assert files
+    digest = hashlib.sha256(repr(sorted((file, hashlib.sha256(data).digest()) for file, data in files.items())).encode())
+    assert (stage.version, digest.hexdigest()[:16]) == DIGESTS[name]
+
+
+def is_pinned(library: str) -> bool:
+    """Whether a library has the version in constraints.txt; Python's own are those of Python 3.11 and 3.12."""
+    if library in ("unicode", "zlib"):
+        return library_version("unicode") in ("14.0.0", "15.0.0")
+    return f"{library}=={library_version(library)}" in (ROOT / "constraints.txt").read_text().split()
