@@ -24,7 +24,7 @@ from benchmarks.peers_graph import Table as GraphTable
 from benchmarks.peers_minhash import assert_equal_to_datasketch, contenders
 from benchmarks.sample_documents import draw_sample, make_pairs
 from gristmill.command import run_with_exit_code
-from gristmill.engine.stage import parse_size
+from gristmill.engine.options import parse_size
 from gristmill.errors import UsageError
 from gristmill.text import utf8_size
 

@@ -15,7 +15,7 @@ from dedup.generate_duplicate_pairs import generate_duplicate_pairs
 from dedup.minhash.hash_families import Hash
 from dedup.minhash.signatures import Sketch, signatures
 from gristmill.engine.executor import Call, execute
-from gristmill.engine.stage import RunOptions
+from gristmill.engine.options import RunOptions
 from gristmill.io.pickles import dump_pickle, load_pickle
 from gristmill_cli.run import run
 from gristmill_cli.run_config import Dedup, Mix, RunConfig, Tokenizer

@@ -11,7 +11,7 @@ from dedup.minhash.hash_families import Hash
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.signatures import Sketch
 from dedup.removal.similarity import Measure
-from gristmill.engine.stage import RunOptions
+from gristmill.engine.options import RunOptions
 from preprocessing.train_tokenizer import ModelType
 
 StageName = Literal[

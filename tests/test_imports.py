@@ -13,7 +13,7 @@ from pathlib import Path
 
 import gristmill_cli, pipeline, preprocessing, training
 from dedup import deduplicate, to_hash
-from gristmill.engine.stage import RunOptions
+from gristmill.engine.options import RunOptions
 
 if __name__ == "__main__":
     texts = ["the miller grinds the corn " * 9, "a river turns the wheel " * 9, "the miller grinds the corn " * 9]

@@ -11,7 +11,7 @@ import pytest
 
 from dedup import generate_connected_components, to_hash
 from dedup.cluster_graph import cluster_graph
-from gristmill.engine.stage import RunOptions
+from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.io.parquet_tables import write_table
 from gristmill.io.pickles import dump_pickle

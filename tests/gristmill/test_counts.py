@@ -1,11 +1,13 @@
-"""Counts: files are counted beside documents, which alone must be conserved."""
+"""Counts: documents are conserved, merged and limited; files are counted beside them."""
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from gristmill.counts import NOT_READ, READ, WRITTEN, Counts, Tally
-from gristmill.errors import ConservationError
+from gristmill.errors import ConservationError, TooManyMalformed
 
 
 def some_counts() -> Counts:
@@ -55,3 +57,61 @@ def test_the_table_of_counts_without_files_has_no_columns_for_them() -> None:
     counts = Counts({}, [])
     counts.add("book", READ, 10)
     assert "files" not in shown(counts)
+
+
+COUNTED = st.lists(
+    st.tuples(st.sampled_from("ab"), st.sampled_from(["read", "written", "short"]), st.integers(0, 99)), max_size=20
+)
+
+
+def counts_of(items: list[tuple[str, str, int]]) -> Counts:
+    counts = Counts({}, [])
+    for source, reason, size in items:
+        counts.add(source, reason, size)
+    return counts
+
+
+@given(COUNTED, COUNTED)
+def test_merged_counts_are_counts_of_both(one, two) -> None:
+    merged, both = counts_of(one).merge(counts_of(two)), counts_of(one + two)
+    for source, reason, tally in both.rows():
+        assert merged.total(reason, source) == tally
+    assert sum(1 for _ in merged.rows()) == sum(1 for _ in both.rows())
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [("a", "read", 5)],
+        [("a", "read", 5), ("a", "written", 4)],
+        [("a", "read", 5), ("b", "written", 5)],
+        [("a", "read", 5), ("a", "written", 5), ("a", "repeated", 5)],
+    ],
+)
+def test_counts_that_are_not_conserved_are_an_error(items) -> None:
+    with pytest.raises(ConservationError, match="does not add up"):
+        counts_of(items).check_conserved("stage")
+
+
+def test_conserved_counts_are_returned_per_source() -> None:
+    counts = counts_of([("a", "read", 5), ("a", "repeated", 5), ("b", "read", 3), ("b", "malformed: broken JSON", 3)])
+    counts.add("a", "written", 10, documents=2)
+    counts.add("b", "changed", 0, documents=0)
+    assert counts.check_conserved("stage") == {"a": (2, 2), "b": (1, 1)}
+    assert counts.malformed == 1
+
+
+def test_the_limit_of_malformed_records_is_a_fraction() -> None:
+    counts = counts_of([("a", "read", 1)] * 10 + [("a", "malformed: no text", 1), ("a", "malformed: broken JSON", 1)])
+    counts.add_example("a.jsonl line 3: no text")
+    counts.check_malformed("stage", 0.2)
+    with pytest.raises(TooManyMalformed, match=r"2 of 10 .*a\.jsonl line 3: no text"):
+        counts.check_malformed("stage", 0.19)
+    Counts({}, []).check_malformed("stage", 0.0)
+
+
+def test_a_source_named_like_markup_is_shown_as_it_is() -> None:
+    console = Console(width=100, record=True, file=None, quiet=False)
+    with console.capture() as shown:
+        console.print(counts_of([("[red]", "read", 1), ("[/x]", "read", 1)]))
+    assert "[red]" in shown.get() and "[/x]" in shown.get()

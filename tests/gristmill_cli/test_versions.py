@@ -49,7 +49,9 @@ def test_bytes_are_those_of_the_version(written: dict[str, bytes], name: str) ->
         pytest.skip(f"{', '.join(others)}: other versions than the digests are of")
     files = {file: data for file, data in written.items() if file.startswith(OUTPUTS[name])}
     assert files
-    digest = hashlib.sha256(repr(sorted((file, hashlib.sha256(data).digest()) for file, data in files.items())).encode())
+    digest = hashlib.sha256(
+        repr(sorted((file, hashlib.sha256(data).digest()) for file, data in files.items())).encode()
+    )
     assert (stage.version, digest.hexdigest()[:16]) == DIGESTS[name]
 
 

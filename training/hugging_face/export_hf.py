@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from tyro.conf import Positional
 
-from gristmill.engine.stage import parse_size
+from gristmill.engine.options import parse_size
 from gristmill.errors import OutputError, UsageError, wrap_write_errors
 from gristmill.io.files import atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from gristmill.io.token_shards import TokenizerRecord

@@ -6,21 +6,29 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from gristmill.engine.executor import Call, execute
+from gristmill.engine.executor import Call, Executor
 from gristmill.errors import GristmillError, InputError
 from gristmill.text import matching_form, utf8_size
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def run_all(calls: list[Call], workers: int) -> list[tuple[int, Any]]:
+    with Executor(workers) as executor:
+        return list(executor.run(calls))
+
+
 CALLS = [Call(matching_form, {"text": f"Text,  {i}!"}) for i in range(6)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_call_is_made_once(workers: int) -> None:
-    assert dict(execute(CALLS, workers)) == {i: f"text {i}" for i in range(6)}
+    assert dict(run_all(CALLS, workers)) == {i: f"text {i}" for i in range(6)}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -29,17 +37,17 @@ def test_an_error_is_raised_unchanged(workers: int) -> None:
 
     bad = Path(__file__)  # a file, and no pickle
     with pytest.raises(InputError, match=r"test_executor\.py is not a pickle"):
-        list(execute([*CALLS, Call(load_pickle, {"path": bad})], workers))
+        run_all([*CALLS, Call(load_pickle, {"path": bad})], workers)
 
 
 def test_no_calls_give_no_results() -> None:
-    assert list(execute([], 2)) == []
+    assert run_all([], 2) == []
 
 
 def test_a_killed_worker_is_an_error_that_says_what_to_try() -> None:
     calls = [Call(utf8_size, {"text": "a"}), Call(os._exit, {"status": 9})]
     with pytest.raises(GristmillError, match="fewer --workers"):
-        list(execute(calls, 2))
+        run_all(calls, 2)
 
 
 def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
@@ -48,10 +56,11 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     script.write_text(
         "import sys\n"
         "from subprocess import run\n"
-        "from gristmill.engine.executor import Call, execute\n"
+        "from gristmill.engine.executor import Call, Executor\n"
         "if __name__ == '__main__':\n"
         "    nap = {'args': [sys.executable, '-c', 'import sys, time; time.sleep(20)']}\n"
-        "    list(execute([Call(run, nap)] * 4, 2))\n"
+        "    with Executor(2) as executor:\n"
+        "        list(executor.run([Call(run, nap)] * 4))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, script], env=environment) as parent:
