@@ -22,10 +22,9 @@ from gristmill.engine.slices import SliceGroup, group_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, list_corpus
-from gristmill.io.files import atomic_write
+from gristmill.io.files import STATE_DIR, atomic_write
 from gristmill.io.formats.suffixes import normal_name
 from gristmill.io.readers import Slice, read_documents
-from gristmill.io.unfinished import STATE_DIR
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
 

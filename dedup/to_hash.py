@@ -30,10 +30,10 @@ from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import CorpusFile, list_source, source_folder
+from gristmill.io.files import clear_marks
 from gristmill.io.keys import KeySet, Rows, read_keys
 from gristmill.io.parquet_tables import is_table
 from gristmill.io.readers import Slice, read_documents
-from gristmill.io.unfinished import clear_marks
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
 

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from gristmill.counts import Counts
 from gristmill.errors import UsageError
-from gristmill.io.files import atomic_write_bytes
-from gristmill.io.unfinished import STATE_DIR
+from gristmill.io.files import STATE_DIR, atomic_write_bytes
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_stages import PipelineStage
 

@@ -19,11 +19,10 @@ from gristmill.engine.tags import FileTags
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import list_source, source_folder
-from gristmill.io.files import locked
+from gristmill.io.files import STATE_DIR, locked
 from gristmill.io.keys import read_keys, write_keys
 from gristmill.io.parquet_tables import is_table
 from gristmill.io.readers import read_documents
-from gristmill.io.unfinished import STATE_DIR
 from gristmill.io.writers import Rejects
 from gristmill.text import matching_form, utf8_size
 

@@ -27,8 +27,8 @@ from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus
+from gristmill.io.files import reject_unfinished
 from gristmill.io.readers import Slice
-from gristmill.io.unfinished import reject_unfinished
 from preprocessing.datasets import shares_table, source_weights
 from preprocessing.mixing.chunks import SPLIT, mark_outdated_chunks, reject_other_parts
 from preprocessing.mixing.drops import check_all_found, write_drops

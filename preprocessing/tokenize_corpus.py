@@ -23,7 +23,7 @@ from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import Document, list_corpus
-from gristmill.io.files import atomic_write, atomic_write_bytes, concatenate, rejects_path, sha256_file
+from gristmill.io.files import atomic_write, atomic_write_bytes, concatenate, is_unfinished, rejects_path, sha256_file
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.token_shards import (
     MANIFEST,
@@ -35,7 +35,6 @@ from gristmill.io.token_shards import (
     token_dtype,
     with_suffix,
 )
-from gristmill.io.unfinished import is_unfinished
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
 from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_shards, shard_name, shards_in

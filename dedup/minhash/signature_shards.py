@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from dedup.minhash.signatures import Sketch
 from gristmill.errors import InputError, UsageError
-from gristmill.io.files import atomic_write, walk
-from gristmill.io.unfinished import reject_unfinished
+from gristmill.io.files import atomic_write, reject_unfinished, walk
 
 SUFFIX = ".signatures.arrow"
 

@@ -32,8 +32,14 @@ from gristmill.engine.report import explain, print_summary, progress_bar
 from gristmill.engine.tags import FileTags, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
 from gristmill.engine.worker import run_task
-from gristmill.io.files import rejects_path, remove_partial_files, sha256_file
-from gristmill.io.unfinished import STATE_DIR, mark_finished, mark_unfinished
+from gristmill.io.files import (
+    STATE_DIR,
+    mark_finished,
+    mark_unfinished,
+    rejects_path,
+    remove_partial_files,
+    sha256_file,
+)
 
 _Value = TypeVar("_Value")
 GOAL: TaskId = ("", "goal")  # the record of a whole stage

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gristmill.engine.records import Ledger, OutputRecord
-from gristmill.io.unfinished import STATE_DIR
+from gristmill.io.files import STATE_DIR
 
 
 @dataclass

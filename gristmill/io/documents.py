@@ -19,12 +19,11 @@ import msgspec
 
 from gristmill.counts import Counts
 from gristmill.errors import UsageError, require, wrap_read_errors
-from gristmill.io.files import is_link_to_parent
+from gristmill.io.files import STATE_DIR, is_link_to_parent, reject_unfinished
 from gristmill.io.formats.json_fields import decode_value
 from gristmill.io.formats.suffixes import CORPUS_SUFFIXES as CORPUS_SUFFIXES
 from gristmill.io.formats.suffixes import JSONL_SUFFIXES as JSONL_SUFFIXES
 from gristmill.io.formats.suffixes import READABLE, TEXT_FORMATS, parse_name, unknown_suffix
-from gristmill.io.unfinished import STATE_DIR, reject_unfinished
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
 HIDDEN = "hidden"  # reasons why a file is not read; other files are counted by their suffix

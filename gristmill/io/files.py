@@ -1,4 +1,9 @@
-"""Atomic writes, locks, and listing, hashing and joining of files."""
+"""Atomic writes, locks, listing and hashing of files, and marks of unfinished stages.
+
+A stage that writes a folder of files, such as NORM/, marks it before it writes the first file and removes the
+mark after the last; no stage reads a folder that is marked. A mark is a file `.gristmill/STAGE.unfinished` in the
+folder; it holds the reason.
+"""
 
 import ctypes
 import fcntl
@@ -11,8 +16,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from gristmill.errors import wrap_write_errors
+from gristmill.errors import InputError, wrap_write_errors
 
+STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
+_MARK_SUFFIX = ".unfinished"
+INTERRUPTED = "was interrupted"
 _IS_FLUSHED_LATER: ContextVar[bool] = ContextVar("is_flushed_later", default=False)
 _FEW = 8  # files that are flushed one by one
 PARTIAL = ".partial"  # suffix of temporary files; the next attempt removes one left by an interrupted write
@@ -147,3 +155,55 @@ def locked(path: Path) -> Iterator[None]:
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def mark_unfinished(folder: Path, stage: str, reason: str = INTERRUPTED) -> None:
+    """Mark the output of a stage in `folder` as unfinished."""
+    atomic_write_bytes(_mark_path(folder, stage), reason.encode())
+
+
+def mark_finished(folder: Path, stage: str) -> None:
+    """Remove the stage's mark from `folder`, if there is one."""
+    _mark_path(folder, stage).unlink(missing_ok=True)
+
+
+def clear_marks(folder: Path, stage: str) -> None:
+    """Remove the marks of all runs of a stage, of the whole or of parts of its work, from `folder`."""
+    for mark in (
+        *folder.glob(f"{STATE_DIR}/{stage}{_MARK_SUFFIX}"),
+        *folder.glob(f"{STATE_DIR}/{stage}-*{_MARK_SUFFIX}"),
+    ):
+        mark.unlink(missing_ok=True)
+
+
+def is_unfinished(folder: Path, stage: str) -> bool:
+    """Whether `folder` has the stage's mark."""
+    return _mark_path(folder, stage).exists()
+
+
+def marked_stages(folder: Path, reason: str) -> list[str]:
+    """The stages that have a mark with this reason in `folder`."""
+    marks = (folder / STATE_DIR).glob(f"*{_MARK_SUFFIX}")
+    return [mark.name.removesuffix(_MARK_SUFFIX) for mark in marks if mark.read_text(encoding="utf-8") == reason]
+
+
+def reject_unfinished(folder: Path) -> None:
+    """Raise InputError if a stage has not finished writing `folder`, a parent of it, or a folder directly in it."""
+    own = folder.absolute()
+    for root in (own, *own.parents):
+        _reject_marks(folder, root.glob(f"{STATE_DIR}/*{_MARK_SUFFIX}"))
+    _reject_marks(folder, own.glob(f"*/{STATE_DIR}/*{_MARK_SUFFIX}"))
+
+
+def _reject_marks(folder: Path, marks: Iterable[Path]) -> None:
+    for mark in sorted(marks):
+        stage, root = mark.name.removesuffix(_MARK_SUFFIX), mark.parent.parent
+        reason = mark.read_text(encoding="utf-8", errors="replace") or INTERRUPTED
+        raise InputError(
+            f"{folder} is not complete: {stage}, which writes {root}, {reason}. Run {stage.partition('-')[0]} again to "
+            f"its end, with the same options. (If {root} is complete in spite of that, remove {mark}.)"
+        )
+
+
+def _mark_path(folder: Path, stage: str) -> Path:
+    return folder / STATE_DIR / f"{stage}{_MARK_SUFFIX}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from gristmill.engine.records import DoneRecord
 from gristmill.engine.run import StageRun, StepResult
 from gristmill.errors import OutputError
-from gristmill.io.unfinished import mark_finished, mark_unfinished, marked_stages
+from gristmill.io.files import mark_finished, mark_unfinished, marked_stages
 
 SPLIT = "split"  # name of the step that makes the parts
 _OUTDATED = "has not read what pass1 wrote last"

@@ -14,8 +14,8 @@ from gristmill.counts import READ, WRITTEN
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, TooManyMalformed, UsageError
 from gristmill.io.documents import KEY_FIELD
+from gristmill.io.files import mark_unfinished
 from gristmill.io.lines import read_lines
-from gristmill.io.unfinished import mark_unfinished
 from gristmill.io.writers import open_jsonl_writer
 from tests.gristmill.engine.sandbox import sandboxed
 

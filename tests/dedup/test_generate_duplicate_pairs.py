@@ -16,7 +16,7 @@ from gristmill.counts import READ
 from gristmill.engine.options import RunOptions
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, UsageError
-from gristmill.io.unfinished import STATE_DIR, mark_unfinished
+from gristmill.io.files import STATE_DIR, mark_unfinished
 from tests.gristmill.engine.sandbox import sandboxed
 
 QUIET = RunOptions(workers=1, quiet=True)

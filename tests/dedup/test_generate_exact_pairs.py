@@ -20,8 +20,8 @@ from gristmill.counts import READ
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, TooManyMalformed, UsageError
 from gristmill.io.documents import list_corpus
+from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import read_keys
-from gristmill.io.unfinished import STATE_DIR
 from gristmill.text import matching_form
 from tests.gristmill.engine.sandbox import sandboxed
 

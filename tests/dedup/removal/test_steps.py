@@ -14,7 +14,7 @@ from dedup.removal.texts import FETCHED
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import Ledger
 from gristmill.errors import InputError, TooManyMalformed, UsageError
-from gristmill.io.unfinished import STATE_DIR
+from gristmill.io.files import STATE_DIR
 from tests.dedup.removal.clustered_corpus import (
     CLUSTERS,
     COMMAND,

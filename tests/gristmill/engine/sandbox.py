@@ -21,8 +21,7 @@ from gristmill.engine import run as engine_run
 from gristmill.engine.records import DoneRecord, Ledger
 from gristmill.engine.task import FileSet, Task
 from gristmill.engine.worker import run_task
-from gristmill.io.files import rejects_path
-from gristmill.io.unfinished import STATE_DIR
+from gristmill.io.files import STATE_DIR, rejects_path
 
 
 class Sandbox:

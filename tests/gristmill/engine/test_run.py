@@ -14,8 +14,7 @@ from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import ConservationError, InputError, OutputError, TooManyMalformed, UsageError
-from gristmill.io.files import atomic_write_bytes
-from gristmill.io.unfinished import reject_unfinished
+from gristmill.io.files import atomic_write_bytes, reject_unfinished
 from gristmill.io.writers import Rejects
 from tests.gristmill.engine.upper_stage import QUIET, STAGE, Settings, join, upper_stage
 
