@@ -62,10 +62,12 @@ class Claims:
                 for name, now in zip(record.identity.values(), self.reads, strict=False):
                     _check_folder(ledger, name, now, is_inside=part != own)
 
-    def record_reads(self, ledger: Ledger) -> Records:
-        """Record the input folders, relative and absolute, for check_reads."""
+    def record_reads(self, ledger: Ledger, known: Records) -> Records:
+        """Record the input folders, relative and absolute, for check_reads; nothing if that record is `known`."""
         folders = {f"input {i}": f"{ledger.relative(path)}\0{path.resolve()}" for i, path in enumerate(self.reads)}
         record = DoneRecord(*self._reads_id, folders, [], Counts({}, []))
+        if record.id in known and known[record.id].identity == folders:
+            return {}
         ledger.write(record)
         return {record.id: record}
 
@@ -115,7 +117,7 @@ def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[
     The next stage reads the whole folder, so files of another run would become part of its corpus.
     """
     known = {os.path.abspath(path) for path in planned}
-    unknown = {os.path.abspath(path) for path in walk(folder) if path.name.endswith(suffixes)} - known
+    unknown = {os.path.abspath(path) for path in walk(folder) if path.name.lower().endswith(suffixes)} - known
     for wait in (0.0, 1.0):  # a concurrent process writes its file first and its record just after
         if unknown:
             time.sleep(wait)

@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +35,9 @@ class OutputRecord(msgspec.Struct, frozen=True):
     sha256: str
 
 
+_Value = TypeVar("_Value")
+
+
 class _OutputsOfRecord(msgspec.Struct):
     outputs: list[OutputRecord]
 
@@ -54,6 +58,25 @@ class DoneRecord(msgspec.Struct):
     @property
     def id(self) -> TaskId:
         return self.step, self.task
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The done records of a step's tasks, in the order of the tasks."""
+
+    records: list[DoneRecord]
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of all tasks."""
+        total = Counts({}, [])
+        for record in self.records:
+            total.merge(record.counts)
+        return total
+
+    def values(self, kind: type[_Value]) -> list[_Value]:
+        """The value that each task returned, as `kind`."""
+        return [msgspec.convert(record.value, kind) for record in self.records]
 
 
 _Record = TypeVar("_Record", DoneRecord, _OutputsOfRecord)

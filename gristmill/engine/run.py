@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -27,7 +27,7 @@ from gristmill.engine.claims import Claims
 from gristmill.engine.executor import Call, Executor
 from gristmill.engine.lock import stage_lock
 from gristmill.engine.options import RunOptions
-from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, TaskId
+from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, StepResult, TaskId
 from gristmill.engine.report import explain, print_summary, progress_bar
 from gristmill.engine.tags import FileTags, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
@@ -41,27 +41,7 @@ from gristmill.io.files import (
     sha256_file,
 )
 
-_Value = TypeVar("_Value")
 GOAL: TaskId = ("", "goal")  # the record of a whole stage
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The done records of a step's tasks, in the order of the tasks."""
-
-    records: list[DoneRecord]
-
-    @property
-    def counts(self) -> Counts:
-        """The counts of all tasks."""
-        total = Counts({}, [])
-        for record in self.records:
-            total.merge(record.counts)
-        return total
-
-    def values(self, kind: type[_Value]) -> list[_Value]:
-        """The value that each task returned, as `kind`."""
-        return [msgspec.convert(record.value, kind) for record in self.records]
 
 
 @dataclass
@@ -159,7 +139,9 @@ class StageRun:
             raise
         if self._goal and self._done.get(GOAL) is None:
             self._record_goal(self._goal, counts)
-        if self._is_changed or stale:
+        reads = self.claims.record_reads(self.ledger, self._before | self._done)
+        if self._is_changed or stale or reads:
+            self._done |= reads
             self.ledger.compact(self._done.values(), [*stale, *self._claimed])
         shutil.rmtree(self.work, ignore_errors=True)
         for folder in self.publishes:
@@ -176,7 +158,7 @@ class StageRun:
         self.claims.check_reads(self.ledger, self._before)
         for folder in self.publishes:
             mark_unfinished(folder, self.name)
-        self._done |= self.claims.record_reads(self.ledger)
+        self._done |= self.claims.record_reads(self.ledger, self._before)
         self._has_begun = self._is_changed = True
 
     def _execute(self, step: str, tasks: Sequence[Task]) -> None:

@@ -160,6 +160,15 @@ def test_another_input_that_would_replace_the_output_is_refused(tmp_path: Path, 
     assert upper_stage(other, target).ran == 5  # the first input is gone: moved, as far as we know
 
 
+def test_the_input_of_a_finished_run_that_moved_is_known(tmp_path: Path, source: Path, target: Path) -> None:
+    moved = source.rename(tmp_path / "moved")
+    assert upper_stage(moved, target).ran == 0
+    shutil.copytree(moved, tmp_path / "other")
+    (tmp_path / "other" / "a").write_text("other\n")
+    with pytest.raises(UsageError, match="what upper made of .*/moved, and would lose it"):
+        upper_stage(tmp_path / "other", target)
+
+
 def test_an_output_that_is_an_input_is_refused(source: Path) -> None:
     with pytest.raises(OutputError, match="in/a exists, and upper did not write it"):
         upper_stage(source, source)
