@@ -63,10 +63,12 @@ class Claims:
                     _check_folder(ledger, name, now, is_inside=part != own)
 
     def record_reads(self, ledger: Ledger, known: Records) -> Records:
-        """Record the input folders, relative and absolute, for check_reads; nothing if that record is `known`."""
+        """Record the input folders, relative and absolute, for check_reads; unless those `known` are there still."""
         folders = {f"input {i}": f"{ledger.relative(path)}\0{path.resolve()}" for i, path in enumerate(self.reads)}
         record = DoneRecord(*self._reads_id, folders, [], Counts({}, []))
-        if record.id in known and known[record.id].identity == folders:
+        if record.id in known and all(
+            Path(name.split("\0")[1]).exists() for name in known[record.id].identity.values()
+        ):
             return {}
         ledger.write(record)
         return {record.id: record}

@@ -165,7 +165,7 @@ def test_the_input_of_a_finished_run_that_moved_is_known(tmp_path: Path, source:
     assert upper_stage(moved, target).ran == 0
     shutil.copytree(moved, tmp_path / "other")
     (tmp_path / "other" / "a").write_text("other\n")
-    with pytest.raises(UsageError, match="what upper made of .*/moved, and would lose it"):
+    with pytest.raises(UsageError, match=r"what upper made of .*/moved, and would lose it"):
         upper_stage(tmp_path / "other", target)
 
 
