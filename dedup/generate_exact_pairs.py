@@ -49,6 +49,7 @@ def generate_exact_pairs(
     out_file: Path,
     on: MatchOn = "matching_form",
     scope: Scope = "global",
+    text_column: str = "text",
     options: RunOptions = RunOptions(),
 ) -> Counts:
     """Write every exact copy with the document it repeats, a line `<key> :: <key>` each, in key order.
@@ -62,13 +63,14 @@ def generate_exact_pairs(
         out_file: DUP/duplicate_pairs_exact.txt; generate_connected_components reads duplicate_pairs*.txt.
         on: Compare the matching_form (lower case, no punctuation, single spaces) or the text's bytes.
         scope: per-source compares documents only with documents of their own source.
+        text_column: The column or field that holds the text.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
         Documents read, copies and unique documents (including the first of each group), per source.
     """
     _check(input_dir, out_file, on, scope)
-    files, outputs = list_corpus(input_dir), (out_file, out_file.with_suffix(".parquet"))
+    files, outputs = list_corpus(input_dir, text_column=text_column), (out_file, out_file.with_suffix(".parquet"))
     with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir]) as run:
         names, corpus = [file.name for file in files], FileSet(tuple(file.path for file in files))
         done = run.goal({"names": names, "corpus": corpus, "on": on, "scope": scope}, outputs)

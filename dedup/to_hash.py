@@ -60,6 +60,7 @@ def to_hash(
     permutations: int = 128,
     seed: int = 1,
     skip: Path | None = None,
+    text_column: str = "text",
     options: RunOptions = RunOptions(),
 ) -> Counts:
     """Compute the signatures of the documents in files index_start ≤ i < index_end, in name order, of a data set.
@@ -85,6 +86,7 @@ def to_hash(
         seed: Seed of the permutations.
         skip: Keys of documents to leave out, such as the copies that generate_exact_pairs found: a .parquet table
             (each worker reads only its file's rows) or a .pickle.
+        text_column: The column or field that holds the text.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
@@ -93,7 +95,7 @@ def to_hash(
     sketch = Sketch(hash, width, permutations, seed, unit)
     if not dataset_name or dataset_name != Path(dataset_name).name:
         raise UsageError(f"data set {dataset_name!r}: wanted the name of a folder in the corpus, or all")
-    files = list_source(input_dir, dataset_name)
+    files = list_source(input_dir, dataset_name, text_column)
     chosen = files[index_start:index_end] if index_start >= 0 else []
     if not chosen or batch < 1:
         raise UsageError(

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import msgspec
 
@@ -108,7 +109,7 @@ def _record_config(config: RunConfig) -> None:
     corpus = str(config.corpus.resolve())
     if path.is_file():
         before = msgspec.json.decode(path.read_bytes())
-        if before.get("corpus") != corpus:
+        if before.get("corpus") != corpus and Path(str(before.get("corpus"))).exists():  # else it was moved
             raise OutputError(
                 f"{config.out} holds a run of the corpus {before.get('corpus')}, not of {corpus}: give another --out, "
                 "or remove the folder"

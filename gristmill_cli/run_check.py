@@ -31,7 +31,9 @@ def check_config(config: RunConfig) -> None:
     _check_folders(config.corpus, config.out)
     config.run_options.check()
     check_seed(config.seed)
-    sources = {file.source for file in list_corpus(config.corpus)}
+    with _section("normalize"):
+        files = list_corpus(config.corpus, text_column=config.text_column, read_also=config.normalize.read_also)
+    sources = {file.source for file in files}
     with _section("normalize"):
         if config.normalize.ftfy:
             check_ftfy()

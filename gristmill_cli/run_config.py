@@ -27,6 +27,8 @@ class Normalize:
 
     ftfy: bool = False
     """Repair mojibake with ftfy before NFC."""
+    read_also: tuple[str, ...] = ()
+    """More formats to read: txt (a file is one document), csv, tsv (a row is one)."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ class RunConfig:
     """Folder of the corpus: CORPUS/<source>/**."""
     out: Path
     """Folder for everything the run writes."""
+    text_column: str = "text"
+    """The column or field of the corpus that holds the text; it keeps its name."""
     seed: int = 1
     """Seed of the mix and of the tokenizer's sample; signatures have a seed of their own, dedup.seed."""
     workers: int | None = None

@@ -54,24 +54,34 @@ def plan_stages(config: RunConfig) -> list[PipelineStage]:
 def _clean(config: RunConfig) -> list[PipelineStage]:
     out, options, function = config.out, config.run_options, config.apply.function
     normalized, short = out / "normalized", out / "filtered.pickle"
-    ftfy, threshold = config.normalize.ftfy, config.filter.threshold
+    spec, threshold, column = config.normalize, config.filter.threshold, config.text_column
+
+    def normalize() -> Counts:
+        return normalize_text(
+            config.corpus, normalized, ftfy=spec.ftfy, text_column=column, read_also=spec.read_also, options=options
+        )
+
+    settings = {"ftfy": spec.ftfy, "read_also": spec.read_also, "text_column": column}
     stages = [
         PipelineStage(
-            "normalize_text", lambda: normalize_text(config.corpus, normalized, ftfy=ftfy, options=options), normalized,
-            {"ftfy": ftfy}, keeps=WRITTEN, hint="give a corpus with documents",
+            "normalize_text", normalize, normalized, settings, keeps=WRITTEN, hint="give a corpus with documents"
         )
-    ]  # fmt: skip
+    ]
     if function:
         stages.append(
             PipelineStage(
-                "apply", lambda: apply(normalized, config.clean, function, options), config.clean,
+                "apply", lambda: apply(normalized, config.clean, function, text_column=column, options=options),
+                config.clean,
                 {"function": function}, "normalize_text", keeps=WRITTEN, hint=f"look at what {function} yields",
             )
         )  # fmt: skip
     stages.append(
         PipelineStage(
-            "filter", lambda: find_short(config.clean, short, UNKNOWN_COUNT, "all", threshold, options), short,
-            {"threshold": threshold}, _cleaned_by(config), keeps=KEPT,
+            "filter",
+            lambda: find_short(
+                config.clean, short, UNKNOWN_COUNT, "all", threshold, text_column=column, options=options
+            ),
+            short, {"threshold": threshold}, _cleaned_by(config), keeps=KEPT,
             hint=f"give longer documents, or a smaller --filter.threshold than {threshold}",
         )
     )  # fmt: skip
@@ -92,7 +102,8 @@ def _find_duplicates(config: RunConfig) -> list[PipelineStage]:
     def sign() -> Counts:
         return to_hash(
             "all", clean, minhash, UNKNOWN_COUNT, "0", 0, ALL_FILES, sketch.width, unit=sketch.unit, hash=sketch.hash,
-            permutations=sketch.permutations, seed=sketch.seed, skip=copies, options=options,
+            permutations=sketch.permutations, seed=sketch.seed, skip=copies,
+            text_column=config.text_column, options=options,
         )  # fmt: skip
 
     def cluster() -> Counts:
@@ -106,7 +117,7 @@ def _find_duplicates(config: RunConfig) -> list[PipelineStage]:
         return generate_duplicates_dict(
             clusters, duplicates_path(config), options=options, keep=spec.keep,
             dropped=(config.out / "filtered.pickle",), verify=spec.verify, threshold=spec.threshold, corpus=clean,
-            width=spec.width, unit=spec.unit, index=spec.index,
+            width=spec.width, unit=spec.unit, index=spec.index, text_column=config.text_column,
         )  # fmt: skip
 
     signed = {"hash": spec.hash, "unit": spec.unit, "width": spec.width, "permutations": spec.permutations,
@@ -114,8 +125,10 @@ def _find_duplicates(config: RunConfig) -> list[PipelineStage]:
     compared = {"range": spec.range, "bands": spec.bands, "index": spec.index, "scope": spec.scope}
     chosen = {"keep": spec.keep, "verify": spec.verify, "threshold": spec.threshold}
     exact = PipelineStage(
-        "generate_exact_pairs", lambda: generate_exact_pairs(clean, pairs, scope=spec.scope, options=options), pairs,
-        {"scope": spec.scope}, _cleaned_by(config),
+        "generate_exact_pairs", lambda: generate_exact_pairs(
+            clean, pairs, scope=spec.scope, text_column=config.text_column, options=options
+        ),
+        pairs, {"scope": spec.scope}, _cleaned_by(config),
     )  # fmt: skip
     with_signature = None if spec.exact else "to_hash"  # with `exact`, copies are compared without a signature
     return [
@@ -143,7 +156,10 @@ def _mix(config: RunConfig) -> list[PipelineStage]:
     smaller = f"give more documents, or a smaller --mix.holdout than {spec.holdout}"
     return [
         PipelineStage(
-            "pass1", lambda: pass1(*inputs, spec.weights, config.mix_seed, options), out / "pass1",
+            "pass1", lambda: pass1(
+                *inputs, spec.weights, config.mix_seed, text_column=config.text_column, options=options
+            ),
+            out / "pass1",
             {"weights": spec.weights, "seed": config.mix_seed}, _cleaned_by(config), keeps=WRITTEN,
             hint="look at --mix.weights, --dedup.index and --filter.threshold",
         ),
@@ -152,8 +168,9 @@ def _mix(config: RunConfig) -> list[PipelineStage]:
             {"holdout": spec.holdout}, "pass1", keeps=WRITTEN, hint=smaller,
         ),
         PipelineStage(
-            "dedup_train", lambda: dedup_train(CHUNK, train, holdout, deduped, options), deduped, {}, "pass2",
-            keeps=WRITTEN, hint=smaller,
+            "dedup_train",
+            lambda: dedup_train(CHUNK, train, holdout, deduped, text_column=config.text_column, options=options),
+            deduped, {}, "pass2", keeps=WRITTEN, hint=smaller,
         ),
     ]  # fmt: skip
 
@@ -168,11 +185,13 @@ def _tokenize(config: RunConfig) -> list[PipelineStage]:
     def learn() -> Counts:
         return train_tokenizer(
             train, model.parent, spec.vocab_size, spec.model_type, spec.sample, spec.exact, config.tokenizer_seed,
-            options,
+            text_column=config.text_column, options=options,
         )  # fmt: skip
 
     def encode(documents: Path, name: str) -> Counts:
-        return tokenize_corpus(documents, model, tokens[name], options, shard_size=spec.shard_size)
+        return tokenize_corpus(
+            documents, model, tokens[name], options, shard_size=spec.shard_size, text_column=config.text_column
+        )
 
     return [
         PipelineStage("train_tokenizer", learn, model, settings, "dedup_train"),

@@ -36,6 +36,8 @@ def normalize_text(
     zst: bool = False,
     idx: int = -1,
     ftfy: bool = False,
+    text_column: str = "text",
+    read_also: tuple[str, ...] = (),
     options: RunOptions = RunOptions(),
 ) -> Counts:
     """Normalise every text of a corpus to Unicode NFC; all other fields are copied unchanged.
@@ -51,6 +53,8 @@ def normalize_text(
         zst: Compress all output with zstd, even if the input is not compressed.
         idx: Index of the block of 64 files to normalise, to split a folder among machines; -1 for all files.
         ftfy: Repair mojibake with ftfy first, as SlimPajama did. It also rewrites Chinese punctuation and code.
+        text_column: The column or field that holds the text; it keeps its name.
+        read_also: More formats to read: txt (a file is one document), csv, tsv (a row is one).
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
@@ -58,7 +62,7 @@ def normalize_text(
     """
     if ftfy:
         check_ftfy()
-    corpus = scan_corpus(data_dir)
+    corpus = scan_corpus(data_dir, text_column=text_column, read_also=read_also)
     files = corpus.files
     reject_overlapping_folders(data_dir, target_dir)
     targets = plan_targets(files, target_dir, zst)

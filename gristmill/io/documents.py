@@ -177,6 +177,7 @@ def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_al
     Raises UsageError if `root` is not a folder or holds no file of a known format, InputError
     if a file cannot be read, or a stage has not finished writing the folder.
     """
+    require(bool(text_column), "--text_column: wanted the name of a column or field, such as text")
     for name in read_also:
         require(name in TEXT_FORMATS, f"--read_also {name}: wanted one of {', '.join(TEXT_FORMATS)}")
     if not root.is_dir():

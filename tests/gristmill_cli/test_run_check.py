@@ -52,6 +52,8 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("apply", "function", "no_such_module_here:f", "[apply] there is no module 'no_such_module_here'"),
     ("apply", "function", "keep_english", "wanted module:function"),
     ("apply", "function", "json:keep_english", "has no function 'keep_english'"),
+    ("", "text_column", "", "wanted the name of a column"),
+    ("normalize", "read_also", "pdf", "--read_also pdf: wanted one of txt, csv, tsv"),
     ("filter", "threshold", "-1", "wanted 0 or more characters"),
     ("filter", "threshold", "2.5", "wanted|invalid"),
     ("dedup", "hash", "md5", "wanted|invalid"),
@@ -143,7 +145,8 @@ def refused(folder: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(("section", "key", "value", "wanted"), MISTAKES)
 def test_a_wrong_option_is_refused_before_anything_is_written(folder, capsys, section, key, value, wanted) -> None:
     option = f"--{section}.{key}" if section else f"--{key}"
-    code, message = refused(folder, option, *value.replace("{folder}", str(folder)).split(), capsys=capsys)
+    values = value.replace("{folder}", str(folder)).split() or [""]
+    code, message = refused(folder, option, *values, capsys=capsys)
     assert code == (1 if "cannot write" in message else 2)
     assert any(text in message for text in wanted.split("|")), message
 
