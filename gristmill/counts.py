@@ -71,6 +71,12 @@ class Counts(msgspec.Struct):
         if len(self.examples) < MAX_EXAMPLES:
             self.examples.append(text)
 
+    def add_written(self, source: str, size: int, before: int) -> None:
+        """Count a document as WRITTEN with `size` bytes, and the bytes it lost since it was read with `before`."""
+        self.add(source, WRITTEN, size)
+        if size != before:
+            self.add(source, CHANGED, before - size, documents=0)
+
     def merge(self, other: "Counts") -> Self:
         """Add the counts of `other` to these, in place."""
         for source, reason, tally in other.rows():

@@ -39,11 +39,8 @@ def _run_pipeline() -> None:
     """Run the stages that use kernels, in this process."""
     with tempfile.TemporaryDirectory() as name, redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
         folder = Path(name)
-        corpus, out = folder / "corpus", folder / "out"
-        (corpus / "made_up").mkdir(parents=True)
-        documents = [_TEXT[i % 7 :] * (5 + i % 40) for i in range(120)] * 2
-        lines = [msgspec.json.encode({"text": text}) + b"\n" for text in documents]
-        (corpus / "made_up/a.jsonl").write_bytes(b"".join(lines))
+        out, documents = folder / "out", [_TEXT[i % 7 :] * (5 + i % 40) for i in range(120)] * 2
+        corpus = _write_corpus(folder / "corpus", documents)
         config = RunConfig(
             corpus, out, workers=1, dedup=Dedup(verify="jaccard", exact=True), mix=Mix(weights={"made_up": 1.0}),
             tokenizer=Tokenizer(vocab_size=400, exact=False),
@@ -54,6 +51,13 @@ def _run_pipeline() -> None:
         generate_duplicate_pairs(out / "minhash", folder / "duplicate_pairs.txt", options=options)
         dump_pickle(folder / "a.pickle", documents)
         load_pickle(folder / "a.pickle")
+
+
+def _write_corpus(corpus: Path, texts: list[str]) -> Path:
+    (corpus / "made_up").mkdir(parents=True)
+    lines = (msgspec.json.encode({"text": text}) + b"\n" for text in texts)
+    (corpus / "made_up/a.jsonl").write_bytes(b"".join(lines))
+    return corpus
 
 
 def _sign_with_other_families() -> None:

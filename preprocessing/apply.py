@@ -10,7 +10,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 from tyro.conf import Positional
 
 from gristmill.command import command
-from gristmill.counts import CHANGED, WRITTEN, Counts
+from gristmill.counts import Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
@@ -78,10 +78,7 @@ def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str,
             for document in _call(function, call, given):
                 size, line = _encode(function, document, given)
                 sink.write(line)
-                written = utf8_size(document.text)
-                counts.add(part.source, WRITTEN, written)
-                if written != size:
-                    counts.add(part.source, CHANGED, size - written, documents=0)
+                counts.add_written(part.source, utf8_size(document.text), before=size)
         if given.left:
             size = sum(size for size, _ in given.left.values())
             counts.add(part.source, f"dropped by {function.partition(':')[2]}", size, len(given.left))

@@ -13,7 +13,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import tyro
 
 from gristmill.command import command
-from gristmill.counts import CHANGED, WRITTEN, Counts
+from gristmill.counts import Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
@@ -93,11 +93,8 @@ def normalize_slices(group: SliceGroup, outputs: tuple[Path, ...], ftfy: bool) -
             for document in read_documents(part, counts, Rejects(output)):
                 size = utf8_size(document.text)
                 document.replace_text(fix(document.text))
-                written = utf8_size(document.text)
                 sink.write(document.to_json())
-                counts.add(part.source, WRITTEN, written)
-                if written != size:
-                    counts.add(part.source, CHANGED, size - written, documents=0)
+                counts.add_written(part.source, utf8_size(document.text), before=size)
     return counts
 
 

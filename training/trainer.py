@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import math
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -88,12 +89,15 @@ class Trainer:
             self.optimizer.after_load()
         else:
             if self.config.init_from is not None:
-                initial = model_state(self.model.params)
-                source = load_model(self.config.init_from, initial, self.checkpoints.group, self.reporter.say)
-                require_same_model(source, self.model_config, self.tokenizer)
+                self._load_weights(self.config.init_from)
             self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.eval_sequences, self.world)
         self.model.after_load()
         self.model.all_gather_params()
+
+    def _load_weights(self, checkpoint: Path) -> None:
+        initial = model_state(self.model.params)
+        source = load_model(checkpoint, initial, self.checkpoints.group, self.reporter.say)
+        require_same_model(source, self.model_config, self.tokenizer)
 
     def start(self) -> None:
         """Open the files of metrics, print the header and start the clock, after `load`."""

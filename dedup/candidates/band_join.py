@@ -20,6 +20,7 @@ from dedup.candidates.lsh import BAND_RECORD, band_digests, bucket_edges, union_
 from gristmill.batches import batched, partition_of
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Task
+from gristmill.io.external_sort import write_array
 from gristmill.io.files import atomic_write
 
 _UNION_BYTES = 40  # memory per document for union-find, without its digests
@@ -114,15 +115,13 @@ def partition_bands(
                 sizes = np.bincount(part, minlength=parts)
                 starts.append(file.tell() // BAND_RECORD.itemsize + np.cumsum([0, *sizes]))
                 file.write(records.view(np.uint8).data)
-    with atomic_write(offsets) as temporary, temporary.open("wb") as file:
-        np.save(file, np.array(starts, np.int64).reshape(-1, lsh.bands, parts + 1))
+    write_array(offsets, np.array(starts, np.int64).reshape(-1, lsh.bands, parts + 1))
 
 
 def join_partition(files: FileSet, band: int, part: int, first: int, output: Path) -> None:
     """Task: write the edges of one band and hash range; those within an index (both ids below `first`) are left out."""
     edges = bucket_edges(read_partition(files, band, part))
-    with atomic_write(output) as temporary, temporary.open("wb") as file:
-        np.save(file, edges[edges[:, 0] >= np.uint64(first)])
+    write_array(output, edges[edges[:, 0] >= np.uint64(first)])
 
 
 def read_partition(files: FileSet, band: int, part: int) -> NDArray:

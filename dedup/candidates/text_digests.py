@@ -20,6 +20,7 @@ from gristmill.batches import batched, partition_of
 from gristmill.counts import Counts
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import Result
+from gristmill.io.external_sort import write_array
 from gristmill.io.files import atomic_write
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
@@ -52,8 +53,7 @@ def digest_slices(group: SliceGroup, on: MatchOn, scope: Scope, output: Path, of
             file.write(chunk[order].view(np.uint8).data)
             starts.append(np.searchsorted(range_numbers[order], np.arange(PARTS + 1)) + offset)
             offset += len(chunk)
-    with atomic_write(offsets) as temporary, temporary.open("wb") as file:
-        np.save(file, np.array(starts, np.int64).reshape(-1, PARTS + 1))
+    write_array(offsets, np.array(starts, np.int64).reshape(-1, PARTS + 1))
     return Result(counts, first_rows)
 
 

@@ -132,3 +132,9 @@ def read_records(path: Path, dtype: np.dtype, size: int) -> Iterator[NDArray]:
     with path.open("rb") as file:
         while len(records := np.fromfile(file, dtype, size)):
             yield records
+
+
+def write_array(path: Path, array: NDArray) -> None:
+    """Write an array to a .npy file atomically."""
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        np.save(file, array)

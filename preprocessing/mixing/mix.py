@@ -11,7 +11,7 @@ from gristmill.counts import READ, REPEATED, WRITTEN, Counts
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import FileSet, Result
 from gristmill.io.documents import KEY_FIELD, Document
-from gristmill.io.files import atomic_write
+from gristmill.io.external_sort import write_array
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
@@ -38,8 +38,7 @@ def write_weight_numbers(group: SliceGroup, drops: Path, seed: int, output: Path
         random_numbers(seed, "weight", part.name, rows)[[not reason for reason in reasons]]
         for part, _, rows, reasons in _read_batches(group, drops, Counts({}, []), Rejects(output))
     ]
-    with atomic_write(output) as temporary, temporary.open("wb") as file:
-        np.save(file, np.concatenate([*chunks, np.empty(0, np.uint64)]))
+    write_array(output, np.concatenate([*chunks, np.empty(0, np.uint64)]))
 
 
 def find_epochs(weight: float, weight_numbers: FileSet) -> Result:
