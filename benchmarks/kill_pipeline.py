@@ -92,9 +92,8 @@ def disturb(chance: random.Random, corpus: Path, out: Path, done: Counter[str]) 
 
 def _kill(chance: random.Random, corpus: Path, out: Path, options: str, seconds: float, done: Counter[str]) -> None:
     """Start a run, or two at once, and kill it at a random moment: the process, or all of its processes."""
-    starts = [
-        _start(corpus, out, f"{options} --workers {chance.choice([1, 2, 3])}") for _ in range(chance.choice([1, 1, 2]))
-    ]
+    workers = chance.choices([1, 2, 3], k=chance.choice([1, 1, 2]))
+    starts = [_start(corpus, out, f"{options} --workers {number}", stderr=subprocess.PIPE) for number in workers]
     done["two at once"] += len(starts) > 1
     time.sleep(chance.uniform(0.0, 1.2 * seconds))
     for process in starts:
@@ -104,8 +103,8 @@ def _kill(chance: random.Random, corpus: Path, out: Path, options: str, seconds:
             process.kill()
         elif process.poll() is None:
             os.killpg(process.pid, chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
-        code = process.wait()
-        assert code in (0, -signal.SIGKILL, -signal.SIGTERM, 130, 143), (code, out)
+        errors, killed = process.communicate()[1], (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 130, 143)
+        assert process.returncode in (0, *killed), f"{out} ended with {process.returncode}: {errors}"
 
 
 def hash_tree(folder: Path) -> dict[str, str]:
