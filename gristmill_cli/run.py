@@ -11,8 +11,9 @@ from gristmill.command import run_with_exit_code, wide_console
 from gristmill.config import load_config
 from gristmill.counts import READ, Counts
 from gristmill.engine.executor import start_fork_server
+from gristmill.engine.lock import stage_lock
 from gristmill.errors import InputError, OutputError
-from gristmill.io.files import atomic_write_bytes, remove_partial_files
+from gristmill.io.files import STATE_DIR, atomic_write_bytes, remove_partial_files
 from gristmill.io.token_shards import Manifest
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config
@@ -27,12 +28,17 @@ _NOT_RECORDED = ("from_", "until", "dry_run")
 def run(config: RunConfig) -> Funnel | None:
     """Run the stages from `config.from_` to `config.until`, and check the counts between stages as they finish.
 
-    Every task that is done is skipped. Returns the funnel, and writes it as funnel.json, if the last stage has run;
-    else None. The whole configuration is checked first. Raises ConservationError if documents were lost between
-    two stages, InputError if none is left, OutputError if `config.out` holds a run of another corpus, and
-    any GristmillError of a stage.
+    Every task that is done is skipped. Another process that works on the same output is waited for. Returns the funnel,
+    and writes it as funnel.json, if the last stage has run; else None. The whole configuration is checked first.
+    Raises ConservationError if documents were lost between two stages, InputError if none is left, OutputError if
+    `config.out` holds a run of another corpus, and any GristmillError of a stage.
     """
     check_config(config)
+    with stage_lock(config.out / STATE_DIR / "run.lock"):
+        return _run_stages(config)
+
+
+def _run_stages(config: RunConfig) -> Funnel | None:
     out, stages = config.out, plan_stages(config)
     first, end = choose_stages(config, stages)
     _record_config(config)

@@ -56,6 +56,6 @@ def _lock(file: BinaryIO, quiet: bool) -> None:
             holder = holder or file.read().decode(errors="replace")
             time.sleep(0 if holder else 0.01)
         if not quiet:
-            print(f"waiting for {holder}, which runs this stage with this output", file=sys.stderr, flush=True)
+            print(f"waiting for {holder}, which works on the same output", file=sys.stderr, flush=True)
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
