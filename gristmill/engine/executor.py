@@ -71,7 +71,7 @@ class Executor:
                 futures = {pool.submit(_run_in_worker, call): position for position, call in enumerate(calls)}
             for future in as_completed(futures):
                 yield futures[future], future.result()
-        except BrokenProcessPool as error:
+        except (BrokenProcessPool, EOFError, ConnectionError) as error:  # a worker, or the fork server
             # The pool loses track of a worker that starts while another dies, and would wait for it forever.
             for worker in self._own_workers():
                 worker.kill()
@@ -121,8 +121,8 @@ def _delay_sigint() -> Iterator[None]:
     Python would raise KeyboardInterrupt here all the same.
     """
     before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
-        yield  # KeyboardInterrupt is raised in the main thread only
+    if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):
+        yield  # KeyboardInterrupt is raised in the main thread only, and not where the signal is ignored
         return
     received: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: received.append(number))
@@ -130,8 +130,8 @@ def _delay_sigint() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if received:
-        signal.raise_signal(signal.SIGINT)
+        if received:  # also after an error, which the signal may have caused in another process
+            signal.raise_signal(signal.SIGINT)
 
 
 def start_fork_server(modules: list[str]) -> None:
