@@ -76,7 +76,9 @@ def normalize_text(
     ) as run:  # fmt: skip
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
         counts = rewrite_corpus(run, "normalize", chosen, targets, normalize_slices, {"ftfy": ftfy})
-        return run.finish(counts.merge(corpus.count_unread()) if idx <= 0 else counts)  # once for all blocks
+        if idx <= 0:  # once for all blocks
+            counts.merge(run.note("files that are not read", corpus.count_unread()))
+        return run.finish(counts)
 
 
 def check_ftfy() -> None:

@@ -122,6 +122,13 @@ class StageRun:
             self._execute(name, todo)
         return StepResult([self._done[name, task.name] for task in tasks])
 
+    def note(self, name: str, counts: Counts) -> Counts:
+        """Record counts that are of no task in the ledger, such as those of files that are not read; return them."""
+        record = DoneRecord("", name, {}, [], counts)
+        self._is_changed |= self._before.get(record.id) != record
+        self._done[record.id] = record
+        return counts
+
     def finish(self, counts: Counts) -> Counts:
         """End the stage: remove outputs that were not planned now, compact the ledger, print the summary.
 

@@ -23,6 +23,7 @@ def test_a_column_of_another_name_and_more_formats_are_read_and_the_rest_is_name
     done = run(corpus, tmp_path / "out", *options)
     assert done.returncode == 0, done.stderr
     assert "not read" in done.stdout and "files not read: 1 .md" in done.stderr, done.stderr
+    assert b"not read: .md" in (tmp_path / "out/normalized/.gristmill/normalize_text.ledger").read_bytes()
     counted = msgspec.json.decode((tmp_path / "out" / "funnel.json").read_bytes())["went"]
     assert {source: counted[source]["read"]["documents"] for source in counted} == {"book": 60, "web": 60, "notes": 3}
     assert all(json.loads(line)["text"] == 5 for line in lines_of(tmp_path / "out", "book"))
