@@ -1,12 +1,11 @@
 """Options of a stage's run that change no byte of its output: workers, memory, limits, messages."""
 
-import os
 from dataclasses import dataclass
 from math import isfinite
 
-import psutil
 import tyro
 
+from gristmill.engine.limits import free_memory, usable_cores
 from gristmill.errors import UsageError
 
 _PROCESSES_A_CORE = 2
@@ -19,9 +18,11 @@ class RunOptions:
     """Resources and limits of a stage's run; none of them changes a byte of its output."""
 
     workers: int | None = None
-    """Worker processes; by default one per core, and at most two, as more would only wait for one another."""
+    """Worker processes; by default one per core, or as many as a container's quota allows. At most two per core: more
+    would only wait for one another."""
     memory: str = "auto"
-    """Memory budget of all workers together, such as 512MiB or 4GiB; by default half of the free memory."""
+    """Memory budget of all workers together, such as 512MiB or 4GiB; by default half of what is free, on the machine
+    and within a container's limit."""
     max_malformed: float = 0.001
     """Fail if more than this fraction of the records read is malformed."""
     quiet: bool = False
@@ -40,13 +41,13 @@ class RunOptions:
         """Number of worker processes. Raises UsageError if fewer than one was asked for."""
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"--workers {self.workers}: wanted 1 or more")
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         return min(self.workers or cores, _PROCESSES_A_CORE * cores)
 
     @property
     def memory_bytes(self) -> int:
         """Memory budget of all workers together, in bytes. Raises UsageError if `memory` is not a size."""
-        return psutil.virtual_memory().available // 2 if self.memory == "auto" else parse_size(self.memory, "--memory")
+        return free_memory() // 2 if self.memory == "auto" else parse_size(self.memory, "--memory")
 
     @property
     def memory_per_worker(self) -> int:

@@ -1,8 +1,10 @@
 """What a run of a stage prints: progress, the reasons why tasks run again, and a summary line."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -12,22 +14,49 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord
 from gristmill.engine.task import Task
 
+LINE_SECONDS = 60.0  # between two lines of progress in a log
+
 
 @contextmanager
 def progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Callable[[int], None]]:
     """Context: a progress bar of the bytes that tasks read; yields the function to call with those of each task.
 
-    Prints the notices of the tasks first.
+    Not on a terminal, it is a line a minute. Prints the notices of the tasks first.
     """
     for task in tasks:
         if task.notice and not quiet:
             print(f"{name.partition(':')[0]}: {task.notice}", file=sys.stderr, flush=True)
+    if not quiet and not Console(stderr=True).is_terminal:
+        yield _LogLines(name, len(tasks), sum(task.size for task in tasks)).advance
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
-    hidden = quiet or not console.is_terminal
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as progress:
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=quiet) as progress:
         bar = progress.add_task(name, total=sum(task.size for task in tasks))
         yield lambda size: progress.advance(bar, size)
+
+
+class _LogLines:
+    """Progress for logs: a line whenever a task ends and a minute has passed since the last line."""
+
+    def __init__(self, name: str, tasks: int, size: int) -> None:
+        self.name, self.tasks, self.size = name, tasks, size
+        self.tasks_done, self.bytes_done = 0, 0
+        self.started = self.printed = time.monotonic()
+
+    def advance(self, size: int) -> None:
+        """Count a task that has read `size` bytes."""
+        self.tasks_done, self.bytes_done, now = self.tasks_done + 1, self.bytes_done + size, time.monotonic()
+        if now - self.printed < LINE_SECONDS or self.tasks_done == self.tasks:
+            return
+        self.printed, seconds = now, now - self.started
+        share = self.bytes_done / self.size if self.size else self.tasks_done / self.tasks
+        left = timedelta(seconds=round(seconds / share - seconds)) if share else "unknown"
+        print(
+            f"{self.name}: {self.tasks_done:,} of {self.tasks:,} tasks, {self.bytes_done / 1e6:,.0f} of "
+            f"{self.size / 1e6:,.0f} MB, {self.bytes_done / 1e6 / max(seconds, 1e-9):,.1f} MB/s, {left} left",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
 
 
 def explain(stage: str, task: Task, identity: dict[str, str], record: DoneRecord | None) -> None:

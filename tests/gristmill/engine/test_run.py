@@ -1,6 +1,7 @@
 """Runs of a stage: finished tasks are skipped, changed ones run again, and nothing is lost when a run is refused."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -137,6 +138,16 @@ def test_the_reason_for_a_task_is_explained(source: Path, target: Path, capsys: 
     remove_joined(source, target)
     upper_stage(source, target, Settings("?"), options=replace(QUIET, explain=True))
     assert "upper: whole: its output was removed or changed" in capsys.readouterr().err
+
+
+def test_a_log_has_lines_of_progress(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gristmill.engine.report.LINE_SECONDS", 0.0)
+    upper_stage(source, tmp_path / "out", options=replace(QUIET, quiet=False))
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"upper: upper: 1 of 3 tasks, 0 of 0 MB, [0-9.]+ MB/s, 0:00:00 left", lines[0])
+    assert sum(" tasks, " in line for line in lines) == 4  # two of each step of three tasks
 
 
 def test_the_output_of_a_removed_input_is_removed(source: Path, target: Path) -> None:
