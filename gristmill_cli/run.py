@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -18,7 +19,7 @@ from gristmill.io.token_shards import Manifest
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
-from gristmill_cli.run_records import choose_stages, load_record, plan_table, remove_record, save_record
+from gristmill_cli.run_records import choose_stages, load_json, load_record, plan_table, remove_record, save_record
 from gristmill_cli.run_stages import PipelineStage, plan_stages
 
 CONFIG_FILE = "run.json"  # the run's configuration
@@ -113,14 +114,14 @@ def _record_config(config: RunConfig) -> None:
     """
     path = config.out / CONFIG_FILE
     corpus = str(config.corpus.resolve())
-    if path.is_file():
-        before = msgspec.json.decode(path.read_bytes())
+    if before := load_json(path, dict[str, Any]):
         if before.get("corpus") != corpus and Path(str(before.get("corpus"))).exists():  # else it was moved
             raise OutputError(
                 f"{config.out} holds a run of the corpus {before.get('corpus')}, not of {corpus}: give another --out, "
                 "or remove the folder"
             )
-        if bool(before.get("apply", {}).get("function")) != bool(config.apply.function):
+        applied = before.get("apply")
+        if bool(isinstance(applied, dict) and applied.get("function")) != bool(config.apply.function):
             has = "with" if config.apply.function is None else "without"
             raise OutputError(
                 f"{config.out} holds a run {has} an --apply.function: give another --out, or remove the folder"

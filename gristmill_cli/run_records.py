@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from rich.table import Table
@@ -14,6 +14,8 @@ from gristmill.io.files import STATE_DIR, atomic_write_bytes
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_stages import PipelineStage
 
+_Value = TypeVar("_Value")
+
 
 class StageRecord(msgspec.Struct):
     """A finished stage: the settings it ran with, and its counts."""
@@ -24,8 +26,15 @@ class StageRecord(msgspec.Struct):
 
 def load_record(out: Path, stage: PipelineStage) -> StageRecord | None:
     """The record of a stage, None if it has not finished."""
-    path = _path(out, stage)
-    return msgspec.json.decode(path.read_bytes(), type=StageRecord) if path.is_file() else None
+    return load_json(_path(out, stage), StageRecord)
+
+
+def load_json(path: Path, kind: type[_Value]) -> _Value | None:
+    """The value in a file of JSON; None if there is no such file, or it is damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind) if path.is_file() else None
+    except ValueError:  # not JSON, of another type, or not UTF-8
+        return None
 
 
 def save_record(out: Path, stage: PipelineStage, counts: Counts) -> None:

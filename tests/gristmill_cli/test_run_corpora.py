@@ -46,5 +46,8 @@ def test_a_moved_corpus_and_a_moved_folder_are_still_done(finished, tmp_path):
     (tmp_path / "corpus").rename(tmp_path / "moved")
     record = tmp_path / "out" / "run.json"
     record.write_text(record.read_text().replace(str(finished[0]), str(tmp_path / "corpus")))
+    for damaged in ("damaged", '{"apply": 5}'):
+        record.write_text(damaged)
+        assert run(tmp_path / "moved", tmp_path / "out", "--dry_run").returncode == 0
     done = run(tmp_path / "moved", tmp_path / "out", "--workers", "1")
     assert done.returncode == 0 and done.stderr.count("done already") >= 10, done.stderr
