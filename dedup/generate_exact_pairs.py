@@ -73,7 +73,8 @@ def generate_exact_pairs(
     files, outputs = list_corpus(input_dir, text_column=text_column), (out_file, out_file.with_suffix(".parquet"))
     with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir]) as run:
         names, corpus = [file.name for file in files], FileSet(tuple(file.path for file in files))
-        done = run.goal({"names": names, "corpus": corpus, "on": on, "scope": scope}, outputs)
+        arguments: dict[str, Any] = {"names": names, "on": on, "scope": scope, "text_column": text_column}
+        done = run.goal({**arguments, "corpus": corpus}, outputs)
         if done is not None:
             return run.finish(done)
         groups = group_slices(cut_corpus(run, files))
@@ -83,7 +84,7 @@ def generate_exact_pairs(
         join = list(_join_tasks(run, files, groups, _outputs_of(digest), digested))
         found = run.step("copies", join)
         copies = run.work / "copies.bin"
-        arguments: dict[str, Any] = {"found": _outputs_of(join), "output": copies}
+        arguments = {"found": _outputs_of(join), "output": copies}
         run.step("sort", [Task("sort", merge_copies, arguments, (copies,), memory=options.memory_bytes)])
         arguments = {"names": names, "copies": copies, "pairs": outputs[0], "table": outputs[1]}
         run.step("write", [Task("write", write_pairs, arguments, outputs)])

@@ -108,6 +108,14 @@ def test_copies_by_the_text_or_within_a_source(corpus: Path, tmp_path: Path, cho
     assert 0 < len(expected) < len(GLOBAL)
 
 
+def test_another_text_column_is_another_result(tmp_path: Path) -> None:
+    (tmp_path / "NORM").mkdir()
+    (tmp_path / "NORM/a.jsonl").write_text('{"text": "one", "body": "same"}\n{"text": "two", "body": "same"}\n')
+    for column, expected in (("text", []), ("body", ["a.jsonl@1 :: a.jsonl@0"]), ("text", [])):
+        generate_exact_pairs(tmp_path / "NORM", tmp_path / "DUP" / OUT, text_column=column, options=QUIET)
+        assert lines_of(tmp_path / "DUP" / OUT) == expected
+
+
 def test_the_table_names_each_copy_and_what_is_kept(corpus: Path, tmp_path: Path) -> None:
     generate_exact_pairs(corpus, tmp_path / OUT, options=QUIET)
     table = pyarrow.parquet.read_table(tmp_path / OUT.replace("txt", "parquet"))
