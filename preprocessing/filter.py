@@ -60,13 +60,14 @@ def filter(
     """
     check_threshold(threshold)
     is_table(output_file)  # raises for an unknown suffix now, before the work
-    prefix = "" if dataset_name == "all" else f"{dataset_name}/"
+    selection = "" if dataset_name == "all" else dataset_name
+    prefix = selection and f"{selection}/"
     files = list_source(input_dir, dataset_name, text_column)
     folder = source_folder(input_dir, dataset_name)
     if output_file.resolve().is_relative_to(folder.resolve()):
         raise UsageError(f"{output_file} lies in the corpus {folder}: give a file outside it")
     with open_stage(
-        STAGE, output_file.parent, options, label=output_file.name, selection=dataset_name, plans=prefix,
+        STAGE, output_file.parent, options, label=output_file.name, selection=selection, plans=prefix,
         reads=[folder],
     ) as run:  # fmt: skip
         groups = group_slices(cut_corpus(run, files))

@@ -1,6 +1,7 @@
 """Stage: normalise text to Unicode NFC, so that equal texts have equal bytes. Writes .jsonl[.gz|.zst]."""
 
 import importlib.util
+import os
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -21,10 +22,11 @@ from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, scan_corpus
+from gristmill.io.files import walk
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
-from preprocessing.rewriting import plan_targets, rewrite_corpus
+from preprocessing.rewriting import Targets, plan_targets, rewrite_corpus
 
 STAGE = Stage("normalize_text", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 FILES_PER_INDEX = 64  # as in SlimPajama
@@ -75,10 +77,24 @@ def normalize_text(
         reads=[data_dir], publishes=[target_dir],
     ) as run:  # fmt: skip
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
+        if idx >= 0:
+            _reject_unplanned(target_dir, targets, idx)
         counts = rewrite_corpus(run, "normalize", chosen, targets, normalize_slices, {"ftfy": ftfy})
         if idx <= 0:  # once for all blocks
             counts.merge(run.note("files that are not read", corpus.count_unread()))
         return run.finish(counts)
+
+
+def _reject_unplanned(target_dir: Path, targets: Targets, idx: int) -> None:
+    """Raise UsageError for earlier outputs that no file of the corpus has now: a run of one block removes none."""
+    found = {os.path.abspath(path) for path in walk(target_dir) if path.name.lower().endswith(CORPUS_SUFFIXES)}
+    left = found - {os.path.abspath(path) for path in targets.values()}
+    if left:
+        raise UsageError(
+            f"--idx {idx}: {target_dir} holds {len(left):,} files that an earlier run wrote and no input has now, "
+            f"{Path(min(left)).name!r} the first, and their documents might be there twice: run normalize_text once "
+            "without --idx, which removes them, or give a new folder"
+        )
 
 
 def check_ftfy() -> None:

@@ -212,7 +212,7 @@ def pass2(
     outputs = {part: _outputs(part, train_dir / f"chunk{chunk}", holdout_dir / f"chunk{chunk}") for part in parts}
     plans = "" if len(parts) == manifest.parts else "its own parts"  # no task's name: a part may move to this chunk
     with open_stage(
-        PASS_2, train_dir, options, selection=f"chunk{chunk}", plans=plans,
+        PASS_2, train_dir, options, selection=f"/chunk{chunk}", plans=plans,
         reads=[input_dir], publishes=[train_dir, holdout_dir],
     ) as run:  # fmt: skip
         for folder in (train_dir, holdout_dir):
@@ -231,9 +231,8 @@ def pass2(
             Task(f"part {part}", split_part, {"part": part, **shared, "train": train, "holdout": held}, (train, held))
             for part, (train, held) in outputs.items()
         ])  # fmt: skip
-        counts = run.finish(split.counts)
-        mark_outdated_chunks(run, split, (train_dir, holdout_dir))
-        return counts
+        with mark_outdated_chunks(run, split, (train_dir, holdout_dir)):
+            return run.finish(split.counts)
 
 
 def _reject_nested(train_dir: Path, holdout_dir: Path) -> None:

@@ -1,6 +1,7 @@
 """Chunks of pass 2, which runs on some parts at a time: those made from an earlier pass 1 are marked or refused."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from gristmill.engine.records import DoneRecord
@@ -12,20 +13,30 @@ SPLIT = "split"  # name of the step that makes the parts
 _OUTDATED = "has not read what pass1 wrote last"
 
 
-def mark_outdated_chunks(run: StageRun, split: StepResult, folders: Sequence[Path]) -> None:
-    """Mark the chunks with parts made from an earlier pass 1 as unfinished, as documents would be there twice or never.
+@contextmanager
+def mark_outdated_chunks(run: StageRun, split: StepResult, folders: Sequence[Path]) -> Iterator[None]:
+    """Context, in which the run is finished: chunks with parts made from an earlier pass 1 are marked as unfinished.
 
-    `split` are the parts of this run. Such a chunk's mark is removed when pass 2 has made its parts again, in
-    whichever chunk.
+    Their documents would be there twice or never. `split` are the parts of this run. The marks are set before the
+    run's own is removed. That of a chunk is removed when pass 2 has made its parts again, in whichever chunk.
     """
+    outdated = {f"{run.stage.name}-{chunk}-parts" for chunk in _outdated_chunks(run, split)}
+    for folder in folders:
+        for stage in outdated:
+            mark_unfinished(folder, stage, _OUTDATED)
+    yield
+    for folder in folders:
+        for stage in {*marked_stages(folder, _OUTDATED)} - outdated:
+            mark_finished(folder, stage)
+
+
+def _outdated_chunks(run: StageRun, split: StepResult) -> set[str]:
+    """Names of the chunks with parts of an earlier pass 1; none after a run of all parts, which removes them."""
+    if run.claims.plans == "":
+        return set()
     now, own = _inputs(split.records[0]), {record.id for record in split.records}
     others = [record for record in run.ledger.read().values() if record.step == SPLIT and record.id not in own]
-    outdated = {Path(record.outputs[0].path).parent.name for record in others if _inputs(record) != now}
-    for folder in folders:
-        for stage in marked_stages(folder, _OUTDATED):
-            mark_finished(folder, stage)
-        for chunk in outdated:
-            mark_unfinished(folder, f"{run.stage.name}-{chunk}", _OUTDATED)
+    return {Path(record.outputs[0].path).parent.name for record in others if _inputs(record) != now}
 
 
 def _inputs(record: DoneRecord) -> dict[str, str]:

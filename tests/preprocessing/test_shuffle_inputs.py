@@ -31,6 +31,19 @@ def kill(event, arguments):  # as the second of two bucket files is published
 sys.addaudithook(kill)
 pass1(Path("norm"), Path("pass1"), Path("dup.pickle"), options=RunOptions(workers=1, quiet=True))
 """
+PASS2_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from gristmill.engine.options import RunOptions
+from preprocessing.shuffle_holdout import pass2
+
+def kill(event, arguments):  # as the run's own mark is removed
+    if event == "os.remove" and str(arguments[0]).endswith("pass2-chunk2.unfinished"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(kill)
+pass2(10, 15, 2, Path("pass1"), Path("train"), Path("holdout"), 0.1, RunOptions(workers=1, quiet=True))
+"""
 
 
 def test_pass1_killed_while_it_rewrites_is_refused_and_then_redone(
@@ -150,10 +163,40 @@ def test_chunks_of_an_earlier_pass_1_are_not_mixed_with_later_ones(
         if text == "one":
             pass2(10, 20, 2, *folders, 0.1, quiet)
     for folder in folders[1:]:
-        with pytest.raises(InputError, match=r"pass2-chunk2, .* has not read what pass1 wrote last"):
+        with pytest.raises(InputError, match=r"pass2-chunk2-parts, .* has not read what pass1 wrote last"):
             read(folder)
     pass2(10, 20, 2, *folders, 0.1, quiet)
     assert len(set(keys_of(read(folders[1])) + keys_of(read(folders[2])))) == 61
+
+
+def test_pass2_killed_as_it_ends_leaves_chunks_of_an_earlier_pass_1_marked(
+    tmp_path: Path, quiet: RunOptions, corpus, start
+) -> None:
+    """The chunk of the run itself may have parts of an earlier pass 1, too."""
+    folders = (tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout")
+    pass1(corpus(book=60), folders[0], options=quiet)
+    for chunk, parts in ((1, (0, 10)), (2, (10, 20))):
+        pass2(*parts, chunk, *folders, 0.1, quiet)
+    pass1(corpus(book=60), folders[0], seed=2, options=quiet)
+    killed = start("-c", PASS2_KILLED)
+    _, errors = killed.communicate()
+    assert killed.returncode == -signal.SIGKILL, errors
+    for folder in folders[1:]:
+        marks = {path.stem for path in folder.glob(".gristmill/*.unfinished")}
+        assert marks >= {"pass2-chunk1-parts", "pass2-chunk2-parts"}
+
+
+def test_another_pass_1_into_one_train_set_is_refused(tmp_path: Path, quiet: RunOptions, corpus, digest) -> None:
+    folders = (tmp_path / "train", tmp_path / "holdout")
+    for name in ("one", "two"):
+        pass1(corpus(name, book=60), tmp_path / f"pass1_{name}", options=quiet)
+    pass2(0, 10, 1, tmp_path / "pass1_one", *folders, 0.1, quiet)
+    pass2(10, 20, 2, tmp_path / "pass1_one", *folders, 0.1, quiet)
+    before = digest(tmp_path / "train")
+    for parts in ((0, ALL), (0, 10)):
+        with pytest.raises(UsageError, match="would lose it"):
+            pass2(*parts, 3, tmp_path / "pass1_two", *folders, 0.1, quiet)
+    assert digest(tmp_path / "train") == before
 
 
 def test_parts_that_a_later_pass_1_does_not_make_are_refused_or_removed(
