@@ -7,7 +7,6 @@ half of them once more, 0.25 an exact random quarter. Set weights on the command
 """
 
 import csv
-import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from gristmill.counts import MALFORMED, READ, WRITTEN, Counts
 from gristmill.errors import UsageError
 
 DEFAULT_WEIGHT = 1.0
+MAX_WEIGHT = 1_000  # epochs: far above any use, and low enough that a slip of the keyboard does not fill a disk
 
 WEIGHTS: dict[str, float] = {
     "arxiv": 1.0,
@@ -35,7 +35,7 @@ WEIGHTS: dict[str, float] = {
 def source_weights(given: Mapping[str, float] | str, sources: Iterable[str]) -> dict[str, float]:
     """Weight of every source: from `given` (a mapping, '', 'book=2.5,c4=1' or a .toml path), else from WEIGHTS.
 
-    Raises UsageError for a source that the corpus does not have, or a weight that is negative or not finite.
+    Raises UsageError for a source that the corpus does not have, or a weight that is not from 0 to MAX_WEIGHT.
 
     >>> source_weights("book=2.5", ["book", "blogs"])
     {'blogs': 1.0, 'book': 2.5}
@@ -49,8 +49,11 @@ def source_weights(given: Mapping[str, float] | str, sources: Iterable[str]) -> 
             f"{', '.join(map(repr, sources))}; give weights of these only"
         )
     for source, weight in given.items():
-        if not math.isfinite(weight) or weight < 0:
-            raise UsageError(f"--weights {source}={weight}: wanted a number of epochs, 0 or more, such as 2.5")
+        if not 0 <= weight <= MAX_WEIGHT:  # nan neither
+            raise UsageError(
+                f"--weights {source}={weight}: wanted a number of epochs, 0 or more and at most {MAX_WEIGHT:,}, "
+                "such as 2.5"
+            )
     return {source: float(given.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT))) for source in sources}
 
 

@@ -47,7 +47,7 @@ from preprocessing.mixing.shuffle_buckets import SUFFIX, BucketManifest, index_p
 PASS_1 = Stage("pass1", version=1, libraries=("zstandard", "pyarrow"))
 PASS_2 = Stage("pass2", version=1, libraries=("zstandard",))
 MIN_PARTS = 20  # SlimPajama's number
-MAX_PART_BYTES = 128 << 20  # of text, estimated: pass 2 holds a part in memory
+MAX_PART_BYTES = 128 << 20  # of text after weights, estimated: pass 2 holds a part in memory
 _COMPRESSION_RATIO = 4  # assumed for compressed files and tables
 
 
@@ -85,7 +85,8 @@ def pass1(
     with open_stage(PASS_1, out_dir, options, reads=[input_dir], publishes=[out_dir]) as run:
         slices = cut_corpus(run, files)
         groups = group_slices(slices)
-        parts = max(MIN_PARTS, math.ceil(sum(map(_text_bytes, slices)) / MAX_PART_BYTES))
+        text_bytes = sum(_text_bytes(part) * source_weight[part.source] for part in slices)
+        parts = max(MIN_PARTS, math.ceil(text_bytes / MAX_PART_BYTES))
         buckets = {group: out_dir / f"{group[0].label}{SUFFIX}" for group in groups}
         reject_unknown_files(out_dir, buckets.values(), CORPUS_SUFFIXES, run.ledger)
         drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}

@@ -15,6 +15,8 @@ from preprocessing.shuffle_holdout import pass1, pass2
         ("book=-1", "0 or more"),
         ("book=nan", "0 or more"),
         ("book=inf", "0 or more"),
+        ("book=1e300", "at most 1,000"),
+        ("book=1000.5", "at most 1,000"),
         ("book", "source=epochs"),
         ("book=two", "source=epochs"),
         ("=2", "source=epochs"),

@@ -15,7 +15,9 @@ from gristmill.io import readers as reading
 from gristmill.io.keys import write_keys
 from gristmill.io.parquet_tables import write_table
 from gristmill.io.pickles import dump_pickle
+from preprocessing import shuffle_holdout as stage
 from preprocessing.datasets import shares_table
+from preprocessing.mixing.shuffle_buckets import BucketManifest, manifest_path
 from preprocessing.shuffle_holdout import pass1, pass2
 from tests.preprocessing.conftest import keys_of, write_provenance
 
@@ -43,6 +45,17 @@ def test_weights_are_exact(corpus, mix, monkeypatch: pytest.MonkeyPatch, slices:
     for key, many in times.items():
         copies[key.split("/")[0]][many] += 1
     assert copies == {"once": {1: 10}, "more": {2: 20, 3: 20}, "quarter": {1: 20}, "none": {}, "third": {1: 3}}
+
+
+def test_the_number_of_parts_is_that_of_the_text_after_weights(
+    tmp_path: Path, corpus, quiet: RunOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pass 2 holds a part in memory: 100 epochs need as many parts as a corpus 100 times as large."""
+    norm = corpus(book=20)
+    monkeypatch.setattr(stage, "MAX_PART_BYTES", sum(path.stat().st_size for path in norm.rglob("*.jsonl")))
+    for weight, parts in ((1, 20), (0.5, 20), (100, 100)):
+        pass1(norm, tmp_path / "out", weights=f"book={weight}", options=quiet)
+        assert BucketManifest.load(manifest_path(tmp_path / "out")).parts == parts
 
 
 def test_weights_apply_to_documents_that_are_not_dropped(tmp_path: Path, corpus, mix) -> None:
