@@ -28,9 +28,9 @@ from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import Stage, Task
-from gristmill.errors import UsageError
+from gristmill.errors import OutputError, UsageError
 from gristmill.io.documents import CorpusFile, list_source, source_folder
-from gristmill.io.files import clear_marks
+from gristmill.io.files import clear_marks, walk
 from gristmill.io.keys import KeySet, Rows, read_keys
 from gristmill.io.parquet_tables import is_table
 from gristmill.io.readers import Slice, read_documents
@@ -117,6 +117,8 @@ def to_hash(
         ]
         planned = [path for task in tasks for path in task.outputs]
         reject_unknown_files(target.folder, planned, (SUFFIX,), run.ledger)
+        if share:
+            _reject_stale(target, files, chosen, planned)
         note_compilation(sketch, options.quiet)
         counts = run.finish(run.step("sign", tasks).counts)
     if not share:
@@ -158,10 +160,30 @@ class _Target:
         name = part.label if self.dataset == "all" else part.label.removeprefix(f"{self.dataset}/")
         return self.folder / f"{name}{SUFFIX}"
 
+    def file_of(self, shard: Path) -> str:
+        """The name of the corpus file of a shard, from the shard's path."""
+        name = shard.relative_to(self.folder).as_posix().removesuffix(SUFFIX).rpartition("+")[0]
+        return name if self.dataset == "all" else f"{self.dataset}/{name}"
+
     def clear_marks(self, files: list[CorpusFile]) -> None:
         """Remove marks of interrupted runs of parts of the files, which a run of all files has completed."""
         for folder in {self.folder, *(self.folder / file.source for file in files)}:
             clear_marks(folder, STAGE.name)
+
+
+def _reject_stale(target: _Target, files: list[CorpusFile], chosen: list[CorpusFile], planned: list[Path]) -> None:
+    """OutputError if there are shards of files that are gone, or of slices of `chosen` files that are not `planned`.
+
+    A run of all files removes them; a run of a share does not know what other shares are about to write.
+    """
+    others = {file.name for file in files} - {file.name for file in chosen}
+    paths = {path.absolute(): target.file_of(path) for path in walk(target.folder) if path.name.endswith(SUFFIX)}
+    stale = sorted(path for path in paths.keys() - {path.absolute() for path in planned} if paths[path] not in others)
+    if stale:
+        raise OutputError(
+            f"{stale[0]} holds signatures of {paths[stale[0]]}, which is gone or has changed, and they would be "
+            f"compared too ({len(stale):,} such shards). Run to_hash for all files, or remove them"
+        )
 
 
 def sign_slices(group: SliceGroup, outputs: tuple[Path, ...], sketch: Sketch, batch: int, skip: Path | None) -> Counts:

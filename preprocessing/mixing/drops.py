@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError
-from gristmill.io.documents import DocKey
+from gristmill.io.documents import DocKey, source_of
 from gristmill.io.files import atomic_write
 from gristmill.io.keys import KeySet, Rows, read_keys, stream_keys
 from gristmill.io.parquet_tables import read_column_names, stream_table
 
 SHORT = "short"
 DUPLICATE = "duplicate"
+_OF_INDEX = "index:"  # before the names of files of a corpus deduplicated before
 _NO_ROWS = np.empty(0, np.int64)
 _ROW_BITS = np.uint64(40)  # of a packed key
 
@@ -57,11 +58,13 @@ def write_drops(
     Where the kept document of a cluster is short, a duplicate replaces it (see find_replacements). A set
     in a .parquet table is streamed; the short documents' keys are in memory, 8 bytes each. The groups' files are
     sorted. The result's value is the number of documents to leave out. Raises InputError if a set names a
-    file that the corpus does not have.
+    file that the corpus does not have, or the kept document of a cluster is in such a file.
     """
     group_of = {file: number for number, files in enumerate(groups) for file in files}
     short = read_keys(short_docs) if short_docs else {}
     _reject_unknown(short_docs, short, group_of)
+    if duplicates and provenance:
+        _reject_kept_elsewhere(duplicates, provenance, group_of)
     replacements = find_replacements(duplicates, provenance, short) if duplicates else {}
     named, remaining = 0, dict(enumerate(groups))
 
@@ -133,6 +136,25 @@ def _reject_unknown(key_set: Path | None, named: Iterable[str], files: Mapping[s
         raise InputError(
             f"{key_set} names {unknown[0]!r}, a file that the corpus does not have; it has {example!r}, for "
             "example. Was it made from another folder? Names start with the source"
+        )
+
+
+def _reject_kept_elsewhere(duplicates: Path, provenance: Path, files: Mapping[str, int]) -> None:
+    """InputError if a document was kept in a file neither in `files` nor of an index: no copy of it would be left.
+
+    A table of other duplicates says nothing of these, and is not looked at; see find_replacements.
+    """
+    if "kept_file" not in read_column_names(provenance):
+        return
+    kept: set[str] = set()
+    for table in stream_table(provenance, ["kept_file"]):
+        kept.update(filter(None, table.column("kept_file").unique().to_pylist()))
+    gone = sorted(str(file) for file in kept if file not in files and not str(file).startswith(_OF_INDEX))
+    if gone and (provenance == duplicates or _lists_exactly(provenance, read_keys(duplicates))):
+        raise InputError(
+            f"{provenance} keeps documents of {gone[0]!r}, a file that the corpus does not have, in place of copies "
+            "that it has: their signatures are of a file that is gone. Run to_hash for all files, or, if the source is "
+            f"gone, remove its signatures (MINHASH/{source_of(gone[0])}); then run the dedup stages after it again"
         )
 
 

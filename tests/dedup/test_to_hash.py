@@ -16,7 +16,7 @@ from dedup.minhash.signatures import DATATROVE
 from dedup.to_hash import SIGNED, SKIPPED, TOO_SHORT
 from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.keys import write_keys
 from tests.gristmill.engine.sandbox import sandboxed
 
@@ -126,6 +126,30 @@ def test_a_share_of_the_files_removes_no_shard(write: Write, texts_of: Callable,
     for start, end in ((0, 99), (0, 2), (1, 2)):
         to_hash("wiki", tmp_path / "NORM", tmp_path / "out", 0, "0", start, end, options=QUIET)
         assert len(list_shards(tmp_path / "out")) == 5
+
+
+def test_a_share_says_that_there_are_signatures_of_files_that_are_gone(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 1 << 10)
+
+    def share(start: int) -> None:
+        to_hash("wiki", tmp_path / "NORM", tmp_path / "out", 0, "0", start, start + 1, options=QUIET)
+
+    for name in "ab":
+        write(tmp_path / f"NORM/wiki/{name}.jsonl", [f"a text of some length {number}" for number in range(60)])
+    share(0)
+    share(1)
+    write(tmp_path / "NORM/wiki/a.jsonl", ["a text of some length"])  # one slice now
+    with pytest.raises(OutputError, match=r"a\.jsonl, which is gone or has changed.*Run to_hash for all files"):
+        share(0)
+    share(1)
+    (tmp_path / "NORM/wiki/a.jsonl").rename(tmp_path / "NORM/wiki/c.jsonl")
+    with pytest.raises(OutputError, match=r"a\.jsonl, which is gone"):
+        share(0)
+    sign(tmp_path / "NORM", tmp_path / "out", "wiki")
+    share(0)
+    share(1)
 
 
 def test_an_interrupted_run_is_not_taken_for_a_whole_one(
