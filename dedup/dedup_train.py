@@ -5,6 +5,9 @@ Holdout → sorted digests → train documents whose digest is not among them.
 
 import hashlib
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,18 +20,29 @@ from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.options import RunOptions
-from gristmill.engine.run import open_stage
+from gristmill.engine.records import DoneRecord
+from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, group_slices
+from gristmill.engine.tags import FileTags
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, list_corpus
-from gristmill.io.files import STATE_DIR, atomic_write
+from gristmill.io.files import (
+    STATE_DIR,
+    atomic_write,
+    locked,
+    mark_finished,
+    mark_unfinished,
+    sha256_file,
+    walk,
+)
 from gristmill.io.formats.suffixes import normal_name
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
 
 STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))
+_STEP = "decontaminate"
 CONTAMINATED = "contaminated"
 DIGESTED = "digested"
 _DIGEST = hashlib.sha256().digest_size
@@ -72,8 +86,9 @@ def dedup_train(
     ) as run:  # fmt: skip
         reject_unknown_files(out_dir, (out_dir / file.name for file in files), CORPUS_SUFFIXES, run.ledger)
         groups = group_slices(map(_whole, files))
-        done = run.step("decontaminate", [_decontaminate_task(group, digests, out_dir) for group in groups])
-        return run.finish(done.counts)
+        done = run.step(_STEP, [_decontaminate_task(group, digests, out_dir) for group in groups])
+        with _mark_outdated_chunks(run, _holdout_of(done.records[0]), src_dir):
+            return run.finish(done.counts)
 
 
 def _reject_tables(files: list[CorpusFile]) -> None:
@@ -95,6 +110,63 @@ def _digest_holdout(files: list[CorpusFile], tgt_dir: Path, out_dir: Path, optio
         task = Task("digests", write_digests, arguments, (digests,), sum(file.size for file in files))
         run.finish(run.step("digest", [task]).counts)
     return digests
+
+
+@contextmanager
+def _mark_outdated_chunks(run: StageRun, holdout: str, src_dir: Path) -> Iterator[None]:
+    """Context, in which the run is finished: chunks of another holdout or train set are marked as unfinished.
+
+    The marks are set before the run's own is removed. That of a chunk is removed when it has been made again, or when
+    it or its difference is gone. `holdout` is the tag of the present digests.
+    """
+    lock, name = run.ledger.file.with_suffix(".marking"), STAGE.name + "-{}-inputs"
+    with locked(lock):  # several chunks may be made at the same time
+        for chunk, reason in _find_differences(run, holdout, src_dir).items():
+            if reason:
+                mark_unfinished(run.ledger.root, name.format(chunk), reason)
+    yield
+    with locked(lock):
+        for chunk, reason in _find_differences(run, holdout, src_dir).items():
+            if not reason:
+                mark_finished(run.ledger.root, name.format(chunk))
+
+
+def _find_differences(run: StageRun, holdout: str, src_dir: Path) -> dict[str, str]:
+    """What each chunk in the output folder was made of, if that is not what is there now; else an empty string."""
+    by_chunk: dict[str, list[DoneRecord]] = defaultdict(list)
+    for record in run.ledger.read().values():
+        if record.step == _STEP:
+            by_chunk[record.task.partition("/")[0]].append(record)
+    return {chunk: _find_difference(run, records, holdout, src_dir / chunk) for chunk, records in by_chunk.items()}
+
+
+def _find_difference(run: StageRun, records: list[DoneRecord], holdout: str, folder: Path) -> str:
+    """The same for a chunk with these records, whose train files are in `folder`."""
+    if not any(run.ledger.path(output).exists() for record in records for output in record.outputs):
+        return ""  # the chunk was removed
+    present = {path for path in walk(folder) if path.name.lower().endswith(CORPUS_SUFFIXES)}
+    if not present:
+        return f"was made of a train set that is gone (if that is right, remove {run.ledger.root / folder.name} first)"
+    if any(_holdout_of(record) != holdout for record in records):
+        return "was made with another holdout"
+    recorded = {
+        folder.parent / output.path: tag
+        for record in records
+        for output, tag in zip(record.outputs, _input_tags(record), strict=False)  # the digests are the last input
+    }
+    tags = FileTags()
+    for path in tags.touched(present):
+        tags.set_hash(path, sha256_file(path))
+    return "" if recorded == {path: tags.of(path) for path in present} else "was made of another train set"
+
+
+def _holdout_of(record: DoneRecord) -> str:
+    """The tag of the digests that a task has read, after the train files."""
+    return "".join(_input_tags(record)[-1:])
+
+
+def _input_tags(record: DoneRecord) -> list[str]:
+    return [tag for name, tag in record.identity.items() if name.startswith("input ")]
 
 
 def _decontaminate_task(group: SliceGroup, digests: Path, out_dir: Path) -> Task:

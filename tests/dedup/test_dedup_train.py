@@ -1,5 +1,7 @@
 """Decontamination: no holdout text stays in the train set, and no other document is lost."""
 
+import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,10 +15,11 @@ from dedup.dedup_train import CONTAMINATED
 from gristmill.counts import READ, WRITTEN
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, TooManyMalformed, UsageError
-from gristmill.io.documents import KEY_FIELD
+from gristmill.io.documents import KEY_FIELD, list_corpus
 from gristmill.io.files import mark_unfinished
 from gristmill.io.lines import read_lines
 from gristmill.io.writers import open_jsonl_writer
+from preprocessing.normalize_text import normalize_text
 from tests.gristmill.engine.sandbox import sandboxed
 
 QUIET = RunOptions(workers=1, quiet=True)
@@ -80,6 +83,48 @@ def test_another_holdout_is_read_anew(out: Path) -> None:
     write(out / "holdout/chunk3/a.jsonl.zst", [("a/x.jsonl@6", "Kept, one.")])
     assert clean(out).total(CONTAMINATED).documents == 4
     assert len(list(read_lines(out / "train_deduped/chunk1/a.jsonl.zst"))) == 1
+
+
+@pytest.mark.parametrize("change", ["train", "another file"])
+def test_a_chunk_of_another_holdout_or_train_set_is_marked_until_it_is_made_again(out: Path, change: str) -> None:
+    for chunk in (1, 2):
+        clean(out, chunk)
+    list_corpus(out / "train_deduped")
+    write(out / "holdout/chunk3/a.jsonl.zst", [("a/x.jsonl@6", "Another.")])
+    clean(out, 1)
+    with pytest.raises(
+        InputError, match=r"dedup_train-chunk2-inputs, .* was made with another holdout\. Run dedup_train"
+    ):
+        list_corpus(out / "train_deduped")
+    clean(out, 2)
+    list_corpus(out / "train_deduped")
+    write(out / "train/chunk2" / ("a.jsonl.zst" if change == "train" else "b.jsonl.zst"), TRAIN[2:3])
+    clean(out, 1)
+    with pytest.raises(InputError, match=r"dedup_train-chunk2-inputs, .* was made of another train set"):
+        list_corpus(out / "train_deduped")
+    clean(out, 2)
+    list_corpus(out / "train_deduped")
+
+
+def test_a_chunk_whose_train_set_is_gone_is_to_be_removed(out: Path) -> None:
+    for chunk in (1, 2):
+        clean(out, chunk)
+    (out / "train/chunk2/a.jsonl.zst").unlink()
+    clean(out, 1)
+    with pytest.raises(InputError, match=r"was made of a train set that is gone .*remove .*train_deduped/chunk2 first"):
+        list_corpus(out / "train_deduped")
+    shutil.rmtree(out / "train_deduped/chunk2")
+    clean(out, 1)
+    list_corpus(out / "train_deduped")
+
+
+def test_a_copied_train_set_is_the_same(out: Path) -> None:
+    """The files of a train set that pass2 wrote have a hash; they may be copied, with other times."""
+    normalize_text(out / "train", out / "copied/train", options=QUIET)
+    for chunk in (1, 2, 1):
+        os.utime(out / "copied/train/chunk2/a.jsonl.zst", (chunk, chunk))
+        dedup_train(chunk, out / "copied/train", out / "holdout", out / "train_deduped", options=QUIET)
+    list_corpus(out / "train_deduped")
 
 
 def test_a_chunk_that_is_not_there(out: Path) -> None:
