@@ -37,22 +37,24 @@ class Claims:
 
         Raises OutputError if one exists and is not `known` (absolute paths), as somebody's file would be lost.
         """
-        unknown = {path.absolute() for path in outputs if path.absolute() not in known and path.is_file()}
-        if unknown:
+        files = [Path(os.path.abspath(file)) for path in outputs for file in (path, rejects_path(path))]
+        unknown = {file for file in files if file not in known and file.is_file()}
+        if unknown and not ledger.is_damaged:
             unknown -= set(map(Path, ledger.outputs()))  # another process may have written them since `known` was read
-        for path in sorted(unknown):
+        for path in [] if ledger.is_damaged else sorted(unknown):
             raise OutputError(
                 f"{path} exists, and {ledger.file.stem} did not write it: it would be overwritten. Give another "
                 "output, or remove it"
             )
-        claimed = [OutputRecord(ledger.relative(path), -1, 0, "") for path in outputs]
-        record = DoneRecord("", f"claims of {self.selection} {step}", {}, claimed, Counts({}, []))
+        claimed = [OutputRecord(ledger.relative(file), -1, 0, "") for file in files]
+        record = DoneRecord("", f"{self._claims}{step}", {}, claimed, Counts({}, []))
         ledger.write(record)
         return record.id
 
-    def check_reads(self, ledger: Ledger, before: Records) -> None:
-        """Raise UsageError if another input folder, which still exists, was read for the present output.
+    def check_reads(self, ledger: Ledger, before: Records, is_same: bool) -> None:
+        """Raise UsageError if another input folder was read for the present output.
 
+        `is_same`: whether a task of before is done now, so that a folder that is gone can only have moved.
         A part of the work ("book") may read a folder in that of the whole ("").
         """
         own = self._part
@@ -60,7 +62,7 @@ class Claims:
             part = record.task.removeprefix(_READS)
             if part in (own, "") or not own:
                 for name, now in zip(record.identity.values(), self.reads, strict=False):
-                    _check_folder(ledger, name, now, is_inside=part != own)
+                    _check_folder(ledger, name, now, is_inside=part != own, has_moved=is_same)
 
     def record_reads(self, ledger: Ledger, known: Records) -> Records:
         """Record the input folders, relative and absolute, for check_reads; unless those `known` are there still."""
@@ -81,13 +83,22 @@ class Claims:
         return [task for task in before if task not in done and task[0] and task[1].startswith(plans)]
 
     def stale_files(self, ledger: Ledger, stale: Sequence[TaskId], before: Records, done: Records) -> list[Path]:
-        """Files that only stale tasks, or earlier versions of the tasks done, wrote."""
-        kept = {task: record for task, record in before.items() if task not in stale} | done
+        """Files that only stale tasks, earlier versions of the tasks done, or runs that did not end wrote."""
+        kept = {task: record for task, record in before.items() if task[0] and task not in stale} | done
         current = {ledger.path(output) for record in kept.values() for output in record.outputs}
         earlier = {ledger.path(output) for task in (*stale, *done) if task in before for output in before[task].outputs}
         if self.plans is None:  # a task may have covered more files than this run plans
             earlier &= {rejects_path(path) for path in current}
-        return sorted(earlier - current)
+        left = {ledger.path(output) for task in self.old_claims(before) for output in before[task].outputs}
+        return sorted(path for path in (earlier | left) - current if path.is_file())
+
+    def old_claims(self, before: Records) -> list[TaskId]:
+        """Claims of earlier runs of this part of the work, which were killed or failed."""
+        return [task for task in before if not task[0] and task[1].startswith(self._claims)]
+
+    @property
+    def _claims(self) -> str:
+        return f"claims of {self.selection}: "
 
     @property
     def _part(self) -> str:
@@ -98,14 +109,17 @@ class Claims:
         return "", f"{_READS}{self._part}"
 
 
-def _check_folder(ledger: Ledger, name: str, now: Path, is_inside: bool) -> None:
-    """Raise UsageError unless `now` is the folder of a record, or `is_inside` and one is in the other."""
+def _check_folder(ledger: Ledger, name: str, now: Path, is_inside: bool, has_moved: bool) -> None:
+    """Raise UsageError unless `now` is the folder of a record, or `is_inside` and one is in the other.
+
+    A folder that is gone is `now` if it `has_moved`.
+    """
     relative, absolute = map(Path, name.split("\0"))
     is_same = any(
         one == other or (is_inside and (one.is_relative_to(other) or other.is_relative_to(one)))
         for one, other in ((relative, Path(ledger.relative(now))), (absolute, now.resolve()))
     )
-    if not is_same and absolute.exists():
+    if not is_same and not (has_moved and not absolute.exists()):
         raise UsageError(
             f"{ledger.root} holds what {ledger.file.stem} made of {absolute}, and would lose it if {now} were "
             f"read now: give another output folder, such as {ledger.root / now.resolve().name}, or remove "

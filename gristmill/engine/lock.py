@@ -12,10 +12,14 @@ from typing import BinaryIO
 
 from gristmill.errors import wrap_write_errors
 
+_WORKERS = "-workers"
+
 
 @contextmanager
-def stage_lock(path: Path, quiet: bool = False) -> Iterator[None]:
-    """Context: hold the lock file `path`; wait for another process that holds it.
+def stage_lock(path: Path, quiet: bool = False, shared: bool = False, whole: bool = False) -> Iterator[None]:
+    """Context: hold the lock file `path`, alone or `shared`; wait for other processes that exclude it.
+
+    The lock of the `whole` of a stage is shared by runs of parts of its work.
 
     The operating system releases the lock of a process that ends, in whatever way. The worker processes of a killed
     run may live a moment longer: each holds `worker_lock`, which is waited for, too.
@@ -25,14 +29,18 @@ def stage_lock(path: Path, quiet: bool = False) -> Iterator[None]:
         # Unbuffered: on a full disk, closing the file would write the buffer again.
         file = path.open("r+b" if path.exists() else "w+b", buffering=0)
     with file:
-        _lock(file, quiet)
+        _lock(file, quiet, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        if shared:
+            yield
+            return
         with wrap_write_errors(path):
             file.truncate(0)
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             file.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}".encode())
-            workers = workers_path(path).open("wb")
-        with workers:
-            fcntl.flock(workers, fcntl.LOCK_EX)  # until the last orphan has ended
+            workers_path(path).touch()
+        for orphans in path.parent.glob(f"{path.stem}-*{_WORKERS}") if whole else []:  # of parts of the work
+            _wait_for(orphans)
+        _wait_for(workers_path(path))
         yield
         file.truncate(0)
 
@@ -44,18 +52,25 @@ def hold_worker_lock(path: Path) -> None:
 
 def workers_path(path: Path) -> Path:
     """The lock file that the workers of a run share, beside the stage's own."""
-    return path.with_name(path.name + "-workers")
+    return path.with_name(path.name + _WORKERS)
 
 
-def _lock(file: BinaryIO, quiet: bool) -> None:
+def _wait_for(workers: Path) -> None:
+    """Wait until the last worker process of a killed run has ended."""
+    with workers.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _lock(file: BinaryIO, quiet: bool, kind: int) -> None:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = ""
         for _ in range(20):  # it writes its name just after it has locked the file
             holder = holder or file.read().decode(errors="replace")
             time.sleep(0 if holder else 0.01)
+        message = f"waiting for {holder or 'another process'}, which works on the same output"
         if not quiet:
-            print(f"waiting for {holder}, which works on the same output", file=sys.stderr, flush=True)
-        fcntl.flock(file, fcntl.LOCK_EX)
+            print(message, file=sys.stderr, flush=True)
+        fcntl.flock(file, kind)
         file.seek(0)

@@ -8,6 +8,7 @@ a record is as if it was not there, and its task runs again.
 import hashlib
 import os
 import secrets
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ class Ledger:
         temporary = path.with_suffix(f".{secrets.token_hex(4)}")
         with wrap_write_errors(path):
             self.loose.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(msgspec.json.encode(record))
+            temporary.write_bytes(_encode(record))
             temporary.replace(path)  # not flushed to disk: a record that a power cut empties is no record
 
     def compact(self, own: Iterable[DoneRecord], removed: Iterable[TaskId] = ()) -> None:
@@ -139,7 +140,7 @@ class Ledger:
         new, gone = {record.id: record for record in own}, set(removed)
         with locked(self.file.with_suffix(".compacting")):
             records = {record.id: record for record in self._decode_file(DoneRecord)} | new
-            lines = (msgspec.json.encode(record) for task, record in sorted(records.items()) if task not in gone)
+            lines = (_encode(record) for task, record in sorted(records.items()) if task not in gone)
             with atomic_write(self.file) as temporary, temporary.open("wb") as file:
                 file.writelines(line + b"\n" for line in lines)
         for task in (*new, *gone):
@@ -171,8 +172,16 @@ class Ledger:
                 yield from _decode(line, kind)
 
 
+def _encode(record: DoneRecord) -> bytes:
+    """A record as JSON, after a checksum of 8 digits."""
+    data = msgspec.json.encode(record)
+    return b"%08x %b" % (zlib.crc32(data), data)
+
+
 def _decode(line: bytes, kind: type[_Record]) -> list[_Record]:
+    """The record of a line; nothing if it is damaged, or of another schema."""
+    checksum, _, data = line.partition(b" ")
     try:
-        return [msgspec.json.decode(line, type=kind)]
-    except ValueError:  # damaged JSON, another schema, or not UTF-8
+        return [msgspec.json.decode(data, type=kind)] if int(checksum, 16) == zlib.crc32(data) else []
+    except (ValueError, RecursionError):
         return []

@@ -2,12 +2,10 @@
 
     with open_stage(STAGE, target_dir, options, reads=[data_dir], publishes=[target_dir]) as run:
         slices = cut_corpus(run, files)                       # a step, whose values plan the next one
-        done = run.step("normalize", [slice_task(part) for part in slices])
-        return run.finish(done.counts)
+        return run.finish(run.step("normalize", [slice_task(part) for part in slices]).counts)
 
-A step's tasks may read what the tasks of earlier steps wrote. A task is skipped only if its done record has the same
-identity (content of the inputs, arguments, versions) and its outputs are as recorded. Files in `run.work` are
-temporary: removed at the end, and written again if a task needs them. Planning opens no input.
+A task is skipped only if its done record has the same identity (content of the inputs, arguments, versions) and its
+outputs are as recorded. Files in `run.work` are temporary: removed at the end, and written again if a task needs them.
 """
 
 import hashlib
@@ -15,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,8 +79,7 @@ class StageRun:
     def goal(self, arguments: dict[str, Any], outputs: tuple[Path, ...]) -> Counts | None:
         """The counts of the whole stage if an earlier run wrote `outputs` from the same arguments, else None.
 
-        For a stage whose steps depend on the budget or the number of workers: the plan of a finished stage may differ
-        now, and its result does not.
+        For a stage whose steps depend on the budget: the plan of a finished one may differ now, its result does not.
         """
         self._goal = Task(GOAL[1], explain, arguments, outputs)
         self._hash_touched(self._goal)
@@ -113,10 +110,9 @@ class StageRun:
             if self.options.explain and todo and todo[-1] is task:
                 explain(self.stage.name, task, identity, record)
         if todo:
-            self.claims.check_reads(self.ledger, self._before)
+            self._check_reads()
             if outputs := [path for task in todo for path in task.outputs if not self._is_temporary(path)]:
-                known = {path.absolute() for path in outputs} if self.ledger.is_damaged else self._known
-                self._claimed.append(self.claims.claim_outputs(self.ledger, name, outputs, known))
+                self._claimed.append(self.claims.claim_outputs(self.ledger, name, outputs, self._known))
                 self._begin()
             self._restore_inputs(todo)
             self._execute(name, todo)
@@ -145,11 +141,14 @@ class StageRun:
                 mark_unfinished(folder, self.name, "found more malformed records than --max_malformed allows")
             raise
         if self._goal and self._done.get(GOAL) is None:
-            self._record_goal(self._goal, counts)
+            outputs = [self._written[path.absolute()] for path in self._goal.outputs]
+            identity, self._is_changed = identify(self._goal, self.stage.identity, self._tag), True
+            self._done[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
         reads = self.claims.record_reads(self.ledger, self._before | self._done)
-        if self._is_changed or stale or reads:
+        left = self.claims.old_claims(self._before)
+        if self._is_changed or stale or reads or left:
             self._done |= reads
-            self.ledger.compact(self._done.values(), [*stale, *self._claimed])
+            self.ledger.compact(self._done.values(), [*stale, *self._claimed, *left])
         shutil.rmtree(self.work, ignore_errors=True)
         for folder in self.publishes:
             mark_finished(folder, self.name)
@@ -162,17 +161,31 @@ class StageRun:
         """Called before the first change of the output: refuse another input's output, and mark it as unfinished."""
         if self._has_begun:
             return
-        self.claims.check_reads(self.ledger, self._before)
+        self._check_reads()
         for folder in self.publishes:
             mark_unfinished(folder, self.name)
         self._done |= self.claims.record_reads(self.ledger, self._before)
         self._has_begun = self._is_changed = True
 
+    def _check_reads(self) -> None:
+        """Refuse to replace the output of another input."""
+        if any(record.outputs for (step, _), record in self._before.items() if step):
+            self.claims.check_reads(self.ledger, self._before, is_same=any(step for step, _ in self._done))
+
     def _execute(self, step: str, tasks: Sequence[Task]) -> None:
         identities = [identify(task, self.stage.identity, self._tag) for task in tasks]  # before inputs are read
         remove_partial_files(path for task in tasks for path in task.outputs)
         calls = [
-            Call(run_task, {"step": step, "task": task, "identity": identity, "ledger": self.ledger})
+            Call(
+                run_task,
+                {
+                    "step": step,
+                    "task": task,
+                    "identity": identity,
+                    "ledger": self.ledger,
+                    "inputs": self.tags.states(path for path in task.inputs if path not in self._written),
+                },
+            )
             for task, identity in zip(tasks, identities, strict=True)
         ]
         with progress_bar(f"{self.stage.name}: {step}", tasks, self.options.quiet) as advance:
@@ -230,12 +243,6 @@ class StageRun:
         self._known |= {path.absolute() for path in task.outputs}
         self._written |= {path.absolute(): out for path, out in zip(task.outputs, record.outputs, strict=False)}
 
-    def _record_goal(self, goal: Task, counts: Counts) -> None:
-        outputs = [self._written[path.absolute()] for path in goal.outputs]
-        identity = identify(goal, self.stage.identity, self._tag)
-        self._done[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
-        self._is_changed = True
-
     def _hash_touched(self, *tasks: Task) -> None:
         """Hash the files that have their recorded size and another modification time, such as copies."""
         paths = [*paths_read_by(tasks), *(path for task in tasks for path in task.outputs)]
@@ -271,24 +278,23 @@ def open_stage(
     """Context: a run of a stage, alone with its output; another process that runs it waits.
 
     Args:
-        stage: Its name and versions.
+        stage, options: Its name and versions; workers, memory and limits.
         root: Folder whose `.gristmill` holds the ledger; most outputs are in it.
-        options: Workers, memory and limits.
         label: Name of the output, where several calls write different files to one folder.
-        selection: Name of the part of the work that this call does, such as a data set or a chunk; several processes
-            may work on different parts. PART/SHARE or /SHARE for a share of the files of a part or of the whole, whose
-            input folders are the same.
-        plans: Prefix of the names of the tasks that this call plans completely: other tasks' outputs of earlier runs
-            are removed, as the next stage would read them. None: remove nothing.
-        reads: The input folders. If an earlier run with other folders, which still exist, wrote this output, the run is
-            refused, as it would replace that.
+        selection: Part of the work that this call does, such as a data set, beside others that do other parts.
+            PART/SHARE or /SHARE for a share of the files, whose input folders are the same.
+        plans: Prefix of the names of tasks that this call plans completely: outputs of others are removed; None: keep.
+        reads: The input folders; if an earlier run with others wrote this output, the run is refused.
         publishes: Folders that later stages read as a whole; marked as unfinished until the end.
     """
     options.check()
     state, name = root / STATE_DIR, f"{stage.name}-{label}" if label else stage.name
     run_name = f"{name}-{selection.strip('/').replace('/', '-')}" if selection else name
-    lock = state / f"{run_name}.lock"
-    with stage_lock(lock, options.quiet), Executor(options.processes, lock) as executor:
-        ledger = Ledger(state, name)
+    whole, lock = state / f"{name}.lock", state / f"{run_name}.lock"
+    with ExitStack() as stack:
+        if lock != whole:
+            stack.enter_context(stage_lock(whole, options.quiet, shared=True))
+        stack.enter_context(stage_lock(lock, options.quiet, whole=lock == whole))
+        executor = stack.enter_context(Executor(options.processes, lock))
         claims = Claims(selection, plans, tuple(reads))
-        yield StageRun(stage, ledger, run_name, options, executor, claims, tuple(publishes))
+        yield StageRun(stage, Ledger(state, name), run_name, options, executor, claims, tuple(publishes))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gristmill.engine.records import Ledger, OutputRecord
+from gristmill.engine.task import FileSet
 from gristmill.io.files import STATE_DIR
 
 
@@ -27,6 +28,11 @@ class FileTags:
         if folder not in self._stats:
             self._stats[folder] = _list_folder(folder)
         return self._stats[folder].get(name)
+
+    def states(self, found: Iterable[Path | FileSet]) -> dict[Path, tuple[int, int]]:
+        """Size in bytes and modification time in nanoseconds of single files that exist, as they were listed."""
+        statuses = {path: status for path in found if isinstance(path, Path) and (status := self.stat(path))}
+        return {path: (status.st_size, status.st_mtime_ns) for path, status in statuses.items()}
 
     def forget(self, folders: Iterable[Path]) -> None:
         """Drop the listings of folders that have been written to."""

@@ -188,16 +188,18 @@ def marked_stages(folder: Path, reason: str) -> list[str]:
 
 
 def reject_unfinished(folder: Path) -> None:
-    """Raise InputError if a stage has not finished writing `folder`, a parent of it, or a folder directly in it."""
-    own = folder.absolute()
-    for root in (own, *own.parents):
-        _reject_marks(folder, root.glob(f"{STATE_DIR}/*{_MARK_SUFFIX}"))
-    _reject_marks(folder, own.glob(f"*/{STATE_DIR}/*{_MARK_SUFFIX}"))
+    """Raise InputError if a stage has not finished writing `folder`, a parent of it, or a folder below it."""
+    for root in dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents)):
+        _reject_marks(folder, root)
+    for directory, folders, _ in os.walk(folder, followlinks=True):
+        if STATE_DIR in folders:
+            _reject_marks(folder, Path(directory))
+        folders[:] = [name for name in folders if name[0] != "." and not is_link_to_parent(Path(directory, name))]
 
 
-def _reject_marks(folder: Path, marks: Iterable[Path]) -> None:
-    for mark in sorted(marks):
-        stage, root = mark.name.removesuffix(_MARK_SUFFIX), mark.parent.parent
+def _reject_marks(folder: Path, root: Path) -> None:
+    for mark in sorted(root.glob(f"{STATE_DIR}/*{_MARK_SUFFIX}")):
+        stage = mark.name.removesuffix(_MARK_SUFFIX)
         reason = mark.read_text(encoding="utf-8", errors="replace") or INTERRUPTED
         raise InputError(
             f"{folder} is not complete: {stage}, which writes {root}, {reason}. Run {stage.partition('-')[0]} again to "

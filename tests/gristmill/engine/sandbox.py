@@ -20,7 +20,7 @@ import pytest
 from gristmill.engine import run as engine_run
 from gristmill.engine.records import DoneRecord, Ledger
 from gristmill.engine.task import FileSet, Task
-from gristmill.engine.worker import run_task
+from gristmill.engine.worker import FileState, run_task
 from gristmill.io.files import STATE_DIR, rejects_path
 
 
@@ -32,13 +32,15 @@ class Sandbox:
         self.opened: list[str] = []
         self._is_planning = False
 
-    def run_task(self, step: str, task: Task, identity: dict[str, str], ledger: Ledger) -> DoneRecord:
+    def run_task(
+        self, step: str, task: Task, identity: dict[str, str], ledger: Ledger, inputs: dict[Path, FileState]
+    ) -> DoneRecord:
         """As worker.run_task, in a sandbox."""
         self._is_planning, self.tasks = False, self.tasks + 1
         with tempfile.TemporaryDirectory() as folder:
             self._run(Path(folder), task)
         done = dataclasses.replace(task, function=_already_run, arguments={"result": self._result}, memory=None)
-        record = run_task(step, done, identity, ledger)
+        record = run_task(step, done, identity, ledger, inputs)
         self._is_planning = True
         return record
 
