@@ -4,32 +4,35 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+from types import CodeType, ModuleType
 
 from gristmill.errors import UsageError
 from gristmill.io.documents import Document
 
 DocumentFunction = Callable[[Iterator[Document]], Iterable[Document]]
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def load_function(name: str) -> DocumentFunction:
-    """Import `module:function`, again if its file has changed. UsageError if it cannot be imported."""
+    """Import `module:function`, again if its source has changed. UsageError if it cannot be imported."""
     module, _, function = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), function)) or module == "__main__":
         raise UsageError(f"{name!r} is not a function's name: wanted module:function, such as my_filters:keep_english")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    importlib.invalidate_caches()
-    with _import_errors(module):
-        spec = importlib.util.find_spec(module)
-    if spec is None:
-        raise _no_module(module)
-    origin = Path(spec.origin or "")
-    return _load(module, function, origin.stat().st_mtime_ns if origin.is_file() else 0)
+    found = _find(_import(module), function)
+    home = _home(found)
+    if home and home.__name__ != module and _is_changed(home):
+        _import(home.__name__)
+        return _find(_import(module, again=True), function)
+    return found
 
 
 def version_of(name: str) -> str:
@@ -37,22 +40,93 @@ def version_of(name: str) -> str:
     function, module = load_function(name), sys.modules[name.partition(":")[0]]
     if hasattr(function, "version"):
         return f"version {function.version}"
-    defined_in = sys.modules.get(function.__module__, module)
-    files = dict.fromkeys(file for file in (module.__file__, defined_in.__file__) if file)
-    return hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()
+    sources = {found.__name__: _source(found) for found in (module, _home(function)) if found}
+    return hashlib.sha256(b"\0".join(sources.values())).hexdigest()
 
 
-@lru_cache(maxsize=4)
-def _load(module: str, function: str, mtime_ns: int) -> DocumentFunction:  # noqa: ARG001
-    """Import a module's function; cached until the modification time of the module's file changes."""
-    with _import_errors(module):
-        before = sys.modules.get(module)
-        loaded = importlib.reload(before) if before else importlib.import_module(module)
-    found = getattr(loaded, function, None)
+class _SourceLoader(SourceFileLoader):
+    """Executes a module's source, and keeps what it executed.
+
+    Python would run bytecode of an earlier source that has the same size and was written in the same second.
+    """
+
+    executed = b""
+    _read = b""
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002
+        self._read = self.get_data(self.path)
+        return self.source_to_code(self._read, self.path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        self.executed = self._read  # not if it failed: then it is executed again
+
+
+class _FromSource(MetaPathFinder):
+    """Finds modules as Python does; `module`, and those that are not installed, are executed from their source."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, others), None)
+        if (
+            spec
+            and type(spec.loader) is SourceFileLoader
+            and (fullname == self.module or not _is_installed(spec.loader))
+        ):
+            spec.loader = _SourceLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+def _import(module: str, again: bool = False) -> ModuleType:
+    """Import a module from its source, again if that has changed. UsageError if it cannot be imported."""
+    before, finder = sys.modules.get(module), _FromSource(module)
+    if before and not again and not _is_changed(before):
+        return before
+    importlib.invalidate_caches()
+    sys.meta_path.insert(0, finder)
+    try:
+        with _import_errors(module):
+            return importlib.reload(before) if before else importlib.import_module(module)
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def _find(module: ModuleType, function: str) -> DocumentFunction:
+    found = getattr(module, function, None)
     if callable(found):
         return found
-    others = [name for name, value in vars(loaded).items() if callable(value) and not name.startswith("_")]
-    raise UsageError(f"{loaded.__file__} has no function {function!r}: it has {', '.join(others) or 'none'}")
+    others = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+    raise UsageError(f"{module.__file__} has no function {function!r}: it has {', '.join(others) or 'none'}")
+
+
+def _home(function: DocumentFunction) -> ModuleType | None:
+    """The module that defines a function."""
+    return sys.modules.get(function.__module__ or "")
+
+
+def _is_changed(module: ModuleType) -> bool:
+    """Whether a module's source is not what was executed, as far as is known."""
+    loader = getattr(module.__spec__, "loader", None)
+    if isinstance(loader, _SourceLoader):
+        return not Path(loader.path).is_file() or loader.executed != loader.get_data(loader.path)
+    return isinstance(loader, SourceFileLoader) and not _is_installed(loader)
+
+
+def _is_installed(loader: SourceFileLoader) -> bool:
+    return loader.path.startswith(_INSTALLED)
+
+
+def _source(module: ModuleType) -> bytes:
+    """The source that was executed, or the file of a module that is none of ours to execute."""
+    loader = getattr(module.__spec__, "loader", None)
+    if isinstance(loader, _SourceLoader):
+        return loader.executed
+    return Path(module.__file__).read_bytes() if module.__file__ else b""
 
 
 @contextmanager

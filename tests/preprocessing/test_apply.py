@@ -1,6 +1,8 @@
 """apply: a user's function in a module of its own, in workers, killed and resumed; every document is accounted for."""
 
+import os
 import signal
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -196,6 +198,29 @@ def test_a_changed_function_runs_again_and_a_version_stands_for_the_source(
     assert applied() == (False, 4)
     path.write_text(path.read_text() + "\n# a comment\n")
     assert applied() == (True, 4)
+
+
+def test_an_edit_of_the_same_size_and_second_is_applied(
+    source: Path, tmp_path: Path, quiet: RunOptions, monkeypatch, read
+) -> None:
+    """Python's bytecode cache knows a source by its size and second: another version's code would run."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "filters_again").mkdir()
+    (tmp_path / "filters_again/__init__.py").write_text("from .lengths import keep\n")
+
+    def kept(name: str, length: int) -> int:
+        path = tmp_path / "filters_again/lengths.py"
+        path.write_text(f"def keep(documents):\n    yield from (d for d in documents if len(d.text) > {length})\n")
+        os.utime(path, (10**9, 10**9))
+        apply(source, tmp_path / "out", name, quiet)
+        return len(read(tmp_path / "out"))
+
+    for name in ("filters_again.lengths:keep", "filters_again:keep"):  # of its own module, and imported from it
+        assert [kept(name, length) for length in (1, 3, 1)] == [6, 2, 6]
+        for module in ("filters_again", "filters_again.lengths"):  # as in a new process
+            sys.modules.pop(module)
+        assert kept(name, 3) == 2
 
 
 def test_tasks_name_all_that_they_read(
