@@ -8,7 +8,7 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from gristmill.counts import INCOMING, NOT_READ, READ, TOTAL, WRITTEN, Counts, Tally, file_columns
-from gristmill.errors import ConservationError, UsageError
+from gristmill.errors import ConservationError, GristmillError, InputError, UsageError, require, wrap_read_errors
 from gristmill.io.files import atomic_write_bytes
 from gristmill.io.token_shards import Manifest
 
@@ -56,11 +56,25 @@ def show_funnel(out: Positional[Path]) -> Funnel:
 
     Args:
         out: The run's --out folder.
+
+    Raises:
+        InputError: funnel.json is damaged or does not add up.
     """
     path = out / FUNNEL_FILE
     if not path.is_file():
         raise UsageError(f"there is no {path}: give the --out of a `gristmill run` that has finished")
-    return msgspec.json.decode(path.read_bytes(), type=Funnel)
+    with wrap_read_errors(path):
+        content = path.read_bytes()
+    try:
+        funnel = msgspec.json.decode(content, type=Funnel)
+        Counts(funnel.tallies, []).check_conserved("the whole run")
+        require(TRAIN in funnel.tokens, "it has no tokens of the train set")
+    except (msgspec.DecodeError, UnicodeDecodeError, GristmillError) as error:
+        fault = "its counts do not add up" if isinstance(error, ConservationError) else error
+        raise InputError(
+            f"{path} is damaged ({fault}): run the same `gristmill run` again, which makes it anew"
+        ) from error
+    return funnel
 
 
 def build_funnel(

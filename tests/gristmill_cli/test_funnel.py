@@ -1,9 +1,13 @@
 """The funnel: files of the corpus that were not read are in it, and disturb no count of documents."""
 
+from pathlib import Path
+
+import pytest
 from rich.console import Console
 
 from gristmill.counts import READ, WRITTEN, Counts, Tally
-from gristmill_cli.funnel import TRAIN, Funnel, build_funnel
+from gristmill.errors import InputError
+from gristmill_cli.funnel import TRAIN, Funnel, build_funnel, show_funnel
 
 
 def stage(*unread: str) -> Counts:
@@ -26,3 +30,19 @@ def test_files_not_read_by_the_first_stage_are_shown() -> None:
     with console.capture() as shown:
         console.print(Funnel(funnel.tallies, {TRAIN: {}}))
     assert shown.get().splitlines()[2].split()[-5:] == ["1", "2", ".csv,", "1", ".md"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b'{"went": {',
+        b'{"went": {"book": {"read": {"documents": 2}}}, "tokens": {"train": {}}}',  # two came in, none is left
+        b'{"went": {}, "tokens": {}}',
+    ],
+)
+def test_a_damaged_funnel_is_not_shown(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "funnel.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"funnel\.json is damaged .*run the same `gristmill run` again"):
+        show_funnel(tmp_path)
