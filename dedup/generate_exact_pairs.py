@@ -3,6 +3,7 @@
 Documents → text digests, partitioned by range → sorted, equal digests are copies → lines of keys and a table.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,13 +29,14 @@ from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.claims import reject_overlapping_folders
 from gristmill.engine.options import RunOptions
+from gristmill.engine.records import Ledger
 from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import FileSet, Stage, Task
-from gristmill.errors import UsageError
+from gristmill.errors import OutputError, UsageError
 from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.external_sort import read_records
-from gristmill.io.files import atomic_write
+from gristmill.io.files import STATE_DIR, atomic_write
 from gristmill.io.parquet_tables import open_table_writer
 
 STAGE = Stage("generate_exact_pairs", version=1, libraries=("unicode", "pyarrow"))
@@ -92,6 +94,25 @@ def generate_exact_pairs(
     if not options.quiet:
         print(_summary(counts, found.counts.total(FIRST).documents), file=sys.stderr)
     return counts
+
+
+def remove_exact_pairs(out_file: Path) -> None:
+    """Remove the lines and the table of an earlier run with this `out_file`, as all pair files in a folder are read.
+
+    Raises OutputError, and removes nothing, if one is there that generate_exact_pairs did not write.
+    """
+    ledger = Ledger(out_file.parent / STATE_DIR, f"{STAGE.name}-{out_file.name}")
+    known, found = ledger.outputs(), [path for path in (out_file, out_file.with_suffix(".parquet")) if path.exists()]
+    for path in found:
+        if os.path.abspath(path) not in known:
+            raise OutputError(
+                f"{path} exists, and {STAGE.name} did not write it: it is in the place of a file that is made with "
+                "exact pairs and removed without. Move it, or give another output folder"
+            )
+    for path in found:
+        path.unlink()
+    if known:
+        ledger.compact((), ledger.read())  # a file that is there later is not ours
 
 
 def _digest_task(run: StageRun, group: SliceGroup, on: MatchOn, scope: Scope) -> Task:

@@ -9,7 +9,7 @@ from typing import Any
 from dedup.dedup_train import dedup_train
 from dedup.generate_connected_components import CLUSTERED, generate_connected_components
 from dedup.generate_duplicates_dict import generate_duplicates_dict
-from dedup.generate_exact_pairs import generate_exact_pairs
+from dedup.generate_exact_pairs import generate_exact_pairs, remove_exact_pairs
 from dedup.to_hash import SIGNED, to_hash
 from gristmill.counts import WRITTEN, Counts
 from gristmill_cli.funnel import HELD_OUT, TRAIN
@@ -108,7 +108,7 @@ def _find_duplicates(config: RunConfig) -> list[PipelineStage]:
 
     def cluster() -> Counts:
         if not spec.exact:
-            pairs.unlink(missing_ok=True)  # left by a run with `exact`: all pair files are read
+            remove_exact_pairs(pairs)  # left by a run with `exact`: all pair files are read
         return generate_connected_components(
             dup, clusters, minhash, spec.range, spec.bands, spec.index, spec.scope, options=options
         )

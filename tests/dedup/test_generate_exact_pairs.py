@@ -1,6 +1,7 @@
 """Exact copies equal a plain search's, byte for byte however the stage runs; other stages unite and skip them."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,10 +16,10 @@ import pytest
 from dedup import generate_connected_components
 from dedup.candidates import exact_join, text_digests
 from dedup.candidates.exact_join import COPY
-from dedup.generate_exact_pairs import UNIQUE, generate_exact_pairs
+from dedup.generate_exact_pairs import UNIQUE, generate_exact_pairs, remove_exact_pairs
 from gristmill.counts import READ
 from gristmill.engine.options import RunOptions
-from gristmill.errors import InputError, TooManyMalformed, UsageError
+from gristmill.errors import InputError, OutputError, TooManyMalformed, UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import read_keys
@@ -239,3 +240,17 @@ def test_what_cannot_be_asked(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "NORM/a.jsonl.zst").write_bytes(b"no zstd")
     with pytest.raises(InputError, match=r"a\.jsonl\.zst"):
         generate_exact_pairs(tmp_path / "NORM", tmp_path / "DUP" / OUT, options=QUIET)
+
+
+def test_only_what_the_stage_wrote_is_removed(corpus: Path, tmp_path: Path) -> None:
+    outputs = [tmp_path / OUT, (tmp_path / OUT).with_suffix(".parquet")]
+    for _ in range(2):
+        generate_exact_pairs(corpus, outputs[0], options=QUIET)
+        remove_exact_pairs(outputs[0])
+        assert not any(path.exists() for path in outputs)
+    for path in outputs:
+        path.write_text("somebody's")
+        with pytest.raises(OutputError, match=f"{re.escape(str(path))} exists, and generate_exact_pairs did not"):
+            remove_exact_pairs(outputs[0])
+        assert path.read_text() == "somebody's"
+        path.unlink()

@@ -242,6 +242,9 @@ def test_a_corpus_of_one_repeated_text_becomes_one_document(tmp_path, exact):
     config = RunConfig(tmp_path / "corpus", tmp_path / "out", workers=1, filter=Filter(5), tokenizer=tokenizer)
     funnel = run_here(replace(config, dedup=Dedup(exact=exact)))
     assert (funnel.tallies["a"]["duplicate"].documents, funnel.tallies["a"]["train"].documents) == (8, 1)
+    if exact:  # a run without it reads no pairs of this one
+        run_here(replace(config, until="generate_connected_components"))
+        assert not list((tmp_path / "out" / "dup").glob("duplicate_pairs_exact.*"))
 
 
 def test_another_seed_shuffles_again_and_keeps_the_signatures(tmp_path, capsys):
