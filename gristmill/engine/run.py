@@ -169,8 +169,8 @@ class StageRun:
 
     def _check_reads(self) -> None:
         """Refuse to replace the output of another input."""
-        if any(record.outputs for (step, _), record in self._before.items() if step):
-            self.claims.check_reads(self.ledger, self._before, is_same=any(step for step, _ in self._done))
+        before, done = (any(r.outputs for (step, _), r in of.items() if step) for of in (self._before, self._done))
+        self.claims.check_reads(self.ledger, self._before if before else {}, is_same=done)
 
     def _execute(self, step: str, tasks: Sequence[Task]) -> None:
         identities = [identify(task, self.stage.identity, self._tag) for task in tasks]  # before inputs are read

@@ -27,6 +27,10 @@ def test_the_last_record_of_a_task_counts_and_a_damaged_one_does_not(tmp_path: P
     assert {name: found[name].outputs[0].size for name in found} == {("step", "one"): 3, ("step", "two"): 2}
     assert found["step", "one"].counts.total(READ) == Tally(1, 3)
     assert ledger.is_damaged
+    damaged = ledger.file.read_bytes()
+    ledger.file.write_bytes(damaged.replace(b'"size":2', b'"size":7'))  # still JSON
+    assert ("step", "two") not in ledger.read()
+    ledger.file.write_bytes(damaged)
     ledger.compact(found.values(), [("step", "two")])
     assert list(ledger.read()) == [("step", "one")] and not ledger.is_damaged
 

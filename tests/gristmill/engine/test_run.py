@@ -168,7 +168,13 @@ def test_another_input_that_would_replace_the_output_is_refused(tmp_path: Path, 
         upper_stage(other, target)
     assert contents(target) == before
     shutil.rmtree(source)
-    assert upper_stage(other, target).ran == 5  # the first input is gone: moved, as far as we know
+    assert upper_stage(other, target).ran == 5  # the first input is gone, and most of this one is the same: it moved
+    for path in other.iterdir():
+        path.write_text(f"all new {path.name}\n")
+    shutil.copytree(other, tmp_path / "another")
+    shutil.rmtree(other)
+    with pytest.raises(UsageError, match="and would lose it"):
+        upper_stage(tmp_path / "another", target)
 
 
 def test_the_input_of_a_finished_run_that_moved_is_known(tmp_path: Path, source: Path, target: Path) -> None:

@@ -1,0 +1,62 @@
+"""Claims: what a run that did not end left behind, inputs that change meanwhile, and marks at any depth."""
+
+from pathlib import Path
+
+import pytest
+
+from gristmill.engine.run import open_stage
+from gristmill.engine.task import Task
+from gristmill.errors import InputError
+from gristmill.io.files import atomic_write_bytes, mark_unfinished, reject_unfinished
+from tests.gristmill.engine.upper_stage import QUIET, STAGE, upper_stage
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in "abc":
+        (folder / name).write_text(f"text {name}\n")
+    return folder
+
+
+def test_files_of_a_run_that_failed_are_removed_with_their_inputs(source: Path, tmp_path: Path) -> None:
+    (source / "c").unlink()
+    (source / "c").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        upper_stage(source, tmp_path / "out")
+    assert "a" in names_in(tmp_path / "out")  # written, and recorded by its task alone or not at all
+    (source / "c").rmdir()
+    (source / "a").rename(source / "renamed")
+    for record in (tmp_path / "out/.gristmill/upper.done").glob("*.json"):
+        if b'"claims of' not in record.read_bytes():
+            record.unlink()  # as if killed between the output and its record
+    upper_stage(source, tmp_path / "out")
+    assert names_in(tmp_path / "out") == ["b", "renamed", "whole"]
+
+
+def change_while_reading(source: Path, output: Path) -> None:
+    atomic_write_bytes(output, source.read_bytes())
+    source.write_text("changed meanwhile\n")
+
+
+def test_an_input_that_changes_while_it_is_read_is_noticed(source: Path, tmp_path: Path) -> None:
+    task = Task("one", change_while_reading, {"source": source / "a", "output": tmp_path / "x"}, (tmp_path / "x",))
+    with (
+        pytest.raises(InputError, match="in/a was changed while upper worked"),
+        open_stage(STAGE, tmp_path, QUIET) as run,
+    ):
+        run.step("copy", [task])
+    assert not any(step for step, _ in run.ledger.read())
+
+
+def test_a_mark_is_found_at_any_depth(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b" / "c" / "d").mkdir(parents=True)
+    mark_unfinished(tmp_path / "a" / "b" / "c", "stage")
+    for folder in (tmp_path / "a", tmp_path / "a/b/c", tmp_path / "a/b/c/d"):
+        with pytest.raises(InputError, match=r"stage, which writes .*/a/b/c, was interrupted"):
+            reject_unfinished(folder)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_file())
