@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
-from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import DocumentIds, index_name, is_of_index, scope_of
-from dedup.minhash.signature_shards import OpenShard, ShardHeader, open_shard, reject_mixed_sketches, shard_paths
+from dedup.minhash.signature_shards import (
+    OpenShard,
+    ShardHeader,
+    Signatures,
+    check_batches,
+    open_shard,
+    reject_mixed_sketches,
+    shard_paths,
+)
 from dedup.minhash.signatures import Sketch
 from gristmill.counts import Counts
 from gristmill.engine.run import StageRun
@@ -47,15 +53,10 @@ class SignatureShard:
     documents: int
     end: int
 
-    def batches(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint32]]]:
-        """Rows (n) and signatures (n × permutations), batch by batch."""
-        with pa.OSFile(str(self.path)) as file:  # not mapped: pages that were read would count as memory in use
-            reader = pa.ipc.open_file(file)
-            for number in range(reader.num_record_batches):
-                batch = reader.get_batch(number)
-                if batch.num_rows:  # none where no document could be signed
-                    values = batch.column("signature").flatten().to_numpy()
-                    yield batch.column("row").to_numpy(), values.reshape(batch.num_rows, -1)
+    def batches(self) -> Iterator[Signatures]:
+        """Rows (n) and signatures (n × permutations), batch by batch. InputError if the shard is damaged."""
+        found = check_batches(self.path, _read_batches(self.path), self.end)
+        return ((rows, values) for rows, values in found if len(rows))  # none where no document could be signed
 
     def salt(self, scope: Scope) -> int:
         """Salt for band digests (64 bits): equal for shards whose documents are compared."""
@@ -170,7 +171,13 @@ def _parse_index(text: str) -> tuple[str, Path]:
     return name, path
 
 
+def _read_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    with pa.OSFile(str(path)) as file:  # not mapped: pages that were read would count as memory in use
+        reader = pa.ipc.open_file(file)
+        yield from map(reader.get_batch, range(reader.num_record_batches))
+
+
 def _end(shard: OpenShard) -> int:
     """The row after the shard's last, 0 for an empty shard."""
     last = next((batch for batch in reversed(shard.batches) if batch.num_rows), None)
-    return int(last.column("row")[-1].as_py()) + 1 if last else 0
+    return int(next(check_batches(shard.path, [last]))[0][-1]) + 1 if last else 0

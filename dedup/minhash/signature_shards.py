@@ -1,11 +1,11 @@
 """Signature shards: Arrow IPC files of row numbers and signatures, with the sketch's parameters in the metadata."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
 import numpy as np
@@ -17,7 +17,9 @@ from dedup.minhash.signatures import Sketch
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import atomic_write, reject_unfinished, walk
 
+Signatures = tuple[NDArray[np.int64], NDArray[np.uint32]]  # of one batch: rows (n), signatures (n × permutations)
 SUFFIX = ".signatures.arrow"
+MAX_ROWS = 1 << 40  # of a corpus file
 
 
 class ShardHeader(msgspec.Struct, forbid_unknown_fields=True):
@@ -26,7 +28,7 @@ class ShardHeader(msgspec.Struct, forbid_unknown_fields=True):
     file: str
     hash: str
     seed: int
-    permutations: int
+    permutations: Annotated[int, msgspec.Meta(ge=1)]
     unit: str
     width: int
 
@@ -55,14 +57,13 @@ class OpenShard:
         return sum(batch.num_rows for batch in self.batches)
 
     def rows(self) -> NDArray[np.int64]:
-        """The rows of the signed documents in the corpus file (documents, int64), ascending."""
-        parts = [batch.column("row").to_numpy() for batch in self.batches]
+        """The rows of the signed documents in the corpus file (documents, int64), ascending. InputError if not so."""
+        parts = [rows for rows, _ in check_batches(self.path, self.batches)]
         return np.concatenate([*parts, np.empty(0, np.int64)])
 
     def signatures(self) -> Iterator[NDArray[np.uint32]]:
         """Signatures batch by batch (documents × permutations, uint32), without a copy."""
-        for batch in self.batches:
-            yield batch.column("signature").flatten().to_numpy().reshape(batch.num_rows, self.header.permutations)
+        yield from (values for _, values in check_batches(self.path, self.batches))
 
 
 @contextmanager
@@ -94,22 +95,68 @@ class ShardWriter:
 
 def open_shard(path: Path) -> OpenShard:
     """Memory-map a shard. InputError if it is damaged or not a signature shard."""
-    try:
+    with _damage_reported(path):
         file = pa.ipc.open_file(pa.memory_map(str(path)))
         header = msgspec.json.decode((file.schema.metadata or {})[b"gristmill"], type=ShardHeader)
+        _check_types(file.schema, header)
         return OpenShard(path, header, tuple(map(file.get_batch, range(file.num_record_batches))))
-    except (pa.ArrowException, KeyError, msgspec.DecodeError) as error:
+
+
+@contextmanager
+def _damage_reported(path: Path) -> Iterator[None]:
+    """Context: what cannot be read in a shard is an InputError."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, KeyError, ValueError, msgspec.DecodeError) as error:
         raise InputError(f"{path} is not a readable signature shard ({error}): run to_hash again") from error
 
 
+def check_batches(path: Path, batches: Iterable[pa.RecordBatch], end: int = MAX_ROWS) -> Iterator[Signatures]:
+    """Yield the rows (n) and signatures (n × permutations) of each batch of a shard.
+
+    InputError unless rows ascend from 0 and stay below `end`: kernels index arrays by them, unchecked.
+    """
+    last = -1
+    with _damage_reported(path):
+        for batch in batches:
+            batch.validate(full=True)
+            row, signature = batch.column("row"), batch.column("signature")
+            slots = signature.flatten()
+            if row.null_count or signature.null_count or slots.null_count:
+                raise ValueError("it has nulls")
+            rows = row.to_numpy()
+            if len(rows):
+                if rows[0] <= last or rows[-1] >= end or not (rows[1:] > rows[:-1]).all():
+                    raise ValueError(f"its rows do not ascend from 0 to less than {end:,}")
+                last = int(rows[-1])
+            yield rows, slots.to_numpy().reshape(len(rows), signature.type.list_size)
+
+
+def _check_types(schema: pa.Schema, header: ShardHeader) -> None:
+    """Raise ValueError unless the columns are those that write_shard writes."""
+    found = {name: schema.field(name).type for name in ("row", "signature")}
+    wanted = {"row": pa.int64(), "signature": pa.list_(pa.uint32(), header.permutations)}
+    if found != wanted:
+        raise ValueError(f"it holds {_in_words(found)}: wanted {_in_words(wanted)}")
+
+
+def _in_words(types: Mapping[str, pa.DataType]) -> str:
+    return ", ".join(f"{name}: {kind}" for name, kind in types.items())
+
+
 def shard_paths(folder: Path) -> list[Path]:
-    """All shards below a folder, in name order. UsageError if there is none, InputError if to_hash has not finished."""
+    """All shards below a folder, in name order. UsageError if there is none.
+
+    InputError if to_hash has not finished, or one is no regular file, such as a dangling link.
+    """
     if not folder.is_dir():
         raise UsageError(f"{folder}: wanted the folder that to_hash wrote to, and there is none of that name")
     reject_unfinished(folder)
     paths = sorted(path for path in walk(folder) if path.name.endswith(SUFFIX))
     if not paths:
         raise UsageError(f"{folder} holds no signature shard (*{SUFFIX}): run to_hash first")
+    if special := next((path for path in paths if not path.is_file()), None):
+        raise InputError(f"{special} is a dangling link or not a regular file: remove it, or run to_hash again")
     return paths
 
 

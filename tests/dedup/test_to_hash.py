@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
 import pytest
 
 from dedup import Sketch, signatures, to_hash
+from dedup.candidates.input_shards import SignatureShard, read_headers
 from dedup.minhash.hash_families import Hash
 from dedup.minhash.signature_shards import list_shards, open_shard, write_shard
 from dedup.minhash.signatures import DATATROVE
 from dedup.to_hash import SIGNED, SKIPPED, TOO_SHORT
 from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions
+from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.keys import write_keys
 from tests.gristmill.engine.sandbox import sandboxed
@@ -303,12 +307,53 @@ def test_a_file_that_is_no_shard(shard: Path, data: bytes) -> None:
 
 
 def test_arrow_files_of_others(shard: Path) -> None:
-    import pyarrow as pa
-
     with pa.ipc.new_file(str(shard), pa.schema({"row": pa.int64()})):
         pass
     with pytest.raises(InputError, match="not a readable signature shard"):
         open_shard(shard)
+
+
+ROWS = pa.array([0, 4], pa.int64())
+SLOTS = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(256), pa.uint32()), 128)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"row": pa.array([-5, -4])}, "rows do not ascend from 0"),
+        ({"row": pa.array([4, 0])}, "rows do not ascend from 0"),
+        ({"row": pa.array([0, 0])}, "rows do not ascend from 0"),
+        ({"row": pa.array([0, 1 << 62])}, "rows do not ascend from 0 to less than"),
+        ({"row": pa.array([0, None], pa.int64())}, "has nulls"),
+        ({"row": pa.array(["0", "4"])}, "holds row: string"),
+        ({"signature": SLOTS.cast(pa.list_(pa.uint64(), 128))}, "wanted row: int64, signature: .*uint32"),
+        ({"signature": SLOTS.cast(pa.list_(pa.float32(), 128))}, "wanted row: int64, signature: .*uint32"),
+        ({"signature": pa.array([None, [7] * 128], pa.list_(pa.uint32(), 128))}, "has nulls"),
+        ({"signature": pa.array([[None] * 128] * 2, pa.list_(pa.uint32(), 128))}, "has nulls"),
+        ({"signature": pa.array([[7] * 64] * 2, pa.list_(pa.uint32(), 64))}, r"\[64\]: wanted .*\[128\]"),
+    ],
+)
+def test_shards_that_would_lead_kernels_astray(shard: Path, columns: dict[str, pa.Array], message: str) -> None:
+    metadata = pa.ipc.open_file(shard).schema.metadata
+    table = pa.table({"row": ROWS, "signature": SLOTS, **columns}).replace_schema_metadata(metadata)
+    with pa.ipc.new_file(str(shard), table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(InputError, match=message):
+        read_headers(FileSet((shard,)))
+
+
+def test_rows_that_appear_after_the_headers_were_read(shard: Path) -> None:
+    header = open_shard(shard).header
+    assert [rows.tolist() for rows, _ in SignatureShard(shard, header, header.file, 2, 10).batches()] == [[4, 9]]
+    with pytest.raises(InputError, match=r"^\S*a\.signatures\.arrow is not .*less than 9\): run to_hash again$"):
+        list(SignatureShard(shard, header, header.file, 2, 9).batches())
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("absent")])
+def test_a_shard_that_is_no_regular_file(shard: Path, make: Callable[[Path], None]) -> None:
+    make(shard.with_name("b.signatures.arrow"))
+    with pytest.raises(InputError, match=r"b\.signatures\.arrow is a dangling link or not a regular file"):
+        list_shards(shard.parent)
 
 
 def test_how_it_runs_changes_no_byte(norm: Path, tmp_path: Path) -> None:
