@@ -241,8 +241,9 @@ def _read_csv(part: Slice, delimiter: str) -> Iterator[tuple[int, dict[str, Any]
             yield number - 1, record
     except CsvError as error:
         raise InputError(
-            f"{part.path}: not readable as .{_format(part.name)} after record {number:,} ({error}): wanted quotes "
-            "doubled within quoted values. Mend it, or remove it to continue without it"
+            f"{part.path}: not readable as .{_format(part.name)} after record {number:,} ({error}): wanted UTF-8, "
+            "lines that end in \\n or \\r\\n, and quotes doubled within quoted values. Mend it, or remove it to "
+            "continue without it"
         ) from error
 
 
@@ -264,7 +265,7 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
             for batch in found:
                 yield from enumerate(records(batch, part.text_column), row)
                 row += batch.num_rows
-    except (pa.ArrowException, OSError) as error:  # Arrow raises OSError for damaged pages
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: a damaged page; the last: a name
         raise InputError(
             f"{part.path}: not a readable {part.path.suffix} file after row {row:,} ({error}). "
             "Fetch it again, or remove it to continue without it."

@@ -9,29 +9,106 @@ import pyarrow.parquet
 
 from gristmill.errors import InputError
 
-_BATCH = 1024  # rows
+_BATCH_ROWS = 1024
+_BATCH_BYTES = 16 << 20  # of a batch, on average: Python's strings take up to four times that
+_STREAM_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")  # the second is that of Arrow before 0.15
+_BYTES = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
 
 
 def parquet_batches(path: Path, start: int, end: int | None) -> Iterator[pa.Schema | pa.RecordBatch]:
-    """Yield the schema, then the batches of the row groups from `start` up to `end`; None is the end of the file."""
+    """Yield the schema, then small batches of the row groups from `start` up to `end`; None is the end of the file.
+
+    Raises ArrowException or OSError for a damaged file.
+    """
     with pa.parquet.ParquetFile(path, pre_buffer=False) as file:
         yield file.schema_arrow
-        groups = range(start, file.num_row_groups if end is None else end)
-        yield from file.iter_batches(batch_size=_BATCH, row_groups=list(groups))
+        metadata = file.metadata
+        held = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+        if start == 0 and sum(held) != metadata.num_rows:
+            raise pa.ArrowInvalid(f"its row groups do not have its {metadata.num_rows:,} rows")
+        for number in range(start, metadata.num_row_groups if end is None else end):
+            group = metadata.row_group(number)
+            size, missing = _batch_rows(group.num_rows, group.total_byte_size), group.num_rows
+            for batch in file.iter_batches(batch_size=size, row_groups=[number]):
+                yield from _small_batches(batch)
+                missing -= batch.num_rows
+            if missing:  # Arrow ends a row group with its shortest column
+                raise pa.ArrowInvalid(f"row group {number} lacks {missing:,} rows")
 
 
 def ipc_batches(path: Path) -> Iterator[pa.Schema | pa.RecordBatch]:
-    """Yield the schema, then the batches of an Arrow IPC stream (as Hugging Face datasets saves) or an IPC file."""
+    """Yield the schema, then small batches of an Arrow IPC stream (as Hugging Face datasets saves) or an IPC file.
+
+    Raises ArrowException for a stream without an end, whose last batches may be lost, and for damaged batches.
+    """
     with pa.memory_map(str(path)) as stored:
         try:
             reader = pa.ipc.open_stream(stored)
         except pa.ArrowInvalid:
             file = pa.ipc.open_file(stored)
             yield file.schema
-            yield from map(file.get_batch, range(file.num_record_batches))
+            found: Iterator[pa.RecordBatch] = map(file.get_batch, range(file.num_record_batches))
         else:
             yield reader.schema
-            yield from reader
+            found = _stream_batches(reader, stored)
+        for batch in found:
+            _check(batch)
+            yield from _small_batches(batch)
+
+
+def _stream_batches(reader: pa.RecordBatchReader, stored: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a stream. Arrow takes one that is cut between two messages for a whole one."""
+    end = stored.tell()
+    for batch in reader:
+        yield batch
+        end = stored.tell()
+    size = stored.size()
+    stored.seek(end)
+    if stored.read(min(size - end, 9)) not in _STREAM_ENDS:
+        raise pa.ArrowInvalid("the file is truncated, or goes on after the end of its stream")
+
+
+def _check(batch: pa.RecordBatch) -> None:
+    """Raise ArrowInvalid if reading a value would leave its buffer. Invalid UTF-8 is left to the record it is in."""
+    batch.validate()
+    for column in batch.columns:
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            kind = _as_bytes(column.type)
+            if kind == column.type:
+                raise
+            column.view(kind).validate(full=True)
+
+
+def _as_bytes(kind: pa.DataType) -> pa.DataType:
+    """The type with bytes in place of strings, also within dictionaries, lists, maps and structs."""
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _as_bytes(kind.value_type), kind.ordered)
+    if pa.types.is_list(kind):
+        return pa.list_(_as_bytes(kind.value_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_as_bytes(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_as_bytes(kind.key_type), _as_bytes(kind.item_type))
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return pa.struct([field.with_type(_as_bytes(field.type)) for field in fields])
+    return _BYTES.get(kind, kind)
+
+
+def _batch_rows(rows: int, size: int) -> int:
+    return max(1, min(_BATCH_ROWS, rows * _BATCH_BYTES // max(size, 1)))
+
+
+def _small_batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    rows = _batch_rows(batch.num_rows, batch.nbytes)
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
 
 
 def row_group_starts(path: Path, size: int, slice_bytes: int) -> list[tuple[int, int]]:

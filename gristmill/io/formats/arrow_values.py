@@ -29,10 +29,18 @@ def records(batch: pa.RecordBatch, text_column: str) -> Iterator[dict[str, Any] 
             try:
                 yield from _rows(row)
             except UnicodeDecodeError:
-                text = row.column(text_column)
-                is_string = pa.types.is_string(text.type) or pa.types.is_large_string(text.type)
-                raw = text.cast(pa.large_binary())[0].as_py() if is_string else None
-                yield BadRecord("invalid UTF-8", raw or b"", len(raw or b""))
+                raw = _raw_text(row.column(text_column))
+                yield BadRecord("invalid UTF-8", raw, len(raw))
+
+
+def _raw_text(value: pa.Array) -> bytes:
+    """The bytes of an array's only value; none if it is not a string."""
+    if pa.types.is_dictionary(value.type):
+        index = value.indices[0].as_py()
+        value = value.dictionary.slice(index or 0, 0 if index is None else 1)
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    is_string = any(is_kind(value.type) for is_kind in kinds)
+    return next(iter(value.cast(pa.large_binary()).to_pylist()), None) or b"" if is_string else b""
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -76,8 +84,10 @@ def _from_extension(array: pa.ExtensionArray) -> list[Any]:
 
 
 def _from_dictionary(array: pa.DictionaryArray) -> list[Any]:
-    values = to_python(array.dictionary)
-    return [None if index is None else values[index] for index in array.indices.to_pylist()]
+    indices, dictionary = array.indices.to_pylist(), array.dictionary
+    used = {*indices} - {None}  # other values may be many, or invalid UTF-8
+    values = {index: to_python(dictionary.slice(index, 1))[0] for index in used}
+    return [values.get(index) for index in indices]
 
 
 def _from_list(array: pa.Array) -> list[Any]:

@@ -14,7 +14,8 @@ _KEPT = 1024  # characters of a malformed row
 def read_csv(lines: Iterable[bytes], delimiter: str) -> tuple[list[str], Iterator[dict[str, str] | BadRecord]]:
     """(columns, records) of the lines of a file; a BadRecord for a row with invalid UTF-8 or too few or many values.
 
-    A blank line has no record. Raises CsvError for quotes that do not match, while the records are read.
+    A blank line has no record. Raises CsvError for a header that is not UTF-8 and,
+    while the records are read, for quotes that do not match.
 
     >>> columns, records = read_csv([b"text,id", b'"a, ""b""', b'c",1'], ",")
     >>> columns, list(records)
@@ -24,6 +25,8 @@ def read_csv(lines: Iterable[bytes], delimiter: str) -> tuple[list[str], Iterato
     rows = csv.reader(decoded, delimiter=delimiter, strict=True)
     columns = next(rows, [])
     columns[:1] = [name.removeprefix(_BYTE_ORDER_MARK) for name in columns[:1]]
+    if not _is_unicode("".join(columns)):
+        raise CsvError("its header is not UTF-8")
     return columns, (_record(columns, row, delimiter) for row in rows if row)
 
 

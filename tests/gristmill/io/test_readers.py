@@ -120,6 +120,13 @@ def test_a_csv_file_whose_quotes_do_not_match_is_an_error(tmp_path: Path) -> Non
         list(read_corpus(tmp_path / "a.csv"))
 
 
+@pytest.mark.parametrize("data", ["text,größe\na,1\n".encode("latin-1"), b"text,id\ra,1\rb,2\r"])
+def test_a_csv_file_of_another_encoding_or_other_line_ends_says_what_is_wanted(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.csv").write_bytes(data)
+    with pytest.raises(InputError, match=r"a.csv: not readable as .csv .* wanted UTF-8, lines that end in \\n"):
+        list(read_corpus(tmp_path / "a.csv"))
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.csv"])
 def test_any_column_may_hold_the_text(tmp_path: Path, name: str) -> None:
     if name == "a.parquet":

@@ -159,3 +159,14 @@ def test_invalid_utf8_in_any_column_spoils_its_own_row_only(kind: pa.DataType) -
     found = list(records(pa.record_batch({"text": texts, "x": pa.StructArray.from_arrays([bad], ["y"])}), "text"))
     assert [found[0], found[2]] == [{"text": "one", "x": {"y": "a"}}, {"text": "three", "x": {"y": "c"}}]
     assert isinstance(found[1], BadRecord) and found[1].reason == "invalid UTF-8"
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.string_view()])
+def test_invalid_utf8_in_a_dictionary_spoils_only_the_rows_with_that_value(kind: pa.DataType) -> None:
+    stored = pa.binary_view() if kind == pa.string_view() else pa.binary()
+    values = pa.array([b"a", b"\xff", b"unused \xff"], stored).view(kind)
+    texts = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 0]), values)
+    found = list(records(pa.record_batch({"text": texts}), "text"))
+    assert found == [{"text": "a"}, BadRecord("invalid UTF-8", b"\xff", 1), {"text": None}, {"text": "a"}]
+    views = pa.array([b"\xfe", b"a"], pa.binary_view()).view(pa.string_view())
+    assert next(records(pa.record_batch({"text": views}), "text")) == BadRecord("invalid UTF-8", b"\xfe", 1)
