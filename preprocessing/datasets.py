@@ -116,7 +116,7 @@ def parse_weights(text: str) -> dict[str, float]:
 def _from_toml(path: Path) -> dict[str, float]:
     try:
         return {name: _number(weight) for name, weight in tomllib.loads(path.read_text(encoding="utf-8")).items()}
-    except (OSError, tomllib.TOMLDecodeError, TypeError, ValueError) as error:
+    except (OSError, tomllib.TOMLDecodeError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             f'--weights {path}: wanted a TOML file of lines such as `book = 2.5` or `"my books" = 2` ({error})'
         ) from error

@@ -97,6 +97,8 @@ def _import(module: str, again: bool = False) -> ModuleType:
 
 
 def _find(module: ModuleType, function: str) -> DocumentFunction:
+    if not getattr(module, "__file__", None):
+        raise UsageError(f"{module.__name__} has no file: wanted a function of yours, such as my_filters:keep_english")
     found = getattr(module, function, None)
     if callable(found):
         return found
@@ -126,7 +128,8 @@ def _source(module: ModuleType) -> bytes:
     loader = getattr(module.__spec__, "loader", None)
     if isinstance(loader, _SourceLoader):
         return loader.executed
-    return Path(module.__file__).read_bytes() if module.__file__ else b""
+    file = getattr(module, "__file__", None)  # a module that is built in has no such attribute
+    return Path(file).read_bytes() if file else b""
 
 
 @contextmanager

@@ -161,6 +161,8 @@ def test_functions_that_do_something_else_are_told_so(
         ("no_such_module_here:f", "there is no module 'no_such_module_here': wanted no_such_module_here.py"),
         ("just_a_name", "wanted module:function"),
         ("__main__:f", "wanted module:function"),
+        ("builtins:list", "builtins has no file: wanted a function of yours"),
+        ("itertools:nope", "itertools has no file: wanted a function of yours"),
         ("broken:f", r"broken cannot be imported: ZeroDivisionError: .*broken\.py, line 1\)"),
         ("needy:f", "needy needs the module 'no_such_dependency'"),
     ],
@@ -173,6 +175,11 @@ def test_modules_that_cannot_be_imported(
     with pytest.raises(UsageError, match=message):
         apply(source, tmp_path / "out", name, quiet)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_builtin_function_of_a_module_with_a_file(source: Path, tmp_path: Path, quiet: RunOptions) -> None:
+    with pytest.raises(UsageError, match="os:getcwd failed"):
+        apply(source, tmp_path / "out", "os:getcwd", quiet)
 
 
 def test_an_error_of_the_reader_is_not_swallowed(source: Path, tmp_path: Path, module: str, quiet: RunOptions) -> None:
