@@ -11,10 +11,12 @@
 import dataclasses
 import importlib
 import inspect
+import io
+import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, FunctionType
@@ -24,7 +26,8 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.errors import GristmillError
+from gristmill.config import reject_empty
+from gristmill.errors import GristmillError, OutputError, wrap_write_errors
 
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # the marker in the metadata of a positional argument's type
 INTERRUPTED, TERMINATED = 130, 143  # exit codes that shells report for Ctrl-C and for SIGTERM
@@ -43,16 +46,28 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
     """
     named = {function.__name__: _name_positionals(_imported_by_name(function)) for function in functions}
     parser = next(iter(named.values())) if len(named) == 1 else named
-    flags = {flag for function in named.values() for flag in _flags(function)}
-    words = _spell_flags(flags, sys.argv[1:] if arguments is None else arguments)
-    sys.exit(run_with_exit_code(lambda: _parse_and_call(parser, words, prog)))
+    kinds = {name: kind for function in named.values() for name, kind in _option_kinds(function).items()}
+    words = _spell_flags(kinds, sys.argv[1:] if arguments is None else arguments)
+
+    def call() -> Any:
+        reject_empty(words, kinds)
+        return _parse_and_call(parser, words, prog)
+
+    sys.exit(run_with_exit_code(call))
 
 
 def run_with_exit_code(action: Callable[[], Any]) -> int:
-    """Call `action`; print its result, or the GristmillError it raises; return the exit code."""
+    """Call `action`; print its result, or the GristmillError it raises; return the exit code.
+
+    A character that the encoding of standard output lacks, as in the name of a source, is printed as its number.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _sigterm_as_ctrl_c() as terminated:
             result = action()
+            if result is not None:
+                wide_console().print(result)
     except GristmillError as error:
         if terminated:  # the signal went to the workers, too, and they ended first
             return _resumable("terminated", TERMINATED)
@@ -63,9 +78,28 @@ def run_with_exit_code(action: Callable[[], Any]) -> int:
         return _resumable("terminated", TERMINATED) if terminated else _resumable("interrupted", INTERRUPTED)
     except BrokenPipeError:
         return 0  # the reader of the pipe, such as `head`, has ended
-    if result is not None:
-        wide_console().print(result)
     return 0
+
+
+class _Output(Console):
+    """Console on standard output whose errors are an OutputError, or the end of the program if its reader has ended."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            with wrap_write_errors(Path("standard output")):
+                super().print(*objects, **options)
+        except OutputError:
+            _discard_output()
+            raise
+
+    def on_broken_pipe(self) -> None:
+        _discard_output()
+        sys.exit(0)  # the reader, such as `head`, has read what it wanted
+
+
+def _discard_output() -> None:
+    """Send what is still in the buffer of standard output nowhere: Python would fail to write it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -99,7 +133,8 @@ def _resumable(what: str, exit_code: int) -> int:
 
 def wide_console() -> Console:
     """Console on standard output; 160 columns wide if that is not a terminal, so that tables are not cut."""
-    return Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: closed, as by `>&-`
+    return _Output(soft_wrap=True, width=None if is_terminal else 160)
 
 
 def _parse_and_call(parser: Any, arguments: Sequence[str] | None, prog: str | None) -> Any:
@@ -108,16 +143,17 @@ def _parse_and_call(parser: Any, arguments: Sequence[str] | None, prog: str | No
     return tyro.cli(parser, args=arguments, prog=prog, use_underscores=True)
 
 
-def _flags(function: Callable[..., Any]) -> set[str]:
-    """Boolean options of a function, those of its dataclasses of options included, as `--flag`."""
+def _option_kinds(function: Callable[..., Any]) -> dict[str, Any]:
+    """Types of the options of a function, those of its dataclasses of options included, by `--option`."""
     kinds = get_type_hints(function)
     for kind in [*kinds.values()]:
         kinds |= get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
-    return {f"--{name}" for name, kind in kinds.items() if kind is bool}
+    return {f"--{name}": kind for name, kind in kinds.items()}
 
 
-def _spell_flags(flags: set[str], arguments: Sequence[str]) -> list[str]:
+def _spell_flags(kinds: Mapping[str, Any], arguments: Sequence[str]) -> list[str]:
     """Return the arguments with `--flag true` as `--flag`, and `--flag=False` as `--no_flag`, as tyro takes them."""
+    flags = {name for name, kind in kinds.items() if kind is bool}
     words: list[str] = []
     for argument in arguments:
         option, _, value = argument.partition("=")

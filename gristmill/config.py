@@ -15,7 +15,7 @@ import re
 import sys
 import tomllib
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,9 +42,28 @@ def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None)
     >>> load_config(Oven, ["--degrees", "220"])
     Oven(degrees=220)
     """
+    reject_empty(argv, _option_types(cls))
     file, arguments = _take_option(list(argv), "--config")
     default = _from_table(cls, _read_toml(Path(file)), file, "") if file else _from_table(cls, {}, "", "")
     return _parse(cls, _check_options(cls, _rename_options(cls, arguments)), default, prog)
+
+
+def reject_empty(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
+    """Raise UsageError for an empty argument that is not the value of an option of text: Path("") is this folder.
+
+    `kinds` has the types of the options, by `--option`.
+
+    >>> reject_empty(["--out", ""], {"--out": Path})
+    Traceback (most recent call last):
+    gristmill.errors.UsageError: --out is empty: is a variable of your shell not set?
+    """
+    before = ""
+    for number, argument in enumerate(arguments, 1):
+        option, equals, value = argument.partition("=") if argument.startswith("--") else (before, "=", argument)
+        name = option[:2] + option[2:].replace("-", "_")
+        if equals and not value and str not in (kinds.get(name), *typing.get_args(kinds.get(name))):
+            raise UsageError(f"{name or f'argument {number}'} is empty: is a variable of your shell not set?")
+        before = argument if argument.startswith("--") else ""
 
 
 class Range(NamedTuple):
@@ -102,7 +121,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read --config {path}: {error.strerror}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path} is not TOML: {error}") from error
 
 
@@ -190,10 +209,16 @@ def _option_name(argument: str) -> str:
 
 def _convert(value: Any, kind: Any, where: str) -> Any:
     try:
-        return msgspec.convert(value, kind, dec_hook=lambda to, given: to(given))
+        return msgspec.convert(value, kind, dec_hook=_read_path)
     except (msgspec.ValidationError, TypeError) as error:
         wanted = " or ".join(map(repr, typing.get_args(kind))) if "enum" in str(error) else _type_name(kind)
         raise UsageError(f"{where} is {value!r}; wanted {wanted}") from error
+
+
+def _read_path(kind: type, value: Any) -> Any:
+    if value == "":  # Path("") is the current folder
+        raise TypeError("an empty path")
+    return kind(value)
 
 
 def _type_name(kind: Any) -> str:

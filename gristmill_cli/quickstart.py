@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gristmill.command import run_with_exit_code, wide_console
-from gristmill.config import load_config
+from gristmill.config import load_config, reject_empty
 from gristmill.errors import UsageError
 from gristmill_cli.harvest_corpus import harvest_corpus
 from gristmill_cli.run import run
@@ -38,11 +38,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("quickstart"), help="folder for all output (default: ./quickstart)"
     )
-    options, trainer_options = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    options, trainer_options = parser.parse_known_args(arguments)
     # The corpus comes before all trainer options: after one, it would look like its value.
     first = trainer_options[:1]
     corpus = Path(trainer_options.pop(0)) if first and not first[0].startswith("-") else None
-    sys.exit(run_with_exit_code(lambda: quickstart(corpus, options.out, trainer_options)))
+
+    def start() -> None:
+        reject_empty(arguments, {})
+        quickstart(corpus, options.out, trainer_options)
+
+    sys.exit(run_with_exit_code(start))
 
 
 def quickstart(corpus: Path | None, out: Path, trainer_options: Sequence[str] = ()) -> None:

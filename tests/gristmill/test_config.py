@@ -143,6 +143,20 @@ def test_a_file_that_is_not_toml_is_damaged_input(file: Path) -> None:
         load_config(Mill, ["--config", str(file)])
 
 
+def test_a_file_that_is_nested_too_deeply(file: Path) -> None:
+    file.write_text("out_dir = " + "[" * 5000)
+    with pytest.raises(InputError, match="is not TOML"):
+        load_config(Mill, ["--config", str(file)])
+
+
+def test_an_empty_path_is_not_the_current_folder(file: Path) -> None:
+    file.write_text("out_dir = ''")
+    with pytest.raises(UsageError, match="out_dir is ''; wanted Path"):
+        load_config(Mill, ["--config", str(file)])
+    with pytest.raises(UsageError, match=r"--stones.wood is empty: is a variable of your shell not set\?"):
+        load_config(Mill, ["--out_dir", "out", "--stones.wood", ""])
+
+
 def test_help_shows_the_options_with_underscores(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         load_config(Mill, ["--help"], prog="grind")

@@ -1,0 +1,76 @@
+"""Command lines: standard output that cannot be written, and empty arguments."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tyro
+
+from gristmill.command import command
+
+ROOT = Path(__file__).resolve().parents[2]
+SAY = "from gristmill.command import run_with_exit_code as run; import sys; sys.exit(run(lambda: 'b\\xfcch'))"
+
+
+def say(stdout: int, encoding: str = "utf-8", words: tuple[str, ...] = (sys.executable, "-c", SAY)) -> tuple[int, str]:
+    """Exit code and standard error of a process that prints a result to `stdout`."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
+    done = subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, timeout=60)
+    return done.returncode, done.stderr
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        code, said = say(full.fileno())
+    assert code == 1 and said.startswith("error: cannot write standard output: the disk is full")
+    assert said.count("\n") == 1
+
+
+def test_a_reader_that_has_ended_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert say(writer) == (0, "")
+    finally:
+        os.close(writer)
+
+
+def test_a_closed_output_is_no_error() -> None:
+    words = "sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, SAY
+    assert say(subprocess.DEVNULL, words=words) == (0, "")
+
+
+def test_a_character_that_the_encoding_lacks(tmp_path: Path) -> None:
+    with (tmp_path / "said").open("w") as file:
+        assert say(file.fileno(), encoding="ascii") == (0, "")
+    assert (tmp_path / "said").read_text() == "b\\xfcch\n"
+
+
+def mill(grain: tyro.conf.Positional[Path], out: Path = Path("out"), more: Path | None = None, text: str = "a") -> str:
+    """Mill grain."""
+    return f"{grain} {out} {more} {text!r}"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["rye", "--out", ""], "--out"),
+        (["rye", "--more="], "--more"),
+        ([""], "argument 1"),
+        (["--out", "x", ""], "argu"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(capsys: pytest.CaptureFixture[str], words: list, named: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(mill, arguments=words)
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {named}") and "is empty: is a variable of your shell not set?" in said
+
+
+def test_an_empty_text_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["rye", "--text", ""], ["--text=", "rye"]):
+        with pytest.raises(SystemExit, match="0"):
+            command(mill, arguments=words)
+        assert capsys.readouterr().out == "rye out None ''\n"
