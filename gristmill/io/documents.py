@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from gristmill.counts import Counts
-from gristmill.errors import UsageError, require, wrap_read_errors
+from gristmill.errors import InputError, UsageError, require, wrap_read_errors
 from gristmill.io.files import STATE_DIR, is_link_to_parent, reject_unfinished
 from gristmill.io.formats.json_fields import decode_value
 from gristmill.io.formats.suffixes import CORPUS_SUFFIXES as CORPUS_SUFFIXES
@@ -33,6 +33,7 @@ SPECIAL = "not a regular file"
 METADATA = "metadata of Hugging Face datasets"
 CACHE = "cache of Hugging Face datasets"
 _METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+_MAX_ROW_DIGITS = 18  # of a row that 64 bits hold
 _PAIR_SEPARATOR = re.compile(r"@\d+ :: ")  # between the two keys of a line in duplicate_pairs.txt
 
 
@@ -52,8 +53,8 @@ class DocKey(NamedTuple):
     def parse(cls, text: str) -> Self:
         """Parse `<file>@<row>`, split at the last `@`. Raises UsageError for any other form."""
         file, _, row = text.rpartition("@")
-        if not file or not row.isdecimal():
-            raise UsageError(f"{text!r} is not a document's key: wanted <file>@<row>")
+        if not file or not row.isdecimal() or len(row) > _MAX_ROW_DIGITS:
+            raise UsageError(f"{text[:200]!r} is not a document's key: wanted <file>@<row>")
         return cls(file, int(row))
 
     def __str__(self) -> str:
@@ -106,10 +107,14 @@ class Document(msgspec.Struct):
     def original_key(self) -> DocKey:
         """Key in the normalised corpus: the one stored in KEY_FIELD by shuffle_holdout, else `key`.
 
-        Raises UsageError if KEY_FIELD does not hold a key.
+        Raises InputError if KEY_FIELD does not hold a key.
         """
         stored = self.value(KEY_FIELD)
-        return self.key if stored is None else DocKey.parse(str(stored))
+        try:
+            return self.key if stored is None else DocKey.parse(str(stored))
+        except UsageError as error:
+            where = f"{self.key.file} line {self.key.row + 1}"
+            raise InputError(f"{where}, {KEY_FIELD}: {error}. Remove the field, or make the file again") from error
 
     def to_json(self) -> bytes:
         """The record as one line of JSON in UTF-8, ending in a newline."""
@@ -180,7 +185,7 @@ def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_al
     require(bool(text_column), "--text_column: wanted the name of a column or field, such as text")
     for name in read_also:
         require(name in TEXT_FORMATS, f"--read_also {name}: wanted one of {', '.join(TEXT_FORMATS)}")
-    if not root.is_dir():
+    if not _is_folder(root):
         wanted = "a folder, and it is a file" if root.exists() else "a folder, and there is none"
         raise UsageError(f"{root}: wanted {wanted} of that name. Check the path")
     reject_unfinished(root)
@@ -221,8 +226,15 @@ def scan_source(folder: Path, source: str, text_column: str = "text", read_also:
 
 def source_folder(folder: Path, source: str) -> Path:
     """The folder that list_source lists: `folder`, or the source's own in it if `folder` is the corpus root."""
-    is_root = source != "all" and folder.absolute().name != source and (folder / source).is_dir()
+    is_root = source != "all" and folder.absolute().name != source and _is_folder(folder / source)
     return folder / source if is_root else folder
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:  # such as a name that is too long
+        raise UsageError(f"{path}: wanted a folder: {error.strerror}. Check the path") from error
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -235,6 +247,8 @@ def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
             continue
         if entry.name.startswith("."):
             yield path, HIDDEN
+        elif entry.is_symlink() and not path.exists():  # entry.is_dir() raises an OSError for a link to itself
+            yield path, _special(path)
         elif not entry.is_dir():
             yield path, "" if entry.is_file() else _special(path)
         elif is_link_to_parent(path):

@@ -284,7 +284,7 @@ def test_output_folder_with_unknown_shards_is_rejected(
 
 def test_invalid_original_key_is_an_error(tmp_path: Path, quiet: RunOptions, write, model_path: Path) -> None:
     write(tmp_path / "in" / "a.jsonl", [{"text": "a", "gristmill_key": 5}])
-    with pytest.raises((InputError, UsageError), match="not a document's key"):
+    with pytest.raises(InputError, match=r"a.jsonl line 1, gristmill_key: '5' is not a document's key"):
         tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gristmill.counts import Counts, Tally
 from gristmill.errors import InputError, UsageError
 from gristmill.io import readers as reading
-from gristmill.io.documents import DocKey, Document, list_corpus, list_source, scan_corpus
+from gristmill.io.documents import DocKey, Document, list_corpus, list_source, scan_corpus, scan_source
 from gristmill.io.readers import plan_slices, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 
@@ -43,12 +43,12 @@ def compress(name: str, data: bytes) -> bytes:
     return zstandard.compress(data) if name.endswith(".zst") else data
 
 
-@given(st.text(min_size=1), st.integers(0, 2**63))
+@given(st.text(min_size=1), st.integers(0, 10**18 - 1))
 def test_a_key_survives_a_round_trip(file: str, row: int) -> None:
     assert DocKey.parse(str(DocKey(file, row))) == DocKey(file, row)
 
 
-@pytest.mark.parametrize("text", ["", "@3", "a.jsonl", "a@", "a@-1", "a@1.5", "a@x"])
+@pytest.mark.parametrize("text", ["", "@3", "a.jsonl", "a@", "a@-1", "a@1.5", "a@x", f"a@{2**63}", "a@" + "9" * 5000])
 def test_an_invalid_key_is_an_error(text: str) -> None:
     with pytest.raises(UsageError, match="<file>@<row>"):
         DocKey.parse(text)
@@ -233,6 +233,7 @@ def test_every_file_of_a_folder_is_read_or_has_a_reason_why_not(tmp_path: Path) 
         (root / name).write_bytes(b"12345")
     (root / "web" / "loop").symlink_to("../web")
     (root / "web" / "gone").symlink_to("nowhere")
+    (root / "web" / "self").symlink_to("self")
     os.mkfifo(root / "pipe.jsonl")
     corpus = scan_corpus(root)
     assert [file.name for file in corpus.files] == ["a.jsonl", "book/b.JSON"]
@@ -243,7 +244,8 @@ def test_every_file_of_a_folder_is_read_or_has_a_reason_why_not(tmp_path: Path) 
         ("pipe.jsonl", "not a regular file"), ("web/.gitattributes", "hidden"),
         ("web/cache-12.arrow", "cache of Hugging Face datasets"), ("web/gone", "dangling link"),
         ("web/loop", "link to a parent folder"), ("web/notes.txt.xz", ".txt (see --read_also)"),
-        ("web/part.0001", "no suffix"), ("web/x.warc.gz", ".warc.gz"),
+        ("web/part.0001", "no suffix"), ("web/self", "dangling link"),
+        ("web/x.warc.gz", ".warc.gz"),
     ]  # fmt: skip
     counts = corpus.count_unread()
     assert counts.total("not read: .csv (see --read_also)", "book") == Tally(0, 5, 1)
@@ -276,3 +278,9 @@ def test_a_file_is_not_published_after_an_error(tmp_path: Path, name: str) -> No
         sink.write(LINES[0])
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_name_that_is_too_long_is_a_usage_error(tmp_path: Path) -> None:
+    for name in ("x" * 300, "x/" * 3000):
+        with pytest.raises(UsageError, match="wanted a folder: File name too long"):
+            scan_source(tmp_path / name, "book")
