@@ -33,6 +33,7 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError, wrap_write_errors
 from gristmill.io.documents import source_of
+from gristmill.io.files import STATE_DIR
 from gristmill.io.parquet_tables import is_table
 
 STAGE = Stage("generate_connected_components", version=1, libraries=("pyarrow",))
@@ -125,7 +126,7 @@ def write_components(
 @contextmanager
 def _scratch_folder(output: Path) -> Iterator[Path]:
     """Context: an empty folder for temporary files of the task that writes `output`; removed at the end."""
-    folder = output.with_name(f"{output.name}.work")
+    folder = output.parent / STATE_DIR / f"{output.name}.work"
     shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
     with wrap_write_errors(folder):
         folder.mkdir(parents=True)

@@ -86,6 +86,8 @@ def _load_clusters(path: Path) -> list[list[DocKey]]:
         if sum(map(len, components)) > path.stat().st_size:  # one cluster, named many times
             raise ValueError("more members than its size allows")
         return [[DocKey.parse(keys[number]) for number in component] for component in components]
+    except UsageError as error:
+        raise InputError(f"{path}: {error}. Run generate_connected_components again") from error
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise _not_clusters(path) from error
 

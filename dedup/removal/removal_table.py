@@ -11,6 +11,7 @@ from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet
 from gristmill.io.documents import source_of
 from gristmill.io.external_sort import ExternalSorter, read_records
+from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import stream_keys
 from gristmill.io.parquet_tables import ROW_GROUP_SIZE, open_table_writer
 from gristmill.io.pickles import stream_dict, write_stream
@@ -73,7 +74,7 @@ def write_removals(names: Path, decided: FileSet, table: Path, pickle: Path | No
     if pickle:
         pickle.unlink(missing_ok=True)
     values = pa.array(read_names(names), pa.string())
-    runs = table.with_name(f"{table.name}.runs")
+    runs = table.parent / STATE_DIR / f"{table.name}.runs"
     with ExternalSorter(runs, REMOVAL, _BY_KEY, memory) as sorter, open_table_writer(table, _SCHEMA) as write:
         for path in decided.paths:
             for block in read_records(path, REMOVAL, ROW_GROUP_SIZE):

@@ -1,13 +1,15 @@
 """Clusters files that are damaged or not ours."""
 
+import pickle
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from dedup import generate_duplicates_dict
+from dedup import generate_connected_components, generate_duplicates_dict
 from gristmill.errors import InputError
+from gristmill.io.files import STATE_DIR
 from tests.dedup.removal.clustered_corpus import (
     QUIET,
     removed_by,
@@ -28,6 +30,26 @@ def test_tables_that_are_none_of_ours(tmp_path: Path, columns: dict, message: st
     pyarrow.parquet.write_table(pa.table(columns), tmp_path / "c.parquet")
     with pytest.raises(InputError, match=message):
         generate_duplicates_dict(tmp_path / "c.parquet", tmp_path / "d.pickle", QUIET)
+
+
+@pytest.mark.parametrize("zeros", [19, 25, 5000])
+def test_a_row_that_no_file_has(tmp_path: Path, zeros: int) -> None:
+    key = f"a/x@1{'0' * zeros}"
+    (tmp_path / "c.pickle").write_bytes(pickle.dumps(([[0, 1]], 1, {0: "a/x@0", 1: key})))
+    with pytest.raises(InputError, match=r"c\.pickle: 'a/x@10.*is not a document's key"):
+        generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", QUIET)
+
+
+def test_a_folder_of_the_users_beside_the_output_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "duplicate_pairs.txt").write_text("a/x@1 :: a/x@2\n")
+    notes = [tmp_path / "c.pickle.work/notes.txt", tmp_path / "d.parquet.runs/notes.txt"]
+    for path in notes:
+        path.parent.mkdir()
+        path.write_text("mine")
+    generate_connected_components(tmp_path, tmp_path / "c.pickle", options=QUIET)
+    generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.parquet", QUIET)
+    assert [path.read_text() for path in notes] == ["mine", "mine"]
+    assert not list((tmp_path / STATE_DIR).glob("*/"))
 
 
 def test_a_document_in_two_clusters(tmp_path: Path, chained_norm: Path) -> None:
