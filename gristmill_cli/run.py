@@ -35,6 +35,7 @@ def run(config: RunConfig) -> Funnel | None:
     `config.out` holds a run of another corpus, and any GristmillError of a stage.
     """
     check_config(config)
+    choose_stages(config, plan_stages(config))  # refuses a --from that cannot be, before the lock writes a file
     with stage_lock(config.out / STATE_DIR / "run.lock"):
         return _run_stages(config)
 
