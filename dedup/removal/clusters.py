@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
-from gristmill.io.parquet_tables import is_table, read_table
+from gristmill.io.parquet_tables import encode_names, integers, is_table, read_table
 from gristmill.io.pickles import load_pickle
 
 # A document of a cluster. `file` is an index into the sorted file names, `position` the document's row in the input.
@@ -38,6 +38,8 @@ class Clusters:
             return cls(path, _read_names(path), None)
         clusters = _load_clusters(path)
         names = sorted({key.file for cluster in clusters for key in cluster})
+        if not all(map(_is_unicode, names)):
+            raise _not_clusters(path)
         number = {name: i for i, name in enumerate(names)}
         members = np.zeros(sum(map(len, clusters)), MEMBER)
         members["cluster"] = np.repeat(np.arange(len(clusters)), [len(cluster) for cluster in clusters])
@@ -95,7 +97,7 @@ def _load_clusters(path: Path) -> list[list[DocKey]]:
 def _read_names(path: Path) -> list[str]:
     names: set[str] = set()
     for batch in _batches(path, ["file"]):
-        column = _encoded(batch.column("file"), path)
+        column = encode_names(batch.column("file"), path)
         names.update(column.dictionary.take(column.indices.unique()).to_pylist())
     return sorted(names)
 
@@ -104,11 +106,11 @@ def _table_blocks(path: Path, names: list[str]) -> Iterator[NDArray]:
     values, position, last = pa.array(names, pa.string()), 0, 0
     for batch in _batches(path, ["cluster", "file", "row"]):
         members = np.zeros(batch.num_rows, MEMBER)
-        column = _encoded(batch.column("file"), path)
+        column = encode_names(batch.column("file"), path)
         number = pa.compute.index_in(column.dictionary, value_set=values).to_numpy(zero_copy_only=False)
         members["file"] = number[column.indices.to_numpy()]
         for name in ("cluster", "row"):
-            members[name] = _integers(batch.column(name), name, path)
+            members[name] = integers(batch.column(name), name, path)
         members["position"] = np.arange(position, position + len(members))
         if np.any(np.diff(members["cluster"], prepend=last) < 0):
             raise InputError(f"{path}: clusters do not ascend. Run generate_connected_components again")
@@ -129,27 +131,17 @@ def _batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
         raise InputError(f"{path} is not a readable Parquet file ({error}): make it again") from error
 
 
-def _encoded(column: pa.Array, path: Path) -> pa.DictionaryArray:
-    if column.null_count:
-        raise InputError(f"{path}: a file name is missing. Run generate_connected_components again")
-    column = column if isinstance(column, pa.DictionaryArray) else column.dictionary_encode()
-    return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.string()))
-
-
-def _integers(column: pa.Array, name: str, path: Path) -> NDArray[np.int64]:
-    if column.null_count or not pa.types.is_integer(column.type):
-        raise InputError(f"{path}: column {name} is {column.type} with {column.null_count} nulls: wanted integers")
-    return column.cast(pa.int64()).to_numpy()
-
-
 def _select_cluster(path: Path, key: DocKey, most: int) -> list[DocKey]:
     """The cluster of `key` in a table, reading only row groups that may hold it; [] if none does."""
     field = pyarrow.compute.field
     of_key = (field("file") == key.file) & (field("row") == key.row)
-    for cluster in read_table(path, {"cluster", "file", "row"}, of_key)["cluster"].to_pylist():
+    found = read_table(path, {"cluster", "file", "row"}, of_key)
+    for cluster in integers(found["cluster"], "cluster", path).tolist():
         members = field("cluster") == cluster
         _check_size(read_table(path, {"cluster"}, members).num_rows, key, most)
-        return [DocKey(row["file"], row["row"]) for row in read_table(path, {"file", "row"}, members).to_pylist()]
+        table = read_table(path, {"file", "row"}, members)
+        names, rows = encode_names(table["file"], path).to_pylist(), integers(table["row"], "row", path).tolist()
+        return list(map(DocKey, names, rows))
     return []
 
 
@@ -173,6 +165,11 @@ def _check_size(size: int, key: DocKey, most: int) -> None:
             f"the cluster of {key} has {size:,} documents: {size * (size - 1) // 2:,} comparisons. "
             f"--most {most} allows {most:,} documents; give --most {size} to compare them"
         )
+
+
+def _is_unicode(name: str) -> bool:
+    """Whether a name has no half of a surrogate pair, which UTF-8 cannot hold."""
+    return name == name.encode(errors="ignore").decode()
 
 
 def _not_clusters(path: Path) -> InputError:

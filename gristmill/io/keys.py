@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError
-from gristmill.io.parquet_tables import is_table, open_table_writer, read_table, stream_table
+from gristmill.io.parquet_tables import encode_names, integers, is_table, open_table_writer, read_table, stream_table
 from gristmill.io.pickles import dump_pickle, load_pickle
 
 Rows = NDArray[np.int64]
@@ -26,7 +27,9 @@ def read_keys(path: Path, files: Collection[str] | None = None) -> KeySet:
     if there is no such file, InputError if it is damaged or not a key set.
     """
     if is_table(path):
-        return _from_table(read_table(path, {"file", "row"}, None if files is None else _file_in(files)))
+        where = None if files is None else _file_in(files, path)
+        keys = _from_table(read_table(path, {"file", "row"}, where), path)
+        return {file: rows for file, rows in keys.items() if files is None or file in files}
     value = load_pickle(path)
     if not isinstance(value, Mapping):
         raise InputError(f"{path} holds a {type(value).__name__}: wanted a dict of file names to sets of rows")
@@ -34,9 +37,9 @@ def read_keys(path: Path, files: Collection[str] | None = None) -> KeySet:
         if sum(map(len, value.values())) > path.stat().st_size:  # one set, named many times
             raise ValueError("it has more rows than its size allows")
         return {
-            str(file): np.unique(np.array(sorted(rows), np.int64))
+            file: np.unique(np.array(sorted(_checked_rows(file, rows)), np.int64))
             for file, rows in value.items()
-            if files is None or str(file) in files
+            if files is None or file in files
         }
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is not a dict of file names to sets of rows ({error})") from error
@@ -49,7 +52,7 @@ def stream_keys(path: Path) -> Iterator[tuple[str, Rows]]:
         return
     name, held = "", np.empty(0, np.int64)
     for table in stream_table(path, ["file", "row"]):
-        for file, rows in _from_table(table).items():
+        for file, rows in _from_table(table, path).items():
             if file != name and len(held):
                 yield name, np.unique(held)
                 held = held[:0]
@@ -69,6 +72,17 @@ def write_keys(path: Path, keys: KeySet) -> None:
             write({"file": pa.repeat(file, len(rows)), "row": pa.array(rows, pa.int64())})
 
 
+def _checked_rows(file: Any, rows: Any) -> Collection[int]:
+    """The rows of a pickle's file. Raises TypeError or ValueError unless they are integers from 0, not bools."""
+    if not isinstance(file, str) or not isinstance(rows, set | frozenset | list | tuple):
+        raise TypeError(f"it has a {type(rows).__name__} for {file!r:.80}")
+    if wrong := set(map(type, rows)) - {int}:
+        raise TypeError(f"{file} has rows of type {', '.join(sorted(kind.__name__ for kind in wrong))}")
+    if rows and min(rows) < 0:
+        raise ValueError(f"{file} has the row {min(rows)}")
+    return rows
+
+
 def _is_sorted(path: Path) -> bool:
     """Whether a table's row groups are sorted by file, according to their statistics."""
     read_table(path, ["file", "row"], pa.compute.scalar(False))
@@ -80,17 +94,24 @@ def _is_sorted(path: Path) -> bool:
     return all(one.statistics.max <= other.statistics.min for one, other in pairwise(columns))
 
 
-def _file_in(files: Collection[str]) -> pa.compute.Expression:
-    named = pa.array(sorted(files), pa.string())
-    return pa.compute.field("file").isin(named) if files else pa.compute.scalar(False)  # Arrow rejects an empty set
+def _file_in(files: Collection[str], path: Path) -> pa.compute.Expression | None:
+    """Where the file is one of `files`, or null, which is an error later; None if Arrow cannot filter the column.
+
+    InputError unless the column has strings.
+    """
+    none = pa.compute.scalar(False)
+    column, field = read_table(path, {"file", "row"}, none)["file"], pa.compute.field("file")
+    encode_names(column, path)
+    if pa.types.is_string_view(column.type):
+        return None
+    is_named = field.isin(pa.array(sorted(files), pa.string())) if files else none  # Arrow rejects an empty set
+    return is_named | field.is_null()
 
 
-def _from_table(table: pa.Table) -> KeySet:
-    if not table.num_rows:
-        return {}
-    encoded = table.column("file").dictionary_encode().unify_dictionaries().combine_chunks()
-    codes, rows = encoded.indices.to_numpy(), table.column("row").to_numpy()
+def _from_table(table: pa.Table, path: Path) -> KeySet:
+    encoded, rows = encode_names(table.column("file"), path), integers(table.column("row"), "row", path)
+    codes = encoded.indices.to_numpy()
     order = np.lexsort((rows, codes))
     found, starts = np.unique(codes[order], return_index=True)
     names = encoded.dictionary.take(pa.array(found)).to_pylist()
-    return dict(sorted(zip(names, np.split(rows[order], starts[1:]), strict=True)))
+    return dict(sorted(zip(names, np.split(rows[order], starts[1:]), strict=True))) if names else {}

@@ -4,9 +4,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet
+from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import atomic_write
@@ -59,6 +61,32 @@ def stream_table(path: Path, columns: Collection[str]) -> Iterator[pa.Table]:
                 yield file.read_row_group(number, columns=list(columns))
     except (pa.ArrowException, OSError) as error:
         raise _damaged(path, error) from error
+
+
+def integers(column: pa.Array | pa.ChunkedArray, name: str, path: Path) -> NDArray[np.int64]:
+    """The numbers of a column (n, int64), such as rows. InputError unless all are integers from 0 to 2^63 - 1."""
+    if column.null_count or not pa.types.is_integer(column.type):
+        raise InputError(f"{path}: column {name} is {column.type} with {column.null_count} nulls: wanted integers")
+    limits = pa.compute.min_max(column).as_py()
+    for number in limits.values():
+        if number is not None and not 0 <= number < 1 << 63:
+            raise InputError(f"{path}: column {name} has {number}: wanted integers from 0 to 2^63 - 1")
+    return column.cast(pa.int64()).to_numpy()
+
+
+def encode_names(column: pa.Array | pa.ChunkedArray, path: Path) -> pa.DictionaryArray:
+    """The column `file`, dictionary-encoded. InputError unless all its values are strings."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
+        raise InputError(f"{path}: column file is {column.type}: wanted strings, the names of files")
+    if pa.types.is_string_view(kind):
+        column = column.cast(pa.string())  # Arrow does not encode it
+    column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    if isinstance(column, pa.ChunkedArray):
+        column = column.unify_dictionaries().combine_chunks()
+    if column.null_count or column.dictionary.null_count:
+        raise InputError(f"{path}: a file name is missing: make it again")
+    return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.string()))
 
 
 def write_table(path: Path, columns: Columns) -> None:

@@ -8,7 +8,9 @@ import pyarrow.parquet
 import pytest
 
 from dedup import generate_connected_components, generate_duplicates_dict
+from dedup.removal.clusters import read_cluster
 from gristmill.errors import InputError
+from gristmill.io.documents import DocKey
 from gristmill.io.files import STATE_DIR
 from tests.dedup.removal.clustered_corpus import (
     QUIET,
@@ -23,6 +25,9 @@ from tests.dedup.removal.clustered_corpus import (
         ({"cluster": [0, 0], "file": ["a", None], "row": [0, 0]}, "file name is missing"),
         ({"cluster": [0, 0], "file": ["a", "b"], "row": [0, None]}, "column row is int64 with 1 nulls"),
         ({"cluster": [0.5, 1], "file": ["a", "b"], "row": [0, 0]}, "column cluster is double"),
+        ({"cluster": [0, 0], "file": ["a", "b"], "row": [-1, 0]}, "column row has -1"),
+        ({"cluster": [0, 0], "file": ["a", "b"], "row": pa.array([0, 1 << 63], pa.uint64())}, "column row has 9223"),
+        ({"cluster": [0, 0], "file": [1, 2], "row": [0, 1]}, "column file is int64: wanted strings"),
         ({"cluster": [0, 0], "file": ["a", "b"]}, "has no column row: it has cluster, file"),
     ],
 )
@@ -50,6 +55,19 @@ def test_a_folder_of_the_users_beside_the_output_is_left_alone(tmp_path: Path) -
     generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.parquet", QUIET)
     assert [path.read_text() for path in notes] == ["mine", "mine"]
     assert not list((tmp_path / STATE_DIR).glob("*/"))
+
+
+@pytest.mark.parametrize("rows", [[0, None], [0.0, 1.5]])
+def test_one_cluster_of_a_table_that_is_none_of_ours(tmp_path: Path, rows: list) -> None:
+    pyarrow.parquet.write_table(pa.table({"cluster": [0, 0], "file": ["a", "b"], "row": rows}), tmp_path / "c.parquet")
+    with pytest.raises(InputError, match=r"column row is .*: wanted integers"):
+        read_cluster(tmp_path / "c.parquet", DocKey("a", 0), 9)
+
+
+def test_a_name_that_is_no_unicode(tmp_path: Path) -> None:
+    (tmp_path / "c.pickle").write_bytes(pickle.dumps(([[0, 1]], 1, {0: "a@0", 1: "\udc80@1"})))
+    with pytest.raises(InputError, match="does not hold"):
+        generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", QUIET)
 
 
 def test_a_document_in_two_clusters(tmp_path: Path, chained_norm: Path) -> None:

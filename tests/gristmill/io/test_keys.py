@@ -1,6 +1,8 @@
 """Key sets at scale: a table gives the rows of some files without reading the others; writing is in row groups."""
 
+import pickle
 import tracemalloc
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -135,3 +137,52 @@ def test_keys_of_a_table_that_is_not_sorted(tmp_path: Path) -> None:
         ("a", [0, 1]),
         ("b", [2, 3]),
     ]
+
+
+@pytest.mark.parametrize(
+    "read", [read_keys, lambda path: read_keys(path, ["a", "b"]), lambda path: [*stream_keys(path)]]
+)
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"row": pa.array([1, None])}, "column row is int64 with 1 nulls"),
+        ({"row": [1.0, 2.5]}, "column row is double"),
+        ({"row": [True, False]}, "column row is bool"),
+        ({"row": ["1", "2"]}, "column row is string"),
+        ({"row": [[1], [2]]}, "column row is list"),
+        ({"row": pa.array([1, 2], pa.timestamp("ns"))}, "column row is timestamp"),
+        ({"row": [-1, 2]}, "column row has -1"),
+        ({"row": pa.array([1, 1 << 63], pa.uint64())}, "column row has 9223372036854775808"),
+        ({"file": ["a", None]}, "a file name is missing"),
+    ],
+)
+def test_tables_of_other_types(tmp_path: Path, columns: dict, message: str, read: Callable) -> None:
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.table({"file": ["a", "b"], "row": [1, 2], **columns}), path)
+    with pytest.raises(InputError, match=rf"a\.parquet.*{message}"):
+        read(path)
+
+
+@pytest.mark.parametrize("file", [[1, 2], [["a"], ["b"]], [b"a", b"b"]])
+def test_names_of_other_types(tmp_path: Path, file: list) -> None:
+    pa.parquet.write_table(pa.table({"file": file, "row": [1, 2]}), tmp_path / "a.parquet")
+    for files in (None, ["a"]):
+        with pytest.raises(InputError, match=r"a\.parquet: column file is .*: wanted strings"):
+            read_keys(tmp_path / "a.parquet", files)
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.large_string())])
+@pytest.mark.parametrize("row", [pa.int32(), pa.uint64()])
+def test_names_and_rows_of_all_types(tmp_path: Path, kind: pa.DataType, row: pa.DataType) -> None:
+    columns = {"file": pa.array(["a", "b", "a"], pa.string()).cast(kind), "row": pa.array([1, 2, 0], row)}
+    pa.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    for files in (None, ["a", "b"]):
+        found = {file: rows.tolist() for file, rows in read_keys(tmp_path / "a.parquet", files).items()}
+        assert found == {"a": [0, 1], "b": [2]}
+
+
+@pytest.mark.parametrize("rows", [{True}, {"1"}, {1.0}, {1: 2}, b"\x01", "12", {-1}, {1 << 63}, None])
+def test_pickles_of_other_types(tmp_path: Path, rows: object) -> None:
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps({"a": rows}))
+    with pytest.raises(InputError, match=r"a\.pickle is not a dict of file names to sets of rows"):
+        read_keys(tmp_path / "a.pickle")
