@@ -10,8 +10,8 @@ from gristmill.io import readers
 from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import Slice, find_cuts, is_cut, slices_at
 
-SMALL_BYTES = 1 << 20  # slices below this size are grouped
-GROUP_BYTES = 32 << 20  # a group is not larger
+SMALL_BYTES = 256 << 10  # smaller slices are grouped
+GROUP_BYTES = 4 << 20  # a group is not larger: enough tasks are left for all workers
 _GROUP_FILES = 256  # in a group, on average
 
 SliceGroup = tuple[Slice, ...]
