@@ -95,14 +95,14 @@ def deduplicate(
     [2002, 2003]
     """
     check_bands(range, bands, sketch.permutations)
-    check = SimilarityCheck(verify, threshold, sketch.width, sketch.unit) if verify is not None else None
+    check = SimilarityCheck("jaccard" if verify is None else verify, threshold, sketch.width, sketch.unit)
     rank = _parse_ranker(keep)
     table = as_table(texts, text)
     rank(table, np.empty(0, np.int64))  # raises now if a column is missing
     note_compilation(sketch)
     roots = _cluster_roots(table, sketch, range, bands)
     members = _in_keep_order(table, roots, rank)
-    if check is None:
+    if verify is None:
         return _remove_all_but_first(roots, members)
     return _remove_verified(_with_shingles(table, members, sketch), roots, KeptDocuments(check))
 
@@ -128,6 +128,8 @@ def _find_roots(digests: NDArray[np.uint64], documents: NDArray[np.int64], count
 
 def _parse_ranker(text: str) -> Ranker:
     """Parse a keep policy into a function that ranks rows of a table; the lowest rank is kept."""
+    if not isinstance(text, str):
+        raise UsageError(f"keep {text!r}: wanted a policy, such as 'first' or 'longest'")
     if text.startswith("source:"):
         column, equals, names = text.removeprefix("source:").partition("=")
         policy = parse_keep(f"source:{names}") if equals and column else None

@@ -26,7 +26,10 @@ def as_table(texts: Any, text: str) -> Table:
     if isinstance(texts, pa.ChunkedArray | pa.Array):
         return _ArrowTable(pa.table({text: texts}), text)
     if isinstance(texts, pa.Table | pa.RecordBatch) or hasattr(texts, "columns"):  # also a pandas or polars data frame
-        return _ArrowTable(pa.table(texts), text)
+        try:
+            return _ArrowTable(pa.table(texts), text)
+        except (pa.ArrowException, TypeError) as error:
+            raise UsageError(f"texts in a {type(texts).__name__} that Arrow cannot hold: {error}") from error
     if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
         raise UsageError(
             f"texts in a {type(texts).__name__}: wanted a list of strings, a table, or one datasets.Dataset"
@@ -73,8 +76,8 @@ class _ArrowTable:
         _check_column(column, self._table.column_names)
         found = self._table.column(column)
         if len(indices) and indices[-1] - indices[0] == len(indices) - 1 and (np.diff(indices) == 1).all():
-            return found.slice(indices[0], len(indices)).to_pylist()
-        return found.take(pa.array(indices)).to_pylist()
+            return _to_python(found.slice(indices[0], len(indices)), column)
+        return _to_python(found.take(pa.array(indices)), column)
 
 
 class _HuggingFaceDataset:
@@ -93,7 +96,14 @@ class _HuggingFaceDataset:
     def values(self, column: str, indices: Indices) -> list[Any]:
         _check_column(column, self._dataset.column_names)
         found = self._dataset.select_columns([column]).with_format("arrow")[indices.tolist()]
-        return found.column(column).to_pylist()
+        return _to_python(found.column(column), column)
+
+
+def _to_python(values: pa.Array | pa.ChunkedArray, column: str) -> list[Any]:
+    try:
+        return values.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"column {column!r} has a value that Python cannot hold ({error}): repair it") from error
 
 
 def _check_column(column: str, columns: Sequence[str]) -> None:
@@ -101,6 +111,8 @@ def _check_column(column: str, columns: Sequence[str]) -> None:
         raise UsageError(
             f"there is no column {column!r}: wanted one of {', '.join(columns)}; text= names that of texts"
         )
+    if list(columns).count(column) > 1:
+        raise UsageError(f"there are several columns {column!r}: give each a name of its own")
 
 
 def _check_strings(texts: list[Any], indices: Indices) -> list[str]:

@@ -8,6 +8,8 @@ Bands are compared by 64-bit digests. Among a billion documents two different ba
 probability 3 % per band.
 """
 
+from numbers import Integral
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +25,8 @@ _EMPTY = np.uint32(0xFFFFFFFF)
 
 def check_bands(rows: int, bands: int, permutations: int) -> None:
     """Raise UsageError unless `bands` bands of `rows` rows fit into a signature."""
+    if not isinstance(rows, Integral) or not isinstance(bands, Integral):
+        raise UsageError(f"--range {rows!r} --bands {bands!r}: wanted integers, such as 13 and 9")
     if rows < 1 or bands < 1 or rows * bands > permutations:
         raise UsageError(
             f"--range {rows} × --bands {bands} = {rows * bands} rows: wanted at least 1 × 1 and at most the "

@@ -55,8 +55,8 @@ class Sketch:
             raise UsageError(f"hash {self.hash!r}: wanted {' or '.join(HASH_FAMILIES)}")
         if self.unit not in get_args(Unit):
             raise UsageError(f"unit {self.unit!r}: wanted {' or '.join(get_args(Unit))}")
-        if self.width < 1:
-            raise UsageError(f"width {self.width}: wanted shingles of 1 {self.unit} or more")
+        if not 1 <= self.width <= 65_535:
+            raise UsageError(f"width {self.width}: wanted shingles of 1 to 65,535 {self.unit}s; 13 is usual")
         if not 1 <= self.permutations <= 4096:
             raise UsageError(f"permutations {self.permutations}: wanted 1 to 4096; 128 is usual")
         if not 0 <= self.seed < 1 << 32:

@@ -130,7 +130,10 @@ def _number(value: Any) -> float | None:
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time())
     if isinstance(value, datetime):
-        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+        try:
+            return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+        except OverflowError:  # beyond the year 1 or 9999 in UTC
+            return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

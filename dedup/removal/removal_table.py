@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from dedup.removal.members import read_names
 from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet
+from gristmill.errors import InputError
 from gristmill.io.documents import source_of
 from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.files import STATE_DIR
@@ -79,11 +80,26 @@ def write_removals(names: Path, decided: FileSet, table: Path, pickle: Path | No
         for path in decided.paths:
             for block in read_records(path, REMOVAL, ROW_GROUP_SIZE):
                 sorter.add(block)
+        last = np.empty(0, REMOVAL)
         for block in sorter:
             for start in range(0, len(block), ROW_GROUP_SIZE):  # a block may be large: make columns of a part at a time
-                write(_columns(block[start : start + ROW_GROUP_SIZE], values))
+                part = block[start : start + ROW_GROUP_SIZE]
+                _reject_repeated(np.concatenate([last, part]), values)
+                write(_columns(part, values))
+                last = part[-1:]
     if pickle:
         _write_pickle(pickle, table)
+
+
+def _reject_repeated(removals: NDArray, names: pa.StringArray) -> None:
+    """Raise InputError if a document is removed twice, or for itself, by REMOVALs (n) in order of keys."""
+    repeated = (removals["file"] == removals["kept_file"]) & (removals["row"] == removals["kept_row"])
+    repeated[1:] |= (np.diff(removals["file"]) == 0) & (np.diff(removals["row"]) == 0)
+    if repeated.any():
+        found = removals[np.argmax(repeated)]
+        raise InputError(
+            f"{names[found['file']]}@{found['row']} is in the clusters twice. Run generate_connected_components again"
+        )
 
 
 def _columns(removals: NDArray, names: pa.StringArray) -> dict[str, pa.Array]:

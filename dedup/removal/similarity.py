@@ -12,6 +12,7 @@ similarity is estimated as the share of equal slots of two signatures.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -50,10 +51,10 @@ class SimilarityCheck:
     def __post_init__(self) -> None:
         if self.measure not in get_args(Measure):
             raise UsageError(f"verify {self.measure!r}: wanted {' or '.join(get_args(Measure))}")
-        if not 0 < self.threshold <= 1:
+        if not isinstance(self.threshold, Real) or not 0 < self.threshold <= 1:
             raise UsageError(f"--threshold {self.threshold}: wanted a similarity above 0 and up to 1, such as 0.8")
-        if self.width < 1:
-            raise UsageError(f"--width {self.width}: wanted shingles of 1 {self.unit} or more")
+        if not 1 <= self.width <= 65_535:
+            raise UsageError(f"--width {self.width}: wanted shingles of 1 to 65,535 {self.unit}s")
         if self.sketch and (self.sketch.width, self.sketch.unit) != (self.width, self.unit):
             raise UsageError(
                 f"--width {self.width} --unit {self.unit}: the signatures of --index are of {self.sketch.width}-"

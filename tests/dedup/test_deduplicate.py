@@ -174,6 +174,18 @@ def test_a_data_set_need_not_be_loaded_for_lists(run: Callable) -> None:
         (["a"], {"keep": "oldest"}, "--keep oldest: wanted one of first"),
         (["a"], {"verify": "cosine"}, "verify 'cosine'"),
         (["a"], {"verify": "jaccard", "threshold": 80}, "--threshold 80"),
+        (["a"], {"threshold": float("nan")}, "--threshold nan"),
+        (["a"], {"threshold": "a"}, "--threshold a"),
+        (["a"], {"keep": None}, "keep None: wanted a policy"),
+        (["a"], {"bands": 1.5}, "--bands 1.5: wanted integers"),
+        (pa.array([b"\xff"]).view(pa.string()), {}, "column 'text' has a value that Python cannot hold"),
+        (pa.table([["a"], ["b"]], names=["text", "text"]), {}, "several columns 'text'"),
+        (pd.DataFrame({"text": ["a", 1]}), {}, "that Arrow cannot hold"),
+        (
+            pa.table({"text": ["a mill of grain"] * 2, "d": pa.array([1 << 60] * 2, pa.timestamp("s"))}),
+            {"keep": "newest:d"},
+            "column 'd' has a value that Python cannot hold",
+        ),
     ],
 )
 def test_what_cannot_be_deduplicated(texts: object, options: dict, message: str) -> None:

@@ -272,3 +272,9 @@ def test_texts_that_are_longer_than_what_is_packed_at_a_time() -> None:
 def test_a_sketch_that_cannot_be(bad: dict) -> None:
     with pytest.raises(UsageError, match="wanted"):
         Sketch(**bad)
+
+
+@pytest.mark.parametrize("width", [0, 10**9, 10**20])
+def test_widths_that_no_text_has(width: int) -> None:
+    with pytest.raises(UsageError, match=r"wanted shingles of 1 to 65,535 characters"):
+        Sketch(width=width)

@@ -15,6 +15,7 @@ from gristmill.io.files import STATE_DIR
 from tests.dedup.removal.clustered_corpus import (
     QUIET,
     removed_by,
+    write_table,
 )
 
 
@@ -68,6 +69,13 @@ def test_a_name_that_is_no_unicode(tmp_path: Path) -> None:
     (tmp_path / "c.pickle").write_bytes(pickle.dumps(([[0, 1]], 1, {0: "a@0", 1: "\udc80@1"})))
     with pytest.raises(InputError, match="does not hold"):
         generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", QUIET)
+
+
+@pytest.mark.parametrize("rows", [[0, 0], [0, 1, 1]])
+def test_a_document_twice_in_a_cluster(tmp_path: Path, rows: list[int]) -> None:
+    write_table(tmp_path / "c.parquet", [[("a/x", row) for row in rows]])
+    with pytest.raises(InputError, match=r"a/x@\d is in the clusters twice"):
+        generate_duplicates_dict(tmp_path / "c.parquet", tmp_path / "d.pickle", QUIET)
 
 
 def test_a_document_in_two_clusters(tmp_path: Path, chained_norm: Path) -> None:
