@@ -41,8 +41,7 @@ def rewrite_corpus(
 ) -> Counts:
     """Write the output file of each file; return the counts of all tasks.
 
-    `function(group=…, outputs=…, **arguments)` is the task: it writes the documents of each slice of a group into the
-    output at the same place.
+    `function(group=…, outputs=…, **arguments)` is the task: it writes each slice of a group into its output.
     """
     slices = cut_corpus(run, files)
     pieces = [part for part in slices if _is_piece(part)]

@@ -132,10 +132,7 @@ def sample_group(group: SliceGroup, budgets: tuple[int, ...], seed: int, output:
 
 
 def _sample_slice(part: Slice, budget: int, seed: int, counts: Counts, rejects: Rejects) -> list[str]:
-    """The texts of a random sample of a slice, in order: `budget` bytes of text, but at least one document.
-
-    The sample is the documents with the smallest random numbers.
-    """
+    """The texts of the documents with the smallest random numbers, in order: `budget` bytes, but at least one."""
     chosen: list[tuple[int, int, str, str]] = []  # heap of (-number, -row, source, text): the largest number on top
     size = 0
     for document in read_documents(part, counts, rejects, by_original_source=True):

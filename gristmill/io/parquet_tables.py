@@ -99,8 +99,7 @@ def write_table(path: Path, columns: Columns) -> None:
 def open_table_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[Columns], None]]:
     """Yield a function that appends rows to a Parquet table; publish the table when the block ends without an error.
 
-    Row groups have ROW_GROUP_SIZE rows regardless of the size of the calls, so that the same rows give
-    the same bytes. Memory holds one row group and the rows of one call.
+    Row groups have ROW_GROUP_SIZE rows, and memory holds one and a call's rows: the same rows give the same bytes.
     """
     with atomic_write(path) as temporary, pa.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
         held = pa.Table.from_batches([], schema)
