@@ -5,70 +5,27 @@ mark after the last; no stage reads a folder that is marked. A mark is a file `.
 folder; it holds the reason.
 """
 
-import ctypes
-import fcntl
-import hashlib
 import os
-import secrets
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterator
 from pathlib import Path
 
-from gristmill.errors import InputError, wrap_write_errors
+from gristmill.errors import InputError
+from gristmill.storage.local import PARTIAL as PARTIAL
+from gristmill.storage.local import atomic_write as atomic_write
+from gristmill.storage.local import atomic_write_bytes as atomic_write_bytes
+from gristmill.storage.local import concatenate as concatenate
+from gristmill.storage.local import flush_all as flush_all
+from gristmill.storage.local import flush_later as flush_later
+from gristmill.storage.local import flush_to_disk as flush_to_disk
+from gristmill.storage.local import locked as locked
+from gristmill.storage.local import partial_path as partial_path
+from gristmill.storage.local import remove_partial_files as remove_partial_files
+from gristmill.storage.local import sha256_file as sha256_file
+from gristmill.storage.local import unique_partial_path as unique_partial_path
 
 STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
 _MARK_SUFFIX = ".unfinished"
 INTERRUPTED = "was interrupted"
-_IS_FLUSHED_LATER: ContextVar[bool] = ContextVar("is_flushed_later", default=False)
-_FEW = 8  # files that are flushed one by one
-PARTIAL = ".partial"  # suffix of temporary files; the next attempt removes one left by an interrupted write
-
-
-def partial_path(path: Path) -> Path:
-    """Temporary name of `path`, in the same folder, so that the rename is atomic."""
-    return path.with_name(path.name + PARTIAL)
-
-
-def unique_partial_path(path: Path) -> Path:
-    """Temporary name of `path`, unique to this call, as the worker of a killed run may still be writing."""
-    return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
-
-
-def remove_partial_files(paths: Iterable[Path]) -> None:
-    """Remove the temporary files of interrupted attempts to write `paths`."""
-    targets = set(paths)
-    for folder in {path.parent for path in targets}:
-        for found in folder.glob(f"*{PARTIAL}"):
-            if found.with_name(found.name.rsplit(".", 2)[0]) in targets:
-                found.unlink(missing_ok=True)
-
-
-@contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write; rename it to `path` on success, remove it on an error.
-
-    Its bytes are on disk before the rename, unless in `flush_later`. Raises OutputError if `path` cannot be written.
-
-    >>> import tempfile
-    >>> target = Path(tempfile.mkdtemp()) / "a.txt"
-    >>> with atomic_write(target) as temporary:
-    ...     _ = temporary.write_text("whole")
-    >>> target.read_text()
-    'whole'
-    """
-    temporary = unique_partial_path(path)
-    with wrap_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield temporary
-            if not _IS_FLUSHED_LATER.get():
-                flush_to_disk(temporary)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
 
 
 def walk(folder: Path) -> Iterator[Path]:
@@ -88,73 +45,6 @@ def is_link_to_parent(folder: Path) -> bool:
 def rejects_path(output: Path) -> Path:
     """Path of the file for malformed records found while writing `output`."""
     return output.with_name(output.name + ".malformed")
-
-
-def atomic_write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically."""
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(data)
-
-
-def concatenate(pieces: Iterable[Path], target: Path) -> None:
-    """Write the concatenation of files to `target` atomically."""
-    with atomic_write(target) as temporary, temporary.open("wb") as whole:
-        for piece in pieces:
-            with piece.open("rb") as file:
-                shutil.copyfileobj(file, whole, 1 << 20)
-
-
-def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def flush_to_disk(path: Path) -> None:
-    """Fsync a file. Call it before a rename, so that a power cut cannot leave an empty file under the final name."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def flush_later() -> Iterator[None]:
-    """Context in which atomic_write leaves it to the caller to flush the files to disk: many at once are cheaper."""
-    token = _IS_FLUSHED_LATER.set(True)
-    try:
-        yield
-    finally:
-        _IS_FLUSHED_LATER.reset(token)
-
-
-def flush_all(paths: Sequence[Path]) -> None:
-    """Flush files to disk: each of a few, or for many the whole file system, which takes about as long as one."""
-    if len(paths) <= _FEW:
-        for path in paths:
-            flush_to_disk(path)
-        return
-    descriptor = os.open(paths[0], os.O_RDONLY)
-    try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
-            os.sync()
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Context: hold an exclusive lock on `path` among the processes of this machine.
-
-    The operating system releases it when the process ends.
-    """
-    with wrap_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def mark_unfinished(folder: Path, stage: str, reason: str = INTERRUPTED) -> None:

@@ -1,0 +1,69 @@
+"""Paths of objects: `s3://bucket/key` is the path `s3:/bucket/key`, relative or below any folder.
+
+So an object's path is joined, named and compared like any other. No local folder can be called `s3:`, `gs:`, `az:`
+or `hf:`.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+SCHEMES = ("s3", "gs", "az", "hf")
+_REMOTE = re.compile(rf"(?:^|/)({'|'.join(SCHEMES)}):(?=/|$)")
+_SPELT = re.compile(rf"(?:(?<![\w.-])/[^\s'\"]*/|(?<![\w/.-])/)?\b({'|'.join(SCHEMES)}):/(?!/)")
+_UNKNOWN = re.compile(r"([A-Za-z][\w+.-]+):(?=/)")
+
+
+class ObjectName(NamedTuple):
+    """An object or a folder of objects: `key` has no slash at its ends and is empty for a whole bucket."""
+
+    scheme: str
+    bucket: str
+    key: str
+
+    @property
+    def url(self) -> str:
+        """Such as s3://bucket/key."""
+        return f"{self.scheme}://{self.bucket}" + (f"/{self.key}" if self.key else "")
+
+
+def is_remote(path: Path | str) -> bool:
+    """Whether a path is that of an object or a folder of objects.
+
+    >>> is_remote(Path("s3://bucket/a")), is_remote(Path("/home/s3:/bucket/a")), is_remote(Path("a/s3"))
+    (True, True, False)
+    """
+    return _REMOTE.search(os.fspath(path)) is not None
+
+
+def object_name(path: Path | str) -> ObjectName:
+    """The object of a path for which is_remote holds.
+
+    >>> object_name(Path("s3://bucket/a/b.txt"))
+    ObjectName(scheme='s3', bucket='bucket', key='a/b.txt')
+    """
+    text = os.fspath(path)
+    found = _REMOTE.search(text)
+    assert found, f"{path} is not remote"
+    bucket, _, key = os.path.normpath("/" + text[found.end() :]).lstrip("/").partition("/")
+    return ObjectName(found[1], bucket, key)
+
+
+def unknown_scheme(path: Path | str) -> str:
+    """The scheme of a path that looks like a URL of a scheme that is not known, else ''.
+
+    >>> unknown_scheme(Path("https://bucket/a")), unknown_scheme(Path("s3://bucket/a")), unknown_scheme(Path("a:b"))
+    ('https', '', '')
+    """
+    found = _UNKNOWN.match(os.fspath(path))
+    return found[1] if found and found[1] not in SCHEMES else ""
+
+
+def spell_urls(text: str) -> str:
+    """A message with the paths of objects written as URLs.
+
+    >>> spell_urls("cannot read /home/me/s3:/bucket/a.jsonl: try s3:/bucket/b")
+    'cannot read s3://bucket/a.jsonl: try s3://bucket/b'
+    """
+    return _SPELT.sub(r"\1://", text)
