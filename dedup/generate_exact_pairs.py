@@ -5,7 +5,8 @@ Documents → text digests, partitioned by range → sorted, equal digests are c
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,17 +15,20 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import numpy as np
 import pyarrow as pa
 
+from dedup.candidates.document_ids import SourceRuns
 from dedup.candidates.exact_join import (
     BLOCK,
     COPY,
     COPY_RECORD,
     FIRST,
     DigestedGroup,
-    join_digest_ranges,
+    join_digests,
     merge_copies,
+    scatter_digests,
 )
 from dedup.candidates.input_shards import Scope
-from dedup.candidates.text_digests import DIGESTED, EMPTY, PARTS, MatchOn, digest_slices
+from dedup.candidates.text_digests import DIGESTED, EMPTY, MatchOn, digest_slices
+from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.claims import reject_overlapping_folders
@@ -34,8 +38,8 @@ from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import OutputError, UsageError
-from gristmill.io.documents import CorpusFile, list_corpus
-from gristmill.io.external_sort import read_records
+from gristmill.io.documents import list_corpus
+from gristmill.io.external_sort import MAX_SCATTERED, read_records
 from gristmill.io.files import STATE_DIR, atomic_write
 from gristmill.io.parquet_tables import open_table_writer
 
@@ -43,6 +47,7 @@ STAGE = Stage("generate_exact_pairs", version=1, libraries=("unicode", "pyarrow"
 UNIQUE = "unique"
 _SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64(), "kept_file": pa.string(), "kept_row": pa.int64()})
 _SORT_FACTOR = 8  # memory per byte of records while they are sorted
+_MIN_BUNDLE = 16  # groups that one task scatters, or more: as many as there are parts
 _MAX_SORTED = 256 << 20  # bytes sorted by one task under any budget: more tasks are more parallel
 
 
@@ -83,7 +88,9 @@ def generate_exact_pairs(
         digest = [_digest_task(run, group, on, scope) for group in groups]
         digested = run.step("digests", digest)
         digested.counts.check_malformed(STAGE.name, options.max_malformed)
-        join = list(_join_tasks(run, files, groups, _outputs_of(digest), digested))
+        scatter = list(_scatter_tasks(run, names, groups, digest, digested))
+        run.step("scatter", scatter)
+        join = list(_join_tasks(run, names, scatter))
         found = run.step("copies", join)
         copies = run.work / "copies.bin"
         arguments = {"found": _outputs_of(join), "output": copies}
@@ -116,48 +123,58 @@ def remove_exact_pairs(out_file: Path) -> None:
 
 
 def _digest_task(run: StageRun, group: SliceGroup, on: MatchOn, scope: Scope) -> Task:
-    name = group[0].label
-    outputs = run.work / "digests" / f"{name}.bin", run.work / "digests" / f"{name}.npy"
-    arguments = {"group": group, "on": on, "scope": scope, "output": outputs[0], "offsets": outputs[1]}
-    return Task(name, digest_slices, arguments, outputs, sum(part.size for part in group))
+    output = run.work / "digests" / f"{group[0].label}.bin"
+    arguments = {"group": group, "on": on, "scope": scope, "output": output}
+    return Task(group[0].label, digest_slices, arguments, (output,), sum(part.size for part in group))
 
 
-def _join_tasks(
-    run: StageRun, files: list[CorpusFile], groups: list[SliceGroup], digests: FileSet, digested: StepResult
+def _scatter_tasks(
+    run: StageRun, names: list[str], groups: list[SliceGroup], digest: list[Task], digested: StepResult
 ) -> Iterator[Task]:
-    """Tasks that sort within a worker's share of the memory, each the records of some digest ranges."""
-    size, share = sum(record.outputs[0].size for record in digested.records), run.options.memory_per_worker
-    parts = _count_parts(size, share)
-    arguments = {
-        "digested": digests,
-        "groups": _describe_groups(groups, digested.values(list[int]), {file.name: i for i, file in enumerate(files)}),
-        "sources": [file.source for file in files],
-    }
+    """Tasks that write the records of a bundle of groups to a file for each part, a range of digests.
+
+    A bundle has as many groups as there are parts, so that all bundles together write a file for each group.
+    """
+    sizes = [record.outputs[0].size for record in digested.records]
+    parts = _count_parts(sum(sizes), run.options.memory_per_worker)
+    numbers = {name: number for number, name in enumerate(names)}
+    described = map(_describe_group, groups, digested.values(list[int]), repeat(numbers))
+    digests = (task.outputs[0] for task in digest)
+    bundles = batched(zip(digests, described, sizes, strict=True), count=max(parts, _MIN_BUNDLE))
+    for number, bundle in enumerate(bundles):
+        folder = run.work / f"{parts} parts" / f"{number:06}"
+        outputs = tuple(folder / f"{part:04}.bin" for part in range(parts))
+        files, of_groups, of_files = zip(*bundle, strict=True)
+        arguments = {"digested": FileSet(files), "groups": of_groups, "outputs": outputs}
+        yield Task(f"{number:06} of {parts}", scatter_digests, arguments, outputs, sum(of_files))
+
+
+def _join_tasks(run: StageRun, names: list[str], scatter: Sequence[Task]) -> Iterator[Task]:
+    """Tasks that sort the records of one part within a worker's share of the memory."""
+    parts, sources = len(scatter[0].outputs), SourceRuns.of(names)
     for part in range(parts):
-        first, stop = PARTS * part // parts, PARTS * (part + 1) // parts
-        output = run.work / "copies" / f"{parts:04}-{part:04}.bin"
-        ranges = {"first": first, "stop": stop, "output": output}
-        yield Task(f"{parts:04}-{part:04}", join_digest_ranges, arguments | ranges, (output,), size // parts, share)
+        output = run.work / f"{parts} parts" / f"copies-{part:04}.bin"
+        scattered = FileSet(tuple(task.outputs[part] for task in scatter))
+        arguments = {"scattered": scattered, "sources": sources, "output": output}
+        size = sum(task.size for task in scatter) // parts
+        yield Task(f"{part:04} of {parts}", join_digests, arguments, (output,), size, run.options.memory_per_worker)
 
 
 def _outputs_of(tasks: list[Task]) -> FileSet:
     return FileSet(tuple(path for task in tasks for path in task.outputs))
 
 
-def _describe_groups(groups: list[SliceGroup], starts: list[list[int]], numbers: dict[str, int]) -> list[DigestedGroup]:
-    return [
-        DigestedGroup(
-            np.array(of_group, np.int64),
-            np.array([numbers[part.name] for part in group], np.uint32),
-            np.array([part.first_row for part in group], np.int64),
-        )
-        for group, of_group in zip(groups, starts, strict=True)
-    ]
+def _describe_group(group: SliceGroup, starts: list[int], numbers: dict[str, int]) -> DigestedGroup:
+    return DigestedGroup(
+        np.array(starts, np.int64),
+        np.array([numbers[part.name] for part in group], np.uint32),
+        np.array([part.first_row for part in group], np.int64),
+    )
 
 
 def _count_parts(size: int, share: int) -> int:
-    """Number of join tasks to divide `size` bytes of records among, a power of two: each sorts within `share` bytes."""
-    return min(PARTS, 1 << (size * _SORT_FACTOR // max(1, min(share, _MAX_SORTED))).bit_length())
+    """Number of parts of `size` bytes of records, a power of two: each is sorted in memory if they are not too many."""
+    return min(MAX_SCATTERED, 1 << (size * _SORT_FACTOR // max(1, min(share, _MAX_SORTED))).bit_length())
 
 
 def write_pairs(names: list[str], copies: Path, pairs: Path, table: Path) -> None:

@@ -1,7 +1,8 @@
 """Document ids: keys as integers in key order, so that pairs and clusters need no strings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,29 @@ def scope_of(file: str) -> str:
     ('wiki', 'wiki')
     """
     return source_of(file.split(":", 2)[2] if is_of_index(file) else file)
+
+
+class SourceRuns(NamedTuple):
+    """The sources of files that are numbered in name order, which are few runs of equal ones.
+
+    >>> runs = SourceRuns.of(["a.jsonl", "book/b.jsonl", "book/c.jsonl", "d.jsonl"])
+    >>> runs.sources, runs.find(np.array([2, 3])).tolist()
+    (['corpus', 'book', 'corpus'], [1, 2])
+    """
+
+    first_files: list[int]
+    sources: list[str]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Self:
+        """Of files by name, in name order."""
+        sources = list(map(source_of, names))
+        first_files = [i for i, source in enumerate(sources) if not i or source != sources[i - 1]]
+        return cls(first_files, [sources[i] for i in first_files])
+
+    def find(self, files: NDArray[np.integer]) -> NDArray[np.int64]:
+        """The positions in `sources` (n) of files by number (n)."""
+        return np.searchsorted(self.first_files, files, side="right") - 1
 
 
 @dataclass(frozen=True, eq=False)

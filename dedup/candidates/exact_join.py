@@ -1,7 +1,7 @@
 """Exact join: sorts text digests to find exact copies, each with the first document of its group.
 
-`join_digest_ranges` sorts the records of some digest ranges, from all groups, and writes the copies among
-them; `merge_copies` sorts the copies of all ranges by key.
+`scatter_digests` writes the records of a bundle of groups to a file for each digest range; `join_digests` sorts one
+range from all bundles and writes the copies in it; `merge_copies` sorts the copies of all ranges by key.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,10 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dedup.candidates.text_digests import DIGEST, read_digest_ranges
+from dedup.candidates.document_ids import SourceRuns
+from dedup.candidates.text_digests import DIGEST, GROUP_RECORD
+from gristmill.batches import partition_of
 from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet
-from gristmill.io.external_sort import ExternalSorter, read_records, write_records
+from gristmill.io.external_sort import ExternalSorter, read_records, scatter_records, write_records
 
 CORPUS_RECORD = np.dtype([*DIGEST, ("row", "<u8"), ("size", "<u4"), ("file", "<u4")])  # row within the file
 COPY_RECORD = np.dtype([("file", "<u4"), ("kept_file", "<u4"), ("row", "<u8"), ("kept_row", "<u8")])
@@ -32,13 +34,24 @@ class DigestedGroup(NamedTuple):
     first_rows: NDArray[np.int64]  # its first row in that file
 
 
-def join_digest_ranges(
-    digested: FileSet, groups: list[DigestedGroup], sources: list[str], first: int, stop: int, output: Path, memory: int
-) -> Counts:
-    """Task: write the copies (COPY_RECORDs) among the records of digest ranges first ≤ i < stop of all groups.
+def scatter_digests(digested: FileSet, groups: tuple[DigestedGroup, ...], outputs: tuple[Path, ...]) -> None:
+    """Task: write the records of some groups as CORPUS_RECORDs, those of each range of digests to one of `outputs`.
 
-    `digested` are the files of digest_slices, records and offsets of each group; `sources` those of the files by
-    number. Counts documents read, copies, firsts and documents alone.
+    `digested` are the files of digest_slices, one for each group.
+    """
+
+    def blocks() -> Iterator[tuple[NDArray, NDArray[np.int64]]]:
+        for path, group in zip(digested.paths, groups, strict=True):
+            for block in read_records(path, GROUP_RECORD, BLOCK):
+                yield _corpus_records(block, group), partition_of(block["high"], len(outputs))
+
+    scatter_records(outputs, blocks())
+
+
+def join_digests(scattered: FileSet, sources: SourceRuns, output: Path, memory: int) -> Counts:
+    """Task: write the copies (COPY_RECORDs) among the CORPUS_RECORDs of a digest range, from files in key order.
+
+    Counts documents read, copies, firsts and documents alone.
     """
     counter = CopyCounter(sources)
 
@@ -53,9 +66,8 @@ def join_digest_ranges(
 
     runs = output.with_name(f"{output.name}.runs")
     with ExternalSorter(runs, CORPUS_RECORD, ("high", "low"), memory) as sorter:  # stable: in key order within a group
-        for group, path, offsets in zip(groups, digested.paths[::2], digested.paths[1::2], strict=True):
-            for block in read_digest_ranges(path, offsets, first, stop, BLOCK):
-                records = _corpus_records(block, group)
+        for path in scattered.paths:
+            for records in read_records(path, CORPUS_RECORD, BLOCK):
                 counter.add(READ, records)
                 sorter.add(records)
         write_records(output, copy_records(_split_blocks(sorter)))
@@ -99,26 +111,26 @@ def merge_copies(found: FileSet, output: Path, memory: int) -> None:
 
 
 class CopyCounter:
-    """Counts documents and bytes of CORPUS_RECORDs by reason and source; `sources` has the source of each file."""
+    """Counts documents and bytes of CORPUS_RECORDs by reason and source; `sources` are those of the files."""
 
-    def __init__(self, sources: list[str]) -> None:
-        self.names, self.numbers = np.unique(np.array(sources, dtype=np.str_), return_inverse=True)
-        self.tallies = {reason: np.zeros((2, len(self.names)), np.int64) for reason in (READ, COPY, FIRST)}
+    def __init__(self, sources: SourceRuns) -> None:
+        self.sources = sources
+        self.tallies = {reason: np.zeros((2, len(sources.sources)), np.int64) for reason in (READ, COPY, FIRST)}
 
     def add(self, reason: str, records: NDArray) -> None:
         """Count records as READ, COPY or FIRST."""
-        tally, sources = self.tallies[reason], self.numbers[records["file"]]
-        tally[0] += np.bincount(sources, minlength=len(self.names))
-        np.add.at(tally[1], sources, records["size"].astype(np.int64))
+        tally, runs = self.tallies[reason], self.sources.find(records["file"])
+        tally[0] += np.bincount(runs, minlength=len(self.sources.sources))
+        np.add.at(tally[1], runs, records["size"].astype(np.int64))
 
     def counts(self) -> Counts:
         """Counts per source of READ, COPY, FIRST, and of the rest, ALONE."""
         counts = Counts({}, [])
         alone = self.tallies[READ] - self.tallies[COPY] - self.tallies[FIRST]
         for reason, tally in {**self.tallies, ALONE: alone}.items():
-            for number in np.flatnonzero(tally[0]):
-                documents, size = tally[:, number].tolist()
-                counts.add(str(self.names[number]), reason, size, documents)
+            for run in np.flatnonzero(tally[0]):
+                documents, size = tally[:, run].tolist()
+                counts.add(self.sources.sources[run], reason, size, documents)
         return counts
 
 

@@ -16,53 +16,29 @@ from numpy.typing import NDArray
 
 from dedup.candidates.input_shards import Scope
 from dedup.minhash.matching_form import form_size, pack, write_form
-from gristmill.batches import batched, partition_of
+from gristmill.batches import batched
 from gristmill.counts import Counts
 from gristmill.engine.slices import SliceGroup
 from gristmill.engine.task import Result
-from gristmill.io.external_sort import write_array
-from gristmill.io.files import atomic_write
+from gristmill.io.external_sort import write_records
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.kernels import kernel
 from gristmill.text import matching_form, utf8_size
 
 MatchOn = Literal["matching_form", "bytes"]
-PARTS = 1024  # digest ranges that records are partitioned into, for any memory budget
 DIGEST = [("high", "<u8"), ("low", "<u8")]
 GROUP_RECORD = np.dtype([*DIGEST, ("row", "<u4"), ("size", "<u4")])  # row within the group; bytes of the text in UTF-8
 DIGESTED, EMPTY = "digested", "nothing to compare"  # reasons in the counts of digest_slices
 _BATCH_CHARACTERS, _BATCH_DOCUMENTS = 4 << 20, 4096  # digested together
-_CHUNK = 1 << 18  # records partitioned and written together
 _PREFIX = 256  # characters tested first for an empty matching form
 
 
-def digest_slices(group: SliceGroup, on: MatchOn, scope: Scope, output: Path, offsets: Path) -> Result:
-    """Task: write the GROUP_RECORDs of a group of slices, in chunks, each ordered by digest range.
-
-    The file `offsets` (.npy) holds the offsets of the ranges, in records: chunks × (PARTS + 1). Returns the row in
-    the group of each slice's first row.
-    """
-    counts, starts, offset = Counts({}, []), [], 0
-    first_rows: list[int] = []
-    records = _iter_records(group, on, scope, counts, Rejects(output), first_rows)
-    with atomic_write(output) as temporary, temporary.open("wb") as file:
-        for chunk in map(np.concatenate, batched(records, size=_CHUNK)):
-            range_numbers = partition_of(chunk["high"], PARTS)
-            order = np.argsort(range_numbers, kind="stable")
-            file.write(chunk[order].view(np.uint8).data)
-            starts.append(np.searchsorted(range_numbers[order], np.arange(PARTS + 1)) + offset)
-            offset += len(chunk)
-    write_array(offsets, np.array(starts, np.int64).reshape(-1, PARTS + 1))
+def digest_slices(group: SliceGroup, on: MatchOn, scope: Scope, output: Path) -> Result:
+    """Task: write the GROUP_RECORDs of a group of slices; returns the row in the group of each slice's first row."""
+    counts, first_rows = Counts({}, []), list[int]()
+    write_records(output, _iter_records(group, on, scope, counts, Rejects(output), first_rows))
     return Result(counts, first_rows)
-
-
-def read_digest_ranges(path: Path, offsets: Path, first: int, stop: int, block: int) -> Iterator[NDArray]:
-    """GROUP_RECORDs of digest ranges first ≤ i < stop, from digest_slices: by row within a range, `block` at a time."""
-    for starts in np.load(offsets, mmap_mode="r"):
-        start, end = int(starts[first]), int(starts[stop])
-        for at in range(start, end, block):
-            yield np.fromfile(path, GROUP_RECORD, min(block, end - at), offset=at * GROUP_RECORD.itemsize)
 
 
 def digest_texts(texts: Sequence[str], on: MatchOn, salt: bytes = b"") -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:

@@ -1,7 +1,8 @@
-"""External merge sort of fixed-size records: in memory while they fit, else with sorted runs on disk."""
+"""Files of fixed-size records: external merge sort, in memory or with sorted runs on disk, and scattering."""
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from gristmill.errors import wrap_write_errors
 from gristmill.io.files import atomic_write
 
+MAX_SCATTERED = 128  # files that scatter_records may write at the same time: processes can open few
 _COPIES = 4  # copies of each record in memory during a sort or merge
 _MIN_BLOCK = 1024  # minimum records in a block, even beyond the memory budget
 
@@ -125,6 +127,20 @@ def write_records(path: Path, blocks: Iterable[NDArray]) -> None:
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         for records in blocks:
             file.write(np.ascontiguousarray(records).view(np.uint8).data)
+
+
+def scatter_records(paths: Sequence[Path], blocks: Iterable[tuple[NDArray, NDArray[np.integer]]]) -> None:
+    """Write each record to one of up to MAX_SCATTERED files, atomically, in their order.
+
+    `blocks` are records (n) and the number of each one's file (n).
+    """
+    assert len(paths) <= MAX_SCATTERED, len(paths)
+    with ExitStack() as stack:
+        files = [stack.enter_context(stack.enter_context(atomic_write(path)).open("wb")) for path in paths]
+        for records, numbers in blocks:
+            ends = np.cumsum(np.bincount(numbers, minlength=len(paths)))
+            for file, part in zip(files, np.split(records[np.argsort(numbers, kind="stable")], ends[:-1]), strict=True):
+                file.write(part.view(np.uint8).data)
 
 
 def read_records(path: Path, dtype: np.dtype, size: int) -> Iterator[NDArray]:

@@ -24,6 +24,7 @@ from gristmill.io.documents import list_corpus
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import read_keys
 from gristmill.text import matching_form
+from tests.gristmill.engine.opens import count_opens
 from tests.gristmill.engine.sandbox import sandboxed
 
 QUIET = RunOptions(workers=1, quiet=True)
@@ -145,7 +146,6 @@ def test_how_it_runs_changes_no_byte(
     generate_exact_pairs(large, tmp_path / OUT, options=options)
     assert lines_of(tmp_path / OUT) == search(texts_in(large), matching_form)
     monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 1 << 12)
-    monkeypatch.setattr(text_digests, "_CHUNK", 7)
     monkeypatch.setattr(text_digests, "_BATCH_CHARACTERS", 500)
     monkeypatch.setattr(exact_join, "BLOCK", 5)
     monkeypatch.setattr(STAGE, "BLOCK", 5)
@@ -164,6 +164,19 @@ def test_tasks_open_only_what_they_name(large: Path, tmp_path: Path, monkeypatch
     assert lines_of(tmp_path / OUT) == search(texts_in(large), matching_form)
 
 
+def test_opens_grow_no_faster_than_the_corpus(tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gristmill.engine.slices.SMALL_BYTES", 0)
+    small, opens = RunOptions(workers=1, memory="4K", quiet=True), []
+    for files in (12, 48):
+        root = tmp_path / str(files)
+        for number in range(files):
+            write(root / f"NORM/s/{number:02}.jsonl", [f"text {number} {row}" for row in range(10)])
+        with count_opens(root) as found:
+            generate_exact_pairs(root / "NORM", root / "DUP" / OUT, options=small)
+        opens.append(sum(found.values()) / files)
+    assert opens[1] <= 1.1 * opens[0], opens
+
+
 def test_too_many_malformed_records_publish_nothing(tmp_path: Path) -> None:
     (tmp_path / "NORM").mkdir()
     (tmp_path / "NORM/a.jsonl").write_text('{"text": "one"}\nno json\n{"text": "one"}\n')
@@ -172,7 +185,7 @@ def test_too_many_malformed_records_publish_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "DUP" / OUT).exists()
 
 
-@pytest.mark.parametrize("pattern", ["digests/**/*.npy", "copies/*.bin"])
+@pytest.mark.parametrize("pattern", ["digests/**/*.bin", "copies-*.bin"])
 def test_killed_and_started_again(
     large: Path, tmp_path: Path, run: Callable, start: Callable, contents: Callable, pattern: str
 ) -> None:
