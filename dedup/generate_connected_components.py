@@ -79,7 +79,7 @@ def generate_connected_components(
         )
     folders, lsh = list_shards_of(signatures, index) if signatures else {}, LshOptions(range, bands, scope)
     reads = [input_dir, signatures] if signatures else [input_dir]
-    with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=reads) as run:
+    with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=reads, files=[out_file]) as run:
         done = run.goal({"pairs": pairs, "folders": folders, "lsh": lsh}, (out_file,))
         if done is not None:
             return run.finish(done)

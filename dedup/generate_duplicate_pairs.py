@@ -62,7 +62,7 @@ def generate_duplicate_pairs(
     """
     folders, lsh = list_shards_of(input_dir, index), LshOptions(range, bands, scope)
     options = replace(options, workers=options.workers or processes)
-    with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir]) as run:
+    with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir], files=[out_file]) as run:
         done = run.goal({"folders": folders, "lsh": lsh}, (out_file,))
         if done is not None:
             return run.finish(done)

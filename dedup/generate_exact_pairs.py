@@ -40,7 +40,7 @@ from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.external_sort import MAX_SCATTERED, read_records
-from gristmill.io.files import STATE_DIR, atomic_write
+from gristmill.io.files import STATE_DIR, atomic_write, mark_files_finished
 from gristmill.io.parquet_tables import open_table_writer
 
 STAGE = Stage("generate_exact_pairs", version=1, libraries=("unicode", "pyarrow"))
@@ -78,7 +78,7 @@ def generate_exact_pairs(
     """
     _check(input_dir, out_file, on, scope)
     files, outputs = list_corpus(input_dir, text_column=text_column), (out_file, out_file.with_suffix(".parquet"))
-    with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir]) as run:
+    with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir], files=outputs) as run:
         names, corpus = [file.name for file in files], FileSet(tuple(file.path for file in files))
         arguments: dict[str, Any] = {"names": names, "on": on, "scope": scope, "text_column": text_column}
         done = run.goal({**arguments, "corpus": corpus}, outputs)
@@ -118,6 +118,7 @@ def remove_exact_pairs(out_file: Path) -> None:
             )
     for path in found:
         path.unlink()
+    mark_files_finished([out_file], ledger.file.stem)
     if known:
         ledger.compact((), ledger.read())  # a file that is there later is not ours
 

@@ -68,7 +68,7 @@ def filter(
         raise UsageError(f"{output_file} lies in the corpus {folder}: give a file outside it")
     with open_stage(
         STAGE, output_file.parent, options, label=output_file.name, selection=selection, plans=prefix,
-        reads=[folder],
+        reads=[folder], files=[output_file],
     ) as run:  # fmt: skip
         groups = group_slices(cut_corpus(run, files))
         found = run.step(_FIND, [_find_task(run, group, threshold) for group in groups])

@@ -214,7 +214,7 @@ def pass2(
     plans = "" if len(parts) == manifest.parts else "its own parts"  # no task's name: a part may move to this chunk
     with open_stage(
         PASS_2, train_dir, options, selection=f"/chunk{chunk}", plans=plans,
-        reads=[input_dir], publishes=[train_dir, holdout_dir],
+        reads=[input_dir], publishes=[train_dir, holdout_dir], is_alone=True,  # a part may move to another chunk
     ) as run:  # fmt: skip
         for folder in (train_dir, holdout_dir):
             reject_unknown_files(

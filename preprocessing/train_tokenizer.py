@@ -79,7 +79,7 @@ def train_tokenizer(
     check_options(vocab_size, model_type, sample, exact, seed)
     files = list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
-    with open_stage(STAGE, out_dir, options, reads=[input_dir]) as run:
+    with open_stage(STAGE, out_dir, options, reads=[input_dir], files=[out_dir / MODEL]) as run:
         tasks = list(_sample_tasks(run, cut_corpus(run, files), parse_size(sample), seed))
         sampled = run.step("sample", tasks)
         sampled.counts.check_malformed(STAGE.name, options.max_malformed)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,7 +17,9 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError
 from gristmill.io.external_sort import read_records, write_records
+from gristmill.io.files import reject_unfinished_files, unfinished_files
 
+_PAIR_FILES = "duplicate_pairs*.txt"
 _PAIR = r"^(?P<a>.+)@(?P<i>[0-9]+) :: (?P<b>.+)@(?P<j>[0-9]+)$"
 _SEPARATOR = r"@[0-9]+ :: "
 _BLOCK = 16 << 20  # bytes parsed together
@@ -40,8 +43,10 @@ class ParsedPairs:
 
 
 def list_pair_files(folder: Path) -> FileSet:
-    """The pair files in a folder, duplicate_pairs*.txt, in name order."""
-    return FileSet(tuple(sorted(folder.glob("duplicate_pairs*.txt"))))
+    """The pair files in a folder, duplicate_pairs*.txt, in name order. InputError if a stage has not finished one."""
+    unfinished = (folder / name for name in unfinished_files(folder) if fnmatchcase(name, _PAIR_FILES))
+    reject_unfinished_files(unfinished)  # which may not be there yet
+    return FileSet(tuple(sorted(folder.glob(_PAIR_FILES))))
 
 
 def parse_pair_files(run: StageRun, files: FileSet) -> ParsedPairs:

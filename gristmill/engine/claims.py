@@ -3,14 +3,27 @@
 import os
 import time
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from gristmill.counts import Counts
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, TaskId
 from gristmill.engine.task import Task, paths_read_by
 from gristmill.errors import OutputError, UsageError
-from gristmill.io.files import rejects_path, walk
+from gristmill.io.files import (
+    INTERRUPTED,
+    are_marked,
+    clear_marks,
+    is_unfinished,
+    mark_files_finished,
+    mark_files_unfinished,
+    mark_finished,
+    mark_unfinished,
+    rejects_path,
+    walk,
+)
 
 Records = dict[TaskId, DoneRecord]
 _READS = "reads "  # before the part of the work, in the names of the records of input folders
@@ -107,6 +120,50 @@ class Claims:
     @property
     def _reads_id(self) -> TaskId:
         return "", f"{_READS}{self._part}"
+
+
+@dataclass
+class Marks:
+    """The marks of what a run writes, `folders` and single `files` of one folder; set before its first task.
+
+    Context: after an error that came before any change of the output, the marks are as they were before.
+    """
+
+    name: str  # of the run
+    is_whole: bool  # no part of the work
+    folders: tuple[Path, ...]
+    files: tuple[Path, ...]
+    is_output_changed: bool = False
+    _new_folders: set[Path] = field(default_factory=set)
+    _has_new_files: bool = False
+
+    def set(self, reason: str = "") -> None:
+        """Mark what the run writes as unfinished; a mark that is there stays, unless there is another reason."""
+        for folder in self.folders:
+            if reason or not is_unfinished(folder, self.name):
+                self._new_folders.add(folder)
+                mark_unfinished(folder, self.name, reason or INTERRUPTED)
+        if self.files and (reason or not are_marked(self.files, self.name)):
+            self._has_new_files = True
+            mark_files_unfinished(self.files, self.name, reason or INTERRUPTED)
+
+    def remove(self) -> None:
+        """Remove the marks of a run that has ended; a run of the whole has made what the parts left, too."""
+        for folder in self.folders:
+            (clear_marks if self.is_whole else mark_finished)(folder, self.name)
+        if self.files:
+            mark_files_finished(self.files, self.name, with_parts=self.is_whole)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None or not issubclass(kind, Exception) or self.is_output_changed:
+            return
+        for folder in self._new_folders:
+            mark_finished(folder, self.name)
+        if self._has_new_files:
+            mark_files_finished(self.files, self.name)
 
 
 def _check_folder(ledger: Ledger, name: str, now: Path, is_inside: bool, has_moved: bool) -> None:

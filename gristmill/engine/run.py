@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from gristmill.counts import Counts
-from gristmill.engine.claims import Claims
+from gristmill.engine.claims import Claims, Marks
 from gristmill.engine.executor import Call, Executor
 from gristmill.engine.lock import stage_lock
 from gristmill.engine.options import RunOptions
@@ -30,14 +30,7 @@ from gristmill.engine.report import explain, print_summary, progress_bar
 from gristmill.engine.tags import FileTags, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
 from gristmill.engine.worker import run_task
-from gristmill.io.files import (
-    STATE_DIR,
-    mark_finished,
-    mark_unfinished,
-    rejects_path,
-    remove_partial_files,
-    sha256_file,
-)
+from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path, remove_partial_files, sha256_file
 
 GOAL: TaskId = ("", "goal")  # the record of a whole stage
 
@@ -52,7 +45,7 @@ class StageRun:
     options: RunOptions
     executor: Executor
     claims: Claims
-    publishes: tuple[Path, ...]
+    marks: Marks
     started: float = field(default_factory=time.perf_counter)
     tags: FileTags = field(default_factory=FileTags)
     ran: int = 0  # tasks
@@ -82,7 +75,7 @@ class StageRun:
         For a stage whose steps depend on the budget: the plan of a finished one may differ now, its result does not.
         """
         self._goal = Task(GOAL[1], explain, arguments, outputs)
-        self._hash_touched(self._goal)
+        self._check_files(self._goal)
         record = self._before.get(GOAL)
         if record and self._is_done(self._goal, identify(self._goal, self.stage.identity, self._tag), record):
             self._done = dict(self._before)
@@ -97,7 +90,7 @@ class StageRun:
         tasks = list(tasks)
         assert len({task.name for task in tasks}) == len(tasks), f"{name}: names of tasks repeat"
         self.claims.check_outputs(tasks, set(self._written))
-        self._hash_touched(*tasks)
+        self._check_files(*tasks)
         todo = []
         for task in tasks:
             identity, record = identify(task, self.stage.identity, self._tag), self._before.get((name, task.name))
@@ -111,6 +104,7 @@ class StageRun:
                 explain(self.stage.name, task, identity, record)
         if todo:
             self._check_reads()
+            self.marks.set()
             if outputs := [path for task in todo for path in task.outputs if not self._is_temporary(path)]:
                 self._claimed.append(self.claims.claim_outputs(self.ledger, name, outputs, self._known))
                 self._begin()
@@ -137,8 +131,8 @@ class StageRun:
         try:
             counts.check_malformed(self.stage.name, self.options.max_malformed)
         except Exception:
-            for folder in self.publishes:
-                mark_unfinished(folder, self.name, "found more malformed records than --max_malformed allows")
+            self.marks.is_output_changed = True
+            self.marks.set("found more malformed records than --max_malformed allows")
             raise
         if self._goal and self._done.get(GOAL) is None:
             outputs = [self._written[path.absolute()] for path in self._goal.outputs]
@@ -150,8 +144,7 @@ class StageRun:
             self._done |= reads
             self.ledger.compact(self._done.values(), [*stale, *self._claimed, *left])
         shutil.rmtree(self.work, ignore_errors=True)
-        for folder in self.publishes:
-            mark_finished(folder, self.name)
+        self.marks.remove()
         if not self.options.quiet:
             tasks = sum(1 for step, _ in self._done if step)
             print_summary(self.stage.name, counts, self.ran, tasks, time.perf_counter() - self.started)
@@ -162,8 +155,8 @@ class StageRun:
         if self._has_begun:
             return
         self._check_reads()
-        for folder in self.publishes:
-            mark_unfinished(folder, self.name)
+        self.marks.set()
+        self.marks.is_output_changed = True
         self._done |= self.claims.record_reads(self.ledger, self._before)
         self._has_begun = self._is_changed = True
 
@@ -243,9 +236,11 @@ class StageRun:
         self._known |= {path.absolute() for path in task.outputs}
         self._written |= {path.absolute(): out for path, out in zip(task.outputs, record.outputs, strict=False)}
 
-    def _hash_touched(self, *tasks: Task) -> None:
-        """Hash the files that have their recorded size and another modification time, such as copies."""
-        paths = [*paths_read_by(tasks), *(path for task in tasks for path in task.outputs)]
+    def _check_files(self, *tasks: Task) -> None:
+        """Refuse marked inputs; hash files with their recorded size and another modification time, such as copies."""
+        paths = list(paths_read_by(tasks))
+        reject_unfinished_files(paths, self.name)
+        paths += [path for task in tasks for path in task.outputs]
         touched = self.tags.touched(path for path in paths if not self._is_temporary(path))
         for position, sha256 in self.executor.run([Call(sha256_file, {"path": path}) for path in touched]):
             self.tags.set_hash(touched[position], sha256)
@@ -274,6 +269,8 @@ def open_stage(
     plans: str | None = "",
     reads: Sequence[Path] = (),
     publishes: Sequence[Path] = (),
+    files: Sequence[Path] = (),
+    is_alone: bool = False,
 ) -> Iterator[StageRun]:
     """Context: a run of a stage, alone with its output; another process that runs it waits.
 
@@ -286,15 +283,18 @@ def open_stage(
         plans: Prefix of the names of tasks that this call plans completely: outputs of others are removed; None: keep.
         reads: The input folders; if an earlier run with others wrote this output, the run is refused.
         publishes: Folders that later stages read as a whole; marked as unfinished until the end.
+        files: Files of one folder that later stages read one by one; marked as unfinished until the end.
+        is_alone: Whether calls that do other parts of the work wait, too.
     """
     options.check()
     state, name = root / STATE_DIR, f"{stage.name}-{label}" if label else stage.name
     run_name = f"{name}-{selection.strip('/').replace('/', '-')}" if selection else name
-    whole, lock = state / f"{name}.lock", state / f"{run_name}.lock"
+    whole, lock = state / f"{name}.lock", state / f"{name if is_alone else run_name}.lock"
     with ExitStack() as stack:
         if lock != whole:
             stack.enter_context(stage_lock(whole, options.quiet, shared=True))
         stack.enter_context(stage_lock(lock, options.quiet, whole=lock == whole))
         executor = stack.enter_context(Executor(options.processes, lock))
         claims = Claims(selection, plans, tuple(reads))
-        yield StageRun(stage, Ledger(state, name), run_name, options, executor, claims, tuple(publishes))
+        marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files)))
+        yield StageRun(stage, Ledger(state, name), run_name, options, executor, claims, marks)

@@ -2,11 +2,13 @@
 
 A stage that writes a folder of files, such as NORM/, marks it before it writes the first file and removes the
 mark after the last; no stage reads a folder that is marked. A mark is a file `.gristmill/STAGE.unfinished` in the
-folder; it holds the reason.
+folder; it holds the reason. A stage that writes single files, such as FILTERED.pickle, marks these alone, by a file
+`.gristmill/STAGE.unfinished-files` beside them, which holds the reason and their names, separated by NUL.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gristmill.errors import InputError
@@ -25,6 +27,7 @@ from gristmill.storage.local import unique_partial_path as unique_partial_path
 
 STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
 _MARK_SUFFIX = ".unfinished"
+_FILES_MARK_SUFFIX = ".unfinished-files"
 INTERRUPTED = "was interrupted"
 
 
@@ -87,6 +90,47 @@ def reject_unfinished(folder: Path) -> None:
         folders[:] = [name for name in folders if name[0] != "." and not is_link_to_parent(Path(directory, name))]
 
 
+def mark_files_unfinished(files: Sequence[Path], stage: str, reason: str = INTERRUPTED) -> None:
+    """Mark single files of one folder, which a stage is about to write, as unfinished."""
+    names = "\0".join([reason, *(path.name for path in files)])
+    atomic_write_bytes(_files_mark(files[0].parent, stage), os.fsencode(names))
+
+
+def are_marked(files: Sequence[Path], stage: str) -> bool:
+    """Whether the stage has marked these files."""
+    return _files_mark(files[0].parent, stage).exists()
+
+
+def mark_files_finished(files: Sequence[Path], stage: str, with_parts: bool = False) -> None:
+    """Remove the stage's mark of these files, if there is one; and those of runs of parts of its work."""
+    _files_mark(files[0].parent, stage).unlink(missing_ok=True)
+    for mark, _, names in _iter_file_marks(files[0].parent) if with_parts else ():
+        if mark.name.startswith(f"{stage}-") and {path.name for path in files}.issuperset(names):
+            mark.unlink(missing_ok=True)
+
+
+def unfinished_files(folder: Path, own: str = "") -> dict[str, tuple[Path, str]]:
+    """The mark of each file in `folder` that a stage, other than the run `own`, has marked, and its reason, by name."""
+    marks = [found for found in _iter_file_marks(folder) if found[0].name != own + _FILES_MARK_SUFFIX]
+    return {name: (mark, reason) for mark, reason, names in marks for name in names}
+
+
+def reject_unfinished_files(paths: Iterable[Path], own: str = "") -> None:
+    """Raise InputError if a stage has not finished writing one of the files `paths`, unless it is the run `own`."""
+    marks: dict[Path, dict[str, tuple[Path, str]]] = {}
+    for path in paths:
+        for file in (path, path.resolve()) if path.is_symlink() else (path,):
+            if file.parent not in marks:
+                marks[file.parent] = unfinished_files(file.parent, own)
+            if file.name in marks[file.parent]:
+                mark, reason = marks[file.parent][file.name]
+                stage = mark.name.removesuffix(_FILES_MARK_SUFFIX)
+                raise InputError(
+                    f"{path} is not up to date: {stage}, which writes it, {reason}. Run {stage.partition('-')[0]} "
+                    f"again to its end, with the same options. (If it is right in spite of that, remove {mark}.)"
+                )
+
+
 def _reject_marks(folder: Path, root: Path) -> None:
     for mark in sorted(root.glob(f"{STATE_DIR}/*{_MARK_SUFFIX}")):
         stage = mark.name.removesuffix(_MARK_SUFFIX)
@@ -99,3 +143,15 @@ def _reject_marks(folder: Path, root: Path) -> None:
 
 def _mark_path(folder: Path, stage: str) -> Path:
     return folder / STATE_DIR / f"{stage}{_MARK_SUFFIX}"
+
+
+def _iter_file_marks(folder: Path) -> Iterator[tuple[Path, str, list[str]]]:
+    """Each mark of single files in `folder`, its reason, and the names of the files."""
+    for mark in sorted((folder / STATE_DIR).glob(f"*{_FILES_MARK_SUFFIX}")):
+        with suppress(FileNotFoundError):  # the stage has just ended
+            reason, *names = os.fsdecode(mark.read_bytes()).split("\0")
+            yield mark, reason, names
+
+
+def _files_mark(folder: Path, stage: str) -> Path:
+    return folder / STATE_DIR / f"{stage}{_FILES_MARK_SUFFIX}"

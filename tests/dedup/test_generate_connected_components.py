@@ -8,6 +8,7 @@ import pytest
 from dedup import generate_connected_components, generate_duplicates_dict
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
+from gristmill.io.files import mark_files_unfinished
 
 QUIET = RunOptions(workers=1, quiet=True)
 
@@ -104,3 +105,13 @@ def test_pickles_that_hold_something_else(tmp_path: Path, value: object, capsys:
 def test_no_components(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is none"):
         generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", options=QUIET)
+
+
+def test_pair_files_that_were_not_finished_are_refused(tmp_path: Path) -> None:
+    """The first may not be there yet, and none but pair files matter."""
+    unite(tmp_path, ["a/x@2 :: a/x@3"])
+    mark_files_unfinished([tmp_path / "other.txt"], "other")
+    unite(tmp_path, ["a/x@2 :: a/x@3"])
+    mark_files_unfinished([tmp_path / "duplicate_pairs_exact.txt"], "generate_exact_pairs")
+    with pytest.raises(InputError, match=r"duplicate_pairs_exact\.txt is not up to date: generate_exact_pairs, which"):
+        unite(tmp_path, ["a/x@2 :: a/x@3"])

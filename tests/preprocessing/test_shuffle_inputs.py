@@ -2,6 +2,10 @@
 
 import os
 import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -226,3 +230,40 @@ def test_the_text_may_be_in_another_column(tmp_path: Path, quiet: RunOptions, wr
     texts = {record["body"] for record in read(tmp_path / "clean")}
     held = {record["body"] for record in read(tmp_path / "holdout")}
     assert not texts & held and texts | held == {f"text {i}" for i in range(10, 30)}
+
+
+def test_chunks_with_the_same_parts_are_made_one_after_the_other(
+    tmp_path: Path, corpus, quiet: RunOptions, read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = (tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout")
+    pass1(corpus(book=40), folders[0], options=quiet)
+    both = threading.Barrier(2)
+
+    def meet(*_: object) -> None:  # before either has written
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.3)
+
+    monkeypatch.setattr("preprocessing.shuffle_holdout.reject_other_parts", meet)
+    with ThreadPoolExecutor() as threads:
+        for made in [threads.submit(pass2, 0, 15, chunk, *folders, 0.0, quiet) for chunk in (1, 2)]:
+            made.result()
+    pass2(15, 20, 3, *folders, 0.0, quiet)
+    assert sorted(keys_of(read(folders[1]))) == sorted(set(keys_of(read(folders[1])))) and len(read(folders[1])) == 40
+
+
+def test_pass1_refuses_short_documents_of_a_filter_that_was_interrupted(
+    tmp_path: Path, corpus, quiet: RunOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm, short = corpus(book=40), tmp_path / "short.pickle"
+    find_short(norm, short, 0, "all", 30, quiet)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(sys.modules[find_short.__module__], "merge_keys", interrupt)
+        find_short(norm, short, 0, "all", 10_000, quiet)
+    with pytest.raises(InputError, match=r"short\.pickle is not up to date: filter-short\.pickle, .*Run filter again"):
+        pass1(norm, tmp_path / "pass1", short_docs=short, options=quiet)
+    find_short(norm, short, 0, "all", 10_000, quiet)
+    assert pass1(norm, tmp_path / "pass1", short_docs=short, options=quiet).total("short").documents == 40
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Claims: what a run that did not end left behind, inputs that change meanwhile, and marks at any depth."""
+"""Claims: what a run that did not end left behind, and inputs that change meanwhile."""
 
 from pathlib import Path
 
@@ -7,17 +7,8 @@ import pytest
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Task
 from gristmill.errors import InputError
-from gristmill.io.files import atomic_write_bytes, mark_unfinished, reject_unfinished
+from gristmill.io.files import atomic_write_bytes
 from tests.gristmill.engine.upper_stage import QUIET, STAGE, upper_stage
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for name in "abc":
-        (folder / name).write_text(f"text {name}\n")
-    return folder
 
 
 def test_files_of_a_run_that_failed_are_removed_with_their_inputs(source: Path, tmp_path: Path) -> None:
@@ -48,14 +39,6 @@ def test_an_input_that_changes_while_it_is_read_is_noticed(source: Path, tmp_pat
     ):
         run.step("copy", [task])
     assert not any(step for step, _ in run.ledger.read())
-
-
-def test_a_mark_is_found_at_any_depth(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b" / "c" / "d").mkdir(parents=True)
-    mark_unfinished(tmp_path / "a" / "b" / "c", "stage")
-    for folder in (tmp_path / "a", tmp_path / "a/b/c", tmp_path / "a/b/c/d"):
-        with pytest.raises(InputError, match=r"stage, which writes .*/a/b/c, was interrupted"):
-            reject_unfinished(folder)
 
 
 def names_in(folder: Path) -> list[str]:

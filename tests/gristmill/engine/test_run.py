@@ -23,15 +23,6 @@ TASKS = 7  # of a first run on three files: three copies, three parts, one join
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for name in "abc":
-        (folder / name).write_text(f"text {name}\n")
-    return folder
-
-
-@pytest.fixture
 def target(tmp_path: Path, source: Path) -> Path:
     """The output of a finished run."""
     assert upper_stage(source, tmp_path / "out").ran == TASKS

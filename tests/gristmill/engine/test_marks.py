@@ -1,0 +1,95 @@
+"""Marks: no stage reads what another has not finished writing, a folder at any depth or a single file."""
+
+from pathlib import Path
+
+import pytest
+
+from gristmill.engine.run import open_stage
+from gristmill.engine.task import Stage, Task
+from gristmill.errors import InputError, OutputError
+from gristmill.io.files import mark_unfinished, reject_unfinished
+from tests.gristmill.engine.upper_stage import QUIET, join, upper_stage
+
+JOINED = Stage("joined", libraries=())
+
+
+def interrupt(parts: list[Path], target: Path) -> None:
+    raise KeyboardInterrupt(parts, target)
+
+
+def fail(parts: list[Path], target: Path) -> None:
+    raise OSError(parts, target)
+
+
+def join_stage(parts: list[Path], target: Path, *, first=join, last=join, selection: str = "") -> None:
+    """Join files twice, first into a temporary file; then into `target`, a single file."""
+    with open_stage(JOINED, target.parent, QUIET, label=target.name, selection=selection, files=[target]) as run:
+        temporary, whole = run.work / "joined", "joined.whole"
+        run.step("first", [Task("joined", first, {"parts": parts, "target": temporary}, (temporary,))])
+        step = run.step("last", [Task(whole, last, {"parts": [temporary], "target": target}, (target,))])
+        run.finish(step.counts)
+
+
+@pytest.mark.parametrize("killed", ["first", "last"])
+def test_a_file_of_a_killed_stage_is_refused_until_it_has_ended(source: Path, tmp_path: Path, killed: str) -> None:
+    out = tmp_path / "out"
+    join_stage([source / "a"], out / "joined")
+    join_stage([source / "c"], out / "other")
+    with pytest.raises(KeyboardInterrupt):
+        join_stage([source / "b"], out / "joined", **{killed: interrupt})
+    (tmp_path / "link").symlink_to(out / "joined")
+    for path in (out / "joined", tmp_path / "link"):
+        with pytest.raises(InputError, match=rf"{path} is not up to date: joined-joined, .* was interrupted"):
+            join_stage([path], tmp_path / "next")
+    join_stage([out / "other"], tmp_path / "next")  # of the same folder
+    reject_unfinished(out)
+    join_stage([source / "b"], out / "joined")
+    join_stage([out / "joined"], tmp_path / "then")
+    assert (tmp_path / "then").read_text() == "text b\n"
+
+
+def test_the_files_of_a_stage_that_changed_nothing_are_not_marked(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/joined").write_text("somebody's own file\n")
+    with pytest.raises(OutputError, match="joined did not write it"):
+        join_stage([source / "a"], tmp_path / "out/joined")
+    with pytest.raises(OSError, match="joined"):
+        join_stage([source / "a"], tmp_path / "out/joined", first=fail)
+    join_stage([tmp_path / "out/joined"], tmp_path / "next")
+    with pytest.raises(OSError, match="next"):
+        join_stage([source / "a"], tmp_path / "next", last=fail)
+    with pytest.raises(InputError, match="not up to date"):
+        join_stage([tmp_path / "next"], tmp_path / "then")
+
+
+def test_a_run_of_the_whole_removes_the_marks_of_parts(source: Path, tmp_path: Path) -> None:
+    for part in ("book", "c4"):
+        with pytest.raises(KeyboardInterrupt):
+            join_stage([source / "a"], tmp_path / "out/joined", selection=part, last=interrupt)
+    join_stage([source / "a"], tmp_path / "out/joined")
+    join_stage([tmp_path / "out/joined"], tmp_path / "next")
+
+
+def interrupted_upper(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_folder_is_marked_while_temporary_files_are_made(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All outputs are as the last run left them, and outdated."""
+    upper_stage(source, tmp_path / "out")
+    (tmp_path / "out/whole").unlink()
+    monkeypatch.setattr("tests.gristmill.engine.upper_stage.upper", interrupted_upper)
+    with pytest.raises(KeyboardInterrupt):
+        upper_stage(source, tmp_path / "out")
+    with pytest.raises(InputError, match="is not complete: upper"):
+        reject_unfinished(tmp_path / "out")
+
+
+def test_a_mark_is_found_at_any_depth(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b" / "c" / "d").mkdir(parents=True)
+    mark_unfinished(tmp_path / "a" / "b" / "c", "stage")
+    for folder in (tmp_path / "a", tmp_path / "a/b/c", tmp_path / "a/b/c/d"):
+        with pytest.raises(InputError, match=r"stage, which writes .*/a/b/c, was interrupted"):
+            reject_unfinished(folder)
