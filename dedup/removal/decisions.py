@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dedup.candidates.document_ids import SourceRuns
 from dedup.minhash.shingles import shingle_sets
 from dedup.minhash.signatures import signatures
 from dedup.removal.clusters import MEMBER, Clusters
 from dedup.removal.keep_policy import INDEXED, KEEP_ORDER, Keep, KeepOrder
-from dedup.removal.members import read_names
 from dedup.removal.removal_table import (
     BELOW_THRESHOLD,
     DUPLICATE,
@@ -49,31 +49,31 @@ Item = TypeVar("Item")
 
 
 def decide_part(
-    names: Path,
     fetched: FileSet,
     texts: FileSet,
     indexed: Path | None,
     low: int,
     high: int | None,
+    sources: SourceRuns,
     check: SimilarityCheck | None,
     output: Path,
     memory: int,
 ) -> Counts:
-    """Task: write the REMOVALs of clusters low ≤ number < high from files of FETCHED records and, with a check, texts.
+    """Task: write the REMOVALs of clusters low ≤ number < high from files of their FETCHED records and texts.
 
-    Without a check, `indexed` are the MEMBERs of indexes, which have no texts.
+    Without a check there are no texts, and `indexed` are the MEMBERs of indexes. `sources` are those of all files.
     """
-    counts = RemovalCounts(read_names(names))
+    counts = RemovalCounts(sources)
     with (
         ExternalSorter(output.with_name(f"{output.name}.runs"), FETCHED, KEEP_ORDER, memory // 4) as sorter,
         closing(TextReader(texts)) as reader,
     ):
         for number, path in enumerate(fetched.paths):
-            for block in _read_clusters(path, FETCHED, low, high):
+            for block in read_records(path, FETCHED, _BLOCK):
                 block["text_file"] = number
                 sorter.add(block)
         if indexed:
-            for block in _read_clusters(indexed, MEMBER, low, high):
+            for block in _read_clusters(indexed, low, high):
                 sorter.add(without_text(block))
         if check:
             later = output.with_name(f"{output.name}.later")
@@ -92,7 +92,7 @@ def decide_by_key(
     Also writes the names of files to `names` (JSON).
     """
     clusters = Clusters.open(input_file)
-    counts = RemovalCounts(clusters.names)
+    counts = RemovalCounts(SourceRuns.of(clusters.names))
     order = KeepOrder(clusters.names, keep, [read_keys(path, clusters.names) for path in dropped])
     blocks = map(order.assign, clusters.blocks())
     if order.is_input_order:
@@ -106,11 +106,11 @@ def decide_by_key(
     return counts.counts()
 
 
-def _read_clusters(path: Path, dtype: np.dtype, low: int, high: int | None) -> Iterator[NDArray]:
-    """Blocks of the records of clusters low ≤ number < high, from a file sorted by cluster."""
+def _read_clusters(path: Path, low: int, high: int | None) -> Iterator[NDArray]:
+    """Blocks of the MEMBERs of clusters low ≤ number < high, from a file sorted by cluster."""
     if not path.stat().st_size:
         return
-    records = np.memmap(path, dtype, "r")
+    records = np.memmap(path, MEMBER, "r")
     end = len(records) if high is None else bisect_left(records["cluster"], high)
     for start in range(bisect_left(records["cluster"], low), end, _BLOCK):
         yield np.array(records[start : min(start + _BLOCK, end)])

@@ -14,12 +14,13 @@ from dedup.removal.keep_policy import INDEXED, Keep, KeepOrder
 from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError
-from gristmill.io.external_sort import ExternalSorter, write_records
+from gristmill.io.external_sort import MAX_SCATTERED, ExternalSorter, write_records
 from gristmill.io.files import atomic_write, atomic_write_bytes
 from gristmill.io.keys import read_keys
 from gristmill.io.readers import Slice
 
-_MIN_PART_SIZE, _MAX_PARTS = 4096, 512  # a part has about 4096 documents, or more if there would be more than 512 parts
+_MAX_PARTS = MAX_SCATTERED // 2  # a part has two files
+_MIN_PART_SIZE = 4096  # documents in a part, or more if there would be more than _MAX_PARTS
 
 Span = tuple[int, int]  # records first ≤ i < last of the members
 

@@ -1,16 +1,17 @@
 """Removal table: each removed document, the one kept in its place, their similarity; also as SlimPajama's pickle."""
 
+from bisect import bisect_right
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dedup.candidates.document_ids import SourceRuns
 from dedup.removal.members import read_names
 from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError
-from gristmill.io.documents import source_of
 from gristmill.io.external_sort import ExternalSorter, read_records
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import stream_keys
@@ -37,32 +38,33 @@ _MEASURED = (None, "exact", "estimated")  # NOT_MEASURED, EXACT, ESTIMATED
 
 
 class RemovalCounts:
-    """Counts documents of clusters as read and as kept, duplicate or below threshold, per file.
+    """Counts documents of clusters as read and as kept, duplicate or below threshold, per source.
 
-    `names` are the files, which documents refer to by number. Documents of an index are not counted.
+    `sources` are those of the files, which documents refer to by number. Documents of an index are not counted.
     """
 
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
+    def __init__(self, sources: SourceRuns) -> None:
+        self.sources = sources
         reasons = (READ, KEPT, DUPLICATE, BELOW_THRESHOLD)
-        self.tallies = {reason: np.zeros(len(names), np.int64) for reason in reasons}
+        self.tallies = {reason: np.zeros(len(sources.sources), np.int64) for reason in reasons}
 
     def add(self, reason: str, files: NDArray[np.int32]) -> None:
         """Count documents (n) under `reason`, given the numbers of their files (n)."""
-        found = np.bincount(files, minlength=len(self.names))
+        found = np.bincount(self.sources.find(files), minlength=len(self.sources.sources))
         self.tallies[READ] += found
         self.tallies[reason] += found
 
     def add_one(self, reason: str, file: int) -> None:
-        self.tallies[READ][file] += 1
-        self.tallies[reason][file] += 1
+        run = bisect_right(self.sources.first_files, file) - 1
+        self.tallies[READ][run] += 1
+        self.tallies[reason][run] += 1
 
     def counts(self) -> Counts:
         """The counts per source and reason."""
         counts = Counts({}, [])
         for reason, found in self.tallies.items():
-            for file in np.flatnonzero(found):
-                counts.add(source_of(self.names[file]), reason, 0, int(found[file]))
+            for run in np.flatnonzero(found):
+                counts.add(self.sources.sources[run], reason, 0, int(found[run]))
         return counts
 
 

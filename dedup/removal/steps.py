@@ -1,18 +1,19 @@
-"""Steps of the removal stage: sort → fetch → decide → write, or where no document is read: decide → write."""
+"""Steps of the removal stage: sort → fetch → scatter → decide → write; where no document is read: decide → write."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 
-from dedup.candidates.document_ids import is_of_index
+from dedup.candidates.document_ids import SourceRuns, is_of_index
 from dedup.candidates.input_shards import SignatureShard
 from dedup.removal.decisions import decide_by_key, decide_part
 from dedup.removal.keep_policy import Keep, Longest, Newest
 from dedup.removal.members import MemberPlan, SliceMembers, sort_members
 from dedup.removal.removal_table import write_removals
+from dedup.removal.scattering import scatter_fetched
 from dedup.removal.similarity import SimilarityCheck
-from dedup.removal.texts import CLUSTERED, UNREADABLE_FIELD, WITHOUT_FIELD, fetch_signatures, fetch_texts
+from dedup.removal.texts import CLUSTERED, MAX_OPEN, UNREADABLE_FIELD, WITHOUT_FIELD, fetch_signatures, fetch_texts
 from gristmill.batches import batched
 from gristmill.counts import Counts
 from gristmill.engine.run import StageRun
@@ -23,6 +24,7 @@ from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import Slice
 
 _SHARDS, _SIGNATURES = 64, 1 << 18  # of an index, which one task reads
+_MIN_BUNDLE = 16  # fetched files that one task scatters, or as many as there are parts
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def _text_tasks(run: StageRun, settings: RemovalSettings, members: Sorted, slice
         outputs = _fetch_outputs(run, settings, number)
         arguments |= {"output": outputs[0], "texts": outputs[1] if settings.check else None}
         size = sum(part.size for part in group)
-        yield Task(group[0].label, fetch_texts, arguments, outputs, size, run.options.memory_per_worker)
+        yield Task(group[0].label, fetch_texts, arguments, outputs, size)
 
 
 def _signature_tasks(
@@ -131,8 +133,7 @@ def _signature_tasks(
             "shards": found, "members": members.members, "output": outputs[0],
             "texts": outputs[1] if settings.check else None,
         }  # fmt: skip
-        memory = run.options.memory_per_worker
-        yield Task(f"signatures {number}", fetch_signatures, arguments, outputs, memory=memory)
+        yield Task(f"signatures {number}", fetch_signatures, arguments, outputs)
 
 
 def _fetch_outputs(run: StageRun, settings: RemovalSettings, number: int) -> tuple[Path, ...]:
@@ -184,14 +185,44 @@ def _check_signatures(plan: MemberPlan, fetched: Counts) -> None:
         )
 
 
+def scatter(run: StageRun, members: Sorted, fetched: FetchedFiles) -> list[FetchedFiles]:
+    """Run the step scatter: copy what was fetched to files of each part of the clusters; return those of each part.
+
+    A bundle of files, as many as there are parts, makes about as many; a part has no more than a task can hold open.
+    """
+    parts, files = members.plan.parts, len(fetched.records)
+    size = max(len(parts), _MIN_BUNDLE, -(-files // MAX_OPEN))
+    tasks, scattered = [], list[tuple[tuple[Path, ...], tuple[Path, ...]]]()
+    for number, start in enumerate(range(0, files, size)):
+        records, texts = (found.paths[start : start + size] for found in (fetched.records, fetched.texts))
+        folder = run.work / "scattered" / f"{len(parts)} parts" / f"{number:06}"
+        outputs = tuple(folder / f"{part:04}.index" for part in range(len(parts)))
+        text_outputs = tuple(path.with_suffix(".text") for path in outputs) if texts else ()
+        arguments = {"fetched": FileSet(records), "texts": FileSet(texts), "parts": parts, "outputs": outputs,
+                     "text_outputs": text_outputs}  # fmt: skip
+        name = f"{number:06} of {len(parts)}"
+        tasks.append(Task(name, scatter_fetched, arguments, outputs + text_outputs))
+        scattered.append((outputs, text_outputs))
+    run.step("scatter", tasks)
+    return [
+        FetchedFiles(
+            FileSet(tuple(outputs[part] for outputs, _ in scattered)),
+            FileSet(tuple(texts[part] for _, texts in scattered if texts)),
+            fetched.counts,
+        )
+        for part in range(len(parts))
+    ]
+
+
 def decide(run: StageRun, settings: RemovalSettings, members: Sorted, fetched: FetchedFiles) -> Decided:
-    """Run the step decide on the fetched texts: a task for each part of the clusters."""
-    tasks = []
+    """Run the steps scatter and, with a task for each part of the clusters, decide on the fetched texts."""
+    sources, tasks = SourceRuns.of(members.plan.names), []
+    found = scatter(run, members, fetched)
     for number, (low, high) in enumerate(pairwise([*members.plan.parts, None])):
         output = run.work / "decided" / f"{number:06}.bin"
         arguments = {
-            "names": members.names, "fetched": fetched.records, "texts": fetched.texts,
-            "indexed": None if settings.check else members.indexed, "low": low, "high": high,
+            "fetched": found[number].records, "texts": found[number].texts,
+            "indexed": None if settings.check else members.indexed, "low": low, "high": high, "sources": sources,
             "check": settings.check, "output": output,
         }  # fmt: skip
         tasks.append(Task(output.stem, decide_part, arguments, (output,), memory=run.options.memory_per_worker))

@@ -19,7 +19,7 @@ from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.documents import DocKey, Document, list_corpus, source_of
-from gristmill.io.external_sort import ExternalSorter, write_records
+from gristmill.io.external_sort import write_records
 from gristmill.io.files import atomic_write
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.writers import Rejects
@@ -30,7 +30,7 @@ WITHOUT_FIELD = "in a cluster, without the field"
 UNREADABLE_FIELD = "in a cluster, the field neither number nor date"
 _UNCLUSTERED = "in no cluster"
 _BATCH = 1024  # members read at a time
-_MAX_OPEN = 64  # text files open at a time
+MAX_OPEN = 64  # text files open at a time
 
 
 class Fetched(NamedTuple):
@@ -59,42 +59,50 @@ def without_text(members: NDArray) -> NDArray:
     return fetched
 
 
-def fetch_texts(
-    group: tuple[SliceMembers, ...], members: Path, keep: Keep, output: Path, texts: Path | None, memory: int
-) -> Counts:
-    """Task: write the members of some slices to `output` as FETCHED by cluster, ranked, and their texts (UTF-8).
+def fetch_texts(group: tuple[SliceMembers, ...], members: Path, keep: Keep, output: Path, texts: Path | None) -> Counts:
+    """Task: write the members of some slices to `output` as FETCHED by row, ranked, and their texts (UTF-8).
 
     A FETCHED record's `text_file` is -1 here: who reads several outputs numbers them. InputError if a slice lacks a
     member.
     """
     counts, rejects = Counts({}, []), Rejects(output)
-    with _fetched_sorter(output, memory) as sorter, _open_texts(texts) as file:
+    with _open_texts(texts) as file:
         fetcher = _Fetcher(keep, file, counts)
-        for found in group:
-            documents = read_documents(found.part, counts, rejects)
-            for block in fetcher.fetch(documents, found.read(members), found.part):
-                sorter.add(block)
-        write_records(output, sorter)
+        write_records(
+            output,
+            (
+                block
+                for found in group
+                for block in fetcher.fetch(read_documents(found.part, counts, rejects), found.read(members), found.part)
+            ),
+        )
     return counts
 
 
 def fetch_signatures(
-    shards: tuple[tuple[SignatureShard, Span], ...], members: Path, output: Path, texts: Path | None, memory: int
+    shards: tuple[tuple[SignatureShard, Span], ...], members: Path, output: Path, texts: Path | None
 ) -> Counts:
     """Task: as fetch_texts, for shards of an index, with signatures (permutations, uint32) in place of texts."""
-    counts, offset = Counts({}, []), 0
-    with _fetched_sorter(output, memory) as sorter, _open_texts(texts) as file:
-        for shard, span in shards:
-            for fetched, values in _fetch_shard(shard, read_span(members, span)):
-                fetched["offset"] = offset + np.arange(len(fetched)) * fetched["size"]
-                offset += values.nbytes
-                if file:
-                    file.write(values.tobytes())
-                sorter.add(fetched)
-                counts.add(source_of(shard.file), READ, 0, len(fetched))
-                counts.add(source_of(shard.file), CLUSTERED, 0, len(fetched))
-        write_records(output, sorter)
+    counts = Counts({}, [])
+    with _open_texts(texts) as file:
+        write_records(output, _iter_fetched(shards, members, file, counts))
     return counts
+
+
+def _iter_fetched(
+    shards: tuple[tuple[SignatureShard, Span], ...], members: Path, texts: BinaryIO | None, counts: Counts
+) -> Iterator[NDArray]:
+    """Blocks of FETCHED of the members of shards; their signatures are appended to `texts`."""
+    offset = 0
+    for shard, span in shards:
+        for fetched, values in _fetch_shard(shard, read_span(members, span)):
+            fetched["offset"] = offset + np.arange(len(fetched)) * fetched["size"]
+            offset += values.nbytes
+            if texts:
+                texts.write(values.tobytes())
+            counts.add(source_of(shard.file), READ, 0, len(fetched))
+            counts.add(source_of(shard.file), CLUSTERED, 0, len(fetched))
+            yield fetched
 
 
 def _fetch_shard(shard: SignatureShard, clustered: NDArray) -> Iterator[tuple[NDArray, NDArray]]:
@@ -107,10 +115,6 @@ def _fetch_shard(shard: SignatureShard, clustered: NDArray) -> Iterator[tuple[ND
         fetched = without_text(near[of_near])
         fetched["size"] = values.shape[1] * values.itemsize
         yield fetched, values[of_rows]
-
-
-def _fetched_sorter(output: Path, memory: int) -> ExternalSorter:
-    return ExternalSorter(output.with_name(f"{output.name}.runs"), FETCHED, ("cluster", "position"), memory // 2)
 
 
 @contextmanager
@@ -221,7 +225,7 @@ class TextReader:
         if number in self.open:
             self.open.move_to_end(number)
         else:
-            if len(self.open) == _MAX_OPEN:
+            if len(self.open) == MAX_OPEN:
                 os.close(self.open.popitem(last=False)[1])
             with wrap_read_errors(self.paths[number]):
                 self.open[number] = os.open(self.paths[number], os.O_RDONLY)

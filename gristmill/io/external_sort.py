@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gristmill.errors import wrap_write_errors
 from gristmill.io.files import atomic_write
 
-MAX_SCATTERED = 128  # files that scatter_records may write at the same time: processes can open few
+MAX_SCATTERED = 256  # files that scatter_records may write at the same time: processes can open few
 _COPIES = 4  # copies of each record in memory during a sort or merge
 _MIN_BLOCK = 1024  # minimum records in a block, even beyond the memory budget
 

@@ -26,6 +26,7 @@ from tests.dedup.removal.clustered_corpus import (
     write_pickle,
     write_table,
 )
+from tests.gristmill.engine.opens import count_opens
 from tests.gristmill.engine.sandbox import sandboxed
 
 
@@ -128,6 +129,25 @@ def test_tasks_name_all_that_they_read(
             generate_duplicates_dict(table, boxed, QUIET, **options)
         assert sandbox.tasks >= 2
         assert contents(boxed.parent) == contents(plain.parent)
+
+
+def test_opens_grow_no_faster_than_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gristmill.engine.slices.SMALL_BYTES", 0)
+    monkeypatch.setattr("dedup.removal.members._MIN_PART_SIZE", 4)
+    monkeypatch.setattr("dedup.removal.steps._MIN_BUNDLE", 1)
+    opens = []
+    for files in (12, 48):
+        root = tmp_path / str(files)
+        write_corpus(root / "NORM", {f"a/{number:03}.jsonl": [f"text {number // 2}"] * 2 for number in range(files)})
+        clusters = [
+            [(f"a/{number + i:03}.jsonl", row) for i in (0, 1)] for number in range(0, files, 2) for row in (0, 1)
+        ]
+        table = write_table(root / "c.parquet", clusters)
+        with count_opens(root) as found:
+            generate_duplicates_dict(table, root / "d.parquet", QUIET, verify="jaccard", corpus=root / "NORM", width=3)
+        opens.append(sum(found.values()) / files)
+        assert len(read_removed(root / "d.parquet")) == files
+    assert opens[1] <= 1.1 * opens[0], opens
 
 
 def test_a_kill_between_the_two_outputs_leaves_no_pair_that_disagrees(
