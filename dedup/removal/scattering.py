@@ -4,7 +4,7 @@ So a part reads its own files alone, and each fetched file is read once, however
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -46,7 +46,7 @@ def scatter_fetched(
 
 
 def _move_texts(
-    block: NDArray, part: NDArray[np.int64], source: BinaryIO, targets: list[BinaryIO], ends: list[int]
+    block: NDArray, part: NDArray[np.int64], source: BinaryIO, targets: Sequence[BinaryIO], ends: list[int]
 ) -> None:
     """Append the texts of FETCHED records (n) to the files of their parts (n), of sizes `ends`; set their offsets."""
     places = zip(part.tolist(), block["offset"].tolist(), block["size"].tolist(), strict=True)
