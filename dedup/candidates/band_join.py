@@ -1,12 +1,14 @@
 """Band join: the edges between documents that share a band of their signatures, in memory or by hash partitions.
 
 In memory, `union_signatures` feeds the buckets of each band straight to union-find. Otherwise `join_bands`
-runs two steps of tasks: `partition_bands` writes records of 16 bytes (digest, document id), partitioned by band
-and hash range; `join_partition` reads one hash range of one band from all files, within a worker's share of
-the memory, and writes its edges.
+runs two steps of tasks: `partition_bands` writes records of 16 bytes (digest, document id) of many shards, those of a
+hash range of a band to a file of their own; `join_partition` reads the files of one range of one band, cut into more
+ranges if they exceed a worker's share of the memory, and writes its edges.
 """
 
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +22,12 @@ from dedup.candidates.lsh import BAND_RECORD, band_digests, bucket_edges, union_
 from gristmill.batches import batched, partition_of
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Task
-from gristmill.io.external_sort import write_array
-from gristmill.io.files import atomic_write
+from gristmill.io.external_sort import MAX_SCATTERED, read_records, scatter_records, write_records
 
 _UNION_BYTES = 40  # memory per document for union-find, without its digests
 _PARTITION_BYTES = 64  # memory per document while its digests are partitioned, without the digests
 _JOIN_FACTOR = 4  # memory per byte of records while a partition is joined
+_BLOCK = 1 << 16  # records or edges read together
 
 
 @dataclass(frozen=True)
@@ -72,84 +74,111 @@ def iter_band_digests(
 def join_bands(run: StageRun, shards: list[SignatureShard], document_ids: DocumentIds, lsh: LshOptions) -> FileSet:
     """Run the steps that write the edges of all bands; return their files, ordered by band, then hash range."""
     share, documents = run.options.memory_per_worker, sum(shard.documents for shard in shards)
-    parts, first_ids = _count_parts(documents, share), document_ids.by_name
+    parts, first_ids = _count_parts(documents, lsh.bands, share), document_ids.by_name
     folder = run.work / f"{parts} parts"  # so that no file is of another number of parts
     partition = [
         Task(f"{number:06} of {parts}", partition_bands,
-             {"shards": group, "first_ids": [first_ids[shard.file] for shard in group], "lsh": lsh, "parts": parts,
-              "output": records, "offsets": offsets},
-             (records, offsets), _count_bytes(group), share)
-        for number, group in enumerate(_group_shards(shards, lsh, share, run.options.processes))
-        for records, offsets in [(folder / f"bands/{number:06}.bin", folder / f"bands/{number:06}.npy")]
+             {"shards": group, "first_ids": [first_ids[shard.file] for shard in group], "lsh": lsh,
+              "outputs": outputs},
+             outputs, _count_bytes(group), share)
+        for number, group in enumerate(_group_shards(shards, lsh.bands * parts, run.options.processes))
+        for outputs in [tuple(folder / f"bands/{number:06}/{name}.bin" for name in _names(lsh.bands, parts))]
     ]  # fmt: skip
     run.step("bands", partition)
-    files = FileSet(tuple(path for task in partition for path in task.outputs))
     join = [
-        Task(f"{band:04}-{part:06} of {parts}", join_partition,
-             {"files": files, "band": band, "part": part, "first": document_ids.first_of_corpus, "output": path},
-             (path,), documents * BAND_RECORD.itemsize // parts)
-        for band in range(lsh.bands)
-        for part in range(parts)
-        for path in [folder / f"edges/{band:04}-{part:06}.npy"]
+        Task(f"{name} of {parts}", join_partition,
+             {"files": FileSet(files), "part": number % parts, "parts": parts,
+              "first": document_ids.first_of_corpus, "output": path},
+             (path,), documents * BAND_RECORD.itemsize // parts, share)
+        for number, (name, files) in enumerate(
+            zip(_names(lsh.bands, parts), zip(*(task.outputs for task in partition), strict=True), strict=True)
+        )
+        for path in [folder / f"edges/{name}.bin"]
     ]  # fmt: skip
     run.step("edges", join)
     return FileSet(tuple(path for task in join for path in task.outputs))
 
 
+def _names(bands: int, parts: int) -> list[str]:
+    """Names of the hash ranges of all bands, in order."""
+    return [f"{band:04}-{part:04}" for band in range(bands) for part in range(parts)]
+
+
 def partition_bands(
-    shards: list[SignatureShard], first_ids: list[int], lsh: LshOptions, parts: int, output: Path, offsets: Path,
-    memory: int,
-) -> None:  # fmt: skip
-    """Task: write the BAND_RECORDs of a group of shards, block by block, each ordered by band and hash range.
+    shards: list[SignatureShard], first_ids: list[int], lsh: LshOptions, outputs: tuple[Path, ...], memory: int
+) -> None:
+    """Task: write the BAND_RECORDs of a group of shards, in order of document; `outputs` are bands × hash ranges."""
+    parts = len(outputs) // lsh.bands
+    step = max(1, MAX_SCATTERED // parts)  # bands whose files are open together: all, if they are not very many
 
-    The file `offsets` (.npy) holds the offsets of the hash ranges, in records: blocks × bands × (parts + 1).
-    """
-    starts: list[NDArray[np.int64]] = []
-    with atomic_write(output) as temporary, temporary.open("wb") as file:
+    def blocks(first: int) -> Iterator[tuple[NDArray, NDArray[np.int64]]]:
         for documents, digests in _iter_blocks(shards, first_ids, lsh, _documents_per_block(lsh, memory)):
-            for band in digests:
-                part = partition_of(band, parts)
-                order = np.argsort(part, kind="stable")
-                records = np.empty(len(order), BAND_RECORD)
-                records["digest"], records["document"] = band[order], documents[order]
-                sizes = np.bincount(part, minlength=parts)
-                starts.append(file.tell() // BAND_RECORD.itemsize + np.cumsum([0, *sizes]))
-                file.write(records.view(np.uint8).data)
-    write_array(offsets, np.array(starts, np.int64).reshape(-1, lsh.bands, parts + 1))
+            for number, band in enumerate(digests[first : first + step]):
+                records = np.empty(len(band), BAND_RECORD)
+                records["digest"], records["document"] = band, documents
+                yield records, partition_of(band, parts) + number * parts
+
+    for first in range(0, lsh.bands, step):
+        scatter_records(outputs[first * parts : (first + step) * parts], blocks(first))
 
 
-def join_partition(files: FileSet, band: int, part: int, first: int, output: Path) -> None:
-    """Task: write the edges of one band and hash range; those within an index (both ids below `first`) are left out."""
-    edges = bucket_edges(read_partition(files, band, part))
-    write_array(output, edges[edges[:, 0] >= np.uint64(first)])
+def join_partition(files: FileSet, part: int, parts: int, first: int, output: Path, memory: int) -> None:
+    """Task: write the edges of hash range `part` of a band, from files of BAND_RECORDs in order of document.
+
+    Edges within an index (both ids below `first`) are left out.
+    """
+    size = sum(path.stat().st_size for path in files.paths)
+    ranges = min(MAX_SCATTERED, 1 + size * _JOIN_FACTOR // max(memory, 1))
+
+    def edges() -> Iterator[NDArray[np.uint64]]:
+        with _cut(files, part, parts, ranges, output.with_name(f"{output.name}.ranges")) as cut:
+            for paths in cut:
+                found = bucket_edges(_read_whole(paths))
+                yield found[found[:, 0] >= np.uint64(first)].reshape(-1)
+
+    write_records(output, edges())
 
 
-def read_partition(files: FileSet, band: int, part: int) -> NDArray:
-    """The BAND_RECORDs of one band and hash range in order of document id; `files` are records, offsets, records, …"""
-    ranges = [np.load(offsets, mmap_mode="r")[:, band, part : part + 2] for offsets in files.paths[1::2]]
-    records = np.empty(sum(int(np.sum(blocks[:, 1] - blocks[:, 0])) for blocks in ranges), BAND_RECORD)
-    at = 0
-    for path, blocks in zip(files.paths[::2], ranges, strict=True):
+@contextmanager
+def _cut(files: FileSet, part: int, parts: int, ranges: int, folder: Path) -> Iterator[list[tuple[Path, ...]]]:
+    """Context: the files of each of so many hash ranges, into which range `part` of `parts` is cut; in `folder`."""
+    if ranges == 1:
+        yield [files.paths]
+        return
+    shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
+    paths = [folder / f"{number:04}.bin" for number in range(ranges)]
+    scatter_records(paths, (
+        (records, partition_of(records["digest"], parts * ranges) - part * ranges)
+        for path in files.paths
+        for records in read_records(path, BAND_RECORD, _BLOCK)
+    ))  # fmt: skip
+    try:
+        yield [(path,) for path in paths]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read_whole(paths: Sequence[Path]) -> NDArray:
+    """The BAND_RECORDs of some files, one after another."""
+    sizes = [path.stat().st_size // BAND_RECORD.itemsize for path in paths]
+    records, at = np.empty(sum(sizes), BAND_RECORD), 0
+    for path, size in zip(paths, sizes, strict=True):
         with path.open("rb") as file:
-            for start, stop in blocks.tolist():
-                file.seek(start * BAND_RECORD.itemsize)
-                at += file.readinto(records[at : at + stop - start].view(np.uint8).data) // BAND_RECORD.itemsize
-    assert at == len(records), (at, len(records))
+            file.readinto(records[at : at + size].view(np.uint8).data)
+        at += size
     return records
 
 
 def read_edges(files: FileSet) -> Iterator[NDArray[np.uint64]]:
     """Yield the edges that `join_bands` wrote, band by band: n × 2, a document and the first of its bucket."""
     for path in files.paths:
-        yield np.load(path)
+        for ends in read_records(path, np.dtype("<u8"), 2 * _BLOCK):
+            yield ends.reshape(-1, 2)
 
 
-def _group_shards(
-    shards: list[SignatureShard], lsh: LshOptions, share: int, processes: int
-) -> list[list[SignatureShard]]:
-    """Consecutive shards in groups of about one block each, so that files are few and their hash ranges long."""
-    total = sum(shard.documents for shard in shards)
-    capacity = min(_documents_per_block(lsh, share), total // (4 * processes))
+def _group_shards(shards: list[SignatureShard], files: int, processes: int) -> list[list[SignatureShard]]:
+    """Consecutive shards in groups, each of which is written to so many files: all in all about one for each shard."""
+    capacity = sum(shard.documents for shard in shards) // max(4 * processes, len(shards) // files)
     groups: list[list[SignatureShard]] = []
     left = 0
     for shard in shards:
@@ -178,9 +207,10 @@ def _documents_per_block(lsh: LshOptions, memory: int) -> int:
     return memory // (2 * 8 * lsh.bands + _PARTITION_BYTES)  # digests twice: in batches and concatenated
 
 
-def _count_parts(documents: int, share: int) -> int:
-    """The number of hash ranges, a power of two, so that joining one takes at most `share` bytes."""
-    return 1 << max(0, (documents * BAND_RECORD.itemsize * _JOIN_FACTOR // max(share, 1)).bit_length())
+def _count_parts(documents: int, bands: int, share: int) -> int:
+    """The number of hash ranges, a power of two: so that joining one takes at most `share` bytes, if files suffice."""
+    wanted = 1 << max(0, (documents * BAND_RECORD.itemsize * _JOIN_FACTOR // max(share, 1)).bit_length())
+    return min(wanted, 1 << max(0, (MAX_SCATTERED // bands).bit_length() - 1))
 
 
 def _count_bytes(shards: Sequence[SignatureShard]) -> int:

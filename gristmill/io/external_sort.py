@@ -140,7 +140,8 @@ def scatter_records(paths: Sequence[Path], blocks: Iterable[tuple[NDArray, NDArr
         for records, numbers in blocks:
             ends = np.cumsum(np.bincount(numbers, minlength=len(paths)))
             for file, part in zip(files, np.split(records[np.argsort(numbers, kind="stable")], ends[:-1]), strict=True):
-                file.write(part.view(np.uint8).data)
+                if len(part):
+                    file.write(part.view(np.uint8).data)
 
 
 def read_records(path: Path, dtype: np.dtype, size: int) -> Iterator[NDArray]:

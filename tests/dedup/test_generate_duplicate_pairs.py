@@ -17,6 +17,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import STATE_DIR, mark_unfinished
+from tests.gristmill.engine.opens import count_opens
 from tests.gristmill.engine.sandbox import sandboxed
 
 QUIET = RunOptions(workers=1, quiet=True)
@@ -114,6 +115,19 @@ def test_tasks_open_only_what_they_name(minhash: Path, tmp_path: Path, monkeypat
     monkeypatch.undo()
     generate_duplicate_pairs(minhash, tmp_path / "other.txt", options=QUIET)
     assert (tmp_path / "pairs.txt").read_bytes() == (tmp_path / "other.txt").read_bytes()
+
+
+def test_opens_grow_no_faster_than_the_corpus(tmp_path: Path) -> None:
+    chance, opens = np.random.default_rng(0), []
+    for shards in (24, 96):
+        root = tmp_path / str(shards)
+        for number in range(shards):
+            with write_shard(root / f"MINHASH/{number:03}.signatures.arrow", f"a/{number:03}.jsonl", Sketch()) as shard:
+                shard.add(range(20), chance.integers(0, 2, (20, 128), np.uint32))
+        with count_opens(root) as found:
+            generate_duplicate_pairs(root / "MINHASH", root / "pairs.txt", 4, 2, options=replace(QUIET, memory="8K"))
+        opens.append(sum(found.values()) / shards)
+    assert opens[1] <= 1.1 * opens[0], opens
 
 
 @pytest.mark.parametrize("index", [(), ("old",)])
