@@ -31,6 +31,7 @@ def batched(
         batch.append(item)
         if size is not None:
             total += size_of(item)
+        del item  # a large one is not held while the next is read
         if len(batch) == count or (size is not None and total >= size):
             yield batch
             batch, total = [], 0

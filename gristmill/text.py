@@ -6,6 +6,7 @@ text that is written is never changed.
 
 import string
 
+_PIECE = 1 << 20  # characters of a long text that are encoded together
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -19,5 +20,7 @@ def matching_form(text: str) -> str:
 
 
 def utf8_size(text: str) -> int:
-    """Size of a text in UTF-8, in bytes; ASCII text is not encoded, which is faster."""
-    return len(text) if text.isascii() else len(text.encode())
+    """Size of a text in UTF-8, in bytes; ASCII text is not encoded, which is faster, and a long text not as a whole."""
+    if text.isascii():
+        return len(text)
+    return sum(len(text[start : start + _PIECE].encode()) for start in range(0, len(text), _PIECE))

@@ -1,10 +1,12 @@
 """Stage: normalise text to Unicode NFC, so that equal texts have equal bytes. Writes .jsonl[.gz|.zst]."""
 
 import importlib.util
+import io
 import os
+import re
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +32,8 @@ from preprocessing.rewriting import Targets, plan_targets, rewrite_corpus
 
 STAGE = Stage("normalize_text", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 FILES_PER_INDEX = 64  # as in SlimPajama
+_PIECE = 1 << 20  # characters that are normalised together, or a few more
+_ASCII = re.compile(r"[\x00-\x7f]")
 
 
 def normalize_text(
@@ -113,11 +117,30 @@ def normalize_slices(group: SliceGroup, outputs: tuple[Path, ...], ftfy: bool) -
                 document.replace_text(fix(document.text))
                 sink.write(document.to_json())
                 counts.add_written(part.source, utf8_size(document.text), before=size)
+                del document  # a large one is gone before the next is read
     return counts
 
 
 def _nfc(text: str) -> str:
-    return unicodedata.normalize("NFC", text)
+    """NFC of a text; a long one in pieces, as normalising it whole takes up to ten times its memory."""
+    if len(text) <= _PIECE:
+        return unicodedata.normalize("NFC", text)
+    if all(unicodedata.is_normalized("NFC", piece) for piece in _pieces(text)):
+        return text
+    written = io.StringIO()
+    for piece in _pieces(text):
+        written.write(unicodedata.normalize("NFC", piece))
+    return written.getvalue()
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a text before ASCII characters, which never combine with what is before them."""
+    start = 0
+    while start < len(text):
+        cut = _ASCII.search(text, start + _PIECE)
+        end = cut.start() if cut else len(text)
+        yield text[start:end]
+        start = end
 
 
 def _ftfy() -> Callable[[str], str]:

@@ -118,7 +118,7 @@ class Document(msgspec.Struct):
 
     def to_json(self) -> bytes:
         """The record as one line of JSON in UTF-8, ending in a newline."""
-        return _ENCODER.encode(self.fields) + b"\n"
+        return _ENCODER.encode_lines((self.fields,))
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=str)  # Arrow values without a JSON type are written as strings

@@ -1,14 +1,17 @@
 """Stream the lines of a file, compressed or not; long ones are cut, and truncated or corrupt data is an error."""
 
+import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from gristmill.budget import Hold
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.formats.compressed import CHUNK, CorruptStream, decompress
 from gristmill.io.formats.suffixes import compression_of
 
 MAX_LINE_BYTES = 1 << 30
+MEMORY_A_BYTE = 4  # bytes of memory for a byte of a line: the line, its text, the text in UTF-8 or what is written
 _KEPT_BYTES = 1024  # of the beginning of a line that is too long
 
 
@@ -22,32 +25,42 @@ def read_lines(path: Path, start: int = 0, end: int | None = None, limit: int = 
     """Yield the lines of a file, decompressed, without their newlines; a CutLine for one of over `limit` bytes.
 
     `start` and `end` are byte offsets, for uncompressed files only. Memory is bounded by the longest line
-    up to the limit, whatever the compression ratio. Raises InputError if the file cannot be read, or, naming
-    the last good line, if a compressed stream is truncated or corrupt.
+    up to the limit, whatever the compression ratio; a long line is read while no other worker reads one (budget.py).
+    Raises InputError if the file cannot be read, or, naming the last good line, if a compressed stream is truncated or
+    corrupt; UsageError for a line that needs more memory than there is.
     """
-    count = 0
+    count, hold = 0, Hold()
     try:
         with wrap_read_errors(path), path.open("rb", buffering=CHUNK) as file:
-            for line in split_lines(_chunks(path, file, start, end), limit):
+            for line in split_lines(_chunks(path, file, start, end), limit, hold):
+                if isinstance(line, CutLine) and line.size <= limit:
+                    where = f"line {count + 1:,}" + (f" after byte {start:,}" if start else "")
+                    raise hold.refuse(f"{path} {where}, of {line.size:,} bytes,", line.size * MEMORY_A_BYTE)
                 yield line
+                del line  # a long one is gone before the next is read
                 count += 1
     except CorruptStream as error:
         raise _corrupt(path, f"line {count:,}", error) from error
+    finally:
+        hold.release()
 
 
-def read_whole(path: Path, limit: int = MAX_LINE_BYTES) -> bytes:
-    """The content of a file, decompressed; a CutLine if it is longer than `limit` bytes. Raises as read_lines does."""
-    content, size = bytearray(), 0
+def read_whole(path: Path, hold: Hold, limit: int = MAX_LINE_BYTES) -> bytes:
+    """The content of a file, decompressed; a CutLine if it is longer than `limit` bytes. Raises as read_lines does.
+
+    The memory of `hold` grows with it, and is the caller's to release.
+    """
+    content, size = io.BytesIO(), 0
     try:
         with wrap_read_errors(path), path.open("rb", buffering=CHUNK) as file:
             for chunk in _chunks(path, file, 0, None):
                 size += len(chunk)
-                if size > limit:
-                    content, chunk = content[:_KEPT_BYTES], chunk[:_KEPT_BYTES]
-                content += chunk
+                content = _append(content, chunk, size, limit, hold)
     except CorruptStream as error:
         raise _corrupt(path, f"byte {size:,}", error) from error
-    return _line(content, size, limit)
+    if size <= limit and not hold.fits(size * MEMORY_A_BYTE):
+        raise hold.refuse(f"{path}, of {size:,} bytes,", size * MEMORY_A_BYTE)
+    return _line(content, size, limit, hold)
 
 
 def _corrupt(path: Path, last_good: str, error: CorruptStream) -> InputError:
@@ -57,33 +70,64 @@ def _corrupt(path: Path, last_good: str, error: CorruptStream) -> InputError:
     )
 
 
-def split_lines(chunks: Iterable[bytes], limit: int = MAX_LINE_BYTES) -> Iterator[bytes]:
+def split_lines(chunks: Iterable[bytes], limit: int = MAX_LINE_BYTES, hold: Hold | None = None) -> Iterator[bytes]:
     """Split chunks at newlines, in linear time; of a line of over `limit` bytes only the beginning is kept.
+
+    Nor is more kept of one that needs more memory than there is; `hold` holds that of a line until the next is read.
 
     >>> list(split_lines([b"a\\nb", b"", b"c\\n\\nd"]))
     [b'a', b'bc', b'', b'd']
     """
-    pending, size = bytearray(), 0  # the beginning of a line that goes on in the next chunk; its length so far
+    hold = hold or Hold()
+    pending, size = io.BytesIO(), 0  # the beginning of a line that goes on in the next chunk; its length so far
     for chunk in chunks:
         head, newline, rest = chunk.partition(b"\n")
         size += len(head)
-        if size <= limit:
-            pending += head
-        else:
-            pending = pending[:_KEPT_BYTES] + head[:_KEPT_BYTES]
+        pending = _append(pending, head, size, limit, hold)
         if newline:
-            yield _line(pending, size, limit)
+            line, pending = _line(pending, size, limit, hold), io.BytesIO()
+            yield line
+            del line
+            hold.release()
             *lines, tail = rest.split(b"\n")
-            yield from lines if len(rest) <= limit else (_line(line, len(line), limit) for line in lines)
-            pending, size = bytearray(tail), len(tail)
+            yield from lines if len(rest) <= limit else (_cut(line, limit) for line in lines)
+            size = pending.write(tail)
     if size:
-        yield _line(pending, size, limit)
+        line, pending = _line(pending, size, limit, hold), io.BytesIO()
+        yield line
 
 
-def _line(content: bytes | bytearray, size: int, limit: int) -> bytes:
-    if size <= limit:
-        return bytes(content)
-    line = CutLine(content[:_KEPT_BYTES])
+def _append(content: io.BytesIO, data: bytes, size: int, limit: int, hold: Hold) -> io.BytesIO:
+    """`content` with `data`, `size` bytes together; if they are too many, only their beginning, and nothing is held.
+
+    A BytesIO, as its getvalue does not copy the content.
+    """
+    if _is_kept(size, limit, hold):
+        hold.grow(size * MEMORY_A_BYTE)
+        content.write(data)
+        return content
+    hold.release()
+    beginning = content.getvalue()[:_KEPT_BYTES] + data[:_KEPT_BYTES]
+    content = io.BytesIO()
+    content.write(beginning[:_KEPT_BYTES])
+    return content
+
+
+def _line(content: io.BytesIO, size: int, limit: int, hold: Hold) -> bytes:
+    line = content.getvalue()
+    return line if _is_kept(size, limit, hold) else _cut_line(line, size)
+
+
+def _is_kept(size: int, limit: int, hold: Hold) -> bool:
+    return size <= limit and hold.fits(size * MEMORY_A_BYTE)
+
+
+def _cut(line: bytes, limit: int) -> bytes:
+    return line if len(line) <= limit else _cut_line(line[:_KEPT_BYTES], len(line))
+
+
+def _cut_line(beginning: bytes, size: int) -> CutLine:
+    line = CutLine(beginning)
     line.size = size
     return line
 

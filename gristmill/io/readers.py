@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
+from gristmill.budget import Hold
 from gristmill.counts import MALFORMED, READ, Counts
 from gristmill.errors import InputError, UsageError, require, wrap_read_errors
 from gristmill.io.documents import CorpusFile, DocKey, Document, list_corpus, source_of
@@ -149,7 +150,9 @@ def read_documents(
         else:
             source = document.original_key.source if by_original_source else part.source
             counts.add(source, READ, utf8_size(document.text))
+            record = b""  # a large record and document are gone before the next are read
             yield document
+            del document
 
 
 Record = bytes | dict[str, Any] | BadRecord  # a line of JSON, the fields of a record, or neither
@@ -188,8 +191,8 @@ def _what_is_left(record: Record) -> tuple[bytes | dict[str, Any], int]:
 
 def _read_lines(part: Slice) -> Iterator[tuple[int, bytes | BadRecord]]:
     """Yield (row, line) of every line that is not blank."""
-    is_checked = part.start > 0 or _format(part.name) != "json"
-    for row, line in enumerate(read_lines(part.path, part.start, part.end, MAX_LINE_BYTES), part.first_row):
+    is_checked, row = part.start > 0 or _format(part.name) != "json", part.first_row
+    for line in read_lines(part.path, part.start, part.end, MAX_LINE_BYTES):  # enumerate would keep the last line
         if row == 0:
             line = _without_mark(line)
         if line and not line.isspace():
@@ -197,6 +200,8 @@ def _read_lines(part: Slice) -> Iterator[tuple[int, bytes | BadRecord]]:
                 _reject_one_value(part.path, line.strip())
                 is_checked = True
             yield row, _cut_to_bad(line, "line") if isinstance(line, CutLine) else line
+        del line
+        row += 1
 
 
 def _without_mark(content: bytes) -> bytes:
@@ -220,14 +225,20 @@ def _reject_one_value(path: Path, first_line: bytes) -> None:
 
 def _read_text(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
     """Yield (0, record) of a text file, which is one document."""
-    content = _without_mark(read_whole(part.path, MAX_LINE_BYTES))
-    if isinstance(content, CutLine):
-        yield 0, _cut_to_bad(content, "file")
-        return
+    hold = Hold()
     try:
-        yield 0, {part.text_column: content.decode()}
+        yield 0, _text_record(_without_mark(read_whole(part.path, hold, MAX_LINE_BYTES)), part.text_column)
+    finally:
+        hold.release()
+
+
+def _text_record(content: bytes, column: str) -> dict[str, Any] | BadRecord:
+    if isinstance(content, CutLine):
+        return _cut_to_bad(content, "file")
+    try:
+        return {column: content.decode()}
     except UnicodeDecodeError:
-        yield 0, BadRecord("invalid UTF-8", content, len(content))
+        return BadRecord("invalid UTF-8", content, len(content))
 
 
 def _read_csv(part: Slice, delimiter: str) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
@@ -263,8 +274,9 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
             found = parquet_batches(part.path, part.start, part.end) if is_parquet else ipc_batches(part.path)
             _require_column(next(found).names, part)
             for batch in found:
-                yield from enumerate(records(batch, part.text_column), row)
-                row += batch.num_rows
+                for record in records(batch, part.text_column):
+                    yield row, record
+                    row += 1
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: a damaged page; the last: a name
         raise InputError(
             f"{part.path}: not a readable {part.path.suffix} file after row {row:,} ({error}). "

@@ -69,7 +69,7 @@ class Rejects:
         with wrap_write_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as stored:
-                stored.write(msgspec.json.encode(entry) + b"\n")
+                stored.write(msgspec.json.Encoder().encode_lines((entry,)))
 
 
 def _raw_field(raw: bytes) -> dict[str, str]:

@@ -7,10 +7,14 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
+from gristmill.budget import Hold
 from gristmill.errors import InputError
 
 _BATCH_ROWS = 1024
-_BATCH_BYTES = 16 << 20  # of a batch, on average: Python's strings take up to four times that
+_BATCH_BYTES = 4 << 20  # of a batch, on average: Python's strings take up to four times that
+_BUFFER_BYTES = 1 << 20  # read at a time of a column; without a buffer Arrow reads all of a row group's
+_PROBED_ROWS = 16
+_MEMORY_A_BYTE = {"dictionary": 3, "batch": 4}  # bytes of memory for a byte, Arrow's copies and Python's included
 _STREAM_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")  # the second is that of Arrow before 0.15
 _BYTES = {
     pa.string(): pa.binary(),
@@ -22,22 +26,52 @@ _BYTES = {
 def parquet_batches(path: Path, start: int, end: int | None) -> Iterator[pa.Schema | pa.RecordBatch]:
     """Yield the schema, then small batches of the row groups from `start` up to `end`; None is the end of the file.
 
-    Raises ArrowException or OSError for a damaged file.
+    Raises ArrowException or OSError for a damaged file, UsageError for a row group that needs too much memory.
     """
-    with pa.parquet.ParquetFile(path, pre_buffer=False) as file:
+    with pa.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
         yield file.schema_arrow
         metadata = file.metadata
         held = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
         if start == 0 and sum(held) != metadata.num_rows:
             raise pa.ArrowInvalid(f"its row groups do not have its {metadata.num_rows:,} rows")
         for number in range(start, metadata.num_row_groups if end is None else end):
-            group = metadata.row_group(number)
-            size, missing = _batch_rows(group.num_rows, group.total_byte_size), group.num_rows
-            for batch in file.iter_batches(batch_size=size, row_groups=[number]):
-                yield from _small_batches(batch)
-                missing -= batch.num_rows
-            if missing:  # Arrow ends a row group with its shortest column
-                raise pa.ArrowInvalid(f"row group {number} lacks {missing:,} rows")
+            yield from _row_group_batches(file, number, str(path))
+
+
+def _row_group_batches(file: pa.parquet.ParquetFile, number: int, path: str) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a row group, and hold the memory of its dictionaries and of a large batch."""
+    group, hold = file.metadata.row_group(number), Hold()
+    dictionaries = sum(_dictionary_bytes(group.column(i)) for i in range(group.num_columns))
+    _grow(hold, dictionaries * _MEMORY_A_BYTE["dictionary"], f"{path} row group {number}")
+    try:
+        rows, missing = _batch_rows(group.num_rows, group.total_byte_size), group.num_rows
+        if dictionaries * rows > 4 * _BATCH_BYTES:  # a few values, repeated, are larger than what is stored of them
+            probe = next(file.iter_batches(min(rows, _PROBED_ROWS), [number], use_threads=False), None)
+            rows = min(rows, _batch_rows(probe.num_rows, probe.nbytes)) if probe else rows
+            del probe
+        for batch in file.iter_batches(rows, [number], use_threads=False):
+            missing -= batch.num_rows
+            yield from _small_batches(batch)
+            del batch
+        if missing:  # Arrow ends a row group with its shortest column
+            raise pa.ArrowInvalid(f"row group {number} lacks {missing:,} rows")
+    finally:
+        pa.default_memory_pool().release_unused()
+        hold.release()
+
+
+def _grow(hold: Hold, size: int, what: str) -> None:
+    if not hold.fits(size):
+        raise hold.refuse(what, size)
+    hold.grow(size)
+
+
+def _dictionary_bytes(column: pa.parquet.ColumnChunkMetaData) -> int:
+    """About how many bytes the distinct values of a column of a row group take, if it has a page of them."""
+    start = column.dictionary_page_offset
+    stored = column.data_page_offset - start if start else 0
+    ratio = column.total_uncompressed_size / max(column.total_compressed_size, 1)
+    return min(int(max(stored, 0) * ratio), column.total_uncompressed_size)
 
 
 def ipc_batches(path: Path) -> Iterator[pa.Schema | pa.RecordBatch]:

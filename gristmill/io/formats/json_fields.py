@@ -4,6 +4,7 @@ A record is what Python's json module takes for one: with NaN and Infinity, inte
 surrogates in fields other than the text. Of fields with the same name the last one counts, as in that module.
 """
 
+import codecs
 import json
 import re
 from typing import Any
@@ -14,6 +15,7 @@ from gristmill.io.formats.malformed import Malformed
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING = msgspec.json.Decoder(str)
+_PIECE = 1 << 20  # bytes of a line that are checked together
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -23,14 +25,27 @@ def parse_fields(line: bytes) -> dict[str, Any]:
     >>> {name: bytes(value) for name, value in parse_fields(b'{"text": "a", "x": [NaN, 1.0]}').items()}
     {'text': b'"a"', 'x': b'[NaN, 1.0]'}
     """
-    try:
-        text = line.decode()
-    except UnicodeDecodeError:
-        raise Malformed("invalid UTF-8") from None
+    if not _is_utf8(line):
+        raise Malformed("invalid UTF-8")
     try:
         return _FIELDS.decode(line)
     except (msgspec.DecodeError, RecursionError):  # msgspec is strict
-        return _split_fields(text)
+        return _split_fields(line.decode())
+
+
+def _is_utf8(line: bytes) -> bool:
+    """Whether a line is UTF-8; a long one is not decoded whole, which may take four times its memory."""
+    if line.isascii():
+        return True
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    view = memoryview(line)
+    try:
+        for start in range(0, len(line), _PIECE):
+            decoder.decode(view[start : start + _PIECE])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def decode_string(raw: msgspec.Raw, name: str) -> str:

@@ -1,0 +1,127 @@
+"""Memory budget of a worker: its share of a stage's, and a reserve that one worker at a time holds for a large record.
+
+A reader cannot know beforehand how long the next line is, or how large a row group is in memory. So the workers share
+only half of a stage's memory; the other half is for the worker whose record needs more than its share. Others that
+come to such a record wait until it is done.
+"""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from gristmill.errors import UsageError
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes that a worker may use: `share` at any time, and `reserve` beyond it while it holds the file `lock`."""
+
+    share: int
+    reserve: int
+    lock: Path
+
+    @property
+    def most(self) -> int:
+        """Bytes that one worker can use."""
+        return self.share + self.reserve
+
+    @property
+    def whole(self) -> int:
+        """Bytes of all workers."""
+        return 2 * self.reserve or self.share
+
+    @classmethod
+    def of(cls, memory: int, workers: int, lock: Path) -> "Budget":
+        """The budget of each of the workers that have `memory` bytes together.
+
+        >>> budget = Budget.of(1000, 2, Path("lock"))
+        >>> budget.share, budget.reserve
+        (250, 500)
+        """
+        reserve = memory // 2 if workers > 1 else 0
+        return cls((memory - reserve) // workers, reserve, lock)
+
+
+class Hold:
+    """Memory held for a record, from when it is known how large it is until `release`. Without a budget: any size.
+
+    A process that holds the reserve twice, as for two files that it reads side by side, releases it after both.
+    """
+
+    def __init__(self) -> None:
+        self._gate = _GATE.get()
+        self._is_large = False
+
+    def fits(self, size: int) -> bool:
+        """Whether so many bytes can be held at all."""
+        return self._gate is None or size <= self._gate.budget.most
+
+    def refuse(self, what: str, size: int) -> UsageError:
+        """The error to raise for `what`, such as a file's line, which needs `size` bytes, more than can be held."""
+        assert self._gate is not None
+        budget = self._gate.budget
+        wanted = -(-size * budget.whole // budget.most // _MIB)
+        return UsageError(
+            f"{what} takes about {-(-size // _MIB):,} MiB of memory while it is read, and --memory "
+            f"{budget.whole // _MIB}MiB leaves {budget.most // _MIB:,} MiB to one worker: give --memory {wanted}MiB "
+            "or more"
+        )
+
+    def grow(self, size: int) -> None:
+        """Hold `size` bytes; if they exceed the share of a worker, wait until no other worker holds the reserve."""
+        if self._gate and not self._is_large and size > self._gate.budget.share:
+            self._gate.enter()
+            self._is_large = True
+
+    def release(self) -> None:
+        """Hold nothing: others may go on."""
+        if self._gate and self._is_large:
+            self._gate.leave()
+            self._is_large = False
+
+
+@contextmanager
+def memory_budget(budget: Budget | None) -> Iterator[None]:
+    """Context: a task works within a budget; readers hold memory of it. What they still hold at its end is released."""
+    gate = _Gate(budget) if budget else None
+    token = _GATE.set(gate)
+    try:
+        yield
+    finally:
+        _GATE.reset(token)
+        if gate:
+            gate.close()
+
+
+class _Gate:
+    """The lock on the reserve, which a process takes once however many records it holds."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget, self.holders = budget, 0
+        self._file: BinaryIO | None = None
+
+    def enter(self) -> None:
+        self.holders += 1
+        if self._file is None:
+            self.budget.lock.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.budget.lock.open("wb")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def leave(self) -> None:
+        self.holders -= 1
+        if self.holders <= 0:
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+_GATE: ContextVar[_Gate | None] = ContextVar("memory_gate", default=None)
