@@ -5,6 +5,7 @@
     ├── InputError          damaged input: truncated, corrupt, unreadable; names file and line
     │   └── TooManyMalformed  more malformed records than --max_malformed allows
     ├── OutputError         output cannot be written: disk full, no permission, folder in use
+    ├── StorageError        an object store fails for longer than requests are repeated
     └── ConservationError   documents were lost: incoming and outgoing counts differ
 
 A message says what was given, what was wanted and what to try. Command lines print it without a
@@ -16,11 +17,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gristmill.urls import spell_urls
+
 
 class GristmillError(Exception):
     """Base class of errors whose message is written for users; `exit_code` is the exit code of a command line."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return spell_urls(super().__str__())
 
 
 class UsageError(GristmillError, ValueError):
@@ -39,6 +45,10 @@ class TooManyMalformed(InputError):
 
 class OutputError(GristmillError, OSError):
     """The output cannot be written."""
+
+
+class StorageError(GristmillError):
+    """An object store does not answer, or fails, for longer than requests are repeated; worth another try."""
 
 
 class ConservationError(GristmillError):

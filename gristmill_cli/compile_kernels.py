@@ -14,7 +14,7 @@ import msgspec
 from dedup.generate_duplicate_pairs import generate_duplicate_pairs
 from dedup.minhash.hash_families import Hash
 from dedup.minhash.signatures import Sketch, signatures
-from gristmill.engine.executor import Call, Executor
+from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.options import RunOptions
 from gristmill.io.pickles import dump_pickle, load_pickle
 from gristmill_cli.run import run
@@ -30,7 +30,7 @@ def compile_kernels() -> None:
     """
     start = time.perf_counter()
     print("compiling kernels (once per installation, about half a minute) …", file=sys.stderr, flush=True)
-    with Executor(workers=2) as executor:
+    with LocalExecutor(workers=2) as executor:
         list(executor.run([Call(_run_pipeline, {}), Call(_sign_with_other_families, {})]))
     print(f"compiled in {time.perf_counter() - start:.0f} s", file=sys.stderr)
 

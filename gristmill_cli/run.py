@@ -11,7 +11,7 @@ import msgspec
 from gristmill.command import run_with_exit_code, wide_console
 from gristmill.config import load_config
 from gristmill.counts import READ, Counts
-from gristmill.engine.executor import start_fork_server
+from gristmill.engine.executors.local import start_fork_server
 from gristmill.engine.lock import stage_lock
 from gristmill.errors import InputError, OutputError
 from gristmill.io.files import STATE_DIR, atomic_write_bytes, remove_partial_files

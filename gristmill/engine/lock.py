@@ -11,15 +11,42 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gristmill.errors import wrap_write_errors
+from gristmill.storage.lease import Lease
+from gristmill.urls import is_remote
 
 _WORKERS = "-workers"
+_POLLS = 30  # of a lease in its time
 
 
 @contextmanager
 def stage_lock(path: Path, quiet: bool = False, shared: bool = False, whole: bool = False) -> Iterator[None]:
     """Context: hold the lock file `path`, alone or `shared`; wait for other processes that exclude it.
 
-    The lock of the `whole` of a stage is shared by runs of parts of its work.
+    The lock of the `whole` of a stage is shared by runs of parts of its work. In a bucket it is a lease, see lease.py,
+    and never shared: runs of parts wait for one another.
+    """
+    with _object_lock(path, quiet) if is_remote(path) else _file_lock(path, quiet, shared, whole):
+        yield
+
+
+@contextmanager
+def _object_lock(path: Path, quiet: bool) -> Iterator[None]:
+    lease, told = Lease(path), ""
+    while not lease.acquire():
+        if lease.holder != told and not quiet:
+            told = lease.holder
+            _say_waiting(told)
+        time.sleep(lease.seconds / _POLLS)
+    try:
+        yield
+        lease.check()
+    finally:
+        lease.release()
+
+
+@contextmanager
+def _file_lock(path: Path, quiet: bool, shared: bool, whole: bool) -> Iterator[None]:
+    """Context: a lock on a local file.
 
     The operating system releases the lock of a process that ends, in whatever way. The worker processes of a killed
     run may live a moment longer: each holds `worker_lock`, which is waited for, too.
@@ -69,8 +96,12 @@ def _lock(file: BinaryIO, quiet: bool, kind: int) -> None:
         for _ in range(20):  # it writes its name just after it has locked the file
             holder = holder or file.read().decode(errors="replace")
             time.sleep(0 if holder else 0.01)
-        message = f"waiting for {holder or 'another process'}, which works on the same output"
         if not quiet:
-            print(message, file=sys.stderr, flush=True)
+            _say_waiting(holder)
         fcntl.flock(file, kind)
         file.seek(0)
+
+
+def _say_waiting(holder: str) -> None:
+    message = f"waiting for {holder or 'another process'}, which works on the same output"
+    print(message, file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ import os
 import secrets
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,9 @@ import msgspec
 
 from gristmill.counts import Counts
 from gristmill.errors import wrap_write_errors
-from gristmill.io.files import atomic_write, locked
+from gristmill.storage.files import list_names, read_files, remove_files, write_file
+from gristmill.storage.local import locked
+from gristmill.urls import is_remote
 
 LEDGER = ".ledger"
 _LOOSE = ".done"
@@ -28,12 +30,16 @@ TaskId = tuple[str, str]  # step, name of the task
 
 
 class OutputRecord(msgspec.Struct, frozen=True):
-    """A file that a task wrote; `path` is relative to the folder that holds `.gristmill`."""
+    """A file that a task wrote; `path` is relative to the folder that holds `.gristmill`.
+
+    `mtime_ns` is 0 for an object, `e_tag` is empty for a local file.
+    """
 
     path: str
     size: int
     mtime_ns: int
     sha256: str
+    e_tag: str = ""
 
 
 _Value = TypeVar("_Value")
@@ -95,7 +101,7 @@ class Ledger:
     def all_in(cls, state: Path) -> list["Ledger"]:
         """The ledgers of all stages that keep their state in `state`."""
         suffixes = (LEDGER, _LOOSE)
-        names = {entry.stem for entry in state.iterdir() if entry.suffix in suffixes} if state.is_dir() else set()
+        names = {Path(name).stem for name in list_names(state) if Path(name).suffix in suffixes}
         return [cls(state, name) for name in sorted(names)]
 
     def read(self) -> dict[TaskId, DoneRecord]:
@@ -105,8 +111,7 @@ class Ledger:
     @property
     def is_damaged(self) -> bool:
         """Whether the ledger has a line that is not a record, so that some outputs are unknown."""
-        lines = self.file.read_bytes().splitlines() if self.file.exists() else []
-        return any(not _decode(line, _OutputsOfRecord) for line in lines)
+        return any(not _decode(line, _OutputsOfRecord) for line in self._lines())
 
     def outputs(self) -> dict[str, OutputRecord]:
         """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
@@ -129,6 +134,9 @@ class Ledger:
     def write(self, record: DoneRecord) -> None:
         """Write the record of a task that has just finished. Raises OutputError if it cannot be written."""
         path = self._loose_path(record.id)
+        if is_remote(path):
+            write_file(path, _encode(record))
+            return
         temporary = path.with_suffix(f".{secrets.token_hex(4)}")
         with wrap_write_errors(path):
             self.loose.mkdir(parents=True, exist_ok=True)
@@ -138,13 +146,12 @@ class Ledger:
     def compact(self, own: Iterable[DoneRecord], removed: Iterable[TaskId] = ()) -> None:
         """Move the records of a run that has ended into the ledger, and forget `removed` ones."""
         new, gone = {record.id: record for record in own}, set(removed)
-        with locked(self.file.with_suffix(".compacting")):
+        # On this machine runs of parts of the work may end at once; one process writes to a bucket (lock.py).
+        with nullcontext() if is_remote(self.file) else locked(self.file.with_suffix(".compacting")):
             records = {record.id: record for record in self._decode_file(DoneRecord)} | new
             lines = (_encode(record) for task, record in sorted(records.items()) if task not in gone)
-            with atomic_write(self.file) as temporary, temporary.open("wb") as file:
-                file.writelines(line + b"\n" for line in lines)
-        for task in (*new, *gone):
-            self._loose_path(task).unlink(missing_ok=True)
+            write_file(self.file, b"".join(line + b"\n" for line in lines))
+        remove_files(map(self._loose_path, (*new, *gone)))
         with suppress(OSError):  # another process's records are in it, or there is none
             self.loose.rmdir()
 
@@ -162,14 +169,15 @@ class Ledger:
             yield from _decode(data, kind)
 
     def _read_loose(self) -> Iterator[bytes]:
-        for path in sorted(self.loose.glob("*.json")) if self.loose.is_dir() else ():
-            with suppress(FileNotFoundError):
-                yield path.read_bytes()
+        names = sorted(name for name in list_names(self.loose) if name.endswith(".json"))
+        yield from read_files(self.loose / name for name in names)
 
     def _decode_file(self, kind: type[_Record]) -> Iterator[_Record]:
-        if self.file.exists():
-            for line in self.file.read_bytes().splitlines():
-                yield from _decode(line, kind)
+        for line in self._lines():
+            yield from _decode(line, kind)
+
+    def _lines(self) -> list[bytes]:
+        return next(read_files([self.file]), b"").splitlines()
 
 
 def _encode(record: DoneRecord) -> bytes:

@@ -10,7 +10,6 @@ outputs are as recorded. Files in `run.work` are temporary: removed at the end, 
 
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,7 +21,7 @@ import msgspec
 
 from gristmill.counts import Counts
 from gristmill.engine.claims import Claims, Marks
-from gristmill.engine.executor import Call, Executor
+from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.lock import stage_lock
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, StepResult, TaskId
@@ -31,6 +30,7 @@ from gristmill.engine.tags import FileTags, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path, remove_partial_files, sha256_file
+from gristmill.storage.files import file_info, remove_files, remove_folder
 
 GOAL: TaskId = ("", "goal")  # the record of a whole stage
 
@@ -43,7 +43,7 @@ class StageRun:
     ledger: Ledger
     name: str  # of the stage, its output and its selection: for locks, marks and temporary files
     options: RunOptions
-    executor: Executor
+    executor: LocalExecutor
     claims: Claims
     marks: Marks
     started: float = field(default_factory=time.perf_counter)
@@ -127,7 +127,7 @@ class StageRun:
         stale = self.claims.stale(self._before, self._done)
         for path in self.claims.stale_files(self.ledger, stale, self._before, self._done):
             self._begin()
-            path.unlink(missing_ok=True)
+            remove_files([path])
         try:
             counts.check_malformed(self.stage.name, self.options.max_malformed)
         except Exception:
@@ -143,7 +143,7 @@ class StageRun:
         if self._is_changed or stale or reads or left:
             self._done |= reads
             self.ledger.compact(self._done.values(), [*stale, *self._claimed, *left])
-        shutil.rmtree(self.work, ignore_errors=True)
+        remove_folder(self.work)
         self.marks.remove()
         if not self.options.quiet:
             tasks = sum(1 for step, _ in self._done if step)
@@ -219,14 +219,15 @@ class StageRun:
     def _is_present(self, path: Path) -> bool:
         """Whether a temporary file is there, as recorded, and not one that a killed run left with other arguments."""
         output = self._written.get(path.absolute())
-        return path.exists() and (output is None or matches(path.stat(), output))
+        found = file_info(path)
+        return found is not None and (output is None or matches(found, output))
 
     def _refresh(self, task: Task, record: DoneRecord) -> DoneRecord:
         """The record with the present modification times of outputs that were copied or touched."""
         for i, path in enumerate(task.outputs):
             found, output = self.tags.stat(path.absolute()), record.outputs[i]
             if found and not matches(found, output) and not self._is_temporary(path):
-                record.outputs[i] = msgspec.structs.replace(output, mtime_ns=found.st_mtime_ns)
+                record.outputs[i] = msgspec.structs.replace(output, mtime_ns=found.mtime_ns, e_tag=found.e_tag)
                 self._is_changed = True
         return record
 
@@ -294,7 +295,7 @@ def open_stage(
         if lock != whole:
             stack.enter_context(stage_lock(whole, options.quiet, shared=True))
         stack.enter_context(stage_lock(lock, options.quiet, whole=lock == whole))
-        executor = stack.enter_context(Executor(options.processes, lock))
+        executor = stack.enter_context(LocalExecutor(options.processes, lock))
         claims = Claims(selection, plans, tuple(reads))
         marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files)))
         yield StageRun(stage, Ledger(state, name), run_name, options, executor, claims, marks)

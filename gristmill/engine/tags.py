@@ -8,6 +8,8 @@ from pathlib import Path
 from gristmill.engine.records import Ledger, OutputRecord
 from gristmill.engine.task import FileSet
 from gristmill.io.files import STATE_DIR
+from gristmill.storage.files import FileInfo, list_folder
+from gristmill.urls import is_top
 
 
 @dataclass
@@ -18,21 +20,20 @@ class FileTags:
     """
 
     own: dict[str, OutputRecord] = field(default_factory=dict)
-    _stats: dict[str, dict[str, os.stat_result]] = field(default_factory=dict)  # by folder and name
+    _stats: dict[str, dict[str, FileInfo]] = field(default_factory=dict)  # by folder and name
     _records: dict[str, list[dict[str, OutputRecord]]] = field(default_factory=dict)  # by folder: of it and its parents
     _hashed: dict[str, str] = field(default_factory=dict)
 
-    def stat(self, path: Path | str) -> os.stat_result | None:
-        """The file's status, from one listing of its folder; None if there is no such file."""
+    def stat(self, path: Path | str) -> FileInfo | None:
+        """The file's size and version, from one listing of its folder; None if there is no such file."""
         folder, name = os.path.split(os.path.abspath(path))
         if folder not in self._stats:
-            self._stats[folder] = _list_folder(folder)
+            self._stats[folder] = list_folder(Path(folder))
         return self._stats[folder].get(name)
 
-    def states(self, found: Iterable[Path | FileSet]) -> dict[Path, tuple[int, int]]:
-        """Size in bytes and modification time in nanoseconds of single files that exist, as they were listed."""
-        statuses = {path: status for path in found if isinstance(path, Path) and (status := self.stat(path))}
-        return {path: (status.st_size, status.st_mtime_ns) for path, status in statuses.items()}
+    def states(self, found: Iterable[Path | FileSet]) -> dict[Path, FileInfo]:
+        """Sizes and versions of single files that exist, as they were listed."""
+        return {path: info for path in found if isinstance(path, Path) and (info := self.stat(path))}
 
     def forget(self, folders: Iterable[Path]) -> None:
         """Drop the listings of folders that have been written to."""
@@ -50,7 +51,7 @@ class FileTags:
         record = self._record(name)
         if record and matches(found, record):
             return record.sha256
-        return f"{found.st_size} bytes of {found.st_mtime_ns}"
+        return f"{found.size} bytes of {found.e_tag or found.mtime_ns}"
 
     def touched(self, paths: Iterable[Path]) -> list[Path]:
         """Those of `paths` that have the recorded size and another modification time: only their hash tells more."""
@@ -64,7 +65,7 @@ class FileTags:
     def _is_touched(self, name: str) -> bool:
         found, record = self.stat(name), self._record(name)
         is_hashed = name in self._hashed
-        return bool(found and record and found.st_size == record.size and not matches(found, record) and not is_hashed)
+        return bool(found and record and found.size == record.size and not matches(found, record) and not is_hashed)
 
     def _record(self, name: str) -> OutputRecord | None:
         """The record of the file by the stage that wrote it; its ledger is in a parent folder."""
@@ -76,6 +77,8 @@ class FileTags:
     def _read_records(self, folder: str) -> list[dict[str, OutputRecord]]:
         """The records in `.gristmill` of a folder, and those of its parents, where there are any."""
         parent = os.path.dirname(folder)  # noqa: PTH120
+        if is_top(folder):
+            parent = folder
         if parent not in self._records and parent != folder:
             self._records[parent] = self._read_records(parent)
         ledgers = Ledger.all_in(Path(folder, STATE_DIR))
@@ -83,14 +86,6 @@ class FileTags:
         return ([own] if own else []) + self._records.get(parent, [])
 
 
-def matches(found: os.stat_result, record: OutputRecord) -> bool:
-    """Whether a file has the size and the modification time that its record gives."""
-    return (found.st_size, found.st_mtime_ns) == (record.size, record.mtime_ns)
-
-
-def _list_folder(folder: str) -> dict[str, os.stat_result]:
-    try:
-        with os.scandir(folder) as entries:
-            return {entry.name: entry.stat() for entry in entries if entry.is_file()}
-    except OSError:
-        return {}
+def matches(found: FileInfo, record: OutputRecord) -> bool:
+    """Whether a file has the size, and the modification time or ETag, that its record gives."""
+    return found == (record.size, record.mtime_ns, record.e_tag)

@@ -7,7 +7,7 @@ be moved.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -130,15 +130,35 @@ def iter_files(value: Any) -> Iterator[Path | FileSet]:
     """Every Path and FileSet in a value, at any depth."""
     if isinstance(value, Path | FileSet):
         yield value
-    elif isinstance(value, dict):
-        for item in (*value.keys(), *value.values()):
-            yield from iter_files(item)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for item in value:
-            yield from iter_files(item)
     else:
-        for item in _fields(value).values():
+        for item in parts_of(value):
             yield from iter_files(item)
+
+
+def parts_of(value: Any) -> Iterable[Any]:
+    """The items of a list, tuple or set, the keys and values of a dict, the fields of a dataclass or Struct."""
+    if isinstance(value, dict):
+        return (*value.keys(), *value.values())
+    return value if isinstance(value, list | tuple | set | frozenset) else _fields(value).values()
+
+
+def relocate(value: Any, move: Callable[[Path], Path]) -> Any:
+    """A copy of a value in which every path, at any depth, is what `move` makes of it."""
+    if isinstance(value, Path):
+        return move(value)
+    if isinstance(value, FileSet):
+        return FileSet(tuple(map(move, value.paths)))
+    if isinstance(value, dict):
+        return {relocate(key, move): relocate(item, move) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(relocate(item, move) for item in value))
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value)(relocate(item, move) for item in value)
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.replace(value, **{name: relocate(item, move) for name, item in _fields(value).items()})
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{name: relocate(item, move) for name, item in _fields(value).items()})
+    return value
 
 
 def _canonical(value: Any, numbers: dict[Path | FileSet, str]) -> Any:

@@ -7,10 +7,9 @@ rows of JSON lines are physical lines, counted from 0, blank ones included. read
 writers.py writes them.
 """
 
-import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -19,18 +18,17 @@ import msgspec
 
 from gristmill.counts import Counts
 from gristmill.errors import InputError, UsageError, require, wrap_read_errors
-from gristmill.io.files import STATE_DIR, is_link_to_parent, reject_unfinished
+from gristmill.io.files import STATE_DIR, reject_unfinished
 from gristmill.io.formats.json_fields import decode_value
 from gristmill.io.formats.suffixes import CORPUS_SUFFIXES as CORPUS_SUFFIXES
 from gristmill.io.formats.suffixes import JSONL_SUFFIXES as JSONL_SUFFIXES
 from gristmill.io.formats.suffixes import READABLE, TEXT_FORMATS, parse_name, unknown_suffix
+from gristmill.storage.files import is_folder
+from gristmill.storage.walking import DANGLING, walk_all
+from gristmill.urls import SCHEMES, unknown_scheme
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
-HIDDEN = "hidden"  # reasons why a file is not read; other files are counted by their suffix
-LOOP = "link to a parent folder"
-DANGLING = "dangling link"
-SPECIAL = "not a regular file"
-METADATA = "metadata of Hugging Face datasets"
+METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, beside those of walking.py
 CACHE = "cache of Hugging Face datasets"
 _METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 _MAX_ROW_DIGITS = 18  # of a row that 64 bits hold
@@ -185,18 +183,22 @@ def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_al
     require(bool(text_column), "--text_column: wanted the name of a column or field, such as text")
     for name in read_also:
         require(name in TEXT_FORMATS, f"--read_also {name}: wanted one of {', '.join(TEXT_FORMATS)}")
+    if scheme := unknown_scheme(root):
+        raise UsageError(f"{root}: the scheme {scheme} is not known: wanted a folder, or {'://, '.join(SCHEMES)}://")
     if not _is_folder(root):
         wanted = "a folder, and it is a file" if root.exists() else "a folder, and there is none"
         raise UsageError(f"{root}: wanted {wanted} of that name. Check the path")
     reject_unfinished(root)
     files, unread = [], []
-    for path, found in _walk(root):
+    for path, size, found in walk_all(root, STATE_DIR):
+        if found == DANGLING:
+            _reject_missing(path)
         reason = found or _unread_reason(path.name, read_also)
         if reason:
             name = prefix + path.relative_to(root).as_posix()
-            unread.append(UnreadFile(name.encode(errors="backslashreplace").decode(), _size(path, reason), reason))
+            unread.append(UnreadFile(name.encode(errors="backslashreplace").decode(), size, reason))
         else:
-            files.append(CorpusFile(path, prefix + _relative_name(path, root), _size(path), text_column))
+            files.append(CorpusFile(path, prefix + _relative_name(path, root), size, text_column))
     if not files:
         raise UsageError(f"{root} holds no corpus file: wanted {READABLE}, in it or below{_list_reasons(unread)}")
     return Corpus(sorted(files, key=lambda file: file.name), sorted(unread, key=lambda file: file.name))
@@ -232,37 +234,17 @@ def source_folder(folder: Path, source: str) -> Path:
 
 def _is_folder(path: Path) -> bool:
     try:
-        return path.is_dir()
+        return is_folder(path)
     except OSError as error:  # such as a name that is too long
         raise UsageError(f"{path}: wanted a folder: {error.strerror}. Check the path") from error
 
 
-def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield every file below a folder, with '' or the reason why it cannot be read; by name within a folder."""
-    with wrap_read_errors(folder):
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    for entry in entries:
-        path = folder / entry.name
-        if entry.name == STATE_DIR:
-            continue
-        if entry.name.startswith("."):
-            yield path, HIDDEN
-        elif entry.is_symlink() and not path.exists():  # entry.is_dir() raises an OSError for a link to itself
-            yield path, _special(path)
-        elif not entry.is_dir():
-            yield path, "" if entry.is_file() else _special(path)
-        elif is_link_to_parent(path):
-            yield path, LOOP
-        else:
-            yield from _walk(path)
-
-
-def _special(path: Path) -> str:
-    """Why a path that is neither a file nor a folder is not read; '' for a dangling link with a corpus file's name."""
-    if not path.is_symlink() or path.exists():
-        return SPECIAL
+def _reject_missing(path: Path) -> None:
+    """Raise InputError if a dangling link has the name of a corpus file: its documents would be missed in silence."""
     parts = parse_name(path.name)
-    return DANGLING if parts is None or parts.format in TEXT_FORMATS else ""
+    if parts and parts.format not in TEXT_FORMATS:
+        with wrap_read_errors(path):
+            path.stat()
 
 
 def _unread_reason(name: str, read_also: Collection[str]) -> str:
@@ -280,13 +262,6 @@ def _unread_reason(name: str, read_also: Collection[str]) -> str:
 def _list_reasons(unread: Iterable[UnreadFile]) -> str:
     found = Counter(file.reason for file in unread)
     return f". It holds {', '.join(f'{count:,} {reason}' for reason, count in found.most_common())}" if found else ""
-
-
-def _size(path: Path, reason: str = "") -> int:
-    if reason in (HIDDEN, DANGLING, LOOP, SPECIAL):
-        return path.lstat().st_size
-    with wrap_read_errors(path):  # the path may be a dangling link
-        return path.stat().st_size
 
 
 def _relative_name(path: Path, root: Path) -> str:

@@ -8,10 +8,10 @@ folder; it holds the reason. A stage that writes single files, such as FILTERED.
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from gristmill.errors import InputError
+from gristmill.storage.files import is_file, list_names, read_file, read_files, remove_files, write_file
 from gristmill.storage.local import PARTIAL as PARTIAL
 from gristmill.storage.local import atomic_write as atomic_write
 from gristmill.storage.local import atomic_write_bytes as atomic_write_bytes
@@ -24,25 +24,15 @@ from gristmill.storage.local import partial_path as partial_path
 from gristmill.storage.local import remove_partial_files as remove_partial_files
 from gristmill.storage.local import sha256_file as sha256_file
 from gristmill.storage.local import unique_partial_path as unique_partial_path
+from gristmill.storage.objects import list_objects
+from gristmill.storage.walking import is_link_to_parent
+from gristmill.storage.walking import walk as walk
+from gristmill.urls import is_remote
 
 STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
 _MARK_SUFFIX = ".unfinished"
 _FILES_MARK_SUFFIX = ".unfinished-files"
 INTERRUPTED = "was interrupted"
-
-
-def walk(folder: Path) -> Iterator[Path]:
-    """Yield every file below `folder`, by name within a folder; follow links, skip hidden files and folders."""
-    for directory, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and not is_link_to_parent(Path(directory, name))
-        )
-        yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))
-
-
-def is_link_to_parent(folder: Path) -> bool:
-    """Whether a folder is a link to one of its own parents, which would be walked forever."""
-    return folder.is_symlink() and folder.resolve() in (parent.resolve() for parent in folder.absolute().parents)
 
 
 def rejects_path(output: Path) -> Path:
@@ -52,38 +42,41 @@ def rejects_path(output: Path) -> Path:
 
 def mark_unfinished(folder: Path, stage: str, reason: str = INTERRUPTED) -> None:
     """Mark the output of a stage in `folder` as unfinished."""
-    atomic_write_bytes(_mark_path(folder, stage), reason.encode())
+    write_file(_mark_path(folder, stage), reason.encode())
 
 
 def mark_finished(folder: Path, stage: str) -> None:
     """Remove the stage's mark from `folder`, if there is one."""
-    _mark_path(folder, stage).unlink(missing_ok=True)
+    remove_files([_mark_path(folder, stage)])
 
 
 def clear_marks(folder: Path, stage: str) -> None:
     """Remove the marks of all runs of a stage, of the whole or of parts of its work, from `folder`."""
-    for mark in (
-        *folder.glob(f"{STATE_DIR}/{stage}{_MARK_SUFFIX}"),
-        *folder.glob(f"{STATE_DIR}/{stage}-*{_MARK_SUFFIX}"),
-    ):
-        mark.unlink(missing_ok=True)
+    marks = _marks_in(folder, _MARK_SUFFIX)
+    remove_files(mark for mark in marks if mark == _mark_path(folder, stage) or mark.name.startswith(f"{stage}-"))
 
 
 def is_unfinished(folder: Path, stage: str) -> bool:
     """Whether `folder` has the stage's mark."""
-    return _mark_path(folder, stage).exists()
+    return is_file(_mark_path(folder, stage))
 
 
 def marked_stages(folder: Path, reason: str) -> list[str]:
     """The stages that have a mark with this reason in `folder`."""
-    marks = (folder / STATE_DIR).glob(f"*{_MARK_SUFFIX}")
-    return [mark.name.removesuffix(_MARK_SUFFIX) for mark in marks if mark.read_text(encoding="utf-8") == reason]
+    marks = _marks_in(folder, _MARK_SUFFIX)
+    return [mark.name.removesuffix(_MARK_SUFFIX) for mark in marks if read_file(mark) == reason.encode()]
 
 
 def reject_unfinished(folder: Path) -> None:
     """Raise InputError if a stage has not finished writing `folder`, a parent of it, or a folder below it."""
     for root in dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents)):
-        _reject_marks(folder, root)
+        if not is_remote(folder) or is_remote(root):
+            _reject_marks(folder, root)
+    if is_remote(folder):
+        state = f"{STATE_DIR}/"
+        for below in sorted({name.rpartition(state)[0] for name, _ in list_objects(folder) if state in name}):
+            _reject_marks(folder, folder / below)
+        return
     for directory, folders, _ in os.walk(folder, followlinks=True):
         if STATE_DIR in folders:
             _reject_marks(folder, Path(directory))
@@ -93,20 +86,20 @@ def reject_unfinished(folder: Path) -> None:
 def mark_files_unfinished(files: Sequence[Path], stage: str, reason: str = INTERRUPTED) -> None:
     """Mark single files of one folder, which a stage is about to write, as unfinished."""
     names = "\0".join([reason, *(path.name for path in files)])
-    atomic_write_bytes(_files_mark(files[0].parent, stage), os.fsencode(names))
+    write_file(_files_mark(files[0].parent, stage), os.fsencode(names))
 
 
 def are_marked(files: Sequence[Path], stage: str) -> bool:
     """Whether the stage has marked these files."""
-    return _files_mark(files[0].parent, stage).exists()
+    return is_file(_files_mark(files[0].parent, stage))
 
 
 def mark_files_finished(files: Sequence[Path], stage: str, with_parts: bool = False) -> None:
     """Remove the stage's mark of these files, if there is one; and those of runs of parts of its work."""
-    _files_mark(files[0].parent, stage).unlink(missing_ok=True)
+    remove_files([_files_mark(files[0].parent, stage)])
     for mark, _, names in _iter_file_marks(files[0].parent) if with_parts else ():
         if mark.name.startswith(f"{stage}-") and {path.name for path in files}.issuperset(names):
-            mark.unlink(missing_ok=True)
+            remove_files([mark])
 
 
 def unfinished_files(folder: Path, own: str = "") -> dict[str, tuple[Path, str]]:
@@ -132,13 +125,18 @@ def reject_unfinished_files(paths: Iterable[Path], own: str = "") -> None:
 
 
 def _reject_marks(folder: Path, root: Path) -> None:
-    for mark in sorted(root.glob(f"{STATE_DIR}/*{_MARK_SUFFIX}")):
+    for mark in _marks_in(root, _MARK_SUFFIX):
         stage = mark.name.removesuffix(_MARK_SUFFIX)
-        reason = mark.read_text(encoding="utf-8", errors="replace") or INTERRUPTED
+        reason = next(read_files([mark]), b"").decode(errors="replace") or INTERRUPTED
         raise InputError(
             f"{folder} is not complete: {stage}, which writes {root}, {reason}. Run {stage.partition('-')[0]} again to "
             f"its end, with the same options. (If {root} is complete in spite of that, remove {mark}.)"
         )
+
+
+def _marks_in(folder: Path, suffix: str) -> list[Path]:
+    names = list_names(folder / STATE_DIR)
+    return sorted(folder / STATE_DIR / name for name in names if name.endswith(suffix))
 
 
 def _mark_path(folder: Path, stage: str) -> Path:
@@ -147,9 +145,9 @@ def _mark_path(folder: Path, stage: str) -> Path:
 
 def _iter_file_marks(folder: Path) -> Iterator[tuple[Path, str, list[str]]]:
     """Each mark of single files in `folder`, its reason, and the names of the files."""
-    for mark in sorted((folder / STATE_DIR).glob(f"*{_FILES_MARK_SUFFIX}")):
-        with suppress(FileNotFoundError):  # the stage has just ended
-            reason, *names = os.fsdecode(mark.read_bytes()).split("\0")
+    for mark in _marks_in(folder, _FILES_MARK_SUFFIX):
+        for content in read_files([mark]):  # none if the stage has just ended
+            reason, *names = os.fsdecode(content).split("\0")
             yield mark, reason, names
 
 

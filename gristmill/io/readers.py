@@ -51,6 +51,11 @@ class Slice:
         """Name of the slice, unique in its corpus: `<file>+<start>`."""
         return f"{self.name}+{self.start}"
 
+    @property
+    def byte_range(self) -> tuple[int, int | None]:
+        """The first byte that is read of the file, and the one after the last, or None: up to its end."""
+        return (self.start, self.end) if _is_plain_lines(self.name) else (0, None)
+
 
 def plan_slices(file: CorpusFile) -> list[Slice]:
     """Cut a file into slices: .jsonl at lines, .parquet at row groups; other formats are one slice.

@@ -15,7 +15,7 @@ import sentencepiece
 import torch
 
 from gristmill.config import load_config
-from gristmill.engine.executor import start_fork_server
+from gristmill.engine.executors.local import start_fork_server
 from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, TokenShardWriter, token_dtype
 from training.config import TrainConfig
 from training.data.batches import DataConfig

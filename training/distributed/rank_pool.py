@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gristmill.engine.executor import exit_with_parent, start_fork_server
+from gristmill.engine.executors.local import exit_with_parent, start_fork_server
 
 _GRACE_SECONDS = 1.0  # after the first error, for the other ranks to return theirs
 _MAX_JOBS = 25  # per process, which is then replaced: torch leaks threads and sockets of every process group

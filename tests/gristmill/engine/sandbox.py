@@ -14,14 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from gristmill.engine import run as engine_run
 from gristmill.engine.records import DoneRecord, Ledger
-from gristmill.engine.task import FileSet, Task
-from gristmill.engine.worker import FileState, run_task
+from gristmill.engine.staging import Scratch
+from gristmill.engine.task import Task, relocate
+from gristmill.engine.worker import run_task
 from gristmill.io.files import STATE_DIR, rejects_path
+from gristmill.storage.files import FileInfo
 
 
 class Sandbox:
@@ -33,14 +34,20 @@ class Sandbox:
         self._is_planning = False
 
     def run_task(
-        self, step: str, task: Task, identity: dict[str, str], ledger: Ledger, inputs: dict[Path, FileState]
+        self,
+        step: str,
+        task: Task,
+        identity: dict[str, str],
+        ledger: Ledger,
+        inputs: dict[Path, FileInfo],
+        scratch: Scratch | None = None,
     ) -> DoneRecord:
         """As worker.run_task, in a sandbox."""
         self._is_planning, self.tasks = False, self.tasks + 1
         with tempfile.TemporaryDirectory() as folder:
             self._run(Path(folder), task)
         done = dataclasses.replace(task, function=_already_run, arguments={"result": self._result}, memory=None)
-        record = run_task(step, done, identity, ledger, inputs)
+        record = run_task(step, done, identity, ledger, inputs, scratch)
         self._is_planning = True
         return record
 
@@ -51,7 +58,7 @@ class Sandbox:
             if not target.exists():
                 shutil.copy2(path, target)  # a missing input is an error: a task says None for it
         budget = {} if task.memory is None else {"memory": task.memory}
-        self._result = task.function(**relocate(task.arguments, folder), **budget)
+        self._result = task.function(**relocate(task.arguments, lambda path: _inside(folder, path)), **budget)
         for output in (*task.outputs, *map(rejects_path, task.outputs)):
             written = _inside(folder, output)
             if written.exists():
@@ -84,28 +91,6 @@ def sandboxed(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
     with sandbox.planning():
         yield sandbox
     assert not sandbox.opened, sandbox.opened
-
-
-def relocate(value: Any, folder: Path) -> Any:
-    """A value with every path in it moved into `folder`."""
-    if isinstance(value, Path):
-        return _inside(folder, value)
-    if isinstance(value, FileSet):
-        return FileSet(tuple(_inside(folder, path) for path in value.paths))
-    if isinstance(value, dict):
-        return {relocate(key, folder): relocate(item, folder) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(relocate(item, folder) for item in value))
-    if isinstance(value, list | tuple | set | frozenset):
-        return type(value)(relocate(item, folder) for item in value)
-    if isinstance(value, msgspec.Struct):
-        return msgspec.structs.replace(
-            value, **{name: relocate(getattr(value, name), folder) for name in value.__struct_fields__}
-        )
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changes = {field.name: relocate(getattr(value, field.name), folder) for field in dataclasses.fields(value)}
-        return dataclasses.replace(value, **changes)
-    return value
 
 
 def _inside(folder: Path, path: Path) -> Path:

@@ -50,6 +50,11 @@ def object_name(path: Path | str) -> ObjectName:
     return ObjectName(found[1], bucket, key)
 
 
+def is_top(path: Path | str) -> bool:
+    """Whether a path is that of a whole bucket, or above all buckets: there is nothing of ours above it."""
+    return is_remote(path) and not object_name(path).key
+
+
 def unknown_scheme(path: Path | str) -> str:
     """The scheme of a path that looks like a URL of a scheme that is not known, else ''.
 

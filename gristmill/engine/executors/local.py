@@ -1,11 +1,12 @@
-"""Executor: runs calls in this process or in a pool of worker processes, with the same results."""
+"""LocalExecutor: runs calls in this process or in a pool of worker processes, with the same results."""
 
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
+from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import pyarrow
 
 from gristmill.engine.lock import hold_worker_lock
 from gristmill.errors import GristmillError
+
+_WINDOW = 4  # calls for each worker that are submitted ahead of their turn
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,14 @@ class Call:
         return self.function(**self.arguments)
 
 
-class Executor:
+class Executor(Protocol):
+    """Runs the calls of a step, wherever that is."""
+
+    def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
+        """Run every call; yield (index in `calls`, result) as each one finishes. Raises the first error."""
+
+
+class LocalExecutor:
     """Runs calls in this process (one worker, or one call), or in worker processes that live until the context ends.
 
     `worker_lock` is the lock file of the stage (see lock.py), of which each worker holds a share.
@@ -64,13 +74,36 @@ class Executor:
         if self.workers <= 1 or len(calls) <= 1:
             yield from ((position, call()) for position, call in enumerate(calls))
             return
-        futures: dict[Future[Any], int] = {}
+        pending: dict[Future[Any], int] = {}
         try:
-            with _delay_sigint():  # a worker interrupted while it starts would print a traceback
-                pool = self._start(calls)
-                futures = {pool.submit(_run_in_worker, call): position for position, call in enumerate(calls)}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            for position, call in enumerate(calls):
+                pending[self.submit(call)] = position
+                if len(pending) >= _WINDOW * self.workers:  # more would be pickled long before they are run
+                    yield from self.take_finished(pending)
+            while pending:
+                yield from self.take_finished(pending)
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def submit(self, call: Call) -> Future[Any]:
+        """Run a call in a worker process, which is started if need be; see take_finished."""
+        with _delay_sigint():  # a worker interrupted while it starts would print a traceback
+            if self._pool is None:
+                self._pool = self._start(call)
+            try:
+                return self._pool.submit(_run_in_worker, call)
+            except (BrokenProcessPool, EOFError, ConnectionError) as error:
+                return _failed(error)
+
+    def take_finished(self, pending: dict[Future[Any], int], seconds: float | None = None) -> Iterator[tuple[int, Any]]:
+        """Wait until one of the pending calls has finished, for `seconds` at most; remove and yield those that have.
+
+        Raises their errors, and GristmillError if a worker process has died.
+        """
+        try:
+            for future in wait_for(pending, seconds, FIRST_COMPLETED).done:
+                yield pending.pop(future), future.result()
         except (BrokenProcessPool, EOFError, ConnectionError) as error:  # a worker, or the fork server
             # The pool loses track of a worker that starts while another dies, and would wait for it forever.
             for worker in self._own_workers():
@@ -79,21 +112,21 @@ class Executor:
                 "a worker process died: most often the machine ran out of memory. Try fewer --workers or a smaller "
                 "--memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
             ) from error
-        finally:
-            for future in futures:
-                future.cancel()
 
-    def _start(self, calls: Sequence[Call]) -> ProcessPoolExecutor:
-        if self._pool is None:
-            # A fork server: workers inherit none of this process's threads, and the modules are imported once.
-            start_fork_server(sorted({call.function.__module__ for call in calls}))
-            self._pool = ProcessPoolExecutor(
-                self.workers, multiprocessing.get_context("forkserver"), _start_worker, (self.worker_lock,)
-            )
-        return self._pool
+    def _start(self, call: Call) -> ProcessPoolExecutor:
+        # A fork server: workers inherit none of this process's threads, and the modules are imported once.
+        start_fork_server([call.function.__module__])
+        context = multiprocessing.get_context("forkserver")
+        return ProcessPoolExecutor(self.workers, context, _start_worker, (self.worker_lock,))
 
     def _own_workers(self) -> set[Any]:
         return set(multiprocessing.active_children()) - self._others
+
+
+def _failed(error: BaseException) -> Future[Any]:
+    future = Future[Any]()
+    future.set_exception(error)
+    return future
 
 
 def _run_in_worker(call: Call) -> Any:

@@ -11,15 +11,15 @@ from typing import Any
 import psutil
 import pytest
 
-from gristmill.engine.executor import Call, Executor
+from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.errors import GristmillError, InputError
 from gristmill.text import matching_form, utf8_size
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def run_all(calls: list[Call], workers: int) -> list[tuple[int, Any]]:
-    with Executor(workers) as executor:
+    with LocalExecutor(workers) as executor:
         return list(executor.run(calls))
 
 
@@ -36,7 +36,7 @@ def test_an_error_is_raised_unchanged(workers: int) -> None:
     from gristmill.io.pickles import load_pickle
 
     bad = Path(__file__)  # a file, and no pickle
-    with pytest.raises(InputError, match=r"test_executor\.py is not a pickle"):
+    with pytest.raises(InputError, match=r"test_local\.py is not a pickle"):
         run_all([*CALLS, Call(load_pickle, {"path": bad})], workers)
 
 
@@ -56,10 +56,10 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     script.write_text(
         "import sys\n"
         "from subprocess import run\n"
-        "from gristmill.engine.executor import Call, Executor\n"
+        "from gristmill.engine.executors.local import Call, LocalExecutor\n"
         "if __name__ == '__main__':\n"
         "    nap = {'args': [sys.executable, '-c', 'import sys, time; time.sleep(20)']}\n"
-        "    with Executor(2) as executor:\n"
+        "    with LocalExecutor(2) as executor:\n"
         "        list(executor.run([Call(run, nap)] * 4))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

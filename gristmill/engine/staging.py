@@ -1,0 +1,130 @@
+"""Staging: a task that reads or writes objects works on local copies in a scratch folder of its own.
+
+Its function sees local paths only. Inputs are fetched first, in part where a part is read; outputs are put in their
+place when the task has ended, each whole, and the done record, written last, is what counts. Tasks of several
+processes that share a folder (see shards.py) stage their outputs as well, as two of them may run the same task.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gristmill.engine.task import FileSet, Task, parts_of, relocate
+from gristmill.errors import InputError, wrap_read_errors, wrap_write_errors
+from gristmill.io.files import rejects_path
+from gristmill.storage.files import FileInfo, file_info
+from gristmill.storage.local import flush_all, sha256_file
+from gristmill.storage.objects import download, upload
+from gristmill.urls import is_remote, object_name
+
+ByteRange = tuple[int, int | None]  # from a byte up to another, or to the end
+Published = tuple[Path, FileInfo, str]  # an output, its size and version, its SHA-256
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Where tasks work on copies. `is_private`: local outputs are staged, too, as other processes write beside."""
+
+    folder: Path
+    is_private: bool = False
+
+
+@dataclass
+class StagedTask:
+    """A task with local paths; `places` maps each of its own paths that was staged to the copy."""
+
+    task: Task
+    places: dict[Path, Path] = field(default_factory=dict)
+
+    def publish(self, outputs: tuple[Path, ...]) -> list[Published]:
+        """Put the outputs, and the files of malformed records beside them, in their places."""
+        written = [path for path in outputs if self._local(path).exists()]
+        written += [path for path in map(rejects_path, outputs) if self._local(path).exists()]
+        assert len(written) >= len(outputs), f"{self.task.name} did not write {set(outputs) - set(written)}"
+        flush_all([self._local(path) for path in written if not is_remote(path)])  # before the record vouches for them
+        return [(path, *self._put(path)) for path in written]
+
+    def _local(self, path: Path) -> Path:
+        return self.places.get(path, path)
+
+    def _put(self, path: Path) -> tuple[FileInfo, str]:
+        local = self._local(path)
+        sha256 = sha256_file(local)
+        if is_remote(path):
+            return upload(local, path), sha256
+        if local != path:
+            with wrap_write_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                local.replace(path)
+        found = file_info(path)
+        assert found, f"{path} vanished"
+        return found, sha256
+
+
+@contextmanager
+def staged(task: Task, inputs: Mapping[Path, FileInfo], scratch: Scratch | None) -> Iterator[StagedTask]:
+    """Context: the task with copies of its remote inputs, in a folder that is removed at the end.
+
+    `inputs` says what the driver saw. Raises InputError if an object is gone or another one.
+    """
+    fetched = list(_remote_ranges(task.arguments, set(task.outputs)))
+    moved = [path for path in task.outputs if is_remote(path) or (scratch and scratch.is_private)]
+    if not fetched and not moved:
+        yield StagedTask(task)
+        return
+    assert scratch, f"{task.name} needs a scratch folder"
+    folder = scratch.folder / f"{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        places = {path: _inside(folder, path) for path, _ in fetched}
+        for output in moved:
+            places |= {path: _inside(folder, path) for path in (output, rejects_path(output))}
+        with wrap_write_errors(scratch.folder):
+            for place in places.values():
+                place.parent.mkdir(parents=True, exist_ok=True)
+            for path, byte_range in fetched:
+                _fetch(path, places[path], byte_range, inputs.get(path))
+        arguments = relocate(task.arguments, lambda path: places.get(path, path))
+        outputs = tuple(places.get(path, path) for path in task.outputs)
+        yield StagedTask(replace(task, arguments=arguments, outputs=outputs), places)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fetch(path: Path, target: Path, byte_range: ByteRange, seen: FileInfo | None) -> None:
+    with wrap_read_errors(path):
+        found = download(path, target, *byte_range)
+    if seen and found != seen:
+        raise InputError(f"{path} was changed while it was read: run the same command again")
+
+
+def _remote_ranges(value: Any, outputs: set[Path]) -> Iterator[tuple[Path, ByteRange]]:
+    """Every remote input in a value with the range of it that is read, the smallest that covers all, once each."""
+    ranges: dict[Path, ByteRange] = {}
+    for path, (start, end) in _ranges(value, (0, None)):
+        if path not in outputs and is_remote(path):
+            first, last = ranges.get(path, (start, end))
+            ranges[path] = min(first, start), None if None in (last, end) else max(last or 0, end or 0)
+    yield from ranges.items()
+
+
+def _ranges(value: Any, byte_range: ByteRange) -> Iterator[tuple[Path, ByteRange]]:
+    """Every path in a value with its range: that of the object with a `byte_range` that holds it, or the whole."""
+    if isinstance(value, Path | FileSet):
+        for path in value.paths if isinstance(value, FileSet) else (value,):
+            yield path, byte_range
+    else:
+        for item in parts_of(value):
+            yield from _ranges(item, getattr(value, "byte_range", byte_range))
+
+
+def _inside(folder: Path, path: Path) -> Path:
+    """The place of a file's copy: its whole path below the folder, as files of one name may be in several folders."""
+    if is_remote(path):
+        name = object_name(path)
+        return folder / name.scheme / name.bucket / name.key
+    return folder / path.absolute().relative_to("/")

@@ -1,0 +1,109 @@
+"""Files, local or in buckets, under one set of functions; which of the two follows from the path (see urls.py)."""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from gristmill.errors import wrap_write_errors
+from gristmill.storage import objects
+from gristmill.storage.local import atomic_write_bytes
+from gristmill.storage.objects import FileInfo as FileInfo
+from gristmill.urls import is_remote
+
+_THREADS = 32  # requests at a time
+
+
+def file_info(path: Path) -> FileInfo | None:
+    """Size and version of a file; None if there is none. Links are followed."""
+    if is_remote(path):
+        return objects.find_object(path)
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return FileInfo(found.st_size, found.st_mtime_ns)
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file of this name."""
+    return file_info(path) is not None if is_remote(path) else path.is_file()
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder of this name: for objects, whether a name begins with it and a slash."""
+    if not is_remote(path):
+        return path.is_dir()
+    return next(objects.list_objects(path), None) is not None
+
+
+def list_folder(folder: Path) -> dict[str, FileInfo]:
+    """The files directly in a folder; nothing if there is no such folder."""
+    if is_remote(folder):
+        return objects.list_level(folder)[1]
+    try:
+        with os.scandir(folder) as entries:
+            found = {entry.name: entry.stat() for entry in entries if entry.is_file()}
+    except OSError:
+        return {}
+    return {name: FileInfo(status.st_size, status.st_mtime_ns) for name, status in found.items()}
+
+
+def list_names(folder: Path) -> list[str]:
+    """The names of the files and folders directly in a folder; nothing if there is no such folder."""
+    if is_remote(folder):
+        folders, files = objects.list_level(folder)
+        return [*folders, *files]
+    try:
+        return [entry.name for entry in folder.iterdir()]
+    except OSError:
+        return []
+
+
+def read_file(path: Path) -> bytes:
+    """A small file's bytes. Raises FileNotFoundError."""
+    return objects.read_object(path)[0] if is_remote(path) else path.read_bytes()
+
+
+def read_files(paths: Iterable[Path]) -> Iterator[bytes]:
+    """The bytes of small files, in order; those that have gone meanwhile are left out."""
+    paths = list(paths)
+    if not any(map(is_remote, paths)):
+        yield from (data for path in paths if (data := _read_if_there(path)) is not None)
+        return
+    with ThreadPoolExecutor(_THREADS) as pool:
+        yield from (data for data in pool.map(_read_if_there, paths) if data is not None)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file, whole or not at all."""
+    if is_remote(path):
+        objects.write_object(path, data)
+    else:
+        atomic_write_bytes(path, data)
+
+
+def remove_files(paths: Iterable[Path]) -> None:
+    """Remove files; those that are not there are no error."""
+    paths = list(paths)
+    objects.delete_objects(filter(is_remote, paths))
+    for path in paths:
+        if not is_remote(path):
+            with wrap_write_errors(path):
+                path.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with all that is in it, if it is there."""
+    if is_remote(folder):
+        objects.delete_objects([folder / name for name, _ in objects.list_objects(folder)])
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read_if_there(path: Path) -> bytes | None:
+    try:
+        return read_file(path)
+    except FileNotFoundError:
+        return None

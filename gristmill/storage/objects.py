@@ -1,0 +1,169 @@
+"""Objects in buckets: read, write, list and delete them. Credentials come from the environment.
+
+Every call takes paths for which urls.is_remote holds. Requests that fail for a passing reason are repeated (obstore);
+other errors become one sentence: FileNotFoundError for an object that is not there, UsageError for what a user can
+mend, StorageError for the rest.
+"""
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import from_url
+
+from gristmill.errors import UsageError
+from gristmill.storage.problems import explain_problem
+from gristmill.urls import ObjectName, object_name
+
+PART_BYTES = 16 << 20  # of an upload in parts, at most 10,000 of them: objects of up to 160 GB
+_LONGEST = 10_000  # parts
+_RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(seconds=90)}
+_CLIENT: Any = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=300)}
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
+class FileInfo(NamedTuple):
+    """Size in bytes, and what changes with the content: nanoseconds of a local file's modification, or an ETag."""
+
+    size: int
+    mtime_ns: int = 0
+    e_tag: str = ""
+
+
+def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
+    """Every object below a folder: its name relative to the folder, sorted as bytes, and its FileInfo."""
+    name = object_name(folder)
+    with _problems(folder):
+        for batch in obstore.list(_store(name), prefix=name.key or None, chunk_size=1000):
+            for found in batch:
+                yield found["path"][len(name.key) :].lstrip("/"), _info(found)
+
+
+def list_level(folder: Path) -> tuple[list[str], dict[str, FileInfo]]:
+    """Names of the folders, and of the objects with their FileInfo, directly in a folder."""
+    name = object_name(folder)
+    with _problems(folder):
+        found = obstore.list_with_delimiter(_store(name), prefix=name.key or None)
+    folders = [os.path.basename(prefix.rstrip("/")) for prefix in found["common_prefixes"]]  # noqa: PTH119
+    return folders, {os.path.basename(each["path"]): _info(each) for each in found["objects"]}  # noqa: PTH119
+
+
+def find_object(path: Path) -> FileInfo | None:
+    """The FileInfo of an object, None if there is none."""
+    name = object_name(path)
+    try:
+        with _problems(path):
+            return _info(obstore.head(_store(name), name.key)) if name.key else None
+    except FileNotFoundError:
+        return None
+
+
+def read_object(path: Path, start: int = 0, end: int | None = None) -> tuple[bytes, FileInfo]:
+    """The bytes of an object from `start` to `end`, and its FileInfo. Raises FileNotFoundError."""
+    name = object_name(path)
+    options: Any = {} if end is None and not start else {"range": {"offset": start} if end is None else (start, end)}
+    with _problems(path):
+        found = obstore.get(_store(name), name.key, options=options)
+        return bytes(found.bytes()), _info(found.meta)
+
+
+def download(path: Path, target: Path, start: int = 0, end: int | None = None) -> FileInfo:
+    """Write an object's bytes from `start` to `end` to the same offsets of the new local file `target`.
+
+    A range leaves a hole before `start`, which takes no space.
+    """
+    name = object_name(path)
+    options: Any = {} if end is None and not start else {"range": {"offset": start} if end is None else (start, end)}
+    with _problems(path):
+        found = obstore.get(_store(name), name.key, options=options)
+        with target.open("wb") as file:
+            file.seek(start)
+            for chunk in found.stream(min_chunk_size=1 << 20):
+                file.write(chunk)
+        return _info(found.meta)
+
+
+def upload(source: Path, path: Path) -> FileInfo:
+    """Put a local file whole under an object's name; return its FileInfo."""
+    name, size = object_name(path), source.stat().st_size
+    part = max(PART_BYTES, -(-size // _LONGEST))
+    with _problems(path, writes=True):
+        done = obstore.put(_store(name), name.key, source, use_multipart=size > part, chunk_size=part)
+    return FileInfo(size, e_tag=done["e_tag"] or "")
+
+
+def write_object(path: Path, data: bytes) -> FileInfo:
+    """Put bytes under an object's name."""
+    name = object_name(path)
+    with _problems(path, writes=True):
+        done = obstore.put(_store(name), name.key, data, use_multipart=False)
+    return FileInfo(len(data), e_tag=done["e_tag"] or "")
+
+
+def swap_object(path: Path, data: bytes, before: FileInfo | None) -> FileInfo | None:
+    """Put bytes if the object is still as `before` (None: if there is none); return its FileInfo, None if it is not.
+
+    An answer that is lost looks like a refusal: what is there is then compared with `data`.
+    """
+    name, mode = object_name(path), "create" if before is None else {"e_tag": before.e_tag}
+    try:
+        with _problems(path, writes=True):
+            done = obstore.put(_store(name), name.key, data, mode=mode)  # type: ignore[arg-type]
+        return FileInfo(len(data), e_tag=done["e_tag"] or "")
+    except (AlreadyExistsError, PreconditionError):
+        found, info = read_object(path)
+        return info if found == data else None
+
+
+def delete_objects(paths: Iterable[Path]) -> None:
+    """Delete objects; those that are not there are deleted already."""
+    by_store: dict[tuple[str, str], list[Path]] = {}
+    for path in paths:
+        name = object_name(path)
+        by_store.setdefault((name.scheme, name.bucket), []).append(path)
+    for some in by_store.values():
+        with _problems(some[0], writes=True):
+            obstore.delete(_store(object_name(some[0])), [object_name(path).key for path in some])
+
+
+def _info(meta: Any) -> FileInfo:
+    return FileInfo(meta["size"], e_tag=meta["e_tag"] or "")
+
+
+def _store(name: ObjectName) -> Any:
+    if not name.bucket:
+        raise UsageError(f"{name.scheme}:// without a bucket: wanted {name.scheme}://bucket/folder")
+    return _open(name.scheme, name.bucket)
+
+
+@cache  # a client keeps connections
+def _open(scheme: str, bucket: str) -> Any:
+    assert scheme != "hf", "read through hub.py"
+    is_plain = any(
+        os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS
+    )  # a store on one's own network
+    options = _CLIENT | {"allow_http": is_plain or os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"}
+    return from_url(f"{scheme}://{bucket}", client_options=options, retry_config=_RETRIES)
+
+
+@contextmanager
+def _problems(path: Path, writes: bool = False) -> Iterator[None]:
+    """Context: convert an error of the object store; conditions that do not hold are raised unchanged."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        problem = explain_problem(object_name(path), str(error), writes)
+        if isinstance(problem, UsageError):  # there is no such bucket
+            raise problem from error
+        raise FileNotFoundError(errno.ENOENT, "there is no such object", str(path)) from error
+    except (AlreadyExistsError, PreconditionError):
+        raise
+    except BaseError as error:
+        raise explain_problem(object_name(path), str(error), writes) from error
