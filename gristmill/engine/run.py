@@ -218,8 +218,7 @@ class StageRun:
 
     def _is_present(self, path: Path) -> bool:
         """Whether a temporary file is there, as recorded, and not one that a killed run left with other arguments."""
-        output = self._written.get(path.absolute())
-        found = file_info(path)
+        output, found = self._written.get(path.absolute()), file_info(path)
         return found is not None and (output is None or matches(found, output))
 
     def _refresh(self, task: Task, record: DoneRecord) -> DoneRecord:
