@@ -25,7 +25,7 @@ from dedup.candidates.input_shards import (
     list_signature_shards,
 )
 from dedup.candidates.lsh import check_bands
-from dedup.candidates.pair_files import ParsedPairs, list_pair_files, parse_pair_files
+from dedup.candidates.pair_files import ParsedPairs, list_pair_files, note_foreign_files, parse_pair_files
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions
@@ -77,6 +77,8 @@ def generate_connected_components(
         raise UsageError(
             f"{input_dir}: wanted duplicate_pairs*.txt in it, which generate_duplicate_pairs writes, or --signatures"
         )
+    if not options.quiet:
+        note_foreign_files(pairs)
     folders, lsh = list_shards_of(signatures, index) if signatures else {}, LshOptions(range, bands, scope)
     reads = [input_dir, signatures] if signatures else [input_dir]
     with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=reads, files=[out_file]) as run:

@@ -1,5 +1,7 @@
 """Pair files, ours and SlimPajama's: lines `<key> :: <key>`, parsed into edges between document ids."""
 
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,11 +15,12 @@ from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import DocumentIds
 from gristmill.counts import Counts
+from gristmill.engine.records import Ledger
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError
 from gristmill.io.external_sort import read_records, write_records
-from gristmill.io.files import reject_unfinished_files, unfinished_files
+from gristmill.io.files import STATE_DIR, reject_unfinished_files, unfinished_files
 
 _PAIR_FILES = "duplicate_pairs*.txt"
 _PAIR = r"^(?P<a>.+)@(?P<i>[0-9]+) :: (?P<b>.+)@(?P<j>[0-9]+)$"
@@ -47,6 +50,15 @@ def list_pair_files(folder: Path) -> FileSet:
     unfinished = (folder / name for name in unfinished_files(folder) if fnmatchcase(name, _PAIR_FILES))
     reject_unfinished_files(unfinished)  # which may not be there yet
     return FileSet(tuple(sorted(folder.glob(_PAIR_FILES))))
+
+
+def note_foreign_files(files: FileSet) -> None:
+    """Print which pair files no stage here wrote: they may be the user's own, or left by an earlier run."""
+    folders = {path.parent for path in files.paths}
+    known = {name for folder in folders for ledger in Ledger.all_in(folder / STATE_DIR) for name in ledger.outputs()}
+    foreign = [path.name for path in files.paths if os.path.abspath(path) not in known]
+    if foreign:
+        print(f"note: reads {len(foreign)} pair files that no stage here wrote: {', '.join(foreign)}", file=sys.stderr)
 
 
 def parse_pair_files(run: StageRun, files: FileSet) -> ParsedPairs:

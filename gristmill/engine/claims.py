@@ -36,13 +36,15 @@ class Claims:
     selection: str
     plans: str | None
     reads: tuple[Path, ...]
+    files: tuple[Path, ...] = ()
+    _inputs: set[Path] = field(default_factory=set)  # of all steps so far, without the outputs of earlier ones
 
     def check_outputs(self, tasks: Iterable[Task], written: set[Path]) -> None:
         """Raise UsageError if a task would overwrite an input of the stage; `written` are outputs of earlier steps."""
         tasks = list(tasks)
-        inputs = {path.absolute() for path in paths_read_by(tasks)} - written
+        self._inputs.update({path.absolute() for path in paths_read_by(tasks)} - written)
         for path in (path for task in tasks for path in task.outputs):
-            if path.absolute() in inputs:
+            if path.absolute() in self._inputs:
                 raise UsageError(f"{path} is an input, and would be overwritten: give another output folder")
 
     def claim_outputs(self, ledger: Ledger, step: str, outputs: Sequence[Path], known: Container[Path]) -> TaskId:
@@ -70,20 +72,25 @@ class Claims:
         `is_same`: whether a task of before is done now, so that a folder that is gone can only have moved.
         A part of the work ("book") may read a folder in that of the whole ("").
         """
+        if self._lacks_files:
+            return  # nothing would be lost
         own = self._part
         for record in (record for (step, name), record in before.items() if not step and name.startswith(_READS)):
             part = record.task.removeprefix(_READS)
             if part in (own, "") or not own:
                 for name, now in zip(record.identity.values(), self.reads, strict=False):
-                    _check_folder(ledger, name, now, is_inside=part != own, has_moved=is_same)
+                    relative, absolute = map(Path, name.split("\0"))
+                    here = Path(ledger.relative(now)), now.resolve()
+                    has_moved = is_same and not absolute.exists()
+                    if not has_moved and not _is_same((relative, absolute), here, is_inside=part != own):
+                        raise UsageError(self._refusal(ledger, absolute, now))
 
     def record_reads(self, ledger: Ledger, known: Records) -> Records:
         """Record the input folders, relative and absolute, for check_reads; unless those `known` are there still."""
         folders = {f"input {i}": f"{ledger.relative(path)}\0{path.resolve()}" for i, path in enumerate(self.reads)}
         record = DoneRecord(*self._reads_id, folders, [], Counts({}, []))
-        if record.id in known and all(
-            Path(name.split("\0")[1]).exists() for name in known[record.id].identity.values()
-        ):
+        names = known[record.id].identity.values() if record.id in known else ()
+        if names and not self._lacks_files and all(Path(name.split("\0")[1]).exists() for name in names):
             return {}
         ledger.write(record)
         return {record.id: record}
@@ -108,6 +115,24 @@ class Claims:
     def old_claims(self, before: Records) -> list[TaskId]:
         """Claims of earlier runs of this part of the work, which were killed or failed."""
         return [task for task in before if not task[0] and task[1].startswith(self._claims)]
+
+    def _refusal(self, ledger: Ledger, earlier: Path, now: Path) -> str:
+        """What to say of an output that was made of another input."""
+        if self.files:
+            names = " and ".join(str(path) for path in self.files if path.exists())
+            advice = f"give another output file, or remove {names} first"
+        else:
+            folder = ledger.root / now.resolve().name
+            advice = f"give another output folder, such as {folder}, or remove {ledger.root} first"
+        return (
+            f"{ledger.root} holds what {ledger.file.stem} made of {earlier}, and would lose it if {now} were read now: "
+            f"{advice}"
+        )
+
+    @property
+    def _lacks_files(self) -> bool:
+        """Whether the run writes single files, and none is there."""
+        return bool(self.files) and not any(path.exists() for path in self.files)
 
     @property
     def _claims(self) -> str:
@@ -166,22 +191,12 @@ class Marks:
             mark_files_finished(self.files, self.name)
 
 
-def _check_folder(ledger: Ledger, name: str, now: Path, is_inside: bool, has_moved: bool) -> None:
-    """Raise UsageError unless `now` is the folder of a record, or `is_inside` and one is in the other.
-
-    A folder that is gone is `now` if it `has_moved`.
-    """
-    relative, absolute = map(Path, name.split("\0"))
-    is_same = any(
+def _is_same(earlier: tuple[Path, Path], now: tuple[Path, Path], is_inside: bool) -> bool:
+    """Whether two inputs, each a relative and an absolute path, are one; or, with `is_inside`, one is in the other."""
+    return any(
         one == other or (is_inside and (one.is_relative_to(other) or other.is_relative_to(one)))
-        for one, other in ((relative, Path(ledger.relative(now))), (absolute, now.resolve()))
+        for one, other in zip(earlier, now, strict=True)
     )
-    if not is_same and not (has_moved and not absolute.exists()):
-        raise UsageError(
-            f"{ledger.root} holds what {ledger.file.stem} made of {absolute}, and would lose it if {now} were "
-            f"read now: give another output folder, such as {ledger.root / now.resolve().name}, or remove "
-            f"{ledger.root} first"
-        )
 
 
 def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[str, ...], ledger: Ledger) -> None:
@@ -196,9 +211,14 @@ def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[
             time.sleep(wait)
             unknown -= {str(path) for path in ledger.outputs()}
     if unknown:
+        which = f"{len(unknown):,} files that {ledger.file.stem} did not write, {Path(min(unknown)).name!r} the first"
+        if ledger.is_damaged:
+            raise OutputError(
+                f"{folder} holds {which}, or wrote: its ledger {ledger.file} is damaged and does not name all files "
+                "any more. Remove these files, which are then made again, or give a new folder."
+            )
         raise OutputError(
-            f"{folder} holds {len(unknown):,} files that {ledger.file.stem} did not write, {Path(min(unknown)).name!r} "
-            "the first: it may be another run's output. Give an empty or new folder, or remove them."
+            f"{folder} holds {which}: it may be another run's output. Give an empty or new folder, or remove them."
         )
 
 

@@ -281,7 +281,7 @@ def open_stage(
         selection: Part of the work that this call does, such as a data set, beside others that do other parts.
             PART/SHARE or /SHARE for a share of the files, whose input folders are the same.
         plans: Prefix of the names of tasks that this call plans completely: outputs of others are removed; None: keep.
-        reads: The input folders; if an earlier run with others wrote this output, the run is refused.
+        reads: The input folders, or files; if an earlier run with others wrote this output, the run is refused.
         publishes: Folders that later stages read as a whole; marked as unfinished until the end.
         files: Files of one folder that later stages read one by one; marked as unfinished until the end.
         is_alone: Whether calls that do other parts of the work wait, too.
@@ -295,6 +295,6 @@ def open_stage(
             stack.enter_context(stage_lock(whole, options.quiet, shared=True))
         stack.enter_context(stage_lock(lock, options.quiet, whole=lock == whole))
         executor = stack.enter_context(LocalExecutor(options.processes, lock))
-        claims = Claims(selection, plans, tuple(reads))
+        claims = Claims(selection, plans, tuple(reads), tuple(files))
         marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files)))
         yield StageRun(stage, Ledger(state, name), run_name, options, executor, claims, marks)

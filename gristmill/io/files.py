@@ -69,7 +69,8 @@ def marked_stages(folder: Path, reason: str) -> list[str]:
 
 def reject_unfinished(folder: Path) -> None:
     """Raise InputError if a stage has not finished writing `folder`, a parent of it, or a folder below it."""
-    for root in dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents)):
+    above = folder if is_remote(folder) else _without_dots(folder)
+    for root in dict.fromkeys((*above.parents, *folder.resolve().parents)):
         if not is_remote(folder) or is_remote(root):
             _reject_marks(folder, root)
     if is_remote(folder):
@@ -81,6 +82,17 @@ def reject_unfinished(folder: Path) -> None:
         if STATE_DIR in folders:
             _reject_marks(folder, Path(directory))
         folders[:] = [name for name in folders if name[0] != "." and not is_link_to_parent(Path(directory, name))]
+        for link in (Path(directory, name) for name in folders):
+            for root in link.resolve().parents if link.is_symlink() else ():
+                _reject_marks(link, root)
+
+
+def _without_dots(folder: Path) -> Path:
+    """The absolute path with `..` resolved: after a link, the parent of what it leads to."""
+    path = Path(folder.absolute().anchor)
+    for name in folder.absolute().parts[1:]:
+        path = path.resolve().parent if name == ".." else path / name
+    return path
 
 
 def mark_files_unfinished(files: Sequence[Path], stage: str, reason: str = INTERRUPTED) -> None:

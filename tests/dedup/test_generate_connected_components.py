@@ -19,6 +19,7 @@ def clusters_in(path: Path) -> list[list[str]]:
 
 
 def unite(folder: Path, lines: list[str]) -> list[list[str]]:
+    folder.mkdir(exist_ok=True)
     (folder / "duplicate_pairs.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     generate_connected_components(folder, folder / "connected_components.pickle", options=QUIET)
     return clusters_in(folder / "connected_components.pickle")
@@ -105,6 +106,25 @@ def test_pickles_that_hold_something_else(tmp_path: Path, value: object, capsys:
 def test_no_components(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is none"):
         generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", options=QUIET)
+
+
+def test_duplicates_of_other_clusters_are_not_replaced(tmp_path: Path) -> None:
+    for name in "ab":
+        unite(tmp_path / name, [f"{name}/x@2 :: {name}/x@3"])
+    clusters = [tmp_path / name / "connected_components.pickle" for name in "ab"]
+    for _ in range(2):
+        generate_duplicates_dict(clusters[0], tmp_path / "d.pickle", options=QUIET)
+    with pytest.raises(UsageError, match=r"or remove .*/d\.pickle and .*/d\.parquet first"):
+        generate_duplicates_dict(clusters[1], tmp_path / "d.pickle", options=QUIET)
+    assert pickle.loads((tmp_path / "d.pickle").read_bytes()) == {"a/x": {3}}
+
+
+def test_pair_files_of_somebody_else_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unite(tmp_path, ["a/x@2 :: a/x@3"])
+    (tmp_path / "duplicate_pairs_old.txt").write_text("a/x@1 :: a/x@2\n")
+    generate_connected_components(tmp_path, tmp_path / "c.pickle", options=RunOptions(workers=1))
+    note = "note: reads 2 pair files that no stage here wrote: duplicate_pairs.txt, duplicate_pairs_old.txt\n"
+    assert note in capsys.readouterr().err
 
 
 def test_pair_files_that_were_not_finished_are_refused(tmp_path: Path) -> None:

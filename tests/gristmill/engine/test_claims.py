@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.engine.claims import reject_unknown_files
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Task
-from gristmill.errors import InputError
+from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.files import atomic_write_bytes
-from tests.gristmill.engine.upper_stage import QUIET, STAGE, upper_stage
+from tests.gristmill.engine.upper_stage import QUIET, STAGE, join, upper_stage
 
 
 def test_files_of_a_run_that_failed_are_removed_with_their_inputs(source: Path, tmp_path: Path) -> None:
@@ -43,3 +44,28 @@ def test_an_input_that_changes_while_it_is_read_is_noticed(source: Path, tmp_pat
 
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_file())
+
+
+def test_an_input_of_an_earlier_step_is_not_overwritten(source: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "out/first", tmp_path / "out/second"
+    with open_stage(STAGE, tmp_path / "out", QUIET) as run:
+        run.finish(run.step("two", [join_task(source / "b", second)]).counts)
+    with pytest.raises(UsageError, match="out/second is an input"), open_stage(STAGE, tmp_path / "out", QUIET) as run:
+        run.step("one", [join_task(second, first)])
+        run.step("two", [join_task(first, second)])
+    assert second.read_text() == "text b\n"
+
+
+def join_task(part: Path, target: Path) -> Task:
+    return Task(target.name, join, {"parts": [part], "target": target}, (target,))
+
+
+def test_files_that_a_damaged_ledger_does_not_name_any_more(source: Path, tmp_path: Path) -> None:
+    upper_stage(source, tmp_path / "out")
+    ledger = tmp_path / "out/.gristmill/upper.ledger"
+    ledger.write_bytes(ledger.read_bytes()[:-100])
+    with (
+        open_stage(STAGE, tmp_path / "out", QUIET) as run,
+        pytest.raises(OutputError, match=r"its ledger .*/upper\.ledger is damaged"),
+    ):
+        reject_unknown_files(tmp_path / "out", [], ("c",), run.ledger)

@@ -6,7 +6,7 @@ import pytest
 
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
-from gristmill.errors import InputError, OutputError
+from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.files import mark_unfinished, reject_unfinished
 from tests.gristmill.engine.upper_stage import QUIET, join, upper_stage
 
@@ -23,7 +23,9 @@ def fail(parts: list[Path], target: Path) -> None:
 
 def join_stage(parts: list[Path], target: Path, *, first=join, last=join, selection: str = "") -> None:
     """Join files twice, first into a temporary file; then into `target`, a single file."""
-    with open_stage(JOINED, target.parent, QUIET, label=target.name, selection=selection, files=[target]) as run:
+    with open_stage(
+        JOINED, target.parent, QUIET, label=target.name, selection=selection, reads=parts, files=[target]
+    ) as run:
         temporary, whole = run.work / "joined", "joined.whole"
         run.step("first", [Task("joined", first, {"parts": parts, "target": temporary}, (temporary,))])
         step = run.step("last", [Task(whole, last, {"parts": [temporary], "target": target}, (target,))])
@@ -33,8 +35,9 @@ def join_stage(parts: list[Path], target: Path, *, first=join, last=join, select
 @pytest.mark.parametrize("killed", ["first", "last"])
 def test_a_file_of_a_killed_stage_is_refused_until_it_has_ended(source: Path, tmp_path: Path, killed: str) -> None:
     out = tmp_path / "out"
-    join_stage([source / "a"], out / "joined")
+    join_stage([source / "b"], out / "joined")
     join_stage([source / "c"], out / "other")
+    (source / "b").write_text("text of b\n")
     with pytest.raises(KeyboardInterrupt):
         join_stage([source / "b"], out / "joined", **{killed: interrupt})
     (tmp_path / "link").symlink_to(out / "joined")
@@ -45,7 +48,7 @@ def test_a_file_of_a_killed_stage_is_refused_until_it_has_ended(source: Path, tm
     reject_unfinished(out)
     join_stage([source / "b"], out / "joined")
     join_stage([out / "joined"], tmp_path / "then")
-    assert (tmp_path / "then").read_text() == "text b\n"
+    assert (tmp_path / "then").read_text() == "text of b\n"
 
 
 def test_the_files_of_a_stage_that_changed_nothing_are_not_marked(source: Path, tmp_path: Path) -> None:
@@ -56,10 +59,23 @@ def test_the_files_of_a_stage_that_changed_nothing_are_not_marked(source: Path, 
     with pytest.raises(OSError, match="joined"):
         join_stage([source / "a"], tmp_path / "out/joined", first=fail)
     join_stage([tmp_path / "out/joined"], tmp_path / "next")
-    with pytest.raises(OSError, match="next"):
-        join_stage([source / "a"], tmp_path / "next", last=fail)
+    with pytest.raises(OSError, match="changed"):
+        join_stage([source / "a"], tmp_path / "changed", last=fail)
     with pytest.raises(InputError, match="not up to date"):
-        join_stage([tmp_path / "next"], tmp_path / "then")
+        join_stage([tmp_path / "changed"], tmp_path / "then")
+
+
+def test_a_file_made_of_another_input_is_not_replaced(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for _ in range(2):
+        join_stage([source / "a"], out / "joined")
+    with pytest.raises(UsageError, match=rf"what joined-joined made of .*/a, .*or remove {out}/joined first"):
+        join_stage([source / "b"], out / "joined")
+    (out / "joined").unlink()
+    for _ in range(2):
+        join_stage([source / "b"], out / "joined")
+    with pytest.raises(UsageError, match=r"what joined-joined made of .*/b, "):
+        join_stage([source / "a"], out / "joined")
 
 
 def test_a_run_of_the_whole_removes_the_marks_of_parts(source: Path, tmp_path: Path) -> None:
@@ -93,3 +109,15 @@ def test_a_mark_is_found_at_any_depth(tmp_path: Path) -> None:
     for folder in (tmp_path / "a", tmp_path / "a/b/c", tmp_path / "a/b/c/d"):
         with pytest.raises(InputError, match=r"stage, which writes .*/a/b/c, was interrupted"):
             reject_unfinished(folder)
+
+
+def test_a_mark_is_found_behind_links_and_only_where_they_lead(tmp_path: Path) -> None:
+    for folder in ("runs/1/book", "runs/norm", "corpus"):
+        (tmp_path / folder).mkdir(parents=True)
+    mark_unfinished(tmp_path / "runs/1", "stage")
+    (tmp_path / "current").symlink_to(tmp_path / "runs/1")
+    (tmp_path / "corpus/book").symlink_to(tmp_path / "runs/1/book")
+    for folder in ("current", "current/book", "corpus"):
+        with pytest.raises(InputError, match=r"stage, which writes .*/(runs/1|current), was interrupted"):
+            reject_unfinished(tmp_path / folder)
+    reject_unfinished(tmp_path / "current/../norm")
