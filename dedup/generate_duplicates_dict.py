@@ -90,8 +90,8 @@ def generate_duplicates_dict(
     settings = RemovalSettings(input_file, parse_keep(keep), tuple(dropped), check if verify else None)
     files = list_corpus(corpus, text_column=text_column) if corpus is not None else []
     _check_corpus(settings, corpus, files, out_file, f"--verify {verify}" if verify else f"--keep {keep}")
-    outputs = tuple(dict.fromkeys((out_file, table)))
-    with open_stage(STAGE, out_file.parent, options, label=out_file.stem, reads=[input_file], files=outputs) as run:
+    outputs, reads = tuple(dict.fromkeys((out_file, table))), [input_file.with_suffix("")]  # .pickle or .parquet
+    with open_stage(STAGE, out_file.parent, options, label=out_file.stem, reads=reads, files=outputs) as run:
         fetched = Counts({}, [])
         if settings.reads_corpus:
             shards = _list_index(run, index) if verify else []

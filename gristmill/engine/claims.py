@@ -24,6 +24,7 @@ from gristmill.io.files import (
     rejects_path,
     walk,
 )
+from gristmill.storage.files import is_file
 
 Records = dict[TaskId, DoneRecord]
 _READS = "reads "  # before the part of the work, in the names of the records of input folders
@@ -119,7 +120,7 @@ class Claims:
     def _refusal(self, ledger: Ledger, earlier: Path, now: Path) -> str:
         """What to say of an output that was made of another input."""
         if self.files:
-            names = " and ".join(str(path) for path in self.files if path.exists())
+            names = " and ".join(str(path) for path in self.files if is_file(path))
             advice = f"give another output file, or remove {names} first"
         else:
             folder = ledger.root / now.resolve().name
@@ -132,7 +133,7 @@ class Claims:
     @property
     def _lacks_files(self) -> bool:
         """Whether the run writes single files, and none is there."""
-        return bool(self.files) and not any(path.exists() for path in self.files)
+        return bool(self.files) and not any(map(is_file, self.files))
 
     @property
     def _claims(self) -> str:

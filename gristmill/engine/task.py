@@ -90,12 +90,6 @@ class Task:
         outputs = set(self.outputs)
         return tuple(dict.fromkeys(found for found in iter_files(self.arguments) if found not in outputs))
 
-    @property
-    def input_paths(self) -> Iterator[Path]:
-        """The paths of all inputs."""
-        for found in self.inputs:
-            yield from found.paths if isinstance(found, FileSet) else (found,)
-
 
 def paths_read_by(tasks: Iterable[Task]) -> Iterator[Path]:
     """The paths of the inputs of all tasks; those of a FileSet once, however many tasks share it.

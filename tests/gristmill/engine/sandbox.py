@@ -19,7 +19,7 @@ import pytest
 from gristmill.engine import run as engine_run
 from gristmill.engine.records import DoneRecord, Ledger
 from gristmill.engine.staging import Scratch
-from gristmill.engine.task import Task, relocate
+from gristmill.engine.task import Task, paths_read_by, relocate
 from gristmill.engine.worker import run_task
 from gristmill.io.files import STATE_DIR, rejects_path
 from gristmill.storage.files import FileInfo
@@ -52,7 +52,7 @@ class Sandbox:
         return record
 
     def _run(self, folder: Path, task: Task) -> None:
-        for path in task.input_paths:
+        for path in paths_read_by([task]):
             target = _inside(folder, path)
             target.parent.mkdir(parents=True, exist_ok=True)
             if not target.exists():

@@ -11,7 +11,6 @@ import pytest
 
 from gristmill.counts import READ, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
-from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import ConservationError, InputError, OutputError, TooManyMalformed, UsageError
@@ -284,31 +283,3 @@ def test_folders_that_overlap_are_refused(tmp_path: Path, output: str) -> None:
     with pytest.raises(UsageError, match="another output folder"):
         reject_overlapping_folders(root / "below", root)
     reject_overlapping_folders(root, tmp_path / "root2")
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("512MiB", 512 << 20), ("4G", 4 << 30), ("1000", 1000), ("1.5k", 1536), ("2 GB", 2 << 30)]
-)
-def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1G", "much", "1X", "nan", "inf", "1e999"])
-def test_an_invalid_size_is_an_error(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a size"):
-        parse_size(text)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (RunOptions(workers=0), "--workers 0"),
-        (RunOptions(max_malformed=float("nan")), "--max_malformed nan"),
-        (RunOptions(max_malformed=2.0), "--max_malformed 2.0"),
-        (RunOptions(memory="much"), "is not a size"),
-    ],
-)
-def test_invalid_options_are_refused(tmp_path: Path, options: RunOptions, message: str) -> None:
-    with pytest.raises(UsageError, match=message), open_stage(STAGE, tmp_path / "out", options):
-        raise AssertionError
-    assert not (tmp_path / "out").exists()

@@ -1,0 +1,38 @@
+"""Options of a run: sizes, and values that are refused before anything is written."""
+
+from pathlib import Path
+
+import pytest
+
+from gristmill.engine.options import RunOptions, parse_size
+from gristmill.engine.run import open_stage
+from gristmill.errors import UsageError
+from tests.gristmill.engine.upper_stage import STAGE
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512MiB", 512 << 20), ("4G", 4 << 30), ("1000", 1000), ("1.5k", 1536), ("2 GB", 2 << 30)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1G", "much", "1X", "nan", "inf", "1e999"])
+def test_an_invalid_size_is_an_error(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (RunOptions(workers=0), "--workers 0"),
+        (RunOptions(max_malformed=float("nan")), "--max_malformed nan"),
+        (RunOptions(max_malformed=2.0), "--max_malformed 2.0"),
+        (RunOptions(memory="much"), "is not a size"),
+    ],
+)
+def test_invalid_options_are_refused(tmp_path: Path, options: RunOptions, message: str) -> None:
+    with pytest.raises(UsageError, match=message), open_stage(STAGE, tmp_path / "out", options):
+        raise AssertionError
+    assert not (tmp_path / "out").exists()
