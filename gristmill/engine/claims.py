@@ -90,8 +90,9 @@ class Claims:
         """Record the input folders, relative and absolute, for check_reads; unless those `known` are there still."""
         folders = {f"input {i}": f"{ledger.relative(path)}\0{path.resolve()}" for i, path in enumerate(self.reads)}
         record = DoneRecord(*self._reads_id, folders, [], Counts({}, []))
-        names = known[record.id].identity.values() if record.id in known else ()
-        if names and not self._lacks_files and all(Path(name.split("\0")[1]).exists() for name in names):
+        earlier = known[record.id].identity if record.id in known else {}
+        is_there = all(Path(name.split("\0")[1]).exists() for name in earlier.values())
+        if earlier == folders or (earlier and is_there and not self._lacks_files):
             return {}
         ledger.write(record)
         return {record.id: record}
