@@ -35,7 +35,7 @@ from gristmill.engine.claims import reject_overlapping_folders
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import Ledger
 from gristmill.engine.run import StageRun, StepResult, open_stage
-from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.documents import list_corpus
@@ -84,11 +84,15 @@ def generate_exact_pairs(
         done = run.goal({**arguments, "corpus": corpus}, outputs)
         if done is not None:
             return run.finish(done)
-        groups = group_slices(cut_corpus(run, files))
-        digest = [_digest_task(run, group, on, scope) for group in groups]
-        digested = run.step("digests", digest)
+        slices = cut_raw_corpus(run, files)
+
+        def digest(groups: list[SliceGroup]) -> list[Task]:
+            return [_digest_task(run, group, on, scope) for group in groups]
+
+        digested = read_slices(run, "digests", slices, digest)
         digested.counts.check_malformed(STAGE.name, options.max_malformed)
-        scatter = list(_scatter_tasks(run, names, groups, digest, digested))
+        groups = group_slices(slices)
+        scatter = list(_scatter_tasks(run, names, groups, digest(groups), digested))
         run.step("scatter", scatter)
         join = list(_join_tasks(run, names, scatter))
         found = run.step("copies", join)
@@ -194,9 +198,10 @@ def write_pairs(names: list[str], copies: Path, pairs: Path, table: Path) -> Non
 
 def _join_counts(digested: Counts, joined: Counts) -> Counts:
     """Counts per source, with read = copies + unique + malformed."""
-    counts = Counts({}, digested.examples)
+    counts = Counts({}, digested.examples, digested.damaged, digested.stored)
     for source, reason, tally in digested.rows():
-        counts.add(source, UNIQUE if reason in (DIGESTED, EMPTY) else reason, tally.bytes, tally.documents)
+        reason = UNIQUE if reason in (DIGESTED, EMPTY) else reason
+        counts.add(source, reason, tally.bytes, tally.documents, tally.files)
     for source, reason, tally in joined.rows():
         if reason == COPY:
             counts.add(source, UNIQUE, -tally.bytes, -tally.documents)

@@ -26,7 +26,7 @@ from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_f
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import open_stage
-from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.documents import CorpusFile, list_source, source_folder
@@ -111,16 +111,16 @@ def to_hash(
         plans=None if share else target.prefix, reads=[source_folder(input_dir, dataset_name)],
         publishes=[target.folder],
     ) as run:  # fmt: skip
-        tasks = [
-            _sign_task(group, target, share, {"sketch": sketch, "batch": batch, "skip": skip})
-            for group in group_slices(cut_corpus(run, chosen))
-        ]
-        planned = [path for task in tasks for path in task.outputs]
+        slices, arguments = cut_raw_corpus(run, chosen), {"sketch": sketch, "batch": batch, "skip": skip}
+        planned = list(map(target.shard, slices))
         reject_unknown_files(target.folder, planned, (SUFFIX,), run.ledger)
         if share:
             _reject_stale(target, files, chosen, planned)
         note_compilation(sketch, options.quiet)
-        counts = run.finish(run.step("sign", tasks).counts)
+        signed = read_slices(
+            run, "sign", slices, lambda groups: [_sign_task(group, target, share, arguments) for group in groups]
+        )
+        counts = run.finish(signed.counts)
     if not share:
         target.clear_marks(files)
     note_count_mismatch(0 if share else n_docs, counts, options)
@@ -186,6 +186,7 @@ def _reject_stale(target: _Target, files: list[CorpusFile], chosen: list[CorpusF
         )
 
 
+@leaves_out_damaged
 def sign_slices(group: SliceGroup, outputs: tuple[Path, ...], sketch: Sketch, batch: int, skip: Path | None) -> Counts:
     """Task: write a shard of signatures for each slice of a group, without the documents whose keys are in `skip`."""
     counts = Counts({}, [])

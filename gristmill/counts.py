@@ -24,6 +24,7 @@ MALFORMED = "malformed"
 NOT_READ = "not read"  # files, not documents
 INCOMING = (READ, REPEATED)  # reasons that add documents; all others remove them
 TOTAL = "total (*/)"  # label of the row of totals; no source has a slash in its name
+DAMAGED = f"{NOT_READ}: damaged"  # before the fault: files that cannot be read to their end
 MAX_EXAMPLES = 5  # malformed records listed in an error message
 
 
@@ -41,8 +42,18 @@ class Tally(msgspec.Struct):
         self.files += files
 
 
+class Damage(msgspec.Struct, frozen=True):
+    """Why a corpus file is left out: its path, the fault in a few words, and in whole sentences, with what to try."""
+
+    path: str
+    fault: str
+    detail: str
+
+
 class Counts(msgspec.Struct):
     """Tallies per source and reason (`tallies[source][reason]`), and examples of malformed records.
+
+    `damaged` has the files that are left out, by name in the corpus; `stored` is the size on disk of those read.
 
     >>> counts = Counts()
     >>> counts.add("book", READ, 120)
@@ -53,6 +64,8 @@ class Counts(msgspec.Struct):
 
     tallies: dict[str, dict[str, Tally]] = {}
     examples: list[str] = []
+    damaged: dict[str, Damage] = {}
+    stored: int = 0
 
     def add(self, source: str, reason: str, size: int, documents: int = 1, files: int = 0) -> None:
         """Count `documents`, with a total of `size` bytes, and `files` under a source and a reason."""
@@ -65,6 +78,11 @@ class Counts(msgspec.Struct):
     def add_unread_file(self, source: str, reason: str, size: int) -> None:
         """Count a file that is not read, of `size` bytes on disk."""
         self.add(source, f"{NOT_READ}: {reason}", size, documents=0, files=1)
+
+    def add_damaged_file(self, source: str, name: str, damage: Damage, size: int, is_new: bool = True) -> None:
+        """Count a file that is damaged, or a slice of `size` bytes of it; the file itself only if it `is_new`."""
+        self.damaged[name] = damage
+        self.add(source, f"{DAMAGED}: {damage.fault}", size, documents=0, files=int(is_new))
 
     def add_example(self, text: str) -> None:
         """Keep the description of a malformed record for error messages; only the first MAX_EXAMPLES are kept."""
@@ -82,6 +100,8 @@ class Counts(msgspec.Struct):
         for source, reason, tally in other.rows():
             self.add(source, reason, tally.bytes, tally.documents, tally.files)
         self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
+        self.damaged |= other.damaged
+        self.stored += other.stored
         return self
 
     def rows(self) -> Iterator[tuple[str, str, Tally]]:
@@ -147,7 +167,11 @@ class Counts(msgspec.Struct):
         return found
 
     def check_malformed(self, stage: str, limit: float) -> None:
-        """Raise TooManyMalformed if more than `limit` of the records read, a fraction, are malformed."""
+        """Raise TooManyMalformed if more than `limit`, a fraction, of the records read is malformed.
+
+        Or if more than that of the bytes on disk are in damaged files. A limit of 0 allows no damaged file, even an
+        empty one.
+        """
         read = self.total(READ).documents
         if self.malformed > limit * read:
             raise TooManyMalformed(
@@ -155,6 +179,19 @@ class Counts(msgspec.Struct):
                 f"more than --max_malformed {limit:.2%} allows. The first: {'; '.join(self.examples)}. "
                 "They are in the *.malformed files next to the output. Mend the input, or raise --max_malformed."
             )
+        size = sum(tally.bytes for _, reason, tally in self.rows() if reason.startswith(DAMAGED))
+        share = size / (size + self.stored) if size + self.stored else 1.0
+        if self.damaged and (share > limit or limit == 0):
+            found = [f"{damage.path}: {damage.detail}" for _, damage in sorted(self.damaged.items())]
+            raise TooManyMalformed(
+                f"{stage}: damaged files ({len(found):,}) hold {share:.2%} of the bytes of the input, more than "
+                f"--max_malformed {limit:.2%} allows. The first: {' '.join(found[:MAX_EXAMPLES])} "
+                "(Or raise --max_malformed: damaged files are then left out as a whole.)"
+            )
+
+    def damaged_files(self) -> str:
+        """The damaged files by name, and their faults: 'book/a.gz (truncated gz), … and 2 more'; '' if none."""
+        return list_faults({name: damage.fault for name, damage in self.damaged.items()})
 
     def __rich__(self) -> Table:
         """A table of documents per source and reason, and of the files read and not read."""
@@ -167,6 +204,13 @@ class Counts(msgspec.Struct):
             files = [write(source) for write in columns.values()]
             table.add_row(Text(source or TOTAL), *cells, *files, style="" if source else "bold")
         return table
+
+
+def list_faults(faults: dict[str, str]) -> str:
+    """Some files by name, with the fault of each."""
+    found = [f"{name} ({fault})" for name, fault in sorted(faults.items())]
+    more = f" and {len(found) - MAX_EXAMPLES:,} more" if len(found) > MAX_EXAMPLES else ""
+    return ", ".join(found[:MAX_EXAMPLES]) + more
 
 
 def file_columns(counts: Counts) -> dict[str, Callable[[str | None], Text]]:

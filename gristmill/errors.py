@@ -3,7 +3,8 @@
     GristmillError
     ├── UsageError          invalid option, path or configuration
     ├── InputError          damaged input: truncated, corrupt, unreadable; names file and line
-    │   └── TooManyMalformed  more malformed records than --max_malformed allows
+    │   ├── DamagedFile       a file cannot be read to its end: stages that read a raw corpus leave it out
+    │   └── TooManyMalformed  more malformed records or damaged files than --max_malformed allows
     ├── OutputError         output cannot be written: disk full, no permission, folder in use
     ├── StorageError        an object store fails for longer than requests are repeated
     └── ConservationError   documents were lost: incoming and outgoing counts differ
@@ -39,8 +40,19 @@ class InputError(GristmillError, ValueError):
     """Input is truncated, corrupt or unreadable."""
 
 
+class DamagedFile(InputError):
+    """A corpus file cannot be read to its end. `fault` says why in a few words, `detail` in whole sentences."""
+
+    def __init__(self, path: Path, fault: str, detail: str) -> None:
+        super().__init__(path, fault, detail)
+        self.path, self.fault, self.detail = path, fault, detail
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.detail}"
+
+
 class TooManyMalformed(InputError):
-    """More records are malformed than `--max_malformed` allows."""
+    """More records are malformed, or more bytes are in damaged files, than `--max_malformed` allows."""
 
 
 class OutputError(GristmillError, OSError):

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from gristmill.counts import INCOMING, NOT_READ, READ, TOTAL, WRITTEN, Counts, Tally, file_columns
+from gristmill.counts import INCOMING, NOT_READ, READ, TOTAL, WRITTEN, Counts, Tally, file_columns, list_faults
 from gristmill.errors import ConservationError, GristmillError, InputError, UsageError, require, wrap_read_errors
 from gristmill.io.files import atomic_write_bytes
 from gristmill.io.token_shards import Manifest
@@ -17,16 +17,17 @@ TRAIN = "train"
 HELD_OUT = "holdout"
 
 
-class Funnel(msgspec.Struct, rename={"tallies": "went"}):
+class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
     """`funnel.json`: documents and bytes per source and reason, and tokens per source.
 
     `tallies[source][reason]` (`went` in the file) counts documents, bytes and files; for each source `read + repeated`
     equals the sum of all other reasons but `not read`, which is of files. `tokens["train" | "holdout"][source]`
-    counts tokens.
+    counts tokens. `damaged` has the files that were left out, by name, and why.
     """
 
     tallies: dict[str, dict[str, Tally]]
     tokens: dict[str, dict[str, int]]
+    damaged: dict[str, str] = {}
 
     def save(self, folder: Path) -> None:
         atomic_write_bytes(folder / FUNNEL_FILE, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
@@ -40,6 +41,7 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}):
         files = file_columns(counts)
         for name in ("MB in", "MB train", "tokens train", *files):
             table.add_column(name)
+        table.caption = Text(f"left out: {list_faults(self.damaged)}") if self.damaged else None
         for column in table.columns[1:]:
             column.justify = "right"
         for source in [*sorted(self.tallies), None]:
@@ -102,7 +104,8 @@ def build_funnel(
         name: {source: record.tokens for source, record in manifest.sources.items()}
         for name, manifest in manifests.items()
     }
-    return Funnel(whole.tallies, tokens)
+    damaged = {name: damage.fault for name, damage in normalized.damaged.items()}
+    return Funnel(whole.tallies, tokens, damaged)
 
 
 def check_counts_between(

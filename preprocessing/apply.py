@@ -14,7 +14,7 @@ from gristmill.counts import Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
-from gristmill.engine.slices import SliceGroup
+from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import GristmillError, UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, Document, list_corpus
@@ -67,6 +67,7 @@ def apply(
         return run.finish(rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments))
 
 
+@leaves_out_damaged
 def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str, version: str) -> Counts:
     """Task: call the function for each slice of a group, and write what it yields into its output."""
     counts, call = Counts({}, []), load_function(function)
@@ -118,6 +119,8 @@ def _call(name: str, function: DocumentFunction, given: _GivenDocuments) -> Iter
     except GristmillError:
         raise
     except Exception as error:
+        if given.error:
+            raise given.error from error
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise UsageError(
             f"{name} failed after it was given {given.last}: {type(error).__name__}: {error} "

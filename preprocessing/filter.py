@@ -14,7 +14,7 @@ from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, StepResult, open_stage
-from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.tags import FileTags
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
@@ -70,8 +70,8 @@ def filter(
         STAGE, output_file.parent, options, label=output_file.name, selection=selection, plans=prefix,
         reads=[folder], files=[output_file],
     ) as run:  # fmt: skip
-        groups = group_slices(cut_corpus(run, files))
-        found = run.step(_FIND, [_find_task(run, group, threshold) for group in groups])
+        slices = cut_raw_corpus(run, files)
+        found = read_slices(run, _FIND, slices, lambda groups: [_find_task(run, it, threshold) for it in groups])
         found.counts.check_malformed(STAGE.name, options.max_malformed)
         with locked(run.ledger.file.with_suffix(".merging")):  # several data sets may be filtered at the same time
             run.tags = FileTags()  # another process may have written since this one looked
@@ -93,6 +93,7 @@ def _find_task(run: StageRun, group: SliceGroup, threshold: int) -> Task:
     return Task(group[0].label, find_short, arguments, (output,), sum(part.size for part in group))
 
 
+@leaves_out_damaged
 def find_short(group: SliceGroup, threshold: int, output: Path) -> Counts:
     """Task: write the keys of the short documents in a group of slices."""
     counts, rejects, rows = Counts({}, []), Rejects(output), defaultdict(list)

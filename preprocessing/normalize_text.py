@@ -20,7 +20,7 @@ from gristmill.counts import Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
-from gristmill.engine.slices import SliceGroup
+from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, scan_corpus
@@ -107,6 +107,7 @@ def check_ftfy() -> None:
         raise UsageError("--ftfy needs the package ftfy, which is not installed: pip install 'gristmill[ftfy]'")
 
 
+@leaves_out_damaged
 def normalize_slices(group: SliceGroup, outputs: tuple[Path, ...], ftfy: bool) -> Counts:
     """Task: normalise each slice of a group into its output."""
     counts, fix = Counts({}, []), _ftfy() if ftfy else _nfc

@@ -8,7 +8,7 @@ from typing import Any
 
 from gristmill.counts import Counts
 from gristmill.engine.run import StageRun, StepResult
-from gristmill.engine.slices import cut_corpus, group_slices
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, is_piece, read_slices
 from gristmill.engine.task import Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import CorpusFile, stem
@@ -43,25 +43,24 @@ def rewrite_corpus(
 
     `function(group=…, outputs=…, **arguments)` is the task: it writes each slice of a group into its output.
     """
-    slices = cut_corpus(run, files)
-    pieces = [part for part in slices if _is_piece(part)]
-    done = run.step(step, _slice_tasks(run, slices, targets, function, arguments))
+    slices = cut_raw_corpus(run, files)
+    pieces = [part for part in slices if is_piece(part)]
+    done = read_slices(run, step, slices, lambda groups: _slice_tasks(run, groups, targets, function, arguments))
     if pieces:
         run.step("join", _join_tasks(run, pieces, targets, done))
     return done.counts
 
 
-def _is_piece(part: Slice) -> bool:
-    """Whether a slice is only a part of its file."""
-    return part.start > 0 or part.end is not None
-
-
 def _slice_tasks(
-    run: StageRun, slices: list[Slice], targets: Targets, function: Callable[..., Counts], arguments: dict[str, Any]
+    run: StageRun,
+    groups: list[SliceGroup],
+    targets: Targets,
+    function: Callable[..., Counts],
+    arguments: dict[str, Any],
 ) -> Iterator[Task]:
     """A task for each group of small files, and each piece of a large one, whose output is temporary."""
-    for group in group_slices(slices):
-        outputs = tuple(_piece_path(run, part, targets) if _is_piece(part) else targets[part.name] for part in group)
+    for group in groups:
+        outputs = tuple(_piece_path(run, part, targets) if is_piece(part) else targets[part.name] for part in group)
         size = sum(part.size for part in group)
         yield Task(group[0].label, function, {"group": group, "outputs": outputs, **arguments}, outputs, size)
 

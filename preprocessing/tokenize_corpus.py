@@ -19,12 +19,12 @@ from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.run import StageRun, StepResult, open_stage
-from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import Document, list_corpus
 from gristmill.io.files import atomic_write, atomic_write_bytes, concatenate, is_unfinished, rejects_path, sha256_file
-from gristmill.io.readers import Slice, read_documents
+from gristmill.io.readers import read_documents
 from gristmill.io.token_shards import (
     MANIFEST,
     Manifest,
@@ -102,8 +102,9 @@ def tokenize_corpus(
         _remove_unrecorded_shards(run, out_dir)
         reject_unknown_files(out_dir, (), (".bin", ".idx"), run.ledger)
         facts = _read_facts(run, tokenizer)
-        parts = list(_part_tasks(run, cut_corpus(run, files), tokenizer))
-        encoded = run.step("encode", parts)
+        slices = cut_raw_corpus(run, files)
+        encoded = read_slices(run, "encode", slices, lambda groups: _part_tasks(run, groups, tokenizer))
+        parts = list(_part_tasks(run, group_slices(slices), tokenizer))
         joined = run.step("join", _shard_tasks(run, parts, encoded, target, out_dir))
         run.step("manifest", [_manifest_task(joined, tokenizer, facts, out_dir)])
         return run.finish(encoded.counts)
@@ -161,9 +162,9 @@ def _load(path: Path, mtime_ns: int) -> tuple[sentencepiece.SentencePieceProcess
     return model, Encoder(model)
 
 
-def _part_tasks(run: StageRun, slices: Sequence[Slice], tokenizer: Path) -> Iterator[Task]:
+def _part_tasks(run: StageRun, groups: Sequence[SliceGroup], tokenizer: Path) -> Iterator[Task]:
     """A task for each group of slices; its outputs are a part: a temporary shard."""
-    for group in group_slices(slices):
+    for group in groups:
         prefix = run.work / "parts" / group[0].label
         outputs = (with_suffix(prefix, ".bin"), with_suffix(prefix, ".idx"))
         arguments = {"group": group, "tokenizer": tokenizer, "tokens": outputs[0]}
@@ -197,6 +198,7 @@ def _manifest_task(joined: StepResult, tokenizer: Path, facts: TokenizerFacts, o
     return Task("manifest", write_manifest, arguments, outputs)
 
 
+@leaves_out_damaged
 def encode_slices(group: SliceGroup, tokenizer: Path, tokens: Path) -> Result:
     """Task: write the documents of slices as a part, `tokens` (.bin) and its .idx; the value is its ShardReport."""
     counts, (model, encoder) = Counts({}, []), load_encoder(tokenizer)

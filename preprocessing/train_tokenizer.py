@@ -18,7 +18,7 @@ from gristmill.counts import Counts
 from gristmill.engine.claims import reject_overlapping_folders
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.run import StageRun, open_stage
-from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import list_corpus
@@ -80,8 +80,9 @@ def train_tokenizer(
     files = list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
     with open_stage(STAGE, out_dir, options, reads=[input_dir], files=[out_dir / MODEL]) as run:
-        tasks = list(_sample_tasks(run, cut_corpus(run, files), parse_size(sample), seed))
-        sampled = run.step("sample", tasks)
+        slices, budget = cut_raw_corpus(run, files), parse_size(sample)
+        sampled = read_slices(run, "sample", slices, lambda groups: _sample_tasks(run, groups, budget, seed))
+        tasks = _sample_tasks(run, group_slices(slices), budget, seed)
         sampled.counts.check_malformed(STAGE.name, options.max_malformed)
         arguments = {
             "samples": FileSet(tuple(task.outputs[0] for task in tasks)), "model": out_dir / MODEL,
@@ -111,16 +112,17 @@ def check_options(vocab_size: int, model_type: str, sample: str, exact: bool, se
     check_seed(seed)
 
 
-def _sample_tasks(run: StageRun, slices: list[Slice], budget: int, seed: int) -> Iterator[Task]:
+def _sample_tasks(run: StageRun, groups: list[SliceGroup], budget: int, seed: int) -> Iterator[Task]:
     """A task for each group of slices; each slice has its share of the budget."""
-    total = sum(part.size for part in slices) or 1
-    for group in group_slices(slices):
+    total = sum(part.size for group in groups for part in group) or 1
+    for group in groups:
         output = run.work / "sample" / f"{group[0].label}.txt"
         budgets = tuple(max(1, budget * part.size // total) for part in group)
         arguments = {"group": group, "budgets": budgets, "seed": seed, "output": output}
         yield Task(group[0].label, sample_group, arguments, (output,), sum(part.size for part in group))
 
 
+@leaves_out_damaged
 def sample_group(group: SliceGroup, budgets: tuple[int, ...], seed: int, output: Path) -> Counts:
     """Task: write the sentences of a random sample of each slice."""
     counts, rejects = Counts({}, []), Rejects(output)

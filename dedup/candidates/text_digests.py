@@ -18,7 +18,7 @@ from dedup.candidates.input_shards import Scope
 from dedup.minhash.matching_form import form_size, pack, write_form
 from gristmill.batches import batched
 from gristmill.counts import Counts
-from gristmill.engine.slices import SliceGroup
+from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Result
 from gristmill.io.external_sort import write_records
 from gristmill.io.readers import Slice, read_documents
@@ -34,6 +34,7 @@ _BATCH_CHARACTERS, _BATCH_DOCUMENTS = 4 << 20, 4096  # digested together
 _PREFIX = 256  # characters tested first for an empty matching form
 
 
+@leaves_out_damaged
 def digest_slices(group: SliceGroup, on: MatchOn, scope: Scope, output: Path) -> Result:
     """Task: write the GROUP_RECORDs of a group of slices; returns the row in the group of each slice's first row."""
     counts, first_rows = Counts({}, []), list[int]()

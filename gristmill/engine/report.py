@@ -84,6 +84,7 @@ def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: flo
     done = rate + skipped if ran else "done already, nothing to do"
     unread = counts.unread_files()
     files = f" | files not read: {unread}" if unread else ""
+    files += f" | left out: {counts.damaged_files()}" if counts.damaged else ""
     print(f"{stage}: {read:,} read = {parts or 'nothing'}{files} | {done}", file=sys.stderr, flush=True)
 
 

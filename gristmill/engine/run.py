@@ -132,7 +132,7 @@ class StageRun:
             counts.check_malformed(self.stage.name, self.options.max_malformed)
         except Exception:
             self.marks.is_output_changed = True
-            self.marks.set("found more malformed records than --max_malformed allows")
+            self.marks.set("found more malformed or damaged input than --max_malformed allows")
             raise
         if self._goal and self._done.get(GOAL) is None:
             outputs = [self._written[path.absolute()] for path in self._goal.outputs]

@@ -1,28 +1,103 @@
-"""Steps that cut a corpus into slices, and groups of small slices: a task reads neither too much nor too little."""
+"""Steps that cut a corpus into slices and read them; small slices are grouped, and damaged files are left out."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
-from gristmill.counts import Counts
+from gristmill.counts import Counts, Damage
+from gristmill.engine.records import Ledger, StepResult
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import Result, Task
+from gristmill.errors import DamagedFile, InputError
 from gristmill.io import readers
 from gristmill.io.documents import CorpusFile
-from gristmill.io.readers import Slice, find_cuts, is_cut, slices_at
+from gristmill.io.files import STATE_DIR
+from gristmill.io.readers import Slice, find_cuts, is_cut, read_corpus, slices_at
 
 SMALL_BYTES = 256 << 10  # smaller slices are grouped
 GROUP_BYTES = 4 << 20  # a group is not larger: enough tasks are left for all workers
 _GROUP_FILES = 256  # in a group, on average
+_CHECK = "check"  # name of the step that reads whole files of which a slice is damaged
 
 SliceGroup = tuple[Slice, ...]
+_Rest = ParamSpec("_Rest")
+_Result = TypeVar("_Result")
 
 
 def cut_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
-    """The slices of all files, in order; the tasks of the step `cut` find where large files are cut."""
+    """The slices of all files, as cut_raw_corpus finds them. Raises DamagedFile if one that must be cut is damaged."""
+    slices = cut_raw_corpus(run, files)
+    for part in slices:
+        if part.damage:
+            raise DamagedFile(part.path, *part.damage)
+    return slices
+
+
+def cut_raw_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
+    """The slices of all files, in order; those of files known to be damaged are marked, for read_slices.
+
+    The tasks of the step `cut` find where large files are cut.
+    """
     large = [file for file in files if is_cut(file)]
-    found = run.step("cut", [_cut_task(file) for file in large]) if large else None
-    cuts = dict(zip((file.name for file in large), found.values(list[tuple[int, int]]), strict=True)) if found else {}
-    return [part for file in files for part in slices_at(file, cuts.get(file.name, [(0, 0)]))]
+    if not large:
+        return [part for file in files for part in slices_at(file, [(0, 0)])]
+    found = run.step("cut", [_cut_task(file) for file in large])
+    earlier = run.ledger.read()
+    checked = run.step(_CHECK, [_check_task(file) for file in large if (_CHECK, file.name) in earlier])
+    damaged = found.counts.damaged | checked.counts.damaged
+    cuts = dict(zip((file.name for file in large), found.values(list[tuple[int, int]]), strict=True))
+    slices = [part for file in files for part in slices_at(file, cuts.get(file.name, [(0, 0)]))]
+    return [_mark(part, damaged.get(part.name)) for part in slices]
+
+
+def read_slices(
+    run: StageRun, step: str, slices: Sequence[Slice], plan: Callable[[list[SliceGroup]], Iterable[Task]]
+) -> StepResult:
+    """Run a step of tasks that `plan` makes of groups of slices, and that leave out damaged files of raw corpora.
+
+    Where a slice of a large file turns out to be damaged, the tasks of all its slices run again, without it. Raises
+    InputError if a stage wrote a damaged file.
+    """
+    done = run.step(step, plan(group_slices(slices)))
+    damaged = done.counts.damaged
+    _reject_written(slices, damaged)
+    torn = {part.name: part for part in slices if part.name in damaged and is_piece(part) and not part.damage}
+    if torn:
+        checked = run.step(_CHECK, [_check_task(part) for part in torn.values()])
+        found = {name: damaged[name] for name in torn} | checked.counts.damaged
+        done = run.step(step, plan(group_slices([_mark(part, found.get(part.name)) for part in slices])))
+    return done
+
+
+def is_piece(part: Slice) -> bool:
+    """Whether a slice is only a part of its file."""
+    return part.start > 0 or part.end is not None
+
+
+def leaves_out_damaged(
+    function: Callable[Concatenate[SliceGroup, _Rest], _Result],
+) -> Callable[Concatenate[SliceGroup, _Rest], _Result]:
+    """Make a task's function start over without the files of its group that are damaged.
+
+    It is called again with the same slices, of which the damaged ones are marked and have no documents.
+    """
+
+    @wraps(function)
+    def work(group: SliceGroup, *arguments: _Rest.args, **named: _Rest.kwargs) -> _Result:
+        try:
+            return function(group, *arguments, **named)
+        except DamagedFile as error:
+            if error.path not in {part.path for part in group}:
+                raise
+            found = [_describe(error) if part.path == error.path else _find_damage(part) for part in group]
+        return function(tuple(map(_mark, group, found)), *arguments, **named)
+
+    return work
 
 
 def group_slices(slices: Iterable[Slice]) -> list[SliceGroup]:
@@ -34,7 +109,7 @@ def group_slices(slices: Iterable[Slice]) -> list[SliceGroup]:
     groups: list[list[Slice]] = []
     left, is_open = 0, False
     for part in slices:
-        is_small = part.size < SMALL_BYTES and part.start == 0 and part.end is None
+        is_small = part.size < SMALL_BYTES and not is_piece(part)
         if is_open and is_small and part.size <= left and part.source == groups[-1][-1].source:
             groups[-1].append(part)
         else:
@@ -55,5 +130,60 @@ def _cut_task(file: CorpusFile) -> Task:
 
 
 def cut_file(file: CorpusFile, slice_bytes: int) -> Result:
-    """Task: find where the slices of a file start, as (byte or row group, row)."""
-    return Result(Counts({}, []), find_cuts(file, slice_bytes))
+    """Task: find where the slices of a file start, as (byte or row group, row); one slice if it is damaged."""
+    try:
+        return Result(Counts({}, []), find_cuts(file, slice_bytes))
+    except DamagedFile as error:
+        return Result(Counts({}, [], {file.name: _describe(error)}), [(0, 0)])
+
+
+def _check_task(file: CorpusFile | Slice) -> Task:
+    part = Slice(file.path, file.name, text_column=file.text_column)
+    return Task(file.name, check_file, {"part": part}, size=file.size)
+
+
+def check_file(part: Slice) -> Counts:
+    """Task: read a whole file; the counts say whether it is damaged."""
+    damage = _find_damage(part)
+    return Counts({}, [], {part.name: damage} if damage else {})
+
+
+def _find_damage(part: Slice) -> Damage | None:
+    """Read the whole file of a slice; return what is wrong with it, None if nothing is."""
+    try:
+        deque(read_corpus(part.path, part.text_column, on_malformed="skip"), maxlen=0)
+    except DamagedFile as error:
+        return _describe(error)
+    return None
+
+
+def _describe(error: DamagedFile) -> Damage:
+    return Damage(str(error.path), error.fault, error.detail)
+
+
+def _mark(part: Slice, damage: Damage | None) -> Slice:
+    """The slice, marked if its file is damaged."""
+    return replace(part, damage=(damage.fault, damage.detail)) if damage else part
+
+
+def _reject_written(slices: Sequence[Slice], damaged: dict[str, Damage]) -> None:
+    """Raise InputError if a stage wrote one of the damaged files: what is lost there must be written again."""
+    for path, damage in ((part.path, damaged[part.name]) for part in slices if part.name in damaged):
+        if stage := _writer_of(path):
+            raise InputError(
+                f"{path} is damaged, and {stage} wrote it: {damage.detail} It is no raw input, so it is not left out: "
+                f"remove it, run {stage} again, which writes it anew, and then the same command"
+            )
+
+
+def _writer_of(path: Path) -> str:
+    """The stage that wrote a file, by a ledger in a parent folder; '' for a raw file.
+
+    A folder whose state folder holds no ledger is the second output of a stage: the ledger is in the first.
+    """
+    name = os.path.abspath(path)
+    states = [state for folder in Path(name).parents if (state := folder / STATE_DIR).is_dir()]
+    for ledger in (ledger for state in states for ledger in Ledger.all_in(state)):
+        if name in ledger.outputs():
+            return ledger.file.stem.partition("-")[0]
+    return "the stage before" if states and not Ledger.all_in(states[0]) else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gristmill.budget import Hold
-from gristmill.errors import InputError, wrap_read_errors
+from gristmill.errors import DamagedFile, InputError, wrap_read_errors
 from gristmill.io.formats.compressed import CHUNK, CorruptStream, decompress
 from gristmill.io.formats.suffixes import compression_of
 
@@ -26,8 +26,8 @@ def read_lines(path: Path, start: int = 0, end: int | None = None, limit: int = 
 
     `start` and `end` are byte offsets, for uncompressed files only. Memory is bounded by the longest line
     up to the limit, whatever the compression ratio; a long line is read while no other worker reads one (budget.py).
-    Raises InputError if the file cannot be read, or, naming the last good line, if a compressed stream is truncated or
-    corrupt; UsageError for a line that needs more memory than there is.
+    Raises InputError if the file cannot be read; DamagedFile, naming the last good line, if a compressed stream is
+    truncated or corrupt; UsageError for a line that needs more memory than there is.
     """
     count, hold = 0, Hold()
     try:
@@ -64,9 +64,13 @@ def read_whole(path: Path, hold: Hold, limit: int = MAX_LINE_BYTES) -> bytes:
 
 
 def _corrupt(path: Path, last_good: str, error: CorruptStream) -> InputError:
-    return InputError(
-        f"{path}: the compressed data is truncated or corrupt after {last_good} ({error}). It is unknown how "
-        "much is lost: fetch the file again, or remove it to continue without it."
+    if "Allocation error" in str(error):  # of zstd: nothing is known of the file
+        return InputError(f"cannot read {path}: there is too little memory ({error}). Give fewer --workers")
+    return DamagedFile(
+        path,
+        f"{error.fault} {compression_of(path.name)}",
+        f"the compressed data is truncated or corrupt after {last_good} ({error}). It is unknown how "
+        "much is lost: fetch the file again, or remove it to continue without it.",
     )
 
 

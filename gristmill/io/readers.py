@@ -9,10 +9,10 @@ import msgspec
 import pyarrow as pa
 
 from gristmill.budget import Hold
-from gristmill.counts import MALFORMED, READ, Counts
+from gristmill.counts import MALFORMED, READ, Counts, Damage
 from gristmill.errors import InputError, UsageError, require, wrap_read_errors
 from gristmill.io.documents import CorpusFile, DocKey, Document, list_corpus, source_of
-from gristmill.io.formats.arrow_tables import ipc_batches, parquet_batches, row_group_starts
+from gristmill.io.formats.arrow_tables import damaged_table, ipc_batches, parquet_batches, row_group_starts
 from gristmill.io.formats.arrow_values import records
 from gristmill.io.formats.json_fields import decode_string, parse_fields
 from gristmill.io.formats.malformed import BadRecord, Malformed
@@ -31,7 +31,7 @@ class Slice:
     """Part of a corpus file that one task reads, `start` up to `end`: bytes of a .jsonl, row groups of a .parquet.
 
     `first_row` is the row in the file of its first record; `size` is its approximate size in bytes, for
-    the progress bar; `end` None is the end of the file.
+    the progress bar; `end` None is the end of the file. `damage` is why a file is left out, in brief and in full.
     """
 
     path: Path
@@ -41,6 +41,7 @@ class Slice:
     end: int | None = None
     size: int = 0
     text_column: str = "text"
+    damage: tuple[str, str] | None = None
 
     @property
     def source(self) -> str:
@@ -80,9 +81,9 @@ def find_cuts(file: CorpusFile, slice_bytes: int) -> list[tuple[int, int]]:
 def slices_at(file: CorpusFile, cuts: list[tuple[int, int]]) -> list[Slice]:
     """The slices of a file that start at `cuts`."""
     ends = [start for start, _ in cuts[1:]] + [None]
-    share = file.size // len(cuts)
+    share, rest = divmod(file.size, len(cuts))
     return [
-        Slice(file.path, file.name, row, start, end, share, file.text_column)
+        Slice(file.path, file.name, row, start, end, share if end else share + rest, file.text_column)
         for (start, row), end in zip(cuts, ends, strict=True)
     ]
 
@@ -139,8 +140,13 @@ def read_documents(
     A record that is not a document is counted as malformed, with the reason, and added to `rejects`. The file is
     counted as read with its first slice. With `by_original_source`, documents are counted under the source of
     Document.original_key, not the slice's, and files, which may hold several sources, are not counted.
-    Raises InputError if the file is truncated, corrupt or unreadable, or has no column `part.text_column`.
+    A slice marked as damaged has no documents, and is counted as not read. Raises DamagedFile if the file is truncated
+    or corrupt, InputError if it is unreadable or has no column `part.text_column`.
     """
+    if part.damage:
+        counts.add_damaged_file(part.source, part.name, Damage(str(part.path), *part.damage), part.size, not part.start)
+        return
+    counts.stored += part.size
     if part.start == 0 and not by_original_source:
         counts.add_read_file(part.source)
     for row, record in _records(part):
@@ -283,10 +289,7 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
                     yield row, record
                     row += 1
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: a damaged page; the last: a name
-        raise InputError(
-            f"{part.path}: not a readable {part.path.suffix} file after row {row:,} ({error}). "
-            "Fetch it again, or remove it to continue without it."
-        ) from error
+        raise damaged_table(part.path, f" after row {row:,}", error) from error
 
 
 def _require_column(columns: list[str], part: Slice) -> None:

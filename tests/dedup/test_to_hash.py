@@ -162,7 +162,7 @@ def test_an_interrupted_run_is_not_taken_for_a_whole_one(
     """And when it has been completed, in whole or in parts, it is."""
     write(tmp_path / "NORM/book/a.jsonl", texts_of(2, 0))
     write(tmp_path / "NORM/wiki/a.jsonl", texts_of(2, 2))
-    (tmp_path / "NORM/wiki/b.jsonl.zst").write_bytes(b"no zstd")
+    (tmp_path / "NORM/wiki/b.jsonl.zst").write_bytes(b"no zstd" * 9999)
     for source in ("wiki", "all"):
         with pytest.raises(InputError, match="fetch the file again"):
             sign(tmp_path / "NORM", tmp_path / "out", source)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from gristmill.io.lines import read_lines
+
 NORMALIZE = "preprocessing/normalize_text.py"
 GOOD = b'{"text":"good"}\n'
 MANY = b"".join(b'{"text":"document number %d"}\n' % i for i in range(20_000))
@@ -123,8 +125,10 @@ def test_damaged_compressed_file_is_named_in_the_error(tmp_path: Path, fails, na
     path = put(tmp_path / "in" / name, data)
     code, text = fails(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out")
     assert code == 1 and f"{path}: the compressed data is truncated or corrupt after line" in text
-    assert "fetch the file again" in text
-    assert not (tmp_path / "out" / name).exists()
+    assert "fetch the file again" in text and "damaged files (1) hold 100.00%" in text
+    assert not list(read_lines(tmp_path / "out" / name))
+    code, text = fails(NORMALIZE, "--data_dir", tmp_path / "out", "--target_dir", tmp_path / "next")
+    assert code == 1 and "found more malformed or damaged input" in text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from gristmill.budget import Hold
-from gristmill.errors import InputError
+from gristmill.errors import DamagedFile, InputError
 
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 4 << 20  # of a batch, on average: Python's strings take up to four times that
@@ -135,6 +135,14 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
     return _BYTES.get(kind, kind)
 
 
+def damaged_table(path: Path, after: str, error: Exception) -> InputError:
+    """The error for a file that Arrow cannot read; a DamagedFile if not only memory was lacking."""
+    kind = path.suffix.removeprefix(".")
+    detail = f"not a readable .{kind} file{after} ({error}). Fetch it again, or remove it to continue without it."
+    is_damage = not isinstance(error, MemoryError) and getattr(error, "errno", None) is None
+    return DamagedFile(path, f"unreadable {kind}", detail) if is_damage else InputError(f"{path}: {detail}")
+
+
 def _batch_rows(rows: int, size: int) -> int:
     return max(1, min(_BATCH_ROWS, rows * _BATCH_BYTES // max(size, 1)))
 
@@ -150,7 +158,7 @@ def row_group_starts(path: Path, size: int, slice_bytes: int) -> list[tuple[int,
     try:
         metadata = pa.parquet.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a readable .parquet file ({error}). Fetch it again, or remove it") from error
+        raise damaged_table(path, "", error) from error
     starts, row, held = [(0, 0)], 0, 0
     for group in range(metadata.num_row_groups):
         if held >= slice_bytes:

@@ -21,6 +21,11 @@ _ZSTD_SKIPPABLE = bytes.fromhex("2a4d18")  # last bytes of the magic number of a
 class CorruptStream(ValueError):
     """A compressed stream is truncated or corrupt."""
 
+    @property
+    def fault(self) -> str:
+        """Which of the two: it is truncated if the file ends within it."""
+        return "truncated" if isinstance(self.__cause__, EOFError) else "corrupt"
+
 
 def decompress(file: BinaryIO, compression: str) -> Iterator[bytes]:
     """Yield the decompressed content of `file` in chunks of at most CHUNK bytes.

@@ -257,7 +257,7 @@ def test_too_many_malformed_records_leave_the_output_unfinished(tmp_path: Path, 
     for _ in range(2):
         with pytest.raises(TooManyMalformed, match="1 of 1 records"):
             run(0.5)
-        with pytest.raises(InputError, match="more malformed records than --max_malformed allows"):
+        with pytest.raises(InputError, match="more malformed or damaged input than --max_malformed allows"):
             reject_unfinished(tmp_path / "out")
     assert run(1.0) == 0
     reject_unfinished(tmp_path / "out")
