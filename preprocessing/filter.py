@@ -20,7 +20,7 @@ from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import list_source, source_folder
 from gristmill.io.files import STATE_DIR, locked
-from gristmill.io.keys import read_keys, write_keys
+from gristmill.io.keys import iter_keys, sort_keys, write_keys, write_sorted_keys
 from gristmill.io.parquet_tables import is_table
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
@@ -124,16 +124,15 @@ def _merge_task(run: StageRun, found: StepResult, prefix: str, output_file: Path
     earlier = run.ledger.read().values()
     others = [record for record in earlier if record.step == _FIND and not record.task.startswith(prefix)]
     keys = FileSet(tuple(sorted(run.ledger.path(record.outputs[0]) for record in [*found.records, *others])))
-    return Task("merge", merge_keys, {"keys": keys, "output_file": output_file}, (output_file,))
+    arguments = {"keys": keys, "output_file": output_file}
+    return Task("merge", merge_keys, arguments, (output_file,), memory=run.options.memory_bytes)
 
 
-def merge_keys(keys: FileSet, output_file: Path) -> None:
+def merge_keys(keys: FileSet, output_file: Path, memory: int) -> None:
     """Task: write the key set of all data sets, ascending by file and row."""
-    rows = defaultdict(list)
-    for path in keys.paths:
-        for file, found in read_keys(path).items():
-            rows[file].append(found)
-    write_keys(output_file, {file: np.sort(np.concatenate(found)) for file, found in rows.items()})
+    found = (item for path in keys.paths for item in iter_keys(path))
+    with sort_keys(found, output_file.with_name(f"{output_file.name}.sorted"), memory // 2) as (names, blocks):
+        write_sorted_keys(output_file, names, blocks)
 
 
 if __name__ == "__main__":

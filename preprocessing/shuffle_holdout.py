@@ -90,7 +90,7 @@ def pass1(
         buckets = {group: out_dir / f"{group[0].label}{SUFFIX}" for group in groups}
         reject_unknown_files(out_dir, buckets.values(), CORPUS_SUFFIXES, run.ledger)
         drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}
-        dropped = run.step("drops", [_drops_task(drops, duplicates, short_docs)])
+        dropped = run.step("drops", [_drops_task(drops, duplicates, short_docs, options)])
         epochs = _find_epochs(run, source_weight, groups, drops, seed)
         mixed = run.step("mix", [
             _mix_task(group, drops[files_of(group)], epochs[group[0].source], parts, seed, bucket)
@@ -121,14 +121,16 @@ def _provenance(duplicates: Path) -> Path | None:
     return table if table.is_file() else None
 
 
-def _drops_task(drops: dict[tuple[str, ...], Path], duplicates: Path | None, short_docs: Path | None) -> Task:
+def _drops_task(
+    drops: dict[tuple[str, ...], Path], duplicates: Path | None, short_docs: Path | None, options: RunOptions
+) -> Task:
     """The task that splits both key sets by groups of corpus files; `drops` maps each group to its output."""
     outputs = list(drops.values())
     arguments = {
         "duplicates": duplicates, "provenance": duplicates and _provenance(duplicates), "short_docs": short_docs,
         "groups": list(drops), "outputs": outputs,
     }  # fmt: skip
-    return Task("drops", write_drops, arguments, tuple(outputs))
+    return Task("drops", write_drops, arguments, tuple(outputs), memory=options.memory_bytes)
 
 
 def _find_epochs(

@@ -1,6 +1,9 @@
 """Key sets on disk, as SlimPajama's {file: {rows}} pickle or as a Parquet table."""
 
-from collections.abc import Collection, Iterator, Mapping
+import shutil
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,24 +15,36 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError
+from gristmill.io.external_sort import ExternalSorter, read_records, write_records
 from gristmill.io.parquet_tables import encode_names, integers, is_table, open_table_writer, read_table, stream_table
-from gristmill.io.pickles import dump_pickle, load_pickle
+from gristmill.io.pickles import load_pickle, stream_rows, write_sets
 
 Rows = NDArray[np.int64]
 KeySet = dict[str, Rows]  # file → its rows, ascending
+KEY = np.dtype([("file", "<u4"), ("row", "<i8")])  # a key, its file by number
+_BLOCK = 1 << 17  # keys read together
+_ROW_BITS = np.uint64(40)  # of a packed key
+_SCHEMA = pa.schema({"file": pa.string(), "row": pa.int64()})
+_PACKED = np.dtype([("key", "<u8")])
 
 
 def read_keys(path: Path, files: Collection[str] | None = None) -> KeySet:
     """Read a key set from a .pickle or .parquet file; with `files`, only the keys in those files.
 
     From a table sorted by file, as write_keys writes it, only the row groups with those files are read,
-    which bounds memory. A pickle is always loaded whole. Raises UsageError
+    which bounds memory. Raises UsageError
     if there is no such file, InputError if it is damaged or not a key set.
     """
     if is_table(path):
         where = None if files is None else _file_in(files, path)
         keys = _from_table(read_table(path, {"file", "row"}, where), path)
         return {file: rows for file, rows in keys.items() if files is None or file in files}
+    if (found := stream_rows(path)) is not None:
+        held: dict[str, list[Rows]] = defaultdict(list)
+        for file, rows in found:
+            if files is None or file in files:
+                held[file].append(rows)
+        return {file: np.unique(np.concatenate(blocks)) for file, blocks in held.items()}
     value = load_pickle(path)
     if not isinstance(value, Mapping):
         raise InputError(f"{path} holds a {type(value).__name__}: wanted a dict of file names to sets of rows")
@@ -46,28 +61,138 @@ def read_keys(path: Path, files: Collection[str] | None = None) -> KeySet:
 
 
 def stream_keys(path: Path) -> Iterator[tuple[str, Rows]]:
-    """Yield (file, its rows) of a key set, sorted by file; a sorted table is read one file at a time."""
-    if not is_table(path) or not _is_sorted(path):
+    """Yield (file, its rows) of a key set, sorted by file; a set that is sorted by file is read one file at a time."""
+    if not (_is_sorted(path) if is_table(path) else _is_sorted_pickle(path)):
         yield from sorted(read_keys(path).items())
         return
-    name, held = "", np.empty(0, np.int64)
+    name, held = "", list[Rows]()
+    for file, rows in iter_keys(path):
+        if file != name and held:
+            yield name, np.unique(np.concatenate(held))
+            held = []
+        name = file
+        held.append(rows)
+    if held:
+        yield name, np.unique(np.concatenate(held))
+
+
+def iter_keys(path: Path) -> Iterator[tuple[str, Rows]]:
+    """Yield the keys of a set in its own order, in blocks of one file's rows; a file may come several times.
+
+    Memory holds a block, for pickles that stream_rows reads, and tables. Raises as read_keys.
+    """
+    if not is_table(path):
+        found = stream_rows(path)
+        yield from read_keys(path).items() if found is None else found
+        return
     for table in stream_table(path, ["file", "row"]):
-        for file, rows in _from_table(table, path).items():
-            if file != name and len(held):
-                yield name, np.unique(held)
-                held = held[:0]
-            name, held = file, np.concatenate([held, rows])
-    if len(held):
-        yield name, np.unique(held)
+        yield from _from_table(table, path).items()
+
+
+@contextmanager
+def sort_keys(
+    keys: Iterable[tuple[str, Rows]], folder: Path, memory: int
+) -> Iterator[tuple[list[str], ExternalSorter]]:
+    """Context: the names of files, ascending, and blocks of KEYs by file and row, within `memory`, from any order.
+
+    `folder` is for work files, and is removed.
+    """
+    numbers: dict[str, int] = {}
+    try:
+        unsorted = folder / "unsorted.bin"
+        write_records(unsorted, (key_records(numbers.setdefault(file, len(numbers)), rows) for file, rows in keys))
+        names = sorted(numbers)
+        rank = np.empty(len(names), np.uint32)
+        rank[[numbers[name] for name in names]] = np.arange(len(names))
+        with ExternalSorter(folder / "runs", KEY, ("file", "row"), memory) as sorter:
+            for block in read_records(unsorted, KEY, _BLOCK):
+                block["file"] = rank[block["file"]]
+                sorter.add(block)
+            unsorted.unlink()
+            yield names, sorter
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def key_records(file: int, rows: Rows) -> NDArray:
+    """KEYs (n) of rows (n) of one file."""
+    records = np.empty(len(rows), KEY)
+    records["file"], records["row"] = file, rows
+    return records
+
+
+def by_file(blocks: Iterable[NDArray]) -> Iterator[tuple[int, NDArray]]:
+    """Yield the number of each file and its records (n), from records sorted by `file`; one file is in memory."""
+    held: list[NDArray] = []
+    for block in blocks:
+        for part in np.split(block, np.flatnonzero(np.diff(block["file"])) + 1):
+            if held and len(part) and part["file"][0] != held[0]["file"][0]:
+                yield int(held[0]["file"][0]), np.concatenate(held)
+                held = []
+            held += [part] if len(part) else []
+    if held:
+        yield int(held[0]["file"][0]), np.concatenate(held)
+
+
+class PackedKeys:
+    """Keys of numbered files, to look others up in: sorted integers in a file that is mapped, 8 bytes each.
+
+    `numbers` are those of files by name. A key is its file's number above its row's 40 bits.
+    """
+
+    def __init__(self, path: Path, numbers: Mapping[str, int]) -> None:
+        self.numbers = numbers
+        self.packed = np.memmap(path, np.uint64, "r") if path.stat().st_size else np.empty(0, np.uint64)
+
+    @classmethod
+    @contextmanager
+    def of(cls, paths: Sequence[Path], numbers: Mapping[str, int], folder: Path, memory: int) -> Iterator["PackedKeys"]:
+        """Context: the keys of some sets in files that have `numbers`; `folder` is for work files, and is removed."""
+        path = folder / "packed.bin"
+        try:
+            with ExternalSorter(folder / "runs", _PACKED, ("key",), memory) as sorter:
+                for file, rows in (item for path in paths for item in iter_keys(path)):
+                    if file in numbers:
+                        sorter.add(_pack(np.uint64(numbers[file]), rows[rows < 1 << int(_ROW_BITS)]).view(_PACKED))
+                write_records(path, sorter)
+            yield cls(path, numbers)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def contains(self, files: NDArray[np.integer], rows: Rows) -> NDArray[np.bool_]:
+        """Whether each key is among them (n), given the numbers of files (n) and rows (n)."""
+        keys = _pack(files.astype(np.uint64), rows)
+        at = np.searchsorted(self.packed, keys)
+        found = at < len(self.packed)
+        found[found] = self.packed[at[found]] == keys[found]
+        return found
+
+
+def _pack(files: NDArray[np.uint64] | np.uint64, rows: Rows) -> NDArray[np.uint64]:
+    return (files << _ROW_BITS) + rows.astype(np.uint64)
+
+
+def write_sorted_keys(path: Path, names: list[str], blocks: Iterable[NDArray]) -> None:
+    """Write a key set as write_keys does, from blocks of KEYs by file and row, one file's in memory; all have keys."""
+    if not is_table(path):
+        write_sets(path, names, (found["row"].tolist() for _, found in by_file(blocks)))
+        return
+    values = pa.array(names, pa.string())
+    with open_table_writer(path, _SCHEMA) as write:
+        for block in blocks:
+            write({"file": values.take(pa.array(block["file"])), "row": pa.array(block["row"])})
 
 
 def write_keys(path: Path, keys: KeySet) -> None:
     """Write a key set atomically, as a pickle or a table, sorted by file and row; files without rows are left out."""
     keys = {file: keys[file] for file in sorted(keys) if len(keys[file])}
     if not is_table(path):
-        dump_pickle(path, {file: set(rows.tolist()) for file, rows in keys.items()})
+        write_sets(path, keys, (rows.tolist() for rows in keys.values()))
         return
-    with open_table_writer(path, pa.schema({"file": pa.string(), "row": pa.int64()})) as write:
+    with open_table_writer(path, _SCHEMA) as write:
         for file, rows in keys.items():
             write({"file": pa.repeat(file, len(rows)), "row": pa.array(rows, pa.int64())})
 
@@ -81,6 +206,11 @@ def _checked_rows(file: Any, rows: Any) -> Collection[int]:
     if rows and min(rows) < 0:
         raise ValueError(f"{file} has the row {min(rows)}")
     return rows
+
+
+def _is_sorted_pickle(path: Path) -> bool:
+    found = stream_rows(path)
+    return found is not None and all(one <= other for (one, _), (other, _) in pairwise(found))
 
 
 def _is_sorted(path: Path) -> bool:

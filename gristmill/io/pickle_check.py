@@ -153,3 +153,102 @@ def _skip_argument(data: NDArray[np.uint8], at: int, argument: int) -> tuple[int
     if number > np.uint64(len(data) - at):
         return -_LONG, 0
     return int(at + np.int64(number)), 0
+
+
+# What scan_rows found: it needs more bytes or more room, a file's name, the end, or something else than files and rows.
+MORE, NAME, END, OTHER = range(4)
+# Where scan_rows is: before a batch of items, a name, a value; in a set, its items; after set's name; in the list of a
+# set's items, between its batches or in one; after an item alone, the list in a tuple, the call of set.
+_BATCH, _FILE, _VALUE, _SET, _ADDED, _CALLED, _LIST, _APPENDED, _ITEM, _TUPLED, _MADE = range(11)
+SCAN_STATE = 4  # numbers in the state of scan_rows: where it is, whether in a batch of items, the bounds of a name
+_BUILTIN_SET = np.frombuffer(b"builtins\nset\n", np.uint8)
+_NUMBERS = (0x4B, 0x4D, 0x4A, 0x8A)  # BININT1, BININT2, BININT, LONG1
+_MEMOIZED = (0x94, 0x71, 0x72)  # MEMOIZE, BINPUT, LONG_BINPUT
+
+
+@kernel
+def scan_rows(data: NDArray[np.uint8], state: NDArray[np.int64], rows: NDArray[np.int64]) -> tuple[int, int, int]:
+    """Store the rows in a piece of a pickled {file: {rows}}, from after its EMPTY_DICT on, as picklers write it.
+
+    Returns the bytes scanned, the number of rows, and why it stopped. The name of a file is data[state[2] : state[3]].
+    """
+    at, count = 0, 0
+    while count < len(rows) and at < len(data):
+        opcode, where = data[at], state[0]
+        start, end, number = _find_argument(data, at, opcode)
+        if end > len(data):
+            return at, count, MORE
+        after = -1
+        if opcode == 0x95 or opcode in _MEMOIZED:  # FRAME
+            after = where
+        elif opcode in _NUMBERS and number >= 0:
+            after = where if where in (_ADDED, _APPENDED) else _ITEM if where == _LIST else -1
+            rows[count] = number
+            count += 1
+        elif opcode == 0x8C or opcode == 0x58:  # a string
+            if where in (_BATCH, _FILE) or (state[1] and where in (_SET, _MADE)):
+                state[0], state[1], state[2], state[3] = _VALUE, where != _BATCH, start, end
+                return end, count, NAME
+        elif opcode == 0x28:  # MARK
+            after = _FILE if where == _BATCH else _ADDED if where == _SET else _APPENDED if where == _LIST else -1
+            state[1] |= where == _BATCH
+        elif where == _VALUE:  # EMPTY_SET, or GLOBAL
+            after = _SET if opcode == 0x8F else _CALLED if opcode == 0x63 and _is_set(data[start:end]) else -1
+        elif where in (_SET, _MADE) and opcode == (0x75 if state[1] else 0x73):  # SETITEMS, SETITEM
+            after, state[1] = _BATCH, 0
+        elif where == _ADDED and opcode == 0x90:  # ADDITEMS
+            after = _SET
+        elif (where, opcode) in ((_CALLED, 0x5D), (_APPENDED, 0x65), (_ITEM, 0x61)):  # EMPTY_LIST, APPENDS, APPEND
+            after = _LIST
+        elif where == _LIST and opcode == 0x85:  # TUPLE1
+            after = _TUPLED
+        elif where == _TUPLED and opcode == 0x52:  # REDUCE
+            after = _MADE
+        elif where == _BATCH and opcode == 0x2E:  # STOP
+            return end, count, END
+        if after < 0:
+            return at, count, OTHER
+        state[0], at = after, end
+    return at, count, MORE
+
+
+@kernel
+def _find_argument(data: NDArray[np.uint8], at: int, opcode: int) -> tuple[int, int, int]:
+    """Where the data of an opcode's argument starts and ends, and its value if it is a number; -1: no number."""
+    width = 0
+    if opcode == 0x4B or opcode == 0x71 or opcode == 0x8A or opcode == 0x8C:
+        width = 1
+    elif opcode == 0x4D:
+        width = 2
+    elif opcode == 0x4A or opcode == 0x72 or opcode == 0x58:
+        width = 4
+    elif opcode == 0x95:
+        width = 8
+    elif opcode == 0x63:
+        return at + 1, at + 1 + len(_BUILTIN_SET), -1
+    start = at + 1 + width
+    if width == 0 or width == 8 or start > len(data):
+        return start, start, -1
+    number = _read_number(data, at + 1, width)
+    if opcode == 0x4A:
+        return start, start, number if number < 1 << 31 else -1
+    if opcode != 0x8A and opcode != 0x8C and opcode != 0x58:
+        return start, start, number
+    end = start + number
+    if opcode == 0x8A and end <= len(data):
+        is_row = 0 < number <= 8 and data[end - 1] < 128
+        return start, end, _read_number(data, start, number) if is_row else -1
+    return start, end, -1
+
+
+@kernel
+def _read_number(data: NDArray[np.uint8], at: int, width: int) -> int:
+    number = np.uint64(0)
+    for i in range(width):
+        number |= np.uint64(data[at + i]) << np.uint64(8 * i)
+    return int(np.int64(number))
+
+
+@kernel
+def _is_set(name: NDArray[np.uint8]) -> bool:
+    return bool(np.all(name == _BUILTIN_SET))

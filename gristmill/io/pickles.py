@@ -10,11 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import atomic_write, atomic_write_bytes
 
 PROTOCOL = 4
+_BLOCK = 1 << 17  # rows in a block
+_CHUNK = 1 << 20  # bytes read at a time
+_MAX_NAME = 1 << 24  # bytes of a file's name
+_DICT = re.compile(  # the beginning of a pickled dict or defaultdict(set), up to its items
+    rb"\x80[\x02-\x05](\x95.{8})?(\}|\x8c\x0bcollections\x94\x8c\x0bdefaultdict\x94\x93\x94\x8c\x08builtins\x94"
+    rb"\x8c\x03set\x94\x93\x94\x85\x94R)",
+    re.DOTALL,
+)
 _UNFRAMED = 3  # the last protocol without frames, whose pickles can be concatenated
 _NUMPY = {"numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric"}
 _TYPES = {"list", "dict", "tuple", "int", "str", "bytes", "bool", "float"}  # of a defaultdict's missing values
@@ -139,6 +148,81 @@ def load_pickle(path: Path) -> Any:
 def dump_pickle(path: Path, value: Any) -> None:
     """Write a pickle of builtins atomically."""
     atomic_write_bytes(path, pickle.dumps(value, protocol=PROTOCOL))
+
+
+class _OtherPickle(Exception):
+    """A pickle holds something else than files and rows."""
+
+
+def stream_rows(path: Path) -> Iterator[tuple[str, NDArray[np.int64]]] | None:
+    """The files and rows of a pickled {file: {rows}}, in its order, block by block; None if it is something else.
+
+    A file comes first without rows, then with blocks of them. Sets pickled in the usual ways are read, with a block in
+    memory; lists, arrays and damaged files are not: load_pickle reads them, or says what is wrong. Reads all twice.
+    """
+    try:
+        for _ in _scan(path):
+            pass
+    except (_OtherPickle, OSError, UnicodeDecodeError):
+        return None
+    return _scan(path)
+
+
+def _scan(path: Path) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    from gristmill.io.pickle_check import END, NAME, OTHER, SCAN_STATE, scan_rows  # as in load_pickle
+
+    name, state, rows = "", np.zeros(SCAN_STATE, np.int64), np.empty(_BLOCK, np.int64)
+    with path.open("rb") as file:
+        data = file.read(_CHUNK)
+        begin = _DICT.match(data)
+        if not begin:
+            raise _OtherPickle
+        left = np.frombuffer(data, np.uint8)[begin.end() :]
+        while True:
+            at, count, found = scan_rows(left, state, rows)
+            if count:
+                yield name, rows[:count].copy()
+            if found == END:
+                return
+            if found == NAME:
+                name = bytes(left[state[2] : state[3]]).decode("utf-8", "surrogatepass")
+                yield name, rows[:0].copy()
+            left = left[at:]
+            if found == OTHER or len(left) > _CHUNK + _MAX_NAME:
+                raise _OtherPickle
+            if found != NAME and count < _BLOCK:
+                data = file.read(_CHUNK)
+                if not data:
+                    raise _OtherPickle
+                left = np.concatenate([left, np.frombuffer(data, np.uint8)])
+
+
+def write_sets(path: Path, files: Iterable[str], sets: Iterator[Iterable[int]]) -> None:
+    """Write the pickle of {file: set} atomically, with one set in memory at a time; `sets` are those of the files.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.pickle"
+    >>> write_sets(path, ["a", "b"], iter([[1, 2], range(3)]))
+    >>> load_pickle(path), path.read_bytes() == pickle.dumps({"a": {1, 2}, "b": {0, 1, 2}}, PROTOCOL)
+    (({'a': {1, 2}, 'b': {0, 1, 2}}), True)
+    """
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        _SetPickler(file, sets).dump({name: set[int]() for name in files})
+
+
+class _SetPickler(pickle.Pickler):
+    """Fills each set just before it is written, and empties it when the next one's turn comes."""
+
+    def __init__(self, file: Any, sets: Iterator[Iterable[int]]) -> None:
+        super().__init__(file, PROTOCOL)
+        self.sets, self.filled = sets, set[int]()
+
+    def persistent_id(self, value: Any) -> None:
+        """Called for every value before it is written."""
+        if type(value) is set:
+            self.filled.clear()
+            value.update(next(self.sets))
+            self.filled = value
 
 
 def stream_list(items: Iterable[Any]) -> Iterator[bytes]:

@@ -1,9 +1,8 @@
 """Drops: the rows of each corpus file to leave out, as short documents or as duplicates."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,21 @@ from numpy.typing import NDArray
 from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError
-from gristmill.io.documents import DocKey, source_of
+from gristmill.io.documents import source_of
+from gristmill.io.external_sort import ExternalSorter
 from gristmill.io.files import atomic_write
-from gristmill.io.keys import KeySet, Rows, read_keys, stream_keys
+from gristmill.io.keys import PackedKeys, Rows, by_file, iter_keys, stream_keys
 from gristmill.io.parquet_tables import read_column_names, stream_table
 
 SHORT = "short"
 DUPLICATE = "duplicate"
 _OF_INDEX = "index:"  # before the names of files of a corpus deduplicated before
 _NO_ROWS = np.empty(0, np.int64)
-_ROW_BITS = np.uint64(40)  # of a packed key
+_SHORT, _DUPLICATE, _REPLACEMENT = range(3)  # reasons in a _DROP; files are numbered in the order of the groups
+_DROP = np.dtype([("file", "<u4"), ("row", "<i8"), ("reason", "u1")])
+_NO_DROPS = np.empty(0, _DROP)
+# A duplicate and the document that was kept, files by number in name order.
+_LINK = np.dtype([("kept_file", "<u4"), ("kept_row", "<i8"), ("rank", "<i8"), ("file", "<u4"), ("row", "<i8")])
 
 
 @dataclass(frozen=True)
@@ -52,64 +56,95 @@ def write_drops(
     short_docs: Path | None,
     groups: list[tuple[str, ...]],
     outputs: list[Path],
+    memory: int,
 ) -> Result:
     """Task: split both key sets by corpus file: `outputs[i]` (.npz) gets the rows of the files in `groups[i]`.
 
-    Where the kept document of a cluster is short, a duplicate replaces it (see find_replacements). A set
-    in a .parquet table is streamed; the short documents' keys are in memory, 8 bytes each. The groups' files are
-    sorted. The result's value is the number of documents to leave out. Raises InputError if a set names a
-    file that the corpus does not have, or the kept document of a cluster is in such a file.
+    Where the kept document of a cluster is short, a duplicate replaces it (see _replacements). Sets are sorted on disk
+    within `memory`; the rows of one file are in memory. The result's value is the number of documents to leave out.
+    Raises InputError if a set names a file that the corpus does not have, or the kept document of a cluster is in such
+    a file.
     """
-    group_of = {file: number for number, files in enumerate(groups) for file in files}
-    short = read_keys(short_docs) if short_docs else {}
-    _reject_unknown(short_docs, short, group_of)
-    if duplicates and provenance:
-        _reject_kept_elsewhere(duplicates, provenance, group_of)
-    replacements = find_replacements(duplicates, provenance, short) if duplicates else {}
-    named, remaining = 0, dict(enumerate(groups))
-
-    def save(number: int, found: KeySet) -> int:
-        drops = [
-            Drops(short.get(file, _NO_ROWS), np.setdiff1d(found.get(file, _NO_ROWS), replacements.get(file, _NO_ROWS)))
-            for file in remaining.pop(number)
-        ]
-        _save(outputs[number], drops)
-        return sum(len(np.union1d(of_file.short, of_file.duplicate)) for of_file in drops)
-
-    for number, keys in groupby(_stream_known(duplicates, group_of), key=lambda item: group_of[item[0]]):
-        named += save(number, dict(keys))
-    for number in list(remaining):
-        named += save(number, {})
-    return Result(Counts({}, []), named)
+    places = {file: place for place, file in enumerate(file for files in groups for file in files)}
+    drops, short, links = (outputs[0].with_name(f"{outputs[0].name}.{name}") for name in ("drops", "short", "links"))
+    with ExternalSorter(drops, _DROP, ("file", "row"), memory // 4) as sorter:
+        for reason, key_set in ((_SHORT, short_docs), (_DUPLICATE, duplicates)):
+            if duplicates and provenance and reason == _DUPLICATE:
+                _reject_kept_elsewhere(duplicates, provenance, places)
+            for file, rows in _iter_known(key_set, places):
+                sorter.add(_records(_DROP, places[file], rows, reason))
+        if duplicates and provenance and short_docs and _is_of(provenance, duplicates):
+            numbers = {file: number for number, file in enumerate(sorted(places))}
+            place = np.array([places[file] for file in numbers], np.uint32)
+            with PackedKeys.of([short_docs], numbers, short, memory // 4) as short_keys:
+                for found in _replacements(provenance, short_keys, links, memory // 4):
+                    sorter.add(_records(_DROP, place[found["file"]], found["row"], _REPLACEMENT))
+        return Result(Counts({}, []), _save_all(groups, outputs, by_file(sorter)))
 
 
-def find_replacements(duplicates: Path, provenance: Path | None, short: KeySet) -> KeySet:
-    """Duplicates to keep instead of a short document: of each cluster, the next that is not short.
+def _save_all(groups: list[tuple[str, ...]], outputs: list[Path], found: Iterator[tuple[int, NDArray]]) -> int:
+    """Write the drops of all groups, given the _DROPs of files by place, in order; return how many documents they are.
+
+    The groups are written one by one.
+    """
+    named, place, following = 0, 0, next(found, None)
+    for files, output in zip(groups, outputs, strict=True):
+        drops = []
+        for _ in files:
+            records = _NO_DROPS
+            if following and following[0] == place:
+                records, following = following[1], next(found, None)
+            drops.append(_drops_of(records))
+            place += 1
+        _save(output, drops)
+        named += sum(len(np.union1d(of_file.short, of_file.duplicate)) for of_file in drops)
+    return named
+
+
+def _drops_of(records: NDArray) -> Drops:
+    """The drops of a file, given its _DROPs."""
+    rows = {reason: records["row"][records["reason"] == reason] for reason in (_SHORT, _DUPLICATE, _REPLACEMENT)}
+    return Drops(np.unique(rows[_SHORT]), np.setdiff1d(rows[_DUPLICATE], rows[_REPLACEMENT]))
+
+
+def _replacements(provenance: Path, short: PackedKeys, folder: Path, memory: int) -> Iterator[NDArray]:
+    """Duplicates to keep instead of a short document: of each cluster, the next that is not short; as _LINKs.
 
     Without replacements, a cluster whose kept document is short would lose its last copy. The table `provenance`
     (columns file, row, kept_file, kept_row) says which document was kept. The next is that of the lowest rank, a column
-    that tables of generate_duplicates_dict have, so that the policy of --keep holds; else the first in key order. If
-    there is no table, or it lists other duplicates than the key set `duplicates`, there are no replacements.
+    that tables of generate_duplicates_dict have, so that the policy of --keep holds; else the first in key order.
     """
-    numbers, packed = {file: number for number, file in enumerate(sorted(short))}, _pack(short)
-    if not len(packed) or not provenance:
-        return {}
-    if provenance != duplicates and not _lists_exactly(provenance, read_keys(duplicates)):
-        return {}
     columns = ["file", "row", "kept_file", "kept_row"]
     columns += {"rank"}.intersection(read_column_names(provenance))
-    first: dict[DocKey, tuple[int, DocKey]] = {}  # short kept document → rank and key of its replacement
-    for table in stream_table(provenance, columns):
-        is_short = _contains(packed, numbers, table, "file", "row")
-        kept_is_short = _contains(packed, numbers, table, "kept_file", "kept_row")
-        for line in table.filter(pa.array(~is_short & kept_is_short)).to_pylist():
-            key, kept = DocKey(line["file"], line["row"]), DocKey(line["kept_file"], line["kept_row"])
-            found = (line.get("rank") or 0, key)
-            first[kept] = min(found, first.get(kept, found))
-    rows: dict[str, list[int]] = defaultdict(list)
-    for _, key in first.values():
-        rows[key.file].append(key.row)
-    return {file: np.array(sorted(found), np.int64) for file, found in rows.items()}
+    with ExternalSorter(folder, _LINK, ("kept_file", "kept_row", "rank", "file", "row"), memory) as sorter:
+        for table in stream_table(provenance, columns) if len(short) else ():
+            links = _links(table, short.numbers)
+            is_short = short.contains(links["file"], links["row"])
+            sorter.add(links[~is_short & short.contains(links["kept_file"], links["kept_row"])])
+        last = np.empty(0, _LINK)
+        for block in sorter:
+            both = np.concatenate([last, block])
+            is_new = (np.diff(both["kept_file"].astype(np.int64)) != 0) | (np.diff(both["kept_row"]) != 0)
+            yield block[is_new if len(last) else np.append(True, is_new)]
+            last = block[-1:]
+
+
+def _links(table: pa.Table, numbers: Mapping[str, int]) -> NDArray:
+    """The rows of a table as _LINKs (n); a file without a number gets the next one."""
+    links = np.zeros(table.num_rows, _LINK)
+    for name in ("file", "kept_file"):
+        encoded = table.column(name).combine_chunks().dictionary_encode()
+        number = np.array([numbers.get(file, len(numbers)) for file in encoded.dictionary.to_pylist()], np.uint32)
+        links[name] = number[encoded.indices.to_numpy()]
+    for name in ("row", "kept_row", *({"rank"} & set(table.column_names))):
+        links[name] = table.column(name).fill_null(0).to_numpy()
+    return links
+
+
+def _records(dtype: np.dtype, file: int | NDArray, row: Rows, reason: int) -> NDArray:
+    records = np.empty(len(row), dtype)
+    records["file"], records["row"], records["reason"] = file, row, reason
+    return records
 
 
 def check_all_found(counts: Counts, named: int, key_sets: Iterable[Path]) -> None:
@@ -122,19 +157,18 @@ def check_all_found(counts: Counts, named: int, key_sets: Iterable[Path]) -> Non
         )
 
 
-def _stream_known(key_set: Path | None, files: Mapping[str, int]) -> Iterator[tuple[str, Rows]]:
-    """The files and rows of a key set, sorted by file. Raises InputError for a file that is not in `files`."""
-    for file, rows in stream_keys(key_set) if key_set else ():
-        _reject_unknown(key_set, [file], files)
-        yield file, rows
-
-
-def _reject_unknown(key_set: Path | None, named: Iterable[str], files: Mapping[str, int]) -> None:
-    unknown = sorted(file for file in named if file not in files)
+def _iter_known(key_set: Path | None, files: Mapping[str, int]) -> Iterator[tuple[str, Rows]]:
+    """The files and rows of a key set, in any order. Raises InputError, at the end, for a file not in `files`."""
+    unknown: set[str] = set()
+    for file, rows in iter_keys(key_set) if key_set else ():
+        if file in files:
+            yield file, rows
+        else:
+            unknown.add(file)
     if unknown:
         example = next(iter(files))
         raise InputError(
-            f"{key_set} names {unknown[0]!r}, a file that the corpus does not have; it has {example!r}, for "
+            f"{key_set} names {min(unknown)!r}, a file that the corpus does not have; it has {example!r}, for "
             "example. Was it made from another folder? Names start with the source"
         )
 
@@ -142,7 +176,7 @@ def _reject_unknown(key_set: Path | None, named: Iterable[str], files: Mapping[s
 def _reject_kept_elsewhere(duplicates: Path, provenance: Path, files: Mapping[str, int]) -> None:
     """InputError if a document was kept in a file neither in `files` nor of an index: no copy of it would be left.
 
-    A table of other duplicates says nothing of these, and is not looked at; see find_replacements.
+    A table of other duplicates says nothing of these, and is not looked at.
     """
     if "kept_file" not in read_column_names(provenance):
         return
@@ -150,7 +184,7 @@ def _reject_kept_elsewhere(duplicates: Path, provenance: Path, files: Mapping[st
     for table in stream_table(provenance, ["kept_file"]):
         kept.update(filter(None, table.column("kept_file").unique().to_pylist()))
     gone = sorted(str(file) for file in kept if file not in files and not str(file).startswith(_OF_INDEX))
-    if gone and (provenance == duplicates or _lists_exactly(provenance, read_keys(duplicates))):
+    if gone and _is_of(provenance, duplicates):
         raise InputError(
             f"{provenance} keeps documents of {gone[0]!r}, a file that the corpus does not have, in place of copies "
             "that it has: their signatures are of a file that is gone. Run to_hash for all files, or, if the source is "
@@ -166,26 +200,9 @@ def _save(output: Path, drops: Sequence[Drops]) -> None:
         np.savez(stored, **arrays)
 
 
-def _lists_exactly(table: Path, duplicates: KeySet) -> bool:
+def _is_of(provenance: Path, duplicates: Path) -> bool:
     """Whether a provenance table lists these duplicates and no others."""
-    listed = read_keys(table)
-    return listed.keys() == duplicates.keys() and all(
-        np.array_equal(listed[file], rows) for file, rows in duplicates.items()
-    )
-
-
-def _pack(keys: KeySet) -> NDArray[np.uint64]:
-    """Keys as ascending integers: the file's number in name order above the row's 40 bits."""
-    parts = [(np.uint64(i) << _ROW_BITS) + keys[file].astype(np.uint64) for i, file in enumerate(sorted(keys))]
-    return np.concatenate([*parts, np.empty(0, np.uint64)])
-
-
-def _contains(
-    packed: NDArray[np.uint64], numbers: dict[str, int], table: pa.Table, file: str, row: str
-) -> NDArray[np.bool_]:
-    """For each row of a table (n), whether `packed` contains the key in its columns `file` and `row`."""
-    encoded = table.column(file).combine_chunks().dictionary_encode()
-    number = np.array([numbers.get(name, len(numbers)) for name in encoded.dictionary.to_pylist()], np.uint64)
-    keys = (number[encoded.indices.to_numpy()] << _ROW_BITS) + table.column(row).to_numpy().astype(np.uint64)
-    at = np.searchsorted(packed, keys)
-    return (at < len(packed)) & (packed[np.minimum(at, len(packed) - 1)] == keys)
+    if provenance == duplicates:
+        return True
+    both = zip_longest(stream_keys(provenance), stream_keys(duplicates), fillvalue=("", _NO_ROWS))
+    return all(one[0] == other[0] and np.array_equal(one[1], other[1]) for one, other in both)

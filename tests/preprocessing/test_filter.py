@@ -1,17 +1,21 @@
 """filter: the length rule, and key sets extended one data set at a time."""
 
 import pickle
+import sys
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.counts import READ
 from gristmill.engine.options import RunOptions
+from gristmill.engine.task import FileSet
 from gristmill.errors import TooManyMalformed, UsageError
 from gristmill.io import readers as reading
-from gristmill.io.keys import read_keys
+from gristmill.io.keys import read_keys, write_keys
 from gristmill.io.parquet_tables import read_table
 from gristmill.text import matching_form
 from preprocessing.filter import filter as find_short
@@ -168,3 +172,22 @@ def test_tasks_open_only_what_they_declare(tmp_path: Path, quiet: RunOptions, co
     assert sandbox.tasks > 8
     find_short(norm, tmp_path / "plain.pickle", 0, "all", 40, quiet)
     assert (tmp_path / "sandboxed.pickle").read_bytes() == (tmp_path / "plain.pickle").read_bytes()
+
+
+@pytest.mark.parametrize("suffix", [".pickle", ".parquet"])
+def test_merging_holds_a_file_at_a_time(tmp_path: Path, suffix: str) -> None:
+    files = [f"s/{number:02}" for number in range(50)]
+    for number, file in enumerate(reversed(files)):
+        write_keys(tmp_path / f"{number}.parquet", {file: np.arange(0, 12_000, 2)})
+    found = FileSet(tuple(tmp_path / f"{number}.parquet" for number in range(50)))
+    tracemalloc.start()
+    sys.modules[find_short.__module__].merge_keys(found, tmp_path / f"all{suffix}", memory=4 << 20)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12e6, peak
+    write_keys(tmp_path / f"whole{suffix}", {file: np.arange(0, 12_000, 2) for file in files})
+    assert (tmp_path / f"all{suffix}").read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
+    if suffix == ".pickle":
+        assert (tmp_path / "all.pickle").read_bytes() == pickle.dumps(
+            {file: {*range(0, 12_000, 2)} for file in files}, 4
+        )
