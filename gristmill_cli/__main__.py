@@ -11,6 +11,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {  # name: module, funct
     "quickstart": ("gristmill_cli.quickstart", ("main",), "gather a corpus and train a small model on it"),
     "harvest_corpus": ("gristmill_cli.harvest_corpus", ("harvest_corpus",), "gather a corpus from this machine"),
     "run": ("gristmill_cli.run", ("main",), "run the whole data pipeline, configured by a TOML file; resumable"),
+    "estimate": ("gristmill_cli.estimate.estimate", ("main",), "estimate core hours, disk and requests of a run"),
     "normalize_text": ("preprocessing.normalize_text", ("normalize_text",), "normalise text to Unicode NFC"),
     "apply": ("preprocessing.apply", ("apply",), "run a function of yours over every document"),
     "filter": ("preprocessing.filter", ("filter",), "list documents that are too short"),

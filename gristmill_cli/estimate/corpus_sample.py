@@ -1,0 +1,204 @@
+"""Samples of a corpus, small and large, and the extent of the whole: documents, bytes of text, files and slices."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from gristmill.counts import Counts
+from gristmill.engine.slices import group_slices
+from gristmill.errors import InputError, wrap_read_errors
+from gristmill.io import readers
+from gristmill.io.documents import CorpusFile, list_corpus
+from gristmill.io.formats.compressed import CorruptStream, decompress
+from gristmill.io.formats.suffixes import LINE_FORMATS, CorpusName, normal_name, parse_name
+from gristmill.io.lines import MAX_LINE_BYTES
+from gristmill.io.readers import Slice, is_cut, read_documents, slices_at
+from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.text import utf8_size
+
+SMALL_SHARE = 4  # the small sample is this part of the large one
+_FILES = 16  # of a sample, if they are large enough
+_PLACES = 8  # of a file of uncompressed lines, from which documents are read
+_COMPRESSED_BYTES = 4 << 20  # of a file that are decompressed, to find how far it is compressed
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How large a corpus is, estimated where that would take reading it whole.
+
+    Attributes:
+        documents: Number of documents.
+        text_bytes: Bytes of their texts in UTF-8.
+        disk_bytes: Bytes of the files.
+        files: Number of files.
+        slices: Parts of files, of 64 MiB at most where a file can be cut.
+        groups: Tasks that read the corpus: slices, or groups of small files.
+    """
+
+    documents: int
+    text_bytes: int
+    disk_bytes: int
+    files: int
+    slices: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Two corpora of the same files, the small one with a part of the documents; and the extent of the whole."""
+
+    small: Path
+    large: Path
+    extent: Extent
+
+
+@dataclass
+class _SampleFile:
+    """Documents of a file: their lines of JSON, and the bytes of their texts."""
+
+    name: str
+    disk_bytes: int
+    lines: list[bytes] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Kind:
+    """The files of one source and format, those that are sampled, and how many bytes of JSON are in a byte on disk."""
+
+    files: list[CorpusFile]
+    expansion: float
+    sampled: list[_SampleFile] = field(default_factory=list)
+
+    @property
+    def disk_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def json_bytes(self) -> float:
+        return self.expansion * self.disk_bytes
+
+    def total(self, count: Callable[[_SampleFile], int]) -> float:
+        """The sum of `count` over the documents of all files, if they are like those of the sample."""
+        sampled = [file for file in self.sampled if file.lines]
+        found = sum(file.disk_bytes * count(file) / sum(map(len, file.lines)) for file in sampled)
+        return self.json_bytes * found / sum(file.disk_bytes for file in sampled) if sampled else 0
+
+
+def sample_corpus(
+    root: Path, folder: Path, sample_bytes: int, text_column: str = "text", read_also: Sequence[str] = ()
+) -> Samples:
+    """Write two samples of a corpus below `folder`, the larger with about `sample_bytes` of JSON.
+
+    Each source and format has its share, from files spread evenly over it. Reads the listing, these documents, and a
+    few MiB of a compressed file of each source and format. Raises UsageError and InputError as list_corpus does, and
+    InputError if a file is damaged or the sample has no document.
+    """
+    files = list_corpus(root, text_column=text_column, read_also=read_also)
+    kinds = _kinds(files)
+    total = sum(kind.json_bytes for kind in kinds)
+    for kind in kinds:
+        quota = ceil(sample_bytes * kind.json_bytes / total)
+        _read_sample(kind, quota, ceil(_FILES * quota / sample_bytes), folder)
+    sampled = [file for kind in kinds for file in kind.sampled if file.lines]
+    if not sampled:
+        raise InputError(f"{root} holds no document in the {len(files):,} files: give a corpus with documents")
+    for name, share in (("small", SMALL_SHARE), ("large", 1)):
+        for file in sampled:
+            _write_share(folder / name / file.name, file, share)
+    slices = [part for file in files for part in slices_at(file, [(0, 0)] * _count_slices(file))]
+    extent = Extent(
+        round(sum(kind.total(lambda file: len(file.lines)) for kind in kinds)),
+        round(sum(kind.total(lambda file: sum(file.sizes)) for kind in kinds)),
+        sum(file.size for file in files), len(files), len(slices), len(group_slices(slices)),
+    )  # fmt: skip
+    return Samples(folder / "small", folder / "large", extent)
+
+
+def _kinds(files: Sequence[CorpusFile]) -> list[_Kind]:
+    """The files that are not empty, by source and format."""
+    found: dict[tuple[str, CorpusName | None], list[CorpusFile]] = defaultdict(list)
+    for file in files:
+        parts = parse_name(file.name)
+        if file.size:
+            found[file.source, parts and parts._replace(stem="")].append(file)
+    return [_Kind(of_kind, _expansion(of_kind[len(of_kind) // 2])) for of_kind in found.values()]
+
+
+def _expansion(file: CorpusFile) -> float:
+    """Bytes of a file without its compression, per byte on disk; about 1 for a file that is not compressed."""
+    parts = parse_name(file.name)
+    assert parts is not None
+    try:
+        with wrap_read_errors(file.path), file.path.open("rb") as stored:
+            if parts.format == "parquet":
+                found = pa.parquet.ParquetFile(stored).metadata
+                return sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups)) / file.size or 1
+            if not parts.compression:
+                return 1
+            size = 0
+            for chunk in decompress(stored, parts.compression):
+                size += len(chunk)
+                if stored.tell() >= _COMPRESSED_BYTES:
+                    break
+            return size / stored.tell() or 1
+    except (pa.ArrowException, CorruptStream) as error:
+        raise InputError(f"{file.path} is damaged ({error}): fetch it again, or remove it") from error
+
+
+def _count_slices(file: CorpusFile) -> int:
+    return ceil(file.size / readers.SLICE_BYTES) if is_cut(file) else 1
+
+
+def _read_sample(kind: _Kind, quota: int, files: int, folder: Path) -> None:
+    """Read documents of about `quota` bytes of JSON from at least `files` files, or from all."""
+    files, left = min(files, len(kind.files)), quota
+    for file in _spread(kind.files, files):
+        found, places = _SampleFile(normal_name(file.name), file.size), _places(file)
+        share = file.size / kind.disk_bytes * len(kind.files) / files / len(places)
+        for place in places:
+            _read_from(place, quota * share, found, Rejects(folder / "rejects"))
+        kind.sampled.append(found)
+        left -= sum(map(len, found.lines))
+        if left <= 0:
+            return
+
+
+def _spread(files: Sequence[CorpusFile], count: int) -> Iterator[CorpusFile]:
+    """All files: first `count` that are spread evenly, then those after each of them, and so on."""
+    stride = ceil(len(files) / count)
+    for start in range(stride):
+        yield from files[start::stride]
+
+
+def _places(file: CorpusFile) -> list[Slice]:
+    """Where to read documents: from the beginning or, of uncompressed lines, from several lines on, spread evenly."""
+    parts, starts = parse_name(file.name), [0]
+    if parts and parts.format in LINE_FORMATS and not parts.compression:
+        with wrap_read_errors(file.path), file.path.open("rb") as lines:
+            for number in range(1, _PLACES):
+                lines.seek(file.size * number // _PLACES)
+                lines.readline(MAX_LINE_BYTES)
+                starts.append(lines.tell())
+    return [Slice(file.path, file.name, start=start, text_column=file.text_column) for start in dict.fromkeys(starts)]
+
+
+def _read_from(place: Slice, quota: float, found: _SampleFile, rejects: Rejects) -> None:
+    """Add documents of about `quota` bytes of JSON."""
+    for document in read_documents(place, Counts({}, []), rejects):
+        found.lines.append(document.to_json())
+        found.sizes.append(utf8_size(document.text))
+        quota -= len(found.lines[-1])
+        if quota <= 0:
+            return
+
+
+def _write_share(path: Path, file: _SampleFile, share: int) -> None:
+    """Write one of each `share` documents of a sampled file."""
+    with open_jsonl_writer(path) as sink:
+        sink.write(b"".join(file.lines[::share]))

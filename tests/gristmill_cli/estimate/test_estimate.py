@@ -1,0 +1,142 @@
+"""`gristmill estimate`: a real run of a sample, costs that add up, JSON, and options that are refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gristmill.errors import InputError
+from gristmill.io.readers import read_corpus
+from gristmill_cli.estimate.corpus_sample import Extent, sample_corpus
+from gristmill_cli.estimate.cost_table import cost_table, explanation
+from gristmill_cli.estimate.estimate import Estimate, EstimateConfig, estimate, main
+from gristmill_cli.estimate.stage_costs import AFTER_MIX, SERIAL, Volume, stage_costs
+from gristmill_cli.run_config import Filter, Mix, Tokenizer
+from gristmill_cli.run_stages import plan_stages
+from tests.gristmill_cli.corpus import documents, make_corpus, write_records
+
+OPTIONS = {"tokenizer": Tokenizer(vocab_size=420), "mix": Mix(holdout=0.05), "filter": Filter(100)}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("estimate") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def found(corpus: Path) -> Estimate:
+    return estimate(EstimateConfig(corpus, sample="200kB", cores=4, **OPTIONS))
+
+
+def test_every_stage_of_a_run_has_its_costs(corpus: Path, found: Estimate) -> None:
+    config = EstimateConfig(corpus, **OPTIONS)
+    assert [stage.name for stage in found.stages] == [stage.name for stage in plan_stages(config)]
+    for stage in found.stages:
+        assert stage.core_seconds > 0 and stage.wall_seconds > 0
+        assert stage.read_bytes > 0 and stage.written_bytes > 0 and stage.peak_bytes > 0
+        assert stage.gets > 0 and stage.puts > 0 and stage.lists == 1 and stage.dollars > 0
+
+
+def test_the_extent_of_the_corpus_is_that_of_its_documents(corpus: Path, found: Estimate) -> None:
+    texts = [document.text for document in read_corpus(corpus)]
+    extent = found.volume.extent
+    assert extent.documents == pytest.approx(len(texts), rel=0.25)
+    assert extent.text_bytes == pytest.approx(sum(map(len, texts)), rel=0.25)
+    assert extent.files == extent.slices == 6
+
+
+def test_costs_grow_with_the_corpus_and_add_up(found: Estimate) -> None:
+    extent = Extent(10**9, 4 * 10**12, 4 * 10**12, 60_000, 60_000, 60_000)
+    few, many = (stage_costs(found.rates, Volume(extent, cores, 2**26)) for cores in (1, 64))
+    for one, other in zip(few, many, strict=True):
+        assert other.wall_seconds <= one.wall_seconds and one.core_seconds <= other.core_seconds
+        assert one.wall_seconds == pytest.approx(one.core_seconds)
+        assert one.serial_seconds <= one.wall_seconds
+    half = replace(extent, text_bytes=2 * 10**12, files=30_000, slices=30_000, groups=30_000)
+    for one, other in zip(stage_costs(found.rates, Volume(half, 1, 2**26)), few, strict=True):
+        assert one.core_seconds <= other.core_seconds <= 2.01 * one.core_seconds
+        assert other.gets == pytest.approx(2 * one.gets, rel=0.1)
+    fewer = stage_costs(found.rates, Volume(extent, 1, 2**26, duplicates=0.9))
+    for one, other in zip(fewer, few, strict=True):
+        assert (one.written_bytes < other.written_bytes) == (one.name in AFTER_MIX)
+    assert set(SERIAL) < {stage.name for stage in few}
+
+
+def test_json_has_every_stage_and_a_total_that_adds_up(found: Estimate) -> None:
+    read = json.loads(found.to_json())
+    assert read["corpus"]["files"] == 6 and read["cores"] == 4 and read["sample"]["documents"] > 0
+    for name in ("core_seconds", "wall_seconds", "written_bytes", "gets", "puts", "dollars"):
+        assert read["total"][name] == pytest.approx(sum(stage[name] for stage in read["stages"]))
+    assert read["total"]["peak_bytes"] == max(stage["peak_bytes"] for stage in read["stages"])
+
+
+def test_the_table_has_a_row_for_each_stage_and_the_sentences_name_what_decides(found: Estimate) -> None:
+    table = cost_table(found.stages, found.volume)
+    assert table.row_count == len(found.stages) + 1
+    most = max(found.stages, key=lambda stage: stage.core_seconds)
+    assert most.name in explanation(found.stages, found.volume, found.rates).splitlines()[0]
+
+
+def test_samples_have_each_source_with_its_share(tmp_path: Path) -> None:
+    for name, count in (("a/x.jsonl", 90), ("a/y.jsonl.zst", 90), ("b/z.parquet", 90), ("c/t.jsonl.gz", 1)):
+        (tmp_path / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_records(tmp_path / "corpus" / name, list(documents(name, count)))
+    samples = sample_corpus(tmp_path / "corpus", tmp_path, 50_000)
+    small, large = ([*read_corpus(folder)] for folder in (samples.small, samples.large))
+    assert {each.source for each in small} == {each.source for each in large} == {"a", "b", "c"}
+    assert 2 * len(small) < len(large) < 150
+    assert {each.text for each in small} <= {each.text for each in large}
+    assert samples.extent.documents == pytest.approx(271, rel=0.25)
+
+
+def test_a_corpus_without_documents_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/a.jsonl").write_text("")
+    with pytest.raises(InputError, match="holds no document"):
+        estimate(EstimateConfig(tmp_path / "corpus"))
+
+
+MISTAKES = {
+    "": "wanted the folder of a corpus, or --documents and --bytes",
+    "nowhere": "nowhere: wanted a folder, and there is none",
+    "{corpus} --documents 9": "give one or the other",
+    "--documents 9": "wanted the folder of a corpus, or --documents and --bytes",
+    "--documents 9 --bytes 4.5XB": "--bytes '4.5XB' is not a size: wanted",
+    "--documents 9 --bytes nan": "is not a size: wanted",
+    "--documents 9 --bytes -1GB": "is not a size: wanted",
+    "--documents 9 --bytes 3": "--documents 9: wanted 1 or more",
+    "--documents 0 --bytes 3": "--documents 0: wanted 1 or more",
+    "{corpus} --sample 0": "--sample '0' is not a size: wanted",
+    "{corpus} --cores 0": "--cores 0: wanted 1 to",
+    "{corpus} --duplicates 1": "--duplicates 1.0: wanted a fraction",
+    "{corpus} --duplicates nan": "--duplicates nan: wanted a fraction",
+    "{corpus} --until apply": "--until apply: this run has the stages normalize_text, filter",
+    "{corpus} --from pass2 --until pass1": "wanted stages in the order of the run",
+    "{corpus} --tokenizer.vocab_size 3": "[tokenizer] --vocab_size 3: wanted",
+    "{corpus} --mix.weights nonexist 2": "names 'nonexist'",
+    "{corpus} --core 2": "unknown option --core; did you mean --cores?",
+}
+
+
+@pytest.mark.parametrize(("arguments", "wanted"), MISTAKES.items())
+def test_a_mistake_is_refused_in_one_sentence(corpus: Path, capsys, arguments: str, wanted: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([word.replace("{corpus}", str(corpus)) for word in arguments.split()])
+    message = " ".join(capsys.readouterr().err.split())
+    assert end.value.code == 2 and message.startswith("error: ") and wanted in message
+
+
+def test_a_configuration_of_a_run_is_read(tmp_path: Path, corpus: Path, capsys) -> None:
+    (tmp_path / "pipeline.toml").write_text(f"corpus = '{corpus}'\nout = 'out'\n[mix.weights]\nnonexist = 2\n")
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "pipeline.toml")])
+    assert "names 'nonexist'" in capsys.readouterr().err
+
+
+def test_a_corpus_that_is_not_here_is_measured_on_text_of_this_machine() -> None:
+    options = {"tokenizer": Tokenizer(vocab_size=1000), "until": "filter"}
+    found = estimate(EstimateConfig(documents=931_000_000, bytes="4.5TB", sample="50kB", **options))
+    assert found.volume.extent.documents == 931_000_000 and found.volume.extent.slices == 67_056
+    assert [stage.name for stage in found.stages] == ["normalize_text", "filter"]
+    assert found.rates.text_bytes / found.rates.documents == pytest.approx(4.5e12 / 931e6, rel=0.05)
