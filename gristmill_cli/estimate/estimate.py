@@ -16,7 +16,7 @@ from gristmill.errors import UsageError
 from gristmill.io.readers import SLICE_BYTES
 from gristmill_cli.estimate.corpus_sample import Extent, sample_corpus
 from gristmill_cli.estimate.cost_table import cost_table, explanation
-from gristmill_cli.estimate.made_corpus import make_corpus
+from gristmill_cli.estimate.made_corpus import machine_texts, write_made_corpus
 from gristmill_cli.estimate.stage_costs import StageCost, Volume, stage_costs
 from gristmill_cli.estimate.stage_rates import Rates, measure_rates
 from gristmill_cli.run_config import RunConfig
@@ -83,8 +83,9 @@ def estimate(config: EstimateConfig) -> Estimate:
         folder = Path(name)
         corpus, given = config.corpus, None
         if corpus is None:
-            given = _given_extent(config)
-            corpus = make_corpus(folder / "made", sample_bytes, given.text_bytes // given.documents)
+            given = given_extent(config)
+            mean = given.text_bytes // given.documents
+            corpus = write_made_corpus(folder / "made", machine_texts(sample_bytes), sample_bytes, mean)
         samples = sample_corpus(
             corpus, folder / "samples", sample_bytes, config.text_column, config.normalize.read_also
         )
@@ -113,8 +114,11 @@ def _check(config: EstimateConfig) -> None:
         raise UsageError(f"--from {config.from_} --until {config.until}: wanted stages in the order of the run")
 
 
-def _given_extent(config: EstimateConfig) -> Extent:
-    """The extent of a corpus that is not here, if its files are slices."""
+def given_extent(config: EstimateConfig) -> Extent:
+    """The extent of a corpus that is not here, if its files are as large as slices.
+
+    Raises UsageError if --documents and --bytes are not given, or cannot be.
+    """
     if config.documents is None or config.bytes is None:
         raise UsageError(
             "wanted the folder of a corpus, or --documents and --bytes: gristmill estimate CORPUS, or "
@@ -124,6 +128,11 @@ def _given_extent(config: EstimateConfig) -> Extent:
     if not 1 <= config.documents <= size:
         raise UsageError(
             f"--documents {config.documents}: wanted 1 or more, and at most one for each of {size:,} bytes"
+        )
+    if size / config.documents < config.filter.threshold:
+        raise UsageError(
+            f"--documents {config.documents} --bytes {config.bytes}: all documents would be shorter than "
+            f"--filter.threshold {config.filter.threshold}, and none would be left: check the numbers"
         )
     files = ceil(size / SLICE_BYTES)
     return Extent(config.documents, size, size, files, files, files)

@@ -1,7 +1,7 @@
 """A corpus made of text of this machine, in documents of a given size, to measure where the real one is not here."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,14 +16,18 @@ _SOURCES = ("docs", "manual", "github")  # of the harvest: its licences are copi
 _KEPT = 0.7  # of the harvest, at least, is not licences
 
 
-def make_corpus(folder: Path, size: int, document_bytes: int) -> Path:
-    """Write a corpus of about `size` bytes of text, less if this machine has less, in documents of `document_bytes`.
-
-    Texts of the machine are joined and cut. Raises UsageError if there is no text.
-    """
+def machine_texts(size: int) -> list[str]:
+    """Texts of this machine, about `size` bytes, or less if it has less."""
     with tempfile.TemporaryDirectory(prefix="gristmill-harvest-") as name:
         harvest_corpus(Path(name), size / _KEPT / 1e6)
-        texts = [each.text for each in read_corpus(Path(name)) if each.source in _SOURCES]
+        return [each.text for each in read_corpus(Path(name)) if each.source in _SOURCES]
+
+
+def write_made_corpus(folder: Path, texts: Sequence[str], size: int, document_bytes: int) -> Path:
+    """Write a corpus of at most `size` bytes of text, joined and cut into documents of `document_bytes`.
+
+    Raises UsageError if there is no text.
+    """
     documents = list(_cut("\n\n".join(texts).encode()[:size], document_bytes))
     if not documents:
         raise UsageError("this machine has no text to measure with: give a corpus instead of --documents and --bytes")

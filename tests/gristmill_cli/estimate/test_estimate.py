@@ -10,7 +10,8 @@ from gristmill.errors import InputError
 from gristmill.io.readers import read_corpus
 from gristmill_cli.estimate.corpus_sample import Extent, sample_corpus
 from gristmill_cli.estimate.cost_table import cost_table, explanation
-from gristmill_cli.estimate.estimate import Estimate, EstimateConfig, estimate, main
+from gristmill_cli.estimate.estimate import Estimate, EstimateConfig, estimate, given_extent, main
+from gristmill_cli.estimate.made_corpus import write_made_corpus
 from gristmill_cli.estimate.stage_costs import AFTER_MIX, SERIAL, Volume, stage_costs
 from gristmill_cli.run_config import Filter, Mix, Tokenizer
 from gristmill_cli.run_stages import plan_stages
@@ -107,6 +108,7 @@ MISTAKES = {
     "--documents 9 --bytes -1GB": "is not a size: wanted",
     "--documents 9 --bytes 3": "--documents 9: wanted 1 or more",
     "--documents 0 --bytes 3": "--documents 0: wanted 1 or more",
+    "--documents 1000 --bytes 20kB": "shorter than --filter.threshold 200",
     "{corpus} --sample 0": "--sample '0' is not a size: wanted",
     "{corpus} --cores 0": "--cores 0: wanted 1 to",
     "{corpus} --duplicates 1": "--duplicates 1.0: wanted a fraction",
@@ -134,9 +136,10 @@ def test_a_configuration_of_a_run_is_read(tmp_path: Path, corpus: Path, capsys) 
     assert "names 'nonexist'" in capsys.readouterr().err
 
 
-def test_a_corpus_that_is_not_here_is_measured_on_text_of_this_machine() -> None:
-    options = {"tokenizer": Tokenizer(vocab_size=1000), "until": "filter"}
-    found = estimate(EstimateConfig(documents=931_000_000, bytes="4.5TB", sample="50kB", **options))
-    assert found.volume.extent.documents == 931_000_000 and found.volume.extent.slices == 67_056
-    assert [stage.name for stage in found.stages] == ["normalize_text", "filter"]
-    assert found.rates.text_bytes / found.rates.documents == pytest.approx(4.5e12 / 931e6, rel=0.05)
+def test_a_corpus_that_is_not_here_has_the_given_extent_and_documents_of_the_mean_length(tmp_path: Path) -> None:
+    extent = given_extent(EstimateConfig(documents=931_000_000, bytes="4.5TB"))
+    assert (extent.documents, extent.text_bytes, extent.slices) == (931_000_000, 4_500_000_000_000, 67_056)
+    texts = [document["text"] for document in documents("a", 30)]
+    made = [*read_corpus(write_made_corpus(tmp_path, texts, 9_000, 1_000))]
+    assert [len(each.text) for each in made] == [1_000] * 9
+    assert "".join(each.text for each in made) == "\n\n".join(texts)[:9_000]
