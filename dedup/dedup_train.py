@@ -4,18 +4,22 @@ Holdout → sorted digests → train documents whose digest is not among them.
 """
 
 import hashlib
+import mmap
 import sys
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
+import numpy as np
+from numpy.typing import NDArray
 from tyro.conf import Positional
 
+from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
@@ -27,9 +31,9 @@ from gristmill.engine.tags import FileTags
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, list_corpus
+from gristmill.io.external_sort import ExternalSorter, write_records
 from gristmill.io.files import (
     STATE_DIR,
-    atomic_write,
     locked,
     mark_finished,
     mark_unfinished,
@@ -45,7 +49,8 @@ STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))
 _STEP = "decontaminate"
 CONTAMINATED = "contaminated"
 DIGESTED = "digested"
-_DIGEST = hashlib.sha256().digest_size
+_DIGEST = np.dtype([(name, "<u8") for name in "abcd"])  # SHA-256 as numbers that sort as its bytes do
+_BATCH = 4096  # digests sorted together
 
 
 def dedup_train(
@@ -107,7 +112,8 @@ def _digest_holdout(files: list[CorpusFile], tgt_dir: Path, out_dir: Path, optio
     digests = out_dir / STATE_DIR / "holdout.sha256"
     with open_stage(STAGE, out_dir, replace(options, quiet=True), label="digests", reads=[tgt_dir]) as run:
         arguments = {"slices": list(map(_whole, files)), "output": digests}
-        task = Task("digests", write_digests, arguments, (digests,), sum(file.size for file in files))
+        size = sum(file.size for file in files)
+        task = Task("digests", write_digests, arguments, (digests,), size, options.memory_bytes)
         run.finish(run.step("digest", [task]).counts)
     return digests
 
@@ -175,23 +181,37 @@ def _decontaminate_task(group: SliceGroup, digests: Path, out_dir: Path) -> Task
     return Task(group[0].label, decontaminate_files, arguments, outputs, sum(part.size for part in group))
 
 
-def write_digests(slices: list[Slice], output: Path) -> Counts:
+def write_digests(slices: list[Slice], output: Path, memory: int) -> Counts:
     """Task: write the SHA-256 digests of all holdout texts, sorted, 32 bytes each; count the holdout per source."""
-    counts = Counts({}, [])
-    digests: set[bytes] = set()
-    rejects = Rejects(output)  # one for all slices: a new one removes the malformed records stored before
+    counts, runs = Counts({}, []), output.with_name(f"{output.name}.runs")
+    with ExternalSorter(runs, _DIGEST, _DIGEST.names or (), memory // 2) as sorter:
+        for digests in batched(_iter_digests(slices, Rejects(output), counts), _BATCH):
+            sorter.add(np.frombuffer(b"".join(digests), ">u8").astype("<u8").view(_DIGEST))
+        write_records(output, (digests.view("<u8").astype(">u8") for digests in _drop_repeats(sorter)))
+    return counts
+
+
+def _iter_digests(slices: list[Slice], rejects: Rejects, counts: Counts) -> Iterator[bytes]:
+    """The digests of all documents; one file for all rejects, as a new one removes the malformed records before."""
     for part in slices:
         for document in read_documents(part, counts, rejects, by_original_source=True):
-            digests.add(text_digest(document.text))
             counts.add(document.original_key.source, DIGESTED, utf8_size(document.text))
-    with atomic_write(output) as temporary:
-        temporary.write_bytes(b"".join(sorted(digests)))
-    return counts
+            yield text_digest(document.text)
+
+
+def _drop_repeats(blocks: Iterable[NDArray]) -> Iterator[NDArray]:
+    """Sorted digests, each once."""
+    last = np.empty(0, _DIGEST)
+    for block in blocks:
+        both = np.concatenate([last, block])
+        is_new = both[1:] != both[:-1]
+        yield block[is_new if len(last) else np.append(True, is_new)]
+        last = block[-1:]
 
 
 def decontaminate_files(group: SliceGroup, digests: Path, outputs: tuple[Path, ...]) -> Counts:
     """Task: write the documents of some train files whose text is not in the holdout."""
-    counts, holdout = Counts({}, []), load_digests(digests, digests.stat().st_mtime_ns)
+    counts, holdout = Counts({}, []), Digests(digests)
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output), by_original_source=True):
@@ -207,11 +227,21 @@ def text_digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-@cache
-def load_digests(path: Path, version: int) -> frozenset[bytes]:  # noqa: ARG001
-    """Read the digests of a file; cached per process by path and `version`, the modification time."""
-    data = path.read_bytes()
-    return frozenset(data[i : i + _DIGEST] for i in range(0, len(data), _DIGEST))
+class Digests:
+    """The sorted digests in a file, which is mapped: all workers share its pages."""
+
+    def __init__(self, path: Path) -> None:
+        count = path.stat().st_size // _DIGEST.itemsize
+        self.positions = range(0, count * _DIGEST.itemsize, _DIGEST.itemsize)
+        with path.open("rb") as file:
+            self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if count else b""
+
+    def __contains__(self, digest: bytes) -> bool:
+        number = bisect_left(self.positions, digest, key=self._at)
+        return number < len(self.positions) and self._at(self.positions[number]) == digest
+
+    def _at(self, position: int) -> bytes:
+        return self.data[position : position + _DIGEST.itemsize]
 
 
 if __name__ == "__main__":

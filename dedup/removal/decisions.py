@@ -19,7 +19,7 @@ from dedup.candidates.document_ids import SourceRuns
 from dedup.minhash.shingles import shingle_sets
 from dedup.minhash.signatures import signatures
 from dedup.removal.clusters import MEMBER, Clusters
-from dedup.removal.keep_policy import INDEXED, KEEP_ORDER, Keep, KeepOrder
+from dedup.removal.keep_policy import INDEXED, KEEP_ORDER, Keep, open_keep_order
 from dedup.removal.removal_table import (
     BELOW_THRESHOLD,
     DUPLICATE,
@@ -38,7 +38,6 @@ from gristmill.engine.task import FileSet
 from gristmill.errors import wrap_write_errors
 from gristmill.io.external_sort import ExternalSorter, read_records, write_records
 from gristmill.io.files import atomic_write_bytes
-from gristmill.io.keys import read_keys
 
 _HASHING_FACTOR = 40  # memory per byte of text while its shingles are hashed
 _MAX_TEXT_BYTES = 8 << 20  # of text in memory together
@@ -93,15 +92,15 @@ def decide_by_key(
     """
     clusters = Clusters.open(input_file)
     counts = RemovalCounts(SourceRuns.of(clusters.names))
-    order = KeepOrder(clusters.names, keep, [read_keys(path, clusters.names) for path in dropped])
-    blocks = map(order.assign, clusters.blocks())
-    if order.is_input_order:
-        write_records(output, remove_all_but_first(blocks, counts))
-    else:
-        with ExternalSorter(output.with_name(f"{output.name}.runs"), MEMBER, KEEP_ORDER, memory) as sorter:
-            for block in blocks:
-                sorter.add(block)
-            write_records(output, remove_all_but_first(sorter, counts))
+    with open_keep_order(clusters.names, keep, dropped, output, memory) as order:
+        blocks = map(order.assign, clusters.blocks())
+        if order.is_input_order:
+            write_records(output, remove_all_but_first(blocks, counts))
+        else:
+            with ExternalSorter(output.with_name(f"{output.name}.runs"), MEMBER, KEEP_ORDER, memory) as sorter:
+                for block in blocks:
+                    sorter.add(block)
+                write_records(output, remove_all_but_first(sorter, counts))
     atomic_write_bytes(names, msgspec.json.encode(clusters.names))
     return counts.counts()
 

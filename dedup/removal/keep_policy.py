@@ -9,9 +9,11 @@ Documents are ordered by tier, then by rank, then by key:
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,8 +24,7 @@ from dedup.candidates.document_ids import is_of_index
 from gristmill.errors import UsageError
 from gristmill.io.documents import source_of
 from gristmill.io.formats.json_fields import decode_value
-from gristmill.io.keys import KeySet
-from gristmill.kernels import kernel
+from gristmill.io.keys import PackedKeys
 
 INDEXED, ORDINARY, DROPPED = 0, 1, 2  # tiers
 LAST = np.iinfo(np.int64).max  # rank of a document that lacks the policy's field or is of no listed source
@@ -154,25 +155,32 @@ def _decoded(value: Any) -> Any:
     return value
 
 
+@contextmanager
+def open_keep_order(
+    names: list[str], keep: Keep, dropped: Sequence[Path], output: Path, memory: int
+) -> Iterator["KeepOrder"]:
+    """Context: the KeepOrder for the keys in the sets `dropped`; work files are named after `output`."""
+    numbers = {name: number for number, name in enumerate(names)}
+    with PackedKeys.of(dropped, numbers, output.with_name(f"{output.name}.dropped"), memory) as keys:
+        yield KeepOrder(names, keep, keys)
+
+
 class KeepOrder:
     """Assigns tiers, and the ranks that depend on the key alone, to members of clusters.
 
     `names` are the files that members refer to by number; `dropped` are the keys that other stages remove.
     """
 
-    def __init__(self, names: list[str], keep: Keep, dropped: list[KeySet]) -> None:
+    def __init__(self, names: list[str], keep: Keep, dropped: PackedKeys) -> None:
         self.tiers = np.array([INDEXED if is_of_index(name) else ORDINARY for name in names], np.uint8)
         by_source = keep.rank if isinstance(keep, BySource) else lambda _: 0
         self.ranks = np.array([by_source(source_of(name)) for name in names], np.int64)
-        none = np.empty(0, np.int64)
-        rows = [np.unique(np.concatenate([none, *(keys.get(name, none) for keys in dropped)])) for name in names]
-        self.starts = np.concatenate([[0], np.cumsum([len(some) for some in rows])]).astype(np.int64)
-        self.dropped = np.concatenate([none, *rows])
+        self.dropped = dropped
 
     def assign(self, members: NDArray) -> NDArray:
         """Fill in `tier` and `rank` of MEMBERs (n), in place."""
         members["tier"], members["rank"] = self.tiers[members["file"]], self.ranks[members["file"]]
-        is_dropped = _contains(members["file"], members["row"], self.starts, self.dropped)
+        is_dropped = self.dropped.contains(members["file"], members["row"])
         members["tier"][is_dropped & (members["tier"] == ORDINARY)] = DROPPED
         return members
 
@@ -180,14 +188,3 @@ class KeepOrder:
     def is_input_order(self) -> bool:
         """Whether all tiers and ranks are equal, so that members need no sorting."""
         return bool((self.tiers == ORDINARY).all() and not self.ranks.any() and not len(self.dropped))
-
-
-@kernel
-def _contains(files: np.ndarray, rows: np.ndarray, starts: np.ndarray, sets: np.ndarray) -> np.ndarray:
-    """Whether each row (n) is in the sorted set of its file (n), sets[starts[file] : starts[file + 1]]."""
-    found = np.zeros(len(files), np.bool_)
-    for i in range(len(files)):
-        low, end = starts[files[i]], starts[files[i] + 1]
-        at = low + np.searchsorted(sets[low:end], rows[i])
-        found[i] = at < end and sets[at] == rows[i]
-    return found

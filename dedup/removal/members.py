@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dedup.removal.clusters import MEMBER, Clusters
-from dedup.removal.keep_policy import INDEXED, Keep, KeepOrder
+from dedup.removal.keep_policy import INDEXED, Keep, open_keep_order
 from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError
 from gristmill.io.external_sort import MAX_SCATTERED, ExternalSorter, write_records
 from gristmill.io.files import atomic_write, atomic_write_bytes
-from gristmill.io.keys import read_keys
 from gristmill.io.readers import Slice
 
 _MAX_PARTS = MAX_SCATTERED // 2  # a part has two files
@@ -62,10 +61,10 @@ def sort_members(
     InputError if the input is damaged, or a document is in it twice.
     """
     clusters = Clusters.open(input_file)
-    order = KeepOrder(clusters.names, keep, [read_keys(path, clusters.names) for path in dropped])
     size = max(_MIN_PART_SIZE, clusters.count // _MAX_PARTS)
     sizes, parts = np.zeros(len(clusters.names), np.int64), [0]
     with (
+        open_keep_order(clusters.names, keep, dropped, members, memory) as order,
         ExternalSorter(members.with_name(f"{members.name}.runs"), MEMBER, ("file", "row"), memory) as sorter,
         atomic_write(indexed) as temporary,
         temporary.open("wb") as index,
