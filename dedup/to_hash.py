@@ -4,6 +4,7 @@ Documents → matching form → shingles → hashes → signature → shard.
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,13 +26,13 @@ from gristmill.counts import Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import note_count_mismatch
-from gristmill.engine.run import open_stage
-from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
+from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.documents import CorpusFile, list_source, source_folder
 from gristmill.io.files import clear_marks, walk
-from gristmill.io.keys import KeySet, Rows, read_keys
+from gristmill.io.keys import Rows, read_split, split_keys
 from gristmill.io.parquet_tables import is_table
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
@@ -84,8 +85,8 @@ def to_hash(
             similarity sketching: the fastest, but no other library's values).
         permutations: Number of slots of a signature.
         seed: Seed of the permutations.
-        skip: Keys of documents to leave out, such as the copies that generate_exact_pairs found: a .parquet table
-            (each worker reads only its file's rows) or a .pickle.
+        skip: Keys of documents to leave out, such as the copies that generate_exact_pairs found: a .parquet table or a
+            .pickle.
         text_column: The column or field that holds the text.
         options: Workers, memory, and when to stop; they change no output.
 
@@ -111,15 +112,22 @@ def to_hash(
         plans=None if share else target.prefix, reads=[source_folder(input_dir, dataset_name)],
         publishes=[target.folder],
     ) as run:  # fmt: skip
-        slices, arguments = cut_raw_corpus(run, chosen), {"sketch": sketch, "batch": batch, "skip": skip}
+        slices = cut_raw_corpus(run, chosen)
         planned = list(map(target.shard, slices))
         reject_unknown_files(target.folder, planned, (SUFFIX,), run.ledger)
         if share:
             _reject_stale(target, files, chosen, planned)
         note_compilation(sketch, options.quiet)
-        signed = read_slices(
-            run, "sign", slices, lambda groups: [_sign_task(group, target, share, arguments) for group in groups]
-        )
+        skipped = _split_skipped(run, skip, group_slices(slices), f"{target.prefix}keys of {share}")
+
+        def plan(groups: list[SliceGroup]) -> list[Task]:
+            arguments = {"sketch": sketch, "batch": batch}
+            return [
+                _sign_task(group, target, share, arguments | {"skip": skipped.get(_files_of(group))})
+                for group in groups
+            ]
+
+        signed = read_slices(run, "sign", slices, plan)
         counts = run.finish(signed.counts)
     if not share:
         target.clear_marks(files)
@@ -188,9 +196,12 @@ def _reject_stale(target: _Target, files: list[CorpusFile], chosen: list[CorpusF
 
 @leaves_out_damaged
 def sign_slices(group: SliceGroup, outputs: tuple[Path, ...], sketch: Sketch, batch: int, skip: Path | None) -> Counts:
-    """Task: write a shard of signatures for each slice of a group, without the documents whose keys are in `skip`."""
+    """Task: write a shard of signatures for each slice of a group, without the documents whose keys are in `skip`.
+
+    `skip` is a file that split_keys wrote.
+    """
     counts = Counts({}, [])
-    keys: KeySet = read_keys(skip, {part.name for part in group}) if skip else {}
+    keys = read_split(skip, _files_of(group)) if skip else {}
     for part, output in zip(group, outputs, strict=True):
         _sign_slice(part, output, sketch, batch, keys.get(part.name, _NO_ROWS), counts)
     return counts
@@ -229,6 +240,22 @@ def _check_skip(skip: Path | None) -> None:
     is_table(skip)
     if not skip.is_file():
         raise UsageError(f"--skip {skip}: wanted a key set, and there is no file of that name")
+
+
+def _split_skipped(
+    run: StageRun, skip: Path | None, groups: Sequence[SliceGroup], name: str
+) -> dict[tuple[str, ...], Path]:
+    """Run the step that gives each group of files its own keys to skip; returns their paths, none without `skip`."""
+    if not skip:
+        return {}
+    paths = {_files_of(group): run.work / "skip" / f"{group[0].name}.keys" for group in groups}
+    arguments = {"key_set": skip, "groups": list(paths), "outputs": list(paths.values())}
+    run.step("skip", [Task(name, split_keys, arguments, tuple(paths.values()), memory=run.options.memory_bytes)])
+    return paths
+
+
+def _files_of(group: SliceGroup) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.name for part in group))
 
 
 def _sign_task(group: SliceGroup, target: _Target, share: str, arguments: dict[str, Any]) -> Task:

@@ -114,6 +114,29 @@ def sort_keys(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def split_keys(key_set: Path, groups: Sequence[tuple[str, ...]], outputs: Sequence[Path], memory: int) -> None:
+    """Task: write the keys in each group of files to one of `outputs`, for read_split, so that no task reads all."""
+    places = {file: place for place, file in enumerate(file for files in groups for file in files)}
+    with ExternalSorter(outputs[0].with_name(f"{outputs[0].name}.runs"), KEY, ("file", "row"), memory // 2) as sorter:
+        for file, rows in iter_keys(key_set):
+            if file in places:
+                sorter.add(key_records(places[file], rows))
+        first, found = 0, by_file(sorter)
+        following = next(found, None)
+        for files, output in zip(groups, outputs, strict=True):
+            held: list[NDArray] = []
+            while following and following[0] < first + len(files):
+                held.append(key_records(following[0] - first, following[1]["row"]))
+                following = next(found, None)
+            write_records(output, held)
+            first += len(files)
+
+
+def read_split(path: Path, files: tuple[str, ...]) -> KeySet:
+    """The keys that split_keys wrote for a group of `files`."""
+    return {files[number]: np.unique(found["row"]) for number, found in by_file([np.fromfile(path, KEY)])}
+
+
 def key_records(file: int, rows: Rows) -> NDArray:
     """KEYs (n) of rows (n) of one file."""
     records = np.empty(len(rows), KEY)

@@ -22,6 +22,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.keys import write_keys
+from tests.gristmill.engine.opens import count_opens
 from tests.gristmill.engine.sandbox import sandboxed
 
 QUIET = RunOptions(workers=1, quiet=True)
@@ -243,6 +244,17 @@ def test_documents_that_are_skipped(
         kept = np.isin(everything.rows(), ours.rows())
         both = [np.concatenate(list(shard.signatures())) for shard in (ours, everything)]
         assert (both[0] == both[1][kept]).all()
+
+
+def test_keys_to_skip_are_not_read_by_every_task(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gristmill.engine.slices.SMALL_BYTES", 0)
+    for number in range(12):
+        write(tmp_path / f"NORM/a/{number:02}.jsonl", ["a text of some length", "another text of some length"])
+    write_keys(tmp_path / "exact.pickle", {f"a/{number:02}.jsonl": np.array([1]) for number in range(12)})
+    with count_opens(tmp_path) as found:
+        counts = sign(tmp_path / "NORM", tmp_path / "out", skip=tmp_path / "exact.pickle")
+    assert counts.total(SKIPPED).documents == counts.total(SIGNED).documents == 12
+    assert found[str(tmp_path / "exact.pickle")] <= 3
 
 
 def test_keys_that_changed_are_skipped_anew(norm: Path, tmp_path: Path) -> None:
