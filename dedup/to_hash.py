@@ -21,6 +21,7 @@ from dedup.minhash.matching_form import Unit
 from dedup.minhash.signature_shards import SUFFIX, write_shard
 from dedup.minhash.signatures import Sketch, note_compilation, signatures
 from gristmill.batches import batched
+from gristmill.budget import held
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
@@ -33,6 +34,7 @@ from gristmill.errors import OutputError, UsageError
 from gristmill.io.documents import CorpusFile, list_source, source_folder
 from gristmill.io.files import clear_marks, walk
 from gristmill.io.keys import Rows, read_split, split_keys
+from gristmill.io.lines import MEMORY_A_BYTE
 from gristmill.io.parquet_tables import is_table
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
@@ -43,6 +45,7 @@ SIGNED = "signed"
 TOO_SHORT = "no shingle"  # shorter than a shingle; in SlimPajama they are all duplicates of one another
 SKIPPED = "skipped"
 BATCH_CHARACTERS = 4 << 20  # characters hashed together
+_MEMORY_A_CHARACTER = 14  # bytes of memory for a character that is not ASCII: text, UTF-8, form and place
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -214,7 +217,8 @@ def _sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int, skipped: 
             rows = np.array([document.key.row for document in chunk], np.int64)
             is_skipped = _is_in(rows, skipped)
             texts = [document.text for document, skip_it in zip(chunk, is_skipped, strict=True) if not skip_it]
-            values, shingles = signatures(texts, sketch)
+            with held(_memory_of(texts), f"a document of {part.path}"):
+                values, shingles = signatures(texts, sketch)
             is_signed = np.zeros(len(chunk), np.bool_)
             is_signed[~is_skipped] = shingles > 0
             shard.add(rows[is_signed], values[shingles > 0])
@@ -224,6 +228,13 @@ def _sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int, skipped: 
             ):  # fmt: skip
                 if chosen.any():
                     counts.add(part.source, reason, int(sizes[chosen].sum()), int(chosen.sum()))
+            del chunk, texts  # a large document is gone before the next is read
+
+
+def _memory_of(texts: list[str]) -> int:
+    """Bytes that the longest of some texts takes while it is signed; that of others, packed together, is little."""
+    longest = max(texts, key=len, default="")
+    return len(longest) * (MEMORY_A_BYTE if longest.isascii() else _MEMORY_A_CHARACTER)
 
 
 def _is_in(rows: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:

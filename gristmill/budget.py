@@ -68,7 +68,7 @@ class Hold:
         budget = self._gate.budget
         wanted = -(-size * budget.whole // budget.most // _MIB)
         return UsageError(
-            f"{what} takes about {-(-size // _MIB):,} MiB of memory while it is read, and --memory "
+            f"{what} takes about {-(-size // _MIB):,} MiB of memory while it is worked on, and --memory "
             f"{budget.whole // _MIB}MiB leaves {budget.most // _MIB:,} MiB to one worker: give --memory {wanted}MiB "
             "or more"
         )
@@ -84,6 +84,19 @@ class Hold:
         if self._gate and self._is_large:
             self._gate.leave()
             self._is_large = False
+
+
+@contextmanager
+def held(size: int, what: str) -> Iterator[None]:
+    """Context: hold `size` bytes for `what`. Raises UsageError if there are not so many."""
+    hold = Hold()
+    if not hold.fits(size):
+        raise hold.refuse(what, size)
+    hold.grow(size)
+    try:
+        yield
+    finally:
+        hold.release()
 
 
 @contextmanager

@@ -207,15 +207,25 @@ def encode_slices(group: SliceGroup, tokenizer: Path, tokens: Path) -> Result:
     with TokenShardWriter(prefix, token_dtype(model.vocab_size())) as shard:
         documents = _read_all(group, counts, Rejects(tokens))
         for batch in batched(documents, size=BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
-            ids, offsets = encoder.encode([document.text for document in batch], model.eos_id())
-            lengths = np.diff(offsets).tolist()
-            shard.add_all(ids, lengths)
+            lengths = _encode_batch(batch, encoder, model.eos_id(), shard)
             for document, length in zip(batch, lengths, strict=True):
                 source, size = document.original_key.source, utf8_size(document.text)
                 counts.add(source, WRITTEN, size)
                 _add_document(found, source, length, size, _ESCAPED_SPACE in document.text)
+            del batch, document  # a large one is gone before the next is read
     found.shard.sha256, found.shard.idx_sha256 = shard.sha256, shard.idx_sha256
     return Result(counts, found)
+
+
+def _encode_batch(batch: list[Document], encoder: "Encoder", end_id: int, shard: TokenShardWriter) -> list[int]:
+    """Encode documents into a shard; return the number of tokens of each. A long one, which is alone, in parts."""
+    if len(batch) == 1:
+        shard.add(np.concatenate([ids.astype(shard.dtype) for ids in encoder.encode_parts(batch[0].text, end_id)]))
+        return shard.lengths[-1:]
+    ids, offsets = encoder.encode([document.text for document in batch], end_id)
+    lengths = np.diff(offsets).tolist()
+    shard.add_all(ids, lengths)
+    return lengths
 
 
 def _read_all(group: SliceGroup, counts: Counts, rejects: Rejects) -> Iterator[Document]:

@@ -166,7 +166,7 @@ class TokenShardWriter:
     def add_all(self, ids: NDArray[np.integer] | list[int], lengths: list[int]) -> None:
         """Append several documents: their ids, concatenated, and the number of ids of each."""
         assert sum(lengths) == len(ids)
-        data = np.asarray(ids, dtype=self.dtype).tobytes()
+        data = np.ascontiguousarray(ids, dtype=self.dtype).data
         with wrap_write_errors(self._bin):
             self._file.write(data)
         self._digest.update(data)

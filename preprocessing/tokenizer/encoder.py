@@ -8,7 +8,7 @@ word's pieces depend on the text before it.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,7 @@ from preprocessing.tokenizer.vocabulary import ESCAPED_SPACE, ModelType, PieceTy
 from preprocessing.tokenizer.word_cache import encode_texts, new_word_cache
 
 CACHE_BYTES = 16 << 20
+_LONG = 1 << 20  # characters of a text that are encoded together
 _PROBE_PIECES = 4000  # pieces in the texts that are compared with SentencePiece when an encoder is made
 _RESERVED = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.BYTE)  # never found by matching text
 
@@ -47,6 +48,8 @@ class Encoder:
         self._cache = new_word_cache(cache_bytes)
         self.fallback = _fallback_reason(vocabulary)
         if not self.fallback:
+            self._pieces = {_unescape(piece) for piece in vocabulary.of_type(PieceType.NORMAL) if " " not in piece}
+            self._bigrams = {a + b for piece in self._pieces for a, b in pairwise(piece)}
             self._merges = _build_merges(vocabulary)
             if self._disagrees(vocabulary):
                 self.fallback = "this version of SentencePiece merges differently"
@@ -74,6 +77,28 @@ class Encoder:
         for i, part in zip(with_symbol, found, strict=True):
             parts[i] = part
         return _concatenate(parts, end_id)
+
+    def encode_parts(self, text: str, end_id: int = -1, size: int = _LONG) -> Iterator[NDArray[np.int32]]:
+        """Yield the ids of one text as `encode` gives them: of parts of about `size` characters, for less memory."""
+        normalized, start, end = self._normalize(text), 0, -1
+        if self.fallback or len(text) <= size or (self._symbols and self._symbols.search(normalized)):
+            yield self.encode([text], end_id)[0]
+            return
+        while end < len(normalized):
+            end = self._cut_after(normalized, start + size)
+            yield self._merge([normalized[start:end]], end_id if end == len(normalized) else -1)[0]
+            start = end
+
+    def _cut_after(self, text: str, at: int) -> int:
+        """The first place from `at` on where the ids of both sides are the same apart as together (word_cache.py).
+
+        A character beside it is a piece: an unknown one would be merged with unknown ones on the other side.
+        """
+        for cut in range(at, len(text)):
+            before, after = text[cut - 1], text[cut]
+            if before + after not in self._bigrams and (before in self._pieces or after in self._pieces):
+                return cut
+        return len(text)
 
     def _merge(self, texts: list[str], end_id: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Encode normalised texts with the compiled functions."""

@@ -7,14 +7,14 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-from gristmill.budget import Hold
+from gristmill.budget import held
 from gristmill.errors import DamagedFile, InputError
 
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 4 << 20  # of a batch, on average: Python's strings take up to four times that
 _BUFFER_BYTES = 1 << 20  # read at a time of a column; without a buffer Arrow reads all of a row group's
 _PROBED_ROWS = 16
-_MEMORY_A_BYTE = {"dictionary": 3, "batch": 4}  # bytes of memory for a byte, Arrow's copies and Python's included
+_MEMORY_A_BYTE = 3  # bytes of memory for a byte of a column's dictionary: Arrow's copies of it, and its page
 _STREAM_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")  # the second is that of Arrow before 0.15
 _BYTES = {
     pa.string(): pa.binary(),
@@ -39,11 +39,10 @@ def parquet_batches(path: Path, start: int, end: int | None) -> Iterator[pa.Sche
 
 
 def _row_group_batches(file: pa.parquet.ParquetFile, number: int, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a row group, and hold the memory of its dictionaries and of a large batch."""
-    group, hold = file.metadata.row_group(number), Hold()
+    """Yield the batches of a row group, and hold the memory of its dictionaries and of large values."""
+    group = file.metadata.row_group(number)
     dictionaries = sum(_dictionary_bytes(group.column(i)) for i in range(group.num_columns))
-    _grow(hold, dictionaries * _MEMORY_A_BYTE["dictionary"], f"{path} row group {number}")
-    try:
+    with held(dictionaries * _MEMORY_A_BYTE, f"{path} row group {number}"):
         rows, missing = _batch_rows(group.num_rows, group.total_byte_size), group.num_rows
         if dictionaries * rows > 4 * _BATCH_BYTES:  # a few values, repeated, are larger than what is stored of them
             probe = next(file.iter_batches(min(rows, _PROBED_ROWS), [number], use_threads=False), None)
@@ -51,19 +50,12 @@ def _row_group_batches(file: pa.parquet.ParquetFile, number: int, path: str) -> 
             del probe
         for batch in file.iter_batches(rows, [number], use_threads=False):
             missing -= batch.num_rows
-            yield from _small_batches(batch)
-            del batch
+            with held(batch.nbytes + 3 * batch.nbytes // batch.num_rows, f"{path} row group {number}"):  # a long text
+                yield from _small_batches(batch)
+                del batch
         if missing:  # Arrow ends a row group with its shortest column
             raise pa.ArrowInvalid(f"row group {number} lacks {missing:,} rows")
-    finally:
         pa.default_memory_pool().release_unused()
-        hold.release()
-
-
-def _grow(hold: Hold, size: int, what: str) -> None:
-    if not hold.fits(size):
-        raise hold.refuse(what, size)
-    hold.grow(size)
 
 
 def _dictionary_bytes(column: pa.parquet.ColumnChunkMetaData) -> int:

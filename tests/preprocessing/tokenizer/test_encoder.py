@@ -116,6 +116,15 @@ def test_ids_of_odd_texts_equal_sentencepiece(name: str) -> None:
     assert parts(encoder(name).encode(texts[::-1])) == model(name).encode(texts[::-1])
 
 
+@pytest.mark.parametrize("size", [1, 7])
+@pytest.mark.parametrize("name", SETTINGS | {"unigram": {}})
+def test_the_parts_of_a_text_have_the_ids_of_the_whole(name: str, size: int) -> None:
+    for text in [*ADVERSARIAL[:-2], *PROSE, " ".join(FRAGMENTS), "".join(FRAGMENTS[::-1])]:
+        found = [ids.tolist() for ids in encoder(name).encode_parts(text, 2, size)]
+        assert sum(found, []) == [*model(name).encode([text])[0], 2]
+        assert len(found) > 1 or name in ("unigram", "pieces across spaces") or text != PROSE[1] or "user" in name
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_no_fallback(name: str) -> None:
     """The compiled encoder is used; the fallback would give the same ids."""
