@@ -79,6 +79,12 @@ class Hold:
             self._gate.enter()
             self._is_large = True
 
+    def require(self, size: int, what: str) -> None:
+        """Hold `size` bytes for `what`. Raises UsageError if there are not so many."""
+        if not self.fits(size):
+            raise self.refuse(what, size)
+        self.grow(size)
+
     def release(self) -> None:
         """Hold nothing: others may go on."""
         if self._gate and self._is_large:
@@ -90,9 +96,7 @@ class Hold:
 def held(size: int, what: str) -> Iterator[None]:
     """Context: hold `size` bytes for `what`. Raises UsageError if there are not so many."""
     hold = Hold()
-    if not hold.fits(size):
-        raise hold.refuse(what, size)
-    hold.grow(size)
+    hold.require(size, what)
     try:
         yield
     finally:

@@ -5,6 +5,8 @@ text that is written is never changed.
 """
 
 import string
+import sys
+from typing import Any
 
 _PIECE = 1 << 20  # characters of a long text that are encoded together
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -24,3 +26,11 @@ def utf8_size(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(len(text[start : start + _PIECE].encode()) for start in range(0, len(text), _PIECE))
+
+
+def working_memory(text: str, record: Any) -> int:
+    """Bytes that a document takes while it is worked on: its text and its line, if that is its record, each twice.
+
+    A text takes one byte a character if all are of Latin-1, else two or four.
+    """
+    return 2 * sys.getsizeof(text) + 2 * (len(record) if isinstance(record, bytes) else 0)

@@ -20,9 +20,10 @@ from gristmill.io.formats.suffixes import LINE_FORMATS, READABLE, TABLE_FORMATS,
 from gristmill.io.formats.text_files import CsvError, read_csv
 from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_lines, read_whole
 from gristmill.io.writers import Rejects
-from gristmill.text import utf8_size
+from gristmill.text import utf8_size, working_memory
 
 SLICE_BYTES = 64 << 20  # larger .jsonl and .parquet files are cut into slices of about this size, one task each
+_LONG_TEXT = 1 << 20  # characters
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -149,6 +150,7 @@ def read_documents(
     counts.stored += part.size
     if part.start == 0 and not by_original_source:
         counts.add_read_file(part.source)
+    hold = Hold()
     for row, record in _records(part):
         try:
             document = _to_document(record, DocKey(part.name, row), part.text_column)
@@ -161,9 +163,12 @@ def read_documents(
         else:
             source = document.original_key.source if by_original_source else part.source
             counts.add(source, READ, utf8_size(document.text))
+            if len(document.text) > _LONG_TEXT:
+                hold.require(working_memory(document.text, record), f"{part.path} line {row + 1}")
             record = b""  # a large record and document are gone before the next are read
             yield document
             del document
+            hold.release()
 
 
 Record = bytes | dict[str, Any] | BadRecord  # a line of JSON, the fields of a record, or neither

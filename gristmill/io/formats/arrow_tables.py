@@ -50,7 +50,7 @@ def _row_group_batches(file: pa.parquet.ParquetFile, number: int, path: str) -> 
             del probe
         for batch in file.iter_batches(rows, [number], use_threads=False):
             missing -= batch.num_rows
-            with held(batch.nbytes + 3 * batch.nbytes // batch.num_rows, f"{path} row group {number}"):  # a long text
+            with held(batch.nbytes + 3 * batch.nbytes // max(batch.num_rows, 1), f"{path} row group {number}"):
                 yield from _small_batches(batch)
                 del batch
         if missing:  # Arrow ends a row group with its shortest column
