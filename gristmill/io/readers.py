@@ -14,7 +14,7 @@ from gristmill.errors import InputError, UsageError, require, wrap_read_errors
 from gristmill.io.documents import CorpusFile, DocKey, Document, list_corpus, source_of
 from gristmill.io.formats.arrow_tables import damaged_table, ipc_batches, parquet_batches, row_group_starts
 from gristmill.io.formats.arrow_values import records
-from gristmill.io.formats.json_fields import decode_string, parse_fields
+from gristmill.io.formats.json_fields import decode_string, parse_fields, reject_one_value
 from gristmill.io.formats.malformed import BadRecord, Malformed
 from gristmill.io.formats.suffixes import LINE_FORMATS, READABLE, TABLE_FORMATS, parse_name
 from gristmill.io.formats.text_files import CsvError, read_csv
@@ -213,7 +213,7 @@ def _read_lines(part: Slice) -> Iterator[tuple[int, bytes | BadRecord]]:
             line = _without_mark(line)
         if line and not line.isspace():
             if not is_checked:
-                _reject_one_value(part.path, line.strip())
+                reject_one_value(part.path, line.strip())
                 is_checked = True
             yield row, _cut_to_bad(line, "line") if isinstance(line, CutLine) else line
         del line
@@ -226,17 +226,6 @@ def _without_mark(content: bytes) -> bytes:
 
 def _cut_to_bad(content: CutLine, what: str) -> BadRecord:
     return BadRecord(f"{what} over {MAX_LINE_BYTES:,} bytes", content, content.size)
-
-
-def _reject_one_value(path: Path, first_line: bytes) -> None:
-    """Raise InputError if a .json file begins as one array, or one object over several lines."""
-    found = {b"[": "one JSON array", b"{": "one JSON object over several lines"}
-    start = b"[" if first_line.startswith(b"[") else first_line
-    if start in found:
-        raise InputError(
-            f"{path} holds {found[start]}: wanted one record a line. If these are documents, convert it: "
-            f"jq -c '.[]' {path.name} > {path.stem}.jsonl. If not, move it out of the corpus"
-        )
 
 
 def _read_text(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:

@@ -31,8 +31,8 @@ def parquet_batches(path: Path, start: int, end: int | None) -> Iterator[pa.Sche
     with pa.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
         yield file.schema_arrow
         metadata = file.metadata
-        held = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
-        if start == 0 and sum(held) != metadata.num_rows:
+        rows = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+        if start == 0 and sum(rows) != metadata.num_rows:
             raise pa.ArrowInvalid(f"its row groups do not have its {metadata.num_rows:,} rows")
         for number in range(start, metadata.num_row_groups if end is None else end):
             yield from _row_group_batches(file, number, str(path))

@@ -7,10 +7,12 @@ surrogates in fields other than the text. Of fields with the same name the last 
 import codecs
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from gristmill.errors import InputError
 from gristmill.io.formats.malformed import Malformed
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -123,3 +125,14 @@ def _space(text: str, at: int) -> int:
     found = _SPACE.match(text, at)
     assert found is not None
     return found.end()
+
+
+def reject_one_value(path: Path, first_line: bytes) -> None:
+    """Raise InputError if a .json file begins as one array, or one object over several lines."""
+    found = {b"[": "one JSON array", b"{": "one JSON object over several lines"}
+    start = b"[" if first_line.startswith(b"[") else first_line
+    if start in found:
+        raise InputError(
+            f"{path} holds {found[start]}: wanted one record a line. If these are documents, convert it: "
+            f"jq -c '.[]' {path.name} > {path.stem}.jsonl. If not, move it out of the corpus"
+        )
