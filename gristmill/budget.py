@@ -6,6 +6,8 @@ come to such a record wait until it is done.
 """
 
 import fcntl
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -37,14 +39,17 @@ class Budget:
         return 2 * self.reserve or self.share
 
     @classmethod
-    def of(cls, memory: int, workers: int, lock: Path) -> "Budget":
-        """The budget of each of the workers that have `memory` bytes together.
+    def of(cls, memory: int, workers: int, lock: Path | None = None) -> "Budget":
+        """The budget of each of the workers of this process that have `memory` bytes together.
 
-        >>> budget = Budget.of(1000, 2, Path("lock"))
+        The lock is in this machine's folder for temporary files by default, and there while it is held.
+
+        >>> budget = Budget.of(1000, 2)
         >>> budget.share, budget.reserve
         (250, 500)
         """
         reserve = memory // 2 if workers > 1 else 0
+        lock = lock or Path(tempfile.gettempdir(), f"gristmill-{os.getuid()}-{os.getpid()}.memory")
         return cls((memory - reserve) // workers, reserve, lock)
 
 
@@ -125,10 +130,13 @@ class _Gate:
 
     def enter(self) -> None:
         self.holders += 1
-        if self._file is None:
-            self.budget.lock.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.budget.lock.open("wb")
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+        while self._file is None:
+            file = self.budget.lock.open("wb")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(file, self.budget.lock):
+                self._file = file
+            else:
+                file.close()  # of a holder that has removed it meanwhile
 
     def leave(self) -> None:
         self.holders -= 1
@@ -137,8 +145,16 @@ class _Gate:
 
     def close(self) -> None:
         if self._file is not None:
+            self.budget.lock.unlink(missing_ok=True)
             self._file.close()
             self._file = None
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 _GATE: ContextVar[_Gate | None] = ContextVar("memory_gate", default=None)

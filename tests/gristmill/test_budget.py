@@ -30,7 +30,7 @@ def hold_until(budget: Budget, size: int, ready: multiprocessing.Event, go_on: m
 
 
 def test_a_large_record_waits_for_that_of_another_worker(tmp_path: Path) -> None:
-    budget, context = Budget.of(400, 2, tmp_path / "work" / "lock"), multiprocessing.get_context("fork")
+    budget, context = Budget.of(400, 2, tmp_path / "lock"), multiprocessing.get_context("fork")
     (one, other), go_on = (context.Event(), context.Event()), context.Event()
     workers = [context.Process(target=hold_until, args=(budget, 101, event, go_on)) for event in (one, other)]
     workers[0].start()
@@ -43,6 +43,7 @@ def test_a_large_record_waits_for_that_of_another_worker(tmp_path: Path) -> None
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0
+    assert not budget.lock.exists()
 
 
 def test_a_process_holds_the_reserve_for_several_records(tmp_path: Path) -> None:
