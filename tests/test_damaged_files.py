@@ -27,7 +27,7 @@ from gristmill.io.token_shards import TokenShard
 from preprocessing.apply import apply
 from preprocessing.filter import filter
 from preprocessing.normalize_text import normalize_text
-from preprocessing.shuffle_holdout import pass1
+from preprocessing.shuffle_holdout import pass1, pass2
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import train_tokenizer
 
@@ -239,6 +239,16 @@ def test_a_damaged_output_of_a_stage_is_an_error_that_names_the_stage(tmp_path: 
     normalize_text(tmp_path / "in", tmp_path / "out", zst=True, options=LENIENT)
     assert path.read_bytes() == whole
     assert to_hash("book", tmp_path / "out", tmp_path / "hash", 0, "0", 0, 99, options=LENIENT).unread_files() == ""
+
+
+def test_the_second_output_of_a_stage_is_no_raw_corpus(tmp_path: Path, corpus) -> None:
+    mixed, train, held_out = (tmp_path / name for name in ("mixed", "train", "held_out"))
+    pass1(corpus("in"), mixed, options=LENIENT)
+    pass2(0, 99, 1, mixed, train, held_out, holdout=0.5, options=LENIENT)
+    path = next(held_out.rglob("*.jsonl.zst"))
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(InputError, match=r"is damaged, and the stage before wrote it"):
+        to_hash("all", held_out, tmp_path / "hash", 0, "0", 0, 99, options=LENIENT)
 
 
 def test_the_counts_of_damaged_files_are_stored() -> None:

@@ -18,6 +18,7 @@ from gristmill.io import readers
 from gristmill.io.documents import CorpusFile
 from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import Slice, find_cuts, is_cut, read_corpus, slices_at
+from gristmill.urls import is_top
 
 SMALL_BYTES = 256 << 10  # smaller slices are grouped
 GROUP_BYTES = 4 << 20  # a group is not larger: enough tasks are left for all workers
@@ -181,9 +182,15 @@ def _writer_of(path: Path) -> str:
 
     A folder whose state folder holds no ledger is the second output of a stage: the ledger is in the first.
     """
-    name = os.path.abspath(path)
-    states = [state for folder in Path(name).parents if (state := folder / STATE_DIR).is_dir()]
-    for ledger in (ledger for state in states for ledger in Ledger.all_in(state)):
-        if name in ledger.outputs():
-            return ledger.file.stem.partition("-")[0]
-    return "the stage before" if states and not Ledger.all_in(states[0]) else ""
+    name, is_second = os.path.abspath(path), None
+    for folder in Path(name).parents:
+        state = folder / STATE_DIR
+        ledgers = Ledger.all_in(state)
+        for ledger in ledgers:
+            if name in ledger.outputs():
+                return ledger.file.stem.partition("-")[0]
+        if is_second is None and (ledgers or state.is_dir()):
+            is_second = not ledgers
+        if is_top(folder):
+            break
+    return "the stage before" if is_second else ""
