@@ -1,15 +1,16 @@
 """Stage: mix the sources, shuffle all documents in two passes, and hold some out for evaluation.
 
 Pass 1 reads the corpus once: it drops short documents and duplicates, repeats or samples each source by its
-weight, and writes every document to a random part (to that part's bucket; see mixing/shuffle_buckets.py).
-Pass 2 shuffles each part in memory and splits it into train and holdout. The result is a uniformly random
-order of all documents, the same for any number of workers.
+weight, and writes every document to a random part's bucket (see mixing/shuffle_buckets.py). Beyond some hundred files
+or parts it brings the parts together in levels (mixing/gather.py), so that work grows with the corpus and not with its
+square. Pass 2 shuffles each part and splits it into train and holdout. The result is a uniformly random order of all
+documents, the same for any number of levels and workers, and any memory.
 """
 
+import hashlib
 import math
 import sys
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -19,12 +20,13 @@ import tyro
 from tyro.conf import Positional
 
 from gristmill.command import command, wide_console
-from gristmill.counts import Counts
+from gristmill.counts import REPEATED, WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.options import RunOptions
-from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.records import StepResult
+from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
-from gristmill.engine.task import FileSet, Stage, Task
+from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus
 from gristmill.io.files import reject_unfinished
@@ -32,22 +34,17 @@ from gristmill.io.readers import Slice
 from preprocessing.datasets import shares_table, source_weights
 from preprocessing.mixing.chunks import SPLIT, mark_outdated_chunks, reject_other_parts
 from preprocessing.mixing.drops import check_all_found, write_drops
-from preprocessing.mixing.mix import (
-    files_of,
-    find_epochs,
-    find_holdout_limit,
-    mix_group,
-    split_part,
-    write_manifest,
-    write_weight_numbers,
-)
-from preprocessing.mixing.sampling import SourceEpochs, check_seed
-from preprocessing.mixing.shuffle_buckets import SUFFIX, BucketManifest, index_path, manifest_path
+from preprocessing.mixing.gather import gather
+from preprocessing.mixing.manifest import BucketManifest, manifest_path, parts_folder
+from preprocessing.mixing.mix import files_of, find_epochs, mix_outputs, mix_task, write_manifest
+from preprocessing.mixing.sampling import check_seed
+from preprocessing.mixing.split import find_limits, split_tasks
 
-PASS_1 = Stage("pass1", version=1, libraries=("zstandard", "pyarrow"))
+PASS_1 = Stage("pass1", version=2, libraries=("zstandard", "pyarrow"))
 PASS_2 = Stage("pass2", version=1, libraries=("zstandard",))
 MIN_PARTS = 20  # SlimPajama's number
-MAX_PART_BYTES = 128 << 20  # of text after weights, estimated: pass 2 holds a part in memory
+MAX_PART_BYTES = 128 << 20  # of lines after weights, estimated; twice as many if measured
+FAN_OUT = 256  # files that a task opens at once; a corpus of more slices or parts is gathered in levels
 _COMPRESSION_RATIO = 4  # assumed for compressed files and tables
 
 
@@ -86,20 +83,28 @@ def pass1(
         slices = cut_corpus(run, files)
         groups = group_slices(slices)
         text_bytes = sum(_text_bytes(part) * source_weight[part.source] for part in slices)
-        parts = max(MIN_PARTS, math.ceil(text_bytes / MAX_PART_BYTES))
-        buckets = {group: out_dir / f"{group[0].label}{SUFFIX}" for group in groups}
-        reject_unknown_files(out_dir, buckets.values(), CORPUS_SUFFIXES, run.ledger)
+        buckets = max(MIN_PARTS, math.ceil(text_bytes / MAX_PART_BYTES))
+        is_gathered = max(len(groups), buckets) > FAN_OUT
+        folder = run.work / "mixed" if is_gathered else out_dir
+        reject_unknown_files(out_dir, (), CORPUS_SUFFIXES, run.ledger)
         drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}
         dropped = run.step("drops", [_drops_task(drops, duplicates, short_docs, options)])
-        epochs = _find_epochs(run, source_weight, groups, drops, seed)
+        epochs = find_epochs(run, source_weight, groups, drops, seed, FAN_OUT)
+        placed = {group: mix_outputs(group, folder, out_dir) for group in groups}
         mixed = run.step("mix", [
-            _mix_task(group, drops[files_of(group)], epochs[group[0].source], parts, seed, bucket)
-            for group, bucket in buckets.items()
+            mix_task(group, drops[files_of(group)], epochs[group[0].source], 1 if is_gathered else buckets, seed, paths)
+            for group, paths in placed.items()
         ])  # fmt: skip
         check_all_found(mixed.counts, dropped.values(int)[0], filter(None, (duplicates, short_docs)))
-        names = {bucket.relative_to(out_dir).as_posix(): group[0].source for group, bucket in buckets.items()}
-        manifest = {"manifest": BucketManifest(parts, seed, names, source_weight), "path": manifest_path(out_dir)}
-        run.step("manifest", [Task("manifest", write_manifest, manifest, (manifest_path(out_dir),))])
+        manifest = _describe(mixed, placed, buckets, seed, source_weight, out_dir)
+        bucket_files = [bucket for bucket, _ in placed.values()]
+        if is_gathered:
+            sizes = manifest.parts, sum(mixed.values(int))
+            manifest.files_a_part = gather(run, bucket_files, *sizes, FAN_OUT, parts_folder(out_dir))
+        else:
+            manifest.bucket_files, manifest.buckets = [_name(path, out_dir) for path in bucket_files], buckets
+        arguments = {"manifest": manifest, "path": manifest_path(out_dir)}
+        run.step("manifest", [Task("manifest", write_manifest, arguments, (manifest_path(out_dir),))])
         counts = run.finish(mixed.counts)
     if not options.quiet:
         wide_console().print(shares_table(source_weight, counts))
@@ -133,46 +138,40 @@ def _drops_task(
     return Task("drops", write_drops, arguments, tuple(outputs), memory=options.memory_bytes)
 
 
-def _find_epochs(
-    run: StageRun,
-    weights: dict[str, float],
-    groups: Sequence[SliceGroup],
-    drops: dict[tuple[str, ...], Path],
-    seed: int,
-) -> dict[str, SourceEpochs]:
-    """Turn weights into epochs; sources with a fractional weight are read once to sample an exact fraction."""
-    numbers: dict[str, list[Path]] = {source: [] for source in weights}
-    tasks = []
-    for group in groups:
-        if weights[group[0].source] % 1:
-            output = run.work / "sampling" / f"{group[0].label}.npy"
-            arguments = {"group": group, "drops": drops[files_of(group)], "seed": seed, "output": output}
-            tasks.append(Task(group[0].label, write_weight_numbers, arguments, (output,), _bytes(group)))
-            numbers[group[0].source].append(output)
-    run.step("sampling", tasks)
-    step = run.step("epochs", [
-        Task(source, find_epochs, {"weight": weight, "weight_numbers": FileSet(tuple(numbers[source]))})
-        for source, weight in weights.items()
-    ])  # fmt: skip
-    return dict(zip(weights, step.values(SourceEpochs), strict=True))
-
-
 def _text_bytes(part: Slice) -> int:
     """Bytes of text in a slice, estimated from its size on disk."""
     return part.size * (1 if part.name.endswith(".jsonl") else _COMPRESSION_RATIO)
 
 
-def _mix_task(group: SliceGroup, drops: Path, epochs: SourceEpochs, parts: int, seed: int, bucket: Path) -> Task:
-    outputs = bucket, index_path(bucket)
-    arguments = {
-        "group": group, "drops": drops, "epochs": epochs, "parts": parts, "seed": seed,
-        "output": bucket, "index": outputs[1],
-    }  # fmt: skip
-    return Task(group[0].label, mix_group, arguments, outputs, _bytes(group))
+def _describe(
+    mixed: StepResult,
+    placed: dict[SliceGroup, tuple[Path, Path]],
+    buckets: int,
+    seed: int,
+    weights: dict[str, float],
+    out_dir: Path,
+) -> BucketManifest:
+    """The manifest, without the bucket files. `placed` has the outputs of each group.
+
+    There is one part a bucket, or more if the corpus has far more bytes than its compressed files let expect.
+    """
+    wanted, written = math.ceil(sum(mixed.values(int)) / MAX_PART_BYTES), mixed.counts
+    tags = (output.sha256 for record in mixed.records for output in record.outputs)
+    return BucketManifest(
+        parts=buckets * (math.ceil(wanted / buckets) if wanted > 2 * buckets else 1),
+        seed=seed,
+        weights=weights,
+        documents={
+            source: written.total(WRITTEN, source).documents - written.total(REPEATED, source).documents
+            for source in weights
+        },
+        content=hashlib.sha256("\n".join(tags).encode()).hexdigest(),
+        holdout_files={_name(paths[1], out_dir): group[0].source for group, paths in placed.items()},
+    )
 
 
-def _bytes(group: SliceGroup) -> int:
-    return sum(part.size for part in group)
+def _name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()
 
 
 def pass2(
@@ -224,16 +223,8 @@ def pass2(
             )
         if len(parts) < manifest.parts:
             reject_other_parts(run, manifest.parts, (train_dir, holdout_dir))
-        limits = _find_limits(run, input_dir, manifest, holdout)
-        buckets = [input_dir / name for name in manifest.bucket_files]
-        shared = {
-            "manifest": manifest_path(input_dir), "bucket_files": FileSet(tuple(buckets)),
-            "indexes": FileSet(tuple(map(index_path, buckets))), "limits": limits,
-        }  # fmt: skip
-        split = run.step(SPLIT, [
-            Task(f"part {part}", split_part, {"part": part, **shared, "train": train, "holdout": held}, (train, held))
-            for part, (train, held) in outputs.items()
-        ])  # fmt: skip
+        limits = find_limits(run, input_dir, manifest, holdout, FAN_OUT)
+        split = run.step(SPLIT, split_tasks(input_dir, manifest, limits, outputs, options.memory_per_worker))
         with mark_outdated_chunks(run, split, (train_dir, holdout_dir)):
             return run.finish(split.counts)
 
@@ -249,18 +240,6 @@ def _reject_nested(train_dir: Path, holdout_dir: Path) -> None:
 
 def _outputs(part: int, train_dir: Path, holdout_dir: Path) -> tuple[Path, Path]:
     return train_dir / f"example_train_{part}.jsonl.zst", holdout_dir / f"example_holdout_{part}.jsonl.zst"
-
-
-def _find_limits(run: StageRun, input_dir: Path, manifest: BucketManifest, fraction: float) -> dict[str, int]:
-    """The largest holdout number that is held out of each source."""
-    indexes: dict[str, list[Path]] = defaultdict(list)
-    for name, source in manifest.bucket_files.items():
-        indexes[source].append(index_path(input_dir / name))
-    step = run.step("limits", [
-        Task(source, find_holdout_limit, {"indexes": FileSet(tuple(paths)), "fraction": fraction})
-        for source, paths in indexes.items()
-    ])  # fmt: skip
-    return dict(zip(indexes, step.values(int), strict=True))
 
 
 def check_holdout(fraction: float) -> None:

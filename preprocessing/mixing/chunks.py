@@ -34,13 +34,14 @@ def _outdated_chunks(run: StageRun, split: StepResult) -> set[str]:
     """Names of the chunks with parts of an earlier pass 1; none after a run of all parts, which removes them."""
     if run.claims.plans == "":
         return set()
-    now, own = _inputs(split.records[0]), {record.id for record in split.records}
+    now, own = _content(split.records[0]), {record.id for record in split.records}
     others = [record for record in run.ledger.read().values() if record.step == SPLIT and record.id not in own]
-    return {Path(record.outputs[0].path).parent.name for record in others if _inputs(record) != now}
+    return {Path(record.outputs[0].path).parent.name for record in others if _content(record) != now}
 
 
-def _inputs(record: DoneRecord) -> dict[str, str]:
-    return {name: tag for name, tag in record.identity.items() if name.startswith("input")}
+def _content(record: DoneRecord) -> str | None:
+    """What pass 1 had mixed, of which a part was made: an argument of its task."""
+    return record.identity.get("argument content")
 
 
 def reject_other_parts(run: StageRun, parts: int, folders: Sequence[Path]) -> None:

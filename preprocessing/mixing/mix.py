@@ -1,69 +1,108 @@
-"""Tasks of the two-pass shuffle: scatter each group of slices over buckets, then shuffle and split each part."""
+"""Tasks of pass 1: sample the documents of a group of slices, and write each to a random bucket."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from gristmill.batches import batched, partition_of
-from gristmill.counts import READ, REPEATED, WRITTEN, Counts
+from gristmill.counts import REPEATED, WRITTEN, Counts
+from gristmill.engine.run import StageRun
 from gristmill.engine.slices import SliceGroup
-from gristmill.engine.task import FileSet, Result
+from gristmill.engine.task import Result, Task
 from gristmill.io.documents import KEY_FIELD, Document
-from gristmill.io.external_sort import write_array
 from gristmill.io.readers import Slice, read_documents
-from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
 from preprocessing.mixing.drops import load_drops
-from preprocessing.mixing.sampling import SourceEpochs, kth_smallest, random_numbers
-from preprocessing.mixing.shuffle_buckets import (
-    NOT_ELIGIBLE,
-    BucketDocument,
-    BucketFile,
-    BucketManifest,
-    BucketWriter,
-    read_holdout_numbers,
-    write_bucket_file,
-)
+from preprocessing.mixing.manifest import BucketManifest
+from preprocessing.mixing.sampling import SourceEpochs, random_numbers
+from preprocessing.mixing.selection import select_kth, write_numbers
+from preprocessing.mixing.shuffle_buckets import NOT_ELIGIBLE, ROWS, SUFFIX, Scatter, numbers_of, write_bucket_file
 
 LEFT_OUT = "left out by weight"
-HELD_OUT = "holdout"
 _BATCH = 512  # documents that get their random numbers in one call
+_FRAME_BYTES = 4 << 20  # of rows that are in no order
 
 
-def write_weight_numbers(group: SliceGroup, drops: Path, seed: int, output: Path) -> None:
-    """Task: write a random number (uint64, .npy) for each document that is not dropped, to sample by."""
+def find_epochs(
+    run: StageRun,
+    weights: dict[str, float],
+    groups: Sequence[SliceGroup],
+    drops: dict[tuple[str, ...], Path],
+    seed: int,
+    fan_in: int,
+) -> dict[str, SourceEpochs]:
+    """Turn weights into epochs; sources with a fractional weight are read once to sample an exact fraction."""
+    numbers: dict[str, list[Path]] = {source: [] for source, weight in weights.items() if weight % 1}
+    tasks, totals = [], dict.fromkeys(numbers, 0)
+    sampled = [group for group in groups if group[0].source in numbers]
+    for group in sampled:
+        output = run.work / "sampling" / f"{group[0].label}.zst"
+        arguments = {"group": group, "drops": drops[files_of(group)], "seed": seed, "output": output}
+        tasks.append(Task(group[0].label, write_weight_numbers, arguments, (output,), _bytes(group)))
+        numbers[group[0].source].append(output)
+    for group, total in zip(sampled, run.step("sampling", tasks).values(int), strict=True):
+        totals[group[0].source] += total
+    ranks = {source: round(weights[source] % 1 * total) for source, total in totals.items()}
+    limits = select_kth(run, "epochs", numbers, ranks, fan_in)
+    return {source: SourceEpochs(int(weight), limits.get(source)) for source, weight in weights.items()}
+
+
+def write_weight_numbers(group: SliceGroup, drops: Path, seed: int, output: Path) -> Result:
+    """Task: write a random number for each document that is not dropped, to sample by; return how many."""
     chunks = [
         random_numbers(seed, "weight", part.name, rows)[[not reason for reason in reasons]]
         for part, _, rows, reasons in _read_batches(group, drops, Counts({}, []), Rejects(output))
     ]
-    write_array(output, np.concatenate([*chunks, np.empty(0, np.uint64)]))
+    write_numbers(output, np.concatenate([*chunks, np.empty(0, np.uint64)]))
+    return Result(Counts({}, []), sum(map(len, chunks)))
 
 
-def find_epochs(weight: float, weight_numbers: FileSet) -> Result:
-    """Task: turn the weight of a source into SourceEpochs, exact for its documents.
+def mix_outputs(group: SliceGroup, folder: Path, out_dir: Path) -> tuple[Path, Path]:
+    """The bucket file of a group, and the file of its holdout numbers."""
+    return folder / f"{group[0].label}{SUFFIX}", out_dir / f"{group[0].label}.holdout.zst"
 
-    `weight_numbers` are the files that write_weight_numbers wrote for the source; none for a whole weight.
-    """
-    total = sum(len(np.load(path, mmap_mode="r")) for path in weight_numbers.paths)
-    limit = kth_smallest(lambda: map(np.load, weight_numbers.paths), round(weight % 1 * total))
-    return Result(Counts({}, []), SourceEpochs(int(weight), limit))
+
+def mix_task(
+    group: SliceGroup, drops: Path, epochs: SourceEpochs, buckets: int, seed: int, outputs: tuple[Path, Path]
+) -> Task:
+    arguments = {
+        "group": group, "drops": drops, "epochs": epochs, "buckets": buckets, "seed": seed,
+        "output": outputs[0], "holdout": outputs[1],
+    }  # fmt: skip
+    return Task(group[0].label, mix_group, arguments, outputs, _bytes(group))
 
 
 def mix_group(
-    group: SliceGroup, drops: Path, epochs: SourceEpochs, parts: int, seed: int, output: Path, index: Path
-) -> Counts:
-    """Task: write the bucket file of a group: each document that is not dropped, as often as its weight asks."""
-    counts = Counts({}, [])
-    with write_bucket_file(output, index) as writer:
+    group: SliceGroup, drops: Path, epochs: SourceEpochs, buckets: int, seed: int, output: Path, holdout: Path
+) -> Result:
+    """Task: write the bucket file of a group: each document that is not dropped, as often as its weight asks.
+
+    With 1 bucket the rows are in no order, for gather.py to scatter. `holdout` gets the numbers to choose the holdout
+    by. The value is the number of bytes of all lines.
+    """
+    counts, numbers = Counts({}, []), [np.empty(0, np.uint64)]
+    with write_bucket_file(output) as writer:
+        scatter = Scatter(
+            lambda rows: partition_of(numbers_of(rows, "draw"), buckets),
+            writer.write,
+            *([_FRAME_BYTES] if buckets == 1 else []),
+        )
         for part, documents, rows, reasons in _read_batches(group, drops, counts, Rejects(output)):
             copies = epochs.copies(random_numbers(seed, "weight", part.name, rows))
             for document, reason, times in zip(documents, reasons, copies.tolist(), strict=True):
                 _count(counts, part.source, utf8_size(document.text), reason, times)
             copies[[bool(reason) for reason in reasons]] = 0
-            _scatter(writer, part.name, documents, rows, copies, parts, seed)
-    return counts
+            for found in _place(part, documents, rows, copies, seed):
+                scatter.add(found)
+                eligible = numbers_of(found, "holdout")
+                numbers.append(eligible[eligible != NOT_ELIGIBLE])
+        scatter.flush()
+    write_numbers(holdout, np.concatenate(numbers))
+    return Result(counts, sum(frame.line_bytes for frame in writer.frames))
 
 
 def _read_batches(
@@ -92,26 +131,27 @@ def _count(counts: Counts, source: str, size: int, reason: str, copies: int) -> 
         counts.add(source, REPEATED, size * (copies - 1), copies - 1)
 
 
-def _scatter(
-    writer: BucketWriter,
-    file: str,
-    documents: list[Document],
-    rows: NDArray[np.int64],
-    copies: NDArray[np.int64],
-    parts: int,
-    seed: int,
-) -> None:
-    """Write copy 0, 1, … of each document to a random part, with a random number for its place in that part."""
+def _place(
+    part: Slice, documents: list[Document], rows: NDArray[np.int64], copies: NDArray[np.int64], seed: int
+) -> Iterator[pa.RecordBatch]:
+    """Rows (ROWS) of copy 0, of copy 1, … of the documents, with the random numbers that place each."""
+    lines = [_line(document) if times else b"" for document, times in zip(documents, copies.tolist(), strict=True)]
+    sizes = np.array([utf8_size(document.text) for document in documents], np.int64)
     for copy in range(int(copies.max(initial=0))):
-        part = partition_of(random_numbers(seed, f"part {copy}", file, rows), parts).tolist()
-        order = random_numbers(seed, f"order {copy}", file, rows).tolist()
-        # Only the first copy may be held out; dedup_train then drops the others from the train set.
-        holdout = random_numbers(seed, "holdout", file, rows).tolist() if copy == 0 else [NOT_ELIGIBLE] * len(rows)
-        for i in np.flatnonzero(copies > copy):
-            document = documents[i]
-            document.fields[KEY_FIELD] = str(document.key)
-            size = utf8_size(document.text)
-            writer.add(part[i], BucketDocument(document.to_json(), order[i], holdout[i], size))
+        chosen = np.flatnonzero(copies > copy)
+        draw, order, holdout = (
+            random_numbers(seed, purpose, part.name, rows[chosen])
+            for purpose in (f"part {copy}", f"order {copy}", "holdout")
+        )
+        if copy:  # only the first copy may be held out; dedup_train then drops the others from the train set
+            holdout[:] = NOT_ELIGIBLE
+        columns = [draw, order, holdout, sizes[chosen], [part.source] * len(chosen), [lines[i] for i in chosen]]
+        yield pa.record_batch(columns, schema=ROWS)
+
+
+def _line(document: Document) -> bytes:
+    document.fields[KEY_FIELD] = str(document.key)
+    return document.to_json()
 
 
 def write_manifest(manifest: BucketManifest, path: Path) -> None:
@@ -119,43 +159,5 @@ def write_manifest(manifest: BucketManifest, path: Path) -> None:
     manifest.save(path)
 
 
-def find_holdout_limit(indexes: FileSet, fraction: float) -> Result:
-    """Task: find the largest holdout number that is held out of a source, whose buckets have these indexes; -1: none.
-
-    Exactly `fraction` of the source's documents have a number up to it, and at least one of a source with two or more
-    (unless `fraction` is 0).
-    """
-    total = sum(int((numbers != NOT_ELIGIBLE).sum()) for numbers in map(read_holdout_numbers, indexes.paths))
-    count = max(round(fraction * total), 1 if total > 1 and fraction > 0 else 0)
-    limit = kth_smallest(lambda: map(read_holdout_numbers, indexes.paths), count)
-    return Result(Counts({}, []), -1 if limit is None else limit)
-
-
-def split_part(
-    part: int,
-    manifest: Path,
-    bucket_files: FileSet,
-    indexes: FileSet,
-    limits: dict[str, int],
-    train: Path,
-    holdout: Path,
-) -> Counts:
-    """Task: shuffle one part: sort its documents from all bucket files, and write each to train or to holdout.
-
-    The files are those that the manifest names, in its order; `limits` are of find_holdout_limit, by source.
-    """
-    counts = Counts({}, [])
-    sources = BucketManifest.load(manifest).bucket_files.values()
-    found = [
-        (source, document)
-        for source, path, index in zip(sources, bucket_files.paths, indexes.paths, strict=True)
-        for document in BucketFile.open(path, index).read_part(part)
-    ]
-    found.sort(key=lambda item: (item[1].order, item[0], item[1].line))
-    with open_jsonl_writer(train) as train_lines, open_jsonl_writer(holdout) as holdout_lines:
-        for source, document in found:
-            is_held_out = document.holdout != NOT_ELIGIBLE and document.holdout <= limits[source]
-            (holdout_lines if is_held_out else train_lines).write(document.line)
-            counts.add(source, READ, document.size)
-            counts.add(source, HELD_OUT if is_held_out else WRITTEN, document.size)
-    return counts
+def _bytes(group: SliceGroup) -> int:
+    return sum(part.size for part in group)

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from gristmill.errors import UsageError
 
 RandomNumbers = NDArray[np.uint64]
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment: 2^64 / golden ratio
-_HISTOGRAM_BITS = 16
+_BIN_BITS = 12  # leading bits that are counted: 4,096 bins
 
 
 def check_seed(seed: int) -> None:
@@ -59,21 +60,35 @@ class SourceEpochs:
 def kth_smallest(chunks: Callable[[], Iterable[RandomNumbers]], k: int) -> int | None:
     """The k-th smallest number of all chunks (None for k = 0): exactly k numbers are at most this large.
 
-    Radix selection in two passes: a histogram of the leading bits, then a sort of one of its 65,536 bins.
-    `chunks` is called once for each pass, so that memory holds one chunk and one bin at a time. `k` is at
-    most the number of numbers.
+    Radix selection in two passes: a histogram of the leading bits, then a sort of one of its bins. `chunks` is called
+    once for each pass, so that memory holds one chunk and one bin at a time. `k` is at most the number of numbers.
 
     >>> kth_smallest(lambda: [np.array([9, 1], np.uint64), np.array([4], np.uint64)], 2)
     4
     """
     if k <= 0:
         return None
-    shift = np.uint64(64 - _HISTOGRAM_BITS)
-    histogram = np.zeros(1 << _HISTOGRAM_BITS, np.int64)
-    for chunk in chunks():
-        histogram += np.bincount((chunk >> shift).astype(np.int64), minlength=len(histogram))
+    number, below = find_bin(reduce(np.add, map(histogram_of, chunks())), k)
+    candidates = [in_bin(chunk, number) for chunk in chunks()]
+    return int(np.sort(np.concatenate(candidates))[k - below - 1])
+
+
+def histogram_of(numbers: RandomNumbers) -> NDArray[np.int64]:
+    """How many of the numbers (n) are in each bin (4,096) of their leading bits."""
+    return np.bincount(_bins(numbers), minlength=1 << _BIN_BITS)
+
+
+def find_bin(histogram: NDArray[np.int64], k: int) -> tuple[int, int]:
+    """The bin of the k-th smallest number (k ≥ 1), and how many numbers are in lower bins."""
     ends = np.cumsum(histogram)
-    leading = int(np.searchsorted(ends, k))
-    candidates = [chunk[(chunk >> shift) == leading] for chunk in chunks()]
-    rank = k - int(ends[leading] - histogram[leading])
-    return int(np.sort(np.concatenate(candidates))[rank - 1])
+    number = int(np.searchsorted(ends, k))
+    return number, int(ends[number] - histogram[number])
+
+
+def in_bin(numbers: RandomNumbers, number: int) -> RandomNumbers:
+    """Those of the numbers that are in a bin."""
+    return numbers[_bins(numbers) == number]
+
+
+def _bins(numbers: RandomNumbers) -> NDArray[np.int64]:
+    return (numbers >> np.uint64(64 - _BIN_BITS)).astype(np.int64)

@@ -1,182 +1,185 @@
-"""Shuffle buckets: the intermediate files between the two passes of the shuffle, and their manifest.
+"""Bucket files, the intermediate files of the shuffle: rows of documents in compressed frames, each of one bucket.
 
-Pass 1 writes a bucket file for each group of slices that a task reads. `NAME.jsonl.zst` holds the group's
-documents grouped by the part of the output that they go to, one zstd frame for each part (more where the
-writer's buffer filled up); any zstd tool reads it. `NAME.pile.arrow`, its index, has a row for each
-document (shuffle position, holdout number, size) and in its metadata the frames. Pass 2 reads only the
-frames of its own part from each file. `pass1.json`, the manifest, lists the bucket files.
+A row is a copy of a document: its line, and the random numbers that place it. A frame is a zstd frame, with a checksum,
+of an Arrow record batch of rows. The file ends with a table of its frames, so that those of a bucket can be read alone.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.ipc
 import zstandard
 from numpy.typing import NDArray
 
-from gristmill.errors import InputError, UsageError, wrap_read_errors
-from gristmill.io.files import atomic_write, atomic_write_bytes
+from gristmill.batches import partition_of
+from gristmill.errors import InputError, wrap_read_errors
+from gristmill.io.files import atomic_write
 from gristmill.io.writers import zstd_compressor
 
-SUFFIX = ".jsonl.zst"
+SUFFIX = ".bucket"
 NOT_ELIGIBLE = 0xFFFFFFFFFFFFFFFF  # holdout number of a second or later copy, which is never held out
-_INDEX_SUFFIX = ".pile.arrow"
-_BUFFER_BYTES = 64 << 20
-
-
-class BucketManifest(msgspec.Struct, forbid_unknown_fields=True):
-    """The manifest `pass1.json`: the bucket files, for pass 2 to read, and the settings of pass 1."""
-
-    parts: int  # number of parts that pass 2 writes
-    seed: int
-    bucket_files: dict[str, str] = msgspec.field(name="piles")  # path relative to the manifest's folder → source
-    weights: dict[str, float]  # epochs of each source
-
-    def save(self, path: Path) -> None:
-        """Write pass1.json atomically."""
-        atomic_write_bytes(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-
-    @classmethod
-    def load(cls, path: Path) -> "BucketManifest":
-        """Read pass1.json; UsageError if there is none, InputError if it is damaged."""
-        if not path.is_file():
-            raise UsageError(f"{path.parent} holds no {path.name}: wanted the folder that pass1 wrote. Run pass1")
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is damaged ({error}): run pass1 again") from error
-
-
-def manifest_path(folder: Path) -> Path:
-    """Path of the manifest in the folder that pass 1 wrote."""
-    return folder / "pass1.json"
-
-
-class BucketDocument(NamedTuple):
-    """One copy of a document in a bucket file."""
-
-    line: bytes  # JSON, newline included
-    order: int  # random number to sort its part by
-    holdout: int  # random number to choose the holdout by, or NOT_ELIGIBLE
-    size: int  # UTF-8 bytes of its text
+BUFFER_BYTES = 32 << 20  # of rows that a Scatter holds
+ROWS = pa.schema({
+    "draw": pa.uint64(),  # random number that decides the part
+    "order": pa.uint64(),  # random number to sort the part by
+    "holdout": pa.uint64(),  # random number to choose the holdout by, or NOT_ELIGIBLE
+    "size": pa.int64(),  # UTF-8 bytes of the text
+    "source": pa.string(),
+    "line": pa.large_binary(),  # JSON, newline included
+})  # fmt: skip
+_END = struct.Struct("<Q8s")  # bytes of the compressed table of frames, and _MAGIC
+_MAGIC = b"GRISTBKT"
 
 
 class Frame(NamedTuple):
-    """A zstd frame of a bucket file: documents of one part."""
+    """A frame of a bucket file: rows of one bucket."""
 
-    part: int
+    bucket: int
     offset: int  # bytes from the start of the file
     size: int  # compressed bytes
-    documents: int
-    first: int  # number of its first document in the file
+    rows: int
+    line_bytes: int  # bytes of their lines
 
 
 @dataclass
 class BucketWriter:
-    """Groups documents by part in a buffer, and writes a zstd frame for each part when the buffer is full."""
+    """Writes frames to a file, and the table of frames at its end."""
 
     file: BinaryIO
     frames: list[Frame] = field(default_factory=list)
-    columns: dict[str, list[int]] = field(default_factory=lambda: {"order": [], "holdout": [], "size": []})
-    _buffer: dict[int, list[BucketDocument]] = field(default_factory=lambda: defaultdict(list))
-    _buffered_bytes: int = 0
 
-    def add(self, part: int, document: BucketDocument) -> None:
-        """Buffer a document that goes to `part` of the output."""
-        self._buffer[part].append(document)
-        self._buffered_bytes += len(document.line)
-        if self._buffered_bytes >= _BUFFER_BYTES:
-            self.flush()
+    def write(self, bucket: int, rows: pa.RecordBatch) -> None:
+        """Write a frame: rows (ROWS) of one bucket."""
+        data = zstd_compressor().compress(rows.serialize())
+        line_bytes = int(np.ptp(line_offsets(rows)))
+        self.frames.append(Frame(bucket, self.file.tell(), len(data), rows.num_rows, line_bytes))
+        self.file.write(data)
 
-    def flush(self) -> None:
-        """Write the buffer, in ascending order of parts."""
-        for part in sorted(self._buffer):
-            documents = self._buffer[part]
-            data = zstd_compressor().compress(b"".join(document.line for document in documents))
-            first = len(self.columns["order"])
-            self.frames.append(Frame(part, self.file.tell(), len(data), len(documents), first))
-            self.file.write(data)
-            for name, values in self.columns.items():
-                values.extend(getattr(document, name) for document in documents)
-        self._buffer.clear()
-        self._buffered_bytes = 0
+    def finish(self) -> None:
+        """Write the table of frames."""
+        table = zstd_compressor().compress(np.array(self.frames, "<i8").tobytes())
+        self.file.write(table + _END.pack(len(table), _MAGIC))
 
 
 @contextmanager
-def write_bucket_file(path: Path, index: Path) -> Iterator[BucketWriter]:
-    """Yield a writer; the bucket file and its index appear atomically when the block ends without an error."""
+def write_bucket_file(path: Path) -> Iterator[BucketWriter]:
+    """Yield a writer; the bucket file appears atomically when the block ends without an error."""
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         writer = BucketWriter(file)
         yield writer
-        writer.flush()
-    types = {"order": pa.uint64(), "holdout": pa.uint64(), "size": pa.int64()}
-    schema = pa.schema(types, {"frames": msgspec.json.encode(writer.frames)})
-    table = pa.table([pa.array(writer.columns[name], kind) for name, kind in types.items()], schema=schema)
-    with atomic_write(index) as temporary, pa.ipc.new_file(str(temporary), table.schema) as columns:
-        columns.write_table(table)
-
-
-def index_path(path: Path) -> Path:
-    """Path of a bucket file's index."""
-    return path.with_name(path.name.removesuffix(SUFFIX) + _INDEX_SUFFIX)
+        writer.finish()
 
 
 @dataclass(frozen=True)
 class BucketFile:
-    """A bucket file open for reading: its frames, and the columns of its memory-mapped index (see BucketDocument)."""
+    """A bucket file to read: the frames of one bucket, or all."""
 
     path: Path
     frames: list[Frame]
-    order: NDArray[np.uint64]
-    holdout: NDArray[np.uint64]
-    size: NDArray[np.int64]
 
     @classmethod
-    def open(cls, path: Path, index: Path) -> "BucketFile":
-        """Memory-map the index of a bucket file; InputError if it is missing or damaged."""
-        table, frames = _open_index(index)
-        columns = {name: table.column(name).to_numpy() for name in ("order", "holdout", "size")}
-        return cls(path, frames, **columns)
+    def open(cls, path: Path, bucket: int | None = None) -> "BucketFile":
+        """Read the table of frames, and keep those of `bucket` if one is given; InputError if the file is damaged."""
+        with _wrap_damage(path), path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(size - _END.size, 0))
+            length, magic = _END.unpack(file.read())
+            if magic != _MAGIC or length > size - _END.size:
+                raise ValueError("it does not end as a bucket file")
+            file.seek(size - _END.size - length)
+            table = np.frombuffer(_decompress(file.read(length)), "<i8").reshape(-1, len(Frame._fields))
+        chosen = table if bucket is None else table[table[:, 0] == bucket]
+        return cls(path, [Frame(*frame) for frame in chosen.tolist()])
 
-    def read_part(self, part: int) -> Iterator[BucketDocument]:
-        """Every document of one part, in the order of the file. InputError if the file is damaged."""
-        with wrap_read_errors(self.path), self.path.open("rb") as file:
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """The rows of each frame, in the order of the file; InputError if the file is damaged."""
+        if not self.frames:
+            return
+        with _wrap_damage(self.path), self.path.open("rb") as file:
             for frame in self.frames:
-                if frame.part != part:
-                    continue
                 file.seek(frame.offset)
-                lines = _decompress(self.path, file.read(frame.size))
-                if len(lines) != frame.documents:
-                    raise InputError(f"{self.path} is damaged: part {part} holds {len(lines)} documents, "
-                                     f"wanted {frame.documents}. Run pass1 again")  # fmt: skip
-                for i, line in enumerate(lines, frame.first):
-                    yield BucketDocument(line, int(self.order[i]), int(self.holdout[i]), int(self.size[i]))
+                yield pa.ipc.read_record_batch(pa.py_buffer(_decompress(file.read(frame.size))), ROWS)
 
 
-def read_holdout_numbers(index: Path) -> NDArray[np.uint64]:
-    """The holdout number of each document of a bucket file; InputError if its index is missing or damaged."""
-    return _open_index(index)[0].column("holdout").to_numpy()
+def line_offsets(rows: pa.RecordBatch) -> NDArray[np.int64]:
+    """Where each line begins and ends (rows + 1, bytes) in the buffer of all lines."""
+    lines = rows.column("line")
+    if not len(lines):  # may have no buffer
+        return np.zeros(1, np.int64)
+    return np.frombuffer(lines.buffers()[1], np.int64)[lines.offset : lines.offset + len(lines) + 1]
 
 
-def _open_index(path: Path) -> tuple[pa.Table, list[Frame]]:
-    """Memory-map an index: its columns and its frames."""
+class Scatter:
+    """Collects rows, and writes those of each bucket together when the buffer is full.
+
+    `bucket_of` gives the bucket (n) of each of n rows; `write` gets a bucket, in ascending order, and its rows.
+    """
+
+    def __init__(
+        self,
+        bucket_of: Callable[[pa.RecordBatch], NDArray[np.int64]],
+        write: Callable[[int, pa.RecordBatch], None],
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        self._bucket_of, self._write, self._buffer_bytes = bucket_of, write, buffer_bytes
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows (ROWS)."""
+        self._held.append(rows)
+        self._held_bytes += rows.nbytes
+        if self._held_bytes >= self._buffer_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all rows that are held."""
+        rows = pa.Table.from_batches(self._held, ROWS).combine_chunks().to_batches()
+        self._held, self._held_bytes = [], 0
+        for batch in rows:
+            buckets = self._bucket_of(batch)
+            by_bucket = np.argsort(buckets, kind="stable")
+            for chosen in np.split(by_bucket, np.flatnonzero(np.diff(buckets[by_bucket])) + 1):
+                self._write(int(buckets[chosen[0]]), batch.take(pa.array(chosen)))
+
+
+def numbers_of(rows: pa.RecordBatch, column: str) -> NDArray[np.uint64]:
+    """A column of random numbers (n)."""
+    return rows.column(column).to_numpy()
+
+
+@dataclass(frozen=True)
+class Share:
+    """Where the rows of a part are: in the frames of `bucket`, or in all, beside rows of others of all `parts`."""
+
+    part: int
+    parts: int
+    bucket: int | None = None
+    parts_a_bucket: int = 1
+
+    def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of the part."""
+        if self.parts_a_bucket == 1:
+            return rows
+        return rows.filter(pa.array(partition_of(numbers_of(rows, "draw"), self.parts) == self.part))
+
+
+@contextmanager
+def _wrap_damage(path: Path) -> Iterator[None]:
+    """Context: what a damaged file raises becomes an InputError that says so."""
     try:
-        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        return table, msgspec.json.decode(table.schema.metadata[b"frames"], type=list[Frame])
-    except (pa.ArrowException, OSError, KeyError, msgspec.DecodeError) as error:
-        raise InputError(f"{path} is not readable ({error}): run pass1 again") from error
-
-
-def _decompress(path: Path, data: bytes) -> list[bytes]:
-    try:
-        text = zstandard.ZstdDecompressor().decompressobj().decompress(data)
-    except zstandard.ZstdError as error:
+        with wrap_read_errors(path):
+            yield
+    except (pa.ArrowException, zstandard.ZstdError, struct.error, OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path} is damaged ({error}): run pass1 again") from error
-    return [line + b"\n" for line in text.split(b"\n")[:-1]]
+
+
+def _decompress(data: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompress(data)

@@ -17,7 +17,7 @@ from gristmill.io.parquet_tables import write_table
 from gristmill.io.pickles import dump_pickle
 from preprocessing import shuffle_holdout as stage
 from preprocessing.datasets import shares_table
-from preprocessing.mixing.shuffle_buckets import BucketManifest, manifest_path
+from preprocessing.mixing.manifest import BucketManifest, manifest_path
 from preprocessing.shuffle_holdout import pass1, pass2
 from tests.preprocessing.conftest import keys_of, write_provenance
 
@@ -276,11 +276,11 @@ def test_invalid_arguments_of_pass_2_are_rejected(tmp_path: Path, quiet: RunOpti
         pass2(0, 5, 1, tmp_path / "pass1", tmp_path / "x", tmp_path / "x", options=quiet)
 
 
-@pytest.mark.parametrize("damage", ["bucket file", "bucket file gone", "index", "index gone", "manifest"])
+@pytest.mark.parametrize("damage", ["bucket file", "bucket file gone", "numbers", "numbers gone", "manifest"])
 def test_damaged_output_of_pass_1_is_an_error(tmp_path: Path, quiet: RunOptions, corpus, damage: str) -> None:
     folder = tmp_path / "pass1"
     pass1(corpus(book=60), folder, options=quiet)
-    suffix = {"bucket file": ".jsonl.zst", "index": ".pile.arrow", "manifest": ".json"}[damage.removesuffix(" gone")]
+    suffix = {"bucket file": ".bucket", "numbers": ".holdout.zst", "manifest": ".json"}[damage.removesuffix(" gone")]
     path = next(path for path in sorted(folder.rglob(f"*{suffix}")) if ".gristmill" not in path.parts)
     if damage.endswith("gone"):
         path.unlink()

@@ -76,7 +76,7 @@ def test_pass1_killed_while_it_rewrites_is_refused_and_then_redone(
     assert "c4/copy.jsonl@0" in keys and "book/copy.jsonl@0" not in keys and len(keys) == 13
 
 
-@pytest.mark.parametrize("change", ["bucket", "index"])
+@pytest.mark.parametrize("change", ["bucket", "holdout.zst"])
 def test_pass2_is_redone_where_a_file_of_pass1_changed(
     tmp_path: Path, corpus, quiet: RunOptions, digest, capsys, change: str
 ) -> None:
@@ -85,7 +85,7 @@ def test_pass2_is_redone_where_a_file_of_pass1_changed(
     pass1(corpus(book=40), folders[0], options=quiet)
     pass2(0, ALL, 1, *folders, 0.1, quiet)
     before = digest(tmp_path / "train")
-    path = next(folders[0].rglob("*.jsonl.zst" if change == "bucket" else "*.arrow"))
+    path = next(folders[0].rglob(f"*.{change}"))
     data, times = path.read_bytes(), path.stat()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 255]))
     with pytest.raises(InputError):
@@ -105,15 +105,18 @@ def test_many_small_files_give_few_bucket_files_and_the_same_documents(
     keys = mix(norm, "grouped", **sets)
     monkeypatch.setattr("gristmill.engine.slices.SMALL_BYTES", 0)
     assert mix(norm, "alone", **sets) == keys and len(keys) == 90 + 51 + 26
-    buckets = {name: len(list((tmp_path / name / "pass1").rglob("*.arrow"))) for name in ("grouped", "alone")}
+    buckets = {name: len(list((tmp_path / name / "pass1").rglob("*.bucket"))) for name in ("grouped", "alone")}
     assert buckets["grouped"] < 10 and buckets["alone"] == 120
     for kind in ("train", "holdout"):
         assert digest(tmp_path / "grouped" / kind) == digest(tmp_path / "alone" / kind)
 
 
+@pytest.mark.parametrize("fan_out", [256, 5])
 def test_tasks_open_only_what_they_declare(
-    tmp_path: Path, corpus, mix, digest, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, corpus, mix, digest, monkeypatch: pytest.MonkeyPatch, fan_out: int
 ) -> None:
+    """In one level and in several."""
+    monkeypatch.setattr("preprocessing.shuffle_holdout.FAN_OUT", fan_out)
     monkeypatch.setattr(reading, "SLICE_BYTES", 400)
     norm = corpus(files=3, book=40, c4=20)
     write_keys(tmp_path / "short.pickle", {"book/0.jsonl": np.array([0])})
