@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gristmill.errors import InputError, UsageError
 from gristmill.io.keys import read_keys, write_keys
-from gristmill.io.pickles import dump_pickle, load_pickle
+from gristmill.io.pickles import dump_pickle, load_pickle, stream_dict, stream_rows, write_sets, write_stream
 
 SLIMPAJAMA = defaultdict(set, {"book/a.jsonl": {3, 1}, "c4/b@1.jsonl.zst": {0}})
 
@@ -226,3 +226,47 @@ def test_tables_that_hold_no_keys_are_refused(tmp_path: Path) -> None:
 def test_another_suffix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.pickle .* or \.parquet"):
         write_keys(tmp_path / "a.json", {})
+
+
+_SETS = st.dictionaries(
+    st.text("ab/é東", max_size=3), st.sets(st.integers(0, 2**40) | st.integers(0, 300), max_size=5), max_size=5
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(sets=_SETS, protocol=st.integers(4, 5))
+def test_sets_are_read_as_a_stream(tmp_path_factory: pytest.TempPathFactory, sets, protocol: int) -> None:
+    path = tmp_path_factory.getbasetemp() / "sets.pickle"
+    for data in (pickle.dumps(sets, protocol), pickle.dumps(defaultdict(set, sets), protocol)):
+        path.write_bytes(data)
+        assert _read_stream(path) == sets
+    write_stream(path, stream_dict(sets.items()))
+    assert _read_stream(path) == sets
+    path.write_bytes(path.read_bytes()[:-1])
+    assert stream_rows(path) is None
+
+
+def test_large_sets_are_written_as_pickle_does_and_read_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = {f"{number}.jsonl": set(range(number, 40_000 * number, 9)) for number in range(4)}
+    write_sets(tmp_path / "a.pickle", sets, (sorted(found) for found in sets.values()))
+    assert (tmp_path / "a.pickle").read_bytes() == pickle.dumps(sets, 4)  # in several frames
+    monkeypatch.setattr("gristmill.io.pickles._BLOCK", 100)
+    monkeypatch.setattr("gristmill.io.pickles._CHUNK", 1000)
+    assert _read_stream(tmp_path / "a.pickle") == sets
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": [1]}, {"a": {-1}}, {"a": {True}}, {"a": {"b"}}, {1: {1}}, [1], {"a": {1 << 63}}]
+)
+def test_other_pickles_are_no_stream_of_sets(tmp_path: Path, value) -> None:
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(value))
+    assert stream_rows(tmp_path / "a.pickle") is None
+
+
+def _read_stream(path: Path) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for file, rows in stream_rows(path) or ():
+        found.setdefault(file, set()).update(rows.tolist())
+    return found
