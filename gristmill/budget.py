@@ -1,10 +1,11 @@
 """Memory budget of a worker: its share of a stage's, and a reserve that one worker at a time holds for a large record.
 
 A reader cannot know beforehand how long the next line is, or how large a row group is in memory. So the workers share
-only half of a stage's memory; the other half is for the worker whose record needs more than its share. Others that
-come to such a record wait until it is done.
+three eighths of a stage's memory; the rest is for the worker whose record needs more than its share. Others that come
+to such a record wait until it is done.
 """
 
+import ctypes
 import fcntl
 import os
 import tempfile
@@ -18,25 +19,26 @@ from typing import BinaryIO
 from gristmill.errors import UsageError
 
 _MIB = 1 << 20
+_BUFFER_BYTES = 6 << 20  # of a worker, for what it holds besides records: of files, compressors, batches of small ones
+_MMAP_THRESHOLD, _TRIM_THRESHOLD, _MOST_MMAP_BYTES = -3, -1, 32 << 20  # of glibc's mallopt(3)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes that a worker may use: `share` at any time, and `reserve` beyond it while it holds the file `lock`."""
+    """Bytes that a worker may use: `share` at any time, and `reserve` beyond it while it holds the file `lock`.
+
+    `whole` is what all workers have together.
+    """
 
     share: int
     reserve: int
     lock: Path
+    whole: int
 
     @property
     def most(self) -> int:
         """Bytes that one worker can use."""
         return self.share + self.reserve
-
-    @property
-    def whole(self) -> int:
-        """Bytes of all workers."""
-        return 2 * self.reserve or self.share
 
     @classmethod
     def of(cls, memory: int, workers: int, lock: Path | None = None) -> "Budget":
@@ -44,13 +46,14 @@ class Budget:
 
         The lock is in this machine's folder for temporary files by default, and there while it is held.
 
-        >>> budget = Budget.of(1000, 2)
+        >>> budget = Budget.of(1600, 2)
         >>> budget.share, budget.reserve
-        (250, 500)
+        (263, 875)
         """
-        reserve = memory // 2 if workers > 1 else 0
+        left = memory - min(memory // 8, workers * _BUFFER_BYTES)
+        reserve = left * 5 // 8 if workers > 1 else 0
         lock = lock or Path(tempfile.gettempdir(), f"gristmill-{os.getuid()}-{os.getpid()}.memory")
-        return cls((memory - reserve) // workers, reserve, lock)
+        return cls((left - reserve) // workers, reserve, lock, memory)
 
 
 class Hold:
@@ -112,6 +115,8 @@ def held(size: int, what: str) -> Iterator[None]:
 def memory_budget(budget: Budget | None) -> Iterator[None]:
     """Context: a task works within a budget; readers hold memory of it. What they still hold at its end is released."""
     gate = _Gate(budget) if budget else None
+    if budget:
+        _return_freed_blocks(budget.share // 16)
     token = _GATE.set(gate)
     try:
         yield
@@ -119,6 +124,15 @@ def memory_budget(budget: Budget | None) -> Iterator[None]:
         _GATE.reset(token)
         if gate:
             gate.close()
+
+
+def _return_freed_blocks(size: int) -> None:
+    """Tell malloc to return blocks of `size` bytes to the system when they are freed; glibc keeps up to 32 MiB each."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        size = min(max(size, _MIB), _MOST_MMAP_BYTES)
+        libc.mallopt(_MMAP_THRESHOLD, size)
+        libc.mallopt(_TRIM_THRESHOLD, 2 * size)
 
 
 class _Gate:

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from gristmill.budget import Budget
 from gristmill.counts import Counts
 from gristmill.engine.claims import Claims, Marks
 from gristmill.engine.executors.local import Call, LocalExecutor
@@ -168,19 +169,14 @@ class StageRun:
     def _execute(self, step: str, tasks: Sequence[Task]) -> None:
         identities = [identify(task, self.stage.identity, self._tag) for task in tasks]  # before inputs are read
         remove_partial_files(path for task in tasks for path in task.outputs)
+        budget = Budget.of(self.options.memory_bytes, min(self.options.processes, len(tasks)))
         calls = [
-            Call(
-                run_task,
-                {
-                    "step": step,
-                    "task": task,
-                    "identity": identity,
-                    "ledger": self.ledger,
-                    "inputs": self.tags.states(path for path in task.inputs if path not in self._written),
-                },
-            )
+            Call(run_task, {
+                "step": step, "task": task, "identity": identity, "ledger": self.ledger, "budget": budget,
+                "inputs": self.tags.states(path for path in task.inputs if path not in self._written),
+            })
             for task, identity in zip(tasks, identities, strict=True)
-        ]
+        ]  # fmt: skip
         with progress_bar(f"{self.stage.name}: {step}", tasks, self.options.quiet) as advance:
             for position, record in self.executor.run(calls):
                 self._keep(tasks[position], record)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from gristmill.budget import Budget, memory_budget
 from gristmill.counts import Counts
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord
 from gristmill.engine.staging import Scratch, staged
@@ -22,18 +23,21 @@ def run_task(
     ledger: Ledger,
     inputs: Mapping[Path, FileInfo],
     scratch: Scratch | None = None,
+    budget: Budget | None = None,
 ) -> DoneRecord:
     """Run one task and write its done record, in a worker process; `scratch` is for tasks that are staged.
+
+    `budget` is the memory of the worker, within which records are read.
 
     Raises ConservationError, the task's errors, and InputError if one of the `inputs` is not as it was when the
     task was identified, before or after the task has read it.
     """
     local = {path: info for path, info in inputs.items() if not is_remote(path)}
     _reject_changed(local, ledger)
-    budget = {} if task.memory is None else {"memory": task.memory}
+    memory = {} if task.memory is None else {"memory": task.memory}
     with staged(task, inputs, scratch) as copy:
-        with flush_later():
-            result = copy.task.function(**copy.task.arguments, **budget)
+        with memory_budget(budget), flush_later():
+            result = copy.task.function(**copy.task.arguments, **memory)
         _reject_changed(local, ledger)
         counts, value = result if isinstance(result, Result) else (result or Counts({}, []), None)
         counts.check_conserved(f"{ledger.file.stem} {task.name}")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gristmill.budget import Budget
 from gristmill.engine import run as engine_run
 from gristmill.engine.records import DoneRecord, Ledger
 from gristmill.engine.staging import Scratch
@@ -41,13 +42,14 @@ class Sandbox:
         ledger: Ledger,
         inputs: dict[Path, FileInfo],
         scratch: Scratch | None = None,
+        budget: Budget | None = None,
     ) -> DoneRecord:
         """As worker.run_task, in a sandbox."""
         self._is_planning, self.tasks = False, self.tasks + 1
         with tempfile.TemporaryDirectory() as folder:
             self._run(Path(folder), task)
         done = dataclasses.replace(task, function=_already_run, arguments={"result": self._result}, memory=None)
-        record = run_task(step, done, identity, ledger, inputs, scratch)
+        record = run_task(step, done, identity, ledger, inputs, scratch, budget)
         self._is_planning = True
         return record
 
