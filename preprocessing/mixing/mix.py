@@ -24,7 +24,6 @@ from preprocessing.mixing.shuffle_buckets import NOT_ELIGIBLE, ROWS, SUFFIX, Sca
 
 LEFT_OUT = "left out by weight"
 _BATCH = 512  # documents that get their random numbers in one call
-_FRAME_BYTES = 4 << 20  # of rows that are in no order
 
 
 def find_epochs(
@@ -86,11 +85,7 @@ def mix_group(
     """
     counts, numbers = Counts({}, []), [np.empty(0, np.uint64)]
     with write_bucket_file(output) as writer:
-        scatter = Scatter(
-            lambda rows: partition_of(numbers_of(rows, "draw"), buckets),
-            writer.write,
-            *([_FRAME_BYTES] if buckets == 1 else []),
-        )
+        scatter = Scatter(lambda rows: partition_of(numbers_of(rows, "draw"), buckets), writer.write)
         for part, documents, rows, reasons in _read_batches(group, drops, counts, Rejects(output)):
             copies = epochs.copies(random_numbers(seed, "weight", part.name, rows))
             for document, reason, times in zip(documents, reasons, copies.tolist(), strict=True):

@@ -24,6 +24,7 @@ from gristmill.io.writers import zstd_compressor
 SUFFIX = ".bucket"
 NOT_ELIGIBLE = 0xFFFFFFFFFFFFFFFF  # holdout number of a second or later copy, which is never held out
 BUFFER_BYTES = 32 << 20  # of rows that a Scatter holds
+_FRAME_BYTES = 4 << 20  # of lines in a frame, about: a reader has one in memory
 ROWS = pa.schema({
     "draw": pa.uint64(),  # random number that decides the part
     "order": pa.uint64(),  # random number to sort the part by
@@ -117,7 +118,7 @@ def line_offsets(rows: pa.RecordBatch) -> NDArray[np.int64]:
 class Scatter:
     """Collects rows, and writes those of each bucket together when the buffer is full.
 
-    `bucket_of` gives the bucket (n) of each of n rows; `write` gets a bucket, in ascending order, and its rows.
+    `bucket_of` gives the bucket (n) of each of n rows; `write` gets a bucket, in ascending order, and rows for a frame.
     """
 
     def __init__(
@@ -144,7 +145,9 @@ class Scatter:
         for batch in rows:
             buckets = self._bucket_of(batch)
             by_bucket = np.argsort(buckets, kind="stable")
-            for chosen in np.split(by_bucket, np.flatnonzero(np.diff(buckets[by_bucket])) + 1):
+            frames = np.cumsum(np.diff(line_offsets(batch))[by_bucket]) // _FRAME_BYTES
+            is_last = (np.diff(buckets[by_bucket]) != 0) | (np.diff(frames) != 0)
+            for chosen in np.split(by_bucket, np.flatnonzero(is_last) + 1):
                 self._write(int(buckets[chosen[0]]), batch.take(pa.array(chosen)))
 
 
