@@ -54,4 +54,4 @@ def test_output_depends_on_inputs_and_seed_only(grind) -> None:
     two = grind("two", seed="1", workers=2, backwards=True)
     assert one == two
     kinds = {Path(name).suffix for name in one}
-    assert {".pickle", ".zst", ".arrow", ".model", ".bin", ".idx", ".json"} <= kinds
+    assert {".pickle", ".zst", ".bucket", ".model", ".bin", ".idx", ".json"} <= kinds
