@@ -43,6 +43,7 @@ from gristmill.io.files import (
 from gristmill.io.formats.suffixes import normal_name
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.storage.files import is_file, is_folder, list_names
 from gristmill.text import utf8_size
 
 STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))
@@ -75,8 +76,8 @@ def dedup_train(
         Documents read, written and contaminated, per source.
     """
     folder = src_dir / f"chunk{chunk}"
-    if not folder.is_dir():
-        found = ", ".join(sorted(path.name for path in src_dir.glob("chunk*"))) or "no chunk"
+    if not is_folder(folder):
+        found = ", ".join(sorted(name for name in list_names(src_dir) if name.startswith("chunk"))) or "no chunk"
         raise UsageError(f"{folder}: wanted a chunk that pass2 wrote; {src_dir} has {found}")
     for source in (src_dir, tgt_dir):
         reject_overlapping_folders(source, out_dir)
@@ -148,7 +149,7 @@ def _find_differences(run: StageRun, holdout: str, src_dir: Path) -> dict[str, s
 
 def _find_difference(run: StageRun, records: list[DoneRecord], holdout: str, folder: Path) -> str:
     """The same for a chunk with these records, whose train files are in `folder`."""
-    if not any(run.ledger.path(output).exists() for record in records for output in record.outputs):
+    if not any(is_file(run.ledger.path(output)) for record in records for output in record.outputs):
         return ""  # the chunk was removed
     present = {path for path in walk(folder) if path.name.lower().endswith(CORPUS_SUFFIXES)}
     if not present:

@@ -42,6 +42,7 @@ from gristmill.io.documents import list_corpus
 from gristmill.io.external_sort import MAX_SCATTERED, read_records
 from gristmill.io.files import STATE_DIR, atomic_write, mark_files_finished
 from gristmill.io.parquet_tables import open_table_writer
+from gristmill.storage.files import is_file, remove_files
 
 STAGE = Stage("generate_exact_pairs", version=1, libraries=("unicode", "pyarrow"))
 UNIQUE = "unique"
@@ -113,15 +114,14 @@ def remove_exact_pairs(out_file: Path) -> None:
     Raises OutputError, and removes nothing, if one is there that generate_exact_pairs did not write.
     """
     ledger = Ledger(out_file.parent / STATE_DIR, f"{STAGE.name}-{out_file.name}")
-    known, found = ledger.outputs(), [path for path in (out_file, out_file.with_suffix(".parquet")) if path.exists()]
+    known, found = ledger.outputs(), [path for path in (out_file, out_file.with_suffix(".parquet")) if is_file(path)]
     for path in found:
         if os.path.abspath(path) not in known:
             raise OutputError(
                 f"{path} exists, and {STAGE.name} did not write it: it is in the place of a file that is made with "
                 "exact pairs and removed without. Move it, or give another output folder"
             )
-    for path in found:
-        path.unlink()
+    remove_files(found)
     mark_files_finished([out_file], ledger.file.stem)
     if known:
         ledger.compact((), ledger.read())  # a file that is there later is not ours

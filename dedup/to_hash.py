@@ -38,6 +38,7 @@ from gristmill.io.lines import MEMORY_A_BYTE
 from gristmill.io.parquet_tables import is_table
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
+from gristmill.storage.files import is_file
 from gristmill.text import utf8_size
 
 STAGE = Stage("to_hash", version=1, libraries=("unicode", "pyarrow"))
@@ -249,7 +250,7 @@ def _check_skip(skip: Path | None) -> None:
     if skip is None:
         return
     is_table(skip)
-    if not skip.is_file():
+    if not is_file(skip):
         raise UsageError(f"--skip {skip}: wanted a key set, and there is no file of that name")
 
 

@@ -55,6 +55,15 @@ def is_top(path: Path | str) -> bool:
     return is_remote(path) and not object_name(path).key
 
 
+def parents_in_bucket(path: Path) -> list[Path]:
+    """The folders that hold the object or folder of objects `path`, up to its whole bucket.
+
+    >>> parents_in_bucket(Path("s3://bucket/a/b"))
+    [PosixPath('s3:/bucket/a'), PosixPath('s3:/bucket')]
+    """
+    return [parent for parent in path.parents if is_remote(parent) and object_name(parent).bucket]
+
+
 def unknown_scheme(path: Path | str) -> str:
     """The scheme of a path that looks like a URL of a scheme that is not known, else ''.
 

@@ -9,8 +9,8 @@ from tyro.conf import Positional
 
 from gristmill.counts import INCOMING, NOT_READ, READ, TOTAL, WRITTEN, Counts, Tally, file_columns, list_faults
 from gristmill.errors import ConservationError, GristmillError, InputError, UsageError, require, wrap_read_errors
-from gristmill.io.files import atomic_write_bytes
 from gristmill.io.token_shards import Manifest
+from gristmill.storage.files import is_file, read_file, write_file
 
 FUNNEL_FILE = "funnel.json"
 TRAIN = "train"
@@ -30,7 +30,7 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
     damaged: dict[str, str] = {}
 
     def save(self, folder: Path) -> None:
-        atomic_write_bytes(folder / FUNNEL_FILE, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        write_file(folder / FUNNEL_FILE, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     def __rich__(self) -> Table:
         counts = Counts(self.tallies, [])
@@ -63,10 +63,10 @@ def show_funnel(out: Positional[Path]) -> Funnel:
         InputError: funnel.json is damaged or does not add up.
     """
     path = out / FUNNEL_FILE
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(f"there is no {path}: give the --out of a `gristmill run` that has finished")
     with wrap_read_errors(path):
-        content = path.read_bytes()
+        content = read_file(path)
     try:
         funnel = msgspec.json.decode(content, type=Funnel)
         Counts(funnel.tallies, []).check_conserved("the whole run")

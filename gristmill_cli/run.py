@@ -14,8 +14,9 @@ from gristmill.counts import READ, Counts
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.engine.lock import stage_lock
 from gristmill.errors import InputError, OutputError
-from gristmill.io.files import STATE_DIR, atomic_write_bytes, remove_partial_files
+from gristmill.io.files import STATE_DIR
 from gristmill.io.token_shards import Manifest
+from gristmill.storage.files import exists, remove_files, resolved, write_file
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
@@ -47,7 +48,7 @@ def _run_stages(config: RunConfig) -> Funnel | None:
     counts = {stage.name: record.counts for stage in stages[:first] if (record := load_record(out, stage))}
     for stage in stages[first:]:  # a later stage is done only after this run of those before it
         remove_record(out, stage)
-    (out / FUNNEL_FILE).unlink(missing_ok=True)
+    remove_files([out / FUNNEL_FILE])
     start_fork_server([__name__, "preprocessing.tokenizer.encoder"])  # workers of all stages have their modules
     for stage in stages[first:end]:
         counts[stage.name] = found = stage.call()
@@ -114,9 +115,9 @@ def _record_config(config: RunConfig) -> None:
     without a function of the user.
     """
     path = config.out / CONFIG_FILE
-    corpus = str(config.corpus.resolve())
+    corpus = str(resolved(config.corpus))
     if before := load_json(path, dict[str, Any]):
-        if before.get("corpus") != corpus and Path(str(before.get("corpus"))).exists():  # else it was moved
+        if before.get("corpus") != corpus and exists(Path(str(before.get("corpus")))):  # else it was moved
             raise OutputError(
                 f"{config.out} holds a run of the corpus {before.get('corpus')}, not of {corpus}: give another --out, "
                 "or remove the folder"
@@ -129,8 +130,7 @@ def _record_config(config: RunConfig) -> None:
             )
     options = {name: value for name, value in asdict(config).items() if name not in _NOT_RECORDED}
     record = {**options, "corpus": corpus}
-    remove_partial_files([path])
-    atomic_write_bytes(path, msgspec.json.format(msgspec.json.encode(record, enc_hook=str), indent=2) + b"\n")
+    write_file(path, msgspec.json.format(msgspec.json.encode(record, enc_hook=str), indent=2) + b"\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from dedup.removal.similarity import SimilarityCheck
 from gristmill.engine.options import parse_size
 from gristmill.errors import UsageError, wrap_write_errors
 from gristmill.io.documents import list_corpus
+from gristmill.urls import is_remote
 from gristmill_cli.run_config import RunConfig
 from preprocessing.datasets import source_weights
 from preprocessing.filter import check_threshold
@@ -71,6 +72,8 @@ def _check_folders(corpus: Path, out: Path) -> None:
                 f"--corpus {corpus} --out {out}: {inner} is {outer} or lies in it, and what is written would be read "
                 "as input: give an --out next to the corpus"
             )
+    if is_remote(out):
+        return
     existing = next(path for path in (out, *out.absolute().parents) if path.exists())
     with wrap_write_errors(out):
         if not existing.is_dir():

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from gristmill.counts import Counts
 from gristmill.errors import UsageError
-from gristmill.io.files import STATE_DIR, atomic_write_bytes
+from gristmill.io.files import STATE_DIR
+from gristmill.storage.files import is_file, read_file, remove_files, write_file
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_stages import PipelineStage
 
@@ -32,17 +33,17 @@ def load_record(out: Path, stage: PipelineStage) -> StageRecord | None:
 def load_json(path: Path, kind: type[_Value]) -> _Value | None:
     """The value in a file of JSON; None if there is no such file, or it is damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind) if path.is_file() else None
+        return msgspec.json.decode(read_file(path), type=kind) if is_file(path) else None
     except ValueError:  # not JSON, of another type, or not UTF-8
         return None
 
 
 def save_record(out: Path, stage: PipelineStage, counts: Counts) -> None:
-    atomic_write_bytes(_path(out, stage), msgspec.json.encode(StageRecord(stage.settings, counts)))
+    write_file(_path(out, stage), msgspec.json.encode(StageRecord(stage.settings, counts)))
 
 
 def remove_record(out: Path, stage: PipelineStage) -> None:
-    _path(out, stage).unlink(missing_ok=True)
+    remove_files([_path(out, stage)])
 
 
 def _path(out: Path, stage: PipelineStage) -> Path:

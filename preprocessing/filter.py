@@ -15,15 +15,15 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
-from gristmill.engine.tags import FileTags
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import list_source, source_folder
-from gristmill.io.files import STATE_DIR, locked
+from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import iter_keys, sort_keys, write_keys, write_sorted_keys
 from gristmill.io.parquet_tables import is_table
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects
+from gristmill.storage.files import locked_file
 from gristmill.text import matching_form, utf8_size
 
 STAGE = Stage("filter", version=1, libraries=("unicode", "pyarrow"))
@@ -73,8 +73,8 @@ def filter(
         slices = cut_raw_corpus(run, files)
         found = read_slices(run, _FIND, slices, lambda groups: [_find_task(run, it, threshold) for it in groups])
         found.counts.check_malformed(STAGE.name, options.max_malformed)
-        with locked(run.ledger.file.with_suffix(".merging")):  # several data sets may be filtered at the same time
-            run.tags = FileTags()  # another process may have written since this one looked
+        with locked_file(run.ledger.file.with_suffix(".merging")):  # several data sets may be filtered at the same time
+            run.look_again()
             run.step("merge", [_merge_task(run, found, prefix, output_file)])
             counts = run.finish(found.counts)
     note_count_mismatch(n_docs, counts, options)

@@ -31,6 +31,7 @@ from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus
 from gristmill.io.files import reject_unfinished
 from gristmill.io.readers import Slice
+from gristmill.storage.files import is_file
 from preprocessing.datasets import shares_table, source_weights
 from preprocessing.mixing.chunks import SPLIT, mark_outdated_chunks, reject_other_parts
 from preprocessing.mixing.drops import check_all_found, write_drops
@@ -123,7 +124,7 @@ def _note_provenance(duplicates: Path | None, options: RunOptions) -> None:
 def _provenance(duplicates: Path) -> Path | None:
     """The table of which document was kept in place of each duplicate: the .parquet file of the same name."""
     table = duplicates.with_suffix(".parquet")
-    return table if table.is_file() else None
+    return table if is_file(table) else None
 
 
 def _drops_task(

@@ -36,6 +36,7 @@ from gristmill.io.token_shards import (
     with_suffix,
 )
 from gristmill.io.writers import Rejects
+from gristmill.storage.files import is_file, remove_files
 from gristmill.text import utf8_size
 from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_shards, shard_name, shards_in
 
@@ -92,7 +93,7 @@ def tokenize_corpus(
     Returns:
         Documents read and written, per source.
     """
-    if not tokenizer.is_file():
+    if not is_file(tokenizer):
         raise UsageError(f"{tokenizer}: wanted a SentencePiece model, and there is no such file. Run train_tokenizer")
     target, files = parse_size(shard_size, "--shard_size"), list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
@@ -113,8 +114,7 @@ def tokenize_corpus(
 def _remove_unrecorded_shards(run: StageRun, out_dir: Path) -> None:
     """Remove shards that a run which was killed wrote, and did not record; they are written again."""
     if is_unfinished(out_dir, run.name):
-        for path in set(shards_in(out_dir)) - set(run.ledger.outputs()):
-            path.unlink()
+        remove_files(set(shards_in(out_dir)) - set(map(Path, run.ledger.outputs())))
 
 
 def _read_facts(run: StageRun, tokenizer: Path) -> TokenizerFacts:

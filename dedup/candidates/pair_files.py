@@ -21,6 +21,7 @@ from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError
 from gristmill.io.external_sort import read_records, write_records
 from gristmill.io.files import STATE_DIR, reject_unfinished_files, unfinished_files
+from gristmill.storage.files import file_info, list_names
 
 _PAIR_FILES = "duplicate_pairs*.txt"
 _PAIR = r"^(?P<a>.+)@(?P<i>[0-9]+) :: (?P<b>.+)@(?P<j>[0-9]+)$"
@@ -49,7 +50,8 @@ def list_pair_files(folder: Path) -> FileSet:
     """The pair files in a folder, duplicate_pairs*.txt, in name order. InputError if a stage has not finished one."""
     unfinished = (folder / name for name in unfinished_files(folder) if fnmatchcase(name, _PAIR_FILES))
     reject_unfinished_files(unfinished)  # which may not be there yet
-    return FileSet(tuple(sorted(folder.glob(_PAIR_FILES))))
+    names = sorted(name for name in list_names(folder) if fnmatchcase(name, _PAIR_FILES))
+    return FileSet(tuple(folder / name for name in names))
 
 
 def note_foreign_files(files: FileSet) -> None:
@@ -63,7 +65,7 @@ def note_foreign_files(files: FileSet) -> None:
 
 def parse_pair_files(run: StageRun, files: FileSet) -> ParsedPairs:
     """Run the step that parses pair files. InputError names the first line that is no pair."""
-    output, size = run.work / "pairs.bin", sum(path.stat().st_size for path in files.paths)
+    output, size = run.work / "pairs.bin", sum(info.size for info in map(file_info, files.paths) if info)
     parsed = run.step("pairs", [Task("parse", parse_pairs, {"files": files, "output": output}, (output,), size)])
     return ParsedPairs(output, parsed.values(dict[str, int])[0])
 

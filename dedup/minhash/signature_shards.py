@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from dedup.minhash.signatures import Sketch
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import atomic_write, reject_unfinished, walk
+from gristmill.storage.files import is_folder
+from gristmill.urls import is_remote
 
 Signatures = tuple[NDArray[np.int64], NDArray[np.uint32]]  # of one batch: rows (n), signatures (n × permutations)
 SUFFIX = ".signatures.arrow"
@@ -149,13 +151,13 @@ def shard_paths(folder: Path) -> list[Path]:
 
     InputError if to_hash has not finished, or one is no regular file, such as a dangling link.
     """
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise UsageError(f"{folder}: wanted the folder that to_hash wrote to, and there is none of that name")
     reject_unfinished(folder)
     paths = sorted(path for path in walk(folder) if path.name.endswith(SUFFIX))
     if not paths:
         raise UsageError(f"{folder} holds no signature shard (*{SUFFIX}): run to_hash first")
-    if special := next((path for path in paths if not path.is_file()), None):
+    if special := next((path for path in paths if not is_remote(path) and not path.is_file()), None):
         raise InputError(f"{special} is a dangling link or not a regular file: remove it, or run to_hash again")
     return paths
 

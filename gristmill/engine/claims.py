@@ -24,7 +24,7 @@ from gristmill.io.files import (
     rejects_path,
     walk,
 )
-from gristmill.storage.files import is_file
+from gristmill.storage.files import exists, is_file, resolved
 
 Records = dict[TaskId, DoneRecord]
 _READS = "reads "  # before the part of the work, in the names of the records of input folders
@@ -54,7 +54,7 @@ class Claims:
         Raises OutputError if one exists and is not `known` (absolute paths), as somebody's file would be lost.
         """
         files = [Path(os.path.abspath(file)) for path in outputs for file in (path, rejects_path(path))]
-        unknown = {file for file in files if file not in known and file.is_file()}
+        unknown = {file for file in files if file not in known and is_file(file)}
         if unknown and not ledger.is_damaged:
             unknown -= set(map(Path, ledger.outputs()))  # another process may have written them since `known` was read
         for path in [] if ledger.is_damaged else sorted(unknown):
@@ -81,17 +81,17 @@ class Claims:
             if part in (own, "") or not own:
                 for name, now in zip(record.identity.values(), self.reads, strict=False):
                     relative, absolute = map(Path, name.split("\0"))
-                    here = Path(ledger.relative(now)), now.resolve()
-                    has_moved = is_same and not absolute.exists()
+                    here = Path(ledger.relative(now)), resolved(now)
+                    has_moved = is_same and not exists(absolute)
                     if not has_moved and not _is_same((relative, absolute), here, is_inside=part != own):
                         raise UsageError(self._refusal(ledger, absolute, now))
 
     def record_reads(self, ledger: Ledger, known: Records) -> Records:
         """Record the input folders, relative and absolute, for check_reads; unless those `known` are there still."""
-        folders = {f"input {i}": f"{ledger.relative(path)}\0{path.resolve()}" for i, path in enumerate(self.reads)}
+        folders = {f"input {i}": f"{ledger.relative(path)}\0{resolved(path)}" for i, path in enumerate(self.reads)}
         record = DoneRecord(*self._reads_id, folders, [], Counts({}, []))
         earlier = known[record.id].identity if record.id in known else {}
-        is_there = all(Path(name.split("\0")[1]).exists() for name in earlier.values())
+        is_there = all(exists(Path(name.split("\0")[1])) for name in earlier.values())
         if earlier == folders or (earlier and is_there and not self._lacks_files):
             return {}
         ledger.write(record)
@@ -112,7 +112,7 @@ class Claims:
         if self.plans is None:  # a task may have covered more files than this run plans
             earlier &= {rejects_path(path) for path in current}
         left = {ledger.path(output) for task in self.old_claims(before) for output in before[task].outputs}
-        return sorted(path for path in (earlier | left) - current if path.is_file())
+        return sorted(path for path in (earlier | left) - current if is_file(path))
 
     def old_claims(self, before: Records) -> list[TaskId]:
         """Claims of earlier runs of this part of the work, which were killed or failed."""
@@ -124,7 +124,7 @@ class Claims:
             names = " and ".join(str(path) for path in self.files if is_file(path))
             advice = f"give another output file, or remove {names} first"
         else:
-            folder = ledger.root / now.resolve().name
+            folder = ledger.root / resolved(now).name
             advice = f"give another output folder, such as {folder}, or remove {ledger.root} first"
         return (
             f"{ledger.root} holds what {ledger.file.stem} made of {earlier}, and would lose it if {now} were read now: "

@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -19,18 +19,24 @@ _POLLS = 30  # of a lease in its time
 
 
 @contextmanager
-def stage_lock(path: Path, quiet: bool = False, shared: bool = False, whole: bool = False) -> Iterator[None]:
+def stage_lock(
+    path: Path, quiet: bool = False, shared: bool = False, whole: bool = False
+) -> Iterator[Callable[[], None]]:
     """Context: hold the lock file `path`, alone or `shared`; wait for other processes that exclude it.
 
-    The lock of the `whole` of a stage is shared by runs of parts of its work. In a bucket it is a lease, see lease.py,
-    and never shared: runs of parts wait for one another.
+    The lock of the `whole` of a stage is shared by runs of parts of its work. In a bucket it is a lease (lease.py) and
+    never shared: runs of parts wait for one another. Yields a function that raises OutputError if the lease is lost.
     """
-    with _object_lock(path, quiet) if is_remote(path) else _file_lock(path, quiet, shared, whole):
-        yield
+    if is_remote(path):
+        with _object_lock(path, quiet) as lease:
+            yield lease.check
+        return
+    with _file_lock(path, quiet, shared, whole):
+        yield lambda: None
 
 
 @contextmanager
-def _object_lock(path: Path, quiet: bool) -> Iterator[None]:
+def _object_lock(path: Path, quiet: bool) -> Iterator[Lease]:
     lease, told = Lease(path), ""
     while not lease.acquire():
         if lease.holder != told and not quiet:
@@ -38,8 +44,7 @@ def _object_lock(path: Path, quiet: bool) -> Iterator[None]:
             _say_waiting(told)
         time.sleep(lease.seconds / _POLLS)
     try:
-        yield
-        lease.check()
+        yield lease
     finally:
         lease.release()
 

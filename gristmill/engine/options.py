@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 
 import tyro
 
@@ -31,9 +32,14 @@ class RunOptions:
     explain: bool = False
     """Print why each task runs again: which input, argument or version differs from the last run."""
 
+    scratch: Path | None = None
+    """Folder for copies of what lies in a bucket, while tasks work on them; by default that of temporary files."""
+    scratch_size: str = ""
+    """Most bytes that these copies may take, such as 200GiB; by default all that is free."""
+
     def check(self) -> None:
         """Raise UsageError if an option is out of range."""
-        assert self.processes > 0 and self.memory_bytes > 0
+        assert self.processes > 0 and self.memory_bytes > 0 and self.scratch_bytes != 0
         if not (isfinite(self.max_malformed) and 0 <= self.max_malformed <= 1):
             raise UsageError(f"--max_malformed {self.max_malformed}: wanted a fraction from 0 to 1, such as 0.001")
 
@@ -49,6 +55,11 @@ class RunOptions:
     def memory_bytes(self) -> int:
         """Memory budget of all workers together, in bytes. Raises UsageError if `memory` is not a size."""
         return free_memory() // 2 if self.memory == "auto" else parse_size(self.memory, "--memory")
+
+    @property
+    def scratch_bytes(self) -> int | None:
+        """Size of the scratch folder in bytes; None: not limited. Raises UsageError if it is not a size."""
+        return parse_size(self.scratch_size, "--scratch_size") if self.scratch_size else None
 
     @property
     def memory_per_worker(self) -> int:

@@ -10,7 +10,7 @@ import os
 import secrets
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +19,7 @@ import msgspec
 
 from gristmill.counts import Counts
 from gristmill.errors import wrap_write_errors
-from gristmill.storage.files import list_names, read_files, remove_files, write_file
-from gristmill.storage.local import locked
+from gristmill.storage.files import list_names, locked_file, read_files, remove_files, write_file
 from gristmill.urls import is_remote
 
 LEDGER = ".ledger"
@@ -146,8 +145,7 @@ class Ledger:
     def compact(self, own: Iterable[DoneRecord], removed: Iterable[TaskId] = ()) -> None:
         """Move the records of a run that has ended into the ledger, and forget `removed` ones."""
         new, gone = {record.id: record for record in own}, set(removed)
-        # On this machine runs of parts of the work may end at once; one process writes to a bucket (lock.py).
-        with nullcontext() if is_remote(self.file) else locked(self.file.with_suffix(".compacting")):
+        with locked_file(self.file.with_suffix(".compacting")):
             records = {record.id: record for record in self._decode_file(DoneRecord)} | new
             lines = (_encode(record) for task, record in sorted(records.items()) if task not in gone)
             write_file(self.file, b"".join(line + b"\n" for line in lines))

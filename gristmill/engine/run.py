@@ -8,30 +8,29 @@ A task is skipped only if its done record has the same identity (content of the 
 outputs are as recorded. Files in `run.work` are temporary: removed at the end, and written again if a task needs them.
 """
 
-import hashlib
-import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from gristmill.budget import Budget
 from gristmill.counts import Counts
 from gristmill.engine.claims import Claims, Marks
+from gristmill.engine.done import DoneTasks
 from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.lock import stage_lock
 from gristmill.engine.options import RunOptions
-from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, StepResult, TaskId
+from gristmill.engine.records import DoneRecord, Ledger, StepResult, TaskId
 from gristmill.engine.report import explain, print_summary, progress_bar
-from gristmill.engine.tags import FileTags, matches
-from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
+from gristmill.engine.staging import Scratch, open_scratch
+from gristmill.engine.tags import FileTags
+from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
-from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path, remove_partial_files, sha256_file
-from gristmill.storage.files import file_info, remove_files, remove_folder
+from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path, remove_partial_files
+from gristmill.storage.files import hash_file, remove_files, remove_folder
+from gristmill.urls import is_remote
 
 GOAL: TaskId = ("", "goal")  # the record of a whole stage
 
@@ -47,23 +46,17 @@ class StageRun:
     executor: LocalExecutor
     claims: Claims
     marks: Marks
+    scratch: Scratch
+    check_lock: Callable[[], None]
     started: float = field(default_factory=time.perf_counter)
-    tags: FileTags = field(default_factory=FileTags)
     ran: int = 0  # tasks
-    _done: dict[TaskId, DoneRecord] = field(default_factory=dict)
-    _written: dict[Path, OutputRecord] = field(default_factory=dict)  # outputs of done tasks, by absolute path
     _producers: dict[Path, tuple[str, Task]] = field(default_factory=dict)  # of temporary files
-    _set_tags: dict[FileSet, str] = field(default_factory=dict)
     _goal: Task | None = None
     _claimed: list[TaskId] = field(default_factory=list)  # records of outputs about to be written
     _has_begun: bool = False  # to change the output
-    _is_changed: bool = False  # the records
 
     def __post_init__(self) -> None:
-        self._work_prefix = os.path.abspath(self.work) + os.sep
-        self._before = self.ledger.read()
-        self.tags.own = self.ledger.outputs()
-        self._known = set(map(Path, self.tags.own))
+        self._done = DoneTasks(self.stage, self.ledger, self.work)
 
     @property
     def work(self) -> Path:
@@ -77,11 +70,10 @@ class StageRun:
         """
         self._goal = Task(GOAL[1], explain, arguments, outputs)
         self._check_files(self._goal)
-        record = self._before.get(GOAL)
-        if record and self._is_done(self._goal, identify(self._goal, self.stage.identity, self._tag), record):
-            self._done = dict(self._before)
-            return record.counts
-        return None
+        record = self._done.find(*GOAL[:1], self._goal, self._done.identity(self._goal))
+        if record:
+            self._done.records = dict(self._done.before)
+        return record.counts if record else None
 
     def step(self, name: str, tasks: Iterable[Task]) -> StepResult:
         """Run the tasks that are not done; return the records of all.
@@ -90,34 +82,39 @@ class StageRun:
         """
         tasks = list(tasks)
         assert len({task.name for task in tasks}) == len(tasks), f"{name}: names of tasks repeat"
-        self.claims.check_outputs(tasks, set(self._written))
+        self.claims.check_outputs(tasks, set(self._done.written))
         self._check_files(*tasks)
         todo = []
         for task in tasks:
-            identity, record = identify(task, self.stage.identity, self._tag), self._before.get((name, task.name))
-            if record and self._is_done(task, identity, record):
-                self._keep(task, self._refresh(task, record))
+            identity = self._done.identity(task)
+            if record := self._done.find(name, task, identity):
+                self._done.keep(task, record, is_new=False)
             else:
                 todo.append(task)
-            for path in filter(self._is_temporary, task.outputs):
+                if self.options.explain:
+                    explain(self.stage.name, task, identity, self._done.before.get((name, task.name)))
+            for path in filter(self._done.is_temporary, task.outputs):
                 self._producers |= {path.absolute(): (name, task), rejects_path(path.absolute()): (name, task)}
-            if self.options.explain and todo and todo[-1] is task:
-                explain(self.stage.name, task, identity, record)
         if todo:
             self._check_reads()
             self.marks.set()
-            if outputs := [path for task in todo for path in task.outputs if not self._is_temporary(path)]:
-                self._claimed.append(self.claims.claim_outputs(self.ledger, name, outputs, self._known))
+            if outputs := [path for task in todo for path in task.outputs if not self._done.is_temporary(path)]:
+                self._claimed.append(self.claims.claim_outputs(self.ledger, name, outputs, self._done.known))
                 self._begin()
+            self.check_lock()
             self._restore_inputs(todo)
             self._execute(name, todo)
-        return StepResult([self._done[name, task.name] for task in tasks])
+        return StepResult([self._done.records[name, task.name] for task in tasks])
+
+    def look_again(self) -> None:
+        """Forget how files were listed: another process may have written them since."""
+        self._done.tags = FileTags(own=self.ledger.outputs())
 
     def note(self, name: str, counts: Counts) -> Counts:
         """Record counts that are of no task in the ledger, such as those of files that are not read; return them."""
         record = DoneRecord("", name, {}, [], counts)
-        self._is_changed |= self._before.get(record.id) != record
-        self._done[record.id] = record
+        self._done.is_changed |= self._done.before.get(record.id) != record
+        self._done.records[record.id] = record
         return counts
 
     def finish(self, counts: Counts) -> Counts:
@@ -125,8 +122,9 @@ class StageRun:
 
         Raises TooManyMalformed, which leaves the output marked as unfinished.
         """
-        stale = self.claims.stale(self._before, self._done)
-        for path in self.claims.stale_files(self.ledger, stale, self._before, self._done):
+        self.check_lock()
+        stale = self.claims.stale(self._done.before, self._done.records)
+        for path in self.claims.stale_files(self.ledger, stale, self._done.before, self._done.records):
             self._begin()
             remove_files([path])
         try:
@@ -135,19 +133,19 @@ class StageRun:
             self.marks.is_output_changed = True
             self.marks.set("found more malformed or damaged input than --max_malformed allows")
             raise
-        if self._goal and self._done.get(GOAL) is None:
-            outputs = [self._written[path.absolute()] for path in self._goal.outputs]
-            identity, self._is_changed = identify(self._goal, self.stage.identity, self._tag), True
-            self._done[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
-        reads = self.claims.record_reads(self.ledger, self._before | self._done)
-        left = self.claims.old_claims(self._before)
-        if self._is_changed or stale or reads or left:
-            self._done |= reads
-            self.ledger.compact(self._done.values(), [*stale, *self._claimed, *left])
+        if self._goal and self._done.records.get(GOAL) is None:
+            outputs = [self._done.written[path.absolute()] for path in self._goal.outputs]
+            identity, self._done.is_changed = self._done.identity(self._goal), True
+            self._done.records[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
+        reads = self.claims.record_reads(self.ledger, self._done.before | self._done.records)
+        left = self.claims.old_claims(self._done.before)
+        if self._done.is_changed or stale or reads or left:
+            self._done.records |= reads
+            self.ledger.compact(self._done.records.values(), [*stale, *self._claimed, *left])
         remove_folder(self.work)
         self.marks.remove()
         if not self.options.quiet:
-            tasks = sum(1 for step, _ in self._done if step)
+            tasks = sum(1 for step, _ in self._done.records if step)
             print_summary(self.stage.name, counts, self.ran, tasks, time.perf_counter() - self.started)
         return counts
 
@@ -158,32 +156,33 @@ class StageRun:
         self._check_reads()
         self.marks.set()
         self.marks.is_output_changed = True
-        self._done |= self.claims.record_reads(self.ledger, self._before)
-        self._has_begun = self._is_changed = True
+        self._done.records |= self.claims.record_reads(self.ledger, self._done.before)
+        self._has_begun = self._done.is_changed = True
 
     def _check_reads(self) -> None:
         """Refuse to replace the output of another input."""
-        before, done = (any(r.outputs for (step, _), r in of.items() if step) for of in (self._before, self._done))
-        self.claims.check_reads(self.ledger, self._before if before else {}, is_same=done)
+        before, done = (
+            any(r.outputs for (step, _), r in of.items() if step) for of in (self._done.before, self._done.records)
+        )
+        self.claims.check_reads(self.ledger, self._done.before if before else {}, is_same=done)
 
     def _execute(self, step: str, tasks: Sequence[Task]) -> None:
-        identities = [identify(task, self.stage.identity, self._tag) for task in tasks]  # before inputs are read
+        identities = [self._done.identity(task) for task in tasks]  # before inputs are read
         remove_partial_files(path for task in tasks for path in task.outputs)
         budget = Budget.of(self.options.memory_bytes, min(self.options.processes, len(tasks)))
         calls = [
             Call(run_task, {
                 "step": step, "task": task, "identity": identity, "ledger": self.ledger, "budget": budget,
-                "inputs": self.tags.states(path for path in task.inputs if path not in self._written),
+                "inputs": self._done.states(task), "scratch": self.scratch,
             })
             for task, identity in zip(tasks, identities, strict=True)
         ]  # fmt: skip
         with progress_bar(f"{self.stage.name}: {step}", tasks, self.options.quiet) as advance:
             for position, record in self.executor.run(calls):
-                self._keep(tasks[position], record)
+                self._done.keep(tasks[position], record)
                 self.ran += 1
-                self._is_changed = True
                 advance(tasks[position].size)
-        self.tags.forget({path.absolute().parent for task in tasks for path in task.outputs})
+        self._done.tags.forget({path.absolute().parent for task in tasks for path in task.outputs})
 
     def _restore_inputs(self, todo: list[Task]) -> None:
         """Run again the tasks whose temporary outputs are needed and were removed at the end of an earlier run."""
@@ -192,66 +191,21 @@ class StageRun:
             paths, todo = paths_read_by(todo), []
             for path in paths:
                 step, task = self._producers.get(path.absolute(), ("", None))
-                if task and task.name not in needed.get(step, {}) and not self._is_present(path):
+                if task and task.name not in needed.get(step, {}) and not self._done.is_present(path):
                     needed.setdefault(step, {})[task.name] = task
                     todo.append(task)
         for step in dict.fromkeys(step for step, _ in self._producers.values()):
             if step in needed:
                 self._execute(step, list(needed[step].values()))
 
-    def _is_done(self, task: Task, identity: dict[str, str], record: DoneRecord) -> bool:
-        """Whether a record is of this very task, and its outputs are as recorded."""
-        paths = [*task.outputs, *map(self.ledger.path, record.outputs[len(task.outputs) :])]
-        return (
-            record.identity == identity
-            and len(paths) == len(record.outputs)
-            and all(self._is_intact(path, output) for path, output in zip(paths, record.outputs, strict=True))
-        )
-
-    def _is_intact(self, path: Path, output: OutputRecord) -> bool:
-        """Whether a file is as recorded; a temporary one may be gone: _restore_inputs sees to those that are needed."""
-        return self._is_temporary(path) or self.tags.of(path) == output.sha256
-
-    def _is_present(self, path: Path) -> bool:
-        """Whether a temporary file is there, as recorded, and not one that a killed run left with other arguments."""
-        output, found = self._written.get(path.absolute()), file_info(path)
-        return found is not None and (output is None or matches(found, output))
-
-    def _refresh(self, task: Task, record: DoneRecord) -> DoneRecord:
-        """The record with the present modification times of outputs that were copied or touched."""
-        for i, path in enumerate(task.outputs):
-            found, output = self.tags.stat(path.absolute()), record.outputs[i]
-            if found and not matches(found, output) and not self._is_temporary(path):
-                record.outputs[i] = msgspec.structs.replace(output, mtime_ns=found.mtime_ns, e_tag=found.e_tag)
-                self._is_changed = True
-        return record
-
-    def _keep(self, task: Task, record: DoneRecord) -> None:
-        """Add a record to those of this run."""
-        self._done[record.id] = record
-        self._known |= {path.absolute() for path in task.outputs}
-        self._written |= {path.absolute(): out for path, out in zip(task.outputs, record.outputs, strict=False)}
-
     def _check_files(self, *tasks: Task) -> None:
         """Refuse marked inputs; hash files with their recorded size and another modification time, such as copies."""
         paths = list(paths_read_by(tasks))
         reject_unfinished_files(paths, self.name)
         paths += [path for task in tasks for path in task.outputs]
-        touched = self.tags.touched(path for path in paths if not self._is_temporary(path))
-        for position, sha256 in self.executor.run([Call(sha256_file, {"path": path}) for path in touched]):
-            self.tags.set_hash(touched[position], sha256)
-
-    def _tag(self, found: Path | FileSet) -> str:
-        if isinstance(found, FileSet):
-            if found not in self._set_tags:
-                tags = "\n".join(f"{path.name} {self._tag(path)}" for path in found.paths)
-                self._set_tags[found] = hashlib.sha256(tags.encode()).hexdigest()
-            return self._set_tags[found]
-        written = self._written.get(found.absolute())
-        return written.sha256 if written else self.tags.of(found)
-
-    def _is_temporary(self, path: Path) -> bool:
-        return os.path.abspath(path).startswith(self._work_prefix)
+        touched = self._done.tags.touched(path for path in paths if not self._done.is_temporary(path))
+        for position, sha256 in self.executor.run([Call(hash_file, {"path": path}) for path in touched]):
+            self._done.tags.set_hash(touched[position], sha256)
 
 
 @contextmanager
@@ -289,8 +243,9 @@ def open_stage(
     with ExitStack() as stack:
         if lock != whole:
             stack.enter_context(stage_lock(whole, options.quiet, shared=True))
-        stack.enter_context(stage_lock(lock, options.quiet, whole=lock == whole))
-        executor = stack.enter_context(LocalExecutor(options.processes, lock))
+        check_lock = stack.enter_context(stage_lock(lock, options.quiet, whole=lock == whole))
+        scratch = stack.enter_context(open_scratch(options.scratch, options.scratch_bytes))
+        executor = stack.enter_context(LocalExecutor(options.processes, None if is_remote(lock) else lock))
         claims = Claims(selection, plans, tuple(reads), tuple(files))
         marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files)))
-        yield StageRun(stage, Ledger(state, name), run_name, options, executor, claims, marks)
+        yield StageRun(stage, Ledger(state, name), run_name, options, executor, claims, marks, scratch, check_lock)

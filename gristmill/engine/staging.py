@@ -5,33 +5,91 @@ place when the task has ended, each whole, and the done record, written last, is
 processes that share a folder (see shards.py) stage their outputs as well, as two of them may run the same task.
 """
 
+import errno
 import os
+import re
 import secrets
 import shutil
+import socket
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from gristmill.engine.task import FileSet, Task, parts_of, relocate
-from gristmill.errors import InputError, wrap_read_errors, wrap_write_errors
+from gristmill.errors import GristmillError, InputError, OutputError, wrap_read_errors, wrap_write_errors
 from gristmill.io.files import rejects_path
 from gristmill.storage.files import FileInfo, file_info
-from gristmill.storage.local import flush_all, sha256_file
+from gristmill.storage.local import atomic_write, flush_all, locked, sha256_file
 from gristmill.storage.objects import download, upload
-from gristmill.urls import is_remote, object_name
+from gristmill.urls import SCHEMES, is_remote, object_name
 
 ByteRange = tuple[int, int | None]  # from a byte up to another, or to the end
+_PREFIX = "gristmill-scratch-"
+_WAIT_SECONDS = 0.2
+_COPIES = 2  # of the bytes that a task reads: what it fetches, and what it writes
 Published = tuple[Path, FileInfo, str]  # an output, its size and version, its SHA-256
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """Where tasks work on copies. `is_private`: local outputs are staged, too, as other processes write beside."""
+    """A folder where tasks work on copies, which take `size` bytes at most, all together, if it is given.
+
+    `is_private`: local outputs are staged, too, as other processes write beside.
+    """
 
     folder: Path
+    size: int | None = None
     is_private: bool = False
+
+    @contextmanager
+    def reserve(self, size: int) -> Iterator[Path]:
+        """Context: a new folder for a task, which is removed at the end, when `size` bytes are free in the scratch.
+
+        Raises OutputError if there is not as much even when no other task runs.
+        """
+        folder = self.folder / f"{os.getpid()}-{secrets.token_hex(4)}+{size}"
+        while not self._make(folder, size):
+            time.sleep(_WAIT_SECONDS)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _make(self, folder: Path, size: int) -> bool:
+        with wrap_write_errors(self.folder), locked(self.folder / "lock"):
+            used = sum(int(entry.name.rpartition("+")[2]) for entry in self.folder.iterdir() if entry.is_dir())
+            if self.size is not None and used + size > self.size:
+                if used:
+                    return False
+                raise OutputError(
+                    f"--scratch_size {self.size:,} bytes: a task reads {size // _COPIES:,} bytes and needs as much "
+                    f"again for what it writes: wanted {size:,} or more"
+                )
+            folder.mkdir()
+        return True
+
+
+@contextmanager
+def open_scratch(folder: Path | None, size: int | None, is_private: bool = False) -> Iterator[Scratch]:
+    """Context: a new scratch folder in `folder`, by default that of temporary files; it is removed at the end.
+
+    What killed runs on this machine left in `folder` is removed, too.
+    """
+    parent = folder or Path(tempfile.gettempdir())
+    for left in parent.glob(f"{_PREFIX}{socket.gethostname()}-*"):
+        if not psutil.pid_exists(int(left.name.rsplit("-", 2)[1])):
+            shutil.rmtree(left, ignore_errors=True)
+    own = parent / f"{_PREFIX}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        yield Scratch(own, size, is_private)
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
 
 
 @dataclass
@@ -60,7 +118,7 @@ class StagedTask:
         if local != path:
             with wrap_write_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                local.replace(path)
+                _move(local, path)
         found = file_info(path)
         assert found, f"{path} vanished"
         return found, sha256
@@ -78,8 +136,8 @@ def staged(task: Task, inputs: Mapping[Path, FileInfo], scratch: Scratch | None)
         yield StagedTask(task)
         return
     assert scratch, f"{task.name} needs a scratch folder"
-    folder = scratch.folder / f"{os.getpid()}-{secrets.token_hex(4)}"
-    try:
+    size = sum(_size_of(byte_range, inputs.get(path)) for path, byte_range in fetched)
+    with scratch.reserve(_COPIES * size) as folder:
         places = {path: _inside(folder, path) for path, _ in fetched}
         for output in moved:
             places |= {path: _inside(folder, path) for path in (output, rejects_path(output))}
@@ -90,9 +148,28 @@ def staged(task: Task, inputs: Mapping[Path, FileInfo], scratch: Scratch | None)
                 _fetch(path, places[path], byte_range, inputs.get(path))
         arguments = relocate(task.arguments, lambda path: places.get(path, path))
         outputs = tuple(places.get(path, path) for path in task.outputs)
-        yield StagedTask(replace(task, arguments=arguments, outputs=outputs), places)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            yield StagedTask(replace(task, arguments=arguments, outputs=outputs), places)
+        except GristmillError as error:  # says the names of the copies
+            message = re.sub(rf"{re.escape(str(folder))}/({'|'.join(SCHEMES)})/", r"\1:/", str(error))
+            raise type(error)(message.replace(str(folder), "")) from error
+
+
+def _size_of(byte_range: ByteRange, seen: FileInfo | None) -> int:
+    """Bytes that are fetched of an object that the driver has seen."""
+    start, end = byte_range
+    return 0 if seen is None else min(seen.size, end or seen.size) - start
+
+
+def _move(local: Path, path: Path) -> None:
+    """Rename a file; copy it first if it is on another file system."""
+    try:
+        local.replace(path)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with atomic_write(path) as temporary:
+            shutil.copyfile(local, temporary)
 
 
 def _fetch(path: Path, target: Path, byte_range: ByteRange, seen: FileInfo | None) -> None:

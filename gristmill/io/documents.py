@@ -23,7 +23,7 @@ from gristmill.io.formats.json_fields import decode_value
 from gristmill.io.formats.suffixes import CORPUS_SUFFIXES as CORPUS_SUFFIXES
 from gristmill.io.formats.suffixes import JSONL_SUFFIXES as JSONL_SUFFIXES
 from gristmill.io.formats.suffixes import READABLE, TEXT_FORMATS, parse_name, unknown_suffix
-from gristmill.storage.files import is_folder
+from gristmill.storage.files import is_file, is_folder
 from gristmill.storage.walking import DANGLING, walk_all
 from gristmill.urls import SCHEMES, unknown_scheme
 
@@ -186,7 +186,7 @@ def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_al
     if scheme := unknown_scheme(root):
         raise UsageError(f"{root}: the scheme {scheme} is not known: wanted a folder, or {'://, '.join(SCHEMES)}://")
     if not _is_folder(root):
-        wanted = "a folder, and it is a file" if root.exists() else "a folder, and there is none"
+        wanted = "a folder, and it is a file" if is_file(root) else "a folder, and there is none"
         raise UsageError(f"{root}: wanted {wanted} of that name. Check the path")
     reject_unfinished(root)
     files, unread = [], []

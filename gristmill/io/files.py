@@ -27,7 +27,7 @@ from gristmill.storage.local import unique_partial_path as unique_partial_path
 from gristmill.storage.objects import list_objects
 from gristmill.storage.walking import is_link_to_parent
 from gristmill.storage.walking import walk as walk
-from gristmill.urls import is_remote
+from gristmill.urls import is_remote, parents_in_bucket
 
 STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
 _MARK_SUFFIX = ".unfinished"
@@ -69,15 +69,15 @@ def marked_stages(folder: Path, reason: str) -> list[str]:
 
 def reject_unfinished(folder: Path) -> None:
     """Raise InputError if a stage has not finished writing `folder`, a parent of it, or a folder below it."""
-    above = folder if is_remote(folder) else _without_dots(folder)
-    for root in dict.fromkeys((*above.parents, *folder.resolve().parents)):
-        if not is_remote(folder) or is_remote(root):
-            _reject_marks(folder, root)
     if is_remote(folder):
+        for root in parents_in_bucket(folder):
+            _reject_marks(folder, root)
         state = f"{STATE_DIR}/"
         for below in sorted({name.rpartition(state)[0] for name, _ in list_objects(folder) if state in name}):
             _reject_marks(folder, folder / below)
         return
+    for root in dict.fromkeys((*_without_dots(folder).parents, *folder.resolve().parents)):
+        _reject_marks(folder, root)
     for directory, folders, _ in os.walk(folder, followlinks=True):
         if STATE_DIR in folders:
             _reject_marks(folder, Path(directory))

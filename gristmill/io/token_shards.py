@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError, wrap_write_errors
 from gristmill.io.files import atomic_write_bytes, flush_to_disk, reject_unfinished, unique_partial_path
+from gristmill.storage.files import is_file, read_file
 
 MAGIC = b"MMIDIDX\x00\x00"
 MANIFEST = "manifest.json"
@@ -101,11 +102,11 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
         """Read `folder/manifest.json`. UsageError if there is none, InputError if it is damaged or unfinished."""
         reject_unfinished(folder)
         path = folder / MANIFEST
-        if not path.is_file():
+        if not is_file(path):
             raise UsageError(f"no token shards in {folder}: wanted {path}; make it with tokenize_corpus")
         try:
             with _read_errors(path):
-                manifest = msgspec.json.decode(path.read_bytes(), type=cls)
+                manifest = msgspec.json.decode(read_file(path), type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is damaged ({error}). {REMEDY}") from error
         if fault := manifest.fault():

@@ -4,13 +4,14 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from gristmill.errors import wrap_write_errors
 from gristmill.storage import objects
-from gristmill.storage.local import atomic_write_bytes
+from gristmill.storage.local import atomic_write_bytes, locked, sha256_file
 from gristmill.storage.objects import FileInfo as FileInfo
-from gristmill.urls import is_remote
+from gristmill.urls import is_remote, object_name
 
 _THREADS = 32  # requests at a time
 
@@ -36,6 +37,16 @@ def is_folder(path: Path) -> bool:
     if not is_remote(path):
         return path.is_dir()
     return next(objects.list_objects(path), None) is not None
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a file or a folder of this name."""
+    return is_file(path) or is_folder(path)
+
+
+def resolved(path: Path) -> Path:
+    """The path without links, the same in every working folder."""
+    return Path("/", *Path(object_name(path).url).parts) if is_remote(path) else path.resolve()
 
 
 def list_folder(folder: Path) -> dict[str, FileInfo]:
@@ -76,6 +87,11 @@ def read_files(paths: Iterable[Path]) -> Iterator[bytes]:
         yield from (data for data in pool.map(_read_if_there, paths) if data is not None)
 
 
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    return objects.hash_object(path) if is_remote(path) else sha256_file(path)
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write a small file, whole or not at all."""
     if is_remote(path):
@@ -100,6 +116,13 @@ def remove_folder(folder: Path) -> None:
         objects.delete_objects([folder / name for name, _ in objects.list_objects(folder)])
     else:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def locked_file(path: Path) -> Iterator[None]:
+    """Context: a lock among the processes of this machine; none in a bucket, where one process at a time writes."""
+    with nullcontext() if is_remote(path) else locked(path):
+        yield
 
 
 def _read_if_there(path: Path) -> bytes | None:

@@ -6,6 +6,7 @@ mend, StorageError for the rest.
 """
 
 import errno
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -88,6 +89,15 @@ def download(path: Path, target: Path, start: int = 0, end: int | None = None) -
             for chunk in found.stream(min_chunk_size=1 << 20):
                 file.write(chunk)
         return _info(found.meta)
+
+
+def hash_object(path: Path) -> str:
+    """SHA-256 of an object's bytes, in hexadecimal."""
+    name, digest = object_name(path), hashlib.sha256()
+    with _problems(path):
+        for chunk in obstore.get(_store(name), name.key).stream(min_chunk_size=1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def upload(source: Path, path: Path) -> FileInfo:

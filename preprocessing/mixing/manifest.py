@@ -8,6 +8,7 @@ import msgspec
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import atomic_write_bytes
+from gristmill.storage.files import is_file, read_file
 from preprocessing.mixing.shuffle_buckets import SUFFIX, Share
 
 
@@ -31,10 +32,10 @@ class BucketManifest(msgspec.Struct, forbid_unknown_fields=True):
     @classmethod
     def load(cls, path: Path) -> "BucketManifest":
         """Read pass1.json; UsageError if there is none, InputError if it is damaged or an earlier version's."""
-        if not path.is_file():
+        if not is_file(path):
             raise UsageError(f"{path.parent} holds no {path.name}: wanted the folder that pass1 wrote. Run pass1")
         try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
+            return msgspec.json.decode(read_file(path), type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is damaged or of an earlier version ({error}): run pass1 again") from error
 

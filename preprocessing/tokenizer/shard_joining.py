@@ -4,6 +4,7 @@ A plan groups consecutive parts by their sizes, which their reports record; each
 which tokens a shard holds depends on the corpus and the target size, and on nothing else.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 
 from gristmill.io.token_shards import Manifest, ShardRecord, TokenShard, TokenShardWriter
 from gristmill.io.token_verification import verify_checksums
+from gristmill.storage.files import list_names
 
+_SHARD = re.compile(r"tokens_\d+")
 _DIGITS = 5  # of a shard's number: names sort in the order of the shards up to 100,000 of them
 _COPIED_TOKENS = 1 << 22  # copied at once: 8 or 16 MiB
 
@@ -52,8 +55,8 @@ def shard_name(number: int) -> str:
 
 def shards_in(folder: Path) -> list[Path]:
     """The files of shards in a folder, absolute, as far as their names say."""
-    found = (path for pattern in ("tokens_*.bin", "tokens_*.idx") for path in folder.absolute().glob(pattern))
-    return [path for path in found if path.stem.removeprefix("tokens_").isdecimal()]
+    found = (folder.absolute() / name for name in list_names(folder))
+    return [path for path in found if path.suffix in (".bin", ".idx") and _SHARD.fullmatch(path.stem)]
 
 
 def join_parts(prefixes: Sequence[Path], parts: Sequence[ShardRecord], prefix: Path) -> ShardRecord:

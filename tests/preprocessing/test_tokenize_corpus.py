@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.counts import READ, WRITTEN
-from gristmill.engine import worker
 from gristmill.engine.options import RunOptions
-from gristmill.engine.records import OutputRecord
-from gristmill.engine.worker import _record_output
+from gristmill.engine.staging import StagedTask
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.token_shards import Manifest, open_shards
 from gristmill.io.token_verification import verify_shards
+from gristmill.storage.files import FileInfo
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import SAMPLED, sentences, train_tokenizer
 from tests.gristmill.engine.sandbox import sandboxed
@@ -318,7 +317,7 @@ def test_interrupted_shards_are_refused_and_written_again(
 ) -> None:
     """As a kill leaves them: a shard is there, its record is not, and neither is the manifest."""
     with monkeypatch.context() as patched:
-        patched.setattr(worker, "_record_output", _interrupt_at_shards)
+        patched.setattr(StagedTask, "_put", _interrupt_at_shards)
         with pytest.raises(KeyboardInterrupt):
             tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
     assert (tmp_path / "out" / "tokens_00000.bin").exists()
@@ -330,10 +329,13 @@ def test_interrupted_shards_are_refused_and_written_again(
         tokenize_corpus(tmp_path / "in" / "book", model_path, tmp_path / "out", quiet)
 
 
-def _interrupt_at_shards(path: Path, name: str) -> OutputRecord:
+_PUT = StagedTask._put
+
+
+def _interrupt_at_shards(task: StagedTask, path: Path) -> tuple[FileInfo, str]:
     if path.name.startswith("tokens_"):
         raise KeyboardInterrupt
-    return _record_output(path, name)
+    return _PUT(task, path)
 
 
 def test_malformed_records_stay_next_to_the_shard_with_the_others(

@@ -1,0 +1,93 @@
+"""Which tasks of a stage are done: their records, and whether the files are still as these say."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, TaskId
+from gristmill.engine.tags import FileTags, matches
+from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
+from gristmill.storage.files import FileInfo, file_info
+from gristmill.urls import is_remote
+
+
+class DoneTasks:
+    """The done tasks of a stage with temporary files in `work`: those of earlier runs, and those of this run.
+
+    Attributes:
+        before: Records of earlier runs, by id.
+        records: Records of this run's tasks, those that were skipped included, by id.
+        written: Records of the outputs of this run's tasks, by absolute path.
+        known: Absolute paths of all files that the stage ever wrote or claimed.
+        is_changed: Whether `records` is to be written to the ledger.
+    """
+
+    def __init__(self, stage: Stage, ledger: Ledger, work: Path) -> None:
+        self.stage, self.ledger = stage, ledger
+        self.tags = FileTags(own=ledger.outputs())
+        self.before: dict[TaskId, DoneRecord] = ledger.read()
+        self.records: dict[TaskId, DoneRecord] = {}
+        self.written: dict[Path, OutputRecord] = {}
+        self.known = set(map(Path, self.tags.own))
+        self.is_changed = False
+        self._work_prefix = os.path.abspath(work) + os.sep
+        self._set_tags: dict[FileSet, str] = {}
+
+    def identity(self, task: Task) -> dict[str, str]:
+        """All that a task's outputs depend on, as its inputs are now."""
+        return identify(task, self.stage.identity, self._tag)
+
+    def find(self, step: str, task: Task, identity: dict[str, str]) -> DoneRecord | None:
+        """The record of an earlier run of this very task, if its outputs are as recorded."""
+        record = self.before.get((step, task.name))
+        if not record or record.identity != identity:
+            return None
+        paths = [*task.outputs, *map(self.ledger.path, record.outputs[len(task.outputs) :])]
+        is_intact = len(paths) == len(record.outputs) and all(map(self._is_intact, paths, record.outputs))
+        return record if is_intact else None
+
+    def keep(self, task: Task, record: DoneRecord, is_new: bool = True) -> None:
+        """Add a record to those of this run; an old one with the present times of outputs that were copied."""
+        if not is_new:
+            self._refresh(task, record)
+        self.records[record.id] = record
+        self.known |= {path.absolute() for path in task.outputs}
+        self.written |= {path.absolute(): out for path, out in zip(task.outputs, record.outputs, strict=False)}
+        self.is_changed |= is_new
+
+    def states(self, task: Task) -> dict[Path, FileInfo]:
+        """What the inputs of a task are now: of all objects, and of local files that are no outputs of this run."""
+        written = {path: self.written.get(path.absolute()) for path in paths_read_by([task]) if is_remote(path)}
+        objects = {path: FileInfo(out.size, out.mtime_ns, out.e_tag) for path, out in written.items() if out}
+        return self.tags.states(path for path in (*task.inputs, *written) if path not in self.written) | objects
+
+    def is_temporary(self, path: Path) -> bool:
+        """Whether a file is removed at the end of the stage."""
+        return os.path.abspath(path).startswith(self._work_prefix)
+
+    def is_present(self, path: Path) -> bool:
+        """Whether a temporary file is there, as recorded, and not one that a killed run left with other arguments."""
+        output, found = self.written.get(path.absolute()), file_info(path)
+        return found is not None and (output is None or matches(found, output))
+
+    def _is_intact(self, path: Path, output: OutputRecord) -> bool:
+        """Whether a file is as recorded; a temporary one may be gone, and is made again if it is needed."""
+        return self.is_temporary(path) or self.tags.of(path) == output.sha256
+
+    def _refresh(self, task: Task, record: DoneRecord) -> None:
+        for i, path in enumerate(task.outputs):
+            found, output = self.tags.stat(path.absolute()), record.outputs[i]
+            if found and not matches(found, output) and not self.is_temporary(path):
+                record.outputs[i] = msgspec.structs.replace(output, mtime_ns=found.mtime_ns, e_tag=found.e_tag)
+                self.is_changed = True
+
+    def _tag(self, found: Path | FileSet) -> str:
+        if isinstance(found, FileSet):
+            if found not in self._set_tags:
+                tags = "\n".join(f"{path.name} {self._tag(path)}" for path in found.paths)
+                self._set_tags[found] = hashlib.sha256(tags.encode()).hexdigest()
+            return self._set_tags[found]
+        written = self.written.get(found.absolute())
+        return written.sha256 if written else self.tags.of(found)

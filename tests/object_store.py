@@ -1,0 +1,61 @@
+"""An object store for tests: moto's S3 in a thread of this process, which counts requests and can make faults."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+BUCKET = "bucket"
+Environment = dict[str, Any]  # of a WSGI request
+Fault = Callable[["Store", Environment], Iterable[bytes] | None]
+
+
+class Store:
+    """The running store: `requests` are (verb, path with query); `fault` may answer a request in the store's place."""
+
+    def __init__(self, application: Any) -> None:
+        self.application = application
+        self.requests: list[tuple[str, str]] = []
+        self.fault: Any = None
+        self.url = ""
+
+    def __call__(self, environment: Environment, start_response: Any) -> Iterable[bytes]:
+        query = environment["QUERY_STRING"]
+        self.requests.append((environment["REQUEST_METHOD"], environment["PATH_INFO"] + (f"?{query}" if query else "")))
+        if self.fault:
+            answer = self.fault(self.application, environment, start_response)
+            if answer is not None:
+                return answer
+        return self.application(environment, start_response)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables with which a process reaches this store."""
+        return {
+            "AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests",
+            "AWS_REGION": "us-east-1",
+        }  # fmt: skip
+
+
+@contextmanager
+def object_store() -> Iterator[Store]:
+    """Context: a store with the empty bucket BUCKET."""
+    werkzeug_app = pytest.importorskip("moto.moto_server.werkzeug_app")
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    store = Store(werkzeug_app.DomainDispatcherApplication(werkzeug_app.create_backend_app))
+    server = make_server("127.0.0.1", 0, store, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    store.url = f"http://127.0.0.1:{server.port}"
+    urlopen(Request(f"{store.url}/{BUCKET}", method="PUT")).close()
+    store.requests.clear()
+    try:
+        yield store
+    finally:
+        server.shutdown()
+        server.server_close()
