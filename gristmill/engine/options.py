@@ -6,8 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from gristmill.engine.limits import free_memory, usable_cores
 from gristmill.errors import UsageError
+from gristmill.limits import free_memory, usable_cores
 
 _PROCESSES_A_CORE = 2
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
