@@ -37,6 +37,7 @@ MODEL = "tokenizer.model"
 SAMPLED = "sampled"
 NOT_SAMPLED = "not sampled"
 _BASE_PIECES = 256 + 3  # bytes; unknown, begin and end of sentence
+_LINE = re.compile(r"[^\t\r\n\0]+")
 _MAX_SENTENCE_BYTES = 4096  # longer lines are split
 # SentencePiece's errors, with the least and the greatest possible number of pieces
 _TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
@@ -142,10 +143,12 @@ def _sample_slice(part: Slice, budget: int, seed: int, counts: Counts, rejects: 
         number = int(random_numbers(seed, f"tokenizer {document.key.row}", key.file, np.array([key.row]))[0])
         heapq.heappush(chosen, (-number, -document.key.row, key.source, document.text))
         size += utf8_size(document.text)
+        del document  # a large one that is not chosen is gone before the next is read
         while size > budget and len(chosen) > 1:
             _, _, source, text = heapq.heappop(chosen)
             size -= utf8_size(text)
             counts.add(source, NOT_SAMPLED, utf8_size(text))
+            del text
     for _, _, source, text in chosen:
         counts.add(source, SAMPLED, utf8_size(text))
     return [text for *_, text in sorted(chosen, key=lambda item: -item[1])]
@@ -160,7 +163,8 @@ def sentences(text: str) -> Iterator[str]:
     ['a', 'b', 'c']
     """
     step = _MAX_SENTENCE_BYTES // 4  # characters, of up to 4 bytes
-    for line in text.replace("\t", "\n").replace("\r", "\n").replace("\0", "\n").split("\n"):
+    for found in _LINE.finditer(text):  # a line at a time: a list of all lines may take many times the text's memory
+        line = found[0]
         yield from (line[i : i + step] for i in range(0, len(line), step))
 
 
