@@ -2,12 +2,13 @@
 
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from gristmill.errors import wrap_write_errors
+from gristmill.errors import wrap_read_errors, wrap_write_errors
 from gristmill.storage import objects
 from gristmill.storage.local import atomic_write_bytes, locked, sha256_file
 from gristmill.storage.objects import FileInfo as FileInfo
@@ -50,31 +51,54 @@ def resolved(path: Path) -> Path:
 
 
 def list_folder(folder: Path) -> dict[str, FileInfo]:
-    """The files directly in a folder; nothing if there is no such folder."""
+    """The files directly in a folder; nothing if there is no such folder. Raises InputError if it cannot be read."""
     if is_remote(folder):
         return objects.list_level(folder)[1]
-    try:
-        with os.scandir(folder) as entries:
-            found = {entry.name: entry.stat() for entry in entries if entry.is_file()}
-    except OSError:
-        return {}
-    return {name: FileInfo(status.st_size, status.st_mtime_ns) for name, status in found.items()}
+    found = ((entry.name, _status(entry)) for entry in _entries(folder))
+    return {
+        name: FileInfo(status.st_size, status.st_mtime_ns)
+        for name, status in found
+        if status and stat.S_ISREG(status.st_mode)
+    }
 
 
 def list_names(folder: Path) -> list[str]:
-    """The names of the files and folders directly in a folder; nothing if there is no such folder."""
+    """The names of the files and folders directly in a folder; nothing if there is no such folder.
+
+    Raises InputError if it cannot be read.
+    """
     if is_remote(folder):
         folders, files = objects.list_level(folder)
         return [*folders, *files]
+    return [entry.name for entry in _entries(folder)]
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is directly in a local folder; nothing if there is no such folder."""
+    with wrap_read_errors(folder), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        return list(entries)
+    return []
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """The status of what an entry is or leads to; None for a link to nothing, to itself, or to what may not be read."""
     try:
-        return [entry.name for entry in folder.iterdir()]
+        return entry.stat()
     except OSError:
-        return []
+        return None
 
 
 def read_file(path: Path) -> bytes:
-    """A small file's bytes. Raises FileNotFoundError."""
-    return objects.read_object(path)[0] if is_remote(path) else path.read_bytes()
+    """A small file's bytes. Raises FileNotFoundError, and InputError if it cannot be read."""
+    if is_remote(path):
+        return objects.read_object(path)[0]
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError:
+        with wrap_read_errors(path):
+            raise
 
 
 def read_files(paths: Iterable[Path]) -> Iterator[bytes]:
@@ -88,8 +112,9 @@ def read_files(paths: Iterable[Path]) -> Iterator[bytes]:
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    return objects.hash_object(path) if is_remote(path) else sha256_file(path)
+    """SHA-256 of a file's bytes, in hexadecimal. Raises InputError if it cannot be read."""
+    with wrap_read_errors(path):
+        return objects.hash_object(path) if is_remote(path) else sha256_file(path)
 
 
 def write_file(path: Path, data: bytes) -> None:

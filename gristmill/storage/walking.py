@@ -46,16 +46,23 @@ def walk_all(folder: Path, skipped: str) -> Iterator[Found]:
         path = folder / entry.name
         if entry.name == skipped:
             continue
-        if entry.name.startswith("."):
-            yield _unread(path, HIDDEN)
-        elif entry.is_symlink() and not path.exists():  # entry.is_dir() raises an OSError for a link to itself
-            yield _unread(path, DANGLING)
-        elif not entry.is_dir():
-            yield Found(path, path.stat().st_size) if entry.is_file() else _unread(path, SPECIAL)
-        elif is_link_to_parent(path):
-            yield _unread(path, LOOP)
+        with wrap_read_errors(path):
+            found = _look_at(entry, path)
+        if found:
+            yield found
         else:
             yield from walk_all(path, skipped)
+
+
+def _look_at(entry: os.DirEntry[str], path: Path) -> Found | None:
+    """What an entry of a folder is; None for a folder that is walked."""
+    if entry.name.startswith("."):
+        return _unread(path, HIDDEN)
+    if entry.is_symlink() and not path.exists():  # entry.is_dir() raises an OSError for a link to itself
+        return _unread(path, DANGLING)
+    if not entry.is_dir():
+        return Found(path, path.stat().st_size) if entry.is_file() else _unread(path, SPECIAL)
+    return _unread(path, LOOP) if is_link_to_parent(path) else None
 
 
 def is_link_to_parent(folder: Path) -> bool:

@@ -8,6 +8,7 @@ from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.task import Stage, Task
+from gristmill.errors import InputError
 from gristmill.io.files import atomic_write_bytes
 
 QUIET = RunOptions(workers=1, quiet=True)
@@ -47,3 +48,21 @@ def test_tasks_that_a_killed_run_finished_are_done(tmp_path: Path) -> None:
         run_copy(tmp_path, "out/a", "out/b", "out/c")
     (tmp_path / "c").write_text("data")
     assert run_copy(tmp_path, "out/a", "out/b", "out/c").ran == 1
+
+
+def test_an_input_beside_a_link_to_itself_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "a").write_text("data")
+    assert run_copy(tmp_path, "out/a").ran == 1
+    (tmp_path / "a").write_text("atad")
+    assert run_copy(tmp_path, "out/a").ran == 1
+    assert (tmp_path / "out/a").read_text() == "atad"
+
+
+@pytest.mark.parametrize("name", [".gristmill/copy.ledger", ".gristmill/x.unfinished-files", ".gristmill"])
+def test_a_state_that_cannot_be_read_is_one_sentence(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a").write_text("data")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).symlink_to(tmp_path / name)
+    with pytest.raises(InputError, match=rf"cannot read {tmp_path}/{name}: "):
+        run_copy(tmp_path, "out/a")
