@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gristmill.config import reject_empty
-from gristmill.errors import GristmillError, OutputError, wrap_write_errors
+from gristmill.errors import FinishedElsewhere, GristmillError, OutputError, wrap_write_errors
 
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # the marker in the metadata of a positional argument's type
 INTERRUPTED, TERMINATED = 130, 143  # exit codes that shells report for Ctrl-C and for SIGTERM
@@ -71,6 +71,9 @@ def run_with_exit_code(action: Callable[[], Any]) -> int:
     except GristmillError as error:
         if terminated:  # the signal went to the workers, too, and they ended first
             return _resumable("terminated", TERMINATED)
+        if isinstance(error, FinishedElsewhere):
+            print(error, file=sys.stderr)
+            return error.exit_code
         # As Text: a string would be parsed for markup and emoji names, which file names may contain.
         Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), str(error)))
         return error.exit_code

@@ -7,6 +7,7 @@
     │   └── TooManyMalformed  more malformed records or damaged files than --max_malformed allows
     ├── OutputError         output cannot be written: disk full, no permission, folder in use
     ├── StorageError        an object store fails for longer than requests are repeated
+    ├── FinishedElsewhere   no error: the process that this one helped has finished the work
     └── ConservationError   documents were lost: incoming and outgoing counts differ
 
 A message says what was given, what was wanted and what to try. Command lines print it without a
@@ -61,6 +62,12 @@ class OutputError(GristmillError, OSError):
 
 class StorageError(GristmillError):
     """An object store does not answer, or fails, for longer than requests are repeated; worth another try."""
+
+
+class FinishedElsewhere(GristmillError):
+    """The process that this one helped has finished the work: there is nothing left to do here, and no result."""
+
+    exit_code = 0
 
 
 class ConservationError(GristmillError):

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import msgspec
 from gristmill.command import run_with_exit_code, wide_console
 from gristmill.config import load_config
 from gristmill.counts import READ, Counts
+from gristmill.engine.executors.choice import open_workplace
 from gristmill.engine.executors.local import start_fork_server
-from gristmill.engine.lock import stage_lock
 from gristmill.errors import InputError, OutputError
 from gristmill.io.files import STATE_DIR
 from gristmill.io.token_shards import Manifest
@@ -24,7 +24,7 @@ from gristmill_cli.run_records import choose_stages, load_json, load_record, pla
 from gristmill_cli.run_stages import PipelineStage, plan_stages
 
 CONFIG_FILE = "run.json"  # the run's configuration
-_NOT_RECORDED = ("from_", "until", "dry_run")
+_NOT_RECORDED = ("from_", "until", "dry_run", "shard", "of_run", "scratch", "scratch_size")
 
 
 def run(config: RunConfig) -> Funnel | None:
@@ -37,8 +37,9 @@ def run(config: RunConfig) -> Funnel | None:
     """
     check_config(config)
     choose_stages(config, plan_stages(config))  # refuses a --from that cannot be, before the lock writes a file
-    with stage_lock(config.out / STATE_DIR / "run.lock"):
-        return _run_stages(config)
+    start_fork_server([__name__, "preprocessing.tokenizer.encoder"])  # workers of all stages have their modules
+    with open_workplace(config.run_options, config.out / STATE_DIR / "run.lock") as place:
+        return _run_stages(replace(config, of_run=place))
 
 
 def _run_stages(config: RunConfig) -> Funnel | None:
@@ -49,7 +50,6 @@ def _run_stages(config: RunConfig) -> Funnel | None:
     for stage in stages[first:]:  # a later stage is done only after this run of those before it
         remove_record(out, stage)
     remove_files([out / FUNNEL_FILE])
-    start_fork_server([__name__, "preprocessing.tokenizer.encoder"])  # workers of all stages have their modules
     for stage in stages[first:end]:
         counts[stage.name] = found = stage.call()
         if stage.reads:
@@ -128,7 +128,8 @@ def _record_config(config: RunConfig) -> None:
             raise OutputError(
                 f"{config.out} holds a run {has} an --apply.function: give another --out, or remove the folder"
             )
-    options = {name: value for name, value in asdict(config).items() if name not in _NOT_RECORDED}
+    options = msgspec.to_builtins(replace(config, of_run=None), enc_hook=str)
+    options = {name: value for name, value in options.items() if name not in _NOT_RECORDED}
     record = {**options, "corpus": corpus}
     write_file(path, msgspec.json.format(msgspec.json.encode(record, enc_hook=str), indent=2) + b"\n")
 

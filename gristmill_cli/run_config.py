@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -130,6 +130,14 @@ class RunConfig:
     """Memory budget of all workers together, such as 4GiB; by default half of the free memory."""
     max_malformed: float = 0.001
     """Fail if more than this fraction of the records is malformed."""
+    scratch: Path | None = None
+    """Folder for copies of what lies in a bucket, while tasks work on them; by default that of temporary files."""
+    scratch_size: str = ""
+    """Most bytes that these copies may take, such as 200GiB; by default all that is free."""
+    shard: str = ""
+    """Run as process i of n, such as 3/8, on one or several machines that see the same folders."""
+    of_run: tyro.conf.Suppress[Any] = None
+    """The executor and scratch folder that the stages share; set by the run itself."""
     explain: bool = False
     """Print why each task runs again: which input, option or version differs from the last run."""
     normalize: Normalize = field(default_factory=Normalize)
@@ -168,4 +176,7 @@ class RunConfig:
     @property
     def run_options(self) -> RunOptions:
         """Resources and limits of every stage."""
-        return RunOptions(self.workers, self.memory, self.max_malformed, explain=self.explain)
+        return RunOptions(
+            self.workers, self.memory, self.max_malformed, explain=self.explain, scratch=self.scratch,
+            scratch_size=self.scratch_size, shard=self.shard, of_run=self.of_run,
+        )  # fmt: skip

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,29 +21,35 @@ _POLLS = 30  # of a lease in its time
 
 @contextmanager
 def stage_lock(
-    path: Path, quiet: bool = False, shared: bool = False, whole: bool = False
+    path: Path,
+    quiet: bool = False,
+    shared: bool = False,
+    whole: bool = False,
+    while_waiting: Callable[[], None] | None = None,
 ) -> Iterator[Callable[[], None]]:
     """Context: hold the lock file `path`, alone or `shared`; wait for other processes that exclude it.
 
     The lock of the `whole` of a stage is shared by runs of parts of its work. In a bucket it is a lease (lease.py) and
     never shared: runs of parts wait for one another. Yields a function that raises OutputError if the lease is lost.
+
+    `while_waiting` is called again and again until the lock is free; it should return soon.
     """
     if is_remote(path):
-        with _object_lock(path, quiet) as lease:
+        with _object_lock(path, quiet, while_waiting) as lease:
             yield lease.check
         return
-    with _file_lock(path, quiet, shared, whole):
+    with _file_lock(path, quiet, shared, whole, while_waiting):
         yield lambda: None
 
 
 @contextmanager
-def _object_lock(path: Path, quiet: bool) -> Iterator[Lease]:
+def _object_lock(path: Path, quiet: bool, while_waiting: Callable[[], None] | None) -> Iterator[Lease]:
     lease, told = Lease(path), ""
     while not lease.acquire():
         if lease.holder != told and not quiet:
             told = lease.holder
             _say_waiting(told)
-        time.sleep(lease.seconds / _POLLS)
+        (while_waiting or partial(time.sleep, lease.seconds / _POLLS))()
     try:
         yield lease
     finally:
@@ -50,7 +57,9 @@ def _object_lock(path: Path, quiet: bool) -> Iterator[Lease]:
 
 
 @contextmanager
-def _file_lock(path: Path, quiet: bool, shared: bool, whole: bool) -> Iterator[None]:
+def _file_lock(
+    path: Path, quiet: bool, shared: bool, whole: bool, while_waiting: Callable[[], None] | None
+) -> Iterator[None]:
     """Context: a lock on a local file.
 
     The operating system releases the lock of a process that ends, in whatever way. The worker processes of a killed
@@ -61,7 +70,7 @@ def _file_lock(path: Path, quiet: bool, shared: bool, whole: bool) -> Iterator[N
         # Unbuffered: on a full disk, closing the file would write the buffer again.
         file = path.open("r+b" if path.exists() else "w+b", buffering=0)
     with file:
-        _lock(file, quiet, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        _lock(file, quiet, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, while_waiting)
         if shared:
             yield
             return
@@ -93,7 +102,7 @@ def _wait_for(workers: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def _lock(file: BinaryIO, quiet: bool, kind: int) -> None:
+def _lock(file: BinaryIO, quiet: bool, kind: int, while_waiting: Callable[[], None] | None) -> None:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -103,8 +112,18 @@ def _lock(file: BinaryIO, quiet: bool, kind: int) -> None:
             time.sleep(0 if holder else 0.01)
         if not quiet:
             _say_waiting(holder)
+        while while_waiting and not _try_lock(file, kind):
+            while_waiting()
         fcntl.flock(file, kind)
         file.seek(0)
+
+
+def _try_lock(file: BinaryIO, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _say_waiting(holder: str) -> None:

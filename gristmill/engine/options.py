@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -11,6 +12,26 @@ from gristmill.limits import free_memory, usable_cores
 
 _PROCESSES_A_CORE = 2
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Process `index` of about `count`: which tasks it takes first."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """Parse i/n, counted from 0 or from 1. Raises UsageError.
+
+        >>> Shard.parse("3/8"), Shard.parse("8/8")
+        (Shard(index=3, count=8), Shard(index=0, count=8))
+        """
+        index, _, count = text.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and 0 <= int(index) <= int(count) and int(count)):
+            raise UsageError(f"--shard {text}: wanted i/n, such as 3/8: process 3 of 8, counted from 0 or from 1")
+        return cls(int(index) % int(count), int(count))
 
 
 @tyro.conf.configure(tyro.conf.arg(name=""))  # on a command line --workers, not --options.workers
@@ -37,9 +58,17 @@ class RunOptions:
     scratch_size: str = ""
     """Most bytes that these copies may take, such as 200GiB; by default all that is free."""
 
+    shard: str = ""
+    """Run as process i of n, such as 3/8, on one or several machines that see the same folders: one is in charge, the
+    others help it. Give each the same command and another i."""
+    of_run: tyro.conf.Suppress[Any] = None
+    """The executor and scratch folder of the run that the stage is part of; none: the stage has its own."""
+
     def check(self) -> None:
         """Raise UsageError if an option is out of range."""
         assert self.processes > 0 and self.memory_bytes > 0 and self.scratch_bytes != 0
+        if self.shard:
+            Shard.parse(self.shard)
         if not (isfinite(self.max_malformed) and 0 <= self.max_malformed <= 1):
             raise UsageError(f"--max_malformed {self.max_malformed}: wanted a fraction from 0 to 1, such as 0.001")
 

@@ -9,7 +9,7 @@ outputs are as recorded. Files in `run.work` are temporary: removed at the end, 
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,18 +19,17 @@ from gristmill.budget import Budget
 from gristmill.counts import Counts
 from gristmill.engine.claims import Claims, Marks
 from gristmill.engine.done import DoneTasks
-from gristmill.engine.executors.local import Call, LocalExecutor
+from gristmill.engine.executors.choice import Workplace, open_workplace
+from gristmill.engine.executors.local import Call
 from gristmill.engine.lock import stage_lock
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord, Ledger, StepResult, TaskId
 from gristmill.engine.report import explain, print_summary, progress_bar
-from gristmill.engine.staging import Scratch, open_scratch
 from gristmill.engine.tags import FileTags
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path, remove_partial_files
 from gristmill.storage.files import hash_file, remove_files, remove_folder
-from gristmill.urls import is_remote
 
 GOAL: TaskId = ("", "goal")  # the record of a whole stage
 
@@ -43,11 +42,9 @@ class StageRun:
     ledger: Ledger
     name: str  # of the stage, its output and its selection: for locks, marks and temporary files
     options: RunOptions
-    executor: LocalExecutor
+    place: Workplace
     claims: Claims
     marks: Marks
-    scratch: Scratch
-    check_lock: Callable[[], None]
     started: float = field(default_factory=time.perf_counter)
     ran: int = 0  # tasks
     _producers: dict[Path, tuple[str, Task]] = field(default_factory=dict)  # of temporary files
@@ -101,7 +98,7 @@ class StageRun:
             if outputs := [path for task in todo for path in task.outputs if not self._done.is_temporary(path)]:
                 self._claimed.append(self.claims.claim_outputs(self.ledger, name, outputs, self._done.known))
                 self._begin()
-            self.check_lock()
+            self.place.check_lock()
             self._restore_inputs(todo)
             self._execute(name, todo)
         return StepResult([self._done.records[name, task.name] for task in tasks])
@@ -122,7 +119,7 @@ class StageRun:
 
         Raises TooManyMalformed, which leaves the output marked as unfinished.
         """
-        self.check_lock()
+        self.place.check_lock()
         stale = self.claims.stale(self._done.before, self._done.records)
         for path in self.claims.stale_files(self.ledger, stale, self._done.before, self._done.records):
             self._begin()
@@ -168,17 +165,18 @@ class StageRun:
 
     def _execute(self, step: str, tasks: Sequence[Task]) -> None:
         identities = [self._done.identity(task) for task in tasks]  # before inputs are read
-        remove_partial_files(path for task in tasks for path in task.outputs)
+        if not self.place.scratch.is_private:
+            remove_partial_files(path for task in tasks for path in task.outputs)
         budget = Budget.of(self.options.memory_bytes, min(self.options.processes, len(tasks)))
         calls = [
             Call(run_task, {
                 "step": step, "task": task, "identity": identity, "ledger": self.ledger, "budget": budget,
-                "inputs": self._done.states(task), "scratch": self.scratch,
+                "inputs": self._done.states(task), "scratch": self.place.scratch,
             })
             for task, identity in zip(tasks, identities, strict=True)
         ]  # fmt: skip
         with progress_bar(f"{self.stage.name}: {step}", tasks, self.options.quiet) as advance:
-            for position, record in self.executor.run(calls):
+            for position, record in self.place.executor.run(calls):
                 self._done.keep(tasks[position], record)
                 self.ran += 1
                 advance(tasks[position].size)
@@ -204,7 +202,7 @@ class StageRun:
         reject_unfinished_files(paths, self.name)
         paths += [path for task in tasks for path in task.outputs]
         touched = self._done.tags.touched(path for path in paths if not self._done.is_temporary(path))
-        for position, sha256 in self.executor.run([Call(hash_file, {"path": path}) for path in touched]):
+        for position, sha256 in self.place.executor.run([Call(hash_file, {"path": path}) for path in touched]):
             self._done.tags.set_hash(touched[position], sha256)
 
 
@@ -243,9 +241,7 @@ def open_stage(
     with ExitStack() as stack:
         if lock != whole:
             stack.enter_context(stage_lock(whole, options.quiet, shared=True))
-        check_lock = stack.enter_context(stage_lock(lock, options.quiet, whole=lock == whole))
-        scratch = stack.enter_context(open_scratch(options.scratch, options.scratch_bytes))
-        executor = stack.enter_context(LocalExecutor(options.processes, None if is_remote(lock) else lock))
+        place = stack.enter_context(open_workplace(options, lock, whole=lock == whole))
         claims = Claims(selection, plans, tuple(reads), tuple(files))
         marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files)))
-        yield StageRun(stage, Ledger(state, name), run_name, options, executor, claims, marks, scratch, check_lock)
+        yield StageRun(stage, Ledger(state, name), run_name, options, place, claims, marks)

@@ -125,6 +125,21 @@ def write_file(path: Path, data: bytes) -> None:
         atomic_write_bytes(path, data)
 
 
+def create_file(path: Path, data: bytes) -> bool:
+    """Write a small file if there is none of this name, else return False: only one of several processes succeeds.
+
+    Raises FileNotFoundError if a local folder is not there.
+    """
+    if is_remote(path):
+        return objects.swap_object(path, data, None) is not None
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+    except FileExistsError:
+        return False
+    return True
+
+
 def remove_files(paths: Iterable[Path]) -> None:
     """Remove files; those that are not there are no error."""
     paths = list(paths)

@@ -15,15 +15,19 @@ from pathlib import Path
 from gristmill.errors import GristmillError, OutputError
 from gristmill.storage.objects import FileInfo, delete_objects, read_object, swap_object
 
-SECONDS = 30.0  # without a renewal, after which a lease has run out
 _RENEWALS = 4  # in this time
+
+
+def lease_seconds() -> float:
+    """Seconds without a sign of life after which a process counts as dead; GRISTMILL_LEASE_SECONDS, or 30."""
+    return float(os.environ.get("GRISTMILL_LEASE_SECONDS", "30"))
 
 
 class Lease:
     """A lease on the object `path`; see `acquire` and `release`."""
 
-    def __init__(self, path: Path, seconds: float = SECONDS) -> None:
-        self.path, self.seconds = path, seconds
+    def __init__(self, path: Path) -> None:
+        self.path, self.seconds = path, lease_seconds()
         self.holder = ""  # who has it, if it is not this process
         self._name = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
         self._info: FileInfo | None = None  # of the object as this process wrote it

@@ -1,0 +1,52 @@
+"""Which executor runs the tasks of a stage or of a whole run, and the lock under which it does."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from gristmill.engine.executors.local import Executor, LocalExecutor
+from gristmill.engine.executors.shards import shard_executor
+from gristmill.engine.lock import stage_lock
+from gristmill.engine.options import RunOptions, Shard
+from gristmill.engine.staging import Scratch, open_scratch
+from gristmill.urls import is_remote
+
+
+class Workplace(NamedTuple):
+    """What runs tasks, where they work on copies, and a function that raises OutputError if the lock was lost."""
+
+    executor: Executor
+    scratch: Scratch
+    check_lock: Callable[[], None]
+
+
+@contextmanager
+def open_workplace(options: RunOptions, lock: Path, whole: bool = False) -> Iterator[Workplace]:
+    """Context: hold the lock of a stage or a run, and have what its options ask for.
+
+    With --shard this process helps others while it waits; raises FinishedElsewhere if they have finished the work.
+    """
+    with ExitStack() as stack:
+        if options.of_run:
+            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole))
+            yield options.of_run._replace(check_lock=check)
+            return
+        is_private = bool(options.shard)
+        beside = None if is_remote(lock) or not is_private else lock.with_suffix(".scratch")  # to rename, not to copy
+        folder = options.scratch or beside
+        scratch = stack.enter_context(open_scratch(folder, options.scratch_bytes, is_private))
+        worker_lock = None if is_private or is_remote(lock) else lock  # orphans do no harm if outputs are staged
+        local = stack.enter_context(LocalExecutor(options.processes, worker_lock))
+        if not options.shard:
+            yield Workplace(local, scratch, stack.enter_context(stage_lock(lock, options.quiet, whole=whole)))
+            return
+        board = lock.with_suffix(".board")
+        team = stack.enter_context(shard_executor(local, board, Shard.parse(options.shard), scratch))
+        check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, while_waiting=team.help))
+        team.reject_finished()
+        if beside:
+            stack.callback(shutil.rmtree, beside, ignore_errors=True)  # with what killed processes left
+        stack.enter_context(team.in_charge())
+        yield Workplace(team, scratch, check)
