@@ -3,7 +3,6 @@
 Documents → text digests, partitioned by range → sorted, equal digests are copies → lines of keys and a table.
 """
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import repeat
@@ -43,6 +42,7 @@ from gristmill.io.external_sort import MAX_SCATTERED, read_records
 from gristmill.io.files import STATE_DIR, atomic_write, mark_files_finished
 from gristmill.io.parquet_tables import open_table_writer
 from gristmill.storage.files import is_file, remove_files
+from gristmill.storage.names import name_of
 
 STAGE = Stage("generate_exact_pairs", version=1, libraries=("unicode", "pyarrow"))
 UNIQUE = "unique"
@@ -116,7 +116,7 @@ def remove_exact_pairs(out_file: Path) -> None:
     ledger = Ledger(out_file.parent / STATE_DIR, f"{STAGE.name}-{out_file.name}")
     known, found = ledger.outputs(), [path for path in (out_file, out_file.with_suffix(".parquet")) if is_file(path)]
     for path in found:
-        if os.path.abspath(path) not in known:
+        if name_of(path) not in known:
             raise OutputError(
                 f"{path} exists, and {STAGE.name} did not write it: it is in the place of a file that is made with "
                 "exact pairs and removed without. Move it, or give another output folder"

@@ -1,6 +1,5 @@
 """Pair files, ours and SlimPajama's: lines `<key> :: <key>`, parsed into edges between document ids."""
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from gristmill.errors import InputError
 from gristmill.io.external_sort import read_records, write_records
 from gristmill.io.files import STATE_DIR, reject_unfinished_files, unfinished_files
 from gristmill.storage.files import file_info, list_names
+from gristmill.storage.names import name_of
 
 _PAIR_FILES = "duplicate_pairs*.txt"
 _PAIR = r"^(?P<a>.+)@(?P<i>[0-9]+) :: (?P<b>.+)@(?P<j>[0-9]+)$"
@@ -58,7 +58,7 @@ def note_foreign_files(files: FileSet) -> None:
     """Print which pair files no stage here wrote: they may be the user's own, or left by an earlier run."""
     folders = {path.parent for path in files.paths}
     known = {name for folder in folders for ledger in Ledger.all_in(folder / STATE_DIR) for name in ledger.outputs()}
-    foreign = [path.name for path in files.paths if os.path.abspath(path) not in known]
+    foreign = [path.name for path in files.paths if name_of(path) not in known]
     if foreign:
         print(f"note: reads {len(foreign)} pair files that no stage here wrote: {', '.join(foreign)}", file=sys.stderr)
 

@@ -1,6 +1,5 @@
 """Claims: which files of a folder belong to a run of a stage, to other runs, or to nobody; nothing is lost silently."""
 
-import os
 import time
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from gristmill.io.files import (
     walk,
 )
 from gristmill.storage.files import exists, is_file, resolved
+from gristmill.storage.names import absolute, name_of
 
 Records = dict[TaskId, DoneRecord]
 _READS = "reads "  # before the part of the work, in the names of the records of input folders
@@ -43,9 +43,9 @@ class Claims:
     def check_outputs(self, tasks: Iterable[Task], written: set[Path]) -> None:
         """Raise UsageError if a task would overwrite an input of the stage; `written` are outputs of earlier steps."""
         tasks = list(tasks)
-        self._inputs.update({path.absolute() for path in paths_read_by(tasks)} - written)
+        self._inputs.update({absolute(path) for path in paths_read_by(tasks)} - written)
         for path in (path for task in tasks for path in task.outputs):
-            if path.absolute() in self._inputs:
+            if absolute(path) in self._inputs:
                 raise UsageError(f"{path} is an input, and would be overwritten: give another output folder")
 
     def claim_outputs(self, ledger: Ledger, step: str, outputs: Sequence[Path], known: Container[Path]) -> TaskId:
@@ -53,7 +53,7 @@ class Claims:
 
         Raises OutputError if one exists and is not `known` (absolute paths), as somebody's file would be lost.
         """
-        files = [Path(os.path.abspath(file)) for path in outputs for file in (path, rejects_path(path))]
+        files = [absolute(file) for path in outputs for file in (path, rejects_path(path))]
         unknown = {file for file in files if file not in known and is_file(file)}
         if unknown and not ledger.is_damaged:
             unknown -= set(map(Path, ledger.outputs()))  # another process may have written them since `known` was read
@@ -206,8 +206,8 @@ def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[
 
     The next stage reads the whole folder, so files of another run would become part of its corpus.
     """
-    known = {os.path.abspath(path) for path in planned}
-    unknown = {os.path.abspath(path) for path in walk(folder) if path.name.lower().endswith(suffixes)} - known
+    known = {name_of(path) for path in planned}
+    unknown = {name_of(path) for path in walk(folder) if path.name.lower().endswith(suffixes)} - known
     for wait in (0.0, 1.0):  # a concurrent process writes its file first and its record just after
         if unknown:
             time.sleep(wait)

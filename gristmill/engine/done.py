@@ -10,6 +10,7 @@ from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, TaskId
 from gristmill.engine.tags import FileTags, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
 from gristmill.storage.files import FileInfo, file_info
+from gristmill.storage.names import absolute, name_of
 from gristmill.urls import is_remote
 
 
@@ -32,7 +33,7 @@ class DoneTasks:
         self.written: dict[Path, OutputRecord] = {}
         self.known = set(map(Path, self.tags.own))
         self.is_changed = False
-        self._work_prefix = os.path.abspath(work) + os.sep
+        self._work_prefix = name_of(work) + os.sep
         self._set_tags: dict[FileSet, str] = {}
 
     def identity(self, task: Task) -> dict[str, str]:
@@ -53,23 +54,23 @@ class DoneTasks:
         if not is_new:
             self._refresh(task, record)
         self.records[record.id] = record
-        self.known |= {path.absolute() for path in task.outputs}
-        self.written |= {path.absolute(): out for path, out in zip(task.outputs, record.outputs, strict=False)}
+        self.known |= {absolute(path) for path in task.outputs}
+        self.written |= {absolute(path): out for path, out in zip(task.outputs, record.outputs, strict=False)}
         self.is_changed |= is_new
 
     def states(self, task: Task) -> dict[Path, FileInfo]:
         """What the inputs of a task are now: of all objects, and of local files that are no outputs of this run."""
-        written = {path: self.written.get(path.absolute()) for path in paths_read_by([task]) if is_remote(path)}
+        written = {path: self.written.get(absolute(path)) for path in paths_read_by([task]) if is_remote(path)}
         objects = {path: FileInfo(out.size, out.mtime_ns, out.e_tag) for path, out in written.items() if out}
         return self.tags.states(path for path in (*task.inputs, *written) if path not in self.written) | objects
 
     def is_temporary(self, path: Path) -> bool:
         """Whether a file is removed at the end of the stage."""
-        return os.path.abspath(path).startswith(self._work_prefix)
+        return name_of(path).startswith(self._work_prefix)
 
     def is_present(self, path: Path) -> bool:
         """Whether a temporary file is there, as recorded, and not one that a killed run left with other arguments."""
-        output, found = self.written.get(path.absolute()), file_info(path)
+        output, found = self.written.get(absolute(path)), file_info(path)
         return found is not None and (output is None or matches(found, output))
 
     def _is_intact(self, path: Path, output: OutputRecord) -> bool:
@@ -78,7 +79,7 @@ class DoneTasks:
 
     def _refresh(self, task: Task, record: DoneRecord) -> None:
         for i, path in enumerate(task.outputs):
-            found, output = self.tags.stat(path.absolute()), record.outputs[i]
+            found, output = self.tags.stat(absolute(path)), record.outputs[i]
             if found and not matches(found, output) and not self.is_temporary(path):
                 record.outputs[i] = msgspec.structs.replace(output, mtime_ns=found.mtime_ns, e_tag=found.e_tag)
                 self.is_changed = True
@@ -89,5 +90,5 @@ class DoneTasks:
                 tags = "\n".join(f"{path.name} {self._tag(path)}" for path in found.paths)
                 self._set_tags[found] = hashlib.sha256(tags.encode()).hexdigest()
             return self._set_tags[found]
-        written = self.written.get(found.absolute())
+        written = self.written.get(absolute(found))
         return written.sha256 if written else self.tags.of(found)

@@ -20,6 +20,7 @@ import msgspec
 from gristmill.counts import Counts
 from gristmill.errors import wrap_write_errors
 from gristmill.storage.files import list_names, locked_file, read_files, remove_files, write_file
+from gristmill.storage.names import name_of
 from gristmill.urls import is_remote
 
 LEDGER = ".ledger"
@@ -114,7 +115,7 @@ class Ledger:
 
     def outputs(self) -> dict[str, OutputRecord]:
         """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
-        root, found = os.path.abspath(self.root), dict[str, OutputRecord]()
+        root, found = name_of(self.root), dict[str, OutputRecord]()
         for record in self._read(_OutputsOfRecord):
             for output in record.outputs:
                 name = os.path.normpath(os.path.join(root, output.path))
@@ -124,11 +125,11 @@ class Ledger:
 
     def path(self, output: OutputRecord) -> Path:
         """The absolute path of an output."""
-        return Path(os.path.normpath(self.root.absolute() / output.path))
+        return Path(os.path.normpath(os.path.join(name_of(self.root), output.path)))
 
     def relative(self, path: Path) -> str:
         """The name of an output in a record."""
-        return os.path.relpath(path.absolute(), self.root.absolute())
+        return os.path.relpath(name_of(path), name_of(self.root))
 
     def write(self, record: DoneRecord) -> None:
         """Write the record of a task that has just finished. Raises OutputError if it cannot be written."""

@@ -30,6 +30,7 @@ from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path, remove_partial_files
 from gristmill.storage.files import hash_file, remove_files, remove_folder
+from gristmill.storage.names import absolute, forget_links
 
 GOAL: TaskId = ("", "goal")  # the record of a whole stage
 
@@ -91,7 +92,7 @@ class StageRun:
                 if self.options.explain:
                     explain(self.stage.name, task, identity, self._done.before.get((name, task.name)))
             for path in filter(self._done.is_temporary, task.outputs):
-                self._producers |= {path.absolute(): (name, task), rejects_path(path.absolute()): (name, task)}
+                self._producers |= {absolute(path): (name, task), rejects_path(absolute(path)): (name, task)}
         if todo:
             self._check_reads()
             self.marks.set()
@@ -131,7 +132,7 @@ class StageRun:
             self.marks.set("found more malformed or damaged input than --max_malformed allows")
             raise
         if self._goal and self._done.records.get(GOAL) is None:
-            outputs = [self._done.written[path.absolute()] for path in self._goal.outputs]
+            outputs = [self._done.written[absolute(path)] for path in self._goal.outputs]
             identity, self._done.is_changed = self._done.identity(self._goal), True
             self._done.records[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
         reads = self.claims.record_reads(self.ledger, self._done.before | self._done.records)
@@ -180,7 +181,7 @@ class StageRun:
                 self._done.keep(tasks[position], record)
                 self.ran += 1
                 advance(tasks[position].size)
-        self._done.tags.forget({path.absolute().parent for task in tasks for path in task.outputs})
+        self._done.tags.forget({absolute(path).parent for task in tasks for path in task.outputs})
 
     def _restore_inputs(self, todo: list[Task]) -> None:
         """Run again the tasks whose temporary outputs are needed and were removed at the end of an earlier run."""
@@ -188,7 +189,7 @@ class StageRun:
         while todo:
             paths, todo = paths_read_by(todo), []
             for path in paths:
-                step, task = self._producers.get(path.absolute(), ("", None))
+                step, task = self._producers.get(absolute(path), ("", None))
                 if task and task.name not in needed.get(step, {}) and not self._done.is_present(path):
                     needed.setdefault(step, {})[task.name] = task
                     todo.append(task)
@@ -235,6 +236,8 @@ def open_stage(
         is_alone: Whether calls that do other parts of the work wait, too.
     """
     options.check()
+    forget_links()
+    root = absolute(root) if ".." in root.parts else root
     state, name = root / STATE_DIR, f"{stage.name}-{label}" if label else stage.name
     run_name = f"{name}-{selection.strip('/').replace('/', '-')}" if selection else name
     whole, lock = state / f"{name}.lock", state / f"{name if is_alone else run_name}.lock"

@@ -1,7 +1,6 @@
 """Steps that cut a corpus into slices and read them; small slices are grouped, and damaged files are left out."""
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from gristmill.io import readers
 from gristmill.io.documents import CorpusFile
 from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import Slice, find_cuts, is_cut, read_corpus, slices_at
+from gristmill.storage.names import name_of
 from gristmill.urls import is_top
 
 SMALL_BYTES = 256 << 10  # smaller slices are grouped
@@ -182,7 +182,7 @@ def _writer_of(path: Path) -> str:
 
     A folder whose state folder holds no ledger is the second output of a stage: the ledger is in the first.
     """
-    name, is_second = os.path.abspath(path), None
+    name, is_second = name_of(path), None
     for folder in Path(name).parents:
         state = folder / STATE_DIR
         ledgers = Ledger.all_in(state)

@@ -26,6 +26,7 @@ from gristmill.errors import GristmillError, InputError, OutputError, wrap_read_
 from gristmill.io.files import rejects_path
 from gristmill.storage.files import FileInfo, file_info
 from gristmill.storage.local import atomic_write, flush_all, locked, sha256_file
+from gristmill.storage.names import absolute
 from gristmill.storage.objects import download, upload
 from gristmill.urls import SCHEMES, is_remote, object_name
 
@@ -204,4 +205,4 @@ def _inside(folder: Path, path: Path) -> Path:
     if is_remote(path):
         name = object_name(path)
         return folder / name.scheme / name.bucket / name.key
-    return folder / path.absolute().relative_to("/")
+    return folder / absolute(path).relative_to("/")

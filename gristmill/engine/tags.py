@@ -9,6 +9,7 @@ from gristmill.engine.records import Ledger, OutputRecord
 from gristmill.engine.task import FileSet
 from gristmill.io.files import STATE_DIR
 from gristmill.storage.files import FileInfo, list_folder
+from gristmill.storage.names import name_of
 from gristmill.urls import is_top
 
 
@@ -26,7 +27,7 @@ class FileTags:
 
     def stat(self, path: Path | str) -> FileInfo | None:
         """The file's size and version, from one listing of its folder; None if there is no such file."""
-        folder, name = os.path.split(os.path.abspath(path))
+        folder, name = os.path.split(name_of(path))
         if folder not in self._stats:
             self._stats[folder] = list_folder(Path(folder))
         return self._stats[folder].get(name)
@@ -38,11 +39,11 @@ class FileTags:
     def forget(self, folders: Iterable[Path]) -> None:
         """Drop the listings of folders that have been written to."""
         for folder in folders:
-            self._stats.pop(os.path.abspath(folder), None)
+            self._stats.pop(name_of(folder), None)
 
     def of(self, path: Path) -> str:
         """The tag of a file; 'missing' if there is none."""
-        name = os.path.abspath(path)
+        name = name_of(path)
         found = self.stat(name)
         if found is None:
             return "missing"
@@ -55,7 +56,7 @@ class FileTags:
 
     def touched(self, paths: Iterable[Path]) -> list[Path]:
         """Those of `paths` that have the recorded size and another modification time: only their hash tells more."""
-        names = dict.fromkeys(os.path.abspath(path) for path in paths)
+        names = dict.fromkeys(name_of(path) for path in paths)
         return [Path(name) for name in names if self._is_touched(name)]
 
     def set_hash(self, path: Path, sha256: str) -> None:

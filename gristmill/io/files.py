@@ -24,6 +24,7 @@ from gristmill.storage.local import partial_path as partial_path
 from gristmill.storage.local import remove_partial_files as remove_partial_files
 from gristmill.storage.local import sha256_file as sha256_file
 from gristmill.storage.local import unique_partial_path as unique_partial_path
+from gristmill.storage.names import absolute
 from gristmill.storage.objects import list_objects
 from gristmill.storage.walking import is_link_to_parent
 from gristmill.storage.walking import walk as walk
@@ -76,7 +77,7 @@ def reject_unfinished(folder: Path) -> None:
         for below in sorted({name.rpartition(state)[0] for name, _ in list_objects(folder) if state in name}):
             _reject_marks(folder, folder / below)
         return
-    for root in dict.fromkeys((*_without_dots(folder).parents, *folder.resolve().parents)):
+    for root in dict.fromkeys((*absolute(folder).parents, *folder.resolve().parents)):
         _reject_marks(folder, root)
     for directory, folders, _ in os.walk(folder, followlinks=True):
         if STATE_DIR in folders:
@@ -85,14 +86,6 @@ def reject_unfinished(folder: Path) -> None:
         for link in (Path(directory, name) for name in folders):
             for root in link.resolve().parents if link.is_symlink() else ():
                 _reject_marks(link, root)
-
-
-def _without_dots(folder: Path) -> Path:
-    """The absolute path with `..` resolved: after a link, the parent of what it leads to."""
-    path = Path(folder.absolute().anchor)
-    for name in folder.absolute().parts[1:]:
-        path = path.resolve().parent if name == ".." else path / name
-    return path
 
 
 def mark_files_unfinished(files: Sequence[Path], stage: str, reason: str = INTERRUPTED) -> None:

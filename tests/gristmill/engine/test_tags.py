@@ -10,6 +10,7 @@ from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import InputError
 from gristmill.io.files import atomic_write_bytes
+from tests.gristmill.engine.upper_stage import upper_stage
 
 QUIET = RunOptions(workers=1, quiet=True)
 
@@ -66,3 +67,23 @@ def test_a_state_that_cannot_be_read_is_one_sentence(tmp_path: Path, name: str) 
     (tmp_path / name).symlink_to(tmp_path / name)
     with pytest.raises(InputError, match=rf"cannot read {tmp_path}/{name}: "):
         run_copy(tmp_path, "out/a")
+
+
+def test_a_folder_given_through_a_link_and_two_dots_is_the_one_that_is_written(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "far/below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("far/below")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/c").write_text("the user's own\n")
+    source.rename(tmp_path / "far/in")
+    monkeypatch.chdir(tmp_path)
+    given = Path("link/../in"), Path("link/../out")
+    assert upper_stage(*given).ran == 7
+    (tmp_path / "far/in/b").write_text("longer than before\n")
+    (tmp_path / "far/in/c").unlink()
+    assert upper_stage(*given).ran > 0
+    assert (tmp_path / "far/out/whole").read_text() == "TEXT A\nLONGER THAN BEFORE\n"
+    assert sorted(path.name for path in (tmp_path / "far/out").iterdir()) == [".gristmill", "a", "b", "whole"]
+    assert (tmp_path / "out/c").read_text() == "the user's own\n"
+    assert upper_stage(tmp_path / "far/in", tmp_path / "far/out").ran == 0
