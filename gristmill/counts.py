@@ -132,7 +132,14 @@ class Counts(msgspec.Struct):
     @property
     def malformed(self) -> int:
         """Total number of malformed records."""
-        return sum(tally.documents for _, reason, tally in self.rows() if reason.startswith(MALFORMED))
+        return self._sum_malformed().documents
+
+    def _sum_malformed(self) -> Tally:
+        found = Tally()
+        for _, reason, tally in self.rows():
+            if reason.startswith(MALFORMED):
+                found.add(tally.documents, tally.bytes)
+        return found
 
     @property
     def reasons(self) -> list[str]:
@@ -167,16 +174,17 @@ class Counts(msgspec.Struct):
         return found
 
     def check_malformed(self, stage: str, limit: float) -> None:
-        """Raise TooManyMalformed if more than `limit`, a fraction, of the records read is malformed.
+        """Raise TooManyMalformed if more than `limit`, a fraction, of the records read, or of their bytes, is malformed.
 
-        Or if more than that of the bytes on disk are in damaged files. A limit of 0 allows no damaged file, even an
-        empty one.
+        A malformed record may be a whole file. Or if more than that of the bytes on disk are in damaged files. A limit
+        of 0 allows no damaged file, even an empty one.
         """
-        read = self.total(READ).documents
-        if self.malformed > limit * read:
+        read, malformed = self.total(READ), self._sum_malformed()
+        if malformed.documents > limit * read.documents or malformed.bytes > limit * read.bytes:
             raise TooManyMalformed(
-                f"{stage}: {self.malformed:,} of {read:,} records are malformed ({self.malformed / read:.2%}), "
-                f"more than --max_malformed {limit:.2%} allows. The first: {'; '.join(self.examples)}. "
+                f"{stage}: {malformed.documents:,} of {read.documents:,} records are malformed "
+                f"({malformed.documents / read.documents:.2%}, and {malformed.bytes / max(read.bytes, 1):.2%} of the "
+                f"bytes), more than --max_malformed {limit:.2%} allows. The first: {'; '.join(self.examples)}. "
                 "They are in the *.malformed files next to the output. Mend the input, or raise --max_malformed."
             )
         size = sum(tally.bytes for _, reason, tally in self.rows() if reason.startswith(DAMAGED))

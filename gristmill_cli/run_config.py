@@ -129,7 +129,7 @@ class RunConfig:
     memory: str = "auto"
     """Memory budget of all workers together, such as 4GiB; by default half of the free memory."""
     max_malformed: float = 0.001
-    """Fail if more than this fraction of the records is malformed."""
+    """Fail if more than this fraction of the records, or of their bytes, is malformed."""
     scratch: Path | None = None
     """Folder for copies of what lies in a bucket, while tasks work on them; by default that of temporary files."""
     scratch_size: str = ""

@@ -24,6 +24,7 @@ from dedup.candidates.document_ids import is_of_index
 from gristmill.errors import UsageError
 from gristmill.io.documents import source_of
 from gristmill.io.formats.json_fields import decode_value
+from gristmill.io.formats.nesting import is_too_deep
 from gristmill.io.keys import PackedKeys
 
 INDEXED, ORDINARY, DROPPED = 0, 1, 2  # tiers
@@ -147,7 +148,7 @@ def _decoded(value: Any) -> Any:
     """Decode raw JSON (from a .jsonl) and strings that hold a JSON object (from some tables)."""
     if isinstance(value, msgspec.Raw):
         value = decode_value(value)
-    if isinstance(value, str) and value.startswith("{"):
+    if isinstance(value, str) and value.startswith("{") and not is_too_deep(value.encode(errors="replace")):
         try:
             return json.loads(value)
         except ValueError:

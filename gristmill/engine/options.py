@@ -46,8 +46,8 @@ class RunOptions:
     """Memory budget of all workers together, such as 512MiB or 4GiB; by default half of what is free, on the machine
     and within a container's limit."""
     max_malformed: float = 0.001
-    """Fail if more than this fraction of the records read is malformed, or of the bytes of a raw corpus is in damaged
-    files. Up to that, damaged files are left out as a whole; 0 allows none."""
+    """Fail if more than this fraction of the records read, or of their bytes, is malformed, or of the bytes of a raw
+    corpus is in damaged files. Up to that, damaged files are left out as a whole; 0 allows none."""
     quiet: bool = False
     """Print no progress and no summary line."""
     explain: bool = False

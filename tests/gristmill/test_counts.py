@@ -110,6 +110,14 @@ def test_the_limit_of_malformed_records_is_a_fraction() -> None:
     Counts({}, []).check_malformed("stage", 0.0)
 
 
+def test_the_limit_of_malformed_records_is_a_fraction_of_the_bytes_too() -> None:
+    whole_file = [("a", "read", 5000), ("a", "malformed: a JSON array", 5000)]
+    counts = counts_of([("a", "read", 5)] * 2000 + whole_file)
+    with pytest.raises(TooManyMalformed, match=r"1 of 2,001 .* 33\.33% of the bytes"):
+        counts.check_malformed("stage", 0.001)
+    counts.check_malformed("stage", 0.34)
+
+
 def test_a_source_named_like_markup_is_shown_as_it_is() -> None:
     console = Console(width=100, record=True, file=None, quiet=False)
     with console.capture() as shown:

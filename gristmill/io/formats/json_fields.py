@@ -14,10 +14,12 @@ import msgspec
 
 from gristmill.errors import InputError
 from gristmill.io.formats.malformed import Malformed
+from gristmill.io.formats.nesting import MAX_NESTING, is_too_deep
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING = msgspec.json.Decoder(str)
 _PIECE = 1 << 20  # bytes of a line that are checked together
+_SEVERAL = "several JSON values on a line", "wanted one object a line, and \\n after each"
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -29,9 +31,11 @@ def parse_fields(line: bytes) -> dict[str, Any]:
     """
     if not _is_utf8(line):
         raise Malformed("invalid UTF-8")
+    if is_too_deep(line):
+        raise Malformed("nested too deeply", f"more than {MAX_NESTING} levels")
     try:
         return _FIELDS.decode(line)
-    except (msgspec.DecodeError, RecursionError):  # msgspec is strict
+    except msgspec.DecodeError:  # msgspec is strict
         return _split_fields(line.decode())
 
 
@@ -86,15 +90,19 @@ def _split_fields(text: str) -> dict[str, Any]:
     try:
         if text[start : start + 1] != "{":
             _SPANS.decode(text)
-            raise Malformed("not an object")
+            raise _no_object(text[start : start + 1])
         fields, end = _fields_from(text, start + 1)
-        if _space(text, end) != len(text):
-            raise Malformed("broken JSON")
-        return fields
+        if (end := _space(text, end)) == len(text):
+            return fields
     except UnicodeEncodeError:
         raise Malformed("lone surrogate") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise Malformed("broken JSON") from None
+    raise Malformed(*_SEVERAL) if text.startswith("{", end) else Malformed("broken JSON")
+
+
+def _no_object(start: str) -> Malformed:
+    return Malformed("a JSON array", "wanted one object a line") if start == "[" else Malformed("not an object")
 
 
 def _fields_from(text: str, at: int) -> tuple[dict[str, Any], int]:

@@ -62,13 +62,13 @@ def test_what_python_refuses_is_malformed(text: str) -> None:
     try:
         wanted = json.loads(text)
     except ValueError:
-        with pytest.raises(Malformed, match="broken JSON"):
+        with pytest.raises(Malformed, match="broken JSON|several JSON values"):
             parse_fields(text.encode())
         return
     if isinstance(wanted, dict):
         assert parse_fields(text.encode()).keys() == wanted.keys()
     else:
-        with pytest.raises(Malformed, match="not an object"):
+        with pytest.raises(Malformed, match="not an object|a JSON array"):
             parse_fields(text.encode())
 
 
@@ -77,12 +77,32 @@ def test_what_python_refuses_is_malformed(text: str) -> None:
     [
         (b'{"a\xff":1}', "invalid UTF-8"),
         (b'{"\\ud800":1}', "lone surrogate"),
-        (b'{"x":NaN,"deep":' + b"[" * 100_000 + b"}", "broken JSON"),
+        (b'{"x":NaN,"deep":' + b"[" * 100_000 + b"}", "nested too deeply"),
+        (b'[{"text":"a"},{"text":"b"}]', "a JSON array"),
+        (b'{"text":"a"}{"text":"b"}', "several JSON values on a line"),
+        (b'{"text":"a"}\r{"text":"b"}\r', "several JSON values on a line"),
     ],
 )
 def test_the_reason_is_named(line: bytes, reason: str) -> None:
     with pytest.raises(Malformed, match=reason):
         parse_fields(line)
+
+
+def is_record(line: bytes, frames: int) -> bool:
+    """Whether a line is a record, where the call stack is this much deeper."""
+    if frames:
+        return is_record(line, frames - 1)
+    try:
+        return bool(parse_fields(line))
+    except Malformed:
+        return False
+
+
+@pytest.mark.parametrize("start", [b'{"text":"[[", "x":', b'{"n":NaN,"x":'])
+def test_how_deep_a_record_may_be_nested_does_not_depend_on_the_stack(start: bytes) -> None:
+    for levels in (511, 512, 900, 960, 980):
+        line = start + b"[" * levels + b"]" * levels + b"}"
+        assert {is_record(line, frames) for frames in (0, 100, 200)} == {levels < 512}
 
 
 @pytest.mark.parametrize(
