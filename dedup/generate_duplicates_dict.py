@@ -28,7 +28,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.parquet_tables import is_table
 
-STAGE = Stage("generate_duplicates_dict", version=2, libraries=("pyarrow", "unicode"))
+STAGE = Stage("generate_duplicates_dict", version=3, libraries=("pyarrow", "unicode"))
 
 
 def generate_duplicates_dict(

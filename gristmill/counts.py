@@ -174,10 +174,10 @@ class Counts(msgspec.Struct):
         return found
 
     def check_malformed(self, stage: str, limit: float) -> None:
-        """Raise TooManyMalformed if more than `limit`, a fraction, of the records read, or of their bytes, is malformed.
+        """Raise TooManyMalformed if more than `limit`, a fraction, of the records read is malformed, or of their bytes.
 
-        A malformed record may be a whole file. Or if more than that of the bytes on disk are in damaged files. A limit
-        of 0 allows no damaged file, even an empty one.
+        One malformed record may be a whole file. Or if more than that of the bytes on disk are in damaged files. A
+        limit of 0 allows no damaged file, even an empty one.
         """
         read, malformed = self.total(READ), self._sum_malformed()
         if malformed.documents > limit * read.documents or malformed.bytes > limit * read.bytes:

@@ -79,7 +79,6 @@ def pass1(
     files = list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
     source_weight = source_weights(weights, {file.source for file in files})
-    _note_provenance(duplicates, options)
     with open_stage(PASS_1, out_dir, options, reads=[input_dir], publishes=[out_dir]) as run:
         slices = cut_corpus(run, files)
         groups = group_slices(slices)
@@ -89,14 +88,17 @@ def pass1(
         folder = run.work / "mixed" if is_gathered else out_dir
         reject_unknown_files(out_dir, (), CORPUS_SUFFIXES, run.ledger)
         drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}
-        dropped = run.step("drops", [_drops_task(drops, duplicates, short_docs, options)])
+        absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
+        dropped = run.step("drops", [_drops_task(drops, duplicates, short_docs, absent, options)])
+        ((named, is_of_others),) = dropped.values(tuple[int, bool])
+        _note_provenance(duplicates, is_of_others, options)
         epochs = find_epochs(run, source_weight, groups, drops, seed, FAN_OUT)
         placed = {group: mix_outputs(group, folder, out_dir) for group in groups}
         mixed = run.step("mix", [
             mix_task(group, drops[files_of(group)], epochs[group[0].source], 1 if is_gathered else buckets, seed, paths)
             for group, paths in placed.items()
         ])  # fmt: skip
-        check_all_found(mixed.counts, dropped.values(int)[0], filter(None, (duplicates, short_docs)))
+        check_all_found(mixed.counts, named, filter(None, (duplicates, short_docs)))
         manifest = _describe(mixed, placed, buckets, seed, source_weight, out_dir)
         bucket_files = [bucket for bucket, _ in placed.values()]
         if is_gathered:
@@ -112,11 +114,18 @@ def pass1(
     return counts
 
 
-def _note_provenance(duplicates: Path | None, options: RunOptions) -> None:
-    if duplicates and not _provenance(duplicates) and not options.quiet:
+def _note_provenance(duplicates: Path | None, is_of_others: bool, options: RunOptions) -> None:
+    """Say that nothing tells which document of each cluster was kept, if there is no table of that, or a wrong one."""
+    if duplicates and not options.quiet and (is_of_others or not _provenance(duplicates)):
+        table = duplicates.with_suffix(".parquet")
+        lacking = (
+            f"{table} does not list the keys of {duplicates}, and is not used"
+            if is_of_others
+            else f"there is no {table}"
+        )
         print(
-            f"note: there is no {duplicates.with_suffix('.parquet')} to say which document of each cluster was kept: "
-            "where that one is short, the whole cluster is dropped (generate_duplicates_dict writes this table)",
+            f"note: {lacking}, to say which document of each cluster was kept: where that one is short, or of a source "
+            "with weight 0, the whole cluster is dropped (generate_duplicates_dict writes this table)",
             file=sys.stderr,
         )
 
@@ -128,13 +137,17 @@ def _provenance(duplicates: Path) -> Path | None:
 
 
 def _drops_task(
-    drops: dict[tuple[str, ...], Path], duplicates: Path | None, short_docs: Path | None, options: RunOptions
+    drops: dict[tuple[str, ...], Path],
+    duplicates: Path | None,
+    short_docs: Path | None,
+    absent: tuple[str, ...],
+    options: RunOptions,
 ) -> Task:
     """The task that splits both key sets by groups of corpus files; `drops` maps each group to its output."""
     outputs = list(drops.values())
     arguments = {
         "duplicates": duplicates, "provenance": duplicates and _provenance(duplicates), "short_docs": short_docs,
-        "groups": list(drops), "outputs": outputs,
+        "absent": absent, "groups": list(drops), "outputs": outputs,
     }  # fmt: skip
     return Task("drops", write_drops, arguments, tuple(outputs), memory=options.memory_bytes)
 

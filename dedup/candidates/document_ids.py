@@ -9,9 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from gristmill.io.documents import source_of
-
-INDEX_PREFIX = "index:"  # of the file names of an index, a corpus deduplicated before
+from gristmill.io.documents import INDEX_PREFIX, source_of
 
 
 def index_name(index: str, file: str) -> str:

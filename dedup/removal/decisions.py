@@ -190,7 +190,11 @@ class VerifiedRemoval:
             yield np.array(some, REMOVAL)
 
     def _removals_of_cluster(self, members: Iterator[tuple[Fetched, Features]]) -> Iterator[tuple]:
-        is_first, rank = True, 0
+        is_first = True
+        numbered = enumerate(
+            members
+        )  # a member's rank is now its number in keep order, in whichever round it is decided
+        members = ((member._replace(rank=number), features) for number, (member, features) in numbered)
         while True:
             self.kept.clear()
             for member, kept, similarity in decide_cluster(members, self.kept):
@@ -199,8 +203,7 @@ class VerifiedRemoval:
                 elif kept is not member:
                     self.counts.add_one(DUPLICATE, member.file)
                     measured = ESTIMATED if kept.tier == INDEXED else EXACT
-                    rank += 1
-                    yield member.file, member.row, kept.file, kept.row, similarity, measured, rank
+                    yield member.file, member.row, kept.file, kept.row, similarity, measured, member.rank
                 else:
                     if member.tier != INDEXED:
                         self.counts.add_one(KEPT if is_first else BELOW_THRESHOLD, member.file)

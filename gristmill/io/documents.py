@@ -28,6 +28,7 @@ from gristmill.storage.walking import DANGLING, walk_all
 from gristmill.urls import SCHEMES, unknown_scheme
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
+INDEX_PREFIX = "index:"  # of the file names of an index, a corpus deduplicated before; no corpus file has it
 METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, beside those of walking.py
 CACHE = "cache of Hugging Face datasets"
 _METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
@@ -198,7 +199,7 @@ def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_al
             name = prefix + path.relative_to(root).as_posix()
             unread.append(UnreadFile(name.encode(errors="backslashreplace").decode(), size, reason))
         else:
-            files.append(CorpusFile(path, prefix + _relative_name(path, root), size, text_column))
+            files.append(CorpusFile(path, _corpus_name(path, root, prefix), size, text_column))
     if not files:
         raise UsageError(f"{root} holds no corpus file: wanted {READABLE}, in it or below{_list_reasons(unread)}")
     return Corpus(sorted(files, key=lambda file: file.name), sorted(unread, key=lambda file: file.name))
@@ -264,11 +265,12 @@ def _list_reasons(unread: Iterable[UnreadFile]) -> str:
     return f". It holds {', '.join(f'{count:,} {reason}' for reason, count in found.most_common())}" if found else ""
 
 
-def _relative_name(path: Path, root: Path) -> str:
-    name = path.relative_to(root).as_posix()
-    if not name.isprintable() or _PAIR_SEPARATOR.search(name):
+def _corpus_name(path: Path, root: Path, prefix: str) -> str:
+    """The name of a corpus file. UsageError if it cannot be part of a key."""
+    name = prefix + path.relative_to(root).as_posix()
+    if not name.isprintable() or _PAIR_SEPARATOR.search(name) or name.startswith(INDEX_PREFIX):
         raise UsageError(
-            f"the file name {name!r} cannot be part of a key: wanted printable characters without '@<number> :: '; "
-            "rename it"
+            f"the file name {name!r} cannot be part of a key: wanted printable characters without '@<number> :: ', and "
+            f"not {INDEX_PREFIX!r} at the beginning, which documents of an index have; rename it"
         )
     return name

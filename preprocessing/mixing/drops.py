@@ -1,6 +1,6 @@
 """Drops: the rows of each corpus file to leave out, as short documents or as duplicates."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError
-from gristmill.io.documents import source_of
+from gristmill.io.documents import INDEX_PREFIX, source_of
 from gristmill.io.external_sort import ExternalSorter
 from gristmill.io.files import atomic_write
 from gristmill.io.keys import PackedKeys, Rows, by_file, iter_keys, stream_keys
@@ -21,7 +21,6 @@ from gristmill.io.parquet_tables import read_column_names, stream_table
 
 SHORT = "short"
 DUPLICATE = "duplicate"
-_OF_INDEX = "index:"  # before the names of files of a corpus deduplicated before
 _NO_ROWS = np.empty(0, np.int64)
 _SHORT, _DUPLICATE, _REPLACEMENT = range(3)  # reasons in a _DROP; files are numbered in the order of the groups
 _DROP = np.dtype([("file", "<u4"), ("row", "<i8"), ("reason", "u1")])
@@ -54,16 +53,18 @@ def write_drops(
     duplicates: Path | None,
     provenance: Path | None,
     short_docs: Path | None,
+    absent: tuple[str, ...],
     groups: list[tuple[str, ...]],
     outputs: list[Path],
     memory: int,
 ) -> Result:
     """Task: split both key sets by corpus file: `outputs[i]` (.npz) gets the rows of the files in `groups[i]`.
 
-    Where the kept document of a cluster is short, a duplicate replaces it (see _replacements). Sets are sorted on disk
-    within `memory`; the rows of one file are in memory. The result's value is the number of documents to leave out.
-    Raises InputError if a set names a file that the corpus does not have, or the kept document of a cluster is in such
-    a file.
+    Where the kept document of a cluster is short, or of one of the sources `absent`, which have weight 0, a duplicate
+    replaces it (see _replacements). Sets are sorted on disk within `memory`; the rows of one file are in memory. The
+    result's value is the number of documents to leave out, and whether `provenance` is of no use, as it lists other
+    duplicates. Raises InputError if a set names a file that the corpus does not have, or the kept document of a cluster
+    is in such a file.
     """
     places = {file: place for place, file in enumerate(file for files in groups for file in files)}
     drops, short, links = (outputs[0].with_name(f"{outputs[0].name}.{name}") for name in ("drops", "short", "links"))
@@ -73,13 +74,16 @@ def write_drops(
                 _reject_kept_elsewhere(duplicates, provenance, places)
             for file, rows in _iter_known(key_set, places):
                 sorter.add(_records(_DROP, places[file], rows, reason))
-        if duplicates and provenance and short_docs and _is_of(provenance, duplicates):
+        is_needed = bool(duplicates and provenance and (short_docs or absent))
+        is_of_others = is_needed and not _is_of(provenance, duplicates)
+        if is_needed and not is_of_others:
             numbers = {file: number for number, file in enumerate(sorted(places))}
             place = np.array([places[file] for file in numbers], np.uint32)
-            with PackedKeys.of([short_docs], numbers, short, memory // 4) as short_keys:
-                for found in _replacements(provenance, short_keys, links, memory // 4):
+            with PackedKeys.of([short_docs] if short_docs else [], numbers, short, memory // 4) as short_keys:
+                left_out = _LeftOut.of(short_keys, absent)
+                for found in _replacements(provenance, left_out, links, memory // 4):
                     sorter.add(_records(_DROP, place[found["file"]], found["row"], _REPLACEMENT))
-        return Result(Counts({}, []), _save_all(groups, outputs, by_file(sorter)))
+        return Result(Counts({}, []), (_save_all(groups, outputs, by_file(sorter)), is_of_others))
 
 
 def _save_all(groups: list[tuple[str, ...]], outputs: list[Path], found: Iterator[tuple[int, NDArray]]) -> int:
@@ -107,20 +111,42 @@ def _drops_of(records: NDArray) -> Drops:
     return Drops(np.unique(rows[_SHORT]), np.setdiff1d(rows[_DUPLICATE], rows[_REPLACEMENT]))
 
 
-def _replacements(provenance: Path, short: PackedKeys, folder: Path, memory: int) -> Iterator[NDArray]:
-    """Duplicates to keep instead of a short document: of each cluster, the next that is not short; as _LINKs.
+@dataclass(frozen=True)
+class _LeftOut:
+    """Documents that the mix leaves out for other reasons than a copy: short ones, and those of absent sources.
 
-    Without replacements, a cluster whose kept document is short would lose its last copy. The table `provenance`
+    `is_absent` says it of each file by number, and of files that the corpus does not have last.
+    """
+
+    short: PackedKeys
+    is_absent: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, short: PackedKeys, absent: Collection[str]) -> "_LeftOut":
+        return cls(short, np.array([*(source_of(file) in absent for file in short.numbers), False]))
+
+    def __bool__(self) -> bool:
+        return bool(len(self.short) or self.is_absent.any())
+
+    def contains(self, files: NDArray[np.integer], rows: Rows) -> NDArray[np.bool_]:
+        """Whether each document (n) is left out, given the numbers of files (n) and rows (n)."""
+        return self.short.contains(files, rows) | self.is_absent[files]
+
+
+def _replacements(provenance: Path, left_out: _LeftOut, folder: Path, memory: int) -> Iterator[NDArray]:
+    """Duplicates to keep instead of a document that is left out: of each cluster, the next that is not; as _LINKs.
+
+    Without replacements, a cluster whose kept document is left out would lose its last copy. The table `provenance`
     (columns file, row, kept_file, kept_row) says which document was kept. The next is that of the lowest rank, a column
     that tables of generate_duplicates_dict have, so that the policy of --keep holds; else the first in key order.
     """
     columns = ["file", "row", "kept_file", "kept_row"]
     columns += {"rank"}.intersection(read_column_names(provenance))
     with ExternalSorter(folder, _LINK, ("kept_file", "kept_row", "rank", "file", "row"), memory) as sorter:
-        for table in stream_table(provenance, columns) if len(short) else ():
-            links = _links(table, short.numbers)
-            is_short = short.contains(links["file"], links["row"])
-            sorter.add(links[~is_short & short.contains(links["kept_file"], links["kept_row"])])
+        for table in stream_table(provenance, columns) if left_out else ():
+            links = _links(table, left_out.short.numbers)
+            is_left_out = left_out.contains(links["file"], links["row"])
+            sorter.add(links[~is_left_out & left_out.contains(links["kept_file"], links["kept_row"])])
         last = np.empty(0, _LINK)
         for block in sorter:
             both = np.concatenate([last, block])
@@ -183,7 +209,7 @@ def _reject_kept_elsewhere(duplicates: Path, provenance: Path, files: Mapping[st
     kept: set[str] = set()
     for table in stream_table(provenance, ["kept_file"]):
         kept.update(filter(None, table.column("kept_file").unique().to_pylist()))
-    gone = sorted(str(file) for file in kept if file not in files and not str(file).startswith(_OF_INDEX))
+    gone = sorted(str(file) for file in kept if file not in files and not str(file).startswith(INDEX_PREFIX))
     if gone and _is_of(provenance, duplicates):
         raise InputError(
             f"{provenance} keeps documents of {gone[0]!r}, a file that the corpus does not have, in place of copies "

@@ -131,12 +131,26 @@ def test_provenance_written_after_the_first_run_is_used(tmp_path: Path, corpus, 
     assert len(mix(norm, **sets)) == 5
 
 
-def test_provenance_of_other_duplicates_is_ignored(tmp_path: Path, corpus, mix) -> None:
+def test_a_document_kept_in_a_source_of_weight_0_is_replaced(tmp_path: Path, corpus, mix) -> None:
+    norm, book, c4 = corpus(files=1, book=4, c4=4), "book/0.jsonl", "c4/0.jsonl"
+    write_keys(tmp_path / "dup.pickle", {book: np.array([2]), c4: np.array([0, 1, 3])})
+    kept = [(book, 2, c4, 2), (c4, 0, book, 0), (c4, 1, book, 0), (c4, 3, book, 1)]
+    write_provenance(tmp_path / "dup.parquet", kept)
+    keys = mix(norm, duplicates=tmp_path / "dup.pickle", weights="book=0")
+    assert sorted(keys) == [f"{c4}@0", f"{c4}@2", f"{c4}@3"]
+
+
+def test_provenance_of_other_duplicates_is_not_used(
+    tmp_path: Path, corpus, mix, capsys: pytest.CaptureFixture[str]
+) -> None:
     norm = corpus(files=1, book=6)
     write_keys(tmp_path / "short.pickle", {"book/0.jsonl": np.array([0])})
     write_keys(tmp_path / "dup.pickle", {"book/0.jsonl": np.array([3])})
     write_provenance(tmp_path / "dup.parquet", [("book/0.jsonl", 4, "book/0.jsonl", 0)])
-    assert len(mix(norm, duplicates=tmp_path / "dup.pickle", short_docs=tmp_path / "short.pickle")) == 4
+    sets = {"duplicates": tmp_path / "dup.pickle", "short_docs": tmp_path / "short.pickle"}
+    assert len(mix(norm, **sets)) == 4
+    pass1(norm, tmp_path / "out", options=RunOptions(workers=1), **sets)
+    assert "dup.parquet does not list the keys of " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", [".pickle", ".parquet"])

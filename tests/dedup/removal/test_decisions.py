@@ -139,7 +139,7 @@ def test_verified_removals_equal_the_reference(
     assert len(expected) < 228
 
 
-@pytest.mark.parametrize("options", [QUIET, RunOptions(workers=2, memory="8K", quiet=True)])
+@pytest.mark.parametrize("options", [QUIET, RunOptions(workers=2, memory="2MiB", quiet=True)])
 def test_of_an_index_the_signatures_are_compared(
     chained: tuple, chained_norm: Path, indexed: tuple, tmp_path: Path, options: RunOptions
 ) -> None:
@@ -204,3 +204,16 @@ def test_the_rank_of_a_removed_document_follows_the_policy(tmp_path: Path, verif
     assert found == {("a/x.jsonl", row): ("a/x.jsonl", 2) for row in (0, 1, 3)}
     rows = pyarrow.parquet.read_table(tmp_path / "d.parquet").to_pylist()
     assert [(row["row"], row["rank"]) for row in rows] == [(0, 3), (1, 1), (3, 2)]
+
+
+def test_ranks_are_in_keep_order_whatever_the_memory(tmp_path: Path) -> None:
+    """With little memory, copies of the second document are found in a later round than those of the first."""
+    one, other = (" ".join(f"{word}{i}" for i in range(300)) for word in ("grain", "flour"))
+    write_corpus(tmp_path / "NORM", {"a/x.jsonl": [one, other] * 3})
+    write_table(tmp_path / "c.parquet", [[("a/x.jsonl", row) for row in range(6)]])
+    for memory in ("4GiB", "16KiB"):
+        options = RunOptions(workers=1, memory=memory, quiet=True)
+        out = tmp_path / memory / "d.parquet"
+        generate_duplicates_dict(tmp_path / "c.parquet", out, options, verify="jaccard", corpus=tmp_path / "NORM")
+        rows = pyarrow.parquet.read_table(out).to_pylist()
+        assert [(row["row"], row["kept_row"], row["rank"]) for row in rows] == [(i, i % 2, i) for i in range(2, 6)]

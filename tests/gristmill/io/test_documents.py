@@ -200,6 +200,15 @@ def test_a_folder_named_all_may_be_one_data_set_or_every_one(tmp_path: Path) -> 
     assert [file.name for file in list_source(tmp_path / "norm", "all")] == ["all/a.jsonl", "book/a.jsonl"]
 
 
+def test_a_source_named_like_an_index_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "index:a"
+    folder.mkdir()
+    (folder / "a.jsonl").touch()
+    for listed, source in ((tmp_path, "all"), (folder, "index:a")):
+        with pytest.raises(UsageError, match=r"'index:a/a\.jsonl' cannot be part of a key.*'index:'.*rename"):
+            list_source(listed, source)
+
+
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "a.jsonl").touch()

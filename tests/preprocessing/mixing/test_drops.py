@@ -29,7 +29,7 @@ def test_replacements_are_the_first_duplicates_that_are_not_short(tmp_path: Path
         (tmp_path / "short.pickle").write_bytes(
             pickle.dumps({file: set(rows.tolist()) for file, rows in short.items()})
         )
-        write_drops(table, table, tmp_path / "short.pickle", [files], [tmp_path / "a.npz"], memory=1)
+        write_drops(table, table, tmp_path / "short.pickle", (), [files], [tmp_path / "a.npz"], memory=1)
         dropped = load_drops(tmp_path / "a.npz", files)
         left = {file: {row for name, row in kept if name == file} - {*dropped[file].duplicate} for file in files}
         assert {file: rows.tolist() for file in files if len(rows := dropped[file].short)} == {
@@ -55,9 +55,9 @@ def test_documents_kept_in_a_file_that_is_gone_are_told(tmp_path: Path, given: s
         columns = {"file": ["c4/a"] * 2, "row": [1, 2], "kept_file": ["c4/a", kept], "kept_row": [0, 0]}
         write_table(tmp_path / "dup.parquet", {name: pa.array(values) for name, values in columns.items()})
         table, outputs = tmp_path / "dup.parquet", [tmp_path / "a.npz"]
-        return write_drops(tmp_path / given, table, None, [("c4/a",)], outputs, memory=1).value
+        return write_drops(tmp_path / given, table, None, (), [("c4/a",)], outputs, memory=1).value
 
-    assert drop("c4/a") == drop("index:2023:book/a") == 2
+    assert drop("c4/a") == drop("index:2023:book/a") == (2, False)
     with pytest.raises(InputError, match=r"'book/a', a file that .* does not have.*Run to_hash .*MINHASH/book"):
         drop("book/a")
 
@@ -66,12 +66,12 @@ def test_memory_is_a_file_of_a_key_set_at_a_time(tmp_path: Path) -> None:
     files = [f"s/{number:02}" for number in range(50)]
     for name, first in (("short", 0), ("dup", 1)):
         write_keys(tmp_path / f"{name}.pickle", {file: np.arange(first, 12_000, 2) for file in files})
-    paths = tmp_path / "dup.pickle", None, tmp_path / "short.pickle"
+    paths = tmp_path / "dup.pickle", None, tmp_path / "short.pickle", ()
     groups, outputs = [(file,) for file in files], [tmp_path / f"{number}.npz" for number in range(50)]
     with flush_later():
         write_drops(*paths, [tuple(files)], outputs[:1], memory=1)  # imports and compiles
         tracemalloc.start()
-        assert write_drops(*paths, groups, outputs, memory=4 << 20).value == 600_000
+        assert write_drops(*paths, groups, outputs, memory=4 << 20).value == (600_000, False)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 16e6, peak
