@@ -191,9 +191,8 @@ class VerifiedRemoval:
 
     def _removals_of_cluster(self, members: Iterator[tuple[Fetched, Features]]) -> Iterator[tuple]:
         is_first = True
-        numbered = enumerate(
-            members
-        )  # a member's rank is now its number in keep order, in whichever round it is decided
+        # From here on a member's rank is its number in keep order, in whichever round it is decided.
+        numbered = enumerate(members)
         members = ((member._replace(rank=number), features) for number, (member, features) in numbered)
         while True:
             self.kept.clear()
