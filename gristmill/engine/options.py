@@ -11,6 +11,7 @@ from gristmill.errors import UsageError
 from gristmill.limits import free_memory, usable_cores
 
 _PROCESSES_A_CORE = 2
+_LEAST_WITHOUT_UNIT = 1 << 20  # fewer bytes of memory are a number whose unit was forgotten
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -83,7 +84,12 @@ class RunOptions:
     @property
     def memory_bytes(self) -> int:
         """Memory budget of all workers together, in bytes. Raises UsageError if `memory` is not a size."""
-        return free_memory() // 2 if self.memory == "auto" else parse_size(self.memory, "--memory")
+        if self.memory == "auto":
+            return free_memory() // 2
+        size = parse_size(self.memory, "--memory")
+        if size < _LEAST_WITHOUT_UNIT and self.memory.strip()[-1].isdecimal():
+            raise UsageError(f"--memory {self.memory} is a number of bytes: wanted one with a unit, such as 4GiB")
+        return size
 
     @property
     def scratch_bytes(self) -> int | None:

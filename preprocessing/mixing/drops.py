@@ -74,14 +74,14 @@ def write_drops(
                 _reject_kept_elsewhere(duplicates, provenance, places)
             for file, rows in _iter_known(key_set, places):
                 sorter.add(_records(_DROP, places[file], rows, reason))
-        is_needed = bool(duplicates and provenance and (short_docs or absent))
-        is_of_others = is_needed and not _is_of(provenance, duplicates)
-        if is_needed and not is_of_others:
+        table = provenance if duplicates and (short_docs or absent) else None
+        is_of_others = bool(duplicates and table and not _is_of(table, duplicates))
+        if table and not is_of_others:
             numbers = {file: number for number, file in enumerate(sorted(places))}
             place = np.array([places[file] for file in numbers], np.uint32)
             with PackedKeys.of([short_docs] if short_docs else [], numbers, short, memory // 4) as short_keys:
                 left_out = _LeftOut.of(short_keys, absent)
-                for found in _replacements(provenance, left_out, links, memory // 4):
+                for found in _replacements(table, left_out, links, memory // 4):
                     sorter.add(_records(_DROP, place[found["file"]], found["row"], _REPLACEMENT))
         return Result(Counts({}, []), (_save_all(groups, outputs, by_file(sorter)), is_of_others))
 

@@ -89,7 +89,7 @@ def test_nothing_unfinished_is_left(out: Path) -> None:
 def test_one_worker_little_memory_and_another_hash_seed_give_the_same_bytes(
     tmp_path: Path, chain: Commands, out: Path, contents: Callable
 ) -> None:
-    chain(tmp_path, "--workers 1 --memory 300", PYTHONHASHSEED="1")
+    chain(tmp_path, "--workers 1 --memory 2MiB", PYTHONHASHSEED="1")
     assert contents(tmp_path) == contents(out)
 
 

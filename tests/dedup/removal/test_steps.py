@@ -35,7 +35,7 @@ def test_neither_memory_nor_workers_nor_the_hash_seed_change_a_byte(
 ) -> None:
     table = write_table(tmp_path / "c.parquet", chained[1])
     found = []
-    for number, resources in enumerate(["--workers 1 --memory 1K", "--workers 2 --memory 1GiB"]):
+    for number, resources in enumerate(["--workers 1 --memory 2MiB", "--workers 2 --memory 1GiB"]):
         out = tmp_path / str(number)
         options = f"--verify jaccard --threshold 0.7 --corpus '{chained_norm}' {resources}"
         ended = run(COMMAND.format(clusters=table, out=out / "d.pickle", options=options), PYTHONHASHSEED=str(number))
@@ -52,7 +52,7 @@ def test_killed_anywhere_and_started_again(
 ) -> None:
     table = write_table(tmp_path / "c.parquet", chained[1])
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    options = f"--verify jaccard --keep longest --corpus '{chained_norm}' --workers 2 --memory 1K"
+    options = f"--verify jaccard --keep longest --corpus '{chained_norm}' --workers 2 --memory 2MiB"
     line = COMMAND.format(clusters=table, out=killed / "d.pickle", options=options)
     run(line.replace(str(killed), str(whole)))
     for pattern in ("members.bin", "*.index", "decided/*"):
