@@ -1,25 +1,26 @@
 """Objects in buckets: read, write, list and delete them. Credentials come from the environment.
 
-Every call takes paths for which urls.is_remote holds. Requests that fail for a passing reason are repeated (obstore);
-other errors become one sentence: FileNotFoundError for an object that is not there, UsageError for what a user can
-mend, StorageError for the rest.
+Every call takes paths for which urls.is_remote holds. Requests that fail for a passing reason are repeated, by obstore
+or, where it does not, here; other errors become one sentence: FileNotFoundError for an object that is not there,
+UsageError for what a user can mend, StorageError for the rest.
 """
 
 import errno
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import from_url
 
-from gristmill.errors import UsageError
+from gristmill.errors import InputError, StorageError, UsageError
 from gristmill.storage.problems import explain_problem
 from gristmill.urls import ObjectName, object_name
 
@@ -27,7 +28,13 @@ PART_BYTES = 16 << 20  # of an upload in parts, at most 10,000 of them: objects 
 _LONGEST = 10_000  # parts
 _RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(seconds=90)}
 _CLIENT: Any = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=300)}
+_ATTEMPTS = 4  # at a call, where obstore has not repeated the request
+_HAS_REPEATED = re.compile(r"after (\d+) retries, max_retries: \1\b")  # as often as it may
+_IN_CONFLICT = "status code: 409"  # another conditional write of the object is being done
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
+_Answer = TypeVar("_Answer")
 
 
 class FileInfo(NamedTuple):
@@ -41,17 +48,17 @@ class FileInfo(NamedTuple):
 def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
     """Every object below a folder: its name relative to the folder, sorted as bytes, and its FileInfo."""
     name = object_name(folder)
-    with _problems(folder):
-        for batch in obstore.list(_store(name), prefix=name.key or None, chunk_size=1000):
-            for found in batch:
-                yield found["path"][len(name.key) :].lstrip("/"), _info(found)
+    prefix, last = name.key or None, None  # of the objects listed so far
+    for found in _resumed(folder, lambda: obstore.list(_store(name), prefix, offset=last, chunk_size=1000)):
+        for each in found:
+            last = each["path"]
+            yield last[len(name.key) :].lstrip("/"), _info(each)
 
 
 def list_level(folder: Path) -> tuple[list[str], dict[str, FileInfo]]:
     """Names of the folders, and of the objects with their FileInfo, directly in a folder."""
     name = object_name(folder)
-    with _problems(folder):
-        found = obstore.list_with_delimiter(_store(name), prefix=name.key or None)
+    found = _repeated(folder, lambda: obstore.list_with_delimiter(_store(name), prefix=name.key or None))
     folders = [os.path.basename(prefix.rstrip("/")) for prefix in found["common_prefixes"]]  # noqa: PTH119
     return folders, {os.path.basename(each["path"]): _info(each) for each in found["objects"]}  # noqa: PTH119
 
@@ -60,43 +67,35 @@ def find_object(path: Path) -> FileInfo | None:
     """The FileInfo of an object, None if there is none."""
     name = object_name(path)
     try:
-        with _problems(path):
-            return _info(obstore.head(_store(name), name.key)) if name.key else None
+        return _info(_repeated(path, lambda: obstore.head(_store(name), name.key))) if name.key else None
     except FileNotFoundError:
         return None
 
 
-def read_object(path: Path, start: int = 0, end: int | None = None) -> tuple[bytes, FileInfo]:
-    """The bytes of an object from `start` to `end`, and its FileInfo. Raises FileNotFoundError."""
-    name = object_name(path)
-    options: Any = {} if end is None and not start else {"range": {"offset": start} if end is None else (start, end)}
-    with _problems(path):
-        found = obstore.get(_store(name), name.key, options=options)
-        return bytes(found.bytes()), _info(found.meta)
+def read_object(path: Path) -> tuple[bytes, FileInfo]:
+    """The bytes of an object, and its FileInfo. Raises FileNotFoundError."""
+    chunks = _Chunks(path)
+    return b"".join(chunks), chunks.info
 
 
 def download(path: Path, target: Path, start: int = 0, end: int | None = None) -> FileInfo:
     """Write an object's bytes from `start` to `end` to the same offsets of the new local file `target`.
 
-    A range leaves a hole before `start`, which takes no space.
+    A range leaves a hole before `start`, which takes no space. Raises FileNotFoundError.
     """
-    name = object_name(path)
-    options: Any = {} if end is None and not start else {"range": {"offset": start} if end is None else (start, end)}
-    with _problems(path):
-        found = obstore.get(_store(name), name.key, options=options)
-        with target.open("wb") as file:
-            file.seek(start)
-            for chunk in found.stream(min_chunk_size=1 << 20):
-                file.write(chunk)
-        return _info(found.meta)
+    chunks = _Chunks(path, start, end)
+    with target.open("wb") as file:
+        file.seek(start)
+        for chunk in chunks:
+            file.write(chunk)
+    return chunks.info
 
 
 def hash_object(path: Path) -> str:
-    """SHA-256 of an object's bytes, in hexadecimal."""
-    name, digest = object_name(path), hashlib.sha256()
-    with _problems(path):
-        for chunk in obstore.get(_store(name), name.key).stream(min_chunk_size=1 << 20):
-            digest.update(chunk)
+    """SHA-256 of an object's bytes, in hexadecimal. Raises FileNotFoundError."""
+    digest = hashlib.sha256()
+    for chunk in _Chunks(path):
+        digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -104,16 +103,22 @@ def upload(source: Path, path: Path) -> FileInfo:
     """Put a local file whole under an object's name; return its FileInfo."""
     name, size = object_name(path), source.stat().st_size
     part = max(PART_BYTES, -(-size // _LONGEST))
-    with _problems(path, writes=True):
-        done = obstore.put(_store(name), name.key, source, use_multipart=size > part, chunk_size=part)
-    return FileInfo(size, e_tag=done["e_tag"] or "")
+
+    def put() -> Any:
+        try:
+            return obstore.put(_store(name), name.key, source, use_multipart=size > part, chunk_size=part)
+        except FileNotFoundError as error:  # the upload in parts has ended, and the answer was lost
+            if explains_bucket(str(error)):
+                raise
+            raise StorageError(f"cannot write {name.url}: its upload in parts is gone") from error
+
+    return FileInfo(size, e_tag=_repeated(path, put, writes=True)["e_tag"] or "")
 
 
 def write_object(path: Path, data: bytes) -> FileInfo:
     """Put bytes under an object's name."""
     name = object_name(path)
-    with _problems(path, writes=True):
-        done = obstore.put(_store(name), name.key, data, use_multipart=False)
+    done = _repeated(path, lambda: obstore.put(_store(name), name.key, data, use_multipart=False), writes=True)
     return FileInfo(len(data), e_tag=done["e_tag"] or "")
 
 
@@ -123,13 +128,25 @@ def swap_object(path: Path, data: bytes, before: FileInfo | None) -> FileInfo | 
     An answer that is lost looks like a refusal: what is there is then compared with `data`.
     """
     name, mode = object_name(path), "create" if before is None else {"e_tag": before.e_tag}
-    try:
-        with _problems(path, writes=True):
+
+    def put() -> FileInfo | None:
+        try:
             done = obstore.put(_store(name), name.key, data, mode=mode)  # type: ignore[arg-type]
-        return FileInfo(len(data), e_tag=done["e_tag"] or "")
-    except (AlreadyExistsError, PreconditionError):
+            return FileInfo(len(data), e_tag=done["e_tag"] or "")
+        except (AlreadyExistsError, PreconditionError):
+            return None
+        except BaseError as error:
+            if _IN_CONFLICT in str(error) or isinstance(error, FileNotFoundError) and before:
+                return None
+            raise
+
+    try:
+        if info := _repeated(path, put, writes=True):
+            return info
         found, info = read_object(path)
         return info if found == data else None
+    except FileNotFoundError:
+        return None
 
 
 def delete_objects(paths: Iterable[Path]) -> None:
@@ -139,8 +156,8 @@ def delete_objects(paths: Iterable[Path]) -> None:
         name = object_name(path)
         by_store.setdefault((name.scheme, name.bucket), []).append(path)
     for some in by_store.values():
-        with _problems(some[0], writes=True):
-            obstore.delete(_store(object_name(some[0])), [object_name(path).key for path in some])
+        keys, store = [object_name(path).key for path in some], _store(object_name(some[0]))
+        _repeated(some[0], lambda: obstore.delete(store, keys), writes=True)
 
 
 def _info(meta: Any) -> FileInfo:
