@@ -34,7 +34,6 @@ from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, list_corpus
 from gristmill.io.external_sort import ExternalSorter, write_records
 from gristmill.io.files import (
     STATE_DIR,
-    locked,
     mark_finished,
     mark_unfinished,
     sha256_file,
@@ -43,7 +42,7 @@ from gristmill.io.files import (
 from gristmill.io.formats.suffixes import normal_name
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
-from gristmill.storage.files import is_file, is_folder, list_names
+from gristmill.storage.files import is_file, is_folder, list_names, locked_file
 from gristmill.text import utf8_size
 
 STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))
@@ -127,12 +126,12 @@ def _mark_outdated_chunks(run: StageRun, holdout: str, src_dir: Path) -> Iterato
     it or its difference is gone. `holdout` is the tag of the present digests.
     """
     lock, name = run.ledger.file.with_suffix(".marking"), STAGE.name + "-{}-inputs"
-    with locked(lock):  # several chunks may be made at the same time
+    with locked_file(lock):  # several chunks may be made at the same time
         for chunk, reason in _find_differences(run, holdout, src_dir).items():
             if reason:
                 mark_unfinished(run.ledger.root, name.format(chunk), reason)
     yield
-    with locked(lock):
+    with locked_file(lock):
         for chunk, reason in _find_differences(run, holdout, src_dir).items():
             if not reason:
                 mark_finished(run.ledger.root, name.format(chunk))

@@ -11,7 +11,7 @@ from typing import Any
 Environment = dict[str, Any]  # of a WSGI request
 Fault = Callable[[Any, Environment, Any], Iterable[bytes] | None]  # (application, environment, start_response)
 
-SLOW_SECONDS = 1.5
+SLOW_SECONDS = 0.5
 _BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 

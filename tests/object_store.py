@@ -2,16 +2,16 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.object_faults import Environment, Fault
+
 BUCKET = "bucket"
-Environment = dict[str, Any]  # of a WSGI request
-Fault = Callable[["Store", Environment], Iterable[bytes] | None]
 
 
 class Store:
@@ -20,7 +20,7 @@ class Store:
     def __init__(self, application: Any) -> None:
         self.application = application
         self.requests: list[tuple[str, str]] = []
-        self.fault: Any = None
+        self.fault: Fault | None = None
         self.url = ""
 
     def __call__(self, environment: Environment, start_response: Any) -> Iterable[bytes]:

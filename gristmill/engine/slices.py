@@ -17,6 +17,7 @@ from gristmill.io import readers
 from gristmill.io.documents import CorpusFile
 from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import Slice, find_cuts, is_cut, read_corpus, slices_at
+from gristmill.storage.files import is_folder
 from gristmill.storage.names import name_of
 from gristmill.urls import is_top
 
@@ -189,7 +190,7 @@ def _writer_of(path: Path) -> str:
         for ledger in ledgers:
             if name in ledger.outputs():
                 return ledger.file.stem.partition("-")[0]
-        if is_second is None and (ledgers or state.is_dir()):
+        if is_second is None and (ledgers or is_folder(state)):
             is_second = not ledgers
         if is_top(folder):
             break

@@ -25,7 +25,7 @@ def file_info(path: Path) -> FileInfo | None:
         found = path.stat()
     except OSError:
         return None
-    return FileInfo(found.st_size, found.st_mtime_ns)
+    return None if stat.S_ISDIR(found.st_mode) else FileInfo(found.st_size, found.st_mtime_ns)
 
 
 def is_file(path: Path) -> bool:

@@ -10,6 +10,7 @@ import secrets
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from gristmill.errors import GristmillError, OutputError
@@ -29,10 +30,13 @@ class Lease:
     def __init__(self, path: Path) -> None:
         self.path, self.seconds = path, lease_seconds()
         self.holder = ""  # who has it, if it is not this process
-        self._name = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        name = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        self._name = f"{name}\n{secrets.token_hex(8)}\n".encode()
         self._info: FileInfo | None = None  # of the object as this process wrote it
         self._seen: tuple[FileInfo | None, float] = (None, 0.0)  # the other's lease, and since when it is unchanged
-        self._lost = ""
+        self._renewed = 0.0
+        self._is_lost = False
+        self._renewal = threading.Lock()
         self._ended = threading.Event()
         self._renewing: threading.Thread | None = None
 
@@ -42,46 +46,53 @@ class Lease:
         if found is not None:
             seen, since = self._seen
             if found != seen:
-                self._seen, self.holder = (found, time.monotonic()), data.decode(errors="replace").split("\n")[0]
+                self._seen, self.holder = (found, _now()), data.decode(errors="replace").split("\n")[0]
                 return False
-            if time.monotonic() - since < self.seconds:
+            if _now() - since < self.seconds:
                 return False
+        self._renewed = _now()
         self._info = swap_object(self.path, self._content(), found)
         if self._info is None:
             return False
         self._ended.clear()
-        self._renewing = threading.Thread(target=self._renew, daemon=True)
+        self._renewing = threading.Thread(target=self._renew_often, daemon=True)
         self._renewing.start()
         return True
 
     def check(self) -> None:
-        """Raise OutputError if another process has taken the lease over, as this one did not renew it in time."""
-        if self._lost:
-            raise OutputError(f"{self.path}: {self._lost}. This process stops; run the same command again to go on")
+        """Raise OutputError if another process has taken the lease over; renew it first if that is overdue."""
+        if not self._is_lost and _now() - self._renewed > self.seconds:
+            self._renew()
+        if self._is_lost:
+            raise OutputError(
+                f"{self.path}: another process has taken over the work, as this one did not answer for "
+                f"{self.seconds:g} s. This process stops; run the same command again to go on"
+            )
 
     def release(self) -> None:
-        """End the renewals, and delete the object if it is still this process's."""
+        """End the renewals, and delete the object if it is still this process's; if that fails, it runs out."""
         self._ended.set()
         if self._renewing:
             self._renewing.join()
-        if self._info and not self._lost and self._read()[0] == self._info:
-            delete_objects([self.path])
+        with suppress(GristmillError, OSError):
+            if self._info and not self._is_lost and self._read()[0] == self._info:
+                delete_objects([self.path])
         self._info = None
 
+    def _renew_often(self) -> None:
+        while not self._ended.wait(self.seconds / _RENEWALS) and not self._is_lost:
+            with suppress(GristmillError, OSError):  # the next one may do; `check` tells what is wrong
+                self._renew()
+
     def _renew(self) -> None:
-        renewed = time.monotonic()
-        while not self._ended.wait(self.seconds / _RENEWALS):
-            try:
-                info = swap_object(self.path, self._content(), self._info)
-            except (GristmillError, OSError) as error:
-                if time.monotonic() - renewed > self.seconds:
-                    self._lost = f"the lease could not be renewed in {self.seconds:g} s ({error})"
-                    return
-                continue
-            if info is None:
-                self._lost = "another process has taken over the work, as this one did not answer for too long"
-                return
-            self._info, renewed = info, time.monotonic()
+        with self._renewal:
+            begun = _now()
+            info = swap_object(self.path, self._content(), self._info)
+            if info is None:  # perhaps an earlier renewal had an effect, and no answer came
+                found, data = self._read()
+                if found and data.startswith(self._name):
+                    info = swap_object(self.path, self._content(), found)
+            self._info, self._renewed, self._is_lost = info, begun, info is None
 
     def _read(self) -> tuple[FileInfo | None, bytes]:
         try:
@@ -91,4 +102,9 @@ class Lease:
         return info, data
 
     def _content(self) -> bytes:
-        return f"{self._name}\n{secrets.token_hex(8)}".encode()
+        return self._name + secrets.token_hex(8).encode()
+
+
+def _now() -> float:
+    """Seconds that go on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from gristmill.errors import wrap_write_errors
+from gristmill.urls import is_remote
 
 PARTIAL = ".partial"  # suffix of temporary files; the next attempt removes one left by an interrupted write
 _FEW = 8  # files that are flushed one by one
@@ -50,6 +51,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     >>> target.read_text()
     'whole'
     """
+    assert not is_remote(path), f"{path} is remote"
     temporary = unique_partial_path(path)
     with wrap_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,6 +124,7 @@ def locked(path: Path) -> Iterator[None]:
 
     The operating system releases it when the process ends.
     """
+    assert not is_remote(path), f"{path} is remote"
     with wrap_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")

@@ -9,8 +9,9 @@ import errno
 import hashlib
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -28,9 +29,11 @@ PART_BYTES = 16 << 20  # of an upload in parts, at most 10,000 of them: objects 
 _LONGEST = 10_000  # parts
 _RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(seconds=90)}
 _CLIENT: Any = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=300)}
+_CHUNK_BYTES = 1 << 20
 _ATTEMPTS = 4  # at a call, where obstore has not repeated the request
 _HAS_REPEATED = re.compile(r"after (\d+) retries, max_retries: \1\b")  # as often as it may
 _IN_CONFLICT = "status code: 409"  # another conditional write of the object is being done
+_IS_URL = re.compile(r"https?://[^\s/]+")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
@@ -48,8 +51,12 @@ class FileInfo(NamedTuple):
 def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
     """Every object below a folder: its name relative to the folder, sorted as bytes, and its FileInfo."""
     name = object_name(folder)
-    prefix, last = name.key or None, None  # of the objects listed so far
-    for found in _resumed(folder, lambda: obstore.list(_store(name), prefix, offset=last, chunk_size=1000)):
+    last: str | None = None  # of the objects listed so far
+
+    def go_on() -> Iterator[Any]:
+        return iter(obstore.list(_store(name), name.key or None, offset=last, chunk_size=1000))
+
+    for found in _resumed(folder, go_on):
         for each in found:
             last = each["path"]
             yield last[len(name.key) :].lstrip("/"), _info(each)
@@ -107,10 +114,10 @@ def upload(source: Path, path: Path) -> FileInfo:
     def put() -> Any:
         try:
             return obstore.put(_store(name), name.key, source, use_multipart=size > part, chunk_size=part)
-        except FileNotFoundError as error:  # the upload in parts has ended, and the answer was lost
-            if explains_bucket(str(error)):
-                raise
-            raise StorageError(f"cannot write {name.url}: its upload in parts is gone") from error
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise  # else the upload in parts has ended, and the answer was lost
+            raise StorageError(f"cannot write {name.url}: the upload of its parts is gone") from error
 
     return FileInfo(size, e_tag=_repeated(path, put, writes=True)["e_tag"] or "")
 
@@ -136,9 +143,9 @@ def swap_object(path: Path, data: bytes, before: FileInfo | None) -> FileInfo | 
         except (AlreadyExistsError, PreconditionError):
             return None
         except BaseError as error:
-            if _IN_CONFLICT in str(error) or isinstance(error, FileNotFoundError) and before:
-                return None
-            raise
+            if _IN_CONFLICT not in str(error):
+                raise
+            return None
 
     try:
         if info := _repeated(path, put, writes=True):
@@ -156,8 +163,17 @@ def delete_objects(paths: Iterable[Path]) -> None:
         name = object_name(path)
         by_store.setdefault((name.scheme, name.bucket), []).append(path)
     for some in by_store.values():
-        keys, store = [object_name(path).key for path in some], _store(object_name(some[0]))
-        _repeated(some[0], lambda: obstore.delete(store, keys), writes=True)
+        try:
+            _delete(some)
+        except FileNotFoundError:  # as gs and az say
+            for path in some:
+                with suppress(FileNotFoundError):
+                    _delete([path])
+
+
+def _delete(paths: list[Path]) -> None:
+    keys, store = [object_name(path).key for path in paths], _store(object_name(paths[0]))
+    _repeated(paths[0], lambda: obstore.delete(store, keys), writes=True)
 
 
 def _info(meta: Any) -> FileInfo:
@@ -172,12 +188,85 @@ def _store(name: ObjectName) -> Any:
 
 @cache  # a client keeps connections
 def _open(scheme: str, bucket: str) -> Any:
-    assert scheme != "hf", "read through hub.py"
-    is_plain = any(
-        os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS
-    )  # a store on one's own network
+    if scheme == "hf":
+        raise UsageError(f"hf://{bucket}: wanted a path, s3://, gs:// or az://; `hf download` makes a local copy")
+    endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
+    if endpoint and not _IS_URL.match(endpoint):
+        raise UsageError(f"AWS_ENDPOINT_URL {endpoint!r} is not a URL: wanted http://host:port or https://host")
+    is_plain = endpoint.startswith("http://")  # a store on one's own network
     options = _CLIENT | {"allow_http": is_plain or os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"}
     return from_url(f"{scheme}://{bucket}", client_options=options, retry_config=_RETRIES)
+
+
+class _Chunks:
+    """The bytes of an object from `start` to `end`, in chunks; `info` is the object's as soon as the first has come.
+
+    A request that ends too early is made again for the rest, of the same version of the object: raises InputError if
+    there is another one.
+    """
+
+    def __init__(self, path: Path, start: int = 0, end: int | None = None) -> None:
+        self.path, self.end = path, end
+        self.info = FileInfo(-1)
+        self._at = start
+
+    def __iter__(self) -> Iterator[Any]:
+        return _resumed(self.path, self._get)
+
+    def _get(self) -> Iterator[Any]:
+        if 0 <= self.info.size <= self._at or self._at == self.end:
+            return
+        name, options = object_name(self.path), dict[str, Any]()
+        if self._at or self.end:
+            options["range"] = {"offset": self._at} if self.end is None else (self._at, self.end)
+        if self.info.e_tag:
+            options["if_match"] = self.info.e_tag
+        try:
+            found = obstore.get(_store(name), name.key, options=options)  # type: ignore[arg-type]
+            self.info = _info(found.meta)
+            for chunk in found.stream(min_chunk_size=_CHUNK_BYTES):
+                self._at += len(chunk)
+                yield chunk
+        except PreconditionError as error:
+            raise InputError(f"{self.path} was changed while it was read: run the same command again") from error
+
+
+def _resumed(path: Path, resume: Callable[[], Iterable[_Answer]]) -> Iterator[_Answer]:
+    """All that `resume` yields; it is called again, and goes on, after a failure that may pass."""
+    failures, until = 0, _last_time()
+    while True:
+        try:
+            with _problems(path):
+                for item in resume():
+                    failures, until = 0, _last_time()
+                    yield item
+            return
+        except StorageError as error:
+            failures += 1
+            if _is_final(error, failures, until):
+                raise
+
+
+def _repeated(path: Path, call: Callable[[], _Answer], writes: bool = False) -> _Answer:
+    """What `call` returns; it is called again after a failure that may pass."""
+    failures, until = 0, _last_time()
+    while True:
+        try:
+            with _problems(path, writes):
+                return call()
+        except StorageError as error:
+            failures += 1
+            if _is_final(error, failures, until):
+                raise
+
+
+def _last_time() -> float:
+    return time.monotonic() + _RETRIES["retry_timeout"].total_seconds()
+
+
+def _is_final(error: StorageError, failures: int, until: float) -> bool:
+    """Whether a call is not repeated: obstore has done so, or it has failed too often or for too long."""
+    return failures >= _ATTEMPTS or time.monotonic() > until or bool(_HAS_REPEATED.search(str(error.__cause__)))
 
 
 @contextmanager

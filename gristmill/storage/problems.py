@@ -23,11 +23,16 @@ _BY_CODE = {
     "RequestTimeTooSkewed": "this machine's clock is wrong, and the store refuses it: set the clock",
 }
 _WRONG_KEYS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired")
+_NO_ANSWER = "it cannot be reached, or does not answer: check the network and the endpoint (AWS_ENDPOINT_URL)"
+_NO_KEYS = ("credential", "169.254.169.254", "metadata.google.internal")  # asked where there are no keys
 _WORDS = {
     "redirect": _BY_CODE["PermanentRedirect"],
-    "error sending request": "it cannot be reached: check the network and the endpoint (AWS_ENDPOINT_URL)",
+    "error sending request": _NO_ANSWER,
+    "request or response body error": "its answers end too early, also when asked for again: check the network",
     "builder error": "the endpoint is not a URL: look at AWS_ENDPOINT_URL",
+    "Account must be specified": "no account is given: set AZURE_STORAGE_ACCOUNT_NAME",
 }
+_PASSING = ("error sending request", "request or response body error")
 
 
 def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillError:
@@ -40,7 +45,7 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
     doing = f"cannot {'write' if writes else 'read'} {name.url}"
     if code in _BY_CODE:
         return UsageError(f"{doing}: {_BY_CODE[code]}")
-    if code in _WRONG_KEYS or (status and status[1] == "401") or "credential" in message.lower():
+    if code in _WRONG_KEYS or (status and status[1] == "401") or any(word in message.lower() for word in _NO_KEYS):
         return UsageError(
             f"{doing}: the credentials are missing, wrong or expired{f' ({code})' if code else ''}: set "
             f"{_VARIABLES[name.scheme]} in the environment"
@@ -50,9 +55,14 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
             f"{doing}: no permission{f' ({code})' if code else ''}: allow these credentials to "
             f"{'write' if writes else 'list and read'} there, or give others"
         )
+    told = f"{status[1]}{f' {code}' if code else ''}" if status else ""
+    if told.startswith("5"):
+        return StorageError(f"{doing}: the store fails or is too busy ({told}). Run the same command again to go on")
     for word, meaning in _WORDS.items():
         if word in message:
-            kind = UsageError if word != "error sending request" else StorageError
+            kind = StorageError if word in _PASSING else UsageError
             return kind(f"{doing}: {meaning}")
+    if told.startswith("4") and not told.startswith("404"):
+        return UsageError(f"{doing}: the store refuses it ({told}): look at the credentials, the region and the name")
     first = message.split("\n")[0].split(": ", 1)[-1][:300]
     return StorageError(f"{doing}: {first}. Run the same command again to go on")

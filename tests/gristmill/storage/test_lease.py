@@ -1,0 +1,144 @@
+"""Leases: one holder at a time; a holder that dies is followed, and one that comes back late is told."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gristmill.engine.lock import stage_lock
+from gristmill.errors import OutputError, StorageError
+from gristmill.storage.lease import Lease
+from gristmill.storage.objects import find_object, list_objects, read_object
+from tests.object_faults import Times, dropped, lost_answer, unavailable
+
+SECONDS = 0.4
+
+
+@pytest.fixture
+def path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", str(SECONDS))
+    return folder / "stage.lock"
+
+
+def wait_for(lease: Lease) -> float:
+    """Seconds until the lease was acquired."""
+    start = time.monotonic()
+    while not lease.acquire():
+        assert time.monotonic() - start < 10
+        time.sleep(0.02)
+    return time.monotonic() - start
+
+
+def die(lease: Lease) -> None:
+    """End the renewals and nothing else, as a process that is killed does."""
+    lease._ended.set()
+    assert lease._renewing
+    lease._renewing.join()
+
+
+def test_one_of_two_has_the_lease_and_renews_it(path: Path) -> None:
+    first, second = Lease(path), Lease(path)
+    assert first.acquire() and not second.acquire()
+    assert second.holder.startswith("process ") and ", since " in second.holder
+    before, end = read_object(path), time.monotonic() + 3 * SECONDS
+    while time.monotonic() < end:
+        assert not second.acquire()
+        time.sleep(0.02)
+    assert read_object(path) != before
+    first.check()
+    first.release()
+    assert find_object(path) is None and wait_for(second) < SECONDS
+    second.release()
+
+
+def test_many_at_once(path: Path) -> None:
+    leases, start = [Lease(path) for _ in range(8)], threading.Barrier(8)
+    got: list[Lease] = []
+
+    def run(lease: Lease) -> None:
+        start.wait()
+        if lease.acquire():
+            got.append(lease)
+
+    threads = [threading.Thread(target=run, args=(lease,)) for lease in leases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 1
+    got[0].release()
+
+
+def test_a_dead_holder_is_followed_and_told_when_it_comes_back(path: Path) -> None:
+    first, second = Lease(path), Lease(path)
+    assert first.acquire()
+    die(first)
+    assert SECONDS <= wait_for(second) < 4 * SECONDS
+    with pytest.raises(OutputError, match=r"another process has taken over the work, .* not answer for 0\.4 s"):
+        while True:
+            first.check()
+            time.sleep(0.05)
+    first.release()  # leaves the other's
+    assert find_object(path) and not Lease(path).acquire()
+    second.check()
+    second.release()
+
+
+def test_a_holder_that_nobody_followed_goes_on(path: Path) -> None:
+    lease = Lease(path)
+    assert lease.acquire()
+    die(lease)
+    time.sleep(1.5 * SECONDS)
+    before = read_object(path)
+    lease.check()
+    assert read_object(path) != before
+    lease.release()
+    assert find_object(path) is None
+
+
+@pytest.mark.parametrize("fault", [unavailable, dropped, lost_answer], ids=lambda fault: fault.__name__)
+def test_faults_while_it_is_acquired_and_renewed(path: Path, store, fault) -> None:
+    lease = Lease(path)
+    store.fault = Times(fault, 2)
+    assert lease.acquire()
+    # More than are repeated: a renewal may have had an effect, and no answer came.
+    store.fault = Times(fault, 6, lambda request: request["REQUEST_METHOD"] == "PUT")
+    end = time.monotonic() + 4 * SECONDS
+    while time.monotonic() < end:
+        time.sleep(0.05)
+        lease.check()
+    assert store.fault.made == 6 and not Lease(path).acquire()
+    lease.release()
+    assert find_object(path) is None
+
+
+def test_a_store_that_is_away_for_too_long(path: Path, store) -> None:
+    with pytest.raises(StorageError), stage_lock(path, quiet=True) as check:  # the first error is the one that is told
+        store.fault = unavailable
+        time.sleep(1.5 * SECONDS)
+        check()
+    store.fault = None
+    lease = Lease(path)
+    assert wait_for(lease) < 4 * SECONDS
+    lease.release()
+
+
+def test_a_lock_in_a_bucket_waits_and_says_for_whom(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    order = []
+    other = Lease(path)
+    assert other.acquire()
+
+    def run() -> None:
+        with stage_lock(path) as check:
+            check()
+            order.append("second")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(SECONDS)
+    order.append("first")
+    other.release()
+    thread.join()
+    assert order == ["first", "second"] and not list(list_objects(path.parent))
+    assert capsys.readouterr().err.count("waiting for process ") == 1

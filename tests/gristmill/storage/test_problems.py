@@ -1,0 +1,103 @@
+"""What a user can mend is told in one sentence, at once."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from gristmill.errors import GristmillError, StorageError, UsageError
+from gristmill.storage import objects
+from gristmill.storage.files import is_file, list_folder, read_file, write_file
+from tests.object_faults import refuse
+
+REGION = "the bucket is in another region: set AWS_REGION to the bucket's region"
+KEYS = r"the credentials are missing, wrong or expired \({}\): set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and"
+
+
+def write(path: Path) -> None:
+    write_file(path, b"data")
+
+
+CALLS = (read_file, list_folder, write)
+REFUSALS = [
+    (
+        "403 Forbidden",
+        "AccessDenied",
+        r"no permission \(AccessDenied\): allow these credentials to",
+    ),
+    ("403 Forbidden", "InvalidAccessKeyId", KEYS.format("InvalidAccessKeyId")),
+    ("403 Forbidden", "SignatureDoesNotMatch", KEYS.format("SignatureDoesNotMatch")),
+    ("400 Bad Request", "ExpiredToken", KEYS.format("ExpiredToken")),
+    ("403 Forbidden", "RequestTimeTooSkewed", "this machine's clock is wrong, and the store refuses it: set the clock"),
+    ("301 Moved Permanently", "PermanentRedirect", REGION),
+    ("400 Bad Request", "AuthorizationHeaderMalformed", REGION),
+    ("404 Not Found", "NoSuchBucket", "there is no bucket of that name: check the name, or create it"),
+    ("418 Teapot", "Unheard", r"the store refuses it \(418 Unheard\)"),
+]
+
+
+def problem(call, path: Path) -> GristmillError:
+    """The error of a call, which came soon."""
+    start = time.monotonic()
+    with pytest.raises(GristmillError) as raised:
+        call(path)
+    assert time.monotonic() - start < 2 and "\n" not in str(raised.value)
+    assert str(raised.value).startswith(f"cannot {'write' if call is write else 'read'} {path.parts[0]}//")
+    return raised.value
+
+
+@pytest.mark.parametrize(("status", "code", "sentence"), REFUSALS, ids=[code for _, code, _ in REFUSALS])
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+def test_a_refusal(folder: Path, store, call, status: str, code: str, sentence: str) -> None:
+    store.fault = refuse(status, code)
+    error = problem(call, folder / "a")
+    assert isinstance(error, UsageError) and re.search(sentence, str(error))
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [("403 Forbidden", "no permission: allow"), ("400 Bad Request", "refuses it"), ("301 Moved Permanently", REGION)],
+)
+def test_a_refusal_of_a_request_whose_answer_has_no_body(folder: Path, store, status: str, sentence: str) -> None:
+    store.fault = refuse(status, "")
+    with pytest.raises(UsageError, match=sentence):
+        is_file(folder / "a")
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+def test_a_bucket_that_is_not_there(store, call) -> None:
+    assert "there is no bucket of that name" in str(problem(call, Path("s3://nowhere/folder/a")))
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+def test_a_store_that_cannot_be_reached(store, monkeypatch, call) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    objects._open.cache_clear()
+    error = problem(call, Path("s3://bucket/a"))
+    assert isinstance(error, StorageError) and "check the network and the endpoint (AWS_ENDPOINT_URL)" in str(error)
+
+
+def test_an_endpoint_that_is_no_url(store, monkeypatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost")
+    objects._open.cache_clear()
+    with pytest.raises(UsageError, match="AWS_ENDPOINT_URL 'localhost' is not a URL: wanted http://host:port"):
+        read_file(Path("s3://bucket/a"))
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [("az://bucket/a", "set AZURE_STORAGE_ACCOUNT_NAME"), ("hf://datasets/a", "wanted a path, s3://, gs:// or az://")],
+)
+def test_other_stores(url: str, sentence: str, monkeypatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(UsageError, match=sentence):
+        read_file(Path(url))
+
+
+def test_no_secret_is_printed(folder: Path, store, monkeypatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret")
+    objects._open.cache_clear()
+    for status, code, _ in REFUSALS:
+        store.fault = refuse(status, code, message="AWSAccessKeyId=tests very-secret")
+        assert "very-secret" not in str(problem(read_file, folder / "a"))
