@@ -22,6 +22,7 @@ class DoneTasks:
         records: Records of this run's tasks, those that were skipped included, by id.
         written: Records of the outputs of this run's tasks, by absolute path.
         known: Absolute paths of all files that the stage ever wrote or claimed.
+        seen: The inputs of this run's tasks that other stages or users wrote, as the identities say, by name.
         is_changed: Whether `records` is to be written to the ledger.
     """
 
@@ -32,9 +33,11 @@ class DoneTasks:
         self.records: dict[TaskId, DoneRecord] = {}
         self.written: dict[Path, OutputRecord] = {}
         self.known = set(map(Path, self.tags.own))
+        self.seen: dict[str, FileInfo] = {}
         self.is_changed = False
         self._work_prefix = name_of(work) + os.sep
         self._set_tags: dict[FileSet, str] = {}
+        self._read_sets: list[tuple[TaskId, FileSet]] = []  # by the tasks that ran
 
     def identity(self, task: Task) -> dict[str, str]:
         """All that a task's outputs depend on, as its inputs are now."""
@@ -64,6 +67,28 @@ class DoneTasks:
         objects = {path: FileInfo(out.size, out.mtime_ns, out.e_tag) for path, out in written.items() if out}
         return self.tags.states(path for path in (*task.inputs, *written) if path not in self.written) | objects
 
+    def changed_inputs(self) -> list[str]:
+        """The names of inputs that are not as they were any more; the records of tasks that may have read them so go.
+
+        Those that read single files have looked themselves, and it is too late for the record of a set's readers.
+        """
+        now = FileTags()
+        changed = [name for name, info in self.seen.items() if now.stat(name) != info]
+        if changed:
+            names = set(changed)
+            self.ledger.forget(
+                task for task, found in self._read_sets if not names.isdisjoint(map(name_of, found.paths))
+            )
+        return changed
+
+    def note_sets(self, step: str, task: Task) -> None:
+        """Remember which sets of files a task reads that is about to run."""
+        self._read_sets += [((step, task.name), found) for found in task.inputs if isinstance(found, FileSet)]
+
+    def is_own(self, path: Path) -> bool:
+        """Whether a file is temporary, or an output of this run."""
+        return self.is_temporary(path) or absolute(path) in self.written
+
     def is_temporary(self, path: Path) -> bool:
         """Whether a file is removed at the end of the stage."""
         return name_of(path).startswith(self._work_prefix)
@@ -91,4 +116,9 @@ class DoneTasks:
                 self._set_tags[found] = hashlib.sha256(tags.encode()).hexdigest()
             return self._set_tags[found]
         written = self.written.get(absolute(found))
-        return written.sha256 if written else self.tags.of(found)
+        if written:
+            return written.sha256
+        name = name_of(found)
+        if name not in self.tags.own and not self.is_temporary(found) and (info := self.tags.stat(name)):
+            self.seen.setdefault(name, info)
+        return self.tags.of(found)

@@ -154,6 +154,10 @@ class Ledger:
         with suppress(OSError):  # another process's records are in it, or there is none
             self.loose.rmdir()
 
+    def forget(self, tasks: Iterable[TaskId]) -> None:
+        """Remove the records of tasks that have run in this run."""
+        remove_files(map(self._loose_path, tasks))
+
     def _loose_path(self, task: TaskId) -> Path:
         return self.loose / f"{hashlib.sha256(chr(0).join(task).encode()).hexdigest()[:32]}.json"
 

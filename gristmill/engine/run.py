@@ -28,6 +28,7 @@ from gristmill.engine.report import explain, print_summary, progress_bar
 from gristmill.engine.tags import FileTags
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
+from gristmill.errors import InputError
 from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path, remove_partial_files
 from gristmill.storage.files import hash_file, remove_files, remove_folder
 from gristmill.storage.names import absolute, forget_links
@@ -118,9 +119,11 @@ class StageRun:
     def finish(self, counts: Counts) -> Counts:
         """End the stage: remove outputs that were not planned now, compact the ledger, print the summary.
 
-        Raises TooManyMalformed, which leaves the output marked as unfinished.
+        Raises TooManyMalformed, and InputError if an input is not as it was: the output stays marked as unfinished.
         """
         self.place.check_lock()
+        if self.ran:
+            self._check_inputs_again()
         stale = self.claims.stale(self._done.before, self._done.records)
         for path in self.claims.stale_files(self.ledger, stale, self._done.before, self._done.records):
             self._begin()
@@ -164,6 +167,12 @@ class StageRun:
         )
         self.claims.check_reads(self.ledger, self._done.before if before else {}, is_same=done)
 
+    def _check_inputs_again(self) -> None:
+        """Raise InputError if an input is marked, or not as it was any more: tasks may have read one thing and another."""
+        reject_unfinished_files(map(Path, self._done.seen), self.name, self.marks.folders)
+        if changed := self._done.changed_inputs():
+            raise InputError(f"{changed[0]} was changed while {self.stage.name} worked: run the same command again")
+
     def _execute(self, step: str, tasks: Sequence[Task]) -> None:
         identities = [self._done.identity(task) for task in tasks]  # before inputs are read
         if not self.place.scratch.is_private:
@@ -176,6 +185,8 @@ class StageRun:
             })
             for task, identity in zip(tasks, identities, strict=True)
         ]  # fmt: skip
+        for task in tasks:
+            self._done.note_sets(step, task)
         with progress_bar(f"{self.stage.name}: {step}", tasks, self.options.quiet) as advance:
             for position, record in self.place.executor.run(calls):
                 self._done.keep(tasks[position], record)
@@ -199,10 +210,10 @@ class StageRun:
 
     def _check_files(self, *tasks: Task) -> None:
         """Refuse marked inputs; hash files with their recorded size and another modification time, such as copies."""
-        paths = list(paths_read_by(tasks))
-        reject_unfinished_files(paths, self.name)
-        paths += [path for task in tasks for path in task.outputs]
-        touched = self._done.tags.touched(path for path in paths if not self._done.is_temporary(path))
+        paths = [path for path in paths_read_by(tasks) if not self._done.is_own(path)]
+        reject_unfinished_files(paths, self.name, self.marks.folders)
+        paths += [path for task in tasks for path in task.outputs if not self._done.is_temporary(path)]
+        touched = self._done.tags.touched(paths)
         for position, sha256 in self.place.executor.run([Call(hash_file, {"path": path}) for path in touched]):
             self._done.tags.set_hash(touched[position], sha256)
 

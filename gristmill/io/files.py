@@ -7,11 +7,11 @@ folder; it holds the reason. A stage that writes single files, such as FILTERED.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gristmill.errors import InputError
-from gristmill.storage.files import is_file, list_names, read_file, read_files, remove_files, write_file
+from gristmill.storage.files import is_file, list_names, read_file, read_files, remove_files, resolved, write_file
 from gristmill.storage.local import PARTIAL as PARTIAL
 from gristmill.storage.local import atomic_write as atomic_write
 from gristmill.storage.local import atomic_write_bytes as atomic_write_bytes
@@ -113,12 +113,19 @@ def unfinished_files(folder: Path, own: str = "") -> dict[str, tuple[Path, str]]
     return {name: (mark, reason) for mark, reason, names in marks for name in names}
 
 
-def reject_unfinished_files(paths: Iterable[Path], own: str = "") -> None:
-    """Raise InputError if a stage has not finished writing one of the files `paths`, unless it is the run `own`."""
+def reject_unfinished_files(paths: Iterable[Path], own: str = "", written: Collection[Path] = ()) -> None:
+    """Raise InputError if a stage has not finished writing one of the files `paths`, or a folder that holds one.
+
+    Unless it is the run `own`, which writes the folders `written`: parts of its work may have marks there.
+    """
     marks: dict[Path, dict[str, tuple[Path, str]]] = {}
+    passed, ours = set[Path](), set(map(resolved, written))
     for path in paths:
         for file in (path, path.resolve()) if path.is_symlink() else (path,):
             if file.parent not in marks:
+                for root in _above(file.parent) - passed:
+                    _reject_marks(path, root, ours)
+                    passed.add(root)
                 marks[file.parent] = unfinished_files(file.parent, own)
             if file.name in marks[file.parent]:
                 mark, reason = marks[file.parent][file.name]
@@ -129,8 +136,17 @@ def reject_unfinished_files(paths: Iterable[Path], own: str = "") -> None:
                 )
 
 
-def _reject_marks(folder: Path, root: Path) -> None:
+def _above(folder: Path) -> set[Path]:
+    """A folder and its parents, and those of what it leads to."""
+    if is_remote(folder):
+        return {folder, *parents_in_bucket(folder)}
+    return {found for path in (absolute(folder), folder.resolve()) for found in (path, *path.parents)}
+
+
+def _reject_marks(folder: Path, root: Path, ours: Collection[Path] = ()) -> None:
     for mark in _marks_in(root, _MARK_SUFFIX):
+        if resolved(root) in ours:
+            continue
         stage = mark.name.removesuffix(_MARK_SUFFIX)
         reason = next(read_files([mark]), b"").decode(errors="replace") or INTERRUPTED
         raise InputError(

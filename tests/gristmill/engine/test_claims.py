@@ -1,14 +1,16 @@
 """Claims: what a run that did not end left behind, and inputs that change meanwhile."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gristmill.engine.claims import reject_unknown_files
 from gristmill.engine.run import open_stage
-from gristmill.engine.task import Task
+from gristmill.engine.task import FileSet, Task
 from gristmill.errors import InputError, OutputError, UsageError
-from gristmill.io.files import atomic_write_bytes
+from gristmill.io.files import atomic_write_bytes, mark_files_unfinished, mark_unfinished, reject_unfinished
 from tests.gristmill.engine.upper_stage import QUIET, STAGE, join, upper_stage
 
 
@@ -40,6 +42,46 @@ def test_an_input_that_changes_while_it_is_read_is_noticed(source: Path, tmp_pat
     ):
         run.step("copy", [task])
     assert not any(step for step, _ in run.ledger.read())
+
+
+def join_set(parts: FileSet, target: Path) -> None:
+    join(list(parts.paths), target)
+
+
+def join_and_meanwhile(source: Path, target: Path, meanwhile: Callable[[], object]) -> int:
+    """Join the files of a folder, which are a set; `meanwhile` is called after the tasks and before the end."""
+    with open_stage(STAGE, target, QUIET, reads=[source], publishes=[target]) as run:
+        arguments = {"parts": FileSet(tuple(sorted(source.glob("?")))), "target": target / "whole"}
+        done = run.step("join", [Task("whole", join_set, arguments, (target / "whole",))])
+        meanwhile()
+        run.finish(done.counts)
+    return run.ran
+
+
+def test_a_set_of_inputs_that_changes_during_a_run_is_noticed_at_its_end(source: Path, tmp_path: Path) -> None:
+    before = (source / "b").stat()
+    with pytest.raises(InputError, match="in/b was changed while upper worked: run the same command again"):
+        join_and_meanwhile(source, tmp_path / "out", lambda: (source / "b").write_text("TEXT B\n"))
+    with pytest.raises(InputError, match="is not complete: upper"):
+        reject_unfinished(tmp_path / "out")
+    (source / "b").write_text("text b\n")
+    os.utime(source / "b", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert join_and_meanwhile(source, tmp_path / "out", int) == 1  # nobody knows which text the task has read
+    assert join_and_meanwhile(source, tmp_path / "out", int) == 0
+
+
+@pytest.mark.parametrize("mark", [mark_unfinished, lambda folder, stage: mark_files_unfinished([folder / "b"], stage)])
+def test_inputs_that_are_marked_during_a_run_are_noticed_at_its_end(source: Path, tmp_path: Path, mark) -> None:
+    with pytest.raises(InputError, match="other, which writes"):
+        join_and_meanwhile(source, tmp_path / "out", lambda: mark(source, "other"))
+
+
+def test_a_linked_file_is_refused_while_its_folder_is_unfinished(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/a").symlink_to(source / "a")
+    mark_unfinished(source, "other")
+    with pytest.raises(InputError, match="links/a is not complete: other, which writes .*/in, was interrupted"):
+        upper_stage(tmp_path / "links", tmp_path / "out")
 
 
 def names_in(folder: Path) -> list[str]:
