@@ -168,7 +168,7 @@ class StageRun:
         self.claims.check_reads(self.ledger, self._done.before if before else {}, is_same=done)
 
     def _check_inputs_again(self) -> None:
-        """Raise InputError if an input is marked, or not as it was any more: tasks may have read one thing and another."""
+        """Raise InputError if an input is marked now, or was changed: tasks may have read one thing and another."""
         reject_unfinished_files(map(Path, self._done.seen), self.name, self.marks.folders)
         if changed := self._done.changed_inputs():
             raise InputError(f"{changed[0]} was changed while {self.stage.name} worked: run the same command again")

@@ -80,7 +80,7 @@ def test_a_linked_file_is_refused_while_its_folder_is_unfinished(source: Path, t
     (tmp_path / "links").mkdir()
     (tmp_path / "links/a").symlink_to(source / "a")
     mark_unfinished(source, "other")
-    with pytest.raises(InputError, match="links/a is not complete: other, which writes .*/in, was interrupted"):
+    with pytest.raises(InputError, match=r"links/a is not complete: other, which writes .*/in, was interrupted"):
         upper_stage(tmp_path / "links", tmp_path / "out")
 
 
