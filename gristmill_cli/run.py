@@ -24,7 +24,7 @@ from gristmill_cli.run_records import choose_stages, load_json, load_record, pla
 from gristmill_cli.run_stages import PipelineStage, plan_stages
 
 CONFIG_FILE = "run.json"  # the run's configuration
-_NOT_RECORDED = ("from_", "until", "dry_run", "shard", "of_run", "scratch", "scratch_size")
+_NOT_RECORDED = ("from_", "until", "dry_run", "shard", "of_run", "scratch", "scratch_size", "executor", "address")
 
 
 def run(config: RunConfig) -> Funnel | None:

@@ -136,6 +136,10 @@ class RunConfig:
     """Most bytes that these copies may take, such as 200GiB; by default all that is free."""
     shard: str = ""
     """Run as process i of n, such as 3/8, on one or several machines that see the same folders."""
+    executor: Literal["local", "ray"] = "local"
+    """Where tasks run: in processes of this machine, or on a Ray cluster (needs gristmill[ray])."""
+    address: str = ""
+    """Address of the Ray cluster; by default RAY_ADDRESS, or else a cluster of this machine's own."""
     of_run: tyro.conf.Suppress[Any] = None
     """The executor and scratch folder that the stages share; set by the run itself."""
     explain: bool = False
@@ -178,5 +182,6 @@ class RunConfig:
         """Resources and limits of every stage."""
         return RunOptions(
             self.workers, self.memory, self.max_malformed, explain=self.explain, scratch=self.scratch,
-            scratch_size=self.scratch_size, shard=self.shard, of_run=self.of_run,
+            scratch_size=self.scratch_size, shard=self.shard, executor=self.executor, address=self.address,
+            of_run=self.of_run,
         )  # fmt: skip

@@ -1,9 +1,10 @@
 """Options of a stage's run that change no byte of its output: workers, memory, limits, messages."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
@@ -62,6 +63,10 @@ class RunOptions:
     shard: str = ""
     """Run as process i of n, such as 3/8, on one or several machines that see the same folders: one is in charge, the
     others help it. Give each the same command and another i."""
+    executor: Literal["local", "ray"] = "local"
+    """Where tasks run: in processes of this machine, or on a Ray cluster (needs gristmill[ray])."""
+    address: str = ""
+    """Address of the Ray cluster; by default RAY_ADDRESS, or else a cluster of this machine's own."""
     of_run: tyro.conf.Suppress[Any] = None
     """The executor and scratch folder of the run that the stage is part of; none: the stage has its own."""
 
@@ -70,6 +75,10 @@ class RunOptions:
         assert self.processes > 0 and self.memory_bytes > 0 and self.scratch_bytes != 0
         if self.shard:
             Shard.parse(self.shard)
+        if self.shard and self.executor == "ray":
+            raise UsageError("--shard and --executor ray: give one, as Ray shares the tasks among its nodes itself")
+        if self.executor == "ray" and not find_spec("ray"):
+            raise UsageError("--executor ray: Ray is not installed. Try: pip install 'gristmill[ray]'")
         if not (isfinite(self.max_malformed) and 0 <= self.max_malformed <= 1):
             raise UsageError(f"--max_malformed {self.max_malformed}: wanted a fraction from 0 to 1, such as 0.001")
 

@@ -93,6 +93,7 @@ class Ledger:
     """The done records of one stage in the state folder `state`; several processes may write records at once."""
 
     def __init__(self, state: Path, stage: str) -> None:
+        state = state.absolute()  # tasks may write records in another working folder
         self.file = state / f"{stage}{LEDGER}"
         self.loose = state / f"{stage}{_LOOSE}"
         self.root = state.parent

@@ -82,7 +82,7 @@ def open_scratch(folder: Path | None, size: int | None, is_private: bool = False
 
     What killed runs on this machine left in `folder` is removed, too.
     """
-    parent = folder or Path(tempfile.gettempdir())
+    parent = (folder or Path(tempfile.gettempdir())).absolute()
     for left in parent.glob(f"{_PREFIX}{socket.gethostname()}-*"):
         if not psutil.pid_exists(int(left.name.rsplit("-", 2)[1])):
             shutil.rmtree(left, ignore_errors=True)

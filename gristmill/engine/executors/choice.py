@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,10 +34,18 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False) -> Iter
             check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole))
             yield options.of_run._replace(check_lock=check)
             return
-        is_private = bool(options.shard)
+        is_private = bool(options.shard) or options.executor == "ray"
         beside = None if is_remote(lock) or not is_private else lock.with_suffix(".scratch")  # to rename, not to copy
-        folder = options.scratch or beside
+        folder, sweep = options.scratch or beside, partial(shutil.rmtree, beside or "", ignore_errors=True)
         scratch = stack.enter_context(open_scratch(folder, options.scratch_bytes, is_private))
+        if options.executor == "ray":
+            from gristmill.engine.executors.ray import ray_executor  # an optional dependency
+
+            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole))
+            stack.callback(sweep)  # with what killed processes left
+            tasks = stack.enter_context(ray_executor(options.address, options.memory_per_worker, scratch))
+            yield Workplace(tasks, scratch, check)
+            return
         worker_lock = None if is_private or is_remote(lock) else lock  # orphans do no harm if outputs are staged
         local = stack.enter_context(LocalExecutor(options.processes, worker_lock))
         if not options.shard:
@@ -46,7 +55,6 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False) -> Iter
         team = stack.enter_context(shard_executor(local, board, Shard.parse(options.shard), scratch))
         check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, while_waiting=team.help))
         team.reject_finished()
-        if beside:
-            stack.callback(shutil.rmtree, beside, ignore_errors=True)  # with what killed processes left
+        stack.callback(sweep)
         stack.enter_context(team.in_charge())
         yield Workplace(team, scratch, check)

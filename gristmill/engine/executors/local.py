@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 import pyarrow
 
 from gristmill.engine.lock import hold_worker_lock
+from gristmill.engine.task import relocate
 from gristmill.errors import GristmillError
 
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
@@ -33,6 +34,10 @@ class Call:
 
     def __call__(self) -> Any:
         return self.function(**self.arguments)
+
+    def with_absolute_paths(self) -> "Call":
+        """The same call for a process with another working folder."""
+        return Call(self.function, relocate(self.arguments, Path.absolute))
 
 
 class Executor(Protocol):

@@ -46,6 +46,7 @@ class ShardExecutor:
         if before is None or len(calls) <= 1 or "ledger" not in calls[0].arguments:
             yield from self.local.run(calls)
             return
+        calls = [call.with_absolute_paths() for call in calls]
         name = f"{calls[0].arguments['ledger'].file.stem}: {calls[0].arguments['step']}"
         self.posting = Posting(before.session, before.step + 1, len(calls), name)
         self.board.post(self.posting, calls)

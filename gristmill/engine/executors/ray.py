@@ -1,0 +1,116 @@
+"""RayExecutor: runs the tasks of a step as Ray tasks; only paths, counts and done records pass through Ray.
+
+All outputs are staged, as Ray runs a task again when it has lost sight of a node that still works on it. Nothing is
+kept in Ray: if the driver dies, the same command goes on with what is done.
+"""
+
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from gristmill.engine.executors.board import Failure
+from gristmill.engine.executors.local import Call
+from gristmill.engine.executors.same_code import check_same_code, code_versions
+from gristmill.engine.executors.shards import attempt
+from gristmill.engine.staging import Scratch, open_scratch
+from gristmill.errors import GristmillError, UsageError
+
+_WINDOW = 4  # tasks in flight for each core of the cluster: thousands of waiting ones slow its scheduler down
+_CONNECT_SECONDS = 10.0
+_RETRIES = 5  # of a task whose worker or node was lost
+
+
+class RayExecutor:
+    """Runs calls on the Ray cluster that this process is connected to; each takes a core and `memory` bytes."""
+
+    def __init__(self, memory: int, scratch: Scratch) -> None:
+        self.scratch = scratch
+        self._run = ray.remote(_run_call).options(
+            num_cpus=1, memory=memory, max_retries=_RETRIES, scheduling_strategy="SPREAD"
+        )
+
+    def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
+        """As Executor.run. Raises GristmillError if Ray gives a task up."""
+        pending: dict[Any, int] = {}
+        waiting = iter(enumerate(calls))
+        try:
+            while True:
+                window = max(1, int(_WINDOW * ray.cluster_resources().get("CPU", 1)))
+                while len(pending) < window and (found := next(waiting, None)):
+                    pending[self._run.remote(found[1].with_absolute_paths(), self.scratch, code_versions())] = found[0]
+                if not pending:
+                    return
+                for done in ray.wait(list(pending), num_returns=1)[0]:
+                    yield pending.pop(done), _result(done)
+        finally:
+            for reference in pending:
+                ray.cancel(reference, force=False)
+
+
+@contextmanager
+def ray_executor(address: str, memory: int, scratch: Scratch) -> Iterator[RayExecutor]:
+    """Context: a connection to the cluster at `address`; '': RAY_ADDRESS, or else a cluster of this machine's own.
+
+    Raises UsageError if there is none, or a task could run nowhere in it.
+    """
+    # Nodes see the code on a shared disk, or have it installed.
+    code = {"env_vars": {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}}
+    host, _, port = address.rpartition(":")
+    try:
+        if host and port.isdecimal() and "/" not in host:  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+        ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR, runtime_env=code)
+    except (OSError, RayError, ValueError, RuntimeError) as error:
+        first = str(error).strip().split("\n")[0]
+        raise UsageError(f"--address {address or 'of RAY_ADDRESS'}: no Ray cluster answers there ({first})") from error
+    try:
+        _check_room(memory)
+        yield RayExecutor(memory, scratch)
+    finally:
+        ray.shutdown()
+
+
+def _check_room(memory: int) -> None:
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    most = max((node.get("memory", 0) for node in nodes), default=0)
+    if not nodes:
+        raise UsageError("the Ray cluster has no node with a core to work on: add one")
+    if most < memory:
+        raise UsageError(
+            f"a task takes {memory:,} bytes, and no node of the Ray cluster offers more than {most:,.0f}: give a "
+            "smaller --memory, or more --workers, among which it is divided"
+        )
+
+
+def _result(reference: Any) -> Any:
+    """The result of a task; raises its error as it was raised, and GristmillError for one of Ray's."""
+    try:
+        found, _, _ = ray.get(reference)
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, GristmillError) else GristmillError(str(error)) from error
+    except RayError as error:
+        first = str(error).strip().split("\n")[0]
+        raise GristmillError(
+            f"Ray gave up a task after {_RETRIES} retries: {first}. If nodes ran out of memory, give a larger --memory "
+            "or fewer --workers, so that fewer tasks run at once; then run the same command again to go on"
+        ) from error
+    if isinstance(found, Failure):
+        raise found.error()
+    return found
+
+
+def _run_call(call: Call, scratch: Scratch, versions: dict[str, str]) -> tuple[Any, float, int]:
+    """Run a call on a node of the cluster, in a scratch folder of its own."""
+    check_same_code(versions, f"the node {socket.gethostname()}")
+    pyarrow.set_cpu_count(1)  # Ray gives each task a core
+    with open_scratch(scratch.folder.parent, scratch.size, is_private=True) as own:
+        arguments = call.arguments | ({"scratch": own} if "scratch" in call.arguments else {})
+        return attempt(replace(call, arguments=arguments))

@@ -1,0 +1,34 @@
+"""Code and versions that decide bytes: processes that work on one run must have the same."""
+
+import hashlib
+import sys
+import unicodedata
+from functools import cache
+from pathlib import Path
+
+from gristmill.engine.task import library_version
+from gristmill.errors import UsageError
+
+_PACKAGES = ("gristmill", "preprocessing", "dedup")
+_LIBRARIES = ("numpy", "numba", "pyarrow", "msgspec", "zstandard", "sentencepiece")
+
+
+@cache
+def code_versions() -> dict[str, str]:
+    """The version of each thing that decides bytes, by name; that of our code is a hash of its sources."""
+    root, digest = Path(__file__).resolve().parents[3], hashlib.sha256()
+    for path in sorted(path for package in _PACKAGES for path in (root / package).rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    own = {"gristmill": digest.hexdigest()[:12], "Python": python, "Unicode": unicodedata.unidata_version}
+    return own | {name: library_version(name) for name in _LIBRARIES}
+
+
+def check_same_code(wanted: dict[str, str], where: str) -> None:
+    """Raise UsageError if this process has other versions than the process in charge, whose are `wanted`."""
+    own = code_versions()
+    other = [f"{name} {own.get(name)} instead of {it}" for name, it in wanted.items() if own.get(name) != it]
+    if other:
+        raise UsageError(
+            f"{where} has {', '.join(other)}: its files could have other bytes. Install the same versions everywhere"
+        )
