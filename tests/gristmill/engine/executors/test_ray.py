@@ -88,10 +88,10 @@ def test_an_error_of_a_task_keeps_its_class_and_its_line(source: Path, tmp_path:
         pytest.raises(InputError, match=r"^/.*/in/[ab] line 3: bad record; mend it$"),
         open_stage(STAGE, tmp_path / "out", options) as run,
     ):
-        outputs = {name: run.work / name for name in "ab"}
-        run.step("refuse", [
-            Task(name, refuse, {"source": source / name, "target": output}, (output,)) for name, output in outputs.items()
-        ])  # fmt: skip
+        outputs = {path: run.work / path.name for path in (source / "a", source / "b")}
+        run.step(
+            "refuse", [Task(to.name, refuse, {"source": path, "target": to}, (to,)) for path, to in outputs.items()]
+        )
 
 
 def test_no_cluster_and_no_room_are_told(cluster: Any, source: Path, tmp_path: Path, options: RunOptions) -> None:
