@@ -98,8 +98,6 @@ def to_hash(
         Documents read, signed, skipped and too short (no shingle), per source.
     """
     sketch = Sketch(hash, width, permutations, seed, unit)
-    if not dataset_name or dataset_name != Path(dataset_name).name:
-        raise UsageError(f"data set {dataset_name!r}: wanted the name of a folder in the corpus, or all")
     files = list_source(input_dir, dataset_name, text_column)
     chosen = files[index_start:index_end] if index_start >= 0 else []
     if not chosen or batch < 1:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Self
 
 import msgspec
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -204,7 +205,8 @@ class Counts(msgspec.Struct):
     def __rich__(self) -> Table:
         """A table of documents per source and reason, and of the files read and not read."""
         columns = file_columns(self)
-        table = Table("source", *self.reasons, *columns, box=None, header_style="bold", pad_edge=False)
+        headers = map(escape, self.reasons)  # a reason may name a column of the user's
+        table = Table("source", *headers, *columns, box=None, header_style="bold", pad_edge=False)
         for column in table.columns[1:]:
             column.justify = "right"
         for source in [*sorted(self.tallies), *([None] if len(self.tallies) > 1 else [])]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
@@ -37,7 +38,8 @@ class Funnel(msgspec.Struct, rename={"tallies": "went"}, omit_defaults=True):
         lost = [reason for reason in counts.reasons if reason not in (*INCOMING, TRAIN, HELD_OUT)]
         gained = [reason for reason in INCOMING if reason in counts.reasons]
         columns = [*gained, *lost, HELD_OUT, TRAIN]
-        table = Table("source", *(f"{_sign(name)}{name}" for name in columns), title="funnel: documents", box=None)
+        names = (escape(f"{_sign(name)}{name}") for name in columns)
+        table = Table("source", *names, title="funnel: documents", box=None)
         files = file_columns(counts)
         for name in ("MB in", "MB train", "tokens train", *files):
             table.add_column(name)

@@ -77,9 +77,9 @@ def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str,
         given = _GivenDocuments(part, read_documents(part, counts, Rejects(output)))
         with open_jsonl_writer(output) as sink:
             for document in _call(function, call, given):
-                size, line = _encode(function, document, given)
+                before, size, line = _encode(function, document, given)
                 sink.write(line)
-                counts.add_written(part.source, utf8_size(document.text), before=size)
+                counts.add_written(part.source, size, before)
         if given.left:
             size = sum(size for size, _ in given.left.values())
             counts.add(part.source, f"dropped by {function.partition(':')[2]}", size, len(given.left))
@@ -116,9 +116,9 @@ def _call(name: str, function: DocumentFunction, given: _GivenDocuments) -> Iter
         if not isinstance(found, Iterable):
             raise UsageError(f"{name} returned a {type(found).__name__}: wanted {_FORM}")
         yield from found
-    except GristmillError:
+    except (GristmillError, GeneratorExit, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # sys.exit() is none of its business, and would end the stage as if it were done
         if given.error:
             raise given.error from error
         place = traceback.extract_tb(error.__traceback__)[-1]
@@ -132,24 +132,38 @@ def _call(name: str, function: DocumentFunction, given: _GivenDocuments) -> Iter
         pass
 
 
-def _encode(name: str, document: Document, given: _GivenDocuments) -> tuple[int, bytes]:
-    """The size of a yielded document's text as it was read, and its record as a line. UsageError if it is none."""
+def _encode(name: str, document: Document, given: _GivenDocuments) -> tuple[int, int, bytes]:
+    """Sizes of a yielded document's text, as it was read and now, and its record as a line. UsageError if none."""
     if not isinstance(document, Document):
         raise UsageError(f"{name} yielded a {type(document).__name__} after {given.last}: wanted {_FORM}")
-    if not isinstance(document.text, str):
-        raise UsageError(f"{name} yielded {document.key} with a text of type {type(document.text).__name__}")
     if document.key.file != given.part.name or document.key.row not in given.left:
         raise UsageError(
             f"{name} yielded {document.key}, which is no document that it was given, or was yielded before: wanted "
             "each document at most once. (Copies are made by weights, when the corpus is mixed.)"
         )
-    size, digest = given.left.pop(document.key.row)
-    if document.text_column not in document.fields or hash(document.text) != digest:
-        document.fields[document.text_column] = document.text
+    before, digest = given.left.pop(document.key.row)
+    _set_text(name, document, digest)
     try:
-        return size, document.to_json()
-    except (UnicodeEncodeError, TypeError, ValueError) as error:
+        return before, utf8_size(document.text), document.to_json()
+    except (UnicodeEncodeError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{name} yielded {document.key}, which cannot be written as JSON: {error}") from error
+
+
+def _set_text(name: str, document: Document, digest: int) -> None:
+    """Make `document.text` and the field with the text one, whichever of them the function set.
+
+    `digest` is the hash of the text as it was read. UsageError if it set both, to different texts, or one to no text.
+    """
+    column, text = document.text_column, document.text
+    stored = document.value(column) if column in document.fields else text
+    for found in (text, stored):
+        if not isinstance(found, str):
+            raise UsageError(f"{name} yielded {document.key} with a text of type {type(found).__name__}: wanted str")
+    if stored != text and digest not in (hash(text), hash(stored)):
+        raise UsageError(f"{name} yielded {document.key} with one text in `text` and another in fields[{column!r}]")
+    document.text = stored if hash(text) == digest else text
+    if stored != document.text or column not in document.fields:
+        document.fields[column] = document.text
 
 
 if __name__ == "__main__":

@@ -141,7 +141,9 @@ def _import_errors(module: str) -> Iterator[None]:
         if f"{module}.".startswith(f"{error.name}."):
             raise _no_module(module) from error
         raise UsageError(f"{module} needs the module {error.name!r}, and there is none: is it installed?") from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of sys.exit(), too
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise UsageError(
             f"{module} cannot be imported: {type(error).__name__}: {error} ({place.filename}, line {place.lineno})"

@@ -24,7 +24,7 @@ from gristmill.io.formats.suffixes import CORPUS_SUFFIXES as CORPUS_SUFFIXES
 from gristmill.io.formats.suffixes import JSONL_SUFFIXES as JSONL_SUFFIXES
 from gristmill.io.formats.suffixes import READABLE, TEXT_FORMATS, parse_name, unknown_suffix
 from gristmill.storage.files import is_file, is_folder
-from gristmill.storage.walking import DANGLING, walk_all
+from gristmill.storage.walking import DANGLING, Found, walk_all
 from gristmill.urls import SCHEMES, unknown_scheme
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
@@ -32,6 +32,7 @@ INDEX_PREFIX = "index:"  # of the file names of an index, a corpus deduplicated 
 METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, beside those of walking.py
 CACHE = "cache of Hugging Face datasets"
 _METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+_MAX_NAME_BYTES = 200  # of a file: outputs add suffixes, and file systems end at 255
 _MAX_ROW_DIGITS = 18  # of a row that 64 bits hold
 _PAIR_SEPARATOR = re.compile(r"@\d+ :: ")  # between the two keys of a line in duplicate_pairs.txt
 
@@ -189,9 +190,8 @@ def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_al
     if not _is_folder(root):
         wanted = "a folder, and it is a file" if is_file(root) else "a folder, and there is none"
         raise UsageError(f"{root}: wanted {wanted} of that name. Check the path")
-    reject_unfinished(root)
     files, unread = [], []
-    for path, size, found in walk_all(root, STATE_DIR):
+    for path, size, found in _walk(root):
         if found == DANGLING:
             _reject_missing(path)
         reason = found or _unread_reason(path.name, read_also)
@@ -205,6 +205,17 @@ def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_al
     return Corpus(sorted(files, key=lambda file: file.name), sorted(unread, key=lambda file: file.name))
 
 
+def _walk(root: Path) -> list[Found]:
+    """The files below a corpus root. InputError if it is not finished, UsageError if its folders are too deep."""
+    try:
+        reject_unfinished(root)
+        return list(walk_all(root, STATE_DIR))
+    except RecursionError as error:
+        raise UsageError(
+            f"{root} has folders hundreds of levels deep in one another: move what is in them up"
+        ) from error
+
+
 def list_source(
     folder: Path, source: str, text_column: str = "text", read_also: Collection[str] = ()
 ) -> list[CorpusFile]:
@@ -216,8 +227,10 @@ def scan_source(folder: Path, source: str, text_column: str = "text", read_also:
     """Find the files of one source, named `<source>/…`, or those of every source if `source` is 'all'.
 
     `folder` is the source's own folder, as on SlimPajama's command lines, or the corpus root. Raises UsageError for
-    a folder named `all` of the source 'all', which may be meant as either.
+    a source that is no folder's name, and a folder named `all` of the source 'all', which may be meant as either.
     """
+    if not source or source != Path(source).name or source == "..":
+        raise UsageError(f"data set {source!r}: wanted the name of a folder in the corpus, or all")
     if source == "all" == folder.absolute().name:
         raise UsageError(
             f"{folder} with `all`: that may be the data set `all` or every data set in a folder of that name. Rename "
@@ -272,5 +285,9 @@ def _corpus_name(path: Path, root: Path, prefix: str) -> str:
         raise UsageError(
             f"the file name {name!r} cannot be part of a key: wanted printable characters without '@<number> :: ', and "
             f"not {INDEX_PREFIX!r} at the beginning, which documents of an index have; rename it"
+        )
+    if len(path.name.encode()) > _MAX_NAME_BYTES:
+        raise UsageError(
+            f"file name {name!r} is too long: wanted at most {_MAX_NAME_BYTES} bytes, as outputs add some; rename it"
         )
     return name

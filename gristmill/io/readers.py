@@ -287,6 +287,8 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
 
 
 def _require_column(columns: list[str], part: Slice) -> None:
+    if columns.count(part.text_column) > 1:
+        raise InputError(f"{part.path} has several columns {part.text_column!r}: rename all but that of the text")
     if part.text_column not in columns:
         raise InputError(
             f"{part.path} has no column {part.text_column!r}, only {', '.join(columns)}: "

@@ -78,6 +78,37 @@ MODULE = """
         for document in documents:
             document.text = None
             yield document
+
+
+    def sets_the_field(documents):
+        for document in documents:
+            document.fields["text"] = document.text + "!"
+            yield document
+
+
+    def sets_null(documents):
+        for document in documents:
+            document.fields["text"] = None
+            yield document
+
+
+    def sets_both(documents):
+        for document in documents:
+            document.text, document.fields["text"] = "one", "other"
+            yield document
+
+
+    def nests(documents):
+        for document in documents:
+            for _ in range(5000):
+                document.fields = {"text": document.text, "x": document.fields}
+            yield document
+
+
+    def leaves(documents):
+        for document in documents:
+            yield document
+            raise SystemExit
 """
 
 
@@ -122,6 +153,12 @@ def test_documents_are_changed_and_reordered(
     assert counts.total("dropped by shout").documents == 2
 
 
+def test_the_text_may_be_set_in_its_field(source: Path, tmp_path: Path, module: str, read, quiet: RunOptions) -> None:
+    counts = apply(source, tmp_path / "out", f"{module}:sets_the_field", quiet)
+    texts = [record["text"] for record in read(tmp_path / "out")]
+    assert texts[:2] == ["a!", "bb!"] and counts.total("written").bytes == sum(len(text.encode()) for text in texts)
+
+
 def test_the_text_may_be_in_another_column(tmp_path: Path, module: str, write, quiet: RunOptions) -> None:
     write(tmp_path / "in/a.jsonl", [{"body": "one", "text": None}])
     apply(tmp_path / "in", tmp_path / "out", f"{module}:shout", quiet, text_column="body")
@@ -144,6 +181,10 @@ def test_a_function_that_ends_early_drops_the_rest(
         ("surrogate", "book/a.jsonl@0, which cannot be written as JSON"),
         ("predicate", "returned a bool: wanted a generator"),
         ("strange", "book/a.jsonl@0 with a text of type NoneType"),
+        ("sets_null", "book/a.jsonl@0 with a text of type NoneType: wanted str"),
+        ("sets_both", "book/a.jsonl@0 with one text in `text` and another in fields\\['text'\\]"),
+        ("nests", "book/a.jsonl@0, which cannot be written as JSON"),
+        ("leaves", r"failed after it was given book/a\.jsonl@0: SystemExit"),
         ("missing", "has no function 'missing': it has .*keep_even"),
     ],
 )
@@ -164,6 +205,7 @@ def test_functions_that_do_something_else_are_told_so(
         ("builtins:list", "builtins has no file: wanted a function of yours"),
         ("itertools:nope", "itertools has no file: wanted a function of yours"),
         ("broken:f", r"broken cannot be imported: ZeroDivisionError: .*broken\.py, line 1\)"),
+        ("leaving:f", "leaving cannot be imported: SystemExit"),
         ("needy:f", "needy needs the module 'no_such_dependency'"),
     ],
 )
@@ -171,6 +213,7 @@ def test_modules_that_cannot_be_imported(
     source: Path, tmp_path: Path, module: str, name: str, message: str, quiet: RunOptions
 ) -> None:
     (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "leaving.py").write_text("import sys; sys.exit()\n")
     (tmp_path / "needy.py").write_text("import no_such_dependency\n")
     with pytest.raises(UsageError, match=message):
         apply(source, tmp_path / "out", name, quiet)

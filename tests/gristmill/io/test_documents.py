@@ -1,8 +1,10 @@
 """Documents: their keys, the same documents from every format, and other fields unchanged."""
 
 import gzip
+import inspect
 import json
 import os
+import sys
 from pathlib import Path
 
 import datasets
@@ -207,6 +209,33 @@ def test_a_source_named_like_an_index_is_refused(tmp_path: Path) -> None:
     for listed, source in ((tmp_path, "all"), (folder, "index:a")):
         with pytest.raises(UsageError, match=r"'index:a/a\.jsonl' cannot be part of a key.*'index:'.*rename"):
             list_source(listed, source)
+
+
+@pytest.mark.parametrize("source", ["", ".", "..", "book/", "/book", "a/b"])
+def test_a_source_that_is_no_name_is_refused(tmp_path: Path, source: str) -> None:
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book" / "a.jsonl").touch()
+    with pytest.raises(UsageError, match="wanted the name of a folder in the corpus, or all"):
+        list_source(tmp_path / "book", source)
+
+
+def test_names_that_leave_no_room_for_a_suffix_are_refused(tmp_path: Path) -> None:
+    (tmp_path / f"{'x' * 194}.jsonl").touch()
+    assert len(list_corpus(tmp_path)) == 1
+    (tmp_path / ("\u00fc" * 98 + ".jsonl")).touch()
+    with pytest.raises(UsageError, match=r"is too long: wanted at most 200 bytes.* rename it"):
+        list_corpus(tmp_path)
+
+
+def test_folders_deeper_than_the_stack_are_refused(tmp_path: Path) -> None:
+    (tmp_path / Path(*["d"] * 200)).mkdir(parents=True)
+    limit = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(len(inspect.stack()) + 200)  # as 1,000 folders and the usual limit, which take seconds
+        with pytest.raises(UsageError, match="folders hundreds of levels deep"):
+            list_corpus(tmp_path)
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:

@@ -60,6 +60,16 @@ def test_a_table_of_times_that_python_cannot_hold_is_read(tmp_path: Path) -> Non
     assert documents[0].fields["ns"] == documents[2].fields["ns"] == "2116-02-20T23:53:38.427387904"
 
 
+def test_a_table_with_two_columns_of_the_text_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    two = pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pa.parquet.write_table(two, tmp_path / "in" / "a.parquet")
+    (tmp_path / "b.csv").write_text("text,text\na,b\n")
+    for path in (tmp_path / "in" / "a.parquet", tmp_path / "b.csv"):
+        with pytest.raises(InputError, match=rf"{path.name} has several columns 'text': rename all but"):
+            next(read_corpus(path))
+
+
 def test_invalid_utf8_beside_a_text_that_looks_like_a_record_is_malformed(tmp_path: Path) -> None:
     bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
     (tmp_path / "in").mkdir()
