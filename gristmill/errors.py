@@ -7,6 +7,7 @@
     │   └── TooManyMalformed  more malformed records or damaged files than --max_malformed allows
     ├── OutputError         output cannot be written: disk full, no permission, folder in use
     ├── StorageError        an object store fails for longer than requests are repeated
+    ├── WorkerDied          a worker process was killed, most often as the machine ran out of memory
     ├── FinishedElsewhere   no error: the process that this one helped has finished the work
     └── ConservationError   documents were lost: incoming and outgoing counts differ
 
@@ -62,6 +63,10 @@ class OutputError(GristmillError, OSError):
 
 class StorageError(GristmillError):
     """An object store does not answer, or fails, for longer than requests are repeated; worth another try."""
+
+
+class WorkerDied(GristmillError):
+    """A worker process was killed, most often because the machine ran out of memory."""
 
 
 class FinishedElsewhere(GristmillError):

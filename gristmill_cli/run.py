@@ -13,6 +13,7 @@ from gristmill.config import load_config
 from gristmill.counts import READ, Counts
 from gristmill.engine.executors.choice import open_workplace
 from gristmill.engine.executors.local import start_fork_server
+from gristmill.engine.options import OWN_OPTIONS
 from gristmill.errors import InputError, OutputError
 from gristmill.io.files import STATE_DIR
 from gristmill.io.token_shards import Manifest
@@ -38,7 +39,9 @@ def run(config: RunConfig) -> Funnel | None:
     check_config(config)
     choose_stages(config, plan_stages(config))  # refuses a --from that cannot be, before the lock writes a file
     start_fork_server([__name__, "preprocessing.tokenizer.encoder"])  # workers of all stages have their modules
-    with open_workplace(config.run_options, config.out / STATE_DIR / "run.lock") as place:
+    recorded = _options_of(config)
+    work = repr([(name, value) for name, value in recorded.items() if name not in OWN_OPTIONS])
+    with open_workplace(config.run_options, config.out / STATE_DIR / "run.lock", work=work) as place:
         return _run_stages(replace(config, of_run=place))
 
 
@@ -108,6 +111,12 @@ def _run_and_print(arguments: list[str]) -> None:
     )
 
 
+def _options_of(config: RunConfig) -> dict[str, Any]:
+    """All options of a run, as they are given."""
+    options: dict[str, Any] = msgspec.to_builtins(replace(config, of_run=None), enc_hook=str)
+    return options
+
+
 def _record_config(config: RunConfig) -> None:
     """Write the configuration to the output folder.
 
@@ -128,7 +137,7 @@ def _record_config(config: RunConfig) -> None:
             raise OutputError(
                 f"{config.out} holds a run {has} an --apply.function: give another --out, or remove the folder"
             )
-    options = msgspec.to_builtins(replace(config, of_run=None), enc_hook=str)
+    options = _options_of(config)
     options = {name: value for name, value in options.items() if name not in _NOT_RECORDED}
     record = {**options, "corpus": corpus}
     write_file(path, msgspec.json.format(msgspec.json.encode(record, enc_hook=str), indent=2) + b"\n")

@@ -97,6 +97,10 @@ class Claims:
         ledger.write(record)
         return {record.id: record}
 
+    def known_reads(self, before: Records) -> Records:
+        """The record of the input folders by an earlier run, which may have been killed before it was compacted."""
+        return {task: record for task, record in before.items() if task == self._reads_id}
+
     def stale(self, before: Records, done: Records) -> list[TaskId]:
         """Tasks of earlier runs that this run should have planned, and did not: their inputs are gone."""
         plans = self.plans

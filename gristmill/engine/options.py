@@ -1,6 +1,7 @@
 """Options of a stage's run that change no byte of its output: workers, memory, limits, messages."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
@@ -109,6 +110,26 @@ class RunOptions:
     def memory_per_worker(self) -> int:
         """Memory budget of one worker, in bytes."""
         return self.memory_bytes // self.processes
+
+
+OWN_OPTIONS = frozenset(field.name for field in fields(RunOptions))  # of each process
+_FLAGS = ("quiet", "explain")
+
+
+def words_of_work(words: Sequence[str]) -> list[str]:
+    """The words of a command line without options that change no byte, in which the processes of one run may differ.
+
+    >>> words_of_work(["gristmill", "filter", "in", "--shard", "1/2", "--quiet", "--workers=3", "--threshold", "9"])
+    ['gristmill', 'filter', 'in', '--threshold', '9']
+    """
+    kept, is_value = list[str](), False
+    for word in words:
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        is_own = word.startswith("--") and name in OWN_OPTIONS
+        if not (is_own or (is_value and not word.startswith("--"))):
+            kept.append(word)
+        is_value = is_own and "=" not in word and name not in _FLAGS
+    return kept
 
 
 def parse_size(text: str, option: str = "") -> int:

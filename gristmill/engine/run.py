@@ -8,6 +8,7 @@ A task is skipped only if its done record has the same identity (content of the 
 outputs are as recorded. Files in `run.work` are temporary: removed at the end, and written again if a task needs them.
 """
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,7 +23,7 @@ from gristmill.engine.done import DoneTasks
 from gristmill.engine.executors.choice import Workplace, open_workplace
 from gristmill.engine.executors.local import Call
 from gristmill.engine.lock import stage_lock
-from gristmill.engine.options import RunOptions
+from gristmill.engine.options import RunOptions, words_of_work
 from gristmill.engine.records import DoneRecord, Ledger, StepResult, TaskId
 from gristmill.engine.report import explain, print_summary, progress_bar
 from gristmill.engine.tags import FileTags
@@ -32,6 +33,7 @@ from gristmill.errors import InputError
 from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path, remove_partial_files
 from gristmill.storage.files import hash_file, remove_files, remove_folder
 from gristmill.storage.names import absolute, forget_links
+from gristmill.urls import is_remote
 
 GOAL: TaskId = ("", "goal")  # the record of a whole stage
 
@@ -141,9 +143,11 @@ class StageRun:
         reads = self.claims.record_reads(self.ledger, self._done.before | self._done.records)
         left = self.claims.old_claims(self._done.before)
         if self._done.is_changed or stale or reads or left:
-            self._done.records |= reads
+            self._done.records = self.claims.known_reads(self._done.before) | self._done.records | reads
             self.ledger.compact(self._done.records.values(), [*stale, *self._claimed, *left])
         remove_folder(self.work)
+        if self.place.scratch.is_private:  # killed processes may have left some
+            remove_partial_files(path for path in self._done.written if not is_remote(path))
         self.marks.remove()
         if not self.options.quiet:
             tasks = sum(1 for step, _ in self._done.records if step)
@@ -251,11 +255,12 @@ def open_stage(
     root = absolute(root) if ".." in root.parts else root
     state, name = root / STATE_DIR, f"{stage.name}-{label}" if label else stage.name
     run_name = f"{name}-{selection.strip('/').replace('/', '-')}" if selection else name
-    whole, lock = state / f"{name}.lock", state / f"{name if is_alone else run_name}.lock"
+    whole, lock = state / f"{name}.lock", state / f"{name if is_alone or is_remote(state) else run_name}.lock"
+    work = repr([run_name, plans, *map(str, (*reads, *publishes, *files)), *words_of_work(sys.argv)])
     with ExitStack() as stack:
         if lock != whole:
             stack.enter_context(stage_lock(whole, options.quiet, shared=True))
-        place = stack.enter_context(open_workplace(options, lock, whole=lock == whole))
+        place = stack.enter_context(open_workplace(options, lock, lock == whole, work))
         claims = Claims(selection, plans, tuple(reads), tuple(files))
         marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files)))
         yield StageRun(stage, Ledger(state, name), run_name, options, place, claims, marks)

@@ -24,13 +24,14 @@ import psutil
 from gristmill.engine.task import FileSet, Task, parts_of, relocate
 from gristmill.errors import GristmillError, InputError, OutputError, wrap_read_errors, wrap_write_errors
 from gristmill.io.files import rejects_path
-from gristmill.storage.files import FileInfo, file_info
+from gristmill.storage.files import FileInfo, file_info, is_file
 from gristmill.storage.local import atomic_write, flush_all, locked, sha256_file
 from gristmill.storage.names import absolute
 from gristmill.storage.objects import download, upload
 from gristmill.urls import SCHEMES, is_remote, object_name
 
 ByteRange = tuple[int, int | None]  # from a byte up to another, or to the end
+TAKEN_OVER = "another process has taken over the work. Run the same command again to go on"
 _PREFIX = "gristmill-scratch-"
 _WAIT_SECONDS = 0.2
 _COPIES = 2  # of the bytes that a task reads: what it fetches, and what it writes
@@ -41,12 +42,14 @@ Published = tuple[Path, FileInfo, str]  # an output, its size and version, its S
 class Scratch:
     """A folder where tasks work on copies, which take `size` bytes at most, all together, if it is given.
 
-    `is_private`: local outputs are staged, too, as other processes write beside.
+    `is_private`: local outputs are staged, too, as other processes write beside. `fence`: a file that is there as long
+    as the step of the tasks runs; what a task that ends later has written is dropped.
     """
 
     folder: Path
     size: int | None = None
     is_private: bool = False
+    fence: Path | None = None
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[Path]:
@@ -99,12 +102,18 @@ class StagedTask:
 
     task: Task
     places: dict[Path, Path] = field(default_factory=dict)
+    fence: Path | None = None
 
     def publish(self, outputs: tuple[Path, ...]) -> list[Published]:
-        """Put the outputs, and the files of malformed records beside them, in their places."""
+        """Put the outputs, and the files of malformed records beside them, in their places.
+
+        Raises OutputError if the step is over: the files may be those of another run by now.
+        """
         written = [path for path in outputs if self._local(path).exists()]
         written += [path for path in map(rejects_path, outputs) if self._local(path).exists()]
         assert len(written) >= len(outputs), f"{self.task.name} did not write {set(outputs) - set(written)}"
+        if self.fence and not is_file(self.fence):
+            raise OutputError(f"{self.task.name}: {TAKEN_OVER}")
         flush_all([self._local(path) for path in written if not is_remote(path)])  # before the record vouches for them
         return [(path, *self._put(path)) for path in written]
 
@@ -119,7 +128,8 @@ class StagedTask:
         if local != path:
             with wrap_write_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _move(local, path)
+                if not _has_bytes(path, local, sha256):  # an equal file stays: another task may have begun to read it
+                    _move(local, path)
         found = file_info(path)
         assert found, f"{path} vanished"
         return found, sha256
@@ -150,16 +160,30 @@ def staged(task: Task, inputs: Mapping[Path, FileInfo], scratch: Scratch | None)
         arguments = relocate(task.arguments, lambda path: places.get(path, path))
         outputs = tuple(places.get(path, path) for path in task.outputs)
         try:
-            yield StagedTask(replace(task, arguments=arguments, outputs=outputs), places)
+            yield StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch.fence)
         except GristmillError as error:  # says the names of the copies
-            message = re.sub(rf"{re.escape(str(folder))}/({'|'.join(SCHEMES)})/", r"\1:/", str(error))
-            raise type(error)(message.replace(str(folder), "")) from error
+            raise type(error)(*(_original(argument, folder) for argument in error.args)) from error
+
+
+def _original(argument: Any, folder: Path) -> Any:
+    """An argument of an error with the names of files, not of their copies in `folder`."""
+    if isinstance(argument, Path):
+        return Path(_original(str(argument), folder))
+    if not isinstance(argument, str):
+        return argument
+    return re.sub(rf"{re.escape(str(folder))}/({'|'.join(SCHEMES)})/", r"\1:/", argument).replace(str(folder), "")
 
 
 def _size_of(byte_range: ByteRange, seen: FileInfo | None) -> int:
     """Bytes that are fetched of an object that the driver has seen."""
     start, end = byte_range
     return 0 if seen is None else min(seen.size, end or seen.size) - start
+
+
+def _has_bytes(path: Path, local: Path, sha256: str) -> bool:
+    """Whether a file has the bytes of another one."""
+    found = file_info(path)
+    return found is not None and found.size == local.stat().st_size and sha256_file(path) == sha256
 
 
 def _move(local: Path, path: Path) -> None:

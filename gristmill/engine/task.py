@@ -8,7 +8,7 @@ be moved.
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,7 +141,7 @@ def relocate(value: Any, move: Callable[[Path], Path]) -> Any:
     if isinstance(value, Path):
         return move(value)
     if isinstance(value, FileSet):
-        return FileSet(tuple(map(move, value.paths)))
+        return _moved_set(value, move)
     if isinstance(value, dict):
         return {relocate(key, move): relocate(item, move) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -153,6 +153,11 @@ def relocate(value: Any, move: Callable[[Path], Path]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{name: relocate(item, move) for name, item in _fields(value).items()})
     return value
+
+
+@lru_cache(maxsize=8)  # many tasks share a set: each of them must not have a copy of its own
+def _moved_set(files: FileSet, move: Callable[[Path], Path]) -> FileSet:
+    return FileSet(tuple(map(move, files.paths)))
 
 
 def _canonical(value: Any, numbers: dict[Path | FileSet, str]) -> Any:

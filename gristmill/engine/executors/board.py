@@ -1,33 +1,31 @@
 """Board: the tasks of the step that is running, in a folder that several processes see, and who has taken which.
 
 board.json                   the posting: which step of which session, and how it ended
-SESSION-STEP/calls.pickle    the tasks; only those who may write the run's folder can write it
-SESSION-STEP/7.taken         who runs task 7, written by one process only
+SESSION-STEP/calls.pickle    the tasks, as long as the step runs; only those who may write the run's folder can write it
+SESSION-STEP/7.0.taken       who runs task 7: one process; if that dies, another one creates 7.1.taken
 SESSION-STEP/7.done          its done record
 SESSION-STEP/7.failed        its error
-processes/NAME.json          what a process does, rewritten every few seconds as long as it lives
+processes/NAME.json          what a process does (see presence.py)
 """
 
 import os
 import pickle
 import secrets
 import socket
-import threading
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from gristmill import errors
 from gristmill.engine.executors.local import Call
+from gristmill.engine.executors.presence import Presence
 from gristmill.engine.records import DoneRecord
-from gristmill.errors import GristmillError
+from gristmill.engine.staging import TAKEN_OVER
+from gristmill.errors import GristmillError, OutputError
 from gristmill.storage.files import (
     create_file,
-    list_folder,
     list_names,
     read_file,
     read_files,
@@ -35,46 +33,63 @@ from gristmill.storage.files import (
     remove_folder,
     write_file,
 )
-from gristmill.storage.lease import lease_seconds
+from gristmill.storage.local import PARTIAL, flush_later
 
-_BEATS = 4  # of a process in the time after which it counts as dead
+_POSTING, _CALLS, _PROCESSES = "board.json", "calls.pickle", "processes"
+_READ_AT_ONCE = 1000  # done records
 
 
 class Failure(msgspec.Struct):
-    """An error of a task: the name of its class in errors.py, and its message."""
+    """An error of a task or a session: the name of its class, its message, and the error itself, pickled."""
 
     kind: str
     message: str
+    pickled: bytes = b""
 
-    def error(self) -> GristmillError:
-        """The error, of its own class."""
-        kind = getattr(errors, self.kind, GristmillError)
-        return kind(self.message)
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        """The failure for an error that is raised."""
+        try:
+            return cls(type(error).__name__, str(error), pickle.dumps(error))
+        except Exception:  # of a class that cannot be pickled
+            return cls(type(error).__name__, str(error))
+
+    def error(self) -> Exception:
+        """The error, of its own class; GristmillError if it cannot be had."""
+        with suppress(Exception):  # another version of a library
+            if isinstance(error := pickle.loads(self.pickled), Exception):
+                return error
+        return GristmillError(f"{self.kind}: {self.message}")
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """What processes that have ended have cost and done."""
+
+    core_seconds: float = 0.0
+    tasks: int = 0
+    retried: int = 0
 
 
 class Posting(msgspec.Struct, frozen=True):
     """The state of the work: `step` counts from 1 in each session, which is a run of the process in charge."""
 
     session: str
+    work: str = ""  # what the session does: sessions of equal work do the same
     step: int = 0
     tasks: int = 0
     name: str = ""  # of the stage and the step
     state: Literal["working", "finished", "failed"] = "working"
     failure: Failure | None = None
+    spent: Spent = Spent()  # in earlier sessions, and in this one if it has ended
+    versions: dict[str, str] = {}  # of code and libraries
 
 
-class ProcessState(msgspec.Struct):
-    """What a process of a run does: for others, which see that it lives, and for `gristmill status`."""
+class Look(NamedTuple):
+    """The tasks of a step that are not simply open, by position: how often each was taken over, done and failed."""
 
-    process: int
-    host: str
-    started: float  # seconds since 1970
-    beat: int = 0
-    is_in_charge: bool = False
-    running: list[str] = []
-    tasks_done: int = 0
-    retried: int = 0
-    core_seconds: float = 0.0
+    taken: dict[int, int]
+    done: set[int]
+    failed: set[int]
 
 
 class Board:
@@ -83,126 +98,90 @@ class Board:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self._seen: dict[str, tuple[Any, float]] = {}  # of other processes: their last beat, and since when
-        self._listed: dict[str, Any] = {}
+        self.processes = Presence(folder / _PROCESSES)
 
     def read(self) -> Posting | None:
         """The posting, None if there is none."""
-        for data in read_files([self.folder / "board.json"]):
+        for data in read_files([self.folder / _POSTING]):
             with suppress(msgspec.DecodeError):
                 return msgspec.json.decode(data, type=Posting)
         return None
 
-    def post(self, posting: Posting, calls: Sequence[Call] = ()) -> None:
-        """Show a posting, with the tasks of its step."""
+    def post(self, posting: Posting, calls: Sequence[Call] = (), before: Posting | None = None) -> None:
+        """Show a posting, with the tasks of its step. Raises OutputError if the one `before` is not there any more."""
+        if before and self.read() != before:
+            raise OutputError(f"{self.folder}: {TAKEN_OVER}")
         if calls:
-            write_file(self._step(posting) / "calls.pickle", pickle.dumps(list(calls)))
-        write_file(self.folder / "board.json", msgspec.json.encode(posting))
+            self._write(self.fence(posting), pickle.dumps(list(calls)))
+        self._write(self.folder / _POSTING, msgspec.json.encode(posting))
 
     def load(self, posting: Posting) -> list[Call]:
         """The tasks of a posting. Raises FileNotFoundError if the step is over."""
-        return pickle.loads(read_file(self._step(posting) / "calls.pickle"))
+        return pickle.loads(read_file(self.fence(posting)))
+
+    def fence(self, posting: Posting) -> Path:
+        """The file that is there as long as the step runs."""
+        return self._step(posting) / _CALLS
 
     def forget(self, posting: Posting) -> None:
-        """Remove what there is of a posting's step."""
+        """Remove what there is of a posting's step, the fence first."""
+        remove_files([self.fence(posting)])
         remove_folder(self._step(posting))
 
-    def clear_steps(self) -> None:
-        """Remove the steps that earlier sessions left."""
+    def clear(self) -> None:
+        """Remove the steps that earlier sessions left, and what killed processes were writing."""
         for name in list_names(self.folder):
-            if name not in ("processes", "board.json"):
+            if name.endswith(PARTIAL):
+                remove_files([self.folder / name])
+            elif name not in (_PROCESSES, _POSTING):
+                remove_files([self.folder / name / _CALLS])
                 remove_folder(self.folder / name)
 
-    def look(self, posting: Posting) -> dict[int, str]:
-        """The state of the tasks that are not simply open: taken, done or failed, by position."""
-        order = {"taken": 0, "failed": 1, "done": 2}
-        found: dict[int, str] = {}
-        for name in list_folder(self._step(posting)):
+    def look(self, posting: Posting) -> Look:
+        """Which tasks are taken, done and failed."""
+        taken, ended = dict[int, int](), {"done": set[int](), "failed": set[int]()}
+        for name in list_names(self._step(posting)):
             position, _, state = name.partition(".")
-            if state in order and order[state] >= order[found.get(int(position), "taken")]:
-                found[int(position)] = state
-        return found
+            times, _, kind = state.partition(".")
+            if kind == "taken":
+                taken[int(position)] = max(int(times), taken.get(int(position), 0))
+            elif state in ended:
+                ended[state].add(int(position))
+        return Look(taken, ended["done"], ended["failed"])
 
-    def take(self, posting: Posting, position: int, is_left: bool) -> bool:
-        """Take a task, also from a process that `is_left` says is dead; False if another one was faster."""
-        path = self._step(posting) / f"{position}.taken"
-        if is_left:
-            write_file(path, self.name.encode())
-            return True
-        return create_file(path, self.name.encode())
+    def take(self, posting: Posting, position: int, times: int) -> bool:
+        """Take a task that was taken so many times before; False if another process was faster.
 
-    def is_left(self, posting: Posting, position: int) -> bool:
-        """Whether the process that took a task has not been alive for as long as this one has looked."""
-        holder = next(read_files([self._step(posting) / f"{position}.taken"]), b"").decode()
-        return holder != self.name and not self.is_alive(holder)
+        Raises FileNotFoundError if the step is over.
+        """
+        return create_file(self._step(posting) / f"{position}.{times}.taken", self.name.encode())
 
-    def is_alive(self, name: str) -> bool:
-        """Whether a process has been seen to beat within the last lease_seconds, or not been watched for so long."""
-        now = time.monotonic()
-        if now - self._seen.get("", (None, 0.0))[1] > lease_seconds() / _BEATS:
-            self._seen[""] = (None, now)
-            self._listed = dict(list_folder(self.folder / "processes"))
-        beat, since = self._seen.get(name, (0, 0.0))
-        if beat != self._listed.get(f"{name}.json"):
-            self._seen[name] = (self._listed.get(f"{name}.json"), now)
-            return True
-        return now - since < lease_seconds()
+    def holder(self, posting: Posting, position: int, times: int) -> str:
+        """The process that took a task; its position if the process was killed before it wrote its name."""
+        data = next(read_files([self._step(posting) / f"{position}.{times}.taken"]), b"")
+        return data.decode() or f"{posting.session}-{position}.{times}"
 
-    def finish(self, posting: Posting, position: int, result: DoneRecord | Failure) -> None:
-        """Show the record of a task that is done, or its failure."""
+    def finish(self, posting: Posting, position: int, result: DoneRecord | Failure | None) -> None:
+        """Show the record of a task that is done, or its failure; None: the process in charge has the record."""
         state = "failed" if isinstance(result, Failure) else "done"
-        write_file(self._step(posting) / f"{position}.{state}", msgspec.json.encode(result))
+        self._write(self._step(posting) / f"{position}.{state}", msgspec.json.encode(result) if result else b"")
 
-    def results(self, posting: Posting, positions: Iterable[int]) -> dict[int, DoneRecord]:
-        """The records of tasks that are done."""
-        positions = list(positions)
-        files = read_files(self._step(posting) / f"{position}.done" for position in positions)
-        return {at: msgspec.json.decode(data, type=DoneRecord) for at, data in zip(positions, files, strict=True)}
+    def results(self, posting: Posting, positions: Sequence[int]) -> Iterator[tuple[int, DoneRecord]]:
+        """The records of tasks that are done. Raises OutputError if the step was removed."""
+        for start in range(0, len(positions), _READ_AT_ONCE):
+            some = positions[start : start + _READ_AT_ONCE]
+            files = list(read_files(self._step(posting) / f"{position}.done" for position in some))
+            if len(files) < len(some):
+                raise OutputError(f"{self.folder}: {TAKEN_OVER}")
+            yield from ((at, msgspec.json.decode(file, type=DoneRecord)) for at, file in zip(some, files, strict=True))
 
     def failure(self, posting: Posting, position: int) -> Failure:
         """The failure of a task."""
         return msgspec.json.decode(read_file(self._step(posting) / f"{position}.failed"), type=Failure)
 
-    def processes(self) -> dict[str, ProcessState]:
-        """What the processes do, by name, those that died without a word included."""
-        names = [name for name in list_folder(self.folder / "processes") if name.endswith(".json")]
-        files = read_files(self.folder / "processes" / name for name in names)
-        states = (msgspec.json.decode(data, type=ProcessState) for data in files)
-        return dict(zip((name.removesuffix(".json") for name in names), states, strict=False))
+    def _write(self, path: Path, data: bytes) -> None:
+        with flush_later():  # after a power cut a new session begins anyway
+            write_file(path, data)
 
     def _step(self, posting: Posting) -> Path:
         return self.folder / f"{posting.session}-{posting.step}"
-
-
-class Heartbeat:
-    """Context: a thread rewrites this process's state on the board, as long as the process lives."""
-
-    def __init__(self, board: Board) -> None:
-        self.board = board
-        self.state = ProcessState(os.getpid(), socket.gethostname(), time.time())
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
-
-    def __enter__(self) -> ProcessState:
-        self._write()
-        self._thread.start()
-        return self.state
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        with suppress(GristmillError, OSError):
-            remove_files([self._path])
-
-    @property
-    def _path(self) -> Path:
-        return self.board.folder / "processes" / f"{self.board.name}.json"
-
-    def _beat(self) -> None:
-        while not self._ended.wait(lease_seconds() / _BEATS):
-            with suppress(GristmillError, OSError):  # the next beat may succeed
-                self._write()
-
-    def _write(self) -> None:
-        self.state.beat += 1
-        write_file(self._path, msgspec.json.encode(self.state))

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gristmill.engine.executors.local import Executor, LocalExecutor
 from gristmill.engine.executors.shards import shard_executor
 from gristmill.engine.lock import stage_lock
-from gristmill.engine.options import RunOptions, Shard
+from gristmill.engine.options import RunOptions
 from gristmill.engine.staging import Scratch, open_scratch
 from gristmill.urls import is_remote
 
@@ -24,8 +24,10 @@ class Workplace(NamedTuple):
 
 
 @contextmanager
-def open_workplace(options: RunOptions, lock: Path, whole: bool = False) -> Iterator[Workplace]:
+def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: str = "") -> Iterator[Workplace]:
     """Context: hold the lock of a stage or a run, and have what its options ask for.
+
+    `work` says what is done, in more detail than the lock: of which options, if they are known.
 
     With --shard this process helps others while it waits; raises FinishedElsewhere if they have finished the work.
     """
@@ -37,6 +39,8 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False) -> Iter
         is_private = bool(options.shard) or options.executor == "ray"
         beside = None if is_remote(lock) or not is_private else lock.with_suffix(".scratch")  # to rename, not to copy
         folder, sweep = options.scratch or beside, partial(shutil.rmtree, beside or "", ignore_errors=True)
+        if beside:
+            stack.callback(_remove_empty, beside)
         scratch = stack.enter_context(open_scratch(folder, options.scratch_bytes, is_private))
         if options.executor == "ray":
             from gristmill.engine.executors.ray import ray_executor  # an optional dependency
@@ -52,9 +56,15 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False) -> Iter
             yield Workplace(local, scratch, stack.enter_context(stage_lock(lock, options.quiet, whole=whole)))
             return
         board = lock.with_suffix(".board")
-        team = stack.enter_context(shard_executor(local, board, Shard.parse(options.shard), scratch))
+        team = stack.enter_context(shard_executor(local, board, options, work, scratch))
         check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, while_waiting=team.help))
         team.reject_finished()
         stack.callback(sweep)
         stack.enter_context(team.in_charge())
         yield Workplace(team, scratch, check)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder if it is there and nothing is in it."""
+    with suppress(OSError):
+        folder.rmdir()

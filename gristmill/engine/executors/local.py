@@ -20,7 +20,7 @@ import pyarrow
 
 from gristmill.engine.lock import hold_worker_lock
 from gristmill.engine.task import relocate
-from gristmill.errors import GristmillError
+from gristmill.errors import WorkerDied
 
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
 
@@ -73,8 +73,8 @@ class LocalExecutor:
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
         """Run every call; yield (index in `calls`, result) as each one finishes, in any order.
 
-        The first error cancels the calls not yet started and is raised unchanged. Raises GristmillError
-        if a worker process dies.
+        The first error cancels the calls not yet started and is raised unchanged. Raises WorkerDied if a
+        worker process dies.
         """
         if self.workers <= 1 or len(calls) <= 1:
             yield from ((position, call()) for position, call in enumerate(calls))
@@ -104,7 +104,7 @@ class LocalExecutor:
     def take_finished(self, pending: dict[Future[Any], int], seconds: float | None = None) -> Iterator[tuple[int, Any]]:
         """Wait until one of the pending calls has finished, for `seconds` at most; remove and yield those that have.
 
-        Raises their errors, and GristmillError if a worker process has died.
+        Raises their errors, and WorkerDied if a worker process has died.
         """
         try:
             for future in wait_for(pending, seconds, FIRST_COMPLETED).done:
@@ -113,7 +113,7 @@ class LocalExecutor:
             # The pool loses track of a worker that starts while another dies, and would wait for it forever.
             for worker in self._own_workers():
                 worker.kill()
-            raise GristmillError(
+            raise WorkerDied(
                 "a worker process died: most often the machine ran out of memory. Try fewer --workers or a smaller "
                 "--memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
             ) from error

@@ -8,72 +8,88 @@ outputs are staged, so that it does no harm if two processes run one task.
 
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from random import Random
-from typing import Any
+from typing import Any, Literal
 
-from gristmill.engine.executors.board import Board, Failure, Heartbeat, Posting, ProcessState
+from msgspec.structs import replace as posted
+
+from gristmill.budget import Budget
+from gristmill.engine.executors.board import Board, Failure, Posting, Spent
 from gristmill.engine.executors.local import Call, LocalExecutor
-from gristmill.engine.options import Shard
-from gristmill.engine.staging import Scratch
-from gristmill.errors import FinishedElsewhere, GristmillError, StorageError
+from gristmill.engine.executors.presence import Heartbeat, ProcessState
+from gristmill.engine.executors.same_code import check_same_code, code_versions
+from gristmill.engine.executors.step_share import StepShare
+from gristmill.engine.options import RunOptions, Shard
+from gristmill.engine.staging import TAKEN_OVER, Scratch
+from gristmill.errors import FinishedElsewhere, GristmillError, OutputError, StorageError, WorkerDied
 from gristmill.urls import is_remote
 
 ATTEMPTS = 3  # at a task, if the object store fails
 _LOCAL_POLL, _REMOTE_POLL = 0.2, 2.0  # seconds between two looks at the board
 
 
+class StepOver(Exception):
+    """The step that this process helps with has ended, or its session has."""
+
+
 class ShardExecutor:
     """Runs tasks of run_task together with the other processes that see the board.
 
-    `help` is what a process does while another one is in charge; `run` is for the one that is.
+    `help` is what a process does while another one is in charge; `run` is for the one that is. `work` says what all of
+    them do; a process that has helped with other work does its own afterwards.
     """
 
-    def __init__(self, local: LocalExecutor, board: Board, shard: Shard, state: ProcessState, scratch: Scratch) -> None:
-        self.local, self.board, self.shard, self.state, self.scratch = local, board, shard, state, scratch
+    def __init__(
+        self, local: LocalExecutor, board: Board, options: RunOptions, work: str, state: ProcessState, scratch: Scratch
+    ) -> None:
+        self.local, self.board, self.options, self.work = local, board, options, work
+        self.state, self.scratch, self.shard = state, scratch, Shard.parse(options.shard)
         self.posting: Posting | None = None  # of the session in which this process is in charge
-        self._helped: set[tuple[str, int]] = set()  # session and step
+        self._helped: set[tuple[str, int]] = set()  # session and step; step 0: it was seen
         self._poll = _REMOTE_POLL if is_remote(board.folder) else _LOCAL_POLL
-        self._random = Random(board.name)
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        """As Executor.run; calls without a done record, and those of a step with a single task, run here alone."""
+        """As Executor.run; calls that write no done record run in this process's workers alone."""
         before = self.posting
-        if before is None or len(calls) <= 1 or "ledger" not in calls[0].arguments:
+        if before is None or not calls or "ledger" not in calls[0].arguments:
             yield from self.local.run(calls)
             return
         calls = [call.with_absolute_paths() for call in calls]
         name = f"{calls[0].arguments['ledger'].file.stem}: {calls[0].arguments['step']}"
-        self.posting = Posting(before.session, before.step + 1, len(calls), name)
-        self.board.post(self.posting, calls)
+        posting = posted(before, step=before.step + 1, tasks=len(calls), name=name)
+        self.board.post(posting, calls, before)
+        self.posting = posting
         try:
-            yield from self._work(self.posting, calls, is_in_charge=True)
+            yield from self._work(posting, calls, is_in_charge=True)
         finally:
-            self.board.forget(self.posting)
+            self.board.forget(posting)
 
     def help(self) -> None:
-        """Run tasks of the step that is posted until it is over, or wait a moment if there is none to help with."""
+        """Run tasks of the step that is posted until it is over, or wait a moment if there is none to help with.
+
+        Raises as reject_finished, and UsageError if the process in charge has other versions of code or libraries.
+        """
+        self.reject_finished()
         posting = self.board.read()
-        is_new = posting is not None and (posting.session, posting.step) not in self._helped
-        if posting and posting.state == "working" and posting.tasks and is_new:
-            try:
-                for _ in self._work(posting, self.board.load(posting), is_in_charge=False):
-                    pass
-            except FileNotFoundError:  # the step is over
-                pass
-            self._helped.add((posting.session, posting.step))
-        elif posting:
+        if posting and posting.state == "working":
+            check_same_code(posting.versions, f"process {self.state.process} on {self.state.host}")
             self._helped.add((posting.session, 0))
+            if posting.step and (posting.session, posting.step) not in self._helped:
+                with suppress(StepOver, FileNotFoundError):  # its files are gone
+                    for _ in self._work(posting, self.board.load(posting), is_in_charge=False):
+                        pass
+                self._helped.add((posting.session, posting.step))
+        self.state.running = []
         time.sleep(self._poll)
 
     def reject_finished(self) -> None:
-        """Raise FinishedElsewhere, or the error, if the session that this process has helped has ended meanwhile."""
+        """Raise FinishedElsewhere, or the error, if a session that this process has helped has ended its work."""
         posting = self.board.read()
-        if posting and any(posting.session == session for session, _ in self._helped):
+        if posting and posting.work == self.work and (posting.session, 0) in self._helped:
             if posting.failure:
                 raise posting.failure.error()
             if posting.state == "finished":
@@ -82,93 +98,112 @@ class ShardExecutor:
 
     @contextmanager
     def in_charge(self) -> Iterator[None]:
-        """Context: the session of this process, which holds the lock; says on the board how it ended."""
-        self.posting = Posting(self.board.name)
-        self.board.clear_steps()
+        """Context: the session of this process, which holds the lock; says on the board how it ended.
+
+        If it is killed or interrupted, or one of its workers is, it says nothing: another process goes on.
+        """
+        before = self.board.read()
+        spent = before.spent if before else Spent()
+        self.posting = Posting(self.board.name, self.work, spent=spent, versions=code_versions())
         self.board.post(self.posting)
+        self.board.clear()
         self.state.is_in_charge = True
         try:
             yield
-        except GristmillError as error:
-            self._end("failed", Failure(type(error).__name__, str(error)))
+        except WorkerDied:
+            raise
+        except Exception as error:
+            with suppress(GristmillError):
+                self._end("failed", Failure.of(error))
             raise
         self._end("finished")
 
-    def _end(self, state: Any, failure: Failure | None = None) -> None:
+    def _end(self, state: Literal["finished", "failed"], failure: Failure | None = None) -> None:
         assert self.posting
-        self.board.post(Posting(self.posting.session, self.posting.step + 1, state=state, failure=failure))
-        self.posting = None
+        states, spent = [*self.board.processes.states().values(), self.state], self.posting.spent
+        states = list({(each.host, each.process): each for each in states}.values())
+        spent = Spent(
+            spent.core_seconds + sum(each.core_seconds + each.own_seconds for each in states),
+            spent.tasks + sum(each.tasks_done for each in states),
+            spent.retried + sum(each.retried for each in states),
+        )
+        step = self.posting.step + 1
+        ended = posted(self.posting, step=step, tasks=0, state=state, failure=failure, spent=spent)
+        self.board.post(ended, before=self.posting)
+        self.board.processes.clear(keep=self.board.name)
 
     def _work(self, posting: Posting, calls: Sequence[Call], is_in_charge: bool) -> Iterator[tuple[int, Any]]:
         """Run calls that nobody runs until all are done, or the step is over; yield those that are, of all processes.
 
         The process in charge raises the first error; another one shows it on the board.
         """
-        left, pending = self._in_order(len(calls)), dict[Future[Any], int]()
-        looked, states = 0.0, dict[int, str]()
-        while left:
-            if time.monotonic() - looked > self._poll:
-                states, looked = self.board.look(posting), time.monotonic()
-                if is_in_charge:
-                    yield from self._finished_elsewhere(posting, states, left, pending)
-                elif self.board.read() != posting:
-                    return
-                left = [at for at in left if states.get(at) not in ("done", "failed") or at in pending.values()]
-            self._submit(posting, calls, states, left, pending)
-            if not pending:
-                time.sleep(self._poll)
-                continue
-            for position, result in self.local.take_finished(pending, self._poll):
-                self.state.core_seconds += result[1]
-                self.state.tasks_done += 1
-                self.state.retried += result[2]
-                self.state.running = [_name(calls[at]) for at in pending.values()]
-                left.remove(position)
-                if isinstance(result[0], Failure) and is_in_charge:
-                    raise result[0].error()
-                self.board.finish(posting, position, result[0])
-                yield position, result[0]
+        share, pending = StepShare(self.board, posting, self.shard, self._poll), dict[Future[Any], int]()
+        own = self._own(posting)
+        try:
+            while not share.is_over:
+                if share.is_due:
+                    if self.board.read() != posting:
+                        raise OutputError(f"{self.board.folder}: {TAKEN_OVER}") if is_in_charge else StepOver
+                    yield from self._look(share, is_in_charge)
+                self._submit(share, calls, pending, own)
+                if not pending and not share.is_over:
+                    time.sleep(self._poll)
+                for position, outcome in self.local.take_finished(pending, self._poll) if pending else ():
+                    self._count(outcome, [calls[at] for at in pending.values()])
+                    yield from self._finish(share, position, outcome[0], is_in_charge)
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def _look(self, share: StepShare, is_in_charge: bool) -> Iterator[tuple[int, Any]]:
+        """Yield the records of other processes' tasks, in the process in charge; raise their first error."""
+        done, failed = share.look()
+        if not is_in_charge:
+            return
+        if failed:
+            raise self.board.failure(share.posting, failed[0]).error()
+        yield from self.board.results(share.posting, done)
 
     def _submit(
-        self,
-        posting: Posting,
-        calls: Sequence[Call],
-        states: dict[int, str],
-        left: list[int],
-        pending: dict[Future[Any], int],
+        self, share: StepShare, calls: Sequence[Call], pending: dict[Future[Any], int], own: Callable[[Call], Call]
     ) -> None:
         """Take tasks until there is one for each worker, and one ahead."""
-        room, mine = self.local.workers + 1 - len(pending), set(pending.values())
-        for position in left if room > 0 else ():
-            if position in mine:
-                continue
-            is_taken = states.get(position) == "taken"
-            if is_taken and not self.board.is_left(posting, position):
-                continue
-            if self.board.take(posting, position, is_left=is_taken):
-                call = replace(calls[position], arguments=calls[position].arguments | {"scratch": self.scratch})
-                pending[self.local.submit(Call(attempt, {"call": call}))] = position
-                self.state.running = [_name(calls[at]) for at in pending.values()]
-                room -= 1
-            states[position] = "taken"
-            if room <= 0:
-                return
+        while len(pending) <= self.local.workers and (position := share.next()) is not None:
+            pending[self.local.submit(Call(attempt, {"call": own(calls[position])}))] = position
+            self.state.running = [_name(calls[at]) for at in pending.values()]
 
-    def _finished_elsewhere(
-        self, posting: Posting, states: dict[int, str], left: list[int], pending: dict[Future[Any], int]
-    ) -> Iterator[tuple[int, Any]]:
-        others = [at for at in left if at not in pending.values()]
-        for position in others:
-            if states.get(position) == "failed":
-                raise self.board.failure(posting, position).error()
-        yield from self.board.results(posting, [at for at in others if states.get(at) == "done"]).items()
+    def _own(self, posting: Posting) -> Callable[[Call], Call]:
+        """A function that gives a call the scratch folder and the memory of this process."""
+        processes = min(self.options.processes, posting.tasks)
+        budget = Budget.of(self.options.memory_bytes, processes)
+        scratch = replace(self.scratch, fence=self.board.fence(posting))
 
-    def _in_order(self, tasks: int) -> list[int]:
-        """Positions of tasks, this shard's own first, then the others', in another order in each process."""
-        own = range(self.shard.index, tasks, self.shard.count)
-        others = sorted(set(range(tasks)) - set(own))
-        self._random.shuffle(others)
-        return [*own, *others]
+        def own(call: Call) -> Call:
+            task = call.arguments["task"]
+            if task.memory is not None:  # planned by the process in charge, which may have more
+                task = replace(task, memory=min(task.memory, budget.whole // processes))
+            return replace(call, arguments=call.arguments | {"scratch": scratch, "budget": budget, "task": task})
+
+        return own
+
+    def _finish(self, share: StepShare, position: int, result: Any, is_in_charge: bool) -> Iterator[tuple[int, Any]]:
+        """Show what became of a task of this process, and yield its record."""
+        is_first, posting = share.end(position), share.posting
+        if isinstance(result, Failure) and is_in_charge:
+            raise result.error()
+        if not is_first:
+            return
+        self.board.finish(posting, position, None if is_in_charge else result)
+        if not is_in_charge and self.board.read() != posting:  # it was over before: nobody else removes this
+            self.board.forget(posting)
+            raise StepOver
+        yield position, result
+
+    def _count(self, outcome: tuple[Any, float, int], running: Sequence[Call]) -> None:
+        self.state.core_seconds += outcome[1]
+        self.state.tasks_done += not isinstance(outcome[0], Failure)
+        self.state.retried += outcome[2]
+        self.state.running = [_name(call) for call in running]
 
 
 def attempt(call: Call) -> tuple[Any, float, int]:
@@ -178,13 +213,13 @@ def attempt(call: Call) -> tuple[Any, float, int]:
         try:
             return call(), time.process_time() - started, retried
         except StorageError as error:
+            if retried + 1 == ATTEMPTS:
+                return Failure.of(error), time.process_time() - started, retried
             retried += 1
-            if retried == ATTEMPTS:
-                return Failure(type(error).__name__, str(error)), time.process_time() - started, retried - 1
-        except GristmillError as error:
-            return Failure(type(error).__name__, str(error)), time.process_time() - started, retried
-        except Exception:  # a fault of ours: the process in charge shows it
-            return Failure("GristmillError", traceback.format_exc()), time.process_time() - started, retried
+        except Exception as error:
+            if not isinstance(error, GristmillError):  # a fault of ours: the process in charge shows where it is
+                error.add_note(traceback.format_exc())
+            return Failure.of(error), time.process_time() - started, retried
 
 
 def _name(call: Call) -> str:
@@ -192,8 +227,10 @@ def _name(call: Call) -> str:
 
 
 @contextmanager
-def shard_executor(local: LocalExecutor, folder: Path, shard: Shard, scratch: Scratch) -> Iterator[ShardExecutor]:
+def shard_executor(
+    local: LocalExecutor, folder: Path, options: RunOptions, work: str, scratch: Scratch
+) -> Iterator[ShardExecutor]:
     """Context: an executor that shares its tasks on the board in `folder`; others see that this process lives."""
     board = Board(folder)
-    with Heartbeat(board) as state:
-        yield ShardExecutor(local, board, shard, state, scratch)
+    with Heartbeat(board.processes.folder, board.name) as state:
+        yield ShardExecutor(local, board, options, work, state, scratch)

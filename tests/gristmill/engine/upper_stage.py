@@ -1,6 +1,7 @@
 """A small stage for the tests of the engine: copies files in upper case through temporary files, then joins them.
 
-As a script, `upper_stage.py SOURCE TARGET WORKERS SECONDS`, each task sleeps first, so that the run can be killed.
+As a script, `upper_stage.py SOURCE TARGET WORKERS SECONDS [--shard I/N]`, each task sleeps first, so that the run can
+be killed.
 """
 
 import sys
@@ -8,12 +9,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from gristmill.command import run_with_exit_code
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.task import Result, Stage, Task
+from gristmill.errors import DamagedFile
 from gristmill.io.files import atomic_write_bytes
 
+DAMAGED = b"damaged\n"  # content of a file on which a task fails
 STAGE = Stage("upper", libraries=())
 QUIET = RunOptions(workers=1, quiet=True)
 
@@ -31,6 +35,8 @@ def upper(source: Path, output: Path, suffix: str, seconds: float, memory: int) 
     """Task: write a file in upper case; its value is its length."""
     time.sleep(seconds)
     counts, data = Counts({}, []), source.read_bytes()
+    if data == DAMAGED:
+        raise DamagedFile(source, "cut off", "ends too early")
     atomic_write_bytes(output, data.upper() + suffix.encode())
     counts.add("all", READ, len(data))
     counts.add("all", WRITTEN, len(data))
@@ -64,10 +70,13 @@ def _task(source: Path, output: Path, settings: Settings) -> Task:
     return Task(source.name, upper, arguments, (output,), source.stat().st_size, settings.memory)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the stage as a command."""
     from tests.gristmill.engine.upper_stage import upper_stage as by_name  # tasks of __main__ cannot be pickled
 
-    by_name(
-        Path(sys.argv[1]), Path(sys.argv[2]), Settings(seconds=float(sys.argv[4])),
-        RunOptions(workers=int(sys.argv[3])),
-    )  # fmt: skip
+    options = RunOptions(workers=int(sys.argv[3]), shard=sys.argv[6] if sys.argv[5:] else "")
+    by_name(Path(sys.argv[1]), Path(sys.argv[2]), Settings(seconds=float(sys.argv[4])), options)
+
+
+if __name__ == "__main__":
+    sys.exit(run_with_exit_code(main))

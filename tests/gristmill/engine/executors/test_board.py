@@ -1,0 +1,140 @@
+"""The board: tasks are taken once, those of the dead are taken over once, and what is not whole is not believed."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gristmill.counts import Counts
+from gristmill.engine.executors.board import Board, Failure, Posting
+from gristmill.engine.executors.local import Call, LocalExecutor
+from gristmill.engine.executors.presence import Heartbeat
+from gristmill.engine.executors.same_code import code_versions
+from gristmill.engine.executors.shards import shard_executor
+from gristmill.engine.executors.step_share import StepShare
+from gristmill.engine.options import RunOptions, Shard
+from gristmill.engine.records import DoneRecord
+from gristmill.engine.staging import Scratch
+from gristmill.errors import DamagedFile, FinishedElsewhere, GristmillError, OutputError, UsageError
+
+STEP = Posting("session", step=1, tasks=4, name="upper: upper", versions=code_versions())
+CALLS = [Call(print, {"task": number}) for number in range(STEP.tasks)]
+
+
+@pytest.fixture
+def boards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Board, Board]:
+    """The board as two processes see it; one that shows no sign of life for 0.6 s is dead."""
+    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "0.6")
+    one, other = Board(tmp_path / "board"), Board(tmp_path / "board")
+    one.post(STEP, CALLS)
+    return one, other
+
+
+def record(name: str) -> DoneRecord:
+    return DoneRecord("upper", name, {}, [], Counts({}, []), {"length": 3})
+
+
+def shares(boards: tuple[Board, Board]) -> list[StepShare]:
+    return [StepShare(board, STEP, Shard(index, 2), 0.0) for index, board in enumerate(boards)]
+
+
+def test_each_task_is_taken_by_one_process_its_own_first(boards: tuple[Board, Board]) -> None:
+    one, other = shares(boards)
+    taken = [share.next() for _ in range(2) for share in (one, other)]
+    assert taken == [0, 1, 2, 3]
+    assert one.next() is None and other.next() is None
+    assert [call.arguments for call in boards[1].load(STEP)] == [call.arguments for call in CALLS]
+
+
+def test_what_is_done_is_seen_once_with_its_record(boards: tuple[Board, Board]) -> None:
+    (one, other), (board, second) = shares(boards), boards
+    for position in (other.next(), other.next()):
+        assert position is not None
+        second.finish(STEP, position, record(str(position)))
+        assert other.end(position)
+    done, failed = one.look()
+    assert (done, failed) == ([1, 3], []) and dict(board.results(STEP, done))[3].value == {"length": 3}
+    assert one.look() == ([], []) and not one.is_over
+    assert [one.next(), one.next(), one.next()] == [0, 2, None]
+    assert [one.end(0), one.end(2), one.end(2)] == [True, True, False] and one.is_over
+
+
+def test_tasks_of_the_dead_are_taken_over_by_one_process(boards: tuple[Board, Board]) -> None:
+    (one, other), (board, second) = shares(boards), boards
+    third = Board(board.folder)
+    with Heartbeat(board.processes.folder, third.name):  # alive
+        assert third.take(STEP, 0, 0) and board.take(STEP, 1, 0)
+        assert not second.take(STEP, 1, 0)
+        (board.folder / "session-1" / "2.0.taken").touch()  # killed before it wrote its name
+        assert other.next() == 3
+        second.finish(STEP, 3, record("3"))
+        other.end(3)
+        for share in (one, other):
+            share.look()
+            assert share.next() is None  # nobody has been watched for long enough
+        time.sleep(0.7)
+        for share in (one, other):
+            share.look()
+        assert [other.next(), one.next(), other.next(), one.next()] == [1, 2, None, None]
+    time.sleep(0.2)
+    one.look()
+    assert one.next() == 0  # its process has ended
+
+
+def test_a_look_takes_no_partial_file_for_a_task(boards: tuple[Board, Board]) -> None:
+    folder = boards[0].folder
+    (folder / "session-1" / "0.done.12345678.partial").write_bytes(b"{")
+    assert boards[0].look(STEP) == ({}, set(), set())
+    (folder / "board.json").write_bytes(b'{"session": "ha')
+    assert boards[1].read() is None
+    (folder / "board.json.12345678.partial").write_bytes(b"{")
+    boards[1].clear()
+    assert [path.name for path in folder.iterdir()] == ["board.json"]
+
+
+def test_a_process_that_lost_its_charge_posts_nothing(boards: tuple[Board, Board]) -> None:
+    board, second = boards
+    second.post(Posting("another"))
+    with pytest.raises(OutputError, match="another process has taken over the work"):
+        board.post(STEP, before=STEP)
+    assert second.read() == Posting("another")
+    second.clear()
+    with pytest.raises(OutputError, match="taken over"):
+        list(board.results(STEP, [0]))
+    with pytest.raises(FileNotFoundError):
+        board.take(STEP, 0, 0)
+
+
+def test_an_error_keeps_its_class() -> None:
+    error = Failure.of(DamagedFile(Path("a.jsonl"), "cut off", "ends too early")).error()
+    assert isinstance(error, DamagedFile) and str(error) == "a.jsonl: ends too early"
+    unknown = Failure("NewError", "something", b"not a pickle").error()
+    assert type(unknown) is GristmillError and str(unknown) == "NewError: something"
+
+
+def help_once(folder: Path, posting: Posting, work: str = "") -> None:
+    """What a process that waits does when it finds a posting, and finds it ended the next time."""
+    options = RunOptions(workers=1, shard="1/2")
+    with shard_executor(LocalExecutor(1), folder, options, work, Scratch(folder)) as team:
+        team.help()
+        Board(folder).post(posting)
+        team.help()
+
+
+def test_a_process_with_other_versions_is_refused(tmp_path: Path) -> None:
+    versions = {**code_versions(), "Unicode": "9.0.0"}
+    Board(tmp_path).post(Posting("session", versions=versions))
+    with pytest.raises(UsageError, match=r"has Unicode .* instead of 9\.0\.0"):
+        help_once(tmp_path, Posting("session"))
+
+
+def test_who_helped_ends_with_the_work_unless_its_own_is_another(tmp_path: Path) -> None:
+    Board(tmp_path).post(Posting("session"))
+    with pytest.raises(FinishedElsewhere, match="session has finished the work; this process helped with 0 tasks"):
+        help_once(tmp_path, Posting("session", state="finished"))
+    Board(tmp_path).post(Posting("session"))
+    help_once(tmp_path, Posting("session", state="finished"), work="of another selection")
+    failure = Failure.of(UsageError("--threshold 3"))
+    Board(tmp_path).post(Posting("session"))
+    with pytest.raises(UsageError, match="--threshold 3"):
+        help_once(tmp_path, Posting("session", state="failed", failure=failure))

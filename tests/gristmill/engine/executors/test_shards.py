@@ -1,0 +1,84 @@
+"""--shard i/n with real processes: the bytes of one process, whoever dies, and errors that every process tells."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gristmill.engine.upper_stage import DAMAGED, Settings, upper_stage
+
+ROOT = Path(__file__).resolve().parents[4]
+FILES, SECONDS = 12, 0.2
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder of files, one a task."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(FILES):
+        (folder / f"{number:02}").write_text(f"text {number}\n")
+    return folder
+
+
+def start(source: Path, target: Path, shard: str, seconds: float) -> subprocess.Popen[str]:
+    words = [source, target, "1", str(seconds), "--shard", shard]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.gristmill.engine.upper_stage", *words], cwd=ROOT, stderr=subprocess.PIPE,
+        text=True, env={**os.environ, "PYTHONPATH": ".", "GRISTMILL_LEASE_SECONDS": "1"}, start_new_session=True,
+    )  # fmt: skip
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+
+
+def left_behind(target: Path) -> set[str]:
+    """Names below the state folder of a run that has ended, without those that are meant to stay."""
+    state = target / ".gristmill"
+    stay = {"upper.ledger", "upper.lock", "upper.lock-workers", "upper.compacting", "upper.board"}
+    stay |= {"upper.board/board.json", "upper.board/processes"}
+    return {path.relative_to(state).as_posix() for path in state.rglob("*")} - stay
+
+
+def test_three_processes_share_a_stage(tmp_path: Path, source: Path) -> None:
+    three = [start(source, tmp_path / "out", f"{i}/3", SECONDS) for i in range(3)]
+    messages = sorted((process.communicate(timeout=60)[1] for process in three), key=len)
+    assert [process.returncode for process in three] == [0, 0, 0], messages
+    assert sum("has finished the work; this process helped with" in text for text in messages) == 2, messages
+    helped = sum(int(text.split("helped with ")[1].split(" ")[0]) for text in messages if "helped with" in text)
+    assert 0 < helped < 2 * FILES + 1
+    upper_stage(source, tmp_path / "alone")
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+    assert not left_behind(tmp_path / "out")
+    assert upper_stage(source, tmp_path / "out", Settings(seconds=SECONDS)).ran == 0
+
+
+def test_those_that_live_take_over_from_those_that_are_killed(tmp_path: Path, source: Path) -> None:
+    chance = random.Random(seed := random.randrange(1 << 30))
+    three = [start(source, tmp_path / "out", f"{i}/3", SECONDS) for i in range(3)]
+    for process in chance.sample(three, 2):
+        time.sleep(chance.uniform(0.4, 1.4))
+        process.kill()
+        process.communicate()
+    messages = [process.communicate(timeout=60)[1] for process in three if process.returncode is None]
+    assert sorted(process.returncode for process in three) == [-9, -9, 0], (seed, messages)
+    upper_stage(source, tmp_path / "alone")
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone"), seed
+    assert not left_behind(tmp_path / "out"), seed
+    assert upper_stage(source, tmp_path / "out", Settings(seconds=SECONDS)).ran == 0, seed
+
+
+def test_the_error_of_a_task_ends_every_process_with_one_line(tmp_path: Path, source: Path) -> None:
+    (source / f"{FILES - 1:02}").write_bytes(DAMAGED)
+    three = [start(source, tmp_path / "out", f"{i}/3", SECONDS) for i in range(3)]
+    for process in three:
+        message = process.communicate(timeout=60)[1]
+        assert process.returncode == 1
+        assert message.splitlines()[-1] == f"error: {source}/{FILES - 1:02}: ends too early", message
+        assert "Traceback" not in message
+    assert not {name for name in left_behind(tmp_path / "out") if "scratch" in name or "board" in name}
