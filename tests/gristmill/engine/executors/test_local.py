@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from gristmill.engine.executors.local import Call, LocalExecutor
+from gristmill.engine.task import FileSet
 from gristmill.errors import GristmillError, InputError
 from gristmill.text import matching_form, utf8_size
 
@@ -79,3 +80,10 @@ def wait_for_workers(pid: int) -> list[psutil.Process]:
             return [process for process in below if process not in naps]
         time.sleep(0.05)
     raise AssertionError("the workers never began")
+
+
+def test_calls_with_absolute_paths_share_their_sets_of_files() -> None:
+    shared = FileSet((Path("a"), Path("b")))
+    one, other = (Call(print, {"files": shared, "number": i}).with_absolute_paths() for i in range(2))
+    assert one.arguments["files"] is other.arguments["files"]
+    assert one.arguments["files"].paths == (Path("a").absolute(), Path("b").absolute())
