@@ -26,7 +26,7 @@ from gristmill.engine.lock import stage_lock
 from gristmill.engine.options import RunOptions, words_of_work
 from gristmill.engine.records import DoneRecord, Ledger, StepResult, TaskId
 from gristmill.engine.report import explain, print_summary, progress_bar
-from gristmill.engine.tags import FileTags
+from gristmill.engine.tags import FileTags, reject_damaged
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
@@ -213,13 +213,14 @@ class StageRun:
                 self._execute(step, list(needed[step].values()))
 
     def _check_files(self, *tasks: Task) -> None:
-        """Refuse marked inputs; hash files with their recorded size and another modification time, such as copies."""
-        paths = [path for path in paths_read_by(tasks) if not self._done.is_own(path)]
-        reject_unfinished_files(paths, self.name, self.marks.folders)
-        paths += [path for task in tasks for path in task.outputs if not self._done.is_temporary(path)]
-        touched = self._done.tags.touched(paths)
+        """Refuse marked and damaged inputs; hash files of the recorded size and another time, such as copies."""
+        inputs = [path for path in paths_read_by(tasks) if not self._done.is_own(path)]
+        reject_unfinished_files(inputs, self.name, self.marks.folders)
+        outputs = [path for task in tasks for path in task.outputs if not self._done.is_temporary(path)]
+        touched = self._done.tags.touched([*inputs, *outputs])
         for position, sha256 in self.place.executor.run([Call(hash_file, {"path": path}) for path in touched]):
             self._done.tags.set_hash(touched[position], sha256)
+        reject_damaged(inputs, self._done.tags, self.ledger)
 
 
 @contextmanager

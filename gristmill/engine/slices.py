@@ -5,21 +5,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import wraps
-from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from gristmill.counts import Counts, Damage
-from gristmill.engine.records import Ledger, StepResult
+from gristmill.engine.records import StepResult
 from gristmill.engine.run import StageRun
+from gristmill.engine.tags import writer_of
 from gristmill.engine.task import Result, Task
 from gristmill.errors import DamagedFile, InputError
 from gristmill.io import readers
 from gristmill.io.documents import CorpusFile
-from gristmill.io.files import STATE_DIR
 from gristmill.io.readers import Slice, find_cuts, is_cut, read_corpus, slices_at
-from gristmill.storage.files import is_folder
-from gristmill.storage.names import name_of
-from gristmill.urls import is_top
 
 SMALL_BYTES = 256 << 10  # smaller slices are grouped
 GROUP_BYTES = 4 << 20  # a group is not larger: enough tasks are left for all workers
@@ -171,27 +167,8 @@ def _mark(part: Slice, damage: Damage | None) -> Slice:
 def _reject_written(slices: Sequence[Slice], damaged: dict[str, Damage]) -> None:
     """Raise InputError if a stage wrote one of the damaged files: what is lost there must be written again."""
     for path, damage in ((part.path, damaged[part.name]) for part in slices if part.name in damaged):
-        if stage := _writer_of(path):
+        if stage := writer_of(path):
             raise InputError(
                 f"{path} is damaged, and {stage} wrote it: {damage.detail} It is no raw input, so it is not left out: "
                 f"remove it, run {stage} again, which writes it anew, and then the same command"
             )
-
-
-def _writer_of(path: Path) -> str:
-    """The stage that wrote a file, by a ledger in a parent folder; '' for a raw file.
-
-    A folder whose state folder holds no ledger is the second output of a stage: the ledger is in the first.
-    """
-    name, is_second = name_of(path), None
-    for folder in Path(name).parents:
-        state = folder / STATE_DIR
-        ledgers = Ledger.all_in(state)
-        for ledger in ledgers:
-            if name in ledger.outputs():
-                return ledger.file.stem.partition("-")[0]
-        if is_second is None and (ledgers or is_folder(state)):
-            is_second = not ledgers
-        if is_top(folder):
-            break
-    return "the stage before" if is_second else ""

@@ -1,14 +1,16 @@
 """Content tags: the SHA-256 that the stage which wrote a file recorded, else the file's size and modification time."""
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gristmill.engine.records import Ledger, OutputRecord
 from gristmill.engine.task import FileSet
+from gristmill.errors import InputError
 from gristmill.io.files import STATE_DIR
-from gristmill.storage.files import FileInfo, list_folder
+from gristmill.storage.files import FileInfo, hash_file, is_folder, list_folder
 from gristmill.storage.names import name_of
 from gristmill.urls import is_top
 
@@ -63,17 +65,32 @@ class FileTags:
         """Set the SHA-256 of a touched file."""
         self._hashed[str(path)] = sha256
 
+    def differs(self, path: Path) -> bool:
+        """Whether a file is there, and is none that a stage of ours wrote under this name; call `touched` before."""
+        name = name_of(path)
+        found, records = self.stat(name), [record for record in self._all_records(name) if record.size >= 0]
+        if found is None or not records or any(matches(found, record) for record in records):
+            return False
+        return self._hashed.get(name, "") not in (record.sha256 for record in records)
+
     def _is_touched(self, name: str) -> bool:
         found, record = self.stat(name), self._record(name)
         is_hashed = name in self._hashed
         return bool(found and record and found.size == record.size and not matches(found, record) and not is_hashed)
 
     def _record(self, name: str) -> OutputRecord | None:
-        """The record of the file by the stage that wrote it; its ledger is in a parent folder."""
+        """The record of the file by the stage that wrote it, the one that fits best if several stages did."""
+        found, records = self.stat(name), self._all_records(name)
+        if found and len(records) > 1:
+            records.sort(key=lambda record: (matches(found, record), record.size == found.size), reverse=True)
+        return records[0] if records else None
+
+    def _all_records(self, name: str) -> list[OutputRecord]:
+        """The records of a file by stages whose ledgers are in a parent folder, or by this one."""
         folder = os.path.dirname(name)  # noqa: PTH120
         if folder not in self._records:
             self._records[folder] = self._read_records(folder)
-        return next((records[name] for records in [*self._records[folder], self.own] if name in records), None)
+        return [records[name] for records in (*self._records[folder], self.own) if name in records]
 
     def _read_records(self, folder: str) -> list[dict[str, OutputRecord]]:
         """The records in `.gristmill` of a folder, and those of its parents, where there are any."""
@@ -83,10 +100,50 @@ class FileTags:
         if parent not in self._records and parent != folder:
             self._records[parent] = self._read_records(parent)
         ledgers = Ledger.all_in(Path(folder, STATE_DIR))
-        own = {name: record for ledger in ledgers for name, record in ledger.outputs().items()}
-        return ([own] if own else []) + self._records.get(parent, [])
+        return [ledger.outputs() for ledger in ledgers] + self._records.get(parent, [])
+
+
+def reject_damaged(paths: Sequence[Path], tags: FileTags, own: Ledger) -> None:
+    """Raise InputError if one of the inputs `paths` is not what the stage that wrote it left there.
+
+    Files that look so are looked at again: another process writes a file first, and its record just after.
+    """
+    for wait in (0.0, 0.2):
+        paths = [path for path in paths if tags.differs(path)]
+        if not paths:
+            return
+        time.sleep(wait)
+        tags = FileTags(own=own.outputs())
+        for path in tags.touched(paths):
+            tags.set_hash(path, hash_file(path))
+    for path in filter(tags.differs, paths):
+        stage = writer_of(path)
+        raise InputError(
+            f"{path} is not what {stage} wrote: it was changed or damaged since. Run {stage} again, which writes it "
+            f"anew, and then the same command. (If it is right as it is, copy its folder without {STATE_DIR} to "
+            "another place, and give that.)"
+        )
 
 
 def matches(found: FileInfo, record: OutputRecord) -> bool:
     """Whether a file has the size, and the modification time or ETag, that its record gives."""
     return found == (record.size, record.mtime_ns, record.e_tag)
+
+
+def writer_of(path: Path) -> str:
+    """The stage that wrote a file, by a ledger in a parent folder; '' for a raw file.
+
+    A folder whose state folder holds no ledger is the second output of a stage: the ledger is in the first.
+    """
+    name, is_second = name_of(path), None
+    for folder in Path(name).parents:
+        state = folder / STATE_DIR
+        ledgers = Ledger.all_in(state)
+        for ledger in ledgers:
+            if name in ledger.outputs():
+                return ledger.file.stem.partition("-")[0]
+        if is_second is None and (ledgers or is_folder(state)):
+            is_second = not ledgers
+        if is_top(folder):
+            break
+    return "the stage before" if is_second else ""

@@ -1,6 +1,7 @@
 """Claims: what a run that did not end left behind, and inputs that change meanwhile."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,6 +83,22 @@ def test_a_linked_file_is_refused_while_its_folder_is_unfinished(source: Path, t
     mark_unfinished(source, "other")
     with pytest.raises(InputError, match=r"links/a is not complete: other, which writes .*/in, was interrupted"):
         upper_stage(tmp_path / "links", tmp_path / "out")
+
+
+@pytest.mark.parametrize("data", ["TEXT B longer\n", "TEXT X\n"])
+def test_a_file_that_is_not_what_a_stage_wrote_is_refused(source: Path, tmp_path: Path, data: str) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    upper_stage(source, first)
+    (first / "whole").touch()
+    assert join_and_meanwhile(first, second, int) == 1  # touched, and so hashed
+    (first / "b").write_text(data)
+    with pytest.raises(InputError, match=r"first/b is not what upper wrote: it was changed or damaged since. Run upper"):
+        join_and_meanwhile(first, second, int)
+    assert upper_stage(source, first).ran == 1
+    assert join_and_meanwhile(first, second, int) == 0
+    (first / "b").write_text(data)
+    shutil.copytree(first, tmp_path / "copy", ignore=shutil.ignore_patterns(".gristmill"))
+    assert join_and_meanwhile(tmp_path / "copy", tmp_path / "third", int) == 1
 
 
 def names_in(folder: Path) -> list[str]:
