@@ -80,8 +80,8 @@ def _file_lock(
             file.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}".encode())
             workers_path(path).touch()
         for orphans in path.parent.glob(f"{path.stem}-*{_WORKERS}") if whole else []:  # of parts of the work
-            _wait_for(orphans)
-        _wait_for(workers_path(path))
+            _wait_for(orphans, quiet)
+        _wait_for(workers_path(path), quiet)
         yield
         file.truncate(0)
 
@@ -96,9 +96,15 @@ def workers_path(path: Path) -> Path:
     return path.with_name(path.name + _WORKERS)
 
 
-def _wait_for(workers: Path) -> None:
-    """Wait until the last worker process of a killed run has ended."""
+def _wait_for(workers: Path, quiet: bool) -> None:
+    """Wait until the last worker process of a killed run has ended; say so if that is not at once."""
     with workers.open("rb") as file:
+        for _ in range(10):
+            if _try_lock(file, fcntl.LOCK_EX):
+                return
+            time.sleep(0.03)
+        if not quiet:
+            _say_waiting(f"worker processes of a run that was killed (fuser {workers} lists them)")
         fcntl.flock(file, fcntl.LOCK_EX)
 
 

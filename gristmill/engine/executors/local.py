@@ -1,5 +1,6 @@
 """LocalExecutor: runs calls in this process or in a pool of worker processes, with the same results."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -93,7 +94,7 @@ class LocalExecutor:
 
     def submit(self, call: Call) -> Future[Any]:
         """Run a call in a worker process, which is started if need be; see take_finished."""
-        with _delay_sigint():  # a worker interrupted while it starts would print a traceback
+        with _delay_sigint(), _explain_start():  # a worker interrupted while it starts would print a traceback
             if self._pool is None:
                 self._pool = self._start(call)
             try:
@@ -132,6 +133,20 @@ def _failed(error: BaseException) -> Future[Any]:
     future = Future[Any]()
     future.set_exception(error)
     return future
+
+
+@contextmanager
+def _explain_start() -> Iterator[None]:
+    """Context: convert an OSError of starting worker processes to a GristmillError."""
+    try:
+        yield
+    except OSError as error:
+        hints = {
+            errno.EMFILE: "raise the limit of open files (ulimit -n 1024)",
+            errno.ENOENT: "the working folder is gone: change to another one",
+        }
+        hint = hints.get(error.errno or 0, f"{error}. Set TMPDIR to a folder with a short name, such as /var/tmp")
+        raise GristmillError(f"cannot start worker processes: {hint}, or give --workers 1") from error
 
 
 def _run_in_worker(call: Call) -> Any:

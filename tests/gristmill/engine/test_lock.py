@@ -1,14 +1,17 @@
 """Locks: a stage that is started twice runs once at a time, and a killed run is taken over, in real processes."""
 
+import fcntl
 import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from gristmill.engine.lock import stage_lock, workers_path
 from tests.gristmill.engine.upper_stage import upper_stage
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,6 +41,28 @@ def test_a_second_start_waits_and_finds_everything_done(tmp_path: Path, source: 
     assert [process.returncode for process in both] == [0, 0], messages
     assert "done already" in messages[1] and "waiting for process" in messages[1], messages
     assert "waiting" not in messages[0] and "done" not in messages[0], messages
+
+
+def test_who_is_waited_for_is_said_when_a_worker_outlives_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = tmp_path / "upper.lock"
+    with workers_path(lock).open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        threading.Timer(0.9, fcntl.flock, (file, fcntl.LOCK_UN)).start()
+        with stage_lock(lock):
+            pass
+    assert f"waiting for worker processes of a run that was killed (fuser {lock}-workers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "hint"), [("TMPDIR=$PWD/" + "x" * 100, "Set TMPDIR"), ("ulimit -n 16;", "ulimit")])
+def test_workers_that_cannot_start_are_one_sentence(tmp_path: Path, source: Path, limit: str, hint: str) -> None:
+    (tmp_path / ("x" * 100)).mkdir()
+    command = f"{limit} {sys.executable} -m tests.gristmill.engine.upper_stage {source} {tmp_path}/out 2 0"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    message = done.stderr.splitlines()[-1]
+    assert "GristmillError: cannot start worker processes: " in message and hint in message
 
 
 def test_killed_runs_are_taken_over(tmp_path: Path, source: Path) -> None:
