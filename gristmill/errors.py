@@ -50,7 +50,7 @@ class DamagedFile(InputError):
         self.path, self.fault, self.detail = path, fault, detail
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.detail}"
+        return spell_urls(f"{self.path}: {self.detail}")
 
 
 class TooManyMalformed(InputError):

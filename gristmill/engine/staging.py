@@ -19,8 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
+from gristmill.counts import Counts, Damage
 from gristmill.engine.task import FileSet, Task, parts_of, relocate
 from gristmill.errors import GristmillError, InputError, OutputError, wrap_read_errors, wrap_write_errors
 from gristmill.io.files import rejects_path
@@ -98,11 +100,24 @@ def open_scratch(folder: Path | None, size: int | None, is_private: bool = False
 
 @dataclass
 class StagedTask:
-    """A task with local paths; `places` maps each of its own paths that was staged to the copy."""
+    """A task with local paths; `places` maps each of its own paths that was staged to the copy in `folder`."""
 
     task: Task
     places: dict[Path, Path] = field(default_factory=dict)
     fence: Path | None = None
+    folder: Path | None = None  # of the copies
+
+    def name_objects(self, counts: Counts) -> Counts:
+        """Counts in which examples and damaged files have the names of objects, not of their copies."""
+        folder = self.folder
+        if folder is None:
+            return counts
+        damaged = {
+            name: Damage(_original(it.path, folder), it.fault, _original(it.detail, folder))
+            for name, it in counts.damaged.items()
+        }
+        examples = [_original(text, folder) for text in counts.examples]
+        return msgspec.structs.replace(counts, examples=examples, damaged=damaged)
 
     def publish(self, outputs: tuple[Path, ...]) -> list[Published]:
         """Put the outputs, and the files of malformed records beside them, in their places.
@@ -160,7 +175,7 @@ def staged(task: Task, inputs: Mapping[Path, FileInfo], scratch: Scratch | None)
         arguments = relocate(task.arguments, lambda path: places.get(path, path))
         outputs = tuple(places.get(path, path) for path in task.outputs)
         try:
-            yield StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch.fence)
+            yield StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch.fence, folder)
         except GristmillError as error:  # says the names of the copies
             raise type(error)(*(_original(argument, folder) for argument in error.args)) from error
 

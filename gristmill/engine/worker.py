@@ -40,6 +40,7 @@ def run_task(
             result = copy.task.function(**copy.task.arguments, **memory)
         _reject_changed(local, ledger)
         counts, value = result if isinstance(result, Result) else (result or Counts({}, []), None)
+        counts = copy.name_objects(counts)
         counts.check_conserved(f"{ledger.file.stem} {task.name}")
         outputs = [
             OutputRecord(ledger.relative(path), info.size, info.mtime_ns, sha256, info.e_tag)
