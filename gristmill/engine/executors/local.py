@@ -21,7 +21,7 @@ import pyarrow
 
 from gristmill.engine.lock import hold_worker_lock
 from gristmill.engine.task import relocate
-from gristmill.errors import WorkerDied
+from gristmill.errors import GristmillError, WorkerDied
 
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
 
