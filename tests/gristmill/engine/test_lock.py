@@ -62,7 +62,7 @@ def test_workers_that_cannot_start_are_one_sentence(tmp_path: Path, source: Path
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, env=environment)
     message = done.stderr.splitlines()[-1]
-    assert "GristmillError: cannot start worker processes: " in message and hint in message
+    assert "error: cannot start worker processes: " in message and hint in message
 
 
 def test_killed_runs_are_taken_over(tmp_path: Path, source: Path) -> None:
