@@ -102,7 +102,7 @@ def make_corpus(root: Path, size: int) -> None:
         _write(root / f"escapes/{number}.jsonl", ["\u4e2d" * (size // 12), words(chance, 500)], ascii=True)
         _write(root / f"packed/{number}.jsonl.zst", [f"{chance.random()} " * (size // 20), "b" * (size // 2)])
         _write(root / f"packed/{number}.jsonl.gz", (f"{n} {chance.random()} " * 500 for n in range(size // 5000)))
-        _write_table(root / f"table/plain{number}.parquet", [words(chance, 20_000) for _ in range(size // 20_000)])
+        _write_table(root / f"table/plain{number}.parquet", [words(chance, 20_000) for _ in range(size // 20_000 + 1)])
         values = [words(chance, size // 32) for _ in range(8)]
         _write_table(root / f"table/repeated{number}.parquet", [values[n % 8] for n in range(100)])
     for number in range(300):

@@ -20,7 +20,7 @@ from dedup.minhash.hash_families import Hash
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.signature_shards import SUFFIX, write_shard
 from dedup.minhash.signatures import Sketch, note_compilation, signatures
-from gristmill.batches import batched
+from gristmill.batches import batched_in_chunks
 from gristmill.budget import held
 from gristmill.command import command
 from gristmill.counts import Counts
@@ -31,7 +31,7 @@ from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import OutputError, UsageError
-from gristmill.io.documents import CorpusFile, list_source, source_folder
+from gristmill.io.documents import CorpusFile, Document, list_source, source_folder
 from gristmill.io.files import clear_marks, walk
 from gristmill.io.keys import Rows, read_split, split_keys
 from gristmill.io.lines import MEMORY_A_BYTE
@@ -45,7 +45,8 @@ STAGE = Stage("to_hash", version=1, libraries=("unicode", "pyarrow"))
 SIGNED = "signed"
 TOO_SHORT = "no shingle"  # shorter than a shingle; in SlimPajama they are all duplicates of one another
 SKIPPED = "skipped"
-BATCH_CHARACTERS = 4 << 20  # characters hashed together
+BATCH_CHARACTERS = 4 << 20  # of the documents in a record batch of a shard
+_CHUNK_CHARACTERS = 1 << 20  # hashed together: at most that of a text whose memory is held until the next is read
 _MEMORY_A_CHARACTER = 14  # bytes of memory for a character that is not ASCII: text, UTF-8, form and place
 _NO_ROWS = np.empty(0, np.int64)
 
@@ -211,23 +212,36 @@ def sign_slices(group: SliceGroup, outputs: tuple[Path, ...], sketch: Sketch, ba
 
 def _sign_slice(part: Slice, output: Path, sketch: Sketch, batch: int, skipped: Rows, counts: Counts) -> None:
     documents = read_documents(part, counts, Rejects(output))
+    signed: list[tuple[Rows, NDArray[np.uint32]]] = []
+    sizes = BATCH_CHARACTERS, _CHUNK_CHARACTERS
     with write_shard(output, part.name, sketch) as shard:
-        for chunk in batched(documents, batch, BATCH_CHARACTERS, lambda document: len(document.text)):
-            rows = np.array([document.key.row for document in chunk], np.int64)
-            is_skipped = _is_in(rows, skipped)
-            texts = [document.text for document, skip_it in zip(chunk, is_skipped, strict=True) if not skip_it]
-            with held(_memory_of(texts), f"a document of {part.path}"):
-                values, shingles = signatures(texts, sketch)
-            is_signed = np.zeros(len(chunk), np.bool_)
-            is_signed[~is_skipped] = shingles > 0
-            shard.add(rows[is_signed], values[shingles > 0])
-            sizes = np.array([utf8_size(document.text) for document in chunk], np.int64)
-            for reason, chosen in (
-                (SIGNED, is_signed), (SKIPPED, is_skipped), (TOO_SHORT, ~is_signed & ~is_skipped)
-            ):  # fmt: skip
-                if chosen.any():
-                    counts.add(part.source, reason, int(sizes[chosen].sum()), int(chosen.sum()))
-            del chunk, texts  # a large document is gone before the next is read
+        for chunk, is_last in batched_in_chunks(documents, batch, *sizes, lambda document: len(document.text)):
+            signed.append(_sign_chunk(chunk, part, sketch, skipped, counts))
+            del chunk  # a large document is gone before the next is read
+            if is_last:
+                rows, values = zip(*signed, strict=True)
+                shard.add(np.concatenate(rows), np.concatenate(values))
+                signed.clear()
+
+
+def _sign_chunk(
+    chunk: list[Document], part: Slice, sketch: Sketch, skipped: Rows, counts: Counts
+) -> tuple[Rows, NDArray[np.uint32]]:
+    """The rows (n) of the signed documents of a chunk, and their signatures (n × permutations)."""
+    rows = np.array([document.key.row for document in chunk], np.int64)
+    is_skipped = _is_in(rows, skipped)
+    texts = [document.text for document, skip_it in zip(chunk, is_skipped, strict=True) if not skip_it]
+    with held(_memory_of(texts), f"a document of {part.path}"):
+        values, shingles = signatures(texts, sketch)
+    is_signed = np.zeros(len(chunk), np.bool_)
+    is_signed[~is_skipped] = shingles > 0
+    sizes = np.array([utf8_size(document.text) for document in chunk], np.int64)
+    for reason, chosen in (
+        (SIGNED, is_signed), (SKIPPED, is_skipped), (TOO_SHORT, ~is_signed & ~is_skipped)
+    ):  # fmt: skip
+        if chosen.any():
+            counts.add(part.source, reason, int(sizes[chosen].sum()), int(chosen.sum()))
+    return rows[is_signed], values[shingles > 0]
 
 
 def _memory_of(texts: list[str]) -> int:

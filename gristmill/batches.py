@@ -33,10 +33,36 @@ def batched(
             total += size_of(item)
         del item  # a large one is not held while the next is read
         if len(batch) == count or (size is not None and total >= size):
-            yield batch
-            batch, total = [], 0
+            full, batch, total = [batch], [], 0
+            yield full.pop()  # the caller's alone, to free what is large
     if batch:
         yield batch
+
+
+def batched_in_chunks(
+    items: Iterable[Item], count: int, size: int, chunk_size: int, size_of: Callable[[Any], int] = len
+) -> Iterator[tuple[list[Item], bool]]:
+    """Yield the lists of `batched` in chunks of a total size of at least `chunk_size`, and whether one ends its list.
+
+    A last chunk may be empty.
+
+    >>> list(batched_in_chunks(["a", "bb", "ccc", "d"], 3, 6, 2))
+    [(['a', 'bb'], False), (['ccc'], True), (['d'], True)]
+    """
+    chunk: list[Item] = []
+    in_batch = total = in_chunk = 0
+    for item in items:
+        chunk.append(item)
+        in_batch, total, in_chunk = in_batch + 1, total + size_of(item), in_chunk + size_of(item)
+        del item
+        is_last = in_batch == count or total >= size
+        if is_last or in_chunk >= chunk_size:
+            full, chunk, in_chunk = [chunk], [], 0
+            yield full.pop(), is_last  # the caller's alone, to free what is large
+        if is_last:
+            in_batch = total = 0
+    if in_batch:
+        yield chunk, True
 
 
 def partition_of(hashes: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:

@@ -100,6 +100,12 @@ class Hold:
             self._is_large = False
 
 
+def worker_share() -> int | None:
+    """Bytes that this worker may use at any time; None: as many as it likes."""
+    gate = _GATE.get()
+    return gate.budget.share if gate else None
+
+
 @contextmanager
 def held(size: int, what: str) -> Iterator[None]:
     """Context: hold `size` bytes for `what`. Raises UsageError if there are not so many."""

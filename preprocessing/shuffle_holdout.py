@@ -19,6 +19,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import tyro
 from tyro.conf import Positional
 
+from gristmill.budget import Budget
 from gristmill.command import command, wide_console
 from gristmill.counts import REPEATED, WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
@@ -41,7 +42,7 @@ from preprocessing.mixing.mix import files_of, find_epochs, mix_outputs, mix_tas
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.mixing.split import find_limits, split_tasks
 
-PASS_1 = Stage("pass1", version=2, libraries=("zstandard", "pyarrow"))
+PASS_1 = Stage("pass1", version=3, libraries=("zstandard", "pyarrow"))
 PASS_2 = Stage("pass2", version=1, libraries=("zstandard",))
 MIN_PARTS = 20  # SlimPajama's number
 MAX_PART_BYTES = 128 << 20  # of lines after weights, estimated; twice as many if measured
@@ -237,8 +238,9 @@ def pass2(
             )
         if len(parts) < manifest.parts:
             reject_other_parts(run, manifest.parts, (train_dir, holdout_dir))
+        share = Budget.of(options.memory_bytes, min(options.processes, len(parts))).share
         limits = find_limits(run, input_dir, manifest, holdout, FAN_OUT)
-        split = run.step(SPLIT, split_tasks(input_dir, manifest, limits, outputs, options.memory_per_worker))
+        split = run.step(SPLIT, split_tasks(input_dir, manifest, limits, outputs, share))
         with mark_outdated_chunks(run, split, (train_dir, holdout_dir)):
             return run.finish(split.counts)
 

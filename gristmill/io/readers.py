@@ -165,9 +165,10 @@ def read_documents(
             counts.add(source, READ, utf8_size(document.text))
             if len(document.text) > _LONG_TEXT:
                 hold.require(working_memory(document.text, record), f"{part.path} line {row + 1}")
-            record = b""  # a large record and document are gone before the next are read
-            yield document
+            found = [document]
             del document
+            record = b""
+            yield found.pop()  # a large document is the caller's alone, and gone before the next is read
             hold.release()
 
 

@@ -20,7 +20,7 @@ ZSTD_LEVEL = 3
 class Sink(Protocol):
     """Anything that bytes can be written to."""
 
-    def write(self, data: bytes, /) -> Any:
+    def write(self, data: bytes | memoryview, /) -> Any:
         """Append `data`."""
 
 

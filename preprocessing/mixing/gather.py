@@ -15,7 +15,7 @@ from gristmill.batches import partition_of
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Task
 from preprocessing.mixing.manifest import part_path
-from preprocessing.mixing.shuffle_buckets import BucketFile, Scatter, numbers_of, write_bucket_file
+from preprocessing.mixing.shuffle_buckets import BucketFile, numbers_of, open_scatter, write_bucket_file
 
 _FILE_BYTES = 64 << 20  # of lines in a file that a task writes, about
 _MIN_TASKS = 32  # in a level, if it has so many files: for the workers
@@ -94,11 +94,15 @@ def gather_rows(files: FileSet, parts: int, outputs: dict[int, Path]) -> None:
     width = starts[1] - starts[0] if len(starts) > 1 else parts
     with ExitStack() as stack:
         writers = [stack.enter_context(write_bucket_file(path)) for path in outputs.values()]
-        scatter = Scatter(
-            lambda rows: (partition_of(numbers_of(rows, "draw"), parts) - starts[0]) // width,
-            lambda bucket, rows: writers[bucket].write(0, rows),
+        scatter = stack.enter_context(
+            open_scatter(
+                lambda rows: (partition_of(numbers_of(rows, "draw"), parts) - starts[0]) // width,
+                lambda bucket, rows: writers[bucket].write(0, rows),
+                outputs[starts[0]],
+            )
         )
         for path in files.paths:
             for rows in BucketFile.open(path).read():
-                scatter.add(rows)
-        scatter.flush()
+                scatter.add_rows(rows)
+                del rows  # large lines are gone before their frame is written, and the next read
+                scatter.write_full()

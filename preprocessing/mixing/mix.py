@@ -1,6 +1,7 @@
 """Tasks of pass 1: sample the documents of a group of slices, and write each to a random bucket."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,19 @@ from preprocessing.mixing.drops import load_drops
 from preprocessing.mixing.manifest import BucketManifest
 from preprocessing.mixing.sampling import SourceEpochs, random_numbers
 from preprocessing.mixing.selection import select_kth, write_numbers
-from preprocessing.mixing.shuffle_buckets import NOT_ELIGIBLE, ROWS, SUFFIX, Scatter, numbers_of, write_bucket_file
+from preprocessing.mixing.shuffle_buckets import (
+    NOT_ELIGIBLE,
+    NUMBERS,
+    SUFFIX,
+    Scatter,
+    numbers_of,
+    open_scatter,
+    write_bucket_file,
+)
 
 LEFT_OUT = "left out by weight"
-_BATCH = 512  # documents that get their random numbers in one call
+_BATCH_DOCUMENTS = 512  # that get their random numbers in one call
+_BATCH_CHARACTERS = 1 << 20  # at most that of a long text: its memory is held until the next document is read
 
 
 def find_epochs(
@@ -52,11 +62,12 @@ def find_epochs(
 
 def write_weight_numbers(group: SliceGroup, drops: Path, seed: int, output: Path) -> Result:
     """Task: write a random number for each document that is not dropped, to sample by; return how many."""
-    chunks = [
-        random_numbers(seed, "weight", part.name, rows)[[not reason for reason in reasons]]
-        for part, _, rows, reasons in _read_batches(group, drops, Counts({}, []), Rejects(output))
-    ]
-    write_numbers(output, np.concatenate([*chunks, np.empty(0, np.uint64)]))
+    chunks = [np.empty(0, np.uint64)]
+    for batch in _read_batches(group, drops, Counts({}, []), Rejects(output)):
+        numbers = random_numbers(seed, "weight", batch.part.name, batch.rows)
+        chunks.append(numbers[[not reason for reason in batch.reasons]])
+        del batch
+    write_numbers(output, np.concatenate(chunks))
     return Result(Counts({}, []), sum(map(len, chunks)))
 
 
@@ -84,36 +95,52 @@ def mix_group(
     by. The value is the number of bytes of all lines.
     """
     counts, numbers = Counts({}, []), [np.empty(0, np.uint64)]
-    with write_bucket_file(output) as writer:
-        scatter = Scatter(lambda rows: partition_of(numbers_of(rows, "draw"), buckets), writer.write)
-        for part, documents, rows, reasons in _read_batches(group, drops, counts, Rejects(output)):
-            copies = epochs.copies(random_numbers(seed, "weight", part.name, rows))
-            for document, reason, times in zip(documents, reasons, copies.tolist(), strict=True):
-                _count(counts, part.source, utf8_size(document.text), reason, times)
-            copies[[bool(reason) for reason in reasons]] = 0
-            for found in _place(part, documents, rows, copies, seed):
-                scatter.add(found)
-                eligible = numbers_of(found, "holdout")
-                numbers.append(eligible[eligible != NOT_ELIGIBLE])
-        scatter.flush()
+    with (
+        write_bucket_file(output) as writer,
+        open_scatter(lambda rows: partition_of(numbers_of(rows, "draw"), buckets), writer.write, output) as scatter,
+    ):
+        for batch in _read_batches(group, drops, counts, Rejects(output)):
+            copies = _count_copies(batch, epochs, seed, counts)
+            numbers += _scatter_copies(scatter, batch, copies, seed)
+            del batch  # a large document is gone before its frame is written, and the next read
+            scatter.write_full()
     write_numbers(holdout, np.concatenate(numbers))
     return Result(counts, sum(frame.line_bytes for frame in writer.frames))
 
 
-def _read_batches(
-    group: SliceGroup, drops: Path, counts: Counts, rejects: Rejects
-) -> Iterator[tuple[Slice, list[Document], NDArray[np.int64], list[str]]]:
-    """Batches of documents of a slice, their rows, and the reason to drop each ('' for none)."""
+@dataclass(frozen=True)
+class _Batch:
+    """Documents of a slice, their rows (n), and the reason to drop each ('' for none)."""
+
+    part: Slice
+    documents: list[Document]
+    rows: NDArray[np.int64]
+    reasons: list[str]
+
+
+def _read_batches(group: SliceGroup, drops: Path, counts: Counts, rejects: Rejects) -> Iterator[_Batch]:
     of_files = load_drops(drops, files_of(group))
     for part in group:
-        for documents in batched(read_documents(part, counts, rejects), _BATCH):
+        found = read_documents(part, counts, rejects)
+        for documents in batched(found, _BATCH_DOCUMENTS, _BATCH_CHARACTERS, lambda document: len(document.text)):
             rows = np.array([document.key.row for document in documents], np.int64)
-            yield part, documents, rows, of_files[part.name].reasons(rows)
+            batch = [_Batch(part, documents, rows, of_files[part.name].reasons(rows))]
+            del documents
+            yield batch.pop()
 
 
 def files_of(group: SliceGroup) -> tuple[str, ...]:
     """The names of the files in a group, in order."""
     return tuple(dict.fromkeys(part.name for part in group))
+
+
+def _count_copies(batch: _Batch, epochs: SourceEpochs, seed: int, counts: Counts) -> NDArray[np.int64]:
+    """How often each document (n) of a batch is written: 0 if it is dropped. Each is counted with its copies."""
+    copies = epochs.copies(random_numbers(seed, "weight", batch.part.name, batch.rows))
+    for document, reason, times in zip(batch.documents, batch.reasons, copies.tolist(), strict=True):
+        _count(counts, batch.part.source, utf8_size(document.text), reason, times)
+    copies[[bool(reason) for reason in batch.reasons]] = 0
+    return copies
 
 
 def _count(counts: Counts, source: str, size: int, reason: str, copies: int) -> None:
@@ -126,22 +153,25 @@ def _count(counts: Counts, source: str, size: int, reason: str, copies: int) -> 
         counts.add(source, REPEATED, size * (copies - 1), copies - 1)
 
 
-def _place(
-    part: Slice, documents: list[Document], rows: NDArray[np.int64], copies: NDArray[np.int64], seed: int
-) -> Iterator[pa.RecordBatch]:
-    """Rows (ROWS) of copy 0, of copy 1, … of the documents, with the random numbers that place each."""
-    lines = [_line(document) if times else b"" for document, times in zip(documents, copies.tolist(), strict=True)]
-    sizes = np.array([utf8_size(document.text) for document in documents], np.int64)
+def _scatter_copies(
+    scatter: Scatter, batch: _Batch, copies: NDArray[np.int64], seed: int
+) -> Iterator[NDArray[np.uint64]]:
+    """Add copy 0, copy 1, … of the documents, with the random numbers that place each; yield the holdout numbers."""
+    found = zip(batch.documents, copies.tolist(), strict=True)
+    lines = [_line(document) if times else b"" for document, times in found]
+    sizes = np.array([utf8_size(document.text) for document in batch.documents], np.int64)
+    line_sizes = np.array([len(line) for line in lines], np.int64)
     for copy in range(int(copies.max(initial=0))):
         chosen = np.flatnonzero(copies > copy)
         draw, order, holdout = (
-            random_numbers(seed, purpose, part.name, rows[chosen])
+            random_numbers(seed, purpose, batch.part.name, batch.rows[chosen])
             for purpose in (f"part {copy}", f"order {copy}", "holdout")
         )
         if copy:  # only the first copy may be held out; dedup_train then drops the others from the train set
             holdout[:] = NOT_ELIGIBLE
-        columns = [draw, order, holdout, sizes[chosen], [part.source] * len(chosen), [lines[i] for i in chosen]]
-        yield pa.record_batch(columns, schema=ROWS)
+        columns = [draw, order, holdout, sizes[chosen], [batch.part.source] * len(chosen)]
+        scatter.add(pa.record_batch(columns, schema=NUMBERS), line_sizes[chosen], (lines[i] for i in chosen))
+        yield holdout[holdout != NOT_ELIGIBLE]
 
 
 def _line(document: Document) -> bytes:

@@ -5,11 +5,11 @@ of an Arrow record batch of rows. The file ends with a table of its frames, so t
 """
 
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,22 +17,26 @@ import zstandard
 from numpy.typing import NDArray
 
 from gristmill.batches import partition_of
+from gristmill.budget import held, worker_share
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.files import atomic_write
 from gristmill.io.writers import zstd_compressor
+from preprocessing.mixing.line_buffer import LineBuffer
 
 SUFFIX = ".bucket"
 NOT_ELIGIBLE = 0xFFFFFFFFFFFFFFFF  # holdout number of a second or later copy, which is never held out
-BUFFER_BYTES = 32 << 20  # of rows that a Scatter holds
-_FRAME_BYTES = 4 << 20  # of lines in a frame, about: a reader has one in memory
-ROWS = pa.schema({
+_BUFFER_BYTES = 32 << 20  # of lines that a Scatter holds: where memory is short, in a file
+_BUFFER_ROWS = 1 << 16  # whose numbers a Scatter holds
+_FRAME_BYTES = 1 << 20  # of lines in a frame, about: a reader has one in memory
+_MEMORY_A_BYTE = 3  # bytes of memory for a byte of a line in a frame: the row, its frame, and that compressed
+NUMBERS = pa.schema({
     "draw": pa.uint64(),  # random number that decides the part
     "order": pa.uint64(),  # random number to sort the part by
     "holdout": pa.uint64(),  # random number to choose the holdout by, or NOT_ELIGIBLE
     "size": pa.int64(),  # UTF-8 bytes of the text
     "source": pa.string(),
-    "line": pa.large_binary(),  # JSON, newline included
 })  # fmt: skip
+ROWS = NUMBERS.append(pa.field("line", pa.large_binary()))  # JSON, newline included
 _END = struct.Struct("<Q8s")  # bytes of the compressed table of frames, and _MAGIC
 _MAGIC = b"GRISTBKT"
 
@@ -98,13 +102,17 @@ class BucketFile:
         return cls(path, [Frame(*frame) for frame in chosen.tolist()])
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """The rows of each frame, in the order of the file; InputError if the file is damaged."""
+        """The rows of each frame, in the order of the file; InputError if the file is damaged.
+
+        The memory of a frame is held until the next is read.
+        """
         if not self.frames:
             return
         with _wrap_damage(self.path), self.path.open("rb") as file:
             for frame in self.frames:
                 file.seek(frame.offset)
-                yield pa.ipc.read_record_batch(pa.py_buffer(_decompress(file.read(frame.size))), ROWS)
+                with _held_frame(frame.line_bytes, self.path):
+                    yield pa.ipc.read_record_batch(pa.py_buffer(_decompress(file.read(frame.size))), ROWS)
 
 
 def line_offsets(rows: pa.RecordBatch) -> NDArray[np.int64]:
@@ -115,40 +123,87 @@ def line_offsets(rows: pa.RecordBatch) -> NDArray[np.int64]:
     return np.frombuffer(lines.buffers()[1], np.int64)[lines.offset : lines.offset + len(lines) + 1]
 
 
-class Scatter:
-    """Collects rows, and writes those of each bucket together when the buffer is full.
+def line_bytes(rows: pa.RecordBatch) -> NDArray[np.uint8]:
+    """The bytes of all lines, one after another, without a copy."""
+    at, data = line_offsets(rows), rows.column("line").buffers()[2]
+    return np.frombuffer(data, np.uint8)[at[0] : at[-1]] if data and at[-1] else np.empty(0, np.uint8)
 
-    `bucket_of` gives the bucket (n) of each of n rows; `write` gets a bucket, in ascending order, and rows for a frame.
-    """
+
+def join_lines(columns: dict[str, Any], sizes: NDArray[np.int64], lines: NDArray[np.uint8]) -> pa.RecordBatch:
+    """The rows that have the `columns`, and lines of these sizes (rows), which lie one after another in `lines`."""
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(lines)]
+    return pa.record_batch(columns | {"line": pa.Array.from_buffers(pa.large_binary(), len(sizes), buffers)})
+
+
+class Scatter:
+    """Collects rows, and writes those of each bucket together when the buffer is full: see open_scatter."""
 
     def __init__(
         self,
         bucket_of: Callable[[pa.RecordBatch], NDArray[np.int64]],
         write: Callable[[int, pa.RecordBatch], None],
-        buffer_bytes: int = BUFFER_BYTES,
+        lines: LineBuffer,
+        output: Path,
     ) -> None:
-        self._bucket_of, self._write, self._buffer_bytes = bucket_of, write, buffer_bytes
-        self._held: list[pa.RecordBatch] = []
-        self._held_bytes = 0
+        self._bucket_of, self._write, self._lines, self._output = bucket_of, write, lines, output
+        self._numbers: list[pa.RecordBatch] = []
+        self._sizes: list[NDArray[np.int64]] = []
+        self._rows = 0
 
-    def add(self, rows: pa.RecordBatch) -> None:
-        """Add rows (ROWS)."""
-        self._held.append(rows)
-        self._held_bytes += rows.nbytes
-        if self._held_bytes >= self._buffer_bytes:
+    def add(self, numbers: pa.RecordBatch, sizes: NDArray[np.int64], lines: Iterable[bytes | memoryview]) -> None:
+        """Add rows: their numbers (NUMBERS), the sizes of their lines, and these lines, in pieces of any size."""
+        self._numbers.append(numbers)
+        self._sizes.append(sizes)
+        self._rows += len(sizes)
+        for line in lines:
+            self._lines.append(line)
+
+    def write_full(self) -> None:
+        """Write all rows if they are many; call it after `add`, when what was added is no longer in memory."""
+        if self._lines.size >= _BUFFER_BYTES or self._rows >= _BUFFER_ROWS:
             self.flush()
+
+    def add_rows(self, rows: pa.RecordBatch) -> None:
+        """Add rows (ROWS), of which nothing is kept."""
+        numbers = rows.select(NUMBERS.names).take(pa.array(np.arange(rows.num_rows)))  # a copy
+        self.add(numbers, np.diff(line_offsets(rows)), [line_bytes(rows).data])
 
     def flush(self) -> None:
         """Write all rows that are held."""
-        rows = pa.Table.from_batches(self._held, ROWS).combine_chunks().to_batches()
-        self._held, self._held_bytes = [], 0
-        for batch in rows:
-            buckets = self._bucket_of(batch)
-            by_bucket = np.argsort(buckets, kind="stable")
-            frames = np.cumsum(np.diff(line_offsets(batch))[by_bucket]) // _FRAME_BYTES
-            is_last = (np.diff(buckets[by_bucket]) != 0) | (np.diff(frames) != 0)
-            for chosen in np.split(by_bucket, np.flatnonzero(is_last) + 1):
-                self._write(int(buckets[chosen[0]]), batch.take(pa.array(chosen)))
+        if self._rows:
+            numbers = pa.Table.from_batches(self._numbers, NUMBERS).combine_chunks().to_batches()[0]
+            columns = dict(zip(NUMBERS.names, numbers.columns, strict=True))
+            self._write_frames(join_lines(columns, np.concatenate(self._sizes), self._lines.view()))
+        self._numbers, self._sizes, self._rows = [], [], 0
+        self._lines.clear()
+
+    def _write_frames(self, rows: pa.RecordBatch) -> None:
+        buckets, sizes = self._bucket_of(rows), np.diff(line_offsets(rows))
+        by_bucket = np.argsort(buckets, kind="stable")
+        frames = np.cumsum(sizes[by_bucket]) // _FRAME_BYTES
+        is_last = (np.diff(buckets[by_bucket]) != 0) | (np.diff(frames) != 0)
+        for chosen in np.split(by_bucket, np.flatnonzero(is_last) + 1):
+            with _held_frame(int(sizes[chosen].sum()), self._output):
+                self._write(int(buckets[chosen[0]]), rows.take(pa.array(chosen)))
+
+
+@contextmanager
+def open_scatter(
+    bucket_of: Callable[[pa.RecordBatch], NDArray[np.int64]],
+    write: Callable[[int, pa.RecordBatch], None],
+    output: Path,
+) -> Iterator[Scatter]:
+    """Context: a Scatter, all of whose rows are written in the end.
+
+    `bucket_of` gives the bucket (n) of each of n rows; `write` gets a bucket, in ascending order, and rows for a frame.
+    Lines that take too much of the worker's memory are in a temporary file in the folder of `output`.
+    """
+    share = worker_share()
+    with closing(LineBuffer(output.parent, None if share is None else share // 4)) as lines:
+        scatter = Scatter(bucket_of, write, lines, output)
+        yield scatter
+        scatter.flush()
 
 
 def numbers_of(rows: pa.RecordBatch, column: str) -> NDArray[np.uint64]:
@@ -170,6 +225,11 @@ class Share:
         if self.parts_a_bucket == 1:
             return rows
         return rows.filter(pa.array(partition_of(numbers_of(rows, "draw"), self.parts) == self.part))
+
+
+def _held_frame(size: int, path: Path) -> AbstractContextManager[None]:
+    """Context: hold the memory of a frame with `size` bytes of lines, if one of them is long."""
+    return held(_MEMORY_A_BYTE * size if size > 2 * _FRAME_BYTES else 0, f"a line of {path}")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,22 +18,25 @@ from gristmill.engine.task import FileSet, Task
 from gristmill.errors import wrap_write_errors
 from gristmill.io.files import unique_partial_path
 from gristmill.io.writers import Sink, open_jsonl_writer
+from preprocessing.mixing.line_buffer import LineBuffer
 from preprocessing.mixing.manifest import BucketManifest
 from preprocessing.mixing.selection import select_kth
 from preprocessing.mixing.shuffle_buckets import (
-    BUFFER_BYTES,
     NOT_ELIGIBLE,
     BucketFile,
     BucketWriter,
-    Scatter,
     Share,
+    join_lines,
+    line_bytes,
     line_offsets,
     numbers_of,
+    open_scatter,
 )
 
 HELD_OUT = "holdout"
 _NUMBER_BYTES = 100  # of a row in memory, beside its line
-_OUTPUT_BYTES = 4 << 20  # of lines that are put in order at a time
+_OUTPUT_BYTES = 1 << 20  # of lines that are put in order at a time
+_LONG_LINE = 1 << 16  # bytes: one that is written by itself
 
 Limits = dict[str, int | None]  # the largest holdout number of each source that is held out; None: none is
 
@@ -70,19 +73,22 @@ def split_part(
 ) -> Counts:
     """Task: shuffle one part: sort its rows, which are in the bucket `files`, and write each to train or to holdout.
 
-    A part that takes more than `memory` bytes is first scattered to a temporary file by ranges of its order. `content`
-    tells what pass 1 mixed: see chunks.py.
+    `memory` bytes are half for the rows' numbers and half for their lines. Lines that take more are in a temporary
+    file; a part whose numbers take more is first scattered to another, by ranges of its order. `content` tells what
+    pass 1 mixed: see chunks.py.
     """
     del content
     counts, sources = Counts({}, []), sorted(limits)
     opened = [BucketFile.open(path, share.bucket) for path in files.paths]
     with (
-        _in_ranges(opened, share, memory, train) as ranges,
+        _in_ranges(opened, share, memory // 2, train) as ranges,
         open_jsonl_writer(train) as train_lines,
         open_jsonl_writer(holdout) as holdout_lines,
+        closing(LineBuffer(train.parent, memory // 2)) as lines,
     ):
         for found in ranges:
-            rows = _load(found, sources)
+            lines.clear()
+            rows = _load(found, sources, lines)
             order = pc.sort_indices(rows, [(name, "ascending") for name in ("order", "source", "line")]).to_numpy()
             is_held_out = _is_held_out(rows, [limits[source] for source in sources])[order]
             for sink, reason, chosen in (
@@ -90,28 +96,22 @@ def split_part(
             ):  # fmt: skip
                 _write_lines(sink, rows, chosen)
                 _count(counts, sources, rows, chosen, reason)
+            del rows
     return counts
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Rows to load: their files, and an upper bound of their number and of the bytes of their lines."""
+    """Rows to load, and their files."""
 
     files: Sequence[BucketFile]
     share: Share
 
     @property
-    def rows(self) -> int:
-        return sum(frame.rows for file in self.files for frame in file.frames)
-
-    @property
-    def line_bytes(self) -> int:
-        return sum(frame.line_bytes for file in self.files for frame in file.frames)
-
-    @property
     def memory(self) -> int:
-        """Bytes that the rows of the part take, about."""
-        return (self.line_bytes + _NUMBER_BYTES * self.rows) // self.share.parts_a_bucket
+        """Bytes that the numbers of the rows of the part take, about."""
+        rows = sum(frame.rows for file in self.files for frame in file.frames)
+        return _NUMBER_BYTES * rows // self.share.parts_a_bucket
 
     def read(self) -> Iterator[pa.RecordBatch]:
         for file in self.files:
@@ -120,53 +120,48 @@ class _Found:
 
 @contextmanager
 def _in_ranges(files: Sequence[BucketFile], share: Share, memory: int, output: Path) -> Iterator[Iterator[_Found]]:
-    """Context: the rows of a part in consecutive ranges of their order, each of less than `memory` bytes."""
-    whole, room = _Found(files, share), memory * 3 // 4
-    if whole.memory <= room:
+    """Context: the rows of a part in consecutive ranges of their order, whose numbers take less than `memory` bytes."""
+    whole = _Found(files, share)
+    if whole.memory <= memory:
         yield iter([whole])
         return
-    ranges = math.ceil(2 * whole.memory / room)  # half full, on average: the order is random
+    ranges = math.ceil(2 * whole.memory / memory)  # half full, on average: the order is random
     temporary = unique_partial_path(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
         with wrap_write_errors(output), temporary.open("wb") as file:
             writer = BucketWriter(file)
-            scatter = Scatter(
-                lambda rows: partition_of(numbers_of(rows, "order"), ranges),
-                writer.write,
-                min(BUFFER_BYTES, room // 4),
-            )
-            for rows in whole.read():
-                scatter.add(rows)
-            scatter.flush()
+            with open_scatter(
+                lambda rows: partition_of(numbers_of(rows, "order"), ranges), writer.write, output
+            ) as scatter:
+                for rows in whole.read():
+                    scatter.add_rows(rows)
+                    del rows
+                    scatter.write_full()
             writer.finish()
         yield (_Found([BucketFile.open(temporary, i)], Share(share.part, share.parts, i)) for i in range(ranges))
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _load(found: _Found, sources: Sequence[str]) -> pa.RecordBatch:
-    """Rows in memory: their lines once, and their numbers; `source` is the number in `sources`.
+def _load(found: _Found, sources: Sequence[str], lines: LineBuffer) -> pa.RecordBatch:
+    """Rows: their lines, which are in `lines` until its next use, and their numbers.
 
-    Each frame is copied and let go, so that no line is in memory twice.
+    `source` is the number in `sources`. Each frame is copied and let go.
     """
-    lines = np.empty(found.line_bytes, np.uint8)
-    offsets = [np.zeros(1, np.int64)]
-    numbers: dict[str, list[NDArray]] = {"order": [], "holdout": [], "size": [], "source": []}
+    sizes = [np.empty(0, np.int64)]
+    types = {"order": np.uint64, "holdout": np.uint64, "size": np.int64, "source": np.int32}
+    numbers: dict[str, list[NDArray]] = {name: [np.empty(0, kind)] for name, kind in types.items()}
     names = pa.array(sources, pa.string())
-    for rows in (rows for rows in found.read() if rows.num_rows):
-        start, at = offsets[-1][-1], line_offsets(rows)
-        data = np.frombuffer(rows.column("line").buffers()[2], np.uint8)[at[0] : at[-1]]
-        lines[start : start + len(data)] = data
-        offsets.append(at[1:] - at[0] + start)
+    for rows in found.read():
+        lines.append(line_bytes(rows).data)
+        sizes.append(np.diff(line_offsets(rows)))
         for name in ("order", "holdout", "size"):
             numbers[name].append(rows.column(name).to_numpy().copy())
         numbers["source"].append(pc.index_in(rows.column("source"), names).to_numpy())
-    ends = np.concatenate(offsets)
-    types = {"order": np.uint64, "holdout": np.uint64, "size": np.int64, "source": np.int32}
-    columns = {name: np.concatenate([*numbers[name], np.empty(0, kind)]) for name, kind in types.items()}
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(lines)]
-    return pa.record_batch(columns | {"line": pa.Array.from_buffers(pa.large_binary(), len(ends) - 1, buffers)})
+        del rows
+    columns = {name: np.concatenate(arrays) for name, arrays in numbers.items()}
+    return join_lines(columns, np.concatenate(sizes), lines.view())
 
 
 def _is_held_out(rows: pa.RecordBatch, limits: Sequence[int | None]) -> NDArray[np.bool_]:
@@ -178,12 +173,16 @@ def _is_held_out(rows: pa.RecordBatch, limits: Sequence[int | None]) -> NDArray[
 
 
 def _write_lines(sink: Sink, rows: pa.RecordBatch, order: NDArray[np.integer]) -> None:
-    """Write lines in this order, some megabytes at a time."""
-    ends = np.cumsum(np.diff(line_offsets(rows))[order]) // _OUTPUT_BYTES
-    for chosen in np.split(order, np.flatnonzero(np.diff(ends)) + 1):
-        if len(chosen):
-            lines = rows.column("line").take(pa.array(chosen))
-            sink.write(lines.buffers()[2].to_pybytes())
+    """Write lines in this order: short ones together, a long one from where it lies."""
+    starts, data = line_offsets(rows), line_bytes(rows)
+    sizes = np.diff(starts)[order]
+    is_long = sizes > _LONG_LINE
+    is_last = (np.diff(np.cumsum(sizes) // _OUTPUT_BYTES) != 0) | is_long[1:] | is_long[:-1]
+    for chosen in np.split(order, np.flatnonzero(is_last) + 1):
+        if len(chosen) == 1:
+            sink.write(data[starts[chosen[0]] : starts[chosen[0] + 1]].data)
+        elif len(chosen):
+            sink.write(memoryview(rows.column("line").take(pa.array(chosen)).buffers()[2]))
 
 
 def _count(

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import lzma
 import math
+import sys
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from gristmill.batches import batched
 from gristmill.counts import Counts, Tally
 from gristmill.errors import InputError, UsageError
 from gristmill.io import readers
@@ -170,3 +172,15 @@ def test_a_cut_file_is_counted_as_read_once(tmp_path: Path, monkeypatch: pytest.
     documents, counts, _ = read_all(tmp_path / "in", tmp_path / "out")
     assert [d.key.row for d in documents] == [0, 1, 2, 3, 4]
     assert counts.total("read") == Tally(5, 5, 1)
+
+
+def test_a_document_is_the_callers_alone(tmp_path: Path) -> None:
+    write(tmp_path, "book/a.jsonl", b'{"text":"a"}', b'{"text":"b"}')
+    (part,) = plan_slices(list_corpus(tmp_path)[0])
+    documents = read_documents(part, Counts({}, []), Rejects(tmp_path / "out"))
+    document = next(documents)
+    assert sys.getrefcount(document) == 2  # the variable and the call
+    batches = batched(iter([document]), 1)
+    batch = next(batches)
+    assert sys.getrefcount(batch) == 2
+    documents.close()
