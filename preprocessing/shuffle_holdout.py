@@ -24,6 +24,7 @@ from gristmill.command import command, wide_console
 from gristmill.counts import REPEATED, WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.options import RunOptions
+from gristmill.engine.origins import reject_outdated
 from gristmill.engine.records import StepResult
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
@@ -89,6 +90,8 @@ def pass1(
         folder = run.work / "mixed" if is_gathered else out_dir
         reject_unknown_files(out_dir, (), CORPUS_SUFFIXES, run.ledger)
         drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}
+        for key_set in filter(None, (duplicates, short_docs)):
+            reject_outdated(run, key_set, files)
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
         dropped = run.step("drops", [_drops_task(drops, duplicates, short_docs, absent, options)])
         ((named, is_of_others),) = dropped.values(tuple[int, bool])

@@ -107,6 +107,10 @@ class StageRun:
             self._execute(name, todo)
         return StepResult([self._done.records[name, task.name] for task in tasks])
 
+    def tag(self, path: Path) -> str:
+        """The content tag of a file: see tags.py."""
+        return self._done.tags.of(path)
+
     def look_again(self) -> None:
         """Forget how files were listed: another process may have written them since."""
         self._done.tags = FileTags(own=self.ledger.outputs())

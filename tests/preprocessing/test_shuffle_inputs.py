@@ -17,6 +17,7 @@ from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io import readers as reading
 from gristmill.io.keys import write_keys
 from preprocessing.filter import filter as find_short
+from preprocessing.normalize_text import normalize_text
 from preprocessing.shuffle_holdout import pass1, pass2
 from tests.gristmill.engine.sandbox import sandboxed
 from tests.preprocessing.conftest import keys_of, write_provenance
@@ -266,6 +267,26 @@ def test_pass1_refuses_short_documents_of_a_filter_that_was_interrupted(
         pass1(norm, tmp_path / "pass1", short_docs=short, options=quiet)
     find_short(norm, short, 0, "all", 10_000, quiet)
     assert pass1(norm, tmp_path / "pass1", short_docs=short, options=quiet).total("short").documents == 40
+
+
+def test_short_documents_of_an_earlier_corpus_are_refused(tmp_path: Path, quiet: RunOptions, write) -> None:
+    raw, norm, short = tmp_path / "raw", tmp_path / "norm", tmp_path / "short.pickle"
+    texts = ["short", "a long document " * 20]
+
+    def make(first: list[str]) -> None:
+        write(raw / "book/a.jsonl", [{"text": text} for text in first + texts])
+        normalize_text(raw, norm, options=quiet)
+
+    make([])
+    find_short(norm, short, 0, "all", 200, quiet)
+    pass1(norm, tmp_path / "pass1", short_docs=short, options=quiet)
+    make(["another long document " * 20])  # in front: the short one has another row
+    with pytest.raises(InputError, match=r"short\.pickle was made from another state .*Run filter again"):
+        pass1(norm, tmp_path / "pass1", short_docs=short, options=quiet)
+    moved = short.rename(tmp_path / "own.pickle")
+    pass1(norm, tmp_path / "pass1", short_docs=moved, options=quiet)  # as a user's own
+    find_short(norm, short, 0, "all", 200, quiet)
+    assert pass1(norm, tmp_path / "pass1", short_docs=short, options=quiet).total("short").documents == 1
 
 
 def interrupt(*_: object, **__: object) -> None:
