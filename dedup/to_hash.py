@@ -132,8 +132,8 @@ def to_hash(
 
         signed = read_slices(run, "sign", slices, plan)
         counts = run.finish(signed.counts)
-    if not share:
-        target.clear_marks(files)
+        if not share:
+            target.clear_marks(files)
     note_count_mismatch(0 if share else n_docs, counts, options)
     if skip is not None and not counts.total(SKIPPED).documents and not options.quiet:
         print(f"note: no document of these files is among the keys of {skip}; none was skipped", file=sys.stderr)

@@ -24,7 +24,6 @@ from gristmill.command import command, wide_console
 from gristmill.counts import REPEATED, WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.options import RunOptions
-from gristmill.engine.origins import reject_outdated
 from gristmill.engine.records import StepResult
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
@@ -35,11 +34,12 @@ from gristmill.io.files import reject_unfinished
 from gristmill.io.readers import Slice
 from gristmill.storage.files import is_file
 from preprocessing.datasets import shares_table, source_weights
-from preprocessing.mixing.chunks import SPLIT, mark_outdated_chunks, reject_other_parts
+from preprocessing.mixing.chunks import SPLIT, mark_outdated_chunks, reject_other_holdout, reject_other_parts
 from preprocessing.mixing.drops import check_all_found, write_drops
 from preprocessing.mixing.gather import gather
 from preprocessing.mixing.manifest import BucketManifest, manifest_path, parts_folder
 from preprocessing.mixing.mix import files_of, find_epochs, mix_outputs, mix_task, write_manifest
+from preprocessing.mixing.origins import reject_outdated
 from preprocessing.mixing.sampling import check_seed
 from preprocessing.mixing.split import find_limits, split_tasks
 
@@ -235,6 +235,7 @@ def pass2(
         PASS_2, train_dir, options, selection=f"/chunk{chunk}", plans=plans,
         reads=[input_dir], publishes=[train_dir, holdout_dir], is_alone=True,  # a part may move to another chunk
     ) as run:  # fmt: skip
+        reject_other_holdout(run, train_dir, holdout_dir)
         for folder in (train_dir, holdout_dir):
             reject_unknown_files(
                 folder, (path for pair in outputs.values() for path in pair), CORPUS_SUFFIXES, run.ledger

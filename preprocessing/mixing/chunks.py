@@ -6,19 +6,22 @@ from pathlib import Path
 
 from gristmill.engine.records import DoneRecord
 from gristmill.engine.run import StageRun, StepResult
-from gristmill.errors import OutputError
-from gristmill.io.files import mark_finished, mark_unfinished, marked_stages
+from gristmill.errors import OutputError, UsageError
+from gristmill.io.files import STATE_DIR, mark_finished, mark_unfinished, marked_stages
+from gristmill.storage.files import is_folder, resolved
+from gristmill.urls import is_remote
 
 SPLIT = "split"  # name of the step that makes the parts
-_OUTDATED = "has not read what pass1 wrote last"
+_OUTDATED = "has not read what pass1 wrote last, or had another --holdout"
 
 
 @contextmanager
 def mark_outdated_chunks(run: StageRun, split: StepResult, folders: Sequence[Path]) -> Iterator[None]:
-    """Context, in which the run is finished: chunks with parts made from an earlier pass 1 are marked as unfinished.
+    """Context, in which the run is finished: chunks of an earlier pass 1, or another holdout, are marked as unfinished.
 
-    Their documents would be there twice or never. `split` are the parts of this run. The marks are set before the
-    run's own is removed. That of a chunk is removed when pass 2 has made its parts again, in whichever chunk.
+    Their documents would be there twice or never, or be held out in other shares. `split` are the parts of this run.
+    The marks are set before the run's own is removed. That of a chunk is removed when pass 2 has made its parts again,
+    in whichever chunk.
     """
     outdated = {f"{run.stage.name}-{chunk}-parts" for chunk in _outdated_chunks(run, split)}
     for folder in folders:
@@ -39,9 +42,30 @@ def _outdated_chunks(run: StageRun, split: StepResult) -> set[str]:
     return {Path(record.outputs[0].path).parent.name for record in others if _content(record) != now}
 
 
-def _content(record: DoneRecord) -> str | None:
-    """What pass 1 had mixed, of which a part was made: an argument of its task."""
-    return record.identity.get("argument content")
+def _content(record: DoneRecord) -> tuple[str | None, ...]:
+    """What pass 1 had mixed, of which a part was made, and what is held out of it: arguments of its task."""
+    return tuple(record.identity.get(f"argument {name}") for name in ("content", "limits"))
+
+
+def reject_other_holdout(run: StageRun, train_dir: Path, holdout_dir: Path) -> None:
+    """Raise if the parts in the train folder have their holdout elsewhere, or the holdout folder is none of pass 2's.
+
+    UsageError, as the holdout that is there would be removed; OutputError, as files of others would be replaced.
+    """
+    parts = [record for record in run.ledger.read().values() if record.step == SPLIT]
+    folders = {run.ledger.path(record.outputs[1]).parent.parent for record in parts}
+    for folder in sorted(folders):
+        if resolved(folder) != resolved(holdout_dir) and is_folder(folder):
+            raise UsageError(
+                f"{train_dir} was split with --holdout_dir {folder}, which would lose its files: give that one, or "
+                "another --train_dir, or remove both"
+            )
+    is_copy = bool(folders) and not is_remote(holdout_dir) and not (holdout_dir / STATE_DIR).exists()
+    if is_copy and any(holdout_dir.glob("*")):
+        raise OutputError(
+            f"{holdout_dir} is not the holdout of {train_dir}, which was copied without it, and its files could be "
+            "replaced: give another --holdout_dir, or remove it"
+        )
 
 
 def reject_other_parts(run: StageRun, parts: int, folders: Sequence[Path]) -> None:

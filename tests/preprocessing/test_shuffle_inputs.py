@@ -1,6 +1,7 @@
 """shuffle_holdout: what both passes read, refuse and redo; killed, in small files, and in a sandbox."""
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -205,6 +206,42 @@ def test_another_pass_1_into_one_train_set_is_refused(tmp_path: Path, quiet: Run
         with pytest.raises(UsageError, match="would lose it"):
             pass2(*parts, 3, tmp_path / "pass1_two", *folders, 0.1, quiet)
     assert digest(tmp_path / "train") == before
+
+
+def test_another_holdout_folder_does_not_empty_the_first(tmp_path: Path, quiet: RunOptions, corpus) -> None:
+    pass1(corpus(book=60), tmp_path / "pass1", options=quiet)
+    pass2(0, ALL, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "one", 0.1, quiet)
+    with pytest.raises(UsageError, match=r"was split with --holdout_dir .*one, which would lose its files"):
+        pass2(0, ALL, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "two", 0.1, quiet)
+    assert len(list((tmp_path / "one/chunk1").iterdir())) == 20
+
+
+def test_a_copied_train_set_does_not_replace_files_of_others(tmp_path: Path, quiet: RunOptions, corpus) -> None:
+    pass1(corpus(book=60), tmp_path / "pass1", options=quiet)
+    pass2(0, ALL, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", 0.1, quiet)
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "train", other / "train")
+    precious = other / "holdout/chunk1/example_holdout_3.jsonl.zst"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("precious")
+    with pytest.raises(OutputError, match=r"is not the holdout of .*train, which was copied without it"):
+        pass2(0, ALL, 1, tmp_path / "pass1", other / "train", other / "holdout", 0.1, quiet)
+    assert precious.read_text() == "precious"
+    shutil.rmtree(other)
+    for name in ("train", "holdout"):
+        shutil.copytree(tmp_path / name, other / name)
+    pass2(0, ALL, 1, tmp_path / "pass1", other / "train", other / "holdout", 0.1, quiet)
+
+
+def test_chunks_of_another_holdout_are_not_mixed(tmp_path: Path, quiet: RunOptions, corpus) -> None:
+    folders = (tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout")
+    pass1(corpus(book=60), folders[0], options=quiet)
+    pass2(0, 10, 1, *folders, 0.1, quiet)
+    pass2(10, 20, 2, *folders, 0.3, quiet)
+    with pytest.raises(InputError, match="had another --holdout"):
+        dedup_train(1, folders[1], folders[2], tmp_path / "out", quiet)
+    pass2(0, 10, 1, *folders, 0.3, quiet)
+    dedup_train(1, folders[1], folders[2], tmp_path / "out", quiet)
 
 
 def test_parts_that_a_later_pass_1_does_not_make_are_refused_or_removed(
