@@ -12,11 +12,15 @@ from typing import NamedTuple
 SCHEMES = ("s3", "gs", "az", "hf")
 _REMOTE = re.compile(rf"(?:^|/)({'|'.join(SCHEMES)}):(?=/|$)")
 _SPELT = re.compile(rf"(?:(?<![\w.-])/[^\s'\"]*/|(?<![\w/.-])/)?\b({'|'.join(SCHEMES)}):/(?!/)")
+_HUB_DATASET = re.compile(r"[^/]*/[^/]*/[^/@]*(?:@(?:refs/(?:pr|convert)/)?[^/]*)?|[^/]*/[^/]*|[^/]*")  # or a part
 _UNKNOWN = re.compile(r"([A-Za-z][\w+.-]+):(?=/)")
 
 
 class ObjectName(NamedTuple):
-    """An object or a folder of objects: `key` has no slash at its ends and is empty for a whole bucket."""
+    """An object or a folder of objects: `key` has no slash at its ends and is empty for a whole bucket.
+
+    With the scheme hf, the bucket is datasets/ORG/NAME or datasets/ORG/NAME@REVISION.
+    """
 
     scheme: str
     bucket: str
@@ -42,12 +46,15 @@ def object_name(path: Path | str) -> ObjectName:
 
     >>> object_name(Path("s3://bucket/a/b.txt"))
     ObjectName(scheme='s3', bucket='bucket', key='a/b.txt')
+    >>> object_name(Path("hf://datasets/org/name@refs/pr/1/a/b.txt"))
+    ObjectName(scheme='hf', bucket='datasets/org/name@refs/pr/1', key='a/b.txt')
     """
     text = os.fspath(path)
     found = _REMOTE.search(text)
     assert found, f"{path} is not remote"
-    bucket, _, key = os.path.normpath("/" + text[found.end() :]).lstrip("/").partition("/")
-    return ObjectName(found[1], bucket, key)
+    rest = os.path.normpath("/" + text[found.end() :]).lstrip("/")
+    end = len(_HUB_DATASET.match(rest)[0]) if found[1] == "hf" else len(rest.partition("/")[0])  # type: ignore[index]
+    return ObjectName(found[1], rest[:end], rest[end + 1 :])
 
 
 def is_top(path: Path | str) -> bool:
@@ -61,7 +68,8 @@ def parents_in_bucket(path: Path) -> list[Path]:
     >>> parents_in_bucket(Path("s3://bucket/a/b"))
     [PosixPath('s3:/bucket/a'), PosixPath('s3:/bucket')]
     """
-    return [parent for parent in path.parents if is_remote(parent) and object_name(parent).bucket]
+    bucket = object_name(path).bucket
+    return [parent for parent in path.parents if is_remote(parent) and object_name(parent).bucket == bucket]
 
 
 def unknown_scheme(path: Path | str) -> str:

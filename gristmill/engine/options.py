@@ -11,6 +11,7 @@ import tyro
 
 from gristmill.errors import UsageError
 from gristmill.limits import free_memory, usable_cores
+from gristmill.urls import is_remote, object_name
 
 _PROCESSES_A_CORE = 2
 _LEAST_WITHOUT_UNIT = 1 << 20  # fewer bytes of memory are a number whose unit was forgotten
@@ -74,6 +75,8 @@ class RunOptions:
     def check(self) -> None:
         """Raise UsageError if an option is out of range."""
         assert self.processes > 0 and self.memory_bytes > 0 and self.scratch_bytes != 0
+        if self.scratch and is_remote(self.scratch):
+            raise UsageError(f"--scratch {object_name(self.scratch).url}: wanted a folder of this machine")
         if self.shard:
             Shard.parse(self.shard)
         if self.shard and self.executor == "ray":

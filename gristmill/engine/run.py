@@ -31,7 +31,7 @@ from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
 from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path, remove_partial_files
-from gristmill.storage.files import hash_file, remove_files, remove_folder
+from gristmill.storage.files import hash_file, reject_read_only, remove_files, remove_folder
 from gristmill.storage.names import absolute, forget_links
 from gristmill.urls import is_remote
 
@@ -256,6 +256,7 @@ def open_stage(
         is_alone: Whether calls that do other parts of the work wait, too.
     """
     options.check()
+    reject_read_only([root, *publishes, *files])
     forget_links()
     root = absolute(root) if ".." in root.parts else root
     state, name = root / STATE_DIR, f"{stage.name}-{label}" if label else stage.name

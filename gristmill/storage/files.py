@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from gristmill.errors import wrap_read_errors, wrap_write_errors
+from gristmill.errors import UsageError, wrap_read_errors, wrap_write_errors
 from gristmill.storage import objects
 from gristmill.storage.local import atomic_write_bytes, locked, sha256_file
 from gristmill.storage.objects import FileInfo as FileInfo
@@ -123,6 +123,13 @@ def write_file(path: Path, data: bytes) -> None:
         objects.write_object(path, data)
     else:
         atomic_write_bytes(path, data)
+
+
+def reject_read_only(paths: Iterable[Path]) -> None:
+    """Raise UsageError if one of the paths, where something is to be written, is on the Hugging Face Hub."""
+    for name in (object_name(path) for path in paths if is_remote(path)):
+        if name.scheme == "hf":
+            raise UsageError(f"cannot write {name.url}: {objects.READ_ONLY}")
 
 
 def create_file(path: Path, data: bytes) -> bool:

@@ -15,13 +15,15 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import from_url
 
 from gristmill.errors import InputError, StorageError, UsageError
+from gristmill.storage import hub
+from gristmill.storage.info import FileInfo as FileInfo
 from gristmill.storage.problems import explain_problem
 from gristmill.urls import ObjectName, object_name
 
@@ -34,23 +36,19 @@ _ATTEMPTS = 4  # at a call, where obstore has not repeated the request
 _HAS_REPEATED = re.compile(r"after (\d+) retries, max_retries: \1\b")  # as often as it may
 _IN_CONFLICT = "status code: 409"  # another conditional write of the object is being done
 _IS_URL = re.compile(r"https?://[^\s/]+")
+READ_ONLY = "datasets on the Hugging Face Hub are only read: give a local folder, or s3://, gs:// or az://"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
 _Answer = TypeVar("_Answer")
 
 
-class FileInfo(NamedTuple):
-    """Size in bytes, and what changes with the content: nanoseconds of a local file's modification, or an ETag."""
-
-    size: int
-    mtime_ns: int = 0
-    e_tag: str = ""
-
-
 def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
     """Every object below a folder: its name relative to the folder, sorted as bytes, and its FileInfo."""
     name = object_name(folder)
+    if name.scheme == "hf":
+        yield from hub.list_files(name)
+        return
     last: str | None = None  # of the objects listed so far
 
     def go_on() -> Iterator[Any]:
@@ -65,14 +63,25 @@ def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
 def list_level(folder: Path) -> tuple[list[str], dict[str, FileInfo]]:
     """Names of the folders, and of the objects with their FileInfo, directly in a folder."""
     name = object_name(folder)
+    if name.scheme == "hf":
+        return hub.list_level(name)
     found = _repeated(folder, lambda: obstore.list_with_delimiter(_store(name), prefix=name.key or None))
     folders = [os.path.basename(prefix.rstrip("/")) for prefix in found["common_prefixes"]]  # noqa: PTH119
     return folders, {os.path.basename(each["path"]): _info(each) for each in found["objects"]}  # noqa: PTH119
 
 
+def refresh(folder: Path) -> None:
+    """Look at a dataset on the Hub anew, of which listings are kept; those of buckets are not."""
+    name = object_name(folder)
+    if name.scheme == "hf":
+        hub.refresh(name)
+
+
 def find_object(path: Path) -> FileInfo | None:
     """The FileInfo of an object, None if there is none."""
     name = object_name(path)
+    if name.scheme == "hf":
+        return hub.find_file(name)
     try:
         return _info(_repeated(path, lambda: obstore.head(_store(name), name.key))) if name.key else None
     except FileNotFoundError:
@@ -81,7 +90,7 @@ def find_object(path: Path) -> FileInfo | None:
 
 def read_object(path: Path) -> tuple[bytes, FileInfo]:
     """The bytes of an object, and its FileInfo. Raises FileNotFoundError."""
-    chunks = _Chunks(path)
+    chunks = _chunks(path)
     return b"".join(chunks), chunks.info
 
 
@@ -90,7 +99,7 @@ def download(path: Path, target: Path, start: int = 0, end: int | None = None) -
 
     A range leaves a hole before `start`, which takes no space. Raises FileNotFoundError.
     """
-    chunks = _Chunks(path, start, end)
+    chunks = _chunks(path, start, end)
     with target.open("wb") as file:
         file.seek(start)
         for chunk in chunks:
@@ -101,7 +110,7 @@ def download(path: Path, target: Path, start: int = 0, end: int | None = None) -
 def hash_object(path: Path) -> str:
     """SHA-256 of an object's bytes, in hexadecimal. Raises FileNotFoundError."""
     digest = hashlib.sha256()
-    for chunk in _Chunks(path):
+    for chunk in _chunks(path):
         digest.update(chunk)
     return digest.hexdigest()
 
@@ -189,13 +198,17 @@ def _store(name: ObjectName) -> Any:
 @cache  # a client keeps connections
 def _open(scheme: str, bucket: str) -> Any:
     if scheme == "hf":
-        raise UsageError(f"hf://{bucket}: wanted a path, s3://, gs:// or az://; `hf download` makes a local copy")
+        raise UsageError(f"cannot write hf://{bucket}: {READ_ONLY}")
     endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
     if endpoint and not _IS_URL.match(endpoint):
         raise UsageError(f"AWS_ENDPOINT_URL {endpoint!r} is not a URL: wanted http://host:port or https://host")
     is_plain = endpoint.startswith("http://")  # a store on one's own network
     options = _CLIENT | {"allow_http": is_plain or os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"}
     return from_url(f"{scheme}://{bucket}", client_options=options, retry_config=_RETRIES)
+
+
+def _chunks(path: Path, start: int = 0, end: int | None = None) -> "_Chunks | hub.HubChunks":
+    return (hub.HubChunks if object_name(path).scheme == "hf" else _Chunks)(path, start, end)
 
 
 class _Chunks:

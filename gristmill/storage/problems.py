@@ -23,6 +23,7 @@ _BY_CODE = {
     "RequestTimeTooSkewed": "this machine's clock is wrong, and the store refuses it: set the clock",
 }
 _WRONG_KEYS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired")
+CHECK_NETWORK = "check the network and HF_ENDPOINT"
 _NO_ANSWER = "it cannot be reached, or does not answer: check the network and the endpoint (AWS_ENDPOINT_URL)"
 _NO_KEYS = ("credential", "169.254.169.254", "metadata.google.internal")  # asked where there are no keys
 _WORDS = {
@@ -66,3 +67,29 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
         return UsageError(f"{doing}: the store refuses it ({told}): look at the credentials, the region and the name")
     first = message.split("\n")[0].split(": ", 1)[-1][:300]
     return StorageError(f"{doing}: {first}. Run the same command again to go on")
+
+
+def explain_hub_problem(name: ObjectName, status: int, code: str) -> GristmillError:
+    """The error for a user that an answer of the Hugging Face Hub amounts to: a status, and the Hub's own code."""
+    doing, dataset = f"cannot read {name.url}", name.bucket.partition("@")[0]
+    if code == "RevisionNotFound":
+        revision = name.bucket.partition("@")[2] or "main"
+        return UsageError(f"{doing}: the dataset has no revision {revision}: give a branch, tag or commit after the @")
+    if code == "GatedRepo" or status == 403:
+        return UsageError(
+            f"{doing}: access is restricted: accept the terms on the dataset's page, and set HF_TOKEN to a token that "
+            "may read it"
+        )
+    if status in (401, 404):
+        return UsageError(
+            f"{doing}: there is no hf://{dataset}, or it is private: check the name, and set HF_TOKEN to a token that "
+            "may read it"
+        )
+    if status == 429:
+        return StorageError(
+            f"{doing}: the Hub limits the rate of requests (429). Run the same command again to go on; with HF_TOKEN "
+            "more requests are allowed"
+        )
+    if status >= 500 or status == 408:
+        return StorageError(f"{doing}: the Hub fails or is too busy ({status}). Run the same command again to go on")
+    return UsageError(f"{doing}: the Hub refuses it ({status}{code and f' {code}'}): check the name")

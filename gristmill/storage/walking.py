@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gristmill.errors import wrap_read_errors
-from gristmill.storage.objects import list_objects
+from gristmill.storage.objects import list_objects, refresh
 from gristmill.urls import is_remote
 
 HIDDEN = "hidden"  # reasons why a file cannot be read
@@ -71,6 +71,7 @@ def is_link_to_parent(folder: Path) -> bool:
 
 
 def _walk_objects(folder: Path, skipped: str) -> Iterator[Found]:
+    refresh(folder)
     for name, info in list_objects(folder):
         parts = name.split("/")
         if skipped in parts[:-1] or not name:

@@ -87,7 +87,7 @@ def test_an_endpoint_that_is_no_url(store, monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("url", "sentence"),
-    [("az://bucket/a", "set AZURE_STORAGE_ACCOUNT_NAME"), ("hf://datasets/a", "wanted a path, s3://, gs:// or az://")],
+    [("az://bucket/a", "set AZURE_STORAGE_ACCOUNT_NAME"), ("hf://datasets/a", "wanted hf://datasets/ORG/NAME/folder")],
 )
 def test_other_stores(url: str, sentence: str, monkeypatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)

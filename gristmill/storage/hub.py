@@ -1,0 +1,268 @@
+"""Datasets on the Hugging Face Hub, `hf://datasets/ORG/NAME[@REVISION]/folder`: listed and read, never written.
+
+A revision is resolved to a commit when a corpus is listed, and the tree of that commit is asked for once. Files are
+fetched by revision, with one request each; one whose content is not as it was listed is noticed by its ETag, which is
+the SHA-256 of a large file and the git blob id of a small one. Needs huggingface_hub, which repeats requests that fail
+for a passing reason, and waits as long as the Hub says; it finds HF_TOKEN and HF_ENDPOINT.
+"""
+
+import errno
+import os
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from gristmill.errors import InputError, StorageError, UsageError
+from gristmill.storage.info import FileInfo
+from gristmill.storage.problems import CHECK_NETWORK, explain_hub_problem
+from gristmill.urls import ObjectName, object_name
+
+_RETRIES: dict[str, Any] = {"max_retries": 5, "base_wait_time": 1, "max_wait_time": 16}
+_SECONDS = 60  # without a byte
+_RESUMES = 4  # of a file in a row, without a byte
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_MAIN = "main"
+
+
+class _Tree:
+    """The files below a folder of a commit, sorted by path."""
+
+    def __init__(self, files: Iterable[tuple[str, FileInfo]]) -> None:
+        self.files = dict(sorted(files))
+        self._paths = list(self.files)
+
+    def below(self, key: str) -> Iterator[tuple[str, FileInfo]]:
+        """The files below a folder, by their names relative to it."""
+        prefix = f"{key}/" if key else ""
+        for position in range(bisect_left(self._paths, prefix), len(self._paths)):
+            path = self._paths[position]
+            if not path.startswith(prefix):
+                return
+            yield path[len(prefix) :], self.files[path]
+
+
+class _Dataset:
+    """A dataset at one revision: the commit that this led to, and the trees of folders that have been listed."""
+
+    def __init__(self, name: ObjectName) -> None:
+        kind, _, rest = name.bucket.partition("/")
+        self.id, _, revision = rest.partition("@")
+        self.revision = unquote(revision) or _MAIN
+        if kind != "datasets" or self.id.count("/") != 1:
+            raise UsageError(f"{name.url}: wanted hf://datasets/ORG/NAME/folder, or hf://datasets/ORG/NAME@REVISION/…")
+        with _library(name):
+            from huggingface_hub.utils import validate_repo_id
+
+            validate_repo_id(self.id)
+        self._name = name
+        self._commit = ""
+        self._trees: dict[str, _Tree] = {}
+
+    def refresh(self) -> None:
+        """Resolve the revision anew; if it leads to another commit, forget the trees."""
+        before, self._commit = self._commit, self._resolve()
+        if self._commit != before:
+            self._trees = {}
+
+    def held(self, key: str) -> _Tree | None:
+        """The tree of a folder that has been listed, and is or holds `key`."""
+        return next((tree for top, tree in self._trees.items() if not top or f"{key}/".startswith(f"{top}/")), None)
+
+    def tree(self, key: str) -> _Tree:
+        """A tree that holds the folder `key`, which is listed if need be."""
+        held = self.held(key)
+        if held is None:
+            held = self._trees[key] = _Tree(self._list(key))
+        return held
+
+    def url(self, key: str) -> str:
+        """Where a file is fetched."""
+        return f"{_endpoint()}/datasets/{self.id}/resolve/{quote(self.revision, safe='')}/{quote(key)}"
+
+    def ask_for(self, key: str) -> FileInfo | None:
+        """The FileInfo of one file, asked of the Hub; None if there is none."""
+        data = {"paths": [key], "expand": False}
+        found, _ = _ask(self._name, f"{self._api}/paths-info/{self._at_commit()}", method="POST", data=data)
+        return next((_info(entry) for entry in found if entry["type"] == "file"), None)
+
+    @property
+    def _api(self) -> str:
+        return f"{_endpoint()}/api/datasets/{self.id}"
+
+    def _at_commit(self) -> str:
+        if not self._commit:
+            self.refresh()
+        return self._commit
+
+    def _resolve(self) -> str:
+        if _COMMIT.fullmatch(self.revision):
+            return self.revision
+        found, _ = _ask(self._name, f"{self._api}/revision/{quote(self.revision, safe='')}", params={"expand": "sha"})
+        return str(found["sha"])
+
+    def _list(self, key: str) -> Iterator[tuple[str, FileInfo]]:
+        url = f"{self._api}/tree/{self._at_commit()}{'/' if key else ''}{quote(key, safe='')}"
+        options: dict[str, Any] = {"params": {"recursive": True, "expand": False}}
+        while url:
+            try:
+                found, url = _ask(self._name._replace(key=key), url, **options)
+            except FileNotFoundError:
+                if options:
+                    return
+                raise
+            yield from ((entry["path"], _info(entry)) for entry in found if entry["type"] == "file")
+            options = {}  # the next page's URL has them
+
+
+def refresh(name: ObjectName) -> None:
+    """Look again which commit a revision leads to."""
+    _dataset(name).refresh()
+
+
+def list_files(name: ObjectName) -> Iterator[tuple[str, FileInfo]]:
+    """Every file below a folder: its name relative to the folder, sorted as bytes, and its FileInfo."""
+    yield from _dataset(name).tree(name.key).below(name.key)
+
+
+def list_level(name: ObjectName) -> tuple[list[str], dict[str, FileInfo]]:
+    """Names of the folders, and of the files with their FileInfo, directly in a folder."""
+    found = list(list_files(name))
+    folders = dict.fromkeys(path.partition("/")[0] for path, _ in found if "/" in path)
+    return list(folders), {path: info for path, info in found if "/" not in path}
+
+
+def find_file(name: ObjectName) -> FileInfo | None:
+    """The FileInfo of a file, None if there is none."""
+    dataset = _dataset(name)
+    tree = dataset.held(name.key)  # an empty one may be that of a file
+    if not name.key or (tree and tree.files):
+        return tree.files.get(name.key) if tree else None
+    return dataset.ask_for(name.key)
+
+
+class HubChunks:
+    """The bytes of a file from `start` to `end`, in chunks; `info` is the file's as soon as the first has come.
+
+    A request that ends too early is made again for the rest: raises InputError if the file is another one by then.
+    """
+
+    def __init__(self, path: Path, start: int = 0, end: int | None = None) -> None:
+        self.path, self.end = path, end
+        self.info = FileInfo(-1)
+        self._at = start
+
+    def __iter__(self) -> Iterator[bytes]:
+        failures = 0
+        while self._at != self.end and self._at != self.info.size:
+            before = self._at
+            try:
+                yield from self._get()
+                return
+            except StorageError:
+                failures = failures + 1 if self._at == before else 1
+                if self.info.size < 0 or failures > _RESUMES:
+                    raise
+                time.sleep(_RETRIES["base_wait_time"])
+
+    def _get(self) -> Iterator[bytes]:
+        name = object_name(self.path)
+        with _library(name):
+            from huggingface_hub.utils import build_hf_headers, http_stream_backoff
+
+            headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+            if self._at or self.end is not None:
+                headers["Range"] = f"bytes={self._at}-{'' if self.end is None else self.end - 1}"
+            url = _dataset(name).url(name.key)
+            with http_stream_backoff("GET", url, headers=headers, timeout=_SECONDS, **_RETRIES) as response:
+                yield from self._read(name, response, 206 if "Range" in headers else 200)
+
+    def _read(self, name: ObjectName, response: Any, status: int) -> Iterator[bytes]:
+        with _library(name):  # here, too: an error must not reach the library, which would ask again in our place
+            from huggingface_hub.utils import hf_raise_for_status
+
+            hf_raise_for_status(response)
+            info = _info_of_answer(response)
+            if self.info.size >= 0 and info != self.info:
+                raise InputError(f"{self.path} was changed while it was read: run the same command again")
+            if response.status_code != status:
+                raise UsageError(f"cannot read {name.url}: wanted an answer {status}, and it is {response.status_code}")
+            self.info = info
+            for chunk in response.iter_bytes():
+                self._at += len(chunk)
+                yield chunk
+
+
+def _dataset(name: ObjectName) -> _Dataset:
+    return _open(name._replace(key=""))
+
+
+@cache  # what is known of it, in this process
+def _open(name: ObjectName) -> _Dataset:
+    return _Dataset(name)
+
+
+def _ask(name: ObjectName, url: str, method: Any = "GET", **options: Any) -> tuple[Any, str]:
+    """The JSON that the Hub answers, and the URL of the next page or ''. Raises FileNotFoundError."""
+    with _library(name):
+        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
+
+        options |= {"headers": build_hf_headers(), "timeout": _SECONDS}
+        answer = http_backoff(method, url, **_RETRIES, **options)
+        hf_raise_for_status(answer)
+        try:
+            return answer.json(), answer.links.get("next", {}).get("url", "")
+        except ValueError as error:
+            raise StorageError(f"cannot read {name.url}: what answers is not the Hub: {CHECK_NETWORK}") from error
+
+
+def _info(entry: dict[str, Any]) -> FileInfo:
+    """That of a file in a tree, as the Hub describes it."""
+    return FileInfo(entry["size"], e_tag=(entry.get("lfs") or entry)["oid"])
+
+
+def _info_of_answer(answer: Any) -> FileInfo:
+    """That of a file that is fetched; where it is stored elsewhere, the answer that leads there tells."""
+    hop = next((hop for hop in answer.history if "X-Linked-Etag" in hop.headers), answer)
+    tag = hop.headers.get("X-Linked-Etag") or hop.headers.get("ETag", "")
+    whole = answer.headers.get("Content-Range", "").rpartition("/")[2] or answer.headers.get("Content-Length", "-1")
+    return FileInfo(int(hop.headers.get("X-Linked-Size") or whole), e_tag=tag.removeprefix("W/").strip('"'))
+
+
+def _endpoint() -> str:
+    """HF_ENDPOINT, or https://huggingface.co. Raises UsageError if it is no URL."""
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+    if not endpoint.startswith(("http://", "https://")):
+        raise UsageError(f"HF_ENDPOINT {endpoint!r} is not a URL: wanted https://host")
+    return endpoint
+
+
+@contextmanager
+def _library(name: ObjectName) -> Iterator[None]:
+    """Context: use huggingface_hub, and convert its errors; FileNotFoundError for a file that is not there."""
+    try:
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
+    except ImportError as error:
+        raise UsageError(
+            f"{name.url}: the package huggingface_hub is not installed, or too old: pip install 'gristmill[hub]'"
+        ) from error
+    try:
+        yield
+    except HfHubHTTPError as error:
+        code = error.response.headers.get("X-Error-Code", "")
+        if code == "EntryNotFound":
+            raise FileNotFoundError(errno.ENOENT, "there is no such file", name.url) from error
+        raise explain_hub_problem(name, error.response.status_code, code) from error
+    except OfflineModeIsEnabled as error:
+        raise UsageError(f"cannot read {name.url}: HF_HUB_OFFLINE is set: unset it") from error
+    except HFValidationError as error:
+        raise UsageError(f"{name.url}: no dataset can have this name: wanted hf://datasets/ORG/NAME/folder") from error
+    except HTTPError as error:
+        raise StorageError(
+            f"cannot read {name.url}: the Hub cannot be reached, or does not answer to the end: {CHECK_NETWORK}"
+        ) from error
