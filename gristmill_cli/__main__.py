@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {  # name: module, funct
     "harvest_corpus": ("gristmill_cli.harvest_corpus", ("harvest_corpus",), "gather a corpus from this machine"),
     "run": ("gristmill_cli.run", ("main",), "run the whole data pipeline, configured by a TOML file; resumable"),
     "estimate": ("gristmill_cli.estimate.estimate", ("main",), "estimate core hours, disk and requests of a run"),
+    "status": ("gristmill_cli.status.status", ("status",), "tell how far a run is that goes on, here or elsewhere"),
     "normalize_text": ("preprocessing.normalize_text", ("normalize_text",), "normalise text to Unicode NFC"),
     "apply": ("preprocessing.apply", ("apply",), "run a function of yours over every document"),
     "filter": ("preprocessing.filter", ("filter",), "list documents that are too short"),

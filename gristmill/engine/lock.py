@@ -6,12 +6,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from gristmill.errors import wrap_write_errors
+from gristmill.storage.files import read_files
 from gristmill.storage.lease import Lease
 from gristmill.urls import is_remote
 
@@ -84,6 +85,16 @@ def _file_lock(
         _wait_for(workers_path(path), quiet)
         yield
         file.truncate(0)
+
+
+def lock_holder(path: Path) -> str:
+    """Who holds the lock file `path`, in words; '' if nobody does. A lease may be that of a process that has died."""
+    data = next(read_files([path]), b"").decode(errors="replace").split("\n")[0]
+    if data and not is_remote(path):
+        with path.open("rb") as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return ""
+    return data
 
 
 def hold_worker_lock(path: Path) -> None:

@@ -18,8 +18,9 @@ LINE_SECONDS = 60.0  # between two lines of progress in a log
 
 
 @contextmanager
-def progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Context: a progress bar of the bytes that tasks read; yields the function to call with those of each task.
+def progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Context: a progress bar of the bytes that tasks read; yields the function to call with those of each task,
+    and with how many were tried again so far.
 
     Not on a terminal, it is a line a minute. Prints the notices of the tasks first.
     """
@@ -33,7 +34,7 @@ def progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Call
     console = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=quiet) as progress:
         bar = progress.add_task(name, total=sum(task.size for task in tasks))
-        yield lambda size: progress.advance(bar, size)
+        yield lambda size, _: progress.advance(bar, size)
 
 
 class _LogLines:
@@ -44,8 +45,8 @@ class _LogLines:
         self.tasks_done, self.bytes_done = 0, 0
         self.started = self.printed = time.monotonic()
 
-    def advance(self, size: int) -> None:
-        """Count a task that has read `size` bytes."""
+    def advance(self, size: int, retried: int) -> None:
+        """Count a task that has read `size` bytes; `retried` tasks were tried again so far."""
         self.tasks_done, self.bytes_done, now = self.tasks_done + 1, self.bytes_done + size, time.monotonic()
         if now - self.printed < LINE_SECONDS or self.tasks_done == self.tasks:
             return
@@ -54,7 +55,8 @@ class _LogLines:
         left = timedelta(seconds=round(seconds / share - seconds)) if share else "unknown"
         print(
             f"{self.name}: {self.tasks_done:,} of {self.tasks:,} tasks, {self.bytes_done / 1e6:,.0f} of "
-            f"{self.size / 1e6:,.0f} MB, {self.bytes_done / 1e6 / max(seconds, 1e-9):,.1f} MB/s, {left} left",
+            f"{self.size / 1e6:,.0f} MB, {self.bytes_done / 1e6 / max(seconds, 1e-9):,.1f} MB/s, {left} left"
+            + (f", {retried:,} tasks tried again" if retried else ""),
             file=sys.stderr, flush=True,
         )  # fmt: skip
 

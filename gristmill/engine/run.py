@@ -199,7 +199,7 @@ class StageRun:
             for position, record in self.place.executor.run(calls):
                 self._done.keep(tasks[position], record)
                 self.ran += 1
-                advance(tasks[position].size)
+                advance(tasks[position].size, self.place.executor.retried)
         self._done.tags.forget({absolute(path).parent for task in tasks for path in task.outputs})
 
     def _restore_inputs(self, todo: list[Task]) -> None:

@@ -8,6 +8,7 @@ SESSION-STEP/7.failed        its error
 processes/NAME.json          what a process does (see presence.py)
 """
 
+import io
 import os
 import pickle
 import secrets
@@ -36,7 +37,7 @@ from gristmill.storage.files import (
 from gristmill.storage.local import PARTIAL, flush_later
 
 _POSTING, _CALLS, _PROCESSES = "board.json", "calls.pickle", "processes"
-_READ_AT_ONCE = 1000  # done records
+_AT_ONCE = 1000  # done records that are read, and calls that are pickled: memory stays that of the plan
 
 
 class Failure(msgspec.Struct):
@@ -112,12 +113,15 @@ class Board:
         if before and self.read() != before:
             raise OutputError(f"{self.folder}: {TAKEN_OVER}")
         if calls:
-            self._write(self.fence(posting), pickle.dumps(list(calls)))
+            self._write(self.fence(posting), _pickled(calls))
         self._write(self.folder / _POSTING, msgspec.json.encode(posting))
 
     def load(self, posting: Posting) -> list[Call]:
         """The tasks of a posting. Raises FileNotFoundError if the step is over."""
-        return pickle.loads(read_file(self.fence(posting)))
+        file, calls = io.BytesIO(read_file(self.fence(posting))), list[Call]()
+        while len(calls) < posting.tasks:
+            calls += pickle.load(file)
+        return calls
 
     def fence(self, posting: Posting) -> Path:
         """The file that is there as long as the step runs."""
@@ -168,8 +172,8 @@ class Board:
 
     def results(self, posting: Posting, positions: Sequence[int]) -> Iterator[tuple[int, DoneRecord]]:
         """The records of tasks that are done. Raises OutputError if the step was removed."""
-        for start in range(0, len(positions), _READ_AT_ONCE):
-            some = positions[start : start + _READ_AT_ONCE]
+        for start in range(0, len(positions), _AT_ONCE):
+            some = positions[start : start + _AT_ONCE]
             files = list(read_files(self._step(posting) / f"{position}.done" for position in some))
             if len(files) < len(some):
                 raise OutputError(f"{self.folder}: {TAKEN_OVER}")
@@ -185,3 +189,9 @@ class Board:
 
     def _step(self, posting: Posting) -> Path:
         return self.folder / f"{posting.session}-{posting.step}"
+
+
+def _pickled(calls: Sequence[Call]) -> bytes:
+    """Calls for processes with other working folders, as several pickles."""
+    parts = (calls[start : start + _AT_ONCE] for start in range(0, len(calls), _AT_ONCE))
+    return b"".join(pickle.dumps([call.with_absolute_paths() for call in part]) for part in parts)

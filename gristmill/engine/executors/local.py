@@ -44,6 +44,10 @@ class Call:
 class Executor(Protocol):
     """Runs the calls of a step, wherever that is."""
 
+    @property
+    def retried(self) -> int:
+        """How many tasks were tried again so far, as object storage failed."""
+
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
         """Run every call; yield (index in `calls`, result) as each one finishes. Raises the first error."""
 
@@ -53,6 +57,8 @@ class LocalExecutor:
 
     `worker_lock` is the lock file of the stage (see lock.py), of which each worker holds a share.
     """
+
+    retried = 0
 
     def __init__(self, workers: int, worker_lock: Path | None = None) -> None:
         self.workers, self.worker_lock = workers, worker_lock

@@ -32,7 +32,7 @@ class RayExecutor:
     """Runs calls on the Ray cluster that this process is connected to; each takes a core and `memory` bytes."""
 
     def __init__(self, memory: int, scratch: Scratch) -> None:
-        self.scratch = scratch
+        self.scratch, self.retried = scratch, 0
         self._run = ray.remote(_run_call).options(
             num_cpus=1, memory=memory, max_retries=_RETRIES, scheduling_strategy="SPREAD"
         )
@@ -49,7 +49,9 @@ class RayExecutor:
                 if not pending:
                     return
                 for done in ray.wait(list(pending), num_returns=1)[0]:
-                    yield pending.pop(done), _result(done)
+                    result, retried = _result(done)
+                    self.retried += retried
+                    yield pending.pop(done), result
         finally:
             for reference in pending:
                 ray.cancel(reference, force=False)
@@ -90,10 +92,13 @@ def _check_room(memory: int) -> None:
         )
 
 
-def _result(reference: Any) -> Any:
-    """The result of a task; raises its error as it was raised, and GristmillError for one of Ray's."""
+def _result(reference: Any) -> tuple[Any, int]:
+    """The result of a task, and how often it was tried again.
+
+    Raises its error as it was raised, and GristmillError for one of Ray's.
+    """
     try:
-        found, _, _ = ray.get(reference)
+        found, _, retried = ray.get(reference)
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, GristmillError) else GristmillError(str(error)) from error
     except RayError as error:
@@ -104,7 +109,7 @@ def _result(reference: Any) -> Any:
         ) from error
     if isinstance(found, Failure):
         raise found.error()
-    return found
+    return found, retried
 
 
 def _run_call(call: Call, scratch: Scratch, versions: dict[str, str]) -> tuple[Any, float, int]:

@@ -26,10 +26,13 @@ from gristmill.engine.executors.step_share import StepShare
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.staging import TAKEN_OVER, Scratch
 from gristmill.errors import FinishedElsewhere, GristmillError, OutputError, StorageError, WorkerDied
+from gristmill.storage.lease import lease_seconds
 from gristmill.urls import is_remote
 
 ATTEMPTS = 3  # at a task, if the object store fails
 _LOCAL_POLL, _REMOTE_POLL = 0.2, 2.0  # seconds between two looks at the board
+_AHEAD = 64  # tasks at most
+_POLLS = 8  # at least, in the time after which a process counts as dead
 
 
 class StepOver(Exception):
@@ -50,7 +53,12 @@ class ShardExecutor:
         self.state, self.scratch, self.shard = state, scratch, Shard.parse(options.shard)
         self.posting: Posting | None = None  # of the session in which this process is in charge
         self._helped: set[tuple[str, int]] = set()  # session and step; step 0: it was seen
-        self._poll = _REMOTE_POLL if is_remote(board.folder) else _LOCAL_POLL
+        self._poll = min(_REMOTE_POLL if is_remote(board.folder) else _LOCAL_POLL, lease_seconds() / _POLLS)
+
+    @property
+    def retried(self) -> int:
+        """How many tasks this process has tried again so far."""
+        return self.state.retried
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
         """As Executor.run; calls that write no done record run in this process's workers alone."""
@@ -58,7 +66,6 @@ class ShardExecutor:
         if before is None or not calls or "ledger" not in calls[0].arguments:
             yield from self.local.run(calls)
             return
-        calls = [call.with_absolute_paths() for call in calls]
         name = f"{calls[0].arguments['ledger'].file.stem}: {calls[0].arguments['step']}"
         posting = posted(before, step=before.step + 1, tasks=len(calls), name=name)
         self.board.post(posting, calls, before)
@@ -167,8 +174,9 @@ class ShardExecutor:
     def _submit(
         self, share: StepShare, calls: Sequence[Call], pending: dict[Future[Any], int], own: Callable[[Call], Call]
     ) -> None:
-        """Take tasks until there is one for each worker, and one ahead."""
-        while len(pending) <= self.local.workers and (position := share.next()) is not None:
+        """Take tasks until there is one for each worker, and ahead as many as take about a look's time."""
+        window = self.local.workers + min(max(1, int(share.speed * self._poll)), _AHEAD)
+        while len(pending) < window and (position := share.next()) is not None:
             pending[self.local.submit(Call(attempt, {"call": own(calls[position])}))] = position
             self.state.running = [_name(calls[at]) for at in pending.values()]
 

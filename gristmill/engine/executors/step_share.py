@@ -27,7 +27,7 @@ class StepShare:
         self._taken: dict[int, int] = {}  # by others: how often each was taken over
         self._left: Iterator[tuple[int, int]] = iter(())  # by processes that have died
         self._holders: dict[tuple[int, int], str] = {}
-        self._due = float("-inf")
+        self._due, self._started, self._own_done = float("-inf"), time.monotonic(), 0
 
     @property
     def is_over(self) -> bool:
@@ -38,6 +38,11 @@ class StepShare:
     def is_due(self) -> bool:
         """Whether it is time to look again."""
         return time.monotonic() >= self._due
+
+    @property
+    def speed(self) -> float:
+        """Tasks that this process has run, a second."""
+        return self._own_done / max(time.monotonic() - self._started, 1e-3)
 
     def look(self) -> tuple[list[int], list[int]]:
         """Tasks that are done, and those that have failed, since the last look, in other processes."""
@@ -66,6 +71,7 @@ class StepShare:
     def end(self, position: int) -> bool:
         """Count a task of this process as ended; False if it was another process's, too, which was faster."""
         self.mine.discard(position)
+        self._own_done += 1
         is_first = position not in self.ended
         self.ended.add(position)
         return is_first

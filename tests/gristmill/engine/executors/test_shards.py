@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.storage.files import read_file
+from gristmill.storage.objects import list_objects
 from tests.gristmill.engine.upper_stage import DAMAGED, Settings, upper_stage
+from tests.object_store import BUCKET, object_store
 
 ROOT = Path(__file__).resolve().parents[4]
 FILES, SECONDS = 12, 0.2
@@ -25,11 +28,11 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def start(source: Path, target: Path, shard: str, seconds: float) -> subprocess.Popen[str]:
+def start(source: Path, target: Path | str, shard: str, seconds: float, **environment: str) -> subprocess.Popen[str]:
     words = [source, target, "1", str(seconds), "--shard", shard]
     return subprocess.Popen(
         [sys.executable, "-m", "tests.gristmill.engine.upper_stage", *words], cwd=ROOT, stderr=subprocess.PIPE,
-        text=True, env={**os.environ, "PYTHONPATH": ".", "GRISTMILL_LEASE_SECONDS": "1"}, start_new_session=True,
+        text=True, env={**os.environ, "PYTHONPATH": ".", "GRISTMILL_LEASE_SECONDS": "1"} | environment,
     )  # fmt: skip
 
 
@@ -82,3 +85,26 @@ def test_the_error_of_a_task_ends_every_process_with_one_line(tmp_path: Path, so
         assert message.splitlines()[-1] == f"error: {source}/{FILES - 1:02}: ends too early", message
         assert "Traceback" not in message
     assert not {name for name in left_behind(tmp_path / "out") if "scratch" in name or "board" in name}
+
+
+def test_a_bucket_is_shared_like_a_disk(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of the scratch folders
+    target = f"s3://{BUCKET}/out"
+    with object_store() as store:
+        environment = store.environment | {"GRISTMILL_LEASE_SECONDS": "3"}
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        two = [start(source, target, f"{i}/2", SECONDS, **environment) for i in range(2)]
+        while not any(path.endswith(".done") for verb, path in store.requests if verb == "PUT"):
+            time.sleep(0.1)
+        first = read_file(Path(target, ".gristmill", "upper.lock")).decode()
+        in_charge = next(process for process in two if f"process {process.pid} " in first)
+        in_charge.kill()
+        messages = [process.communicate(timeout=100)[1] for process in two]
+        assert sorted(process.returncode for process in two) == [-9, 0], messages
+        upper_stage(source, tmp_path / "alone")
+        names = sorted(name for name, _ in list_objects(Path(target)))
+        data = {name: read_file(Path(target, name)).decode() for name in names if not name.startswith(".gristmill")}
+    assert data == contents(tmp_path / "alone")
+    state = {"upper.ledger", "upper.board/board.json"}
+    assert {name.removeprefix(".gristmill/") for name in names if name.startswith(".gristmill")} == state

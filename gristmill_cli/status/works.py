@@ -1,0 +1,187 @@
+"""Works: the stages and runs whose state is in an output folder: who works on each, what is done, what it has cost."""
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import psutil
+
+from gristmill.engine.executors.board import Board, Posting
+from gristmill.engine.executors.presence import ProcessState
+from gristmill.engine.lock import lock_holder
+from gristmill.engine.records import Ledger
+from gristmill.io.files import STATE_DIR
+from gristmill.storage.files import list_folder, list_names, read_files
+from gristmill.storage.lease import lease_seconds
+from gristmill.urls import spell_urls
+from gristmill_cli.run_config import StageName
+
+_DEPTH = 2  # of the folders below that hold state: OUT/dup/.gristmill
+_RUN = "run"
+
+
+class WorkingProcess(msgspec.Struct):
+    """A process that works, or has: `alive` is None where only a process on its host could tell."""
+
+    name: str
+    host: str
+    process: int
+    role: str  # "in charge" or "helps"
+    since: str  # by its own clock
+    alive: bool | None
+    running: list[str] = []
+    tasks_done: int = 0
+    retried: int = 0
+    core_hours: float = 0.0
+
+
+class Work(msgspec.Struct):
+    """A stage or a run that goes on, or a session on a board that has ended."""
+
+    name: str
+    folder: str
+    state: str  # "working", "finished", "failed" or "interrupted"
+    holder: str = ""
+    step: str = ""
+    tasks: int = 0  # of the step
+    tasks_done: int = 0
+    tasks_running: int = 0
+    retried: int = 0
+    core_hours: float = 0.0
+    error: str = ""
+    records: int = 0  # of done tasks that the stage has not yet put into its ledger
+    processes: list[WorkingProcess] = []
+
+
+class Status(msgspec.Struct):
+    """All works of an output folder, and the stages of `gristmill run`, if it is one of a run."""
+
+    works: list[Work]
+    stages: dict[str, str]  # name: "finished", "running" or "waiting"
+
+
+def find_status(out: Path) -> Status:
+    """What is going on in `out` and the folders below it."""
+    works = [work for state in _state_folders(out) for work in _works_in(state)]
+    return Status(works, _run_stages(out, any(work.name == _RUN and work.state == "working" for work in works)))
+
+
+def _state_folders(out: Path, depth: int = _DEPTH) -> Iterator[Path]:
+    folders = sorted(set(list_names(out)) - list_folder(out).keys())
+    for name in folders:
+        if name == STATE_DIR:
+            yield out / name
+        elif depth and not name.startswith("."):
+            yield from _state_folders(out / name, depth - 1)
+
+
+def _works_in(state: Path) -> Iterator[Work]:
+    names = list_names(state)
+    locks = {name.removesuffix(".lock") for name in names if name.endswith(".lock")}
+    boards = {name.removesuffix(".board") for name in names if name.endswith(".board")}
+    for name in sorted(locks | boards):
+        holder = lock_holder(state / f"{name}.lock")
+        posting = Board(state / f"{name}.board").read() if name in boards else None
+        if posting:
+            yield _shared(name, state, holder, posting)
+        elif holder:
+            records = sum(found.endswith(".json") for found in list_names(Ledger(state, name).loose))
+            process = _from_words(holder)
+            hours = sum(each.core_hours for each in process)
+            yield Work(
+                name,
+                spell_urls(str(state.parent)),
+                "working",
+                holder,
+                records=records,
+                processes=process,
+                core_hours=hours,
+            )
+
+
+def _shared(name: str, state: Path, holder: str, posting: Posting) -> Work:
+    """The work that a board tells of."""
+    board, is_working = Board(state / f"{name}.board"), posting.state == "working"
+    look, processes = board.look(posting), _processes(board) if is_working else []
+    is_held = bool(holder) and any(each.alive for each in processes)
+    folder = spell_urls(str(state.parent))
+    return Work(
+        name, folder, posting.state if is_held or not is_working else "interrupted", holder, posting.name,
+        posting.tasks, len(look.done), len(look.taken.keys() - look.done - look.failed),
+        posting.spent.retried + sum(each.retried for each in processes),
+        posting.spent.core_seconds / 3600 + sum(each.core_hours for each in processes),
+        posting.failure.message if posting.failure else "", processes=processes,
+    )  # fmt: skip
+
+
+def _processes(board: Board) -> list[WorkingProcess]:
+    """The processes on a board; those on other hosts are watched until they give a sign of life, or should have."""
+    before, alive = board.processes.states(), dict[str, bool]()
+    for name, state in before.items():
+        if state.host == socket.gethostname():
+            alive[name] = psutil.pid_exists(state.process)
+    now, deadline = before, time.monotonic() + lease_seconds() / 2
+    while alive.keys() != before.keys() and time.monotonic() < deadline:
+        time.sleep(min(0.5, lease_seconds() / 8))
+        now = board.processes.states()
+        alive |= {name: True for name, state in now.items() if name in before and state.beat != before[name].beat}
+    return [_told(name, now.get(name, state), alive.get(name, False)) for name, state in before.items()]
+
+
+def _told(name: str, state: ProcessState, alive: bool) -> WorkingProcess:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.started))
+    return WorkingProcess(
+        name, state.host, state.process, "in charge" if state.is_in_charge else "helps", since, alive,
+        state.running if alive else [], state.tasks_done, state.retried,
+        (state.core_seconds + state.own_seconds) / 3600,
+    )  # fmt: skip
+
+
+def _from_words(holder: str) -> list[WorkingProcess]:
+    """The process that a lock file names, with what it and its workers have cost if it is on this host."""
+    found = re.fullmatch(r"process (\d+) on (.+), since (.+)", holder)
+    if not found:
+        return []
+    number, host, since, alive, seconds = int(found[1]), found[2], found[3], None, 0.0
+    if host == socket.gethostname():
+        alive = psutil.pid_exists(number)
+        seconds = _processor_seconds(number)
+    return [WorkingProcess(f"{host}-{number}", host, number, "in charge", since, alive, core_hours=seconds / 3600)]
+
+
+def _processor_seconds(number: int) -> float:
+    """Processor time of a process, of the workers it has, and of those that have ended."""
+    seconds = 0.0
+    try:
+        process = psutil.Process(number)
+        for each in (process, *process.children(recursive=True)):
+            times = each.cpu_times()
+            seconds += times.user + times.system + times.children_user + times.children_system
+    except psutil.Error:  # it ends just now
+        pass
+    return seconds
+
+
+def _run_stages(out: Path, is_running: bool) -> dict[str, str]:
+    """The stages of the run in `out`, in order; none if there is no run."""
+    for data in read_files([out / "run.json"]):
+        try:
+            options: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+        except msgspec.DecodeError:
+            return {}
+        asked = {
+            "apply": options.get("apply", {}).get("function"),
+            "generate_exact_pairs": options.get("dedup", {}).get("exact"),
+        }
+        names = [name for name in get_args(StageName) if asked.get(name, True)]
+        finished = {name.removesuffix(".json") for name in list_names(out / STATE_DIR / _RUN)}
+        states = {name: "finished" if name in finished else "waiting" for name in names}
+        current = next((name for name, state in states.items() if state == "waiting"), None)
+        if current and is_running:
+            states[current] = "running"
+        return states
+    return {}

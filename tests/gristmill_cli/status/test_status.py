@@ -1,0 +1,97 @@
+"""gristmill status: who works in a folder, how far, and that nobody does."""
+
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from gristmill.engine.executors.board import Board, Failure, Posting, Spent
+from gristmill.engine.executors.local import Call
+from gristmill.engine.executors.presence import Heartbeat, ProcessState
+from gristmill.engine.lock import stage_lock
+from gristmill.errors import InputError
+from gristmill_cli.status.status import status
+from tests.object_store import BUCKET, object_store
+
+STEP = Posting("session", step=2, tasks=3, name="upper: upper", spent=Spent(7200.0, 5, 1))
+
+
+def told(out: Path) -> str:
+    """What the command prints, in one line."""
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(status(out))
+    return " ".join(capture.get().split())
+
+
+def start_run(out: Path) -> None:
+    """What a run has written when its first stage has ended."""
+    state = out / ".gristmill"
+    (state / "run").mkdir(parents=True)
+    (state / "run" / "normalize_text.json").touch()
+    (out / "run.json").write_text('{"apply": {"function": null}, "dedup": {"exact": false}}')
+
+
+@pytest.fixture
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
+    """The board of a run with a step of three tasks: one done, one taken by a process of another host, one open."""
+    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "0.2")
+    board = Board(tmp_path / ".gristmill" / "run.board")
+    board.post(STEP, [Call(print, {})])
+    for position in range(2):
+        assert board.take(STEP, position, 0)
+    board.finish(STEP, 0, None)
+    elsewhere = ProcessState(7, "elsewhere", 0.0, 3, running=["b"], tasks_done=1, retried=2, core_seconds=3600.0)
+    (board.folder / "processes").mkdir()
+    (board.folder / "processes" / "elsewhere-7-abc.json").write_bytes(msgspec.json.encode(elsewhere))
+    return board
+
+
+def test_a_shared_run_is_told(tmp_path: Path, board: Board) -> None:
+    start_run(tmp_path)
+    with (
+        stage_lock(tmp_path / ".gristmill" / "run.lock", quiet=True),
+        Heartbeat(board.processes.folder, board.name) as state,
+    ):
+        state.is_in_charge = True
+        text = told(tmp_path)
+        found = json.loads(str(status(tmp_path, json=True)))
+    assert "stages finished: normalize_text stages running: filter stages waiting: to_hash" in text
+    assert f"run in {tmp_path}: working; upper: upper: 1 of 3 tasks done, 1 taken; 3 retried; 3.00 core hours" in text
+    assert "7 elsewhere 19" in text and "helps; dead 1 2 1.000" in text
+    alive = {process["process"]: process["alive"] for process in found["works"][0]["processes"]}
+    assert alive == {os.getpid(): True, 7: False} and "generate_exact_pairs" not in found["stages"]
+
+
+def test_a_run_that_ended_or_was_killed_is_told(tmp_path: Path, board: Board) -> None:
+    assert "run in" in told(tmp_path) and "interrupted;" in told(tmp_path) and "nothing is running" in told(tmp_path)
+    failure = Failure.of(InputError("a.jsonl: ends too early"))
+    board.post(Posting("session", step=3, state="failed", failure=failure))
+    assert told(tmp_path).endswith("failed; a.jsonl: ends too early nothing is running here")
+
+
+def test_a_stage_without_shards_is_told(tmp_path: Path) -> None:
+    loose = tmp_path / "dup" / ".gristmill" / "upper.done"
+    loose.mkdir(parents=True)
+    (loose / "1.json").touch()
+    with stage_lock(loose.with_name("upper.lock"), quiet=True):
+        assert f"upper in {tmp_path}/dup: working; 1 tasks done in this run of the stage" in told(tmp_path)
+    assert told(tmp_path) == "nothing is running here"
+    with pytest.raises(InputError, match="there is no such folder"):
+        status(tmp_path / "none")
+
+
+def test_a_run_in_a_bucket_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Path(f"s3://{BUCKET}/out")
+    with object_store() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        board = Board(out / "dup" / ".gristmill" / "upper.board")
+        with stage_lock(out / "dup/.gristmill/upper.lock"), Heartbeat(board.processes.folder, board.name):
+            board.post(STEP, [Call(print, {})])
+            board.finish(STEP, 0, None)
+            text = told(out)
+    assert f"upper in s3://{BUCKET}/out/dup: working; upper: upper: 1 of 3 tasks done" in text, text
