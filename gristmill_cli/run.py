@@ -15,9 +15,10 @@ from gristmill.engine.executors.choice import open_workplace
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.engine.options import OWN_OPTIONS
 from gristmill.errors import InputError, OutputError
-from gristmill.io.files import STATE_DIR
+from gristmill.io.files import STATE_DIR, remove_partial_files
 from gristmill.io.token_shards import Manifest
 from gristmill.storage.files import exists, remove_files, resolved, write_file
+from gristmill.urls import is_remote
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
@@ -140,6 +141,8 @@ def _record_config(config: RunConfig) -> None:
     options = _options_of(config)
     options = {name: value for name, value in options.items() if name not in _NOT_RECORDED}
     record = {**options, "corpus": corpus}
+    if not is_remote(path):
+        remove_partial_files([path])  # of a run that was killed just here
     write_file(path, msgspec.json.format(msgspec.json.encode(record, enc_hook=str), indent=2) + b"\n")
 
 
