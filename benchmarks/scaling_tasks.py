@@ -1,0 +1,141 @@
+"""An executor that runs no task: it counts the requests that each would send, and makes its outputs and its record up."""
+
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from benchmarks.scaling_store import CountingStore
+from dedup.candidates.input_shards import ShardSummary, read_headers
+from dedup.candidates.pair_files import parse_pairs
+from dedup.candidates.text_digests import digest_slices
+from dedup.minhash.signature_shards import SUFFIX, ShardHeader
+from dedup.minhash.signatures import Sketch
+from dedup.removal.members import MemberPlan, sort_members
+from gristmill.counts import READ, WRITTEN, Counts
+from gristmill.engine.executors.local import Call
+from gristmill.engine.records import DoneRecord, OutputRecord
+from gristmill.engine.staging import _remote_ranges as ranges_read_by
+from gristmill.engine.task import Task
+from gristmill.engine.worker import run_task
+from gristmill.io.token_shards import ShardRecord, SourceRecord
+from preprocessing.mixing.drops import write_drops
+from preprocessing.mixing.mix import mix_group, write_manifest, write_weight_numbers
+from preprocessing.mixing.selection import choose_bin, find_kth
+from preprocessing.tokenize_corpus import ShardReport, TokenizerFacts, encode_slices, read_tokenizer, write_shard
+
+SLICE_BYTES, DOCUMENTS = 60_000_000, 10_000  # of each slice
+_CLUSTERED = 100  # documents of a file that are in clusters
+_SOME_BYTES = 1 << 20  # of an output whose size decides nothing
+_SHA256 = "0123456789abcdef" * 4
+
+
+def _shard_report(arguments: dict[str, Any]) -> ShardReport:
+    records = len(arguments.get("group", arguments.get("reports", ())))
+    shard = ShardRecord(arguments["tokens"].stem, DOCUMENTS * records, SLICE_BYTES // 4, SLICE_BYTES, _SHA256, _SHA256)
+    return ShardReport(shard, {"s0": SourceRecord(DOCUMENTS * records, 1, 1)})
+
+
+def _summaries(arguments: dict[str, Any]) -> list[ShardSummary]:
+    names = ("/".join(path.parts[-2:]).removesuffix(f"+0{SUFFIX}") for path in arguments["shards"].paths)
+    return [ShardSummary(ShardHeader.of(name, Sketch()), DOCUMENTS, DOCUMENTS) for name in names]
+
+
+@dataclass
+class TaskModel:
+    """What tasks return to a planner, for a corpus whose files have these names."""
+
+    names: Sequence[str]
+
+    def value(self, task: Task) -> Any:
+        """The value of a task's record."""
+        made: dict[Callable[..., Any], Callable[[dict[str, Any]], Any]] = {
+            digest_slices: lambda arguments: [0] * len(arguments["group"]),
+            parse_pairs: lambda _: dict.fromkeys(self.names, DOCUMENTS),
+            read_headers: _summaries,
+            sort_members: lambda _: self._members(),
+            write_drops: lambda _: 0,
+            write_weight_numbers: lambda arguments: DOCUMENTS * len(arguments["group"]),
+            mix_group: lambda arguments: sum(part.size for part in arguments["group"]),
+            choose_bin: lambda _: (0, 0),
+            find_kth: lambda _: 1,
+            read_tokenizer: lambda _: TokenizerFacts("", 32_000, 2, ""),
+            encode_slices: _shard_report,
+            write_shard: _shard_report,
+        }
+        make = made.get(task.function)
+        return make(task.arguments) if make else None
+
+    def content(self, task: Task) -> int | bytes:
+        """The content of its outputs, or their size."""
+        if task.function is write_manifest:
+            return msgspec.json.encode(task.arguments["manifest"])
+        if task.function is encode_slices:
+            return SLICE_BYTES // 2
+        slices = len(task.arguments.get("group", ()))
+        return 24 * DOCUMENTS * slices if task.function is digest_slices else _SOME_BYTES
+
+    def _members(self) -> MemberPlan:
+        starts = list(range(0, _CLUSTERED * len(self.names) + 1, _CLUSTERED))
+        parts = list(range(0, starts[-1] // 2, max(4096, starts[-1] // 2 // 128)))
+        return MemberPlan(sorted(self.names), starts, parts)
+
+
+def counts_of(task: Task) -> Counts:
+    """The counts of a task that keeps every document."""
+    counts = Counts({}, [])
+    for part in task.arguments.get("group", ()):
+        source = getattr(part, "part", part).source
+        for reason in (READ, WRITTEN):
+            counts.add(source, reason, SLICE_BYTES, DOCUMENTS)
+    return counts
+
+
+@dataclass
+class ModelExecutor:
+    """Takes the place of an executor; the driver's calls and the records go through pickle as they do to workers.
+
+    Attributes:
+        tasks, requests: Number of tasks, and of the requests that they would send: see staging.py and worker.py.
+
+        pickled: Bytes of the calls.
+        seconds: Processor time that this class took, which is not the driver's.
+    """
+
+    store: CountingStore
+    model: TaskModel
+    tasks: int = 0
+    requests: int = 0
+    pickled: int = 0
+    seconds: float = 0.0
+
+    def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
+        """Yield (index, record) of each call."""
+        for position, call in enumerate(calls):
+            data = pickle.dumps(call)
+            self.pickled += len(data)
+            started = time.process_time()
+            found = pickle.dumps(self._finish(**call.arguments) if call.function is run_task else call())
+            self.seconds += time.process_time() - started
+            yield position, pickle.loads(found)  # noqa: S301
+
+    def _finish(self, step: str, task: Task, identity: dict[str, str], ledger: Any, **_: Any) -> DoneRecord:
+        self.tasks += 1
+        self.requests += sum(1 for _ in ranges_read_by(task.arguments, set(task.outputs))) + len(task.outputs) + 1
+        content = self.model.content(task)
+        size = content if isinstance(content, int) else len(content)
+        outputs = [
+            OutputRecord(ledger.relative(path), size, 0, _SHA256, self.store.add(path, content))
+            for path in task.outputs
+        ]  # fmt: skip
+        value = msgspec.to_builtins(self.model.value(task))
+        record = DoneRecord(step, task.name, identity, outputs, counts_of(task), value)
+        before = self.store.requests.copy()
+        ledger.write(record)  # counted above, as the task's
+        self.store.requests = before
+        return record
+
+
