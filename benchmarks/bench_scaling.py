@@ -24,7 +24,6 @@ from typing import Any
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
 import tyro
-from rich.table import Table
 
 from benchmarks.scaling_store import BUCKET, CountingStore
 from benchmarks.scaling_tasks import DOCUMENTS, SLICE_BYTES, ModelExecutor, TaskModel

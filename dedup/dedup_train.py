@@ -140,7 +140,7 @@ def _mark_outdated_chunks(run: StageRun, holdout: str, src_dir: Path) -> Iterato
 def _find_differences(run: StageRun, holdout: str, src_dir: Path) -> dict[str, str]:
     """What each chunk in the output folder was made of, if that is not what is there now; else an empty string."""
     by_chunk: dict[str, list[DoneRecord]] = defaultdict(list)
-    for record in run.ledger.read().values():
+    for record in run.all_records().values():
         if record.step == _STEP:
             by_chunk[record.task.partition("/")[0]].append(record)
     return {chunk: _find_difference(run, records, holdout, src_dir / chunk) for chunk, records in by_chunk.items()}

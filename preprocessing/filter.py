@@ -74,7 +74,8 @@ def filter(
         found = read_slices(run, _FIND, slices, lambda groups: [_find_task(run, it, threshold) for it in groups])
         found.counts.check_malformed(STAGE.name, options.max_malformed)
         with locked_file(run.ledger.file.with_suffix(".merging")):  # several data sets may be filtered at the same time
-            run.look_again()
+            if prefix:  # else no other process can have been at work
+                run.look_again()
             run.step("merge", [_merge_task(run, found, prefix, output_file)])
             counts = run.finish(found.counts)
     note_count_mismatch(n_docs, counts, options)
@@ -121,7 +122,7 @@ def is_short(text: str, threshold: int) -> bool:
 
 def _merge_task(run: StageRun, found: StepResult, prefix: str, output_file: Path) -> Task:
     """The task that merges the keys found now with those that earlier runs found in other data sets."""
-    earlier = run.ledger.read().values()
+    earlier = run.all_records().values()
     others = [record for record in earlier if record.step == _FIND and not record.task.startswith(prefix)]
     keys = FileSet(tuple(sorted(run.ledger.path(record.outputs[0]) for record in [*found.records, *others])))
     arguments = {"keys": keys, "output_file": output_file}

@@ -1,7 +1,7 @@
 """Claims: which files of a folder belong to a run of a stage, to other runs, or to nobody; nothing is lost silently."""
 
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -48,13 +48,20 @@ class Claims:
             if absolute(path) in self._inputs:
                 raise UsageError(f"{path} is an input, and would be overwritten: give another output folder")
 
-    def claim_outputs(self, ledger: Ledger, step: str, outputs: Sequence[Path], known: Container[Path]) -> TaskId:
+    def claim_outputs(
+        self,
+        ledger: Ledger,
+        step: str,
+        outputs: Sequence[Path],
+        known: Container[Path],
+        is_there: Callable[[Path], object] = is_file,
+    ) -> TaskId:
         """Record, before a step writes `outputs`, that they are this stage's; return the id of that record.
 
-        Raises OutputError if one exists and is not `known` (absolute paths), as somebody's file would be lost.
+        Raises OutputError if one `is_there` and is not `known` (absolute paths), as somebody's file would be lost.
         """
         files = [absolute(file) for path in outputs for file in (path, rejects_path(path))]
-        unknown = {file for file in files if file not in known and is_file(file)}
+        unknown = {file for file in files if file not in known and is_there(file)}
         if unknown and not ledger.is_damaged:
             unknown -= set(map(Path, ledger.outputs()))  # another process may have written them since `known` was read
         for path in [] if ledger.is_damaged else sorted(unknown):

@@ -9,7 +9,7 @@ import msgspec
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, TaskId
 from gristmill.engine.tags import FileTags, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
-from gristmill.storage.files import FileInfo, file_info
+from gristmill.storage.files import FileInfo
 from gristmill.storage.names import absolute, name_of
 from gristmill.urls import is_remote
 
@@ -28,7 +28,7 @@ class DoneTasks:
 
     def __init__(self, stage: Stage, ledger: Ledger, work: Path) -> None:
         self.stage, self.ledger = stage, ledger
-        self.tags = FileTags(own=ledger.outputs())
+        self.read_tags()
         self.before: dict[TaskId, DoneRecord] = ledger.read()
         self.records: dict[TaskId, DoneRecord] = {}
         self.written: dict[Path, OutputRecord] = {}
@@ -38,6 +38,10 @@ class DoneTasks:
         self._work_prefix = name_of(work) + os.sep
         self._set_tags: dict[FileSet, str] = {}
         self._read_sets: list[tuple[TaskId, FileSet]] = []  # by the tasks that ran
+
+    def read_tags(self) -> None:
+        """List folders and read ledgers anew: other processes may have written to them."""
+        self.tags = FileTags(own=self.ledger.outputs(), own_ledger=Path(name_of(self.ledger.file)))
 
     def identity(self, task: Task) -> dict[str, str]:
         """All that a task's outputs depend on, as its inputs are now."""
@@ -95,7 +99,7 @@ class DoneTasks:
 
     def is_present(self, path: Path) -> bool:
         """Whether a temporary file is there, as recorded, and not one that a killed run left with other arguments."""
-        output, found = self.written.get(absolute(path)), file_info(path)
+        output, found = self.written.get(absolute(path)), self.tags.stat(path)
         return found is not None and (output is None or matches(found, output))
 
     def _is_intact(self, path: Path, output: OutputRecord) -> bool:

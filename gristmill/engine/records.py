@@ -105,9 +105,9 @@ class Ledger:
         names = {Path(name).stem for name in list_names(state) if Path(name).suffix in suffixes}
         return [cls(state, name) for name in sorted(names)]
 
-    def read(self) -> dict[TaskId, DoneRecord]:
-        """The last record of each task."""
-        return {record.id: record for record in self._read(DoneRecord)}
+    def read(self, without: Iterable[TaskId] = ()) -> dict[TaskId, DoneRecord]:
+        """The last record of each task; those of tasks `without` which have just finished are not read."""
+        return {record.id: record for record in self._read(DoneRecord, without)}
 
     @property
     def is_damaged(self) -> bool:
@@ -162,18 +162,19 @@ class Ledger:
     def _loose_path(self, task: TaskId) -> Path:
         return self.loose / f"{hashlib.sha256(chr(0).join(task).encode()).hexdigest()[:32]}.json"
 
-    def _read(self, kind: type[_Record]) -> Iterator[_Record]:
+    def _read(self, kind: type[_Record], without: Iterable[TaskId] = ()) -> Iterator[_Record]:
         """Decode the ledger, then the loose records, which are newer.
 
         The loose ones are read first: another process that ends meanwhile moves its own into the ledger.
         """
-        loose = list(self._read_loose())
+        loose = list(self._read_loose(without))
         yield from self._decode_file(kind)
         for data in loose:
             yield from _decode(data, kind)
 
-    def _read_loose(self) -> Iterator[bytes]:
-        names = sorted(name for name in list_names(self.loose) if name.endswith(".json"))
+    def _read_loose(self, without: Iterable[TaskId]) -> Iterator[bytes]:
+        left_out = {self._loose_path(task).name for task in without}
+        names = sorted(name for name in list_names(self.loose) if name.endswith(".json") and name not in left_out)
         yield from read_files(self.loose / name for name in names)
 
     def _decode_file(self, kind: type[_Record]) -> Iterator[_Record]:

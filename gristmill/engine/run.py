@@ -26,7 +26,7 @@ from gristmill.engine.lock import stage_lock
 from gristmill.engine.options import RunOptions, words_of_work
 from gristmill.engine.records import DoneRecord, Ledger, StepResult, TaskId
 from gristmill.engine.report import explain, print_summary, progress_bar
-from gristmill.engine.tags import FileTags, reject_damaged
+from gristmill.engine.tags import reject_damaged
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
@@ -100,7 +100,9 @@ class StageRun:
             self._check_reads()
             self.marks.set()
             if outputs := [path for task in todo for path in task.outputs if not self._done.is_temporary(path)]:
-                self._claimed.append(self.claims.claim_outputs(self.ledger, name, outputs, self._done.known))
+                self._claimed.append(
+                    self.claims.claim_outputs(self.ledger, name, outputs, self._done.known, self._done.tags.stat)
+                )
                 self._begin()
             self.place.check_lock()
             self._restore_inputs(todo)
@@ -111,9 +113,14 @@ class StageRun:
         """The content tag of a file: see tags.py."""
         return self._done.tags.of(path)
 
+    def all_records(self) -> dict[TaskId, DoneRecord]:
+        """The records of all runs of the stage; those of this run's tasks are not read again."""
+        own = self._done.records
+        return self.ledger.read(without=own) | own
+
     def look_again(self) -> None:
         """Forget how files were listed: another process may have written them since."""
-        self._done.tags = FileTags(own=self.ledger.outputs())
+        self._done.read_tags()
 
     def note(self, name: str, counts: Counts) -> Counts:
         """Record counts that are of no task in the ledger, such as those of files that are not read; return them."""

@@ -45,7 +45,7 @@ def cut_raw_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
     if not large:
         return [part for file in files for part in slices_at(file, [(0, 0)])]
     found = run.step("cut", [_cut_task(file) for file in large])
-    earlier = run.ledger.read()
+    earlier = run.all_records()
     checked = run.step(_CHECK, [_check_task(file) for file in large if (_CHECK, file.name) in earlier])
     damaged = found.counts.damaged | checked.counts.damaged
     cuts = dict(zip((file.name for file in large), found.values(list[tuple[int, int]]), strict=True))

@@ -19,10 +19,12 @@ from gristmill.urls import is_top
 class FileTags:
     """Content tags of files; each folder is listed once and each ledger is read once. Paths within are absolute.
 
-    `own` has the records of a stage's outputs, as some may be in a folder that is not below its ledger's.
+    `own` has the records of a stage's outputs, as some may be in a folder that is not below its ledger's; that is the
+    file `own_ledger`, which is not read again.
     """
 
     own: dict[str, OutputRecord] = field(default_factory=dict)
+    own_ledger: Path | None = None
     _stats: dict[str, dict[str, FileInfo]] = field(default_factory=dict)  # by folder and name
     _records: dict[str, list[dict[str, OutputRecord]]] = field(default_factory=dict)  # by folder: of it and its parents
     _hashed: dict[str, str] = field(default_factory=dict)
@@ -99,7 +101,7 @@ class FileTags:
             parent = folder
         if parent not in self._records and parent != folder:
             self._records[parent] = self._read_records(parent)
-        ledgers = Ledger.all_in(Path(folder, STATE_DIR))
+        ledgers = (ledger for ledger in Ledger.all_in(Path(folder, STATE_DIR)) if ledger.file != self.own_ledger)
         return [ledger.outputs() for ledger in ledgers] + self._records.get(parent, [])
 
 

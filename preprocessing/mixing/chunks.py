@@ -38,7 +38,7 @@ def _outdated_chunks(run: StageRun, split: StepResult) -> set[str]:
     if run.claims.plans == "":
         return set()
     now, own = _content(split.records[0]), {record.id for record in split.records}
-    others = [record for record in run.ledger.read().values() if record.step == SPLIT and record.id not in own]
+    others = [record for record in run.all_records().values() if record.step == SPLIT and record.id not in own]
     return {Path(record.outputs[0].path).parent.name for record in others if _content(record) != now}
 
 
