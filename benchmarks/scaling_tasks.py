@@ -20,7 +20,6 @@ from gristmill.engine.executors.local import Call
 from gristmill.engine.records import DoneRecord, OutputRecord
 from gristmill.engine.staging import _remote_ranges as ranges_read_by
 from gristmill.engine.task import Task
-from gristmill.engine.worker import run_task
 from gristmill.io.token_shards import ShardRecord, SourceRecord
 from preprocessing.mixing.drops import write_drops
 from preprocessing.mixing.mix import mix_group, write_manifest, write_weight_numbers
@@ -30,6 +29,7 @@ from preprocessing.tokenize_corpus import ShardReport, TokenizerFacts, encode_sl
 SLICE_BYTES, DOCUMENTS = 60_000_000, 10_000  # of each slice
 _CLUSTERED = 100  # documents of a file that are in clusters
 _SOME_BYTES = 1 << 20  # of an output whose size decides nothing
+_BLOCK = 256  # calls timed together
 _SHA256 = "0123456789abcdef" * 4
 
 
@@ -114,13 +114,13 @@ class ModelExecutor:
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
         """Yield (index, record) of each call."""
-        for position, call in enumerate(calls):
-            data = pickle.dumps(call)
-            self.pickled += len(data)
-            started = time.process_time()
-            found = pickle.dumps(self._finish(**call.arguments) if call.function is run_task else call())
+        for first in range(0, len(calls), _BLOCK):
+            block = calls[first : first + _BLOCK]
+            self.pickled += sum(len(pickle.dumps(call)) for call in block)
+            started = time.process_time()  # once a block, as it is slow on some systems
+            found = [pickle.dumps(self._finish(**call.arguments)) for call in block]
             self.seconds += time.process_time() - started
-            yield position, pickle.loads(found)
+            yield from ((first + i, pickle.loads(record)) for i, record in enumerate(found))
 
     def _finish(self, step: str, task: Task, identity: dict[str, str], ledger: Any, **_: Any) -> DoneRecord:
         self.tasks += 1
