@@ -1,0 +1,38 @@
+"""Tests of the scaling model: requests of the stages grow no faster than the corpus, and the driver sends few."""
+
+import pytest
+
+from benchmarks.bench_scaling import STAGES, Cost, exponent, make_inputs, run_stage
+from benchmarks.scaling_store import CountingStore
+
+SLICES = (30, 90)
+_LINEAR = 1.05
+_IN_STEPS = ("pass1", "pass2", "generate_duplicates_dict")  # small corpora are read by every part: see docs/scaling.md
+
+
+@pytest.fixture(scope="module")
+def costs() -> dict[str, list[Cost]]:
+    """The costs of every stage over corpora of two sizes."""
+    found: dict[str, list[Cost]] = {stage: [] for stage in STAGES}
+    for slices in SLICES:
+        store = CountingStore()
+        for stage in STAGES:
+            if stage != "pass2":  # reads what pass1 left
+                store = make_inputs(stage, slices)
+            found[stage].append(run_stage(stage, slices, store))
+    return found
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in _IN_STEPS])
+def test_costs_are_linear(costs: dict[str, list[Cost]], stage: str) -> None:
+    for value in ("tasks", "requests", "pickled", "driver_requests"):
+        assert exponent(costs[stage], value) <= _LINEAR, value
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_driver_sends_few_requests(costs: dict[str, list[Cost]], stage: str) -> None:
+    """A LIST for 1,000 objects, some for each step, and one for each bundle of 16 slices or more; none for a slice."""
+    small, large = costs[stage]
+    more = large.slices - small.slices
+    assert large.driver_requests - small.driver_requests < more / 8
+    assert large.again_requests - small.again_requests < more / 8
