@@ -57,6 +57,7 @@ def bench_executors(
             rows.append(
                 [name, f"{number:,}", f"{seconds:.1f}", f"{1e6 * seconds / number:,.0f}", *memory, found["flight"]]
             )
+            print(*rows[-1], file=sys.stderr, flush=True)
     head = ("executor", "tasks", "seconds", "µs a task", "plan, MiB", "beyond it, MiB", "most in flight")
     print(markdown(f"tasks that do nothing, {workers} workers", head, rows, []))
 

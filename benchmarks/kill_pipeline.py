@@ -33,8 +33,9 @@ KILLS_A_ROUND = 10
 
 
 def kill_pipeline(
-    corpus: Annotated[Path, tyro.conf.Positional], folder: Path, kills: int = 200, options: str = "", seed: int = 0
-) -> Table:
+    corpus: Annotated[Path, tyro.conf.Positional], folder: Path, kills: int = 200, options: str = "", seed: int = 0,
+    shards: int = 0,
+) -> Table:  # fmt: skip
     """Kill runs of the pipeline `kills` times; raises AssertionError with the seed if a byte differs.
 
     Args:
@@ -43,6 +44,7 @@ def kill_pipeline(
         kills: Number of kills, in rounds of ten.
         options: More options of `gristmill run`.
         seed: Seed of the kills; 0 draws one.
+        shards: Processes that share each run (--shard i/n), of which all but one may be killed; 0: no --shard.
     """
     chance = random.Random(seed := seed or random.randrange(1 << 30))
     shutil.rmtree(folder, ignore_errors=True)
@@ -54,7 +56,7 @@ def kill_pipeline(
         out = folder / f"round{done['round']}"
         for _ in range(KILLS_A_ROUND):
             out = disturb(chance, folder / "corpus", out, done)
-            _kill(chance, folder / "corpus", out, options, seconds, done)
+            _kill(chance, folder / "corpus", out, options, seconds, done, shards)
         process = _start(folder / "corpus", out, f"{options} --workers 2")
         assert process.wait() == 0, f"seed {seed}, {out}"
         assert hash_tree(out) == expected, f"seed {seed}: {out} differs from {folder / 'fresh'}"
@@ -90,11 +92,33 @@ def disturb(chance: random.Random, corpus: Path, out: Path, done: Counter[str]) 
     return out
 
 
-def _kill(chance: random.Random, corpus: Path, out: Path, options: str, seconds: float, done: Counter[str]) -> None:
-    """Start a run, or two at once, and kill it at a random moment: the process, or all of its processes."""
-    workers = chance.choices([1, 2, 3], k=chance.choice([1, 1, 2]))
-    starts = [_start(corpus, out, f"{options} --workers {number}", stderr=subprocess.PIPE) for number in workers]
-    done["two at once"] += len(starts) > 1
+def _kill(
+    chance: random.Random, corpus: Path, out: Path, options: str, seconds: float, done: Counter[str], shards: int
+) -> None:
+    """Start a run, or two at once, or its shards, and kill it at a random moment: the process, or all of its own.
+
+    Of shards one may live: it takes over and ends the run.
+    """
+    workers = chance.choices([1, 2, 3], k=shards or chance.choice([1, 1, 2]))
+    each = [f" --shard {i}/{shards}" if shards else "" for i in range(len(workers))]
+    words = [f"{options} --workers {number}{shard}" for number, shard in zip(workers, each, strict=True)]
+    starts = [_start(corpus, out, word, stderr=subprocess.PIPE) for word in words]
+    done["two at once"] += len(starts) > 1 and not shards
+    if shards and chance.random() < 0.5:
+        survivor = starts.pop(chance.randrange(shards))
+        done["one lives"] += 1
+        _kill_each(chance, starts, out, seconds, done)
+        errors = survivor.communicate()[1]
+        assert survivor.returncode == 0, f"{out} ended with {survivor.returncode}: {errors}"
+        scratch = list((out / ".gristmill").glob("*.scratch"))
+        assert not scratch, f"{scratch} is left"
+        return
+    _kill_each(chance, starts, out, seconds, done)
+
+
+def _kill_each(
+    chance: random.Random, starts: list[subprocess.Popen[str]], out: Path, seconds: float, done: Counter[str]
+) -> None:
     time.sleep(chance.uniform(0.0, 1.2 * seconds))
     for process in starts:
         if process.poll() is None:
