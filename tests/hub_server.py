@@ -22,6 +22,7 @@ class Hub:
         self.branches: dict[str, str] = {}
         self.requests: list[tuple[str, str]] = []  # verb, path
         self.faults: list[Fault] = []
+        self.sent = 0  # bytes of content
         self.token = ""  # wanted, if the dataset is private
         self.url = ""
 
@@ -132,6 +133,7 @@ def running_hub() -> Iterator[Hub]:
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)
+            hub.sent += len(data)
             self.close_connection = len(data) < int(own.get("Content-Length", 0))  # a body that is cut off
 
         do_GET = do_POST = do_HEAD = handle_request

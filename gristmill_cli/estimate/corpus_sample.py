@@ -2,8 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import ceil
+from os import SEEK_END
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +13,7 @@ import pyarrow.parquet
 
 from gristmill.counts import Counts
 from gristmill.engine.slices import group_slices
-from gristmill.errors import InputError, wrap_read_errors
+from gristmill.errors import DamagedFile, InputError, wrap_read_errors
 from gristmill.io import readers
 from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.formats.compressed import CorruptStream, decompress
@@ -20,10 +22,12 @@ from gristmill.io.lines import MAX_LINE_BYTES
 from gristmill.io.readers import Slice, is_cut, read_documents, slices_at
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
+from gristmill_cli.estimate.partial_copy import partial_copy
 
 SMALL_SHARE = 4  # the small sample is this part of the large one
 _FILES = 16  # of a sample, if they are large enough
 _PLACES = 8  # of a file of uncompressed lines, from which documents are read
+_MARGIN_BYTES = 1 << 20  # of a file in a bucket that are fetched beyond those that are read
 _COMPRESSED_BYTES = 4 << 20  # of a file that are decompressed, to find how far it is compressed
 
 
@@ -96,15 +100,17 @@ def sample_corpus(
     """Write two samples of a corpus below `folder`, the larger with about `sample_bytes` of JSON.
 
     Each source and format has its share, from files spread evenly over it. Reads the listing, these documents, and a
-    few MiB of a compressed file of each source and format. Raises UsageError and InputError as list_corpus does, and
-    InputError if a file is damaged or the sample has no document.
+    few MiB of a compressed file of each source and format; of files in a bucket as much is fetched, and a little more.
+    Raises UsageError and InputError as list_corpus does, and InputError if a file is damaged or the sample has no
+    document.
     """
     files = list_corpus(root, text_column=text_column, read_also=read_also)
-    kinds = _kinds(files)
+    copies = folder / "copies"
+    kinds = _kinds(files, copies)
     total = sum(kind.json_bytes for kind in kinds)
     for kind in kinds:
         quota = ceil(sample_bytes * kind.json_bytes / total)
-        _read_sample(kind, quota, ceil(_FILES * quota / sample_bytes), folder)
+        _read_sample(kind, quota, ceil(_FILES * quota / sample_bytes), copies)
     sampled = [file for kind in kinds for file in kind.sampled if file.lines]
     if not sampled:
         raise InputError(f"{root} holds no document in the {len(files):,} files: give a corpus with documents")
@@ -120,32 +126,34 @@ def sample_corpus(
     return Samples(folder / "small", folder / "large", extent)
 
 
-def _kinds(files: Sequence[CorpusFile]) -> list[_Kind]:
+def _kinds(files: Sequence[CorpusFile], copies: Path) -> list[_Kind]:
     """The files that are not empty, by source and format."""
     found: dict[tuple[str, CorpusName | None], list[CorpusFile]] = defaultdict(list)
     for file in files:
         parts = parse_name(file.name)
         if file.size:
             found[file.source, parts and parts._replace(stem="")].append(file)
-    return [_Kind(of_kind, _expansion(of_kind[len(of_kind) // 2])) for of_kind in found.values()]
+    return [_Kind(of_kind, _expansion(of_kind[len(of_kind) // 2], copies)) for of_kind in found.values()]
 
 
-def _expansion(file: CorpusFile) -> float:
+def _expansion(file: CorpusFile, copies: Path) -> float:
     """Bytes of a file without its compression, per byte on disk; about 1 for a file that is not compressed."""
     parts = parse_name(file.name)
     assert parts is not None
+    if not parts.compression and parts.format != "parquet":
+        return 1
     try:
-        with wrap_read_errors(file.path), file.path.open("rb") as stored:
+        path = partial_copy(file, _COMPRESSED_BYTES + _MARGIN_BYTES if parts.compression else 1, copies).path
+        with wrap_read_errors(path), path.open("rb") as stored:
             if parts.format == "parquet":
                 found = pa.parquet.ParquetFile(stored).metadata
                 return sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups)) / file.size or 1
-            if not parts.compression:
-                return 1
             size = 0
-            for chunk in decompress(stored, parts.compression):
-                size += len(chunk)
-                if stored.tell() >= _COMPRESSED_BYTES:
-                    break
+            with suppress(*([] if path == file.path else [CorruptStream])):  # where a copy ends
+                for chunk in decompress(stored, parts.compression):
+                    size += len(chunk)
+                    if stored.tell() >= _COMPRESSED_BYTES:
+                        break
             return size / stored.tell() or 1
     except (pa.ArrowException, CorruptStream) as error:
         raise InputError(f"{file.path} is damaged ({error}): fetch it again, or remove it") from error
@@ -155,14 +163,17 @@ def _count_slices(file: CorpusFile) -> int:
     return ceil(file.size / readers.SLICE_BYTES) if is_cut(file) else 1
 
 
-def _read_sample(kind: _Kind, quota: int, files: int, folder: Path) -> None:
+def _read_sample(kind: _Kind, quota: int, files: int, copies: Path) -> None:
     """Read documents of about `quota` bytes of JSON from at least `files` files, or from all."""
     files, left = min(files, len(kind.files)), quota
     for file in _spread(kind.files, files):
-        found, places = _SampleFile(normal_name(file.name), file.size), _places(file)
-        share = file.size / kind.disk_bytes * len(kind.files) / files / len(places)
+        found, wanted = _SampleFile(normal_name(file.name), file.size), quota * file.size / kind.disk_bytes
+        wanted *= len(kind.files) / files
+        copy = partial_copy(file, ceil(2 * wanted / kind.expansion) + _MARGIN_BYTES, copies)
+        places = _places(copy)
         for place in places:
-            _read_from(place, quota * share, found, Rejects(folder / "rejects"))
+            with suppress(*([] if copy is file else [DamagedFile])):  # where a copy ends
+                _read_from(place, wanted / len(places), found, Rejects(copies / "rejects"))
         kind.sampled.append(found)
         left -= sum(map(len, found.lines))
         if left <= 0:
@@ -181,8 +192,9 @@ def _places(file: CorpusFile) -> list[Slice]:
     parts, starts = parse_name(file.name), [0]
     if parts and parts.format in LINE_FORMATS and not parts.compression:
         with wrap_read_errors(file.path), file.path.open("rb") as lines:
+            size = lines.seek(0, SEEK_END)  # of a copy, which may be a part
             for number in range(1, _PLACES):
-                lines.seek(file.size * number // _PLACES)
+                lines.seek(size * number // _PLACES)
                 lines.readline(MAX_LINE_BYTES)
                 starts.append(lines.tell())
     return [Slice(file.path, file.name, start=start, text_column=file.text_column) for start in dict.fromkeys(starts)]
