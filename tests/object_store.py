@@ -4,10 +4,13 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import obstore
 import pytest
+from obstore.store import S3Store
 
 from tests.object_faults import Environment, Fault
 
@@ -31,6 +34,23 @@ class Store:
             if answer is not None:
                 return answer
         return self.application(environment, start_response)
+
+    @property
+    def client(self) -> Any:
+        """A client of this store's bucket, whatever the environment is."""
+        keys = {"access_key_id": "tests", "secret_access_key": "tests", "region": "us-east-1"}
+        return S3Store(BUCKET, endpoint=self.url, client_options={"allow_http": True}, **keys)
+
+    def upload_tree(self, folder: Path, prefix: str) -> None:
+        """Put every file below a folder under a prefix."""
+        for path in folder.rglob("*"):
+            if path.is_file():
+                obstore.put(self.client, f"{prefix}/{path.relative_to(folder).as_posix()}", path)
+
+    def tree(self, prefix: str) -> dict[str, bytes]:
+        """Every object under a prefix: name → bytes."""
+        names = sorted(each["path"] for some in obstore.list(self.client, prefix) for each in some)
+        return {name[len(prefix) + 1 :]: bytes(obstore.get(self.client, name).bytes()) for name in names}
 
     @property
     def environment(self) -> dict[str, str]:

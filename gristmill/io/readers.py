@@ -159,7 +159,7 @@ def read_documents(
             counts.add(part.source, READ, size)
             counts.add(part.source, f"{MALFORMED}: {error.reason}", size)
             counts.add_example(f"{part.path} line {row + 1}: {error}")
-            rejects.add(str(part.path), row, error.reason, raw)
+            rejects.add(part.name, row, error.reason, raw)
         else:
             source = document.original_key.source if by_original_source else part.source
             counts.add(source, READ, utf8_size(document.text))

@@ -43,7 +43,7 @@ class Lease:
     def acquire(self) -> bool:
         """Take the lease if nobody has it or it has run out; else say who has it in `holder`. Call it repeatedly."""
         found, data = self._read()
-        if found is not None:
+        if data:  # else nobody has it, or it is the empty lock file of a local run that was moved here
             seen, since = self._seen
             if found != seen:
                 self._seen, self.holder = (found, _now()), data.decode(errors="replace").split("\n")[0]

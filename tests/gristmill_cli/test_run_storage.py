@@ -1,0 +1,168 @@
+"""`gristmill run` on an object store: the bytes of a local run, whatever fails; nothing is left behind."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.gristmill_cli.corpus import ROOT, documents, run, run_arguments, tree, write_records
+from tests.object_faults import Seldom
+from tests.object_store import Store, object_store
+
+OPTIONS = ("--max_malformed", "0.05", "--workers", "2")
+SCRATCH_SIZE = 4 << 20  # for one or two tasks at a time
+IS_STATE = ".gristmill/"
+
+
+class Local(NamedTuple):
+    """A corpus on disk, and the folder of its finished run."""
+
+    corpus: Path
+    out: Path
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Local:
+    """Three sources; a malformed line and a damaged file."""
+    folder = tmp_path_factory.mktemp("local")
+    for name in ("book/b.jsonl", "web/2023/ö w@1.jsonl.gz", "code/x.parquet"):
+        (folder / "corpus" / name).parent.mkdir(parents=True)
+        write_records(folder / "corpus" / name, list(documents(name, 60)))
+    with (folder / "corpus/book/b.jsonl").open("a") as file:
+        file.write("not JSON\n")
+    damaged = folder / "corpus/web/damaged.jsonl.gz"
+    write_records(damaged, list(documents("damaged", 2)))
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    done = run(folder / "corpus", folder / "out", *OPTIONS)
+    assert done.returncode == 0, done.stderr
+    return Local(folder / "corpus", folder / "out")
+
+
+@pytest.fixture(scope="module")
+def store(local: Local) -> Iterator[Store]:
+    """A store with the corpus."""
+    with object_store() as running:
+        running.upload_tree(local.corpus, "corpus")
+        yield running
+
+
+class Start:
+    """Starts runs on the store, in an empty folder and with an empty folder for temporary files."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.store, self.cwd, self.scratch = store, folder / "cwd", folder / "scratch"
+        self.cwd.mkdir()
+        self.scratch.mkdir()
+
+    def __call__(self, out: str, *more: str, corpus: str = "s3://bucket/corpus") -> subprocess.Popen[str]:
+        more = (*OPTIONS, "--scratch", str(self.scratch), *more)
+        environment = {**os.environ, **self.store.environment, "PYTHONPATH": str(ROOT), "GRISTMILL_LEASE_SECONDS": "1"}
+        return subprocess.Popen(
+            run_arguments(Path(corpus), Path(out), *more), cwd=self.cwd, env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def finish(self, out: str, *more: str, corpus: str = "s3://bucket/corpus") -> tuple[int, str]:
+        """The exit code, and what is printed; nothing is left."""
+        process = self(out, *more, corpus=corpus)
+        printed, errors = process.communicate()
+        assert "Traceback" not in errors, errors
+        assert not list(self.cwd.iterdir()) and not list(self.scratch.iterdir())
+        return process.returncode, printed + errors
+
+
+@pytest.fixture
+def start(store: Store, tmp_path: Path) -> Iterator[Start]:
+    yield Start(store, tmp_path)
+    store.fault = None
+
+
+@pytest.fixture(scope="module")
+def finished(store: Store, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The prefix of a finished run, in which 2 % of the requests met a fault, and the scratch folder was small."""
+    store.fault = faults = Seldom(seed=1, share=0.02)
+    start = Start(store, tmp_path_factory.mktemp("finished"))
+    code, printed = start.finish("s3://bucket/finished", "--scratch_size", str(SCRATCH_SIZE))
+    store.fault = None
+    assert code == 0, printed
+    assert faults.made > 10
+    return "finished"
+
+
+def outputs(store: Store, prefix: str) -> dict[str, bytes]:
+    """Every file that a run wrote for others to read."""
+    found = store.tree(prefix)
+    return {name: data for name, data in found.items() if IS_STATE not in name and name != "run.json"}
+
+
+def test_a_run_with_faults_writes_the_bytes_of_a_local_run(store: Store, local: Local, finished: str) -> None:
+    found, expected = outputs(store, finished), tree(local.out)
+    assert found.keys() == expected.keys() and any(name.endswith(".malformed") for name in found)
+    assert [name for name in expected if found[name] != expected[name]] == []
+    left = [name for name in store.tree(finished) if name.endswith((".lock", ".work", ".unfinished"))]
+    assert left == []
+
+
+def test_a_finished_run_says_so_and_writes_no_data(store: Store, start: Start, finished: str) -> None:
+    store.requests.clear()
+    code, printed = start.finish(f"s3://bucket/{finished}")
+    assert code == 0 and printed.count("done already, nothing to do") == printed.count(" read = ") > 10, printed
+    written = {path.rpartition("/")[2] for verb, path in store.requests if verb == "PUT" and IS_STATE not in path}
+    assert written == {"run.json", "funnel.json"}
+
+
+def test_a_run_that_was_moved_to_the_store_is_done(store: Store, start: Start, local: Local) -> None:
+    store.upload_tree(local.out, "moved")
+    before = outputs(store, "moved")
+    code, printed = start.finish("s3://bucket/moved", corpus=str(local.corpus))
+    assert code == 0 and printed.count("done already, nothing to do") == printed.count(" read = ") > 10, printed
+    assert outputs(store, "moved") == before
+
+
+def test_drivers_that_are_killed(store: Store, start: Start, local: Local) -> None:
+    chance = random.Random(1)
+    for seconds in (3.0, 4.0, 6.0):
+        process = start("s3://bucket/killed")
+        time.sleep(chance.uniform(0.5, seconds))
+        process.send_signal(signal.SIGKILL)
+        errors = process.communicate()[1]
+        assert process.returncode in (0, -signal.SIGKILL) and "Traceback" not in errors, errors
+    code, printed = start.finish("s3://bucket/killed")
+    assert code == 0, printed
+    assert outputs(store, "killed") == tree(local.out)
+
+
+def test_two_drivers_at_once(store: Store, start: Start, local: Local) -> None:
+    both = [start("s3://bucket/both") for _ in range(2)]
+    errors = [process.communicate()[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0] and "Traceback" not in "".join(errors), errors
+    assert sum("waiting for process " in text for text in errors) == 1, errors
+    assert outputs(store, "both") == tree(local.out)
+
+
+def test_a_scratch_folder_that_is_too_small(start: Start) -> None:
+    code, printed = start.finish("s3://bucket/small", "--scratch_size", "1KiB")
+    assert code == 1 and printed.startswith("error: --scratch_size 1,024 bytes: a task reads "), printed
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(("corpus", "sentence"), [
+    ("s3://nowhere/corpus", "cannot read s3://nowhere/corpus: there is no bucket of that name"),
+    ("s3://bucket/nothing", "s3://bucket/nothing: wanted a folder, and there is none of that name"),
+    ("ftp://bucket/corpus", "ftp://bucket/corpus: the scheme ftp is not known"),
+])  # fmt: skip
+def test_a_corpus_that_is_not_there(start: Start, corpus: str, sentence: str) -> None:
+    code, printed = start.finish("s3://bucket/nothing_of_it", corpus=corpus)
+    assert code == 2 and sentence in printed and printed.count("\n") == 1, printed
+
+
+@pytest.mark.parametrize("out", ["s3://nowhere/run", "https://bucket/run", "s3://"])
+def test_an_output_that_cannot_be(start: Start, out: str) -> None:
+    code, printed = start.finish(out)
+    assert code == 2 and printed.count("\n") == 1, printed
