@@ -13,7 +13,7 @@ from dedup.removal.similarity import SimilarityCheck
 from gristmill.engine.options import parse_size
 from gristmill.errors import UsageError, wrap_write_errors
 from gristmill.io.documents import list_corpus
-from gristmill.storage.files import reject_read_only
+from gristmill.storage.files import reject_read_only, reject_unknown_scheme
 from gristmill.urls import is_remote
 from gristmill_cli.run_config import RunConfig
 from preprocessing.datasets import source_weights
@@ -68,6 +68,8 @@ def _check_dedup(config: RunConfig, sources: set[str]) -> None:
 def _check_folders(corpus: Path, out: Path) -> None:
     """Raise UsageError if a folder lies in the other, OutputError if nothing can be written to `out`."""
     reject_read_only([out])
+    for path in (corpus, out):
+        reject_unknown_scheme(path)
     for inner, outer in ((out, corpus), (corpus, out)):
         if inner.resolve().is_relative_to(outer.resolve()):
             raise UsageError(

@@ -107,8 +107,9 @@ class DoneTasks:
         return self.is_temporary(path) or self.tags.of(path) == output.sha256
 
     def _refresh(self, task: Task, record: DoneRecord) -> None:
-        for i, path in enumerate(task.outputs):
-            found, output = self.tags.stat(absolute(path)), record.outputs[i]
+        for i, output in enumerate(record.outputs):
+            path = absolute(task.outputs[i]) if i < len(task.outputs) else self.ledger.path(output)
+            found = self.tags.stat(path)
             if found and not matches(found, output) and not self.is_temporary(path):
                 record.outputs[i] = msgspec.structs.replace(output, mtime_ns=found.mtime_ns, e_tag=found.e_tag)
                 self.is_changed = True

@@ -20,11 +20,12 @@ import msgspec
 from gristmill.counts import Counts
 from gristmill.errors import wrap_write_errors
 from gristmill.storage.files import list_names, locked_file, read_files, remove_files, write_file
-from gristmill.storage.names import name_of
+from gristmill.storage.names import absolute, name_of
 from gristmill.urls import is_remote
 
 LEDGER = ".ledger"
 _LOOSE = ".done"
+_ELSEWHERE = ".ledger-elsewhere"
 
 TaskId = tuple[str, str]  # step, name of the task
 
@@ -100,10 +101,22 @@ class Ledger:
 
     @classmethod
     def all_in(cls, state: Path) -> list["Ledger"]:
-        """The ledgers of all stages that keep their state in `state`."""
+        """The ledgers of all stages that keep their state in `state`, or write to its folder and say so there."""
         suffixes = (LEDGER, _LOOSE)
-        names = {Path(name).stem for name in list_names(state) if Path(name).suffix in suffixes}
-        return [cls(state, name) for name in sorted(names)]
+        found = sorted(list_names(state))
+        own = dict.fromkeys(Path(name).stem for name in found if Path(name).suffix in suffixes)
+        elsewhere = [state / name for name in found if name.endswith(_ELSEWHERE)]
+        roots = [Path(name_of(state.parent / data.decode(errors="replace"))) for data in read_files(elsewhere)]
+        others = [cls(root / state.name, path.stem) for path, root in zip(elsewhere, roots, strict=False)]
+        return [cls(state, name) for name in own] + others
+
+    def announce(self, folders: Iterable[Path]) -> None:
+        """Write in each of the folders that are not below the ledger's where it is, for those who read their files."""
+        root = absolute(self.root)
+        for folder in folders:
+            if not absolute(folder).is_relative_to(root):
+                path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
+                write_file(path, os.path.relpath(root, absolute(folder)).encode())
 
     def read(self, without: Iterable[TaskId] = ()) -> dict[TaskId, DoneRecord]:
         """The last record of each task; those of tasks `without` which have just finished are not read."""

@@ -31,7 +31,13 @@ from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
 from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path, remove_partial_files
-from gristmill.storage.files import hash_file, reject_read_only, remove_files, remove_folder
+from gristmill.storage.files import (
+    hash_file,
+    reject_read_only,
+    reject_unknown_scheme,
+    remove_files,
+    remove_folder,
+)
 from gristmill.storage.names import absolute, forget_links
 from gristmill.urls import is_remote
 
@@ -156,6 +162,7 @@ class StageRun:
         if self._done.is_changed or stale or reads or left:
             self._done.records = self.claims.known_reads(self._done.before) | self._done.records | reads
             self.ledger.compact(self._done.records.values(), [*stale, *self._claimed, *left])
+            self.ledger.announce(self.marks.folders)
         remove_folder(self.work)
         if self.place.scratch.is_private:  # killed processes may have left some
             remove_partial_files(path for path in self._done.written if not is_remote(path))
@@ -228,7 +235,7 @@ class StageRun:
         inputs = [path for path in paths_read_by(tasks) if not self._done.is_own(path)]
         reject_unfinished_files(inputs, self.name, self.marks.folders)
         outputs = [path for task in tasks for path in task.outputs if not self._done.is_temporary(path)]
-        touched = self._done.tags.touched([*inputs, *outputs])
+        touched = self._done.tags.touched([*inputs, *outputs, *map(rejects_path, outputs)])
         for position, sha256 in self.place.executor.run([Call(hash_file, {"path": path}) for path in touched]):
             self._done.tags.set_hash(touched[position], sha256)
         reject_damaged(inputs, self._done.tags, self.ledger)
@@ -264,6 +271,7 @@ def open_stage(
     """
     options.check()
     reject_read_only([root, *publishes, *files])
+    reject_unknown_scheme(root)
     forget_links()
     root = absolute(root) if ".." in root.parts else root
     state, name = root / STATE_DIR, f"{stage.name}-{label}" if label else stage.name

@@ -23,9 +23,8 @@ from gristmill.io.formats.json_fields import decode_value
 from gristmill.io.formats.suffixes import CORPUS_SUFFIXES as CORPUS_SUFFIXES
 from gristmill.io.formats.suffixes import JSONL_SUFFIXES as JSONL_SUFFIXES
 from gristmill.io.formats.suffixes import READABLE, TEXT_FORMATS, parse_name, unknown_suffix
-from gristmill.storage.files import is_file, is_folder
+from gristmill.storage.files import is_file, is_folder, reject_unknown_scheme
 from gristmill.storage.walking import DANGLING, Found, walk_all
-from gristmill.urls import SCHEMES, unknown_scheme
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
 INDEX_PREFIX = "index:"  # of the file names of an index, a corpus deduplicated before; no corpus file has it
@@ -185,8 +184,7 @@ def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_al
     require(bool(text_column), "--text_column: wanted the name of a column or field, such as text")
     for name in read_also:
         require(name in TEXT_FORMATS, f"--read_also {name}: wanted one of {', '.join(TEXT_FORMATS)}")
-    if scheme := unknown_scheme(root):
-        raise UsageError(f"{root}: the scheme {scheme} is not known: wanted a folder, or {'://, '.join(SCHEMES)}://")
+    reject_unknown_scheme(root)
     if not _is_folder(root):
         wanted = "a folder, and it is a file" if is_file(root) else "a folder, and there is none"
         raise UsageError(f"{root}: wanted {wanted} of that name. Check the path")
