@@ -1,6 +1,7 @@
 """Fault injection: kills, starts twice, moves and touches a pipeline run at random, and compares it with a fresh run.
 
     python benchmarks/kill_pipeline.py CORPUS --folder /tmp/kills --kills 200 --options="--tokenizer.vocab_size 500"
+    GRISTMILL_LEASE_SECONDS=3 python benchmarks/kill_pipeline.py CORPUS --folder /tmp/kills --kills 40 --shards 3
 
 Between two kills the run's folder may be moved, its input touched, its number of workers changed, an output damaged or
 removed; a second process may be started beside the first. At the end of each round every published byte must equal

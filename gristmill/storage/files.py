@@ -77,7 +77,9 @@ def list_names(folder: Path) -> list[str]:
     if is_remote(folder):
         folders, files = objects.list_level(folder)
         return [*folders, *files]
-    return [entry.name for entry in _entries(folder)]
+    with wrap_read_errors(folder), suppress(FileNotFoundError, NotADirectoryError):
+        return os.listdir(folder)  # noqa: PTH208  # a path of each would take ten times the memory
+    return []
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -193,5 +193,7 @@ class Board:
 
 def _pickled(calls: Sequence[Call]) -> bytes:
     """Calls for processes with other working folders, as several pickles."""
-    parts = (calls[start : start + _AT_ONCE] for start in range(0, len(calls), _AT_ONCE))
-    return b"".join(pickle.dumps([call.with_absolute_paths() for call in part]) for part in parts)
+    file = io.BytesIO()
+    for start in range(0, len(calls), _AT_ONCE):
+        pickle.dump([call.with_absolute_paths() for call in calls[start : start + _AT_ONCE]], file)
+    return file.getvalue()
