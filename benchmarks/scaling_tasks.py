@@ -99,6 +99,7 @@ class ModelExecutor:
     """Takes the place of an executor; the driver's calls and the records go through pickle as they do to workers.
 
     Attributes:
+        retried: Tasks that were tried again: none.
         tasks, requests: Number of tasks, and of the requests that they would send: see staging.py and worker.py.
 
         pickled: Bytes of the calls.
@@ -107,6 +108,7 @@ class ModelExecutor:
 
     store: CountingStore
     model: TaskModel
+    retried: int = 0
     tasks: int = 0
     requests: int = 0
     pickled: int = 0
