@@ -13,7 +13,7 @@ from gristmill.config import load_config
 from gristmill.counts import READ, Counts
 from gristmill.engine.executors.choice import open_workplace
 from gristmill.engine.executors.local import start_fork_server
-from gristmill.engine.options import OWN_OPTIONS
+from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.errors import InputError, OutputError
 from gristmill.io.files import STATE_DIR, remove_partial_files
 from gristmill.io.token_shards import Manifest
@@ -26,7 +26,7 @@ from gristmill_cli.run_records import choose_stages, load_json, load_record, pla
 from gristmill_cli.run_stages import PipelineStage, plan_stages
 
 CONFIG_FILE = "run.json"  # the run's configuration
-_NOT_RECORDED = ("from_", "until", "dry_run", "shard", "of_run", "scratch", "scratch_size", "executor", "address")
+_NOT_RECORDED = ("from_", "until", "dry_run", "shard", "scratch", "scratch_size", "executor", "address")
 
 
 def run(config: RunConfig) -> Funnel | None:
@@ -43,11 +43,11 @@ def run(config: RunConfig) -> Funnel | None:
     recorded = _options_of(config)
     work = repr([(name, value) for name, value in recorded.items() if name not in OWN_OPTIONS])
     with open_workplace(config.run_options, config.out / STATE_DIR / "run.lock", work=work) as place:
-        return _run_stages(replace(config, of_run=place))
+        return _run_stages(config, replace(config.run_options, of_run=place))
 
 
-def _run_stages(config: RunConfig) -> Funnel | None:
-    out, stages = config.out, plan_stages(config)
+def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
+    out, stages = config.out, plan_stages(config, options)
     first, end = choose_stages(config, stages)
     _record_config(config)
     counts = {stage.name: record.counts for stage in stages[:first] if (record := load_record(out, stage))}
@@ -114,7 +114,7 @@ def _run_and_print(arguments: list[str]) -> None:
 
 def _options_of(config: RunConfig) -> dict[str, Any]:
     """All options of a run, as they are given."""
-    options: dict[str, Any] = msgspec.to_builtins(replace(config, of_run=None), enc_hook=str)
+    options: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
     return options
 
 

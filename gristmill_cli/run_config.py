@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -140,8 +140,6 @@ class RunConfig:
     """Where tasks run: in processes of this machine, or on a Ray cluster (needs gristmill[ray])."""
     address: str = ""
     """Address of the Ray cluster; by default RAY_ADDRESS, or else a cluster of this machine's own."""
-    of_run: tyro.conf.Suppress[Any] = None
-    """The executor and scratch folder that the stages share; set by the run itself."""
     explain: bool = False
     """Print why each task runs again: which input, option or version differs from the last run."""
     normalize: Normalize = field(default_factory=Normalize)
@@ -183,5 +181,4 @@ class RunConfig:
         return RunOptions(
             self.workers, self.memory, self.max_malformed, explain=self.explain, scratch=self.scratch,
             scratch_size=self.scratch_size, shard=self.shard, executor=self.executor, address=self.address,
-            of_run=self.of_run,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from dedup.generate_duplicates_dict import generate_duplicates_dict
 from dedup.generate_exact_pairs import generate_exact_pairs, remove_exact_pairs
 from dedup.to_hash import SIGNED, to_hash
 from gristmill.counts import WRITTEN, Counts
+from gristmill.engine.options import RunOptions
 from gristmill_cli.funnel import HELD_OUT, TRAIN
 from gristmill_cli.run_config import RunConfig
 from preprocessing.apply import apply
@@ -46,13 +47,15 @@ class PipelineStage:
     hint: str = ""
 
 
-def plan_stages(config: RunConfig) -> list[PipelineStage]:
-    """All stages of a run with this configuration, in order."""
-    return [*_clean(config), *_find_duplicates(config), *_mix(config), *_tokenize(config)]
+def plan_stages(config: RunConfig, options: RunOptions | None = None) -> list[PipelineStage]:
+    """All stages of a run with this configuration, in order; `options` instead of the configuration's own."""
+    options = options or config.run_options
+    parts = (_clean, _find_duplicates, _mix, _tokenize)
+    return [stage for part in parts for stage in part(config, options)]
 
 
-def _clean(config: RunConfig) -> list[PipelineStage]:
-    out, options, function = config.out, config.run_options, config.apply.function
+def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
+    out, function = config.out, config.apply.function
     normalized, short = out / "normalized", out / "filtered.pickle"
     spec, threshold, column = config.normalize, config.filter.threshold, config.text_column
 
@@ -93,8 +96,8 @@ def _cleaned_by(config: RunConfig) -> str:
     return "apply" if config.apply.function else "normalize_text"
 
 
-def _find_duplicates(config: RunConfig) -> list[PipelineStage]:
-    options, spec, sketch = config.run_options, config.dedup, config.sketch
+def _find_duplicates(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
+    spec, sketch = config.dedup, config.sketch
     clean, minhash, dup = config.clean, config.out / "minhash", config.out / "dup"
     pairs, clusters = dup / "duplicate_pairs_exact.txt", dup / "connected_components.parquet"
     copies = pairs.with_suffix(".parquet") if spec.exact else None
@@ -149,8 +152,8 @@ def duplicates_path(config: RunConfig) -> Path:
     return config.out / "dup" / "duplicates.parquet"
 
 
-def _mix(config: RunConfig) -> list[PipelineStage]:
-    out, options, spec = config.out, config.run_options, config.mix
+def _mix(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
+    out, spec = config.out, config.mix
     train, holdout, deduped = out / "train", out / "holdout", out / "train_deduped"
     inputs = (config.clean, out / "pass1", duplicates_path(config), out / "filtered.pickle")
     smaller = f"give more documents, or a smaller --mix.holdout than {spec.holdout}"
@@ -175,8 +178,8 @@ def _mix(config: RunConfig) -> list[PipelineStage]:
     ]  # fmt: skip
 
 
-def _tokenize(config: RunConfig) -> list[PipelineStage]:
-    out, options, spec = config.out, config.run_options, config.tokenizer
+def _tokenize(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
+    out, spec = config.out, config.tokenizer
     train, holdout, model = out / "train_deduped", out / "holdout", out / "tokenizer" / MODEL
     settings = {"vocab_size": spec.vocab_size, "model_type": spec.model_type, "sample": spec.sample,
                 "exact": spec.exact, "seed": config.tokenizer_seed}  # fmt: skip

@@ -77,8 +77,12 @@ class RunOptions:
         assert self.processes > 0 and self.memory_bytes > 0 and self.scratch_bytes != 0
         if self.scratch and is_remote(self.scratch):
             raise UsageError(f"--scratch {object_name(self.scratch).url}: wanted a folder of this machine")
+        if self.scratch and self.scratch.exists() and not self.scratch.is_dir():
+            raise UsageError(f"--scratch {self.scratch}: wanted a folder, and it is a file")
         if self.shard:
             Shard.parse(self.shard)
+        if self.address and self.executor != "ray":
+            raise UsageError(f"--address {self.address}: only --executor ray connects to a cluster: give it, too")
         if self.shard and self.executor == "ray":
             raise UsageError("--shard and --executor ray: give one, as Ray shares the tasks among its nodes itself")
         if self.executor == "ray" and not find_spec("ray"):
