@@ -12,6 +12,7 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
+from gristmill.storage import objects
 from tests.object_faults import Environment, Fault
 
 BUCKET = "bucket"
@@ -74,8 +75,10 @@ def object_store() -> Iterator[Store]:
     store.url = f"http://127.0.0.1:{server.port}"
     urlopen(Request(f"{store.url}/{BUCKET}", method="PUT")).close()
     store.requests.clear()
+    objects._open.cache_clear()  # clients of another test's store
     try:
         yield store
     finally:
+        objects._open.cache_clear()
         server.shutdown()
         server.server_close()
