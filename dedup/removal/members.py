@@ -1,7 +1,7 @@
 """Members of all clusters, sorted by file and row, so that each slice of the corpus reads only its own members."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class SliceMembers:
     span: Span
     end_row: int | None
 
-    def read(self, members: Path) -> NDArray:
+    def read(self, members: "MemberFile") -> NDArray:
         """The MEMBERs of the slice, memory-mapped."""
         of_file = read_span(members, self.span)
         first = bisect_left(of_file["row"], self.part.first_row)
@@ -86,12 +86,32 @@ def read_names(path: Path) -> list[str]:
     return msgspec.json.decode(path.read_bytes(), type=list[str])
 
 
-def read_span(members: Path, span: Span) -> NDArray:
+@dataclass(frozen=True)
+class MemberFile:
+    """The file of all members, of which a task reads the records `first` ≤ i < `last` alone."""
+
+    path: Path
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, path: Path, spans: Sequence[Span]) -> "MemberFile":
+        """The file as a task reads it that reads these spans."""
+        full = [span for span in spans if span[0] < span[1]] or [(0, 0)]
+        return cls(path, min(first for first, _ in full), max(last for _, last in full))
+
+    @property
+    def byte_range(self) -> tuple[int, int]:
+        """The first byte that is read, and the one after the last."""
+        return self.first * MEMBER.itemsize, self.last * MEMBER.itemsize
+
+
+def read_span(members: MemberFile, span: Span) -> NDArray:
     """The MEMBERs of a span, memory-mapped."""
     first, last = span
     if first == last:
         return np.empty(0, MEMBER)  # an empty range cannot be mapped
-    return np.memmap(members, MEMBER, "r", first * MEMBER.itemsize, last - first)
+    return np.memmap(members.path, MEMBER, "r", first * MEMBER.itemsize, last - first)
 
 
 def _reject_repeated(blocks: Iterable[NDArray], clusters: Clusters) -> Iterator[NDArray]:

@@ -9,7 +9,7 @@ from dedup.candidates.document_ids import SourceRuns, is_of_index
 from dedup.candidates.input_shards import SignatureShard
 from dedup.removal.decisions import decide_by_key, decide_part
 from dedup.removal.keep_policy import Keep, Longest, Newest
-from dedup.removal.members import MemberPlan, SliceMembers, sort_members
+from dedup.removal.members import MemberFile, MemberPlan, SliceMembers, sort_members
 from dedup.removal.removal_table import write_removals
 from dedup.removal.scattering import scatter_fetched
 from dedup.removal.similarity import SimilarityCheck
@@ -114,7 +114,8 @@ def _text_tasks(run: StageRun, settings: RemovalSettings, members: Sorted, slice
         ends |= {one: following.first_row for one, following in pairwise(of_file)}
     for number, group in enumerate(group_slices(slices)):
         found = tuple(SliceMembers(part, members.plan.span(part.name), ends.get(part)) for part in group)
-        arguments = {"group": found, "members": members.members, "keep": settings.keep}
+        own = MemberFile.of(members.members, [it.span for it in found])
+        arguments = {"group": found, "members": own, "keep": settings.keep}
         outputs = _fetch_outputs(run, settings, number)
         arguments |= {"output": outputs[0], "texts": outputs[1] if settings.check else None}
         size = sum(part.size for part in group)
@@ -129,8 +130,9 @@ def _signature_tasks(
     for number, group in enumerate(groups, first):
         found = tuple((shard, members.plan.span(shard.file)) for shard in group)
         outputs = _fetch_outputs(run, settings, number)
+        own = MemberFile.of(members.members, [span for _, span in found])
         arguments = {
-            "shards": found, "members": members.members, "output": outputs[0],
+            "shards": found, "members": own, "output": outputs[0],
             "texts": outputs[1] if settings.check else None,
         }  # fmt: skip
         yield Task(f"signatures {number}", fetch_signatures, arguments, outputs)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dedup.candidates.input_shards import SignatureShard
 from dedup.removal.clusters import MEMBER_FIELDS
 from dedup.removal.keep_policy import LAST, Keep, Longest, Newest, rank_longest, rank_newest
-from dedup.removal.members import SliceMembers, Span, read_span
+from dedup.removal.members import MemberFile, SliceMembers, Span, read_span
 from gristmill.counts import READ, Counts
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, wrap_read_errors
@@ -59,7 +59,9 @@ def without_text(members: NDArray) -> NDArray:
     return fetched
 
 
-def fetch_texts(group: tuple[SliceMembers, ...], members: Path, keep: Keep, output: Path, texts: Path | None) -> Counts:
+def fetch_texts(
+    group: tuple[SliceMembers, ...], members: MemberFile, keep: Keep, output: Path, texts: Path | None
+) -> Counts:
     """Task: write the members of some slices to `output` as FETCHED by row, ranked, and their texts (UTF-8).
 
     A FETCHED record's `text_file` is -1 here: who reads several outputs numbers them. InputError if a slice lacks a
@@ -80,7 +82,7 @@ def fetch_texts(group: tuple[SliceMembers, ...], members: Path, keep: Keep, outp
 
 
 def fetch_signatures(
-    shards: tuple[tuple[SignatureShard, Span], ...], members: Path, output: Path, texts: Path | None
+    shards: tuple[tuple[SignatureShard, Span], ...], members: MemberFile, output: Path, texts: Path | None
 ) -> Counts:
     """Task: as fetch_texts, for shards of an index, with signatures (permutations, uint32) in place of texts."""
     counts = Counts({}, [])
@@ -90,7 +92,7 @@ def fetch_signatures(
 
 
 def _iter_fetched(
-    shards: tuple[tuple[SignatureShard, Span], ...], members: Path, texts: BinaryIO | None, counts: Counts
+    shards: tuple[tuple[SignatureShard, Span], ...], members: MemberFile, texts: BinaryIO | None, counts: Counts
 ) -> Iterator[NDArray]:
     """Blocks of FETCHED of the members of shards; their signatures are appended to `texts`."""
     offset = 0

@@ -192,7 +192,7 @@ def _original(argument: Any, folder: Path) -> Any:
 def _size_of(byte_range: ByteRange, seen: FileInfo | None) -> int:
     """Bytes that are fetched of an object that the driver has seen."""
     start, end = byte_range
-    return 0 if seen is None else min(seen.size, end or seen.size) - start
+    return 0 if seen is None else (seen.size if end is None else min(seen.size, end)) - start
 
 
 def _has_bytes(path: Path, local: Path, sha256: str) -> bool:
@@ -213,6 +213,9 @@ def _move(local: Path, path: Path) -> None:
 
 
 def _fetch(path: Path, target: Path, byte_range: ByteRange, seen: FileInfo | None) -> None:
+    if byte_range[0] == byte_range[1]:  # nothing of it is read
+        target.touch()
+        return
     with wrap_read_errors(path):
         found = download(path, target, *byte_range)
     if seen and found != seen:

@@ -1,8 +1,10 @@
 """Which executor runs the tasks of a stage or of a whole run, and the lock under which it does."""
 
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +14,7 @@ from gristmill.engine.executors.shards import shard_executor
 from gristmill.engine.lock import stage_lock
 from gristmill.engine.options import RunOptions
 from gristmill.engine.staging import Scratch, open_scratch
+from gristmill.storage.files import list_names, remove_files, write_file
 from gristmill.urls import is_remote
 
 
@@ -47,7 +50,8 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: s
 
             check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole))
             stack.callback(sweep)  # with what killed processes left
-            tasks = stack.enter_context(ray_executor(options.address, options.memory_per_worker, scratch))
+            fenced = replace(scratch, fence=stack.enter_context(_fence(lock)))
+            tasks = stack.enter_context(ray_executor(options.address, options.memory_per_worker, fenced))
             yield Workplace(tasks, scratch, check)
             return
         worker_lock = None if is_private or is_remote(lock) else lock  # orphans do no harm if outputs are staged
@@ -62,6 +66,19 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: s
         stack.callback(sweep)
         stack.enter_context(team.in_charge())
         yield Workplace(team, scratch, check)
+
+
+@contextmanager
+def _fence(lock: Path) -> Iterator[Path]:
+    """Context: a file that is there as long as the process with the lock is in charge: late tasks of others see it."""
+    folder, name = lock.parent.absolute(), f"{lock.name}.fence-"
+    fence = folder / f"{name}{secrets.token_hex(8)}"
+    remove_files(folder / left for left in list_names(folder) if left.startswith(name))
+    write_file(fence, b"")
+    try:
+        yield fence
+    finally:
+        remove_files([fence])
 
 
 def _remove_empty(folder: Path) -> None:

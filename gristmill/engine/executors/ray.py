@@ -117,5 +117,6 @@ def _run_call(call: Call, scratch: Scratch, versions: dict[str, str]) -> tuple[A
     check_same_code(versions, f"the node {socket.gethostname()}")
     pyarrow.set_cpu_count(1)  # Ray gives each task a core
     with open_scratch(scratch.folder.parent, scratch.size, is_private=True) as own:
-        arguments = call.arguments | ({"scratch": own} if "scratch" in call.arguments else {})
+        fenced = replace(own, fence=scratch.fence)
+        arguments = call.arguments | ({"scratch": fenced} if "scratch" in call.arguments else {})
         return attempt(replace(call, arguments=arguments))
