@@ -48,7 +48,7 @@ class Budget:
 
         >>> budget = Budget.of(1600, 2)
         >>> budget.share, budget.reserve
-        (263, 875)
+        (262, 875)
         """
         left = memory - min(memory // 8, workers * _BUFFER_BYTES)
         reserve = left * 5 // 8 if workers > 1 else 0

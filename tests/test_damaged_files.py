@@ -246,7 +246,7 @@ def test_the_second_output_of_a_stage_is_no_raw_corpus(tmp_path: Path, corpus) -
     pass2(0, 99, 1, mixed, train, held_out, holdout=0.5, options=LENIENT)
     path = next(held_out.rglob("*.jsonl.zst"))
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(InputError, match=r"is damaged, and the stage before wrote it"):
+    with pytest.raises(InputError, match=r"is not what pass2 wrote"):
         to_hash("all", held_out, tmp_path / "hash", 0, "0", 0, 99, options=LENIENT)
 
 

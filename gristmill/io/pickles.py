@@ -204,7 +204,7 @@ def write_sets(path: Path, files: Iterable[str], sets: Iterator[Iterable[int]]) 
     >>> path = Path(tempfile.mkdtemp()) / "a.pickle"
     >>> write_sets(path, ["a", "b"], iter([[1, 2], range(3)]))
     >>> load_pickle(path), path.read_bytes() == pickle.dumps({"a": {1, 2}, "b": {0, 1, 2}}, PROTOCOL)
-    (({'a': {1, 2}, 'b': {0, 1, 2}}), True)
+    ({'a': {1, 2}, 'b': {0, 1, 2}}, True)
     """
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         _SetPickler(file, sets).dump({name: set[int]() for name in files})

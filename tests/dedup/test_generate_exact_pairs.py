@@ -230,7 +230,7 @@ def test_malformed_records_are_counted(tmp_path: Path) -> None:
     with pytest.raises(TooManyMalformed, match=r"a\.jsonl line 2"):
         generate_exact_pairs(tmp_path / "NORM", tmp_path / "DUP" / OUT, options=QUIET)
     counts = generate_exact_pairs(
-        tmp_path / "NORM", tmp_path / "DUP" / OUT, options=RunOptions(workers=1, quiet=True, max_malformed=0.5)
+        tmp_path / "NORM", tmp_path / "DUP" / OUT, options=RunOptions(workers=1, quiet=True, max_malformed=0.6)
     )
     assert lines_of(tmp_path / "DUP" / OUT) == ["a.jsonl@2 :: a.jsonl@0"]
     assert (counts.total(READ).documents, counts.malformed, counts.total(COPY).documents) == (3, 1, 1)

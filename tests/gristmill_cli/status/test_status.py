@@ -38,7 +38,7 @@ def start_run(out: Path) -> None:
 @pytest.fixture
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
     """The board of a run with a step of three tasks: one done, one taken by a process of another host, one open."""
-    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "0.2")
+    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "1")
     board = Board(tmp_path / ".gristmill" / "run.board")
     board.post(STEP, [Call(print, {})])
     for position in range(2):
