@@ -44,7 +44,10 @@ _Answer = TypeVar("_Answer")
 
 
 def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
-    """Every object below a folder: its name relative to the folder, sorted as bytes, and its FileInfo."""
+    """Every object below a folder: its name relative to the folder, sorted as bytes, and its FileInfo.
+
+    Empty objects whose names end in a slash, with which some programs mark folders, are left out.
+    """
     name = object_name(folder)
     if name.scheme == "hf":
         yield from hub.list_files(name)
@@ -56,8 +59,16 @@ def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
 
     for found in _resumed(folder, go_on):
         for each in found:
-            last = each["path"]
-            yield last[len(name.key) :].lstrip("/"), _info(each)
+            last, info = each["path"], _info(each)
+            relative = last[len(name.key) :].lstrip("/")
+            if info.size or find_object(folder / relative) == info:  # a mark comes without its slash
+                yield relative, info
+
+
+def _is_empty_file(path: Path) -> bool:
+    """Whether a name that was listed without bytes is a file's: that of a folder's mark is listed without its slash."""
+    found = find_object(path)
+    return found is not None and not found.size
 
 
 def list_level(folder: Path) -> tuple[list[str], dict[str, FileInfo]]:

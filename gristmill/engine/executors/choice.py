@@ -1,5 +1,6 @@
 """Which executor runs the tasks of a stage or of a whole run, and the lock under which it does."""
 
+import multiprocessing
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from gristmill.engine.executors.shards import shard_executor
 from gristmill.engine.lock import stage_lock
 from gristmill.engine.options import RunOptions
 from gristmill.engine.staging import Scratch, open_scratch
+from gristmill.errors import UsageError
 from gristmill.storage.files import list_names, remove_files, write_file
 from gristmill.urls import is_remote
 
@@ -34,14 +36,20 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: s
 
     With --shard this process helps others while it waits; raises FinishedElsewhere if they have finished the work.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # it imports the script that has started it
+        raise UsageError(
+            "a worker process imports the script that called a stage, and would call it again: call it under "
+            "`if __name__ == '__main__':`"
+        )
     with ExitStack() as stack:
         if options.of_run:
             check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole))
             yield options.of_run._replace(check_lock=check)
             return
         is_private = bool(options.shard) or options.executor == "ray"
-        beside = None if is_remote(lock) or not is_private else lock.with_suffix(".scratch")  # to rename, not to copy
-        folder, sweep = options.scratch or beside, partial(shutil.rmtree, beside or "", ignore_errors=True)
+        beside = None if is_remote(lock) else lock.with_suffix(".scratch")  # outputs are renamed from there, not copied
+        sweep = partial(shutil.rmtree, beside or "", ignore_errors=True)  # with what killed processes left
+        folder = options.scratch or (beside if is_private else None)
         if beside:
             stack.callback(_remove_empty, beside)
         scratch = stack.enter_context(open_scratch(folder, options.scratch_bytes, is_private))
@@ -49,7 +57,7 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: s
             from gristmill.engine.executors.ray import ray_executor  # an optional dependency
 
             check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole))
-            stack.callback(sweep)  # with what killed processes left
+            stack.callback(sweep)
             fenced = replace(scratch, fence=stack.enter_context(_fence(lock)))
             tasks = stack.enter_context(ray_executor(options.address, options.memory_per_worker, fenced))
             yield Workplace(tasks, scratch, check)
@@ -57,7 +65,9 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: s
         worker_lock = None if is_private or is_remote(lock) else lock  # orphans do no harm if outputs are staged
         local = stack.enter_context(LocalExecutor(options.processes, worker_lock))
         if not options.shard:
-            yield Workplace(local, scratch, stack.enter_context(stage_lock(lock, options.quiet, whole=whole)))
+            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole))
+            stack.callback(sweep)
+            yield Workplace(local, scratch, check)
             return
         board = lock.with_suffix(".board")
         team = stack.enter_context(shard_executor(local, board, options, work, scratch))

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -20,7 +21,9 @@ from gristmill.storage.objects import (
     upload,
     write_object,
 )
+from gristmill.urls import object_name
 from tests.object_faults import Times, short_body
+from tests.object_store import Store
 
 DATA = bytes(range(256)) * 40
 
@@ -43,6 +46,15 @@ def test_a_range_goes_to_its_place_in_the_file(folder: Path, tmp_path: Path, sta
     found = download(folder / "a", tmp_path / "part", start, end)
     assert (tmp_path / "part").read_bytes()[start:] == DATA[start:end]
     assert found == info or start == end
+
+
+def test_marks_of_folders_are_no_files(folder: Path, store: Store) -> None:
+    """As Spark, Hadoop and consoles write them, also with the name of a file."""
+    written = write_object(folder / "part.jsonl", b"text"), write_object(folder / "empty.jsonl", b"")
+    for name in ("part.jsonl/", "data.parquet/", "deep/er/"):
+        urlopen(Request(f"{store.url}/{object_name(folder).url.removeprefix('s3://')}/{name}", method="PUT")).close()
+    assert dict(list_objects(folder)) == {"part.jsonl": written[0], "empty.jsonl": written[1]}
+    assert [name for name, _ in list_objects(folder)] == ["empty.jsonl", "part.jsonl"]
 
 
 def test_a_large_file_is_put_in_parts(folder: Path, tmp_path: Path, store, monkeypatch) -> None:

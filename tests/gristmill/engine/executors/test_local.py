@@ -87,3 +87,21 @@ def test_calls_with_absolute_paths_share_their_sets_of_files() -> None:
     one, other = (Call(print, {"files": shared, "number": i}).with_absolute_paths() for i in range(2))
     assert one.arguments["files"] is other.arguments["files"]
     assert one.arguments["files"].paths == (Path("a").absolute(), Path("b").absolute())
+
+
+def test_a_script_that_calls_a_stage_outside_of_main_is_told(tmp_path: Path) -> None:
+    """Its workers import it, and would call the stage again and wait for it for ever."""
+    (tmp_path / "in").mkdir()
+    for name in "ab":
+        (tmp_path / "in" / f"{name}.jsonl").write_text('{"text": "%s"}\n' % (name * 300_000))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from gristmill.engine.options import RunOptions\n"
+        "from preprocessing.normalize_text import normalize_text\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "normalize_text(folder / 'in', folder / 'out', options=RunOptions(workers=2, quiet=True))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "call it under `if __name__ == '__main__':`" in done.stderr
