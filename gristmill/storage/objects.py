@@ -5,17 +5,15 @@ or, where it does not, here; other errors become one sentence: FileNotFoundError
 UsageError for what a user can mend, StorageError for the rest.
 """
 
-import errno
 import hashlib
 import os
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
@@ -24,23 +22,17 @@ from obstore.store import from_url
 from gristmill.errors import InputError, StorageError, UsageError
 from gristmill.storage import hub
 from gristmill.storage.info import FileInfo as FileInfo
-from gristmill.storage.problems import explain_problem
+from gristmill.storage.repeats import RETRIES, repeated, resumed
 from gristmill.urls import ObjectName, object_name
 
 PART_BYTES = 16 << 20  # of an upload in parts, at most 10,000 of them: objects of up to 160 GB
 _LONGEST = 10_000  # parts
-_RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(seconds=90)}
 _CLIENT: Any = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=300)}
 _CHUNK_BYTES = 1 << 20
-_ATTEMPTS = 4  # at a call, where obstore has not repeated the request
-_HAS_REPEATED = re.compile(r"after (\d+) retries, max_retries: \1\b")  # as often as it may
 _IN_CONFLICT = "status code: 409"  # another conditional write of the object is being done
 _IS_URL = re.compile(r"https?://[^\s/]+")
 READ_ONLY = "datasets on the Hugging Face Hub are only read: give a local folder, or s3://, gs:// or az://"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-
-
-_Answer = TypeVar("_Answer")
 
 
 def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
@@ -57,7 +49,7 @@ def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
     def go_on() -> Iterator[Any]:
         return iter(obstore.list(_store(name), name.key or None, offset=last, chunk_size=1000))
 
-    for found in _resumed(folder, go_on):
+    for found in resumed(folder, go_on):
         for each in found:
             last, info = each["path"], _info(each)
             relative = last[len(name.key) :].lstrip("/")
@@ -76,7 +68,7 @@ def list_level(folder: Path) -> tuple[list[str], dict[str, FileInfo]]:
     name = object_name(folder)
     if name.scheme == "hf":
         return hub.list_level(name)
-    found = _repeated(folder, lambda: obstore.list_with_delimiter(_store(name), prefix=name.key or None))
+    found = repeated(folder, lambda: obstore.list_with_delimiter(_store(name), prefix=name.key or None))
     folders = [os.path.basename(prefix.rstrip("/")) for prefix in found["common_prefixes"]]  # noqa: PTH119
     return folders, {os.path.basename(each["path"]): _info(each) for each in found["objects"]}  # noqa: PTH119
 
@@ -94,7 +86,7 @@ def find_object(path: Path) -> FileInfo | None:
     if name.scheme == "hf":
         return hub.find_file(name)
     try:
-        return _info(_repeated(path, lambda: obstore.head(_store(name), name.key))) if name.key else None
+        return _info(repeated(path, lambda: obstore.head(_store(name), name.key))) if name.key else None
     except FileNotFoundError:
         return None
 
@@ -139,13 +131,13 @@ def upload(source: Path, path: Path) -> FileInfo:
                 raise  # else the upload in parts has ended, and the answer was lost
             raise StorageError(f"cannot write {name.url}: the upload of its parts is gone") from error
 
-    return FileInfo(size, e_tag=_repeated(path, put, writes=True)["e_tag"] or "")
+    return FileInfo(size, e_tag=repeated(path, put, writes=True)["e_tag"] or "")
 
 
 def write_object(path: Path, data: bytes) -> FileInfo:
     """Put bytes under an object's name."""
     name = object_name(path)
-    done = _repeated(path, lambda: obstore.put(_store(name), name.key, data, use_multipart=False), writes=True)
+    done = repeated(path, lambda: obstore.put(_store(name), name.key, data, use_multipart=False), writes=True)
     return FileInfo(len(data), e_tag=done["e_tag"] or "")
 
 
@@ -168,7 +160,7 @@ def swap_object(path: Path, data: bytes, before: FileInfo | None) -> FileInfo | 
             return None
 
     try:
-        if info := _repeated(path, put, writes=True):
+        if info := repeated(path, put, writes=True):
             return info
         found, info = read_object(path)
         return info if found == data else None
@@ -193,7 +185,7 @@ def delete_objects(paths: Iterable[Path]) -> None:
 
 def _delete(paths: list[Path]) -> None:
     keys, store = [object_name(path).key for path in paths], _store(object_name(paths[0]))
-    _repeated(paths[0], lambda: obstore.delete(store, keys), writes=True)
+    repeated(paths[0], lambda: obstore.delete(store, keys), writes=True)
 
 
 def _info(meta: Any) -> FileInfo:
@@ -215,7 +207,7 @@ def _open(scheme: str, bucket: str) -> Any:
         raise UsageError(f"AWS_ENDPOINT_URL {endpoint!r} is not a URL: wanted http://host:port or https://host")
     is_plain = endpoint.startswith("http://")  # a store on one's own network
     options = _CLIENT | {"allow_http": is_plain or os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"}
-    return from_url(f"{scheme}://{bucket}", client_options=options, retry_config=_RETRIES)
+    return from_url(f"{scheme}://{bucket}", client_options=options, retry_config=RETRIES)
 
 
 def _chunks(path: Path, start: int = 0, end: int | None = None) -> "_Chunks | hub.HubChunks":
@@ -235,7 +227,7 @@ class _Chunks:
         self._at = start
 
     def __iter__(self) -> Iterator[Any]:
-        return _resumed(self.path, self._get)
+        return resumed(self.path, self._get)
 
     def _get(self) -> Iterator[Any]:
         if 0 <= self.info.size <= self._at or self._at == self.end:
@@ -253,57 +245,3 @@ class _Chunks:
                 yield chunk
         except PreconditionError as error:
             raise InputError(f"{self.path} was changed while it was read: run the same command again") from error
-
-
-def _resumed(path: Path, resume: Callable[[], Iterable[_Answer]]) -> Iterator[_Answer]:
-    """All that `resume` yields; it is called again, and goes on, after a failure that may pass."""
-    failures, until = 0, _last_time()
-    while True:
-        try:
-            with _problems(path):
-                for item in resume():
-                    failures, until = 0, _last_time()
-                    yield item
-            return
-        except StorageError as error:
-            failures += 1
-            if _is_final(error, failures, until):
-                raise
-
-
-def _repeated(path: Path, call: Callable[[], _Answer], writes: bool = False) -> _Answer:
-    """What `call` returns; it is called again after a failure that may pass."""
-    failures, until = 0, _last_time()
-    while True:
-        try:
-            with _problems(path, writes):
-                return call()
-        except StorageError as error:
-            failures += 1
-            if _is_final(error, failures, until):
-                raise
-
-
-def _last_time() -> float:
-    return time.monotonic() + _RETRIES["retry_timeout"].total_seconds()
-
-
-def _is_final(error: StorageError, failures: int, until: float) -> bool:
-    """Whether a call is not repeated: obstore has done so, or it has failed too often or for too long."""
-    return failures >= _ATTEMPTS or time.monotonic() > until or bool(_HAS_REPEATED.search(str(error.__cause__)))
-
-
-@contextmanager
-def _problems(path: Path, writes: bool = False) -> Iterator[None]:
-    """Context: convert an error of the object store; conditions that do not hold are raised unchanged."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        problem = explain_problem(object_name(path), str(error), writes)
-        if isinstance(problem, UsageError):  # there is no such bucket
-            raise problem from error
-        raise FileNotFoundError(errno.ENOENT, "there is no such object", str(path)) from error
-    except (AlreadyExistsError, PreconditionError):
-        raise
-    except BaseError as error:
-        raise explain_problem(object_name(path), str(error), writes) from error
