@@ -72,7 +72,7 @@ def test_a_large_file_is_put_in_parts(folder: Path, tmp_path: Path, store, monke
 def test_a_listing_of_several_pages_is_sorted_and_whole(folder: Path, store, cut: int) -> None:
     names = [f"{part}/{number}" for part in ("a", "a b", "a@") for number in range(9)]
     for name in names[::-1]:
-        write_object(folder / name, b"")
+        write_object(folder / name, b"x")
     pages = iter(range(100))
 
     def shorten(application, environment, start_response):
