@@ -21,7 +21,7 @@ from dedup.removal.texts import read_texts
 from gristmill.command import command
 from gristmill.errors import UsageError
 from gristmill.io.documents import DocKey
-from gristmill.io.files import atomic_write
+from gristmill.storage.local import atomic_write
 
 if TYPE_CHECKING:
     import networkx

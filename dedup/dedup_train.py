@@ -32,17 +32,13 @@ from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, list_corpus
 from gristmill.io.external_sort import ExternalSorter, write_records
-from gristmill.io.files import (
-    STATE_DIR,
-    mark_finished,
-    mark_unfinished,
-    sha256_file,
-    walk,
-)
+from gristmill.io.files import STATE_DIR, mark_finished, mark_unfinished
 from gristmill.io.formats.suffixes import normal_name
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.files import is_file, is_folder, list_names, locked_file
+from gristmill.storage.local import sha256_file
+from gristmill.storage.walking import walk
 from gristmill.text import utf8_size
 
 STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))

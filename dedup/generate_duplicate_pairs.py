@@ -23,7 +23,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.io.documents import source_of
-from gristmill.io.files import atomic_write
+from gristmill.storage.local import atomic_write
 
 STAGE = Stage("generate_duplicate_pairs", version=1, libraries=())
 PAIRED = "paired"

@@ -39,9 +39,10 @@ from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.external_sort import MAX_SCATTERED, read_records
-from gristmill.io.files import STATE_DIR, atomic_write, mark_files_finished
+from gristmill.io.files import STATE_DIR, mark_files_finished
 from gristmill.io.parquet_tables import open_table_writer
 from gristmill.storage.files import is_file, remove_files
+from gristmill.storage.local import atomic_write
 from gristmill.storage.names import name_of
 
 STAGE = Stage("generate_exact_pairs", version=1, libraries=("unicode", "pyarrow"))

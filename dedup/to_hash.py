@@ -32,13 +32,14 @@ from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, le
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.documents import CorpusFile, Document, list_source, source_folder
-from gristmill.io.files import clear_marks, walk
+from gristmill.io.files import clear_marks
 from gristmill.io.keys import Rows, read_split, split_keys
 from gristmill.io.lines import MEMORY_A_BYTE
 from gristmill.io.parquet_tables import is_table
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file
+from gristmill.storage.walking import walk
 from gristmill.text import utf8_size
 
 STAGE = Stage("to_hash", version=1, libraries=("unicode", "pyarrow"))

@@ -32,7 +32,7 @@ from tyro.conf import Positional
 
 from gristmill.batches import batched
 from gristmill.errors import UsageError
-from gristmill.io.files import atomic_write_bytes
+from gristmill.storage.local import atomic_write_bytes
 
 MEGABYTE = 1_000_000
 OUTPUT_FILE_BYTES = 8 * MEGABYTE  # text in one output file

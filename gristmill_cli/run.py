@@ -15,9 +15,10 @@ from gristmill.engine.executors.choice import open_workplace
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.errors import InputError, OutputError
-from gristmill.io.files import STATE_DIR, remove_partial_files
+from gristmill.io.files import STATE_DIR
 from gristmill.io.token_shards import Manifest
 from gristmill.storage.files import exists, remove_files, resolved, write_file
+from gristmill.storage.local import remove_partial_files
 from gristmill.urls import is_remote
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config

@@ -24,9 +24,9 @@ from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, scan_corpus
-from gristmill.io.files import walk
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.storage.walking import walk
 from gristmill.text import utf8_size
 from preprocessing.rewriting import Targets, plan_targets, rewrite_corpus
 

@@ -12,9 +12,10 @@ from gristmill.engine.slices import SliceGroup, cut_raw_corpus, is_piece, read_s
 from gristmill.engine.task import Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import CorpusFile, stem
-from gristmill.io.files import concatenate, rejects_path
+from gristmill.io.files import rejects_path
 from gristmill.io.formats.suffixes import normal_name
 from gristmill.io.readers import Slice
+from gristmill.storage.local import concatenate
 
 Targets = dict[str, Path]  # name of an input file → its output file
 

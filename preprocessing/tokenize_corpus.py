@@ -23,7 +23,7 @@ from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, le
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import Document, list_corpus
-from gristmill.io.files import atomic_write, atomic_write_bytes, concatenate, is_unfinished, rejects_path, sha256_file
+from gristmill.io.files import is_unfinished, rejects_path
 from gristmill.io.readers import read_documents
 from gristmill.io.token_shards import (
     MANIFEST,
@@ -37,6 +37,7 @@ from gristmill.io.token_shards import (
 )
 from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file, remove_files
+from gristmill.storage.local import atomic_write, atomic_write_bytes, concatenate, sha256_file
 from gristmill.text import utf8_size
 from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_shards, shard_name, shards_in
 

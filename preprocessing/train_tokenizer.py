@@ -22,10 +22,10 @@ from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, le
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
 from gristmill.io.documents import list_corpus
-from gristmill.io.files import atomic_write
 from gristmill.io.lines import split_lines
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
+from gristmill.storage.local import atomic_write
 from gristmill.text import utf8_size
 from preprocessing.mixing.sampling import check_seed, random_numbers
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from gristmill.command import run_with_exit_code
 from gristmill.errors import InputError, UsageError, wrap_read_errors
-from gristmill.io.files import atomic_write_bytes, sha256_file
 from gristmill.io.token_shards import (
     Manifest,
     ShardRecord,
@@ -26,6 +25,7 @@ from gristmill.io.token_shards import (
     TokenShardWriter,
     token_dtype,
 )
+from gristmill.storage.local import atomic_write_bytes, sha256_file
 
 SHARD, TOKENIZER = "characters", "tokenizer.model"
 _SPACE = "\u2581"  # SentencePiece's character for a space

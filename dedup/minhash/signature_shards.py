@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from dedup.minhash.signatures import Sketch
 from gristmill.errors import InputError, UsageError
-from gristmill.io.files import atomic_write, reject_unfinished, walk
+from gristmill.io.files import reject_unfinished
 from gristmill.storage.files import is_folder
+from gristmill.storage.local import atomic_write
+from gristmill.storage.walking import walk
 from gristmill.urls import is_remote
 
 Signatures = tuple[NDArray[np.int64], NDArray[np.uint32]]  # of one batch: rows (n), signatures (n × permutations)

@@ -37,7 +37,7 @@ from gristmill.counts import Counts
 from gristmill.engine.task import FileSet
 from gristmill.errors import wrap_write_errors
 from gristmill.io.external_sort import ExternalSorter, read_records, write_records
-from gristmill.io.files import atomic_write_bytes
+from gristmill.storage.local import atomic_write_bytes
 
 _HASHING_FACTOR = 40  # memory per byte of text while its shingles are hashed
 _MAX_TEXT_BYTES = 8 << 20  # of text in memory together

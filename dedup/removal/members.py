@@ -15,8 +15,8 @@ from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError
 from gristmill.io.external_sort import MAX_SCATTERED, ExternalSorter, write_records
-from gristmill.io.files import atomic_write, atomic_write_bytes
 from gristmill.io.readers import Slice
+from gristmill.storage.local import atomic_write, atomic_write_bytes
 
 _MAX_PARTS = MAX_SCATTERED // 2  # a part has two files
 _MIN_PART_SIZE = 4096  # documents in a part, or more if there would be more than _MAX_PARTS

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dedup.removal.texts import FETCHED
 from gristmill.engine.task import FileSet
 from gristmill.io.external_sort import read_records, scatter_records
-from gristmill.io.files import atomic_write
+from gristmill.storage.local import atomic_write
 
 _BLOCK = 4096  # records read together
 

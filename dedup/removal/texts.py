@@ -20,9 +20,9 @@ from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.documents import DocKey, Document, list_corpus, source_of
 from gristmill.io.external_sort import write_records
-from gristmill.io.files import atomic_write
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.writers import Rejects
+from gristmill.storage.local import atomic_write
 from gristmill.text import utf8_size
 
 CLUSTERED = "in a cluster"

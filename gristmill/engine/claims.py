@@ -21,10 +21,10 @@ from gristmill.io.files import (
     mark_finished,
     mark_unfinished,
     rejects_path,
-    walk,
 )
 from gristmill.storage.files import exists, is_file, resolved
 from gristmill.storage.names import absolute, name_of
+from gristmill.storage.walking import walk
 
 Records = dict[TaskId, DoneRecord]
 _READS = "reads "  # before the part of the work, in the names of the records of input folders

@@ -30,7 +30,7 @@ from gristmill.engine.tags import reject_damaged
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
-from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path, remove_partial_files
+from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path
 from gristmill.storage.files import (
     hash_file,
     reject_read_only,
@@ -38,6 +38,7 @@ from gristmill.storage.files import (
     remove_files,
     remove_folder,
 )
+from gristmill.storage.local import remove_partial_files
 from gristmill.storage.names import absolute, forget_links
 from gristmill.urls import is_remote
 

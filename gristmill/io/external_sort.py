@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import wrap_write_errors
-from gristmill.io.files import atomic_write
+from gristmill.storage.local import atomic_write
 
 MAX_SCATTERED = 256  # files that scatter_records may write at the same time: processes can open few
 _COPIES = 4  # copies of each record in memory during a sort or merge

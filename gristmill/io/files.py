@@ -1,4 +1,4 @@
-"""Atomic writes, locks, listing and hashing of files, and marks of unfinished stages.
+"""The state folder of a stage, its files of malformed records, and marks of what it has not finished.
 
 A stage that writes a folder of files, such as NORM/, marks it before it writes the first file and removes the
 mark after the last; no stage reads a folder that is marked. A mark is a file `.gristmill/STAGE.unfinished` in the
@@ -12,22 +12,9 @@ from pathlib import Path
 
 from gristmill.errors import InputError
 from gristmill.storage.files import is_file, list_names, read_file, read_files, remove_files, resolved, write_file
-from gristmill.storage.local import PARTIAL as PARTIAL
-from gristmill.storage.local import atomic_write as atomic_write
-from gristmill.storage.local import atomic_write_bytes as atomic_write_bytes
-from gristmill.storage.local import concatenate as concatenate
-from gristmill.storage.local import flush_all as flush_all
-from gristmill.storage.local import flush_later as flush_later
-from gristmill.storage.local import flush_to_disk as flush_to_disk
-from gristmill.storage.local import locked as locked
-from gristmill.storage.local import partial_path as partial_path
-from gristmill.storage.local import remove_partial_files as remove_partial_files
-from gristmill.storage.local import sha256_file as sha256_file
-from gristmill.storage.local import unique_partial_path as unique_partial_path
 from gristmill.storage.names import absolute
 from gristmill.storage.objects import list_objects
 from gristmill.storage.walking import is_link_to_parent
-from gristmill.storage.walking import walk as walk
 from gristmill.urls import is_remote, parents_in_bucket
 
 STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files

@@ -11,7 +11,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError
-from gristmill.io.files import atomic_write
+from gristmill.storage.local import atomic_write
 
 Columns = Mapping[str, pa.Array]
 ROW_GROUP_SIZE = 1 << 17  # rows in each row group of a table

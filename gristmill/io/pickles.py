@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError
-from gristmill.io.files import atomic_write, atomic_write_bytes
+from gristmill.storage.local import atomic_write, atomic_write_bytes
 
 PROTOCOL = 4
 _BLOCK = 1 << 17  # rows in a block

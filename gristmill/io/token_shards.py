@@ -29,8 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, UsageError, wrap_write_errors
-from gristmill.io.files import atomic_write_bytes, flush_to_disk, reject_unfinished, unique_partial_path
+from gristmill.io.files import reject_unfinished
 from gristmill.storage.files import is_file, read_file
+from gristmill.storage.local import atomic_write_bytes, flush_to_disk, unique_partial_path
 
 MAGIC = b"MMIDIDX\x00\x00"
 MANIFEST = "manifest.json"

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, wrap_read_errors
-from gristmill.io.files import sha256_file
 from gristmill.io.token_shards import MANIFEST, REMEDY, Manifest, ShardRecord, map_shard, open_shards, with_suffix
+from gristmill.storage.local import sha256_file
 
 
 def verify_checksums(folder: Path, record: ShardRecord) -> None:

@@ -11,8 +11,9 @@ import msgspec
 import zstandard
 
 from gristmill.errors import wrap_write_errors
-from gristmill.io.files import atomic_write, rejects_path
+from gristmill.io.files import rejects_path
 from gristmill.io.formats.suffixes import LINE_FORMATS, compression_of, parse_name
+from gristmill.storage.local import atomic_write
 
 ZSTD_LEVEL = 3
 

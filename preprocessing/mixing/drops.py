@@ -15,9 +15,9 @@ from gristmill.engine.task import Result
 from gristmill.errors import InputError
 from gristmill.io.documents import INDEX_PREFIX, source_of
 from gristmill.io.external_sort import ExternalSorter
-from gristmill.io.files import atomic_write
 from gristmill.io.keys import PackedKeys, Rows, by_file, iter_keys, stream_keys
 from gristmill.io.parquet_tables import read_column_names, stream_table
+from gristmill.storage.local import atomic_write
 
 SHORT = "short"
 DUPLICATE = "duplicate"

@@ -7,8 +7,8 @@ import msgspec
 
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, UsageError
-from gristmill.io.files import atomic_write_bytes
 from gristmill.storage.files import is_file, read_file
+from gristmill.storage.local import atomic_write_bytes
 from preprocessing.mixing.shuffle_buckets import SUFFIX, Share
 
 

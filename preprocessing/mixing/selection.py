@@ -17,8 +17,8 @@ from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.io.external_sort import write_array
-from gristmill.io.files import atomic_write_bytes
 from gristmill.io.writers import zstd_compressor
+from gristmill.storage.local import atomic_write_bytes
 from preprocessing.mixing.sampling import RandomNumbers, find_bin, histogram_of, in_bin, kth_smallest
 
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from gristmill.batches import partition_of
 from gristmill.budget import held, worker_share
 from gristmill.errors import InputError, wrap_read_errors
-from gristmill.io.files import atomic_write
 from gristmill.io.writers import zstd_compressor
+from gristmill.storage.local import atomic_write
 from preprocessing.mixing.line_buffer import LineBuffer
 
 SUFFIX = ".bucket"

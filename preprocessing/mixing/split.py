@@ -16,8 +16,8 @@ from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Task
 from gristmill.errors import wrap_write_errors
-from gristmill.io.files import unique_partial_path
 from gristmill.io.writers import Sink, open_jsonl_writer
+from gristmill.storage.local import unique_partial_path
 from preprocessing.mixing.line_buffer import LineBuffer
 from preprocessing.mixing.manifest import BucketManifest
 from preprocessing.mixing.selection import select_kth

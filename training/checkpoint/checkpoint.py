@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gristmill.config import INT64, Range
 from gristmill.errors import InputError, OutputError, UsageError, wrap_write_errors
-from gristmill.io.files import PARTIAL, atomic_write_bytes, flush_to_disk, partial_path, sha256_file
+from gristmill.storage.local import PARTIAL, atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.record import RECORD, CheckpointRecord, verify_checkpoint
 from training.checkpoint.shard_plans import State

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from gristmill.errors import UsageError
-from gristmill.io.files import sha256_file
 from gristmill.io.token_shards import TokenizerRecord
+from gristmill.storage.local import sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.shard_storage import METADATA
 from training.model.model_config import ModelConfig

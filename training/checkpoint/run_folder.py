@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.errors import InputError, OutputError, UsageError, wrap_write_errors
-from gristmill.io.files import atomic_write_bytes
+from gristmill.storage.local import atomic_write_bytes
 from training.distributed.mesh import main_only
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig

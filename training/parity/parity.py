@@ -19,7 +19,7 @@ from rich.text import Text
 
 from gristmill.command import wide_console
 from gristmill.errors import GristmillError, UsageError
-from gristmill.io.files import atomic_write_bytes
+from gristmill.storage.local import atomic_write_bytes
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.parity.cases import Case, all_cases, covering_cases

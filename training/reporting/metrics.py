@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from gristmill.config import INT64, Range
 from gristmill.errors import wrap_read_errors, wrap_write_errors
-from gristmill.io.files import atomic_write_bytes
+from gristmill.storage.local import atomic_write_bytes
 from training.reporting.throughput import Throughput
 
 METRICS = "metrics.jsonl"

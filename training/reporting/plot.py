@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 from gristmill.errors import UsageError
-from gristmill.io.files import atomic_write_bytes
+from gristmill.storage.local import atomic_write_bytes
 from training.reporting.metrics import METRICS, finite, read_metrics_and_damage
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from gristmill.engine.claims import reject_unknown_files
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import FileSet, Task
 from gristmill.errors import InputError, OutputError, UsageError
-from gristmill.io.files import atomic_write_bytes, mark_files_unfinished, mark_unfinished, reject_unfinished
+from gristmill.io.files import mark_files_unfinished, mark_unfinished, reject_unfinished
+from gristmill.storage.local import atomic_write_bytes
 from tests.gristmill.engine.upper_stage import QUIET, STAGE, join, upper_stage
 
 

@@ -14,8 +14,9 @@ from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_f
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import ConservationError, InputError, OutputError, TooManyMalformed, UsageError
-from gristmill.io.files import atomic_write_bytes, reject_unfinished
+from gristmill.io.files import reject_unfinished
 from gristmill.io.writers import Rejects
+from gristmill.storage.local import atomic_write_bytes
 from tests.gristmill.engine.upper_stage import QUIET, STAGE, Settings, join, upper_stage
 
 TASKS = 7  # of a first run on three files: three copies, three parts, one join

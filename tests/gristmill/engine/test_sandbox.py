@@ -8,7 +8,7 @@ from gristmill.counts import Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
-from gristmill.io.files import atomic_write_bytes
+from gristmill.storage.local import atomic_write_bytes
 from preprocessing.normalize_text import normalize_text
 from tests.gristmill.engine.sandbox import sandboxed
 

@@ -9,7 +9,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import InputError
-from gristmill.io.files import atomic_write_bytes
+from gristmill.storage.local import atomic_write_bytes
 from tests.gristmill.engine.upper_stage import upper_stage
 
 QUIET = RunOptions(workers=1, quiet=True)

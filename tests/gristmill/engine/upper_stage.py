@@ -15,7 +15,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import DamagedFile
-from gristmill.io.files import atomic_write_bytes
+from gristmill.storage.local import atomic_write_bytes
 
 DAMAGED = b"damaged\n"  # content of a file on which a task fails
 STAGE = Stage("upper", libraries=())

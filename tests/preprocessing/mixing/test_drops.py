@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from gristmill.errors import InputError
-from gristmill.io.files import flush_later
 from gristmill.io.keys import KeySet, write_keys
 from gristmill.io.parquet_tables import write_table
+from gristmill.storage.local import flush_later
 from preprocessing.mixing.drops import load_drops, write_drops
 
 
