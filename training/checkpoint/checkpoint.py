@@ -64,6 +64,8 @@ class CheckpointManager:
     say: Callable[[str], None]
     _staged: dict[ShardKey, Tensor] = field(default_factory=dict, init=False)
     _saving: Future[Path] | None = field(default=None, init=False)
+    # this rank's shards, and those of them that it writes
+    _assigned: tuple[list[ShardKey], set[ShardKey]] | None = field(default=None, init=False)
     # checkpoints later than the loaded one; the next save removes them
     _abandoned: list[Path] = field(default_factory=list, init=False)
 
@@ -141,7 +143,11 @@ class CheckpointManager:
 
     def _shards_to_write(self, state: State) -> State:
         """The part of `state` that this rank writes: each shard is written by one of the ranks that hold it."""
-        mine = assign_writers(self.group.gather(lambda: held_shards(state)))[self.world.rank]
+        held = held_shards(state)
+        if not self._assigned:  # once: the ranks hold the same shards at every save of a run
+            self._assigned = held, assign_writers(self.group.gather(lambda: held))[self.world.rank]
+        known, mine = self._assigned
+        assert held == known, "the shards of a state differ from those of the save before"
         share: State = {}
         for key in sorted(state):
             once = {spec: tensor for tensor, spec in state[key] if (key, spec) in mine}

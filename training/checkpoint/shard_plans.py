@@ -4,10 +4,12 @@ Plans do not depend on layouts: a load reads the overlap of every stored chunk w
 """
 
 import io
-import itertools
 import math
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import (
@@ -31,21 +33,22 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from gristmill.errors import InputError
+from training.checkpoint.shard_boxes import Box, Boxes, any_overlap, box_array, intersect, numel
 from training.sharding.shard_spec import ShardSpec
 
 State = dict[str, list[tuple[Tensor, ShardSpec]]]
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and size, of a chunk or of an overlap
+
+# The chunks of each way in which a shape is cut: layers are alike, so that a model has few
+Partitions = dict[tuple[tuple[int, ...], tuple[Box, ...]], list[ChunkStorageMetadata]]
 
 
-def overlap(one: Box, other: Box) -> Box:
-    """Intersection of two boxes: its offset and size; a size is 0 if they do not overlap.
+class HeldTensor(NamedTuple):
+    """The boxes of one tensor that a rank writes. Tuples, which pickle small: rank 0 gets one per rank and tensor."""
 
-    >>> overlap(((0, 0), (4, 4)), ((2, 1), (4, 2)))
-    ((2, 1), (2, 2))
-    """
-    start = tuple(max(a, b) for a, b in zip(one[0], other[0], strict=True))
-    stops = (min(a + n, b + m) for a, n, b, m in zip(*one, *other, strict=True))
-    return start, tuple(max(0, stop - begin) for begin, stop in zip(start, stops, strict=True))
+    key: str
+    dtype: torch.dtype
+    global_shape: tuple[int, ...]
+    boxes: list[Box]
 
 
 class ShardSavePlanner(SavePlanner):
@@ -60,25 +63,28 @@ class ShardSavePlanner(SavePlanner):
         self.state: State = state_dict
 
     def create_local_plan(self) -> SavePlan:
-        entries = [found for key in sorted(self.state) for found in _shards_with_index(self.state, key)]
-        return SavePlan([_write_item(index, _shard_values(self.state, index), spec) for index, spec in entries])
+        held = [
+            HeldTensor(key, entries[0][0].dtype, entries[0][1].global_shape, [(s.offset, s.size) for _, s in entries])
+            for key, entries in sorted(self.state.items())
+        ]
+        return SavePlan([], planner_data=held)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        stored: dict[str, TensorStorageMetadata] = {}
-        for item in sorted((item for plan in all_plans for item in plan.items), key=lambda item: item.index.fqn):
-            data = item.tensor_data
-            assert data is not None
-            entry = stored.setdefault(item.index.fqn, TensorStorageMetadata(data.properties, data.size, []))
-            assert entry.size == data.size, f"{item.index.fqn} is {entry.size} here and {data.size} there"
-            entry.chunks.append(data.chunk)
-        for key, entry in stored.items():
-            _check_partition(key, entry)
+        held: dict[str, list[HeldTensor]] = {}
+        for plan in all_plans:
+            for tensor in plan.planner_data:
+                held.setdefault(tensor.key, []).append(tensor)
+        known: Partitions = {}
+        stored = {key: _tensor_metadata(key, held[key], known) for key in sorted(held)}
         # torch's own tools nest the keys by these paths: {"model": {name: tensor}, "optim": …}
         paths = {key: tuple(key.split(".", 1)) for key in stored}
-        return all_plans, Metadata(dict(stored), planner_data=paths)
+        return [replace(plan, planner_data=None) for plan in all_plans], Metadata(dict(stored), planner_data=paths)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        return new_plan
+        """Add this rank's items: the coordinator need not know them."""
+        entries = [found for key in sorted(self.state) for found in _shards_with_index(self.state, key)]
+        items = [_write_item(index, _shard_values(self.state, index), spec) for index, spec in entries]
+        return replace(new_plan, items=items)
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
         return _shard_values(self.state, write_item.index).contiguous()
@@ -99,6 +105,7 @@ class ShardLoadPlanner(LoadPlanner):
         assert metadata is not None
         self.state: State = state_dict
         self.stored = metadata.state_dict_metadata
+        self._boxes: dict[int, Boxes] = {}  # by the identity of a list of chunks, which tensors may share
 
     def create_local_plan(self) -> LoadPlan:
         wanted = [
@@ -121,11 +128,17 @@ class ShardLoadPlanner(LoadPlanner):
                 f"the checkpoint holds {key} of shape {tuple(entry.size)}, this model wants {spec.global_shape}; "
                 "give the configuration it was saved with"
             )
-        shared = [(chunk, overlap((spec.offset, spec.size), _box(chunk))) for chunk in entry.chunks]
-        found = sum(math.prod(size) for _, (_, size) in shared)
-        if found != spec.numel:
+        shared = intersect((spec.offset, spec.size), self._stored_boxes(entry))
+        counts = numel(shared)
+        if (found := int(counts.sum())) != spec.numel:
             raise InputError(f"the checkpoint holds {found} of the {spec.numel} elements wanted of {key}")
-        return [_read_item(index, spec, chunk, box) for chunk, box in shared if math.prod(box[1])]
+        return [_read_item(index, spec, entry.chunks[i], shared[i].tolist()) for i in np.flatnonzero(counts)]
+
+    def _stored_boxes(self, entry: TensorStorageMetadata) -> Boxes:
+        if id(entry.chunks) not in self._boxes:
+            boxes = [(chunk.offsets, chunk.sizes) for chunk in entry.chunks]
+            self._boxes[id(entry.chunks)] = box_array(boxes, len(entry.size))
+        return self._boxes[id(entry.chunks)]
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         return global_plan
@@ -163,7 +176,9 @@ def _write_item(index: MetadataIndex, tensor: Tensor, spec: ShardSpec) -> WriteI
     return WriteItem(index, WriteItemType.SHARD, tensor_data=data)
 
 
-def _read_item(index: MetadataIndex, spec: ShardSpec, chunk: ChunkStorageMetadata, shared: Box) -> ReadItem:
+def _read_item(
+    index: MetadataIndex, spec: ShardSpec, chunk: ChunkStorageMetadata, shared: Sequence[Sequence[int]]
+) -> ReadItem:
     start, size = shared
     return ReadItem(
         type=LoadItemType.TENSOR,
@@ -175,13 +190,19 @@ def _read_item(index: MetadataIndex, spec: ShardSpec, chunk: ChunkStorageMetadat
     )
 
 
-def _box(chunk: ChunkStorageMetadata) -> Box:
-    return tuple(chunk.offsets), tuple(chunk.sizes)
+def _tensor_metadata(key: str, held: list[HeldTensor], known: Partitions) -> TensorStorageMetadata:
+    """The index entry of a tensor, from what each rank writes of it; adds its partition to those `known`."""
+    _, dtype, shape, _ = held[0]
+    for tensor in held:
+        assert tensor.global_shape == shape, f"{key} is {shape} here and {tensor.global_shape} there"
+    boxes = tuple(box for tensor in held for box in tensor.boxes)
+    if (shape, boxes) not in known:
+        _check_partition(key, shape, box_array(boxes, len(shape)))
+        known[shape, boxes] = [ChunkStorageMetadata(torch.Size(offset), torch.Size(size)) for offset, size in boxes]
+    return TensorStorageMetadata(TensorProperties(dtype), torch.Size(shape), known[shape, boxes])
 
 
-def _check_partition(key: str, entry: TensorStorageMetadata) -> None:
-    boxes = [_box(chunk) for chunk in entry.chunks]
-    held, wanted = sum(math.prod(size) for _, size in boxes), math.prod(entry.size)
-    assert held == wanted, f"the shards of {key} have {held} elements, and the whole {wanted}"
-    shared = [overlap(one, other)[1] for one, other in itertools.combinations(boxes, 2)]
-    assert not any(math.prod(size) for size in shared), f"shards of {key} overlap"
+def _check_partition(key: str, shape: tuple[int, ...], boxes: Boxes) -> None:
+    count, wanted = int(numel(boxes).sum()), math.prod(shape)
+    assert count == wanted, f"the shards of {key} have {count} elements, and the whole {wanted}"
+    assert not any_overlap(boxes), f"shards of {key} overlap"

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.storage import WriteResult
 
 from gristmill.errors import GristmillError, InputError, OutputError
 from training.checkpoint.shard_plans import ShardLoadPlanner, ShardSavePlanner, State
@@ -65,14 +66,16 @@ def assign_writers(held: list[list[ShardKey]]) -> list[set[ShardKey]]:
     """
     holders: dict[ShardKey, list[int]] = {}
     for rank, items in enumerate(held):
-        for key, spec in items:
-            if spec.numel:
-                holders.setdefault((key, spec), []).append(rank)
+        for item in dict.fromkeys(items):
+            holders.setdefault(item, []).append(rank)
     written: list[set[ShardKey]] = [set() for _ in held]
     load = [0] * len(held)
-    # shards held by a single rank first, then the largest
-    order = sorted(holders, key=lambda item: (len({*holders[item]}) > 1, -item[1].numel, item[0], item[1].offset))
-    for item in order:
+    for item, [first, *others] in holders.items():
+        if not others and item[1].numel:
+            written[first].add(item)
+            load[first] += item[1].numel
+    shared = [item for item, ranks in holders.items() if len(ranks) > 1 and item[1].numel]
+    for item in sorted(shared, key=lambda item: (-item[1].numel, item[0], item[1].offset)):  # the largest first
         rank = min(holders[item], key=lambda rank: (load[rank], rank))
         written[rank].add(item)
         load[rank] += item[1].numel
@@ -110,6 +113,11 @@ class _Writer(dcp.FileSystemWriter):
 
     def storage_meta(self) -> StorageMeta:
         return StorageMeta()
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write the index, then empty it: torch would send it to every rank, where nobody reads it."""
+        super().finish(metadata, results)
+        metadata.state_dict_metadata, metadata.storage_data, metadata.planner_data = {}, None, None
 
 
 class _Reader(dcp.FileSystemReader):

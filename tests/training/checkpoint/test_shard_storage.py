@@ -1,4 +1,5 @@
 import math
+import pickle
 
 import pytest
 import torch
@@ -6,8 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan
 
-from training.checkpoint.shard_plans import ShardLoadPlanner, ShardSavePlanner, State, overlap
+from training.checkpoint.shard_plans import ShardLoadPlanner, ShardSavePlanner, State
 from training.checkpoint.shard_storage import assign_writers, held_shards, model_state
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
@@ -82,18 +84,26 @@ def test_any_partition_is_loaded_from_any_other(data: st.DataObject) -> None:
     assert all(torch.equal(tensor, whole[spec.slices].float()) for tensor, spec in wanted)
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.data())
-def test_overlap_is_the_intersection(data: st.DataObject) -> None:
-    shape = data.draw(shapes)
-    one, other = (data.draw(st.sampled_from(data.draw(partitions(shape)))) for _ in range(2))
-    mask = torch.zeros(2, *shape)
-    mask[0][one.slices], mask[1][other.slices] = 1, 1
-    start, size = overlap((one.offset, one.size), (other.offset, other.size))
-    both = torch.zeros(shape)
-    if math.prod(size):
-        both[ShardSpec(shape, start, size).slices] = 1
-    assert torch.equal(both, mask[0] * mask[1])
+def planned(ranks: int, names: list[str]) -> list[SavePlan]:
+    """The plans of ranks that each hold a row of every named square."""
+    plans = []
+    for rank in range(ranks):
+        spec, planner = ShardSpec.whole((ranks, ranks)).shard(0, ranks, rank), ShardSavePlanner()
+        planner.set_up_planner({name: [(torch.empty(spec.size, device="meta"), spec)] for name in names})
+        plans.append(planner.create_local_plan())
+    return plans
+
+
+def test_tensors_that_are_cut_alike_share_their_chunks_in_the_index() -> None:
+    _, metadata = ShardSavePlanner().create_global_plan(planned(64, [f"w{n}" for n in range(20)]))
+    chunks = [entry.chunks for entry in metadata.state_dict_metadata.values()]
+    assert len(chunks) == 20 and len({id(listed) for listed in chunks}) == 1 and len(chunks[0]) == 64
+    assert len(pickle.dumps(metadata)) < 64 * 200 + 20 * 300
+
+
+def test_what_a_rank_sends_to_plan_is_small() -> None:
+    (plan,) = planned(1, [f"blocks.{n}.mlp.up.weight" for n in range(300)])
+    assert len(pickle.dumps(plan)) < 300 * 60  # torch's own items have some 300 bytes
 
 
 @given(st.integers(1, 6), st.lists(st.tuples(st.integers(1, 50), st.just(63) | st.integers(0, 63)), max_size=30))
