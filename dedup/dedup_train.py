@@ -24,13 +24,13 @@ from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.options import RunOptions
-from gristmill.engine.records import DoneRecord
+from gristmill.engine.records import DoneRecord, TaskId
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, group_slices
 from gristmill.engine.tags import FileTags
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, list_corpus
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, list_corpus, paths_of
 from gristmill.io.external_sort import ExternalSorter, write_records
 from gristmill.io.files import STATE_DIR, mark_finished, mark_unfinished
 from gristmill.io.formats.suffixes import normal_name
@@ -83,7 +83,7 @@ def dedup_train(
     digests = _digest_holdout(list_corpus(tgt_dir, text_column=text_column), tgt_dir, out_dir, options)
     with open_stage(
         STAGE, out_dir, options, selection=f"chunk{chunk}", plans=f"chunk{chunk}/",
-        reads=[src_dir, tgt_dir], publishes=[out_dir],
+        reads=[src_dir, tgt_dir], listed={folder: paths_of(files)}, publishes=[out_dir],
     ) as run:  # fmt: skip
         reject_unknown_files(out_dir, (out_dir / file.name for file in files), CORPUS_SUFFIXES, run.ledger)
         groups = group_slices(map(_whole, files))
@@ -106,7 +106,10 @@ def _whole(file: CorpusFile) -> Slice:
 def _digest_holdout(files: list[CorpusFile], tgt_dir: Path, out_dir: Path, options: RunOptions) -> Path:
     """Write the digests of the holdout, once for all chunks; several of which may run at the same time."""
     digests = out_dir / STATE_DIR / "holdout.sha256"
-    with open_stage(STAGE, out_dir, replace(options, quiet=True), label="digests", reads=[tgt_dir]) as run:
+    with open_stage(
+        STAGE, out_dir, replace(options, quiet=True), label="digests", reads=[tgt_dir],
+        listed={tgt_dir: paths_of(files)},
+    ) as run:  # fmt: skip
         arguments = {"slices": list(map(_whole, files)), "output": digests}
         size = sum(file.size for file in files)
         task = Task("digests", write_digests, arguments, (digests,), size, options.memory_bytes)
@@ -131,20 +134,39 @@ def _mark_outdated_chunks(run: StageRun, holdout: str, src_dir: Path) -> Iterato
         for chunk, reason in _find_differences(run, holdout, src_dir).items():
             if not reason:
                 mark_finished(run.ledger.root, name.format(chunk))
+        if removed := _removed_records(run, src_dir):
+            run.ledger.compact((), removed)
 
 
 def _find_differences(run: StageRun, holdout: str, src_dir: Path) -> dict[str, str]:
     """What each chunk in the output folder was made of, if that is not what is there now; else an empty string."""
+    chunks = _records_by_chunk(run)
+    return {chunk: _find_difference(run, records, holdout, src_dir / chunk) for chunk, records in chunks.items()}
+
+
+def _records_by_chunk(run: StageRun) -> dict[str, list[DoneRecord]]:
     by_chunk: dict[str, list[DoneRecord]] = defaultdict(list)
     for record in run.all_records().values():
         if record.step == _STEP:
             by_chunk[record.task.partition("/")[0]].append(record)
-    return {chunk: _find_difference(run, records, holdout, src_dir / chunk) for chunk, records in by_chunk.items()}
+    return by_chunk
+
+
+def _removed_records(run: StageRun, src_dir: Path) -> list[TaskId]:
+    """The records of chunks that were removed with their train sets: no stage is to miss their files."""
+    chunks = _records_by_chunk(run).items()
+    removed = [found for chunk, found in chunks if not any(walk(src_dir / chunk)) and not _is_there(run, found)]
+    return [record.id for found in removed for record in found]
+
+
+def _is_there(run: StageRun, records: list[DoneRecord]) -> bool:
+    """Whether a file of a chunk with these records is in the output folder."""
+    return any(is_file(run.ledger.path(output)) for record in records for output in record.outputs)
 
 
 def _find_difference(run: StageRun, records: list[DoneRecord], holdout: str, folder: Path) -> str:
     """The same for a chunk with these records, whose train files are in `folder`."""
-    if not any(is_file(run.ledger.path(output)) for record in records for output in record.outputs):
+    if not _is_there(run, records):
         return ""  # the chunk was removed
     present = {path for path in walk(folder) if path.name.lower().endswith(CORPUS_SUFFIXES)}
     if not present:

@@ -23,6 +23,7 @@ from dedup.candidates.input_shards import (
     count_documents,
     list_shards_of,
     list_signature_shards,
+    shards_by_root,
 )
 from dedup.candidates.lsh import check_bands
 from dedup.candidates.pair_files import ParsedPairs, list_pair_files, note_foreign_files, parse_pair_files
@@ -81,7 +82,10 @@ def generate_connected_components(
         note_foreign_files(pairs)
     folders, lsh = list_shards_of(signatures, index) if signatures else {}, LshOptions(range, bands, scope)
     reads = [input_dir, signatures] if signatures else [input_dir]
-    with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=reads, files=[out_file]) as run:
+    with open_stage(
+        STAGE, out_file.parent, options, label=out_file.name, reads=reads,
+        listed=shards_by_root(folders, signatures, index) if signatures else {}, files=[out_file],
+    ) as run:  # fmt: skip
         done = run.goal({"pairs": pairs, "folders": folders, "lsh": lsh}, (out_file,))
         if done is not None:
             return run.finish(done)

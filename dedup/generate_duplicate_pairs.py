@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from dedup.candidates.band_join import LshOptions, join_bands, read_edges
 from dedup.candidates.document_ids import DocumentIds, is_of_index
-from dedup.candidates.input_shards import Scope, assign_ids, count_documents, list_shards_of, list_signature_shards
+from dedup.candidates.input_shards import (
+    Scope,
+    assign_ids,
+    count_documents,
+    list_shards_of,
+    list_signature_shards,
+    shards_by_root,
+)
 from dedup.candidates.lsh import check_bands
 from gristmill.command import command
 from gristmill.counts import READ, Counts
@@ -62,7 +69,10 @@ def generate_duplicate_pairs(
     """
     folders, lsh = list_shards_of(input_dir, index), LshOptions(range, bands, scope)
     options = replace(options, workers=options.workers or processes)
-    with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir], files=[out_file]) as run:
+    with open_stage(
+        STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir],
+        listed=shards_by_root(folders, input_dir, index), files=[out_file],
+    ) as run:  # fmt: skip
         done = run.goal({"folders": folders, "lsh": lsh}, (out_file,))
         if done is not None:
             return run.finish(done)

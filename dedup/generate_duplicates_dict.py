@@ -9,7 +9,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import msgspec
 
-from dedup.candidates.input_shards import SignatureShard, list_shards_of, list_signature_shards
+from dedup.candidates.input_shards import SignatureShard, list_shards_of, list_signature_shards, shards_by_root
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.signatures import Sketch
 from dedup.removal import steps
@@ -25,7 +25,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.task import Stage
 from gristmill.errors import InputError, UsageError
-from gristmill.io.documents import CorpusFile, list_corpus
+from gristmill.io.documents import CorpusFile, list_corpus, paths_of
 from gristmill.io.parquet_tables import is_table
 
 STAGE = Stage("generate_duplicates_dict", version=3, libraries=("pyarrow", "unicode"))
@@ -91,7 +91,10 @@ def generate_duplicates_dict(
     files = list_corpus(corpus, text_column=text_column) if corpus is not None else []
     _check_corpus(settings, corpus, files, out_file, f"--verify {verify}" if verify else f"--keep {keep}")
     outputs, reads = tuple(dict.fromkeys((out_file, table))), [input_file.with_suffix("")]  # .pickle or .parquet
-    with open_stage(STAGE, out_file.parent, options, label=out_file.stem, reads=reads, files=outputs) as run:
+    listed = {corpus: paths_of(files)} if corpus else {}
+    with open_stage(
+        STAGE, out_file.parent, options, label=out_file.stem, reads=reads, listed=listed, files=outputs
+    ) as run:
         fetched = Counts({}, [])
         if settings.reads_corpus:
             shards = _list_index(run, index) if verify else []
@@ -116,7 +119,9 @@ def _reject_overwriting(inputs: tuple[Path, ...], outputs: set[Path]) -> None:
 
 def _list_index(run: StageRun, index: tuple[str, ...]) -> list[SignatureShard]:
     """The shards of indexes. UsageError if they were made with different sketches."""
-    return list_signature_shards(run, list_shards_of(None, index)) if index else []
+    shards = list_shards_of(None, index)
+    run.check_listed(shards_by_root(shards, None, index))
+    return list_signature_shards(run, shards) if index else []
 
 
 def _with_sketch_of(shards: list[SignatureShard], settings: RemovalSettings) -> RemovalSettings:

@@ -37,7 +37,7 @@ from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import OutputError, UsageError
-from gristmill.io.documents import list_corpus
+from gristmill.io.documents import list_corpus, paths_of
 from gristmill.io.external_sort import MAX_SCATTERED, read_records
 from gristmill.io.files import STATE_DIR, mark_files_finished
 from gristmill.io.parquet_tables import open_table_writer
@@ -80,7 +80,10 @@ def generate_exact_pairs(
     """
     _check(input_dir, out_file, on, scope)
     files, outputs = list_corpus(input_dir, text_column=text_column), (out_file, out_file.with_suffix(".parquet"))
-    with open_stage(STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir], files=outputs) as run:
+    with open_stage(
+        STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir], listed={input_dir: paths_of(files)},
+        files=outputs,
+    ) as run:  # fmt: skip
         names, corpus = [file.name for file in files], FileSet(tuple(file.path for file in files))
         arguments: dict[str, Any] = {"names": names, "on": on, "scope": scope, "text_column": text_column}
         done = run.goal({**arguments, "corpus": corpus}, outputs)

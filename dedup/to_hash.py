@@ -5,7 +5,6 @@ Documents → matching form → shingles → hashes → signature → shard.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +17,7 @@ from tyro.conf import Positional
 
 from dedup.minhash.hash_families import Hash
 from dedup.minhash.matching_form import Unit
+from dedup.minhash.shard_target import ShardTarget
 from dedup.minhash.signature_shards import SUFFIX, write_shard
 from dedup.minhash.signatures import Sketch, note_compilation, signatures
 from gristmill.batches import batched_in_chunks
@@ -30,16 +30,14 @@ from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import Stage, Task
-from gristmill.errors import OutputError, UsageError
-from gristmill.io.documents import CorpusFile, Document, list_source, source_folder
-from gristmill.io.files import clear_marks
+from gristmill.errors import UsageError
+from gristmill.io.documents import Document, list_source, paths_of, source_folder
 from gristmill.io.keys import Rows, read_split, split_keys
 from gristmill.io.lines import MEMORY_A_BYTE
 from gristmill.io.parquet_tables import is_table
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file
-from gristmill.storage.walking import walk
 from gristmill.text import utf8_size
 
 STAGE = Stage("to_hash", version=1, libraries=("unicode", "pyarrow"))
@@ -108,19 +106,20 @@ def to_hash(
             f"0 ≤ index_start < index_end, index_start below {len(files)}, and batches of 1 document or more"
         )
     _check_skip(skip)
-    target = _Target.of(dataset_name, input_dir, output_dir)
+    target = ShardTarget.of(dataset_name, input_dir, output_dir)
     reject_overlapping_folders(input_dir, target.folder)
+    source = source_folder(input_dir, dataset_name)
     share = "" if chosen == files else f"{index_start}-{index_end}"
     with open_stage(
         STAGE, target.root, options, selection=f"{target.part}/{share}" if share else target.part,
-        plans=None if share else target.prefix, reads=[source_folder(input_dir, dataset_name)],
+        plans=None if share else target.prefix, reads=[source], listed={source: paths_of(files)},
         publishes=[target.folder],
     ) as run:  # fmt: skip
         slices = cut_raw_corpus(run, chosen)
         planned = list(map(target.shard, slices))
         reject_unknown_files(target.folder, planned, (SUFFIX,), run.ledger)
         if share:
-            _reject_stale(target, files, chosen, planned)
+            target.reject_stale(files, chosen, planned)
         note_compilation(sketch, options.quiet)
         skipped = _split_skipped(run, skip, group_slices(slices), f"{target.prefix}keys of {share}")
 
@@ -133,69 +132,14 @@ def to_hash(
 
         signed = read_slices(run, "sign", slices, plan)
         counts = run.finish(signed.counts)
-        if not share:
-            target.clear_marks(files)
+        if share:
+            target.forget_removed(run, files, chosen, planned)
+        else:
+            target.clear_marks(files, STAGE.name)
     note_count_mismatch(0 if share else n_docs, counts, options)
     if skip is not None and not counts.total(SKIPPED).documents and not options.quiet:
         print(f"note: no document of these files is among the keys of {skip}; none was skipped", file=sys.stderr)
     return counts
-
-
-@dataclass(frozen=True)
-class _Target:
-    """Where shards are written: `folder`, in the `root` of all data sets, which has the ledger and the marks.
-
-    `part` is the data set; empty for all, and for a folder of one data set that does not have its name.
-    """
-
-    root: Path
-    folder: Path
-    part: str
-    dataset: str
-
-    @classmethod
-    def of(cls, dataset: str, input_dir: Path, output_dir: Path) -> "_Target":
-        """Of the command line's arguments."""
-        if dataset != "all" and output_dir.absolute().name == dataset:
-            return cls(output_dir.absolute().parent, output_dir, dataset, dataset)
-        if source_folder(input_dir, dataset) != input_dir:
-            return cls(output_dir, output_dir / dataset, dataset, dataset)
-        return cls(output_dir, output_dir, "", dataset)
-
-    @property
-    def prefix(self) -> str:
-        """Of the names of the tasks of this part."""
-        return f"{self.part}/" if self.part else ""
-
-    def shard(self, part: Slice) -> Path:
-        """The path of a slice's shard."""
-        name = part.label if self.dataset == "all" else part.label.removeprefix(f"{self.dataset}/")
-        return self.folder / f"{name}{SUFFIX}"
-
-    def file_of(self, shard: Path) -> str:
-        """The name of the corpus file of a shard, from the shard's path."""
-        name = shard.relative_to(self.folder).as_posix().removesuffix(SUFFIX).rpartition("+")[0]
-        return name if self.dataset == "all" else f"{self.dataset}/{name}"
-
-    def clear_marks(self, files: list[CorpusFile]) -> None:
-        """Remove marks of interrupted runs of parts of the files, which a run of all files has completed."""
-        for folder in {self.folder, *(self.folder / file.source for file in files)}:
-            clear_marks(folder, STAGE.name)
-
-
-def _reject_stale(target: _Target, files: list[CorpusFile], chosen: list[CorpusFile], planned: list[Path]) -> None:
-    """OutputError if there are shards of files that are gone, or of slices of `chosen` files that are not `planned`.
-
-    A run of all files removes them; a run of a share does not know what other shares are about to write.
-    """
-    others = {file.name for file in files} - {file.name for file in chosen}
-    paths = {path.absolute(): target.file_of(path) for path in walk(target.folder) if path.name.endswith(SUFFIX)}
-    stale = sorted(path for path in paths.keys() - {path.absolute() for path in planned} if paths[path] not in others)
-    if stale:
-        raise OutputError(
-            f"{stale[0]} holds signatures of {paths[stale[0]]}, which is gone or has changed, and they would be "
-            f"compared too ({len(stale):,} such shards). Run to_hash for all files, or remove them"
-        )
 
 
 @leaves_out_damaged
@@ -283,7 +227,7 @@ def _files_of(group: SliceGroup) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.name for part in group))
 
 
-def _sign_task(group: SliceGroup, target: _Target, share: str, arguments: dict[str, Any]) -> Task:
+def _sign_task(group: SliceGroup, target: ShardTarget, share: str, arguments: dict[str, Any]) -> Task:
     """A task of a group; those of a share of the files are others, as its groups are."""
     outputs = tuple(map(target.shard, group))
     name = f"{group[0].label} of {share}" if share else group[0].label

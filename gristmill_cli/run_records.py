@@ -1,6 +1,7 @@
 """Records of finished stages of a run: the settings and counts of each, for --from, --dry_run and the funnel."""
 
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,9 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.counts import Counts
+from gristmill.engine.records import Ledger
 from gristmill.errors import UsageError
 from gristmill.io.files import STATE_DIR
 from gristmill.storage.files import is_file, read_file, remove_files, write_file
+from gristmill.storage.names import name_of
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_stages import PipelineStage
 
@@ -19,10 +22,11 @@ _Value = TypeVar("_Value")
 
 
 class StageRecord(msgspec.Struct):
-    """A finished stage: the settings it ran with, and its counts."""
+    """A finished stage: the settings it ran with, its counts, and a hash of what it wrote."""
 
     settings: dict[str, Any]
     counts: Counts
+    written: str
 
 
 def load_record(out: Path, stage: PipelineStage) -> StageRecord | None:
@@ -39,7 +43,7 @@ def load_json(path: Path, kind: type[_Value]) -> _Value | None:
 
 
 def save_record(out: Path, stage: PipelineStage, counts: Counts) -> None:
-    write_file(_path(out, stage), msgspec.json.encode(StageRecord(stage.settings, counts)))
+    write_file(_path(out, stage), msgspec.json.encode(StageRecord(stage.settings, counts, _written(stage))))
 
 
 def remove_record(out: Path, stage: PipelineStage) -> None:
@@ -48,6 +52,19 @@ def remove_record(out: Path, stage: PipelineStage) -> None:
 
 def _path(out: Path, stage: PipelineStage) -> Path:
     return out / STATE_DIR / "run" / f"{stage.name}.json"
+
+
+def _written(stage: PipelineStage) -> str:
+    """SHA-256 of the names and hashes of the files that the stage wrote, as its own ledger says."""
+    is_file = bool(stage.output.suffix)
+    folder = stage.output.parent if is_file else stage.output
+    found = {
+        f"{output.path} {output.sha256}"
+        for ledger in Ledger.all_in(folder / STATE_DIR)
+        for name, output in ledger.outputs().items()
+        if (name == name_of(stage.output) if is_file else f"/{STATE_DIR}/" not in f"/{output.path}")
+    }
+    return sha256("\n".join(sorted(found)).encode()).hexdigest()
 
 
 def changed_settings(stage: PipelineStage, record: StageRecord) -> str:
@@ -80,6 +97,11 @@ def choose_stages(config: RunConfig, stages: Sequence[PipelineStage]) -> tuple[i
                 f"--from {config.from_}: {stage.name} ran with other options ({changed}): give --from {stage.name}, "
                 "or the options of before"
             )
+        if record.written != _written(stage):
+            raise UsageError(
+                f"--from {config.from_}: {stage.name} was run by itself since, and {stage.output} is not what this run "
+                f"made: give --from {stage.name}, which makes it again"
+            )
     return first, end
 
 
@@ -93,11 +115,13 @@ def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
         changed = changed_settings(stage, record) if record else ""
         if record is None:
             state = "to run"
+        elif record.written != _written(stage):
+            state = "to run again: it was run by itself since"
         elif changed:
             state = f"to run again: {changed}"
         else:
             state = "done; its inputs will be checked" if is_current else "to run again where its input changes"
-        is_current = is_current and record is not None and not changed
+        is_current = is_current and state.startswith("done")
         if not first <= position < end:
             state = "done, not checked" if position < first else "not in this run"
         settings = " ".join(f"{name}={value}" for name, value in stage.settings.items())

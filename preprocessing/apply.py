@@ -17,7 +17,7 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import GristmillError, UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, Document, list_corpus
+from gristmill.io.documents import CORPUS_SUFFIXES, Document, list_corpus, paths_of
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
@@ -62,7 +62,9 @@ def apply(
     reject_overlapping_folders(data_dir, target_dir)
     targets = plan_targets(files, target_dir)
     arguments = {"function": function, "version": version_of(function)}
-    with open_stage(STAGE, target_dir, options, reads=[data_dir], publishes=[target_dir]) as run:
+    with open_stage(
+        STAGE, target_dir, options, reads=[data_dir], listed={data_dir: paths_of(files)}, publishes=[target_dir]
+    ) as run:
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
         return run.finish(rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments))
 

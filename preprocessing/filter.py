@@ -17,7 +17,7 @@ from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import list_source, source_folder
+from gristmill.io.documents import list_source, paths_of, source_folder
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import iter_keys, sort_keys, write_keys, write_sorted_keys
 from gristmill.io.parquet_tables import is_table
@@ -68,7 +68,7 @@ def filter(
         raise UsageError(f"{output_file} lies in the corpus {folder}: give a file outside it")
     with open_stage(
         STAGE, output_file.parent, options, label=output_file.name, selection=selection, plans=prefix,
-        reads=[folder], files=[output_file],
+        reads=[folder], listed={folder: paths_of(files)}, files=[output_file],
     ) as run:  # fmt: skip
         slices = cut_raw_corpus(run, files)
         found = read_slices(run, _FIND, slices, lambda groups: [_find_task(run, it, threshold) for it in groups])

@@ -23,7 +23,7 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, scan_corpus
+from gristmill.io.documents import CORPUS_SUFFIXES, paths_of, scan_corpus
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.walking import walk
@@ -78,7 +78,7 @@ def normalize_text(
     stage = replace(STAGE, libraries=(*STAGE.libraries, "ftfy")) if ftfy else STAGE
     with open_stage(
         stage, target_dir, options, selection=f"/idx{idx}" if idx >= 0 else "", plans=None if idx >= 0 else "",
-        reads=[data_dir], publishes=[target_dir],
+        reads=[data_dir], listed={data_dir: paths_of(files)}, publishes=[target_dir],
     ) as run:  # fmt: skip
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
         if idx >= 0:

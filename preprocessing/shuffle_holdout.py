@@ -29,7 +29,7 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus
+from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus, paths_of
 from gristmill.io.files import reject_unfinished
 from gristmill.io.readers import Slice
 from gristmill.storage.files import is_file
@@ -81,7 +81,9 @@ def pass1(
     files = list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
     source_weight = source_weights(weights, {file.source for file in files})
-    with open_stage(PASS_1, out_dir, options, reads=[input_dir], publishes=[out_dir]) as run:
+    with open_stage(
+        PASS_1, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, publishes=[out_dir]
+    ) as run:
         slices = cut_corpus(run, files)
         groups = group_slices(slices)
         text_bytes = sum(_text_bytes(part) * source_weight[part.source] for part in slices)
@@ -233,7 +235,8 @@ def pass2(
     plans = "" if len(parts) == manifest.parts else "its own parts"  # no task's name: a part may move to this chunk
     with open_stage(
         PASS_2, train_dir, options, selection=f"/chunk{chunk}", plans=plans,
-        reads=[input_dir], publishes=[train_dir, holdout_dir], is_alone=True,  # a part may move to another chunk
+        reads=[input_dir], listed={input_dir: [manifest_path(input_dir)]}, publishes=[train_dir, holdout_dir],
+        is_alone=True,  # a part may move to another chunk
     ) as run:  # fmt: skip
         reject_other_holdout(run, train_dir, holdout_dir)
         for folder in (train_dir, holdout_dir):

@@ -22,7 +22,7 @@ from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import Document, list_corpus
+from gristmill.io.documents import Document, list_corpus, paths_of
 from gristmill.io.files import is_unfinished, rejects_path
 from gristmill.io.readers import read_documents
 from gristmill.io.token_shards import (
@@ -100,7 +100,9 @@ def tokenize_corpus(
     reject_overlapping_folders(input_dir, out_dir)
     if (out_dir / tokenizer.name).resolve() == tokenizer.resolve():
         raise UsageError(f"{tokenizer} lies in the output folder, and would be overwritten: give another --out_dir")
-    with open_stage(STAGE, out_dir, options, reads=[input_dir], publishes=[out_dir]) as run:
+    with open_stage(
+        STAGE, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, publishes=[out_dir]
+    ) as run:
         _remove_unrecorded_shards(run, out_dir)
         reject_unknown_files(out_dir, (), (".bin", ".idx"), run.ledger)
         facts = _read_facts(run, tokenizer)

@@ -21,7 +21,7 @@ from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import list_corpus
+from gristmill.io.documents import list_corpus, paths_of
 from gristmill.io.lines import split_lines
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
@@ -80,7 +80,9 @@ def train_tokenizer(
     check_options(vocab_size, model_type, sample, exact, seed)
     files = list_corpus(input_dir, text_column=text_column)
     reject_overlapping_folders(input_dir, out_dir)
-    with open_stage(STAGE, out_dir, options, reads=[input_dir], files=[out_dir / MODEL]) as run:
+    with open_stage(
+        STAGE, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, files=[out_dir / MODEL]
+    ) as run:
         slices, budget = cut_raw_corpus(run, files), parse_size(sample)
         sampled = read_slices(run, "sample", slices, lambda groups: _sample_tasks(run, groups, budget, seed))
         tasks = _sample_tasks(run, group_slices(slices), budget, seed)

@@ -70,8 +70,16 @@ def list_shards_of(folder: Path | None, index: Sequence[str] = ()) -> ShardFolde
 
     UsageError if a folder holds none, InputError if to_hash has not finished it.
     """
-    folders = [*([("", folder)] if folder else []), *parse_indexes(index)]
-    return {name: FileSet(tuple(shard_paths(root))) for name, root in folders}
+    return {name: FileSet(tuple(shard_paths(root))) for name, root in _roots(folder, index)}
+
+
+def shards_by_root(shards: ShardFolders, folder: Path | None, index: Sequence[str] = ()) -> dict[Path, Sequence[Path]]:
+    """The shards that list_shards_of found in each folder."""
+    return {root: shards[name].paths for name, root in _roots(folder, index)}
+
+
+def _roots(folder: Path | None, index: Sequence[str]) -> list[tuple[str, Path]]:
+    return [*([("", folder)] if folder else []), *parse_indexes(index)]
 
 
 def list_signature_shards(run: StageRun, folders: ShardFolders) -> list[SignatureShard]:

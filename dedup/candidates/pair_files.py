@@ -47,20 +47,35 @@ class ParsedPairs:
 
 
 def list_pair_files(folder: Path) -> FileSet:
-    """The pair files in a folder, duplicate_pairs*.txt, in name order. InputError if a stage has not finished one."""
+    """The pair files in a folder, duplicate_pairs*.txt, in name order.
+
+    InputError if a stage has not finished one, or has written one that is not there any more.
+    """
     unfinished = (folder / name for name in unfinished_files(folder) if fnmatchcase(name, _PAIR_FILES))
     reject_unfinished_files(unfinished)  # which may not be there yet
     names = sorted(name for name in list_names(folder) if fnmatchcase(name, _PAIR_FILES))
+    for name, ledger in _written_in(folder).items():
+        if fnmatchcase(Path(name).name, _PAIR_FILES) and Path(name).name not in names:
+            raise InputError(
+                f"{name}, which {ledger.file.stem.partition('-')[0]} wrote, is missing: run that again. (If its pairs "
+                f"are not to be read any more, remove {ledger.file}.)"
+            )
     return FileSet(tuple(folder / name for name in names))
 
 
 def note_foreign_files(files: FileSet) -> None:
     """Print which pair files no stage here wrote: they may be the user's own, or left by an earlier run."""
     folders = {path.parent for path in files.paths}
-    known = {name for folder in folders for ledger in Ledger.all_in(folder / STATE_DIR) for name in ledger.outputs()}
+    known = {name for folder in folders for name in _written_in(folder)}
     foreign = [path.name for path in files.paths if name_of(path) not in known]
     if foreign:
         print(f"note: reads {len(foreign)} pair files that no stage here wrote: {', '.join(foreign)}", file=sys.stderr)
+
+
+def _written_in(folder: Path) -> dict[str, Ledger]:
+    """The files that stages wrote in a folder, each with the ledger that names it."""
+    ledgers = Ledger.all_in(folder / STATE_DIR)
+    return {name: ledger for ledger in ledgers for name, output in ledger.outputs().items() if output.size >= 0}
 
 
 def parse_pair_files(run: StageRun, files: FileSet) -> ParsedPairs:

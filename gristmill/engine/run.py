@@ -10,7 +10,7 @@ outputs are as recorded. Files in `run.work` are temporary: removed at the end, 
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from gristmill.engine.lock import stage_lock
 from gristmill.engine.options import RunOptions, words_of_work
 from gristmill.engine.records import DoneRecord, Ledger, StepResult, TaskId
 from gristmill.engine.report import explain, print_summary, progress_bar
-from gristmill.engine.tags import reject_damaged
+from gristmill.engine.tags import reject_damaged, reject_incomplete
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
@@ -115,6 +115,11 @@ class StageRun:
             self._restore_inputs(todo)
             self._execute(name, todo)
         return StepResult([self._done.records[name, task.name] for task in tasks])
+
+    def check_listed(self, listed: Mapping[Path, Sequence[Path]]) -> None:
+        """Refuse input folders that lack files which stages wrote there, or hold others; see open_stage."""
+        for folder, paths in listed.items():
+            reject_incomplete(folder, paths, self._done.tags)
 
     def tag(self, path: Path) -> str:
         """The content tag of a file: see tags.py."""
@@ -252,6 +257,7 @@ def open_stage(
     selection: str = "",
     plans: str | None = "",
     reads: Sequence[Path] = (),
+    listed: Mapping[Path, Sequence[Path]] | None = None,
     publishes: Sequence[Path] = (),
     files: Sequence[Path] = (),
     is_alone: bool = False,
@@ -266,6 +272,7 @@ def open_stage(
             PART/SHARE or /SHARE for a share of the files, whose input folders are the same.
         plans: Prefix of the names of tasks that this call plans completely: outputs of others are removed; None: keep.
         reads: The input folders, or files; if an earlier run with others wrote this output, the run is refused.
+        listed: The files that were found in input folders; refused if they are not what stages wrote there.
         publishes: Folders that later stages read as a whole; marked as unfinished until the end.
         files: Files of one folder that later stages read one by one; marked as unfinished until the end.
         is_alone: Whether calls that do other parts of the work wait, too.
@@ -285,4 +292,6 @@ def open_stage(
         place = stack.enter_context(open_workplace(options, lock, lock == whole, work))
         claims = Claims(selection, plans, tuple(reads), tuple(files))
         marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files)))
-        yield StageRun(stage, Ledger(state, name), run_name, options, place, claims, marks)
+        run = StageRun(stage, Ledger(state, name), run_name, options, place, claims, marks)
+        run.check_listed(listed or {})
+        yield run

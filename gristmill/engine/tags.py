@@ -2,15 +2,16 @@
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from gristmill.engine.records import Ledger, OutputRecord
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError
-from gristmill.io.files import STATE_DIR
-from gristmill.storage.files import FileInfo, hash_file, is_folder, list_folder
+from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
+from gristmill.storage.files import FileInfo, hash_file, is_folder, list_folder, list_names
 from gristmill.storage.names import name_of
 from gristmill.urls import is_top
 
@@ -75,6 +76,20 @@ class FileTags:
             return False
         return self._hashed.get(name, "") not in (record.sha256 for record in records)
 
+    def folders_with_ledgers(self, folder: str, files: Collection[str]) -> list[str]:
+        """A folder, those of `files` below it, and those directly in it without any of these: where ledgers may be."""
+        holders = {folder, *map(os.path.dirname, files)}
+        in_use = {name[len(folder) :].lstrip("/").partition("/")[0] for name in holders}
+        self.stat(os.path.join(folder, STATE_DIR))  # lists the folder
+        others = {*list_names(Path(folder))} - in_use - self._stats[folder].keys()
+        return sorted(holders.union(os.path.join(folder, name) for name in others if name[0] != "."))
+
+    def ledgers(self, folder: str) -> list[dict[str, OutputRecord]]:
+        """The records in the ledgers of a folder and its parents, by absolute path, a dict for each ledger."""
+        if folder not in self._records:
+            self._records[folder] = self._read_records(folder)
+        return self._records[folder]
+
     def _is_touched(self, name: str) -> bool:
         found, record = self.stat(name), self._record(name)
         is_hashed = name in self._hashed
@@ -90,9 +105,7 @@ class FileTags:
     def _all_records(self, name: str) -> list[OutputRecord]:
         """The records of a file by stages whose ledgers are in a parent folder, or by this one."""
         folder = os.path.dirname(name)  # noqa: PTH120
-        if folder not in self._records:
-            self._records[folder] = self._read_records(folder)
-        return [records[name] for records in (*self._records[folder], self.own) if name in records]
+        return [records[name] for records in (*self.ledgers(folder), self.own) if name in records]
 
     def _read_records(self, folder: str) -> list[dict[str, OutputRecord]]:
         """The records in `.gristmill` of a folder, and those of its parents, where there are any."""
@@ -103,6 +116,62 @@ class FileTags:
             self._records[parent] = self._read_records(parent)
         ledgers = (ledger for ledger in Ledger.all_in(Path(folder, STATE_DIR)) if ledger.file != self.own_ledger)
         return [ledger.outputs() for ledger in ledgers] + self._records.get(parent, [])
+
+
+def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> None:
+    """Raise InputError if the files `paths`, found in an input folder, are not those that stages wrote there.
+
+    One is missing if a ledger in the folder, in a parent, or beside the files names it. One is foreign if no ledger
+    names it, and one that is in its folder, or in a parent, names others of the `paths`.
+    """
+    top, found = name_of(folder), set(map(name_of, paths))
+    ledgers: dict[int, dict[str, OutputRecord]] = {}  # by identity: a folder's are those of its parents, too
+    for holder in tags.folders_with_ledgers(top, found):
+        ledgers |= {id(ledger): ledger for ledger in tags.ledgers(holder)}
+    missing = {
+        name
+        for ledger in ledgers.values()
+        for name, record in ledger.items()
+        if name not in found and record.size >= 0 and _is_read_in(top, name) and tags.stat(name) is None
+    }
+    if missing:
+        _raise_missing(folder, sorted(missing))
+    owned = {number: next(iter(found & ledger.keys()), "") for number, ledger in ledgers.items()}
+    for name in sorted(found):
+        above = tags.ledgers(os.path.dirname(name))  # noqa: PTH120
+        if not any(name in ledger for ledger in above):
+            for beside in filter(None, (owned[id(ledger)] for ledger in above)):
+                _raise_foreign(folder, Path(name), Path(beside))
+
+
+def _is_read_in(folder: str, name: str) -> bool:
+    """Whether a recorded output may be read by who reads the folder: no temporary file, and no malformed records."""
+    below = name.removeprefix(folder.rstrip("/"))
+    return below != name and below[0] == "/" and "/." not in below and not name.endswith(REJECTS_SUFFIX)
+
+
+def _raise_missing(folder: Path, missing: Sequence[str]) -> NoReturn:
+    stage, path = writer_of(Path(missing[0])), missing[0]
+    others = f", and {len(missing) - 1:,} more of its files are, too" if missing[1:] else ""
+    raise InputError(
+        f"{path}, which {stage} wrote, is missing{others}. Run {stage} again, which writes it anew, and then the same "
+        f"command. (If it was removed on purpose, copy {folder} without {STATE_DIR} to another place, and give that.)"
+    )
+
+
+def _raise_foreign(folder: Path, path: Path, beside: Path) -> NoReturn:
+    """`beside` is another file that was found, and that one of the same stages wrote."""
+    stage = writer_of(beside)
+    for ledger in _ledgers_above(path):
+        if ledger.is_damaged:
+            raise InputError(
+                f"{path} may be of another run than the files beside it: the ledger {ledger.file} is damaged, and does "
+                f"not name it. Run {stage} again, and then the same command"
+            )
+    raise InputError(
+        f"{path} is in the output of {stage}, which did not write it: it may be another run's. Remove it, or, if it is "
+        f"to be read with the other files, copy {folder} without {STATE_DIR} to another place, and give that"
+    )
 
 
 def reject_damaged(paths: Sequence[Path], tags: FileTags, own: Ledger) -> None:
@@ -149,3 +218,11 @@ def writer_of(path: Path) -> str:
         if is_top(folder):
             break
     return "the stage before" if is_second else ""
+
+
+def _ledgers_above(path: Path) -> Iterator[Ledger]:
+    """The ledgers in the folder of a file and its parents."""
+    for folder in Path(name_of(path)).parents:
+        yield from Ledger.all_in(folder / STATE_DIR)
+        if is_top(folder):
+            break

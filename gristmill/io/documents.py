@@ -165,6 +165,11 @@ class Corpus:
         return counts
 
 
+def paths_of(files: Iterable[CorpusFile]) -> list[Path]:
+    """The paths of corpus files."""
+    return [file.path for file in files]
+
+
 def list_corpus(
     root: Path, prefix: str = "", text_column: str = "text", read_also: Collection[str] = ()
 ) -> list[CorpusFile]:

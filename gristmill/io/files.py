@@ -18,6 +18,7 @@ from gristmill.storage.walking import is_link_to_parent
 from gristmill.urls import is_remote, parents_in_bucket
 
 STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
+REJECTS_SUFFIX = ".malformed"
 _MARK_SUFFIX = ".unfinished"
 _FILES_MARK_SUFFIX = ".unfinished-files"
 INTERRUPTED = "was interrupted"
@@ -25,7 +26,7 @@ INTERRUPTED = "was interrupted"
 
 def rejects_path(output: Path) -> Path:
     """Path of the file for malformed records found while writing `output`."""
-    return output.with_name(output.name + ".malformed")
+    return output.with_name(output.name + REJECTS_SUFFIX)
 
 
 def mark_unfinished(folder: Path, stage: str, reason: str = INTERRUPTED) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dedup import generate_connected_components, generate_duplicates_dict
+from dedup import generate_connected_components, generate_duplicates_dict, generate_exact_pairs
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import mark_files_unfinished
@@ -125,6 +125,14 @@ def test_pair_files_of_somebody_else_are_named(tmp_path: Path, capsys: pytest.Ca
     generate_connected_components(tmp_path, tmp_path / "c.pickle", options=RunOptions(workers=1))
     note = "note: reads 2 pair files that no stage here wrote: duplicate_pairs.txt, duplicate_pairs_old.txt\n"
     assert note in capsys.readouterr().err
+
+
+def test_a_pair_file_that_a_stage_wrote_is_missed(norm: Path, tmp_path: Path) -> None:
+    generate_exact_pairs(norm, tmp_path / "dup/duplicate_pairs_exact.txt", options=RunOptions(workers=1))
+    unite(tmp_path / "dup", ["a/x@2 :: a/x@3"])
+    (tmp_path / "dup/duplicate_pairs_exact.txt").unlink()
+    with pytest.raises(InputError, match=r"duplicate_pairs_exact.txt, which generate_exact_pairs wrote, is missing"):
+        unite(tmp_path / "dup", ["a/x@2 :: a/x@3"])
 
 
 def test_pair_files_that_were_not_finished_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from dedup import Sketch, signatures, to_hash
+from dedup import Sketch, generate_duplicate_pairs, signatures, to_hash
 from dedup.candidates.input_shards import SignatureShard, read_headers
 from dedup.minhash.hash_families import Hash
 from dedup.minhash.signature_shards import list_shards, open_shard, write_shard
@@ -148,6 +148,10 @@ def test_a_share_says_that_there_are_signatures_of_files_that_are_gone(
     write(tmp_path / "NORM/wiki/a.jsonl", ["a text of some length"])  # one slice now
     with pytest.raises(OutputError, match=r"a\.jsonl, which is gone or has changed.*Run to_hash for all files"):
         share(0)
+    for path in tmp_path.glob("out/wiki/a.jsonl+[1-9]*"):
+        path.unlink()
+    share(0)  # and later stages do not miss what was removed
+    generate_duplicate_pairs(tmp_path / "out", tmp_path / "dup/duplicate_pairs.txt", options=QUIET)
     share(1)
     (tmp_path / "NORM/wiki/a.jsonl").rename(tmp_path / "NORM/wiki/c.jsonl")
     with pytest.raises(OutputError, match=r"a\.jsonl, which is gone"):

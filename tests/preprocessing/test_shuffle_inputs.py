@@ -266,10 +266,11 @@ def test_the_text_may_be_in_another_column(tmp_path: Path, quiet: RunOptions, wr
     find_short(tmp_path / "norm", tmp_path / "short.pickle", 0, "all", 7, quiet, "body")
     pass1(tmp_path / "norm", tmp_path / "pass1", None, tmp_path / "short.pickle", options=quiet, text_column="body")
     pass2(0, ALL, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", 0.1, quiet)
-    write(tmp_path / "holdout" / "chunk1" / "own.jsonl", records[20:22])
-    dedup_train(1, tmp_path / "train", tmp_path / "holdout", tmp_path / "clean", quiet, "body")
+    held_out = shutil.copytree(tmp_path / "holdout", tmp_path / "own", ignore=shutil.ignore_patterns(".gristmill"))
+    write(held_out / "chunk1" / "own.jsonl", records[20:22])
+    dedup_train(1, tmp_path / "train", held_out, tmp_path / "clean", quiet, "body")
     texts = {record["body"] for record in read(tmp_path / "clean")}
-    held = {record["body"] for record in read(tmp_path / "holdout")}
+    held = {record["body"] for record in read(held_out)}
     assert not texts & held and texts | held == {f"text {i}" for i in range(10, 30)}
 
 
