@@ -83,6 +83,7 @@ class TrainConfig:
             "data.holdout": _fingerprint(holdout),
             "data.seq_len": self.data.seq_len,
             "data.batch_size": self.data.batch_size,
+            "data.order": self.data.order,
             **optim,
             "seed": self.seed,
             "precision": self.precision,

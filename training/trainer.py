@@ -50,7 +50,7 @@ class Trainer:
         self.tokenizer = self.train_data.manifest.tokenizer
 
         self.world = world = build_world(self.layout, device, config.timeout)
-        self.batches = Batches(self.train_data, self.split, world.dp_rank, config.seed)
+        self.batches = Batches(self.train_data, self.split, world.dp_rank, config.seed, data.order)
         self.loader = PrefetchLoader(self.batches, device)
 
         decoder = meta_decoder(self.model_config)

@@ -1,12 +1,18 @@
 """A start that is refused leaves the output folder to the next one."""
 
+import re
+import struct
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gristmill.errors import InputError, UsageError
+from gristmill.io.token_shards import MAGIC, Manifest, ShardRecord
 from training.config import TrainConfig
+from training.reporting.evaluate import EvalConfig
 from training.train import train
 
 
@@ -31,3 +37,49 @@ def test_a_damaged_run_json_is_an_error(config: TrainConfig, text: str) -> None:
     (config.out_dir / "run.json").write_text(text, encoding="latin-1")
     with pytest.raises(InputError, match=r"run.json is damaged; remove .* to start over"):
         train(config)
+
+
+def sparse_shards(folder: Path, like: Manifest, shards: int, tokens: int, documents: int) -> Path:
+    """Shards of zeros that take no disk: of the .idx files only the headers are written."""
+    folder.mkdir()
+    records = []
+    for number in range(shards):
+        prefix = folder / f"tokens_{number:05d}"
+        with prefix.with_suffix(".bin").open("wb") as file:
+            file.truncate(2 * tokens)
+        with prefix.with_suffix(".idx").open("wb") as file:
+            file.write(struct.pack("<9sQBQQ", MAGIC, 1, 8, documents, documents + 1))
+            file.truncate(34 + 12 * documents + 8 * (documents + 1))
+        records.append(ShardRecord(prefix.name, documents, tokens, 4 * tokens, "0" * 64, "0" * 64))
+    msgspec.structs.replace(like, shards=records).save(folder)
+    return folder
+
+
+def peak_memory() -> int:
+    """Peak resident bytes of this process since `/proc/self/clear_refs` was last told to forget it."""
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+
+def test_a_run_over_a_trillion_tokens_begins_at_once(config: TrainConfig, tmp_path: Path) -> None:
+    manifest = Manifest.load(config.data.train)
+    folder = sparse_shards(tmp_path / "sparse", manifest, shards=1_250, tokens=800_000_000, documents=1_000_000)
+    data = replace(config.data, train=folder, verify="size")
+    once = replace(
+        config, data=data, optim=replace(config.optim, steps=1), eval=EvalConfig(sample_tokens=0, sequences=1)
+    )
+    Path("/proc/self/clear_refs").write_text("5")
+    before, started = peak_memory(), time.perf_counter()
+    train(once)
+    assert time.perf_counter() - started < 30
+    assert peak_memory() - before < 500_000_000
+
+
+def test_a_run_of_a_release_with_another_order_of_samples_says_how_to_resume_it(config: TrainConfig) -> None:
+    earlier = replace(config, data=replace(config.data, order="randperm"), optim=replace(config.optim, steps=1))
+    train(earlier)
+    path = earlier.out_dir / "run.json"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "data.order" not in line))
+    longer = replace(config, optim=replace(config.optim, steps=2))
+    with pytest.raises(UsageError, match=r"differs in data\.order \(randperm there, keyed now\).*Give the values"):
+        train(longer)
+    train(replace(longer, data=earlier.data))

@@ -21,6 +21,8 @@ _RENAMED = {
     for section, options in (("model", ModelConfig), ("optim", OptimConfig))
     for old, new in options.RENAMED.items()
 }
+# what releases before an option did, whose folders do not name it
+_BEFORE = {"data.order": "randperm"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def _require_same_run(out_dir: Path, identity: dict[str, Any], steps: int) -> No
     if not path.is_file():
         return
     try:
-        stored = {_RENAMED.get(key, key): value for key, value in json.loads(path.read_bytes()).items()}
+        stored = _BEFORE | {_RENAMED.get(key, key): value for key, value in json.loads(path.read_bytes()).items()}
         stored_steps = int(stored["steps"])
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise InputError(f"{path} is damaged; remove {out_dir} to start over") from error

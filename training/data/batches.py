@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gristmill.config import Range
 from gristmill.errors import UsageError, require
+from training.data.order import EpochOrder, OrderKind
 from training.data.sequences import TokenSequences
 from training.distributed.layout import ParallelConfig
 from training.kernels.keyed_random import key_from_name
@@ -36,6 +37,10 @@ class DataConfig:
     """Check of the token shards. checksum: the ranks share the work of comparing SHA-256 of all files, in a thread
     beside the first steps, and the first checkpoint waits for it; size: only what is always checked: the manifest,
     sizes and headers at the start, and every id that is read."""
+    order: OrderKind = "keyed"
+    """Order of the sequences in an epoch. keyed: a permutation computed index by index, of no size in memory; randperm:
+    torch.randperm, 8 bytes a sequence in every process, as in releases before this option. Give it to resume a run
+    that one of them began."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +74,19 @@ class BatchSplit:
 class Batches:
     """The batches of one data-parallel rank, as a pure function of (seed, step).
 
-    Each epoch has its own permutation. Rank r of n takes its elements r, r + n, r + 2n, … (as torch's
-    DistributedSampler does, without its Python list), so a step's global batch is a contiguous run of the
-    permutation and holds the same sequences for any n. Sequences beyond the last full batch are left out of that
-    epoch; they differ from epoch to epoch.
+    Each epoch has its own permutation. Rank r of n takes its elements r, r + n, r + 2n, …, as torch's
+    DistributedSampler does, so a step's global batch is a contiguous run of the permutation and holds the same
+    sequences for any n. Sequences beyond the last full batch are left out of that epoch; they differ from epoch to
+    epoch.
     """
 
-    def __init__(self, data: TokenSequences, split: BatchSplit, dp_rank: int, seed: int) -> None:
+    def __init__(
+        self, data: TokenSequences, split: BatchSplit, dp_rank: int, seed: int, order: OrderKind = "keyed"
+    ) -> None:
         """Raises UsageError where `data` has fewer sequences than one global batch."""
         self.data, self.split, self.dp_rank, self.seed = data, split, dp_rank, seed
+        self.order = EpochOrder(order, len(data), seed)
         self.steps_per_epoch = len(data) // split.batch_size
-        self._epoch_indices: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))  # epoch, this rank's indices
         if self.steps_per_epoch < 1:
             raise UsageError(
                 f"{data.folder} holds {len(data)} sequences of {data.length} tokens, less than one batch; "
@@ -87,14 +94,15 @@ class Batches:
                 "a lower --data.seq_len or more text"
             )
 
-    def indices(self, step: int) -> NDArray[np.int64]:
-        """Indices of the sequences that this rank reads in a step (from 0), in order: (B,) int64."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        if self._epoch_indices[0] != epoch:
-            shuffled = torch.randperm(len(self.data), generator=torch.Generator().manual_seed(self.seed + epoch))
-            self._epoch_indices = epoch, shuffled[self.dp_rank :: self.split.dp_size].numpy()
-        count = self.split.grad_accum_steps * self.split.micro_batch_size
-        return self._epoch_indices[1][position * count : (position + 1) * count]
+    def indices(self, first: int, steps: int = 1) -> NDArray[np.int64]:
+        """Indices of the sequences that this rank reads in `steps` steps from `first` on (from 0): (B,) int64."""
+        size, per_epoch = self.split.batch_size, self.steps_per_epoch
+        found = []
+        for epoch in range(first // per_epoch, (first + steps - 1) // per_epoch + 1):
+            start, stop = max(first - epoch * per_epoch, 0), min(first + steps - epoch * per_epoch, per_epoch)
+            positions = torch.arange(start * size + self.dp_rank, stop * size, self.split.dp_size)
+            found.append(self.order.at(epoch, positions))
+        return torch.cat(found).numpy()
 
     def batch(self, step: int) -> Batch:
         """Read the batch of a step (from 0), on the CPU."""
@@ -106,7 +114,7 @@ class Batches:
         A sequence's sample id depends only on the seed, the step and its position in the global batch; the int64
         sum may wrap.
         """
-        tokens = self.data.batch(np.concatenate([self.indices(step) for step in range(first, first + steps)]))
+        tokens = self.data.batch(self.indices(first, steps))
         size = self.split.batch_size
         position = torch.arange(self.dp_rank, size, self.split.dp_size)
         key = key_from_name(f"{self.seed}/sequences")

@@ -5,7 +5,9 @@ as targets. It may hold the end of one document and the start of the next: docum
 were written.
 """
 
+import mmap
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,8 @@ from gristmill.errors import UsageError
 from gristmill.io.token_shards import Manifest, map_shard
 from gristmill.io.token_verification import require_known_ids
 
+_MAPPED = 256  # shards mapped at once: each takes a file descriptor, and many systems allow 1,024 a process
+
 
 class TokenSequences(Dataset[Tensor]):
     """Map-style dataset of the sequences of one folder of memory-mapped token shards; item i is (T + 1,) int64."""
@@ -28,13 +32,19 @@ class TokenSequences(Dataset[Tensor]):
         Raises UsageError for less than one full sequence, InputError where a shard is not the manifest's.
         """
         self.folder, self.length, self.manifest = folder, length, Manifest.load(folder)
-        self.shards = [map_shard(folder, self.manifest, record) for record in self.manifest.shards]
-        self.starts = np.concatenate([[0], np.cumsum([len(s) for s in self.shards], dtype=np.int64)])
+        self.shard = lru_cache(_MAPPED)(self._map)
+        sizes = [len(self._map(number)) for number in range(len(self.manifest.shards))]
+        self.starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         if len(self) < 1:
             raise UsageError(
                 f"{folder} holds {self.tokens} tokens, less than one sequence: data.seq_len {length} needs "
                 f"{length + 1}; try a lower --data.seq_len or more text"
             )
+
+    def _map(self, number: int) -> NDArray[np.integer]:
+        tokens = map_shard(self.folder, self.manifest, self.manifest.shards[number])
+        _advise(tokens, mmap.MADV_RANDOM, 0, len(tokens))  # or each page would bring megabytes of pages around it
+        return tokens
 
     @property
     def tokens(self) -> int:
@@ -58,26 +68,39 @@ class TokenSequences(Dataset[Tensor]):
         shards = np.searchsorted(self.starts, starts, side="right") - 1
         inside = starts + self.length < self.starts[shards + 1]
         for shard in np.unique(shards[inside]):
-            rows = inside & (shards == shard)
-            offsets = (starts[rows] - self.starts[shard])[:, None] + np.arange(self.length + 1)
-            out[rows] = self.require_known(int(shard), self.shards[shard][offsets])
+            rows, tokens = inside & (shards == shard), self.shard(int(shard))
+            first = starts[rows] - self.starts[shard]
+            for start in first.tolist():
+                _advise(tokens, mmap.MADV_WILLNEED, start, start + self.length + 1)  # all are read at the same time
+            out[rows] = self.require_known(int(shard), tokens[first[:, None] + np.arange(self.length + 1)])
         for row in np.flatnonzero(~inside):
-            self._read_across_shards(int(starts[row]), out[row])
+            out[row] = self.read(int(starts[row]), int(starts[row]) + self.length + 1)
         return torch.from_numpy(out)
 
-    def _read_across_shards(self, start: int, row: NDArray[np.int64]) -> None:
-        """Fill `row` with the tokens from `start` on, which may span several shards."""
-        shard, filled = int(np.searchsorted(self.starts, start, side="right")) - 1, 0
-        while filled < len(row):
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Read tokens start … stop of all shards concatenated: (stop - start,) int64. Raises InputError as `batch`."""
+        out, filled = np.empty(stop - start, np.int64), 0
+        shard = int(np.searchsorted(self.starts, start, side="right")) - 1
+        while filled < len(out):
             offset = start + filled - int(self.starts[shard])
-            tokens = self.shards[shard][offset : offset + len(row) - filled]
-            row[filled : filled + len(tokens)] = self.require_known(shard, tokens)
+            whole = self.shard(shard)
+            tokens = whole[offset : offset + len(out) - filled]
+            _advise(whole, mmap.MADV_WILLNEED, offset, offset + len(tokens))
+            out[filled : filled + len(tokens)] = self.require_known(shard, tokens)
             filled, shard = filled + len(tokens), shard + 1
+        return out
 
     def require_known(self, shard: int, tokens: NDArray[np.integer]) -> NDArray[np.integer]:
         """Return `tokens`, read from a shard. Raises InputError if one is not the tokenizer's."""
         require_known_ids(tokens, self.manifest, self.folder / self.manifest.shards[shard].name)
         return tokens
+
+
+def _advise(tokens: NDArray[np.integer], advice: int, start: int, stop: int) -> None:
+    """Tell the kernel how tokens start … stop of a mapped shard are going to be read."""
+    if isinstance(tokens.base, mmap.mmap) and stop > start:  # an empty shard is not mapped
+        first = start * tokens.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
+        tokens.base.madvise(advice, first, stop * tokens.itemsize - first)
 
 
 def require_same_tokenizer(train: TokenSequences, holdout: TokenSequences) -> None:

@@ -7,6 +7,7 @@ from torch.utils.data.distributed import DistributedSampler
 from gristmill.errors import UsageError
 from tests.training.data.conftest import OpenSequences
 from training.data.batches import Batches, BatchSplit, DataConfig
+from training.data.order import OrderKind
 from training.distributed.layout import ParallelConfig
 
 
@@ -33,6 +34,15 @@ def test_a_batch_does_not_depend_on_earlier_reads(open_sequences: OpenSequences)
     indices = [batches.indices(step).tolist() for step in range(11)]
     assert Batches(data, split, 0, seed=1).indices(10).tolist() == indices[10]
     assert Batches(data, split, 0, seed=2).indices(10).tolist() != indices[10]
+
+
+@pytest.mark.parametrize("order", ["keyed", "randperm"])
+def test_steps_that_are_read_together_are_those_read_one_by_one(
+    open_sequences: OpenSequences, order: OrderKind
+) -> None:
+    batches = Batches(open_sequences(101, 5), BatchSplit(2, 1, 3), 1, seed=1, order=order)  # three steps an epoch
+    singly = [batches.indices(step).tolist() for step in range(11)]
+    assert batches.indices(2, 8).tolist() == [index for step in singly[2:10] for index in step]
 
 
 def test_targets_are_inputs_shifted_by_one(open_sequences: OpenSequences) -> None:
@@ -70,11 +80,11 @@ def test_less_than_one_batch_is_an_error(open_sequences: OpenSequences) -> None:
 
 
 @pytest.mark.parametrize("dp_size", [1, 2, 3])
-def test_the_order_is_that_of_torchs_sampler(open_sequences: OpenSequences, dp_size: int) -> None:
+def test_the_order_before_keyed_ones_is_that_of_torchs_sampler(open_sequences: OpenSequences, dp_size: int) -> None:
     data = open_sequences(157, 4)
     for dp_rank in range(dp_size):
         sampler = DistributedSampler(data, dp_size, dp_rank, shuffle=True, seed=7, drop_last=True)
-        batches = Batches(data, BatchSplit(dp_size, 1, 2), dp_rank, 7)
+        batches = Batches(data, BatchSplit(dp_size, 1, 2), dp_rank, 7, "randperm")
         for epoch in range(2):
             sampler.set_epoch(epoch)
             first = epoch * batches.steps_per_epoch

@@ -1,3 +1,4 @@
+import resource
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,18 @@ def test_less_than_one_sequence_is_an_error(open_sequences: OpenSequences) -> No
 def test_a_missing_manifest_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="tokenize_corpus"):
         TokenSequences(tmp_path, 10)
+
+
+def test_more_shards_than_a_process_may_open_files(
+    open_sequences: OpenSequences, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.data.sequences._MAPPED", 8)
+    opened, limit = len(list(Path("/proc/self/fd").iterdir())), resource.getrlimit(resource.RLIMIT_NOFILE)
+    folder = open_sequences(121, 3, list(range(2, 121, 2))).folder
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 28, limit[1]))
+    try:
+        data = TokenSequences(folder, 3)
+        assert data.batch(range(len(data)))[:, 0].tolist() == list(range(0, 120, 3))
+        assert data.read(5, 117).tolist() == list(range(5, 117))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)

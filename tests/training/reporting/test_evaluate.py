@@ -49,8 +49,19 @@ def test_loss_is_the_mean_over_all_targets_of_the_given_sequences(folders: tuple
 
 def test_unigram_loss_by_hand(folders: tuple[Path, Path]) -> None:
     train, holdout = (TokenSequences(folder, 4) for folder in folders)
-    seen = [t for shard in train.shards for t in shard.tolist()]
-    targets = [t for shard in holdout.shards for t in shard.tolist()][1:21]
+    seen, targets = train.read(0, train.tokens).tolist(), holdout.read(1, 21).tolist()
+    by_hand = -sum(math.log((seen.count(t) + 1) / (len(seen) + 10)) for t in targets) / 20
+    assert math.isclose(measured(*folders)[1], by_hand, rel_tol=1e-12)
+
+
+def test_the_unigram_model_of_many_tokens_is_that_of_evenly_spread_spans(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, holdout = (TokenSequences(folder, 4) for folder in folders)
+    monkeypatch.setattr("training.reporting.evaluate._SPAN", 10)
+    monkeypatch.setattr("training.reporting.evaluate._SPANS", 5)
+    seen = [t for start in (0, 40, 80, 120, 160) for t in train.read(start, start + 10).tolist()]
+    targets = holdout.read(1, 21).tolist()
     by_hand = -sum(math.log((seen.count(t) + 1) / (len(seen) + 10)) for t in targets) / 20
     assert math.isclose(measured(*folders)[1], by_hand, rel_tol=1e-12)
 
