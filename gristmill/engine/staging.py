@@ -216,8 +216,16 @@ def _fetch(path: Path, target: Path, byte_range: ByteRange, seen: FileInfo | Non
     if byte_range[0] == byte_range[1]:  # nothing of it is read
         target.touch()
         return
-    with wrap_read_errors(path):
-        found = download(path, target, *byte_range)
+    try:
+        with wrap_read_errors(path):
+            found = download(path, target, *byte_range)
+    except InputError as error:
+        if seen or not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        raise InputError(
+            f"cannot read {path}: there is no such object. Its key may end in a slash ({path.name}/), which no file's "
+            "name does: rename it. Or it was removed: run the same command again"
+        ) from error
     if seen and found != seen:
         raise InputError(f"{path} was changed while it was read: run the same command again")
 

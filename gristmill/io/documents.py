@@ -7,7 +7,6 @@ rows of JSON lines are physical lines, counted from 0, blank ones included. read
 writers.py writes them.
 """
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ import msgspec
 from gristmill.counts import Counts
 from gristmill.errors import InputError, UsageError, require, wrap_read_errors
 from gristmill.io.files import STATE_DIR, reject_unfinished
+from gristmill.io.formats.corpus_names import INDEX_PREFIX as INDEX_PREFIX
+from gristmill.io.formats.corpus_names import corpus_name, reject_clashes
 from gristmill.io.formats.json_fields import decode_value
 from gristmill.io.formats.suffixes import CORPUS_SUFFIXES as CORPUS_SUFFIXES
 from gristmill.io.formats.suffixes import JSONL_SUFFIXES as JSONL_SUFFIXES
@@ -27,13 +28,10 @@ from gristmill.storage.files import is_file, is_folder, reject_unknown_scheme
 from gristmill.storage.walking import DANGLING, Found, walk_all
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
-INDEX_PREFIX = "index:"  # of the file names of an index, a corpus deduplicated before; no corpus file has it
 METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, beside those of walking.py
 CACHE = "cache of Hugging Face datasets"
 _METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
-_MAX_NAME_BYTES = 200  # of a file: outputs add suffixes, and file systems end at 255
 _MAX_ROW_DIGITS = 18  # of a row that 64 bits hold
-_PAIR_SEPARATOR = re.compile(r"@\d+ :: ")  # between the two keys of a line in duplicate_pairs.txt
 
 
 class DocKey(NamedTuple):
@@ -183,8 +181,8 @@ def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_al
     A file's name is `prefix` + its path relative to `root`. `text_column` is the column or field that holds the
     text; `read_also` names formats that are read only if asked for: txt (a document a file), csv and tsv.
 
-    Raises UsageError if `root` is not a folder or holds no file of a known format, InputError
-    if a file cannot be read, or a stage has not finished writing the folder.
+    Raises UsageError if `root` is not a folder, holds no file of a known format or one whose name cannot be used (see
+    corpus_names.py), InputError if a file cannot be read, or a stage has not finished writing the folder.
     """
     require(bool(text_column), "--text_column: wanted the name of a column or field, such as text")
     for name in read_also:
@@ -202,10 +200,13 @@ def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_al
             name = prefix + path.relative_to(root).as_posix()
             unread.append(UnreadFile(name.encode(errors="backslashreplace").decode(), size, reason))
         else:
-            files.append(CorpusFile(path, _corpus_name(path, root, prefix), size, text_column))
+            name = corpus_name(prefix + path.relative_to(root).as_posix())
+            files.append(CorpusFile(path, name, size, text_column))
     if not files:
         raise UsageError(f"{root} holds no corpus file: wanted {READABLE}, in it or below{_list_reasons(unread)}")
-    return Corpus(sorted(files, key=lambda file: file.name), sorted(unread, key=lambda file: file.name))
+    files.sort(key=lambda file: file.name)
+    reject_clashes(root, (file.name.removeprefix(prefix) for file in files))
+    return Corpus(files, sorted(unread, key=lambda file: file.name))
 
 
 def _walk(root: Path) -> list[Found]:
@@ -279,18 +280,3 @@ def _unread_reason(name: str, read_also: Collection[str]) -> str:
 def _list_reasons(unread: Iterable[UnreadFile]) -> str:
     found = Counter(file.reason for file in unread)
     return f". It holds {', '.join(f'{count:,} {reason}' for reason, count in found.most_common())}" if found else ""
-
-
-def _corpus_name(path: Path, root: Path, prefix: str) -> str:
-    """The name of a corpus file. UsageError if it cannot be part of a key."""
-    name = prefix + path.relative_to(root).as_posix()
-    if not name.isprintable() or _PAIR_SEPARATOR.search(name) or name.startswith(INDEX_PREFIX):
-        raise UsageError(
-            f"the file name {name!r} cannot be part of a key: wanted printable characters without '@<number> :: ', and "
-            f"not {INDEX_PREFIX!r} at the beginning, which documents of an index have; rename it"
-        )
-    if len(path.name.encode()) > _MAX_NAME_BYTES:
-        raise UsageError(
-            f"file name {name!r} is too long: wanted at most {_MAX_NAME_BYTES} bytes, as outputs add some; rename it"
-        )
-    return name

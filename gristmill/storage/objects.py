@@ -57,12 +57,6 @@ def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
                 yield relative, info
 
 
-def _is_empty_file(path: Path) -> bool:
-    """Whether a name that was listed without bytes is a file's: that of a folder's mark is listed without its slash."""
-    found = find_object(path)
-    return found is not None and not found.size
-
-
 def list_level(folder: Path) -> tuple[list[str], dict[str, FileInfo]]:
     """Names of the folders, and of the objects with their FileInfo, directly in a folder."""
     name = object_name(folder)

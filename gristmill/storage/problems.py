@@ -6,6 +6,7 @@ from gristmill.errors import GristmillError, StorageError, UsageError
 from gristmill.urls import ObjectName
 
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"?(\w+)")
+_BAD_KEY = re.compile(r'(?s)invalid path: (?:Error parsing )?Path "(.*?)"(?: contained|: Encountered)')
 _STATUS = re.compile(r"status code: (\d{3})")
 _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
@@ -44,6 +45,11 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
     found, status = _CODE.search(message), _STATUS.search(message)
     code = next(filter(None, found.groups()), "") if found else ""
     doing = f"cannot {'write' if writes else 'read'} {name.url}"
+    if bad_key := _BAD_KEY.search(message):
+        return UsageError(
+            f"{doing}: the object {bad_key[1]!r} in it has a key that no file's path can be: wanted keys without //, "
+            "/./ and /../ and without a slash at the beginning; rename it, or give a folder that does not hold it"
+        )
     if code in _BY_CODE:
         return UsageError(f"{doing}: {_BY_CODE[code]}")
     if code in _WRONG_KEYS or (status and status[1] == "401") or any(word in message.lower() for word in _NO_KEYS):

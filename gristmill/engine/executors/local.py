@@ -23,6 +23,7 @@ from gristmill.engine.lock import hold_worker_lock
 from gristmill.engine.task import relocate
 from gristmill.errors import GristmillError, WorkerDied
 
+_FOR_FORK_SERVER = "gristmill.engine.executors.fork_server"
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
 
 
@@ -199,7 +200,7 @@ def start_fork_server(modules: list[str]) -> None:
     The server does not get this process's sys.path: without PYTHONPATH it would import another copy
     of this project, one that is installed or in the working folder.
     """
-    forkserver.set_forkserver_preload(modules)
+    forkserver.set_forkserver_preload([_FOR_FORK_SERVER, *modules])
     folders = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
     before = {name: os.environ.pop(name, None) for name in variables}

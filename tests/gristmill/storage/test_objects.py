@@ -3,7 +3,6 @@
 import hashlib
 import os
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 
@@ -52,7 +51,7 @@ def test_marks_of_folders_are_no_files(folder: Path, store: Store) -> None:
     """As Spark, Hadoop and consoles write them, also with the name of a file."""
     written = write_object(folder / "part.jsonl", b"text"), write_object(folder / "empty.jsonl", b"")
     for name in ("part.jsonl/", "data.parquet/", "deep/er/"):
-        urlopen(Request(f"{store.url}/{object_name(folder).url.removeprefix('s3://')}/{name}", method="PUT")).close()
+        store.put(f"{object_name(folder).key}/{name}")
     assert dict(list_objects(folder)) == {"part.jsonl": written[0], "empty.jsonl": written[1]}
     assert [name for name, _ in list_objects(folder)] == ["empty.jsonl", "part.jsonl"]
 
@@ -62,7 +61,7 @@ def test_a_large_file_is_put_in_parts(folder: Path, tmp_path: Path, store, monke
     data = os.urandom(11 << 20)
     (tmp_path / "source").write_bytes(data)
     info = upload(tmp_path / "source", folder / "big")
-    assert sum("partNumber" in path for _, path in store.requests) == 3
+    assert len({path for _, path in store.requests if "partNumber" in path}) == 3  # a slow one is sent again
     assert read_object(folder / "big") == (data, info) and find_object(folder / "big") == info
     hole = download(folder / "big", tmp_path / "target", 10 << 20, (10 << 20) + 5)
     assert hole == info and (tmp_path / "target").stat().st_blocks * 512 < 1 << 20

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.errors import GristmillError, StorageError, UsageError
+from gristmill.counts import Counts
+from gristmill.engine.staging import Scratch, staged
+from gristmill.engine.task import Task
+from gristmill.errors import GristmillError, InputError, StorageError, UsageError
+from gristmill.io.documents import list_corpus
 from gristmill.storage import objects
 from gristmill.storage.files import is_file, list_folder, read_file, write_file
+from gristmill.urls import object_name
 from tests.object_faults import refuse
 
 REGION = "the bucket is in another region: set AWS_REGION to the bucket's region"
@@ -101,3 +106,30 @@ def test_no_secret_is_printed(folder: Path, store, monkeypatch) -> None:
     for status, code, _ in REFUSALS:
         store.fault = refuse(status, code, message="AWSAccessKeyId=tests very-secret")
         assert "very-secret" not in str(problem(read_file, folder / "a"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        (["a.jsonl", "a.jsonl/b.jsonl"], "a.jsonl is a file, and in s3://bucket/.*/a.jsonl/b.jsonl it is a folder"),
+        (["a.jsonl", "a.jsonl.gz", "a.jsonl/"], "/a.jsonl is there twice, with a slash at its end and without"),
+        ([f"{'d' * 256}/a.jsonl"], "has a name of 256 bytes: wanted at most 255, as on a disk"),
+        (["book//a.jsonl"], "the object 'test.*/book//a.jsonl' in it has a key that no file's path can be"),
+        (["../a.jsonl"], "the object 'test.*/../a.jsonl' in it has a key that no file's path can be"),
+        (["./a.jsonl"], "the object 'test.*/./a.jsonl' in it has a key that no file's path can be"),
+    ],
+)
+def test_keys_that_no_file_can_have(folder: Path, store, keys: list[str], sentence: str) -> None:
+    for key in keys:
+        store.put(f"{object_name(folder).key}/{key}", b"data")
+    with pytest.raises(UsageError, match=sentence):
+        list_corpus(folder)
+
+
+def test_an_object_whose_key_ends_in_a_slash(folder: Path, store, tmp_path: Path) -> None:
+    """It is listed without the slash."""
+    store.put(f"{object_name(folder).key}/a.jsonl/", b"data")
+    (file,) = list_corpus(folder)
+    task = Task("read", Counts, {"path": file.path})
+    with pytest.raises(InputError, match=r"there is no such object\. Its key may end in a slash \(a\.jsonl/\)"):
+        staged(task, {}, Scratch(tmp_path)).__enter__()

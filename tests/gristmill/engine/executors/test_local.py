@@ -51,6 +51,20 @@ def test_a_killed_worker_is_an_error_that_says_what_to_try() -> None:
         run_all(calls, 2)
 
 
+def test_a_driver_that_is_killed_while_it_starts_a_worker_leaves_no_traceback() -> None:
+    script = (
+        "import os\n"
+        "from multiprocessing import forkserver\n"
+        "from gristmill.engine.executors.local import start_fork_server\n"
+        "start_fork_server([])\n"
+        "sentinel, pipe = forkserver.connect_to_new_process([os.dup(2), os.dup(2)])\n"
+        "os.close(pipe)\n"  # as the end of this process would do
+        "os.read(sentinel, 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     # subprocess.run takes its arguments by name and so can be a Call that lasts
     script = tmp_path / "parent.py"

@@ -1,0 +1,13 @@
+"""Imported by the fork server alone: a worker whose driver is killed while it starts the worker ends without a word."""
+
+import sys
+from types import TracebackType
+
+
+def _print_unless_driver_died(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+    """An exception hook: the pipe from which a new worker reads what it is to do ends too early if its driver died."""
+    if not isinstance(error, EOFError | ConnectionError):
+        sys.__excepthook__(kind, error, at)
+
+
+sys.excepthook = _print_unless_driver_died
