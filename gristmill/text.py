@@ -25,6 +25,8 @@ def utf8_size(text: str) -> int:
     """Size of a text in UTF-8, in bytes; ASCII text is not encoded, which is faster, and a long text not as a whole."""
     if text.isascii():
         return len(text)
+    if len(text) <= _PIECE:
+        return len(text.encode())
     return sum(len(text[start : start + _PIECE].encode()) for start in range(0, len(text), _PIECE))
 
 

@@ -114,11 +114,12 @@ def normalize_slices(group: SliceGroup, outputs: tuple[Path, ...], ftfy: bool) -
     for part, output in zip(group, outputs, strict=True):
         with open_jsonl_writer(output) as sink:
             for document in read_documents(part, counts, Rejects(output)):
-                size = utf8_size(document.text)
-                document.replace_text(fix(document.text))
+                before, text = utf8_size(document.text), fix(document.text)
+                size = before if text == document.text else utf8_size(text)
+                document.replace_text(text)
                 sink.write(document.to_json())
-                counts.add_written(part.source, utf8_size(document.text), before=size)
-                del document  # a large one is gone before the next is read
+                counts.add_written(part.source, size, before)
+                del document, text  # a large one is gone before the next is read
     return counts
 
 

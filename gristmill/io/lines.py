@@ -85,17 +85,20 @@ def split_lines(chunks: Iterable[bytes], limit: int = MAX_LINE_BYTES, hold: Hold
     hold = hold or Hold()
     pending, size = io.BytesIO(), 0  # the beginning of a line that goes on in the next chunk; its length so far
     for chunk in chunks:
-        head, newline, rest = chunk.partition(b"\n")
+        end = chunk.find(b"\n")  # not split or partition, which look at single bytes, or copy the rest
+        head = chunk if end < 0 else chunk[:end]
         size += len(head)
         pending = _append(pending, head, size, limit, hold)
-        if newline:
+        if end >= 0:
             line, pending = _line(pending, size, limit, hold), io.BytesIO()
             yield line
             del line
             hold.release()
-            *lines, tail = rest.split(b"\n")
-            yield from lines if len(rest) <= limit else (_cut(line, limit) for line in lines)
-            size = pending.write(tail)
+            start = end + 1
+            while (end := chunk.find(b"\n", start)) >= 0:
+                yield chunk[start:end] if end - start <= limit else _cut(chunk[start:end])
+                start = end + 1
+            size = pending.write(chunk[start:])
     if size:
         line, pending = _line(pending, size, limit, hold), io.BytesIO()
         yield line
@@ -126,8 +129,8 @@ def _is_kept(size: int, limit: int, hold: Hold) -> bool:
     return size <= limit and hold.fits(size * MEMORY_A_BYTE)
 
 
-def _cut(line: bytes, limit: int) -> bytes:
-    return line if len(line) <= limit else _cut_line(line[:_KEPT_BYTES], len(line))
+def _cut(line: bytes) -> CutLine:
+    return _cut_line(line[:_KEPT_BYTES], len(line))
 
 
 def _cut_line(beginning: bytes, size: int) -> CutLine:

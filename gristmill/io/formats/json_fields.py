@@ -18,6 +18,7 @@ from gristmill.io.formats.nesting import MAX_NESTING, is_too_deep
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING = msgspec.json.Decoder(str)
+_BRACKETS = b"[{"
 _PIECE = 1 << 20  # bytes of a line that are checked together
 _SEVERAL = "several JSON values on a line", "wanted one object a line, and \\n after each"
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -31,21 +32,44 @@ def parse_fields(line: bytes) -> dict[str, Any]:
     """
     if not _is_utf8(line):
         raise Malformed("invalid UTF-8")
-    if is_too_deep(line):
-        raise Malformed("nested too deeply", f"more than {MAX_NESTING} levels")
     try:
-        return _FIELDS.decode(line)
-    except msgspec.DecodeError:  # msgspec is strict
+        fields = _FIELDS.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:  # msgspec is strict
+        _reject_deep(line, MAX_NESTING)
+        if isinstance(error, RecursionError):
+            raise
         return _split_fields(line.decode())
+    _reject_deep_values(line, fields)
+    return fields
+
+
+def _reject_deep_values(line: bytes, fields: dict[str, Any]) -> None:
+    """Raise Malformed if a record is nested too deeply; strings, as texts are, and short values are not looked at."""
+    rest = len(line)
+    for value in fields.values():
+        view = memoryview(value)
+        rest -= len(view)
+        if len(view) > MAX_NESTING and view[0] in _BRACKETS:
+            _reject_deep(bytes(view), MAX_NESTING - 1)
+    if rest > MAX_NESTING:  # of two fields of a name only the last is in `fields`
+        _reject_deep(line, MAX_NESTING)
+
+
+def _reject_deep(content: bytes, levels: int) -> None:
+    if is_too_deep(content, levels):
+        raise Malformed("nested too deeply", f"more than {MAX_NESTING} levels")
 
 
 def _is_utf8(line: bytes) -> bool:
     """Whether a line is UTF-8; a long one is not decoded whole, which may take four times its memory."""
     if line.isascii():
         return True
-    decoder = codecs.getincrementaldecoder("utf-8")()
     view = memoryview(line)
     try:
+        if len(line) <= _PIECE:
+            line.decode()
+            return True
+        decoder = codecs.getincrementaldecoder("utf-8")()
         for start in range(0, len(line), _PIECE):
             decoder.decode(view[start : start + _PIECE])
         decoder.decode(b"", final=True)

@@ -99,9 +99,10 @@ def is_record(line: bytes, frames: int) -> bool:
 
 
 @pytest.mark.parametrize("start", [b'{"text":"[[", "x":', b'{"n":NaN,"x":'])
-def test_how_deep_a_record_may_be_nested_does_not_depend_on_the_stack(start: bytes) -> None:
+@pytest.mark.parametrize("end", [b"}", b',"x":1}'], ids=["once", "twice"])
+def test_how_deep_a_record_may_be_nested_does_not_depend_on_the_stack(start: bytes, end: bytes) -> None:
     for levels in (511, 512, 900, 960, 980):
-        line = start + b"[" * levels + b"]" * levels + b"}"
+        line = start + b"[" * levels + b"]" * levels + end
         assert {is_record(line, frames) for frames in (0, 100, 200)} == {levels < 512}
 
 
