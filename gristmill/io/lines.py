@@ -40,7 +40,7 @@ def read_lines(path: Path, start: int = 0, end: int | None = None, limit: int = 
                 del line  # a long one is gone before the next is read
                 count += 1
     except CorruptStream as error:
-        raise _corrupt(path, f"line {count:,}", error) from error
+        raise damaged_stream(path, f"line {count:,}", error) from error
     finally:
         hold.release()
 
@@ -57,13 +57,14 @@ def read_whole(path: Path, hold: Hold, limit: int = MAX_LINE_BYTES) -> bytes:
                 size += len(chunk)
                 content = _append(content, chunk, size, limit, hold)
     except CorruptStream as error:
-        raise _corrupt(path, f"byte {size:,}", error) from error
+        raise damaged_stream(path, f"byte {size:,}", error) from error
     if size <= limit and not hold.fits(size * MEMORY_A_BYTE):
         raise hold.refuse(f"{path}, of {size:,} bytes,", size * MEMORY_A_BYTE)
     return _line(content, size, limit, hold)
 
 
-def _corrupt(path: Path, last_good: str, error: CorruptStream) -> InputError:
+def damaged_stream(path: Path, last_good: str, error: CorruptStream) -> InputError:
+    """The error for a file that cannot be decompressed after `last_good`; a DamagedFile if not only memory lacked."""
     if "Allocation error" in str(error):  # of zstd: nothing is known of the file
         return InputError(f"cannot read {path}: there is too little memory ({error}). Give fewer --workers")
     return DamagedFile(

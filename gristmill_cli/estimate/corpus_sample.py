@@ -1,8 +1,9 @@
 """Samples of a corpus, small and large, and the extent of the whole: documents, bytes of text, files and slices."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import ceil
 from os import SEEK_END
@@ -11,14 +12,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 
-from gristmill.counts import Counts
+from gristmill.counts import Counts, Damage
 from gristmill.engine.slices import group_slices
 from gristmill.errors import DamagedFile, InputError, wrap_read_errors
 from gristmill.io import readers
 from gristmill.io.documents import CorpusFile, list_corpus
+from gristmill.io.formats.arrow_tables import damaged_table
 from gristmill.io.formats.compressed import CorruptStream, decompress
 from gristmill.io.formats.suffixes import LINE_FORMATS, CorpusName, normal_name, parse_name
-from gristmill.io.lines import MAX_LINE_BYTES
+from gristmill.io.lines import MAX_LINE_BYTES, damaged_stream
 from gristmill.io.readers import Slice, is_cut, read_documents, slices_at
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
@@ -75,7 +77,7 @@ class _SampleFile:
 class _Kind:
     """The files of one source and format, those that are sampled, and how many bytes of JSON are in a byte on disk."""
 
-    files: list[CorpusFile]
+    files: list[CorpusFile]  # without damaged ones
     expansion: float
     sampled: list[_SampleFile] = field(default_factory=list)
 
@@ -95,22 +97,31 @@ class _Kind:
 
 
 def sample_corpus(
-    root: Path, folder: Path, sample_bytes: int, text_column: str = "text", read_also: Sequence[str] = ()
+    root: Path,
+    folder: Path,
+    sample_bytes: int,
+    text_column: str = "text",
+    read_also: Sequence[str] = (),
+    max_malformed: float = 0,
 ) -> Samples:
     """Write two samples of a corpus below `folder`, the larger with about `sample_bytes` of JSON.
 
     Each source and format has its share, from files spread evenly over it. Reads the listing, these documents, and a
     few MiB of a compressed file of each source and format; of files in a bucket as much is fetched, and a little more.
-    Raises UsageError and InputError as list_corpus does, and InputError if a file is damaged or the sample has no
-    document.
+    Raises UsageError and InputError as list_corpus does, InputError if the sample has no document, and TooManyMalformed
+    if more than `max_malformed` of the bytes are in files that turn out to be damaged; these are left out.
     """
     files = list_corpus(root, text_column=text_column, read_also=read_also)
-    copies = folder / "copies"
-    kinds = _kinds(files, copies)
+    copies, left_out = folder / "copies", Counts({}, [], {}, sum(file.size for file in files))
+    kinds = _kinds(files, copies, left_out)
     total = sum(kind.json_bytes for kind in kinds)
     for kind in kinds:
         quota = ceil(sample_bytes * kind.json_bytes / total)
-        _read_sample(kind, quota, ceil(_FILES * quota / sample_bytes), copies)
+        _read_sample(kind, quota, ceil(_FILES * quota / sample_bytes), copies, left_out)
+    left_out.check_malformed("estimate", max_malformed)
+    if left_out.damaged:
+        print(f"note: left out, as `gristmill run` does: {left_out.damaged_files()}", file=sys.stderr)
+    files = [file for file in files if file.name not in left_out.damaged]
     sampled = [file for kind in kinds for file in kind.sampled if file.lines]
     if not sampled:
         raise InputError(f"{root} holds no document in the {len(files):,} files: give a corpus with documents")
@@ -126,14 +137,33 @@ def sample_corpus(
     return Samples(folder / "small", folder / "large", extent)
 
 
-def _kinds(files: Sequence[CorpusFile], copies: Path) -> list[_Kind]:
-    """The files that are not empty, by source and format."""
+def _kinds(files: Sequence[CorpusFile], copies: Path, left_out: Counts) -> list[_Kind]:
+    """The files that are not empty, by source and format; those that are seen to be damaged are in `left_out`."""
     found: dict[tuple[str, CorpusName | None], list[CorpusFile]] = defaultdict(list)
     for file in files:
         parts = parse_name(file.name)
         if file.size:
             found[file.source, parts and parts._replace(stem="")].append(file)
-    return [_Kind(of_kind, _expansion(of_kind[len(of_kind) // 2], copies)) for of_kind in found.values()]
+    kinds = []
+    for of_kind in found.values():
+        while of_kind:
+            middle = of_kind[len(of_kind) // 2]
+            with _leaves_out(middle, of_kind, left_out):
+                kinds.append(_Kind(of_kind, _expansion(middle, copies)))
+                break
+    return kinds
+
+
+@contextmanager
+def _leaves_out(file: CorpusFile, files: list[CorpusFile], left_out: Counts) -> Iterator[None]:
+    """Context: if a file is damaged, it goes from `files` to `left_out`."""
+    try:
+        yield
+    except DamagedFile as error:
+        damage = Damage(str(error.path), error.fault, error.detail)
+        left_out.add_damaged_file(file.source, file.name, damage, file.size)
+        left_out.stored -= file.size
+        files.remove(file)
 
 
 def _expansion(file: CorpusFile, copies: Path) -> float:
@@ -142,40 +172,43 @@ def _expansion(file: CorpusFile, copies: Path) -> float:
     assert parts is not None
     if not parts.compression and parts.format != "parquet":
         return 1
+    size = 0
     try:
         path = partial_copy(file, _COMPRESSED_BYTES + _MARGIN_BYTES if parts.compression else 1, copies).path
         with wrap_read_errors(path), path.open("rb") as stored:
             if parts.format == "parquet":
                 found = pa.parquet.ParquetFile(stored).metadata
                 return sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups)) / file.size or 1
-            size = 0
             with suppress(*([] if path == file.path else [CorruptStream])):  # where a copy ends
                 for chunk in decompress(stored, parts.compression):
                     size += len(chunk)
                     if stored.tell() >= _COMPRESSED_BYTES:
                         break
             return size / stored.tell() or 1
-    except (pa.ArrowException, CorruptStream) as error:
-        raise InputError(f"{file.path} is damaged ({error}): fetch it again, or remove it") from error
+    except CorruptStream as error:
+        raise damaged_stream(file.path, f"byte {size:,}", error) from error
+    except pa.ArrowException as error:
+        raise damaged_table(file.path, "", error) from error
 
 
 def _count_slices(file: CorpusFile) -> int:
     return ceil(file.size / readers.SLICE_BYTES) if is_cut(file) else 1
 
 
-def _read_sample(kind: _Kind, quota: int, files: int, copies: Path) -> None:
+def _read_sample(kind: _Kind, quota: int, files: int, copies: Path, left_out: Counts) -> None:
     """Read documents of about `quota` bytes of JSON from at least `files` files, or from all."""
     files, left = min(files, len(kind.files)), quota
-    for file in _spread(kind.files, files):
+    for file in _spread([*kind.files], files):
         found, wanted = _SampleFile(normal_name(file.name), file.size), quota * file.size / kind.disk_bytes
         wanted *= len(kind.files) / files
-        copy = partial_copy(file, ceil(2 * wanted / kind.expansion) + _MARGIN_BYTES, copies)
-        places = _places(copy)
-        for place in places:
-            with suppress(*([] if copy is file else [DamagedFile])):  # where a copy ends
-                _read_from(place, wanted / len(places), found, Rejects(copies / "rejects"))
-        kind.sampled.append(found)
-        left -= sum(map(len, found.lines))
+        with _leaves_out(file, kind.files, left_out):
+            copy = partial_copy(file, ceil(2 * wanted / kind.expansion) + _MARGIN_BYTES, copies)
+            places = _places(copy)
+            for place in places:
+                with suppress(*([] if copy is file else [DamagedFile])):  # where a copy ends
+                    _read_from(place, wanted / len(places), found, Rejects(copies / "rejects"))
+            kind.sampled.append(found)
+            left -= sum(map(len, found.lines))
         if left <= 0:
             return
 

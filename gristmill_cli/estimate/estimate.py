@@ -87,7 +87,12 @@ def estimate(config: EstimateConfig) -> Estimate:
             mean = given.text_bytes // given.documents
             corpus = write_made_corpus(folder / "made", machine_texts(sample_bytes), sample_bytes, mean)
         samples = sample_corpus(
-            corpus, folder / "samples", sample_bytes, config.text_column, config.normalize.read_also
+            corpus,
+            folder / "samples",
+            sample_bytes,
+            config.text_column,
+            config.normalize.read_also,
+            config.max_malformed,
         )
         rates = measure_rates(config, samples, folder)
     volume = Volume(given or samples.extent, config.cores, parse_size(config.tokenizer.sample), config.duplicates)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 
-from gristmill.errors import InputError, wrap_read_errors
+from gristmill.errors import wrap_read_errors
 from gristmill.io.documents import CorpusFile
+from gristmill.io.formats.arrow_tables import damaged_table
 from gristmill.io.formats.suffixes import LINE_FORMATS, parse_name
 from gristmill.storage.objects import download
 from gristmill.urls import is_remote
@@ -21,7 +22,7 @@ def partial_copy(file: CorpusFile, size: int, folder: Path) -> CorpusFile:
     """A file whose `path` is local: of a remote one a copy, below `folder`, of about the first `size` bytes.
 
     Its `size` is still that of the whole. A .parquet has whole row groups, and holes for the others. Formats that
-    cannot be read in part are copied whole. Raises the errors of the store, and InputError for a damaged .parquet.
+    cannot be read in part are copied whole. Raises the errors of the store, and DamagedFile for a .parquet.
     """
     if not is_remote(file.path):
         return file
@@ -33,7 +34,7 @@ def partial_copy(file: CorpusFile, size: int, folder: Path) -> CorpusFile:
             try:
                 _copy_row_groups(file, size, target)
             except pa.ArrowException as error:
-                raise InputError(f"{file.path} is damaged ({error}): fetch it again, or remove it") from error
+                raise damaged_table(file.path, "", error) from error
         elif size < file.size and parts and parts.format in LINE_FORMATS:
             download(file.path, target, 0, size)
             if not parts.compression:

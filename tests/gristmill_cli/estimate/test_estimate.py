@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.errors import InputError
+from gristmill.errors import InputError, TooManyMalformed
 from gristmill.io.readers import read_corpus
 from gristmill_cli.estimate.corpus_sample import Extent, sample_corpus
 from gristmill_cli.estimate.cost_table import cost_table, explanation
@@ -89,6 +89,20 @@ def test_samples_have_each_source_with_its_share(tmp_path: Path) -> None:
     assert 2 * len(small) < len(large) < 150
     assert {each.text for each in small} <= {each.text for each in large}
     assert samples.extent.documents == pytest.approx(271, rel=0.25)
+
+
+@pytest.mark.parametrize("name", ["b/y.jsonl.gz", "b/y.parquet", "a/y.jsonl.gz"])
+def test_damaged_files_are_left_out_as_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    for each in ("a/x.jsonl.gz", name, "a/z.jsonl.gz"):
+        (tmp_path / "corpus" / each).parent.mkdir(parents=True, exist_ok=True)
+        write_records(tmp_path / "corpus" / each, list(documents(each, 30)))
+    damaged = tmp_path / "corpus" / name
+    damaged.write_bytes(damaged.read_bytes()[:-400])
+    samples = sample_corpus(tmp_path / "corpus", tmp_path / "half", 50_000, max_malformed=0.5)
+    assert {each.source for each in read_corpus(samples.large)} == {"a"} and samples.extent.files == 2
+    assert f"left out, as `gristmill run` does: {name} (" in capsys.readouterr().err
+    with pytest.raises(TooManyMalformed, match=rf"estimate: damaged files \(1\) hold .*{name}"):
+        sample_corpus(tmp_path / "corpus", tmp_path / "none", 50_000)
 
 
 def test_a_corpus_without_documents_is_refused(tmp_path: Path) -> None:

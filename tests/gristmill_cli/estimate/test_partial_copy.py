@@ -51,6 +51,6 @@ def test_a_sample_of_a_dataset_on_the_hub(tmp_path: Path, monkeypatch: pytest.Mo
         sampled = sum(path.stat().st_size for path in far.large.rglob("*.jsonl*"))
         assert sampled == pytest.approx(sum(path.stat().st_size for path in near.large.rglob("*.jsonl*")), rel=0.2)
         hub.commit({"b/c.parquet": bytes(100_000)})
-        with pytest.raises(InputError, match=r"hf://datasets/org/name/b/c.parquet is damaged"):
+        with pytest.raises(InputError, match=r"hf://datasets/org/name/b/c.parquet: not a readable .parquet"):
             sample_corpus(Path(f"hf://datasets/{DATASET}"), tmp_path / "damaged", SAMPLE)
     hub_module._open.cache_clear()
