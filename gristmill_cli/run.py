@@ -13,6 +13,7 @@ from gristmill.config import load_config
 from gristmill.counts import READ, Counts
 from gristmill.engine.executors.choice import open_workplace
 from gristmill.engine.executors.local import start_fork_server
+from gristmill.engine.executors.work import Work
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.errors import InputError, OutputError
 from gristmill.io.files import STATE_DIR
@@ -41,9 +42,7 @@ def run(config: RunConfig) -> Funnel | None:
     check_config(config)
     choose_stages(config, plan_stages(config))  # refuses a --from that cannot be, before the lock writes a file
     start_fork_server([__name__, "preprocessing.tokenizer.encoder"])  # workers of all stages have their modules
-    recorded = _options_of(config)
-    work = repr([(name, value) for name, value in recorded.items() if name not in OWN_OPTIONS])
-    with open_workplace(config.run_options, config.out / STATE_DIR / "run.lock", work=work) as place:
+    with open_workplace(config.run_options, config.out / STATE_DIR / "run.lock", work=_work_of(config)) as place:
         return _run_stages(config, replace(config.run_options, of_run=place))
 
 
@@ -117,6 +116,17 @@ def _options_of(config: RunConfig) -> dict[str, Any]:
     """All options of a run, as they are given."""
     options: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
     return options
+
+
+def _work_of(config: RunConfig) -> Work:
+    """What the run does, with all options that change bytes."""
+    options, names = list[str](), {"corpus": resolved(config.corpus), "out": resolved(config.out)}
+    for name, value in ({**_options_of(config), **names}).items():
+        if isinstance(value, dict):
+            options += [f"--{name}.{key} {it}" for key, it in value.items()]
+        elif name not in OWN_OPTIONS:
+            options.append(f"--{name.rstrip('_')} {value}")
+    return Work("run", tuple(sorted(options)))
 
 
 def _record_config(config: RunConfig) -> None:

@@ -22,8 +22,9 @@ from gristmill.engine.claims import Claims, Marks
 from gristmill.engine.done import DoneTasks
 from gristmill.engine.executors.choice import Workplace, open_workplace
 from gristmill.engine.executors.local import Call
+from gristmill.engine.executors.work import Work
 from gristmill.engine.lock import stage_lock
-from gristmill.engine.options import RunOptions, words_of_work
+from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord, Ledger, StepResult, TaskId
 from gristmill.engine.report import explain, print_summary, progress_bar
 from gristmill.engine.tags import reject_damaged, reject_incomplete
@@ -37,6 +38,7 @@ from gristmill.storage.files import (
     reject_unknown_scheme,
     remove_files,
     remove_folder,
+    resolved,
 )
 from gristmill.storage.local import remove_partial_files
 from gristmill.storage.names import absolute, forget_links
@@ -285,7 +287,7 @@ def open_stage(
     state, name = root / STATE_DIR, f"{stage.name}-{label}" if label else stage.name
     run_name = f"{name}-{selection.strip('/').replace('/', '-')}" if selection else name
     whole, lock = state / f"{name}.lock", state / f"{name if is_alone or is_remote(state) else run_name}.lock"
-    work = repr([run_name, plans, *map(str, (*reads, *publishes, *files)), *words_of_work(sys.argv)])
+    work = Work.of_command(run_name, sys.argv, map(str, map(resolved, (*reads, *publishes, *files))))
     with ExitStack() as stack:
         if lock != whole:
             stack.enter_context(stage_lock(whole, options.quiet, shared=True))

@@ -22,6 +22,7 @@ import msgspec
 
 from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.presence import Presence
+from gristmill.engine.executors.work import Work
 from gristmill.engine.records import DoneRecord
 from gristmill.engine.staging import TAKEN_OVER
 from gristmill.errors import GristmillError, OutputError
@@ -75,7 +76,7 @@ class Posting(msgspec.Struct, frozen=True):
     """The state of the work: `step` counts from 1 in each session, which is a run of the process in charge."""
 
     session: str
-    work: str = ""  # what the session does: sessions of equal work do the same
+    work: Work = Work()
     step: int = 0
     tasks: int = 0
     name: str = ""  # of the stage and the step
@@ -140,6 +141,13 @@ class Board:
             elif name not in (_PROCESSES, _POSTING):
                 remove_files([self.folder / name / _CALLS])
                 remove_folder(self.folder / name)
+
+    def close(self) -> None:
+        """Take down what a session left that was killed, the posting first: nobody is to help with it."""
+        posting = self.read()
+        if posting and posting.state == "working":
+            remove_files([self.folder / _POSTING])
+            self.clear()
 
     def look(self, posting: Posting) -> Look:
         """Which tasks are taken, done and failed."""

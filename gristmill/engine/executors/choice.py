@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from gristmill.engine.executors.board import Board
 from gristmill.engine.executors.local import Executor, LocalExecutor
 from gristmill.engine.executors.shards import shard_executor
+from gristmill.engine.executors.work import Work
 from gristmill.engine.lock import stage_lock
 from gristmill.engine.options import RunOptions
 from gristmill.engine.staging import Scratch, open_scratch
@@ -29,12 +31,11 @@ class Workplace(NamedTuple):
 
 
 @contextmanager
-def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: str = "") -> Iterator[Workplace]:
+def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: Work = Work()) -> Iterator[Workplace]:
     """Context: hold the lock of a stage or a run, and have what its options ask for.
 
-    `work` says what is done, in more detail than the lock: of which options, if they are known.
-
-    With --shard this process helps others while it waits; raises FinishedElsewhere if they have finished the work.
+    With --shard this process helps others that do the same `work` while it waits. Raises FinishedElsewhere if they have
+    finished it, UsageError if they have other options.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # it imports the script that has started it
         raise UsageError(
@@ -53,10 +54,12 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: s
         if beside:
             stack.callback(_remove_empty, beside)
         scratch = stack.enter_context(open_scratch(folder, options.scratch_bytes, is_private))
+        board = Board(lock.with_suffix(".board"))
         if options.executor == "ray":
             from gristmill.engine.executors.ray import ray_executor  # an optional dependency
 
             check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole))
+            board.close()
             stack.callback(sweep)
             fenced = replace(scratch, fence=stack.enter_context(_fence(lock)))
             tasks = stack.enter_context(ray_executor(options.address, options.memory_per_worker, fenced))
@@ -66,11 +69,11 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: s
         local = stack.enter_context(LocalExecutor(options.processes, worker_lock))
         if not options.shard:
             check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole))
+            board.close()
             stack.callback(sweep)
             yield Workplace(local, scratch, check)
             return
-        board = lock.with_suffix(".board")
-        team = stack.enter_context(shard_executor(local, board, options, work, scratch))
+        team = stack.enter_context(shard_executor(local, board.folder, options, work, scratch))
         check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, while_waiting=team.help))
         team.reject_finished()
         stack.callback(sweep)

@@ -45,6 +45,7 @@ class Presence:
         self._looked = float("-inf")
         self._beats: dict[str, tuple[FileInfo, float]] = {}  # by file: what was seen last, and since when
         self._gone: set[str] = set()  # files that were there
+        self._beaten: set[str] = set()  # files that have changed meanwhile
         self._asked: dict[str, float] = {}  # names that were never seen, and since when they are asked for
 
     def is_alive(self, name: str) -> bool:
@@ -58,6 +59,11 @@ class Presence:
         if file in self._beats:
             return now - self._beats[file][1] < lease_seconds()
         return file not in self._gone and now - self._asked.setdefault(name, now) < lease_seconds()
+
+    def has_beaten(self, name: str) -> bool:
+        """Whether a process has shown a sign of life since this one watches it: it was alive a moment ago."""
+        self.is_alive(name)
+        return f"{name}{_JSON}" in self._beaten
 
     def states(self) -> dict[str, ProcessState]:
         """What the processes do, by name, those that died without a word included."""
@@ -79,6 +85,8 @@ class Presence:
         for file, info in listed.items():
             seen = before.get(file)
             self._beats[file] = seen if seen and seen[0] == info else (info, now)
+            if seen and seen[0] != info:
+                self._beaten.add(file)
         self._looked = now
 
 

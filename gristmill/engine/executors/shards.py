@@ -6,6 +6,7 @@ nobody runs. If the process in charge dies, one of the others gets the lock, and
 outputs are staged, so that it does no harm if two processes run one task.
 """
 
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +24,10 @@ from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.executors.presence import Heartbeat, ProcessState
 from gristmill.engine.executors.same_code import check_same_code, code_versions
 from gristmill.engine.executors.step_share import StepShare
+from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.staging import TAKEN_OVER, Scratch
-from gristmill.errors import FinishedElsewhere, GristmillError, OutputError, StorageError, WorkerDied
+from gristmill.errors import FinishedElsewhere, GristmillError, OutputError, StorageError, UsageError, WorkerDied
 from gristmill.storage.lease import lease_seconds
 from gristmill.urls import is_remote
 
@@ -43,11 +45,11 @@ class ShardExecutor:
     """Runs tasks of run_task together with the other processes that see the board.
 
     `help` is what a process does while another one is in charge; `run` is for the one that is. `work` says what all of
-    them do; a process that has helped with other work does its own afterwards.
+    them do: a process helps with the same work only.
     """
 
     def __init__(
-        self, local: LocalExecutor, board: Board, options: RunOptions, work: str, state: ProcessState, scratch: Scratch
+        self, local: LocalExecutor, board: Board, options: RunOptions, work: Work, state: ProcessState, scratch: Scratch
     ) -> None:
         self.local, self.board, self.options, self.work = local, board, options, work
         self.state, self.scratch, self.shard = state, scratch, Shard.parse(options.shard)
@@ -78,11 +80,14 @@ class ShardExecutor:
     def help(self) -> None:
         """Run tasks of the step that is posted until it is over, or wait a moment if there is none to help with.
 
-        Raises as reject_finished, and UsageError if the process in charge has other versions of code or libraries.
+        Raises as reject_finished, and UsageError if the process in charge has other versions of code or libraries, or
+        other options.
         """
         self.reject_finished()
         posting = self.board.read()
-        if posting and posting.state == "working":
+        if posting and posting.state == "working" and posting.work != self.work:
+            self._reject_other_options(posting)
+        elif posting and posting.state == "working":
             check_same_code(posting.versions, f"process {self.state.process} on {self.state.host}")
             self._helped.add((posting.session, 0))
             if posting.step and (posting.session, posting.step) not in self._helped:
@@ -93,10 +98,22 @@ class ShardExecutor:
         self.state.running = []
         time.sleep(self._poll)
 
+    def _reject_other_options(self, posting: Posting) -> None:
+        """Raise UsageError if a process that is alive does the same part of the work with other options.
+
+        Other parts of the work, and a session whose process has died, are waited for like any lock.
+        """
+        if posting.work.part == self.work.part and self.board.processes.has_beaten(posting.session):
+            raise UsageError(
+                f"process {posting.session} works on the same output with other options: "
+                f"{self.work.differences(posting.work)}. Give all processes the same command, or wait until it has "
+                "ended"
+            )
+
     def reject_finished(self) -> None:
         """Raise FinishedElsewhere, or the error, if a session that this process has helped has ended its work."""
         posting = self.board.read()
-        if posting and posting.work == self.work and (posting.session, 0) in self._helped:
+        if posting and (posting.session, 0) in self._helped:
             if posting.failure:
                 raise posting.failure.error()
             if posting.state == "finished":
@@ -111,6 +128,9 @@ class ShardExecutor:
         """
         before = self.board.read()
         spent = before.spent if before else Spent()
+        if before and before.work.part == self.work.part and before.work != self.work and not self.options.quiet:
+            changed = self.work.differences(before.work)
+            print(f"note: the last session had other options: {changed}; what differs is made anew", file=sys.stderr)
         self.posting = Posting(self.board.name, self.work, spent=spent, versions=code_versions())
         self.board.post(self.posting)
         self.board.clear()
@@ -236,7 +256,7 @@ def _name(call: Call) -> str:
 
 @contextmanager
 def shard_executor(
-    local: LocalExecutor, folder: Path, options: RunOptions, work: str, scratch: Scratch
+    local: LocalExecutor, folder: Path, options: RunOptions, work: Work, scratch: Scratch
 ) -> Iterator[ShardExecutor]:
     """Context: an executor that shares its tasks on the board in `folder`; others see that this process lives."""
     board = Board(folder)

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as posted
 
 from gristmill.counts import Counts
 from gristmill.engine.executors.board import Board, Failure, Posting
@@ -12,6 +13,7 @@ from gristmill.engine.executors.presence import Heartbeat
 from gristmill.engine.executors.same_code import code_versions
 from gristmill.engine.executors.shards import shard_executor
 from gristmill.engine.executors.step_share import StepShare
+from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.records import DoneRecord
 from gristmill.engine.staging import Scratch
@@ -112,7 +114,7 @@ def test_an_error_keeps_its_class() -> None:
     assert type(unknown) is GristmillError and str(unknown) == "NewError: something"
 
 
-def help_once(folder: Path, posting: Posting, work: str = "") -> None:
+def help_once(folder: Path, posting: Posting, work: Work = Work()) -> None:
     """What a process that waits does when it finds a posting, and finds it ended the next time."""
     options = RunOptions(workers=1, shard="1/2")
     with shard_executor(LocalExecutor(1), folder, options, work, Scratch(folder)) as team:
@@ -133,8 +135,38 @@ def test_who_helped_ends_with_the_work_unless_its_own_is_another(tmp_path: Path)
     with pytest.raises(FinishedElsewhere, match="session has finished the work; this process helped with 0 tasks"):
         help_once(tmp_path, Posting("session", state="finished"))
     Board(tmp_path).post(Posting("session"))
-    help_once(tmp_path, Posting("session", state="finished"), work="of another selection")
+    help_once(tmp_path, Posting("session", state="finished"), Work("another part"))
     failure = Failure.of(UsageError("--threshold 3"))
     Board(tmp_path).post(Posting("session"))
     with pytest.raises(UsageError, match="--threshold 3"):
         help_once(tmp_path, Posting("session", state="failed", failure=failure))
+
+
+def test_a_process_with_other_options_does_not_help_and_is_told_when_the_other_is_alive(boards, tmp_path: Path) -> None:
+    board, options = boards[0], RunOptions(workers=1, shard="1/2", quiet=True)
+    board.post(posted(STEP, session=board.name, work=Work("upper", ("--threshold 0.7", "in"))), CALLS)
+    own = Work("upper", ("--threshold 0.8", "in"))
+    with shard_executor(LocalExecutor(1), board.folder, options, own, Scratch(tmp_path)) as team:
+        team.help()  # it may be a session that was killed
+        with Heartbeat(board.processes.folder, board.name), pytest.raises(UsageError) as caught:
+            while True:
+                team.help()
+    assert f"process {board.name} works on the same output with other options: " in str(caught.value)
+    assert "--threshold 0.7 instead of --threshold 0.8. Give all processes the same command" in str(caught.value)
+    assert not board.look(STEP).taken
+
+
+def test_the_tasks_of_a_session_that_was_killed_are_taken_down(boards: tuple[Board, Board]) -> None:
+    board, _ = boards
+    board.close()
+    assert board.read() is None and not board.fence(STEP).exists()
+    board.post(ended := posted(STEP, state="finished"))
+    board.close()
+    assert board.read() == ended
+
+
+def test_how_options_are_spelt_and_resources_do_not_matter() -> None:
+    words = "gristmill in --a_b=1 --flag --c 2 3 --workers 8", "x.py in --c 2 3 --a-b 1 --shard 1/2 --flag --memory=1G"
+    one, other = (Work.of_command("part", each.split(), ["/in"]) for each in words)
+    assert one == other
+    assert one.differences(Work("part", ("in", "--c 2 3"))) == "without instead of --a_b 1, --flag, on /in"

@@ -61,6 +61,17 @@ def test_three_processes_share_a_stage(tmp_path: Path, source: Path) -> None:
     assert upper_stage(source, tmp_path / "out", Settings(seconds=SECONDS)).ran == 0
 
 
+def test_a_process_with_other_options_is_refused_and_helps_with_nothing(tmp_path: Path, source: Path) -> None:
+    first = start(source, tmp_path / "out", "0/2", SECONDS)
+    while not (tmp_path / "out/.gristmill/upper.board/board.json").exists():
+        time.sleep(0.02)
+    other = start(source, tmp_path / "out", "1/2", 0.1)
+    message = other.communicate(timeout=60)[1]
+    assert other.returncode == 2 and first.poll() is None, message
+    assert "works on the same output with other options: 0.2 instead of 0.1. Give all processes the" in message
+    assert first.communicate(timeout=60)[1].startswith(f"upper: {FILES} read") and first.returncode == 0
+
+
 def test_those_that_live_take_over_from_those_that_are_killed(tmp_path: Path, source: Path) -> None:
     chance = random.Random(seed := random.randrange(1 << 30))
     three = [start(source, tmp_path / "out", f"{i}/3", SECONDS) for i in range(3)]
