@@ -13,6 +13,7 @@ from gristmill.io.token_shards import Manifest
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.data.batches import DataConfig
 from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig
+from training.distributed.torch_version import require_torch
 from training.kernels.precision import Precision
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
@@ -69,6 +70,10 @@ class TrainConfig:
             "inputs and weights together, and this schedule needs them separately; "
             "try --parallel.schedule interleaved-1f1b, or --compile false",
         )
+
+        if self.compile and self.precision == "fp64":
+            reason = "before, compiled attention on a CPU takes float64 for float32"
+            require_torch("2.13", "compile with precision fp64", reason, "--compile false, or --precision fp32")
 
     def identity(self, model: ModelConfig, train: Manifest, holdout: Manifest) -> dict[str, Any]:
         """Options and data that determine the run's results, by option name; a run resumes only if all are equal.

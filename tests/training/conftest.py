@@ -2,9 +2,10 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,18 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 VOCABULARY = 300  # byte fallback takes 256 of them
 
 Documents = list[list[int]]
+_REFUSAL = re.compile(r"[^\n]* needs torch 2\.\d+ or later, and this is [^\n]*")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """Skip a test of what this version of torch cannot do, if it was refused with the reason."""
+    try:
+        yield
+    except (Exception, pytest.fail.Exception) as error:
+        if refusal := _REFUSAL.search(str(error)):
+            pytest.skip(f"refused: {refusal[0].strip()}")
+        raise
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from gristmill.config import Range
 from gristmill.errors import require
+from training.distributed.torch_version import require_torch
 from training.model.model_config import ModelConfig
 
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv", "dualpipev"]
@@ -175,6 +176,13 @@ def _check_pipeline(layout: ParallelConfig, model: ModelConfig) -> None:
         f"parallel.micro_batches {count} do not divide into rounds of {layout.pp}, as schedule {name} takes them; "
         f"try --parallel.micro_batches {-(-count // layout.pp) * layout.pp}",
     )
+    if name in SPLIT_BACKWARD:
+        require_torch(
+            "2.13",
+            f"parallel.schedule {name}",
+            "before, torch's separate pass for the gradients of weights fails, or counts some twice",
+            "--parallel.schedule interleaved-1f1b",
+        )
     require(
         layout.zero < 3 or name not in SPLIT_BACKWARD,
         f"parallel.zero 3 frees parameters that schedule {name} still needs for the weight gradients "

@@ -183,7 +183,7 @@ def covering_cases(processes: int = 4) -> list[Case]:
         heapq.heappop(heap)
         chosen.append(candidates[i])
         uncovered -= pairs[i]
-    return chosen + _CASES_3D
+    return chosen + [case for case in _CASES_3D if _with_micro_batches(case.layout)[0]]
 
 
 def _pairs_per_cost(case: Case, pairs: set[Pair], uncovered: set[Pair]) -> float:

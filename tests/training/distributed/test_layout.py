@@ -3,12 +3,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.torch_version import TorchVersion
 
 from gristmill.config import load_config
 from gristmill.errors import UsageError
-from training.distributed.layout import STAGES_PER_RANK, ParallelConfig
+from training.distributed.layout import SPLIT_BACKWARD, STAGES_PER_RANK, ParallelConfig
 from training.model.model_config import ModelConfig
 
 MODEL = ModelConfig(layers=8, width=48, heads=12, kv_heads=6, ffn_width=96).resolve(300, 32)
@@ -32,6 +34,21 @@ def test_zeros_are_filled_in() -> None:
     full = ParallelConfig(pp=2, schedule="interleaved-1f1b", zero=1).resolve(8, MODEL, SEQ_LEN)
     assert (full.dp, full.zero_group, full.virtual_stages, full.stages, full.micro_batches) == (4, 4, 2, 4, 4)
     assert ParallelConfig(zero=2, zero_group=2).resolve(4, MODEL, SEQ_LEN).zero_group == 2
+
+
+@pytest.mark.parametrize(("version", "refused"), [("2.11.0+cu130", True), ("2.9.1", True), ("2.13.0+cpu", False)])
+def test_what_an_older_torch_computes_wrongly_is_refused(
+    monkeypatch: pytest.MonkeyPatch, version: str, refused: bool
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    for schedule in SPLIT_BACKWARD:
+        if refused:
+            said = refusal(2, pp=2, schedule=schedule)
+            assert f"{schedule} needs torch 2.13 or later, and this is {version}: before" in said
+            assert said.endswith("; try --parallel.schedule interleaved-1f1b")
+        else:
+            ParallelConfig(pp=2, schedule=schedule).resolve(2, MODEL, SEQ_LEN)
+    ParallelConfig(pp=2, schedule="interleaved-1f1b").resolve(2, MODEL, SEQ_LEN)
 
 
 def of(**layout: Any) -> dict[str, Any]:
