@@ -44,7 +44,8 @@ class Dropout(nn.Module):
     def __init__(self, p: float, name: str) -> None:
         """`name`: the layer's name, unique in the model; its masks are keyed by it."""
         super().__init__()
-        self.p, self.key = p, key_from_name(name)
+        # a tensor: torch.compile would compile every layer anew for its number, and give up at the eighth
+        self.p, self.key = p, torch.tensor(key_from_name(name), device="cpu")
         self.shard_index = 0  # this rank's shard of dimension 1 (heads, or tokens), if that is sharded evenly
 
     def forward(self, x: Tensor, sample_ids: Tensor | None) -> Tensor:

@@ -1,5 +1,6 @@
 """Throughput: seconds per step, tokens/s, model FLOPs utilization (MFU) and peak memory."""
 
+import re
 import resource
 import sys
 import time
@@ -7,14 +8,17 @@ from dataclasses import dataclass
 
 import torch
 
-# Peak dense TFLOP/s per device: bfloat16 tensor cores, float32; from NVIDIA's data sheets
+# Peak dense TFLOP/s per device, from NVIDIA's data sheets: 16-bit tensor cores, which take bfloat16 and float16 at the
+# same rate, and float32
 _PEAK_TFLOPS = {
     "B200": (2250.0, 75.0),
+    "GH200": (989.0, 67.0),
     "H200": (989.0, 67.0),
     "H100 PCIe": (756.0, 51.0),
     "H100": (989.0, 67.0),
     "A100": (312.0, 19.5),
     "L40S": (362.0, 91.6),
+    "L40": (181.0, 90.5),
     "L4": (121.0, 30.3),
     "A10": (125.0, 31.2),
     "RTX 4090": (165.0, 82.6),
@@ -66,12 +70,13 @@ def peak_flops(device: torch.device, precision: str, given_tflops: float, ranks:
 
 
 def peak_tflops(device: torch.device, precision: str) -> float | None:
-    """Return one device's peak in TFLOP/s, or None where it is unknown (every CPU)."""
-    if device.type != "cuda":
+    """Return one device's peak in TFLOP/s, or None where it is unknown: every CPU, and float64."""
+    if device.type != "cuda" or precision == "fp64":
         return None
     name = torch.cuda.get_device_name(device)
-    found = next((peaks for key, peaks in _PEAK_TFLOPS.items() if key in name), None)
-    return found and found[0 if precision == "bf16" else 1]
+    # as words: an A10G is no A10. The longest: an H100 PCIe is slower than other H100s
+    named = [key for key in _PEAK_TFLOPS if re.search(rf"\b{key}\b", name)]
+    return _PEAK_TFLOPS[max(named, key=len)][precision == "fp32"] if named else None
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -66,6 +66,20 @@ def test_compiled_dropout_has_the_same_mask() -> None:
     assert torch.equal(dropout(x, sample_ids), dropped) and (dropped == 0).any()
 
 
+def test_the_dropout_of_all_layers_is_compiled_once() -> None:
+    import torch._dynamo.utils
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    x, sample_ids = torch.ones(2, 3, 8, 16), torch.tensor([5, 2**40])
+    layers = [Dropout(0.3, f"blocks.{number}") for number in range(10)]  # torch compiles code anew eight times at most
+    dropped = [layer(x, sample_ids) for layer in layers]
+    for layer, expected in zip(layers, dropped, strict=True):
+        layer.compile(backend="eager")
+        assert torch.equal(layer(x, sample_ids), expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 @pytest.mark.parametrize("schedule", SPLIT_BACKWARD)
 def test_compiled_blocks_need_an_unsplit_backward_pass(config: TrainConfig, schedule: Schedule) -> None:
     split = replace(config, compile=True, parallel=ParallelConfig(pp=2, schedule=schedule, micro_batches=4))

@@ -17,12 +17,16 @@ def test_throughput_is_the_mean_over_the_steps_since_the_last_restart(monkeypatc
 
 def test_the_peak_is_known_for_listed_gpus_and_for_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak_tflops(torch.device("cpu"), "bf16") is None and memory_bytes(torch.device("cpu")) > 1e7
-    cards = {"NVIDIA H100 80GB HBM3": (989, 67), "NVIDIA H100 PCIe": (756, 51), "NVIDIA L40S": (362, 91.6)}
-    for name, peaks in cards.items():
+    cuda, cards = torch.device("cuda"), {
+        "NVIDIA H100 80GB HBM3": (989, 67), "NVIDIA H100 PCIe": (756, 51), "NVIDIA L40S": (362, 91.6),
+        "NVIDIA GH200 480GB": (989, 67), "NVIDIA A100-SXM4-80GB": (312, 19.5), "NVIDIA A10": (125, 31.2),
+        "NVIDIA L40": (181, 90.5), "NVIDIA L4": (121, 30.3), "NVIDIA GeForce RTX 4090": (165, 82.6),
+        "NVIDIA A10G": (None, None), "Something New": (None, None),
+    }  # fmt: skip
+    for name, (half, single) in cards.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device, name=name: name)
-        assert (peak_tflops(torch.device("cuda"), "bf16"), peak_tflops(torch.device("cuda"), "fp32")) == peaks
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Something New")
-    assert peak_tflops(torch.device("cuda"), "bf16") is None
+        found = [peak_tflops(cuda, precision) for precision in ("bf16", "fp16", "fp32", "fp64")]
+        assert found == [half, half, single, None], name
 
 
 def test_the_peak_of_all_ranks_is_the_given_one_or_the_table_s() -> None:
