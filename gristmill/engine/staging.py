@@ -6,6 +6,7 @@ processes that share a folder (see shards.py) stage their outputs as well, as tw
 """
 
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -14,13 +15,12 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from gristmill.counts import Counts, Damage
 from gristmill.engine.task import FileSet, Task, parts_of, relocate
@@ -35,6 +35,7 @@ from gristmill.urls import SCHEMES, is_remote, object_name
 ByteRange = tuple[int, int | None]  # from a byte up to another, or to the end
 TAKEN_OVER = "another process has taken over the work. Run the same command again to go on"
 _PREFIX = "gristmill-scratch-"
+_OWNER = "owner"  # the file in a scratch folder on which its process holds a lock as long as it lives
 _WAIT_SECONDS = 0.2
 _COPIES = 2  # of the bytes that a task reads: what it fetches, and what it writes
 Published = tuple[Path, FileInfo, str]  # an output, its size and version, its SHA-256
@@ -85,17 +86,27 @@ class Scratch:
 def open_scratch(folder: Path | None, size: int | None, is_private: bool = False) -> Iterator[Scratch]:
     """Context: a new scratch folder in `folder`, by default that of temporary files; it is removed at the end.
 
-    What killed runs on this machine left in `folder` is removed, too.
+    What killed runs on a machine of this name left in `folder` is removed, too.
     """
     parent = (folder or Path(tempfile.gettempdir())).absolute()
-    for left in parent.glob(f"{_PREFIX}{socket.gethostname()}-*"):
-        if not psutil.pid_exists(int(left.name.rsplit("-", 2)[1])):
-            shutil.rmtree(left, ignore_errors=True)
-    own = parent / f"{_PREFIX}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    try:
+    prefix = f"{_PREFIX}{socket.gethostname()}-"
+    for left in parent.glob(f"{prefix}*/{_OWNER}"):
+        _remove_if_left(left)
+    own = parent / f"{prefix}{os.getpid()}-{secrets.token_hex(4)}"
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, own, ignore_errors=True)
+        with suppress(OSError):  # a task that needs it says what is wrong
+            own.mkdir(parents=True)
+            owner = stack.enter_context((own / _OWNER).open("wb"))
+            fcntl.flock(owner, fcntl.LOCK_EX)
         yield Scratch(own, size, is_private)
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
+
+
+def _remove_if_left(owner: Path) -> None:
+    """Remove the scratch folder of the file `owner` if no process holds its lock: numbers of processes repeat."""
+    with suppress(OSError), owner.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 @dataclass
@@ -167,17 +178,38 @@ def staged(task: Task, inputs: Mapping[Path, FileInfo], scratch: Scratch | None)
         places = {path: _inside(folder, path) for path, _ in fetched}
         for output in moved:
             places |= {path: _inside(folder, path) for path in (output, rejects_path(output))}
-        with wrap_write_errors(scratch.folder):
+        with _names_full_disk(scratch), wrap_write_errors(scratch.folder):
             for place in places.values():
                 place.parent.mkdir(parents=True, exist_ok=True)
             for path, byte_range in fetched:
                 _fetch(path, places[path], byte_range, inputs.get(path))
         arguments = relocate(task.arguments, lambda path: places.get(path, path))
         outputs = tuple(places.get(path, path) for path in task.outputs)
+        copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch.fence, folder)
+        is_all_here = len(moved) == len(task.outputs) and any(map(is_remote, places))  # else output's disk is full
         try:
-            yield StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch.fence, folder)
+            with _names_full_disk(scratch) if is_all_here else nullcontext():
+                yield copy
         except GristmillError as error:  # says the names of the copies
             raise type(error)(*(_original(argument, folder) for argument in error.args)) from error
+
+
+@contextmanager
+def _names_full_disk(scratch: Scratch) -> Iterator[None]:
+    """Context: convert the error of a full disk, on which all that is written is scratch, to one that names it."""
+    try:
+        yield
+    except (GristmillError, OSError) as error:
+        cause: BaseException | None = error
+        while cause and not (isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)):
+            cause = cause.__cause__
+        if not cause:
+            raise
+        disk = shutil.disk_usage(scratch.folder)
+        raise OutputError(
+            f"--scratch {scratch.folder.parent} is full: its disk has {disk.free:,} of {disk.total:,} bytes free. Give "
+            "a folder on a larger disk, or a --scratch_size that is there, so that fewer tasks work at a time"
+        ) from error
 
 
 def _original(argument: Any, folder: Path) -> Any:

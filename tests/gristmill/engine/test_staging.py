@@ -1,13 +1,17 @@
 """Staging: what a task says of its local copies names the objects that they are copies of."""
 
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gristmill.counts import Counts, Damage
-from gristmill.engine.staging import Scratch, staged
+from gristmill.engine.staging import Scratch, open_scratch, staged
 from gristmill.engine.task import Task
-from gristmill.errors import DamagedFile
+from gristmill.errors import DamagedFile, OutputError, wrap_write_errors
 from tests.gristmill.engine.upper_stage import join
 
 
@@ -24,3 +28,48 @@ def test_counts_and_errors_of_a_staged_task_name_objects(tmp_path: Path) -> None
         assert counts.damaged["a"] == Damage("s3:/bucket/a.jsonl", "torn", "s3:/bucket/a.jsonl is torn")
         raise DamagedFile(path, "torn", "it is torn")
     assert caught.value.path == Path("s3:/bucket/a.jsonl")
+
+
+def fill_disk(output: Path) -> None:
+    """Task: write to a disk without space."""
+    with wrap_write_errors(output):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_scratch_is_named_and_no_output(tmp_path: Path) -> None:
+    with open_scratch(tmp_path, None, is_private=True) as scratch, pytest.raises(OutputError) as caught:
+        output = Path("s3:/bucket/out")
+        task = Task("one", fill_disk, {"output": output}, (output,))
+        with staged(task, {}, scratch) as copy:
+            copy.task.function(**copy.task.arguments)
+    message = str(caught.value)
+    assert message.startswith(f"--scratch {tmp_path} is full: its disk has ") and "out" not in message, message
+    assert "--scratch_size" in message
+
+
+def test_scratch_is_removed_of_processes_that_died_and_of_no_other(tmp_path: Path, monkeypatch) -> None:
+    """In containers, all processes may have the same number, on hosts of one name."""
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from gristmill.engine.staging import open_scratch\n"
+        "with open_scratch(Path(sys.argv[1]), None) as scratch:\n"
+        "    (scratch.folder / 'copy').mkdir(parents=True)\n"
+        "    print(scratch.folder, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout
+    left = Path(other.stdout.readline().strip())
+    gone = left.rename(left.with_name(left.name.replace(str(other.pid), str(2**22 + 1))))  # no process has this number
+    with open_scratch(tmp_path, None) as scratch:
+        assert (gone / "copy").is_dir() and scratch.folder.is_dir()
+    other.kill()
+    other.communicate()
+    monkeypatch.setattr(os, "getpid", lambda: os.getppid())  # of a process that lives
+    same = gone.rename(gone.with_name(gone.name.replace(str(2**22 + 1), str(os.getpid()))))
+    with open_scratch(tmp_path, None) as scratch:
+        assert not same.exists()
+    assert not list(tmp_path.iterdir())
