@@ -81,7 +81,8 @@ class TrainConfig:
         Not among them: paths, the number of processes and their layout. `model` must be resolved; `train` and
         `holdout` are the manifests of the token shards.
         """
-        optim = {f"optim.{key}": value for key, value in asdict(self.optim).items() if key != "steps"}
+        lengths = ("steps", "decay_steps")  # a run can be made longer
+        optim = {f"optim.{key}": value for key, value in asdict(self.optim).items() if key not in lengths}
         return {
             **{f"model.{key}": value for key, value in asdict(model).items() if key != "preset"},
             "data.train": _fingerprint(train),

@@ -37,12 +37,15 @@ def train_as_planned(plan: RunPlan) -> Summary:
     with (
         init_distributed(config.device, config.timeout) as device,
         StopSignals() as stop,
-        lock_run_folder(config.out_dir, plan.identity, config.optim.steps) as folder,
+        lock_run_folder(config.out_dir, plan.identity, config.optim) as folder,
         Trainer(plan, device) as trainer,
     ):
         trainer.load()
+        changed = folder.describe_changed_decay(trainer.steps_done)
         folder.claim()
         trainer.start()
+        if changed:
+            trainer.reporter.say(changed)
         for step in range(trainer.steps_done + 1, config.optim.steps + 1):
             stopping = trainer.step(step, stop.received)
             last = step == config.optim.steps

@@ -79,7 +79,7 @@ def test_a_run_of_a_release_with_another_order_of_samples_says_how_to_resume_it(
     train(earlier)
     path = earlier.out_dir / "run.json"
     path.write_text("".join(line for line in path.read_text().splitlines(True) if "data.order" not in line))
-    longer = replace(config, optim=replace(config.optim, steps=2))
+    longer = replace(config, optim=replace(config.optim, steps=2, decay_steps=1))
     with pytest.raises(UsageError, match=r"differs in data\.order \(randperm there, keyed now\).*Give the values"):
         train(longer)
     train(replace(longer, data=earlier.data))

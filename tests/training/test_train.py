@@ -95,10 +95,32 @@ def test_a_finished_run_does_not_repeat_and_can_be_extended(config: TrainConfig)
     with pytest.raises(InputError, match=r"metrics.jsonl has lost the steps .*more --optim.steps"):
         train(config)
     metrics.write_bytes(recorded)
+    config = replace(config, optim=replace(config.optim, decay_steps=12))
     longer = train(with_steps(config, 16))
     assert longer.steps == 16 and losses(config.out_dir)[:12] == before and len(losses(config.out_dir)) == 16
     with pytest.raises(UsageError, match="longer, not shorter"):
         train(config)
+
+
+def rates(out_dir: Path) -> list[float]:
+    return [record["lr"] for record in read_metrics(out_dir / METRICS) if record["kind"] == "step"]
+
+
+def test_the_learning_rate_of_a_longer_run_changes_as_it_is_told(
+    config: TrainConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = with_steps(config, 4, eval=replace(config.eval, sample_tokens=0))
+    train(config)
+    with pytest.raises(
+        UsageError, match=r"decays until step 4, and with --optim.steps 5 alone .*decay_steps 4 to keep"
+    ):
+        train(with_steps(config, 5))
+    train(with_steps(replace(config, optim=replace(config.optim, decay_steps=4)), 6))
+    assert rates(config.out_dir)[3:] == pytest.approx([config.optim.min_lr] * 3)
+    assert "decays until" not in capsys.readouterr().out
+    train(with_steps(replace(config, optim=replace(config.optim, decay_steps=100)), 7))
+    said = "decays until step 100 from now on, and until 4 before: that of step 7 is 9.96e-03 instead of 1.00e-04"
+    assert said in capsys.readouterr().out and rates(config.out_dir)[6] > 0.0099
 
 
 def test_an_out_dir_that_holds_another_run_is_an_error_that_says_what_differs(config: TrainConfig) -> None:
@@ -127,7 +149,8 @@ def test_a_run_of_an_earlier_release_resumes_under_the_new_names_of_its_options(
     with single_process_group() as group:
         _, found = open_checkpoint(record.parent, group, print)
         assert model_config(found).ffn_width > 0 and "hidden" not in found.model
-    assert train(with_steps(config, 16)).steps == 16
+    longer = replace(config, optim=replace(config.optim, decay_steps=12))
+    assert train(with_steps(longer, 16)).steps == 16
     assert "optim.max_grad_norm" in (config.out_dir / "run.json").read_text()
 
 
@@ -248,7 +271,8 @@ def test_a_gpu_learns_and_resumes(config: TrainConfig, precision: str) -> None:
     config = with_steps(replace(config, device="cuda", precision=precision), 60)  # type: ignore[arg-type]
     summary = train(config)
     assert summary.holdout_loss < summary.unigram_loss - 0.2
-    assert train(with_steps(config, 70)).steps == 70
+    longer = replace(config, optim=replace(config.optim, decay_steps=60))
+    assert train(with_steps(longer, 70)).steps == 70
 
 
 @pytest.mark.parametrize("door", [["training/train.py"], ["-m", "training.train"]])

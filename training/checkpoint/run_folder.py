@@ -4,7 +4,7 @@ import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from gristmill.errors import InputError, OutputError, UsageError, wrap_write_err
 from gristmill.storage.local import atomic_write_bytes
 from training.distributed.mesh import main_only
 from training.model.model_config import ModelConfig
-from training.optim.optim_config import OptimConfig
+from training.optim.optim_config import OptimConfig, learning_rate
 
 RUN = "run.json"
 # old names of options to new, for folders that an earlier release began
@@ -29,31 +29,35 @@ _BEFORE = {"data.order": "randperm"}
 class RunFolder:
     """A run's locked --out_dir. Every rank calls every method; rank 0 reads and writes.
 
-    `identity`: the options that must be equal to resume, by name. `steps`: those of the whole run.
+    `identity`: the options that must be equal to resume, by name. `optim`: the length of the run and of its decay.
     """
 
     out_dir: Path
     identity: dict[str, Any]
-    steps: int
+    optim: OptimConfig
 
     def require_same_run(self) -> None:
-        """Raise UsageError where the folder holds a run of another identity or of more steps."""
-        main_only(lambda: _require_same_run(self.out_dir, self.identity, self.steps))
+        """Raise UsageError for a run of another identity or of more steps, or one whose learning rate would jump."""
+        main_only(lambda: _require_same_run(self.out_dir, self.identity, self.optim))
+
+    def describe_changed_decay(self, step: int) -> str:
+        """Say how the learning rate after `step` steps changes, as the run was given another decay; or nothing."""
+        return main_only(lambda: _describe_changed_decay(self.out_dir / RUN, self.optim, step))
 
     def claim(self) -> None:
         """Write run.json: from now on the folder is this run's. Call it once nothing can refuse the start."""
-        run = {"steps": self.steps, **self.identity}
+        run = {"steps": self.optim.steps, "decay_steps": self.optim.last_decay_step, **self.identity}
         text = json.dumps(run, indent=2, default=str).encode() + b"\n"
         main_only(lambda: atomic_write_bytes(self.out_dir / RUN, text))
 
 
 @contextmanager
-def lock_run_folder(out_dir: Path, identity: dict[str, Any], steps: int) -> Iterator[RunFolder]:
+def lock_run_folder(out_dir: Path, identity: dict[str, Any], optim: OptimConfig) -> Iterator[RunFolder]:
     """Create and lock `out_dir`; every rank calls it, rank 0 holds the lock while the block runs.
 
     Raises OutputError where another process trains into it, and what `require_same_run` raises.
     """
-    folder = RunFolder(out_dir, identity, steps)
+    folder = RunFolder(out_dir, identity, optim)
     locks: list[Any] = []  # on rank 0 only; the kernel releases it even if the process is killed
 
     def lock() -> None:
@@ -74,15 +78,9 @@ def lock_run_folder(out_dir: Path, identity: dict[str, Any], steps: int) -> Iter
             file.close()
 
 
-def _require_same_run(out_dir: Path, identity: dict[str, Any], steps: int) -> None:
-    path = out_dir / RUN
-    if not path.is_file():
+def _require_same_run(out_dir: Path, identity: dict[str, Any], optim: OptimConfig) -> None:
+    if (stored := _read_run(out_dir / RUN)) is None:
         return
-    try:
-        stored = _BEFORE | {_RENAMED.get(key, key): value for key, value in json.loads(path.read_bytes()).items()}
-        stored_steps = int(stored["steps"])
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is damaged; remove {out_dir} to start over") from error
     given = json.loads(json.dumps(identity, default=str))  # as it was written: lists for tuples
     differing = [
         f"{key} ({stored.get(key)} there, {value} now)" for key, value in given.items() if stored.get(key) != value
@@ -92,8 +90,39 @@ def _require_same_run(out_dir: Path, identity: dict[str, Any], steps: int) -> No
             f"{out_dir} holds another run, which differs in {'; '.join(differing)}. "
             "Give the values it was started with to resume it, or choose another --out_dir"
         )
-    if stored_steps > steps:
+    if stored["steps"] > optim.steps:
         raise UsageError(
-            f"{out_dir} holds this run with --optim.steps {stored_steps}, and {steps} are given now; "
+            f"{out_dir} holds this run with --optim.steps {stored['steps']}, and {optim.steps} are given now; "
             "a run can be made longer, not shorter: choose another --out_dir"
         )
+    before, now = stored["decay_steps"], optim.last_decay_step
+    if before != now and not optim.decay_steps and optim.lr != optim.min_lr:
+        raise UsageError(
+            f"{out_dir} holds this run with a learning rate that decays until step {before}, and with --optim.steps "
+            f"{optim.steps} alone it would decay until {now}, and jump where the run goes on; give --optim.decay_steps "
+            f"{before} to keep it, with optim.min_lr for the steps beyond, or --optim.decay_steps {now} to change it"
+        )
+
+
+def _read_run(path: Path) -> dict[str, Any] | None:
+    """What run.json holds, under the names of today; None without one. Raises InputError where it is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        stored = _BEFORE | {_RENAMED.get(key, key): value for key, value in json.loads(path.read_bytes()).items()}
+        stored["steps"] = int(stored["steps"])
+        stored["decay_steps"] = int(stored.get("decay_steps") or stored["steps"])
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged; remove {path.parent} to start over") from error
+    return stored
+
+
+def _describe_changed_decay(path: Path, optim: OptimConfig, step: int) -> str:
+    stored = _read_run(path)
+    if stored is None or stored["decay_steps"] == optim.last_decay_step:
+        return ""
+    before = learning_rate(step, replace(optim, decay_steps=stored["decay_steps"]))
+    return (
+        f"the learning rate decays until step {optim.last_decay_step} from now on, and until {stored['decay_steps']} "
+        f"before: that of step {step + 1} is {learning_rate(step, optim):.2e} instead of {before:.2e}"
+    )

@@ -14,7 +14,7 @@ class OptimConfig:
     RENAMED: ClassVar[dict[str, str]] = {"clip": "max_grad_norm"}
     RANGES: ClassVar[dict[str, Range]] = {
         "steps": Range(1, INT64),
-        "warmup_steps": Range(0, INT64),
+        **dict.fromkeys(("warmup_steps", "decay_steps"), Range(0, INT64)),
         **dict.fromkeys(("lr", "eps"), Range(0, above=True)),
         **dict.fromkeys(("min_lr", "weight_decay", "max_grad_norm"), Range(0)),
         "betas": Range(0, math.nextafter(1, 0)),
@@ -27,9 +27,12 @@ class OptimConfig:
     lr: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     min_lr: float = 1e-4
-    """Learning rate of the last step."""
+    """Learning rate at the end of the decay."""
     warmup_steps: int = 50
     """Steps of the linear warm-up."""
+    decay_steps: int = 0
+    """Step at which the learning rate has decayed to min_lr, where it stays; 0: optim.steps. A run that is made longer
+    needs it: that of the run before keeps its learning rate, another one changes it from the next step on."""
     weight_decay: float = 0.1
     """Weight decay of matrices; biases and norms do not decay."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -39,9 +42,14 @@ class OptimConfig:
     max_grad_norm: float = 1.0
     """Maximum gradient norm: the 2-norm over all parameters; 0 disables clipping."""
 
+    @property
+    def last_decay_step(self) -> int:
+        """`decay_steps`, or `steps` where that is 0."""
+        return self.decay_steps or self.steps
+
 
 def learning_rate(step: int, config: OptimConfig) -> float:
-    """Learning rate of step 0, 1, … steps - 1: linear warm-up to `lr`, then half a cosine down to `min_lr`.
+    """Learning rate of step 0, 1, …: linear warm-up to `lr`, then half a cosine down to `min_lr` at `decay_steps`.
 
     The cosine is that of Loshchilov & Hutter 2017 ("SGDR", equation 5) without restarts.
 
@@ -51,5 +59,5 @@ def learning_rate(step: int, config: OptimConfig) -> float:
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
-    progress = (step + 1 - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    progress = (step + 1 - config.warmup_steps) / max(1, config.last_decay_step - config.warmup_steps)
     return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
