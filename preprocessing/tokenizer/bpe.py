@@ -20,10 +20,12 @@ from gristmill.kernels import kernel
 ASCII = 128  # number of ASCII characters
 BIGRAM_FILTER_BITS = 22  # log2 of the filter's bits
 MAX_SCAN_BYTES = 64  # a longer word is merged with a heap
+SCRATCH = 6 * MAX_SCAN_BYTES  # for merge_by_scan: ids, up to 3 a character, its symbols, and the merges of its pairs
 _SPACE = 32
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, for multiplicative hashing
 _LOW = np.uint64(0xFFFFFFFF)  # mask of the low 32 bits
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # key of a free slot of the hash table
+_NO_RANK = np.int32(0x7FFFFFFF)
 
 
 class Merges(NamedTuple):
@@ -32,20 +34,22 @@ class Merges(NamedTuple):
     symbols: NDArray[np.int32]  # [code point]: its symbol
     ascii_bigrams: NDArray[np.bool_]  # [128 · a + b]: whether some piece contains the ASCII characters a, b in a row
     bigram_filter: NDArray[np.uint8]  # Bloom filter (one hash) of all character bigrams of pieces
-    keys: NDArray[np.uint64]  # hash table, open addressing: a packed pair of symbols, or _EMPTY
-    merged: NDArray[np.int32]  # the piece that the pair in `keys` makes
-    scores: NDArray[np.float32]  # [piece id]
+    pairs: NDArray[np.uint64]  # hash table, open addressing, (n, 2): a packed pair of symbols, or _EMPTY; its merge
     byte_ids: NDArray[np.int32]  # [byte]: its piece; empty for a model without byte fallback
     unknown: int  # id of the unknown piece
 
 
-def merge_table(pairs: list[tuple[int, int]], pieces: list[int]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-    """`keys` and `merged` of Merges, given pairs of symbols and the id of the piece that each pair makes."""
-    size = 1 << (2 * len(pairs) + 2).bit_length()
-    keys, merged = np.full(size, _EMPTY, np.uint64), np.zeros(size, np.int32)
+def merge_table(pairs: list[tuple[int, int]], pieces: list[int], scores: NDArray[np.float32]) -> NDArray[np.uint64]:
+    """`pairs` of Merges, given pairs of symbols, the id of the piece that each makes, and the scores of all pieces.
+
+    A merge is the rank of the piece << 32 | its id; the rank is 0 for the highest score, equal for equal scores.
+    """
+    table = np.full((1 << (2 * len(pairs) + 2).bit_length(), 2), _EMPTY, np.uint64)
     if pairs:
-        _insert_all(keys, merged, np.array(pairs, np.int64), np.array(pieces, np.int32))
-    return keys, merged
+        ranks = np.unique(-scores, return_inverse=True)[1].astype(np.uint64)
+        merges = ranks[pieces] << np.uint64(32) | np.array(pieces, np.uint64)
+        _insert_all(table, np.array(pairs, np.int64), merges)
+    return table
 
 
 @kernel
@@ -66,32 +70,31 @@ def bigram_tables(pairs: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[
 def merge_by_scan(data, at, end, merges, scratch):  # type: ignore[no-untyped-def]
     """Merge a word, bytes at … end, by scanning all pairs for the best one each time.
 
-    Writes its ids to the front of `scratch` (int32, 5 × MAX_SCAN_BYTES), and returns their number.
+    Writes its ids to the front of `scratch` (int32, SCRATCH), and returns their number.
     """
-    symbols, pair_pieces = scratch[3 * MAX_SCAN_BYTES : 4 * MAX_SCAN_BYTES], scratch[4 * MAX_SCAN_BYTES :]
-    keys, merged, scores = merges.keys, merges.merged, merges.scores
-    n = 0
+    symbols, pieces, ranks = scratch[3 * MAX_SCAN_BYTES :], scratch[4 * MAX_SCAN_BYTES :], scratch[5 * MAX_SCAN_BYTES :]
+    n, pairs = 0, merges.pairs
     while at < end:
         character, at = decode(data, at)
         symbols[n] = merges.symbols[character]
         n += 1
     for i in range(n - 1):
-        pair_pieces[i] = _merged_piece(symbols[i], symbols[i + 1], keys, merged)
+        ranks[i], pieces[i] = _merge_of(symbols[i], symbols[i + 1], pairs)
     while True:
-        best, score = -1, np.float32(-np.inf)
+        best, rank = -1, _NO_RANK
         for i in range(n - 1):
-            if pair_pieces[i] >= 0 and (best < 0 or scores[pair_pieces[i]] > score):
-                best, score = i, scores[pair_pieces[i]]
+            if ranks[i] < rank:
+                best, rank = i, ranks[i]
         if best < 0:
             break
-        symbols[best] = pair_pieces[best]
+        symbols[best] = pieces[best]
         n -= 1
         for i in range(best + 1, n):
-            symbols[i], pair_pieces[i - 1] = symbols[i + 1], pair_pieces[i]
+            symbols[i], ranks[i - 1], pieces[i - 1] = symbols[i + 1], ranks[i], pieces[i]
         if best > 0:
-            pair_pieces[best - 1] = _merged_piece(symbols[best - 1], symbols[best], keys, merged)
+            ranks[best - 1], pieces[best - 1] = _merge_of(symbols[best - 1], symbols[best], pairs)
         if best + 1 < n:
-            pair_pieces[best] = _merged_piece(symbols[best], symbols[best + 1], keys, merged)
+            ranks[best], pieces[best] = _merge_of(symbols[best], symbols[best + 1], pairs)
     count = 0
     for i in range(n):
         count = _append_symbol(scratch, count, 0, symbols[i], merges)
@@ -101,7 +104,7 @@ def merge_by_scan(data, at, end, merges, scratch):  # type: ignore[no-untyped-de
 @kernel
 def merge_by_heap(data, at, end, merges, ids, n, first):  # type: ignore[no-untyped-def]
     """Merge a long word, bytes at … end, with a heap of pairs; append its ids to `ids` and return the new n."""
-    symbols, keys, merged = np.empty(end - at, np.int32), merges.keys, merges.merged
+    symbols = np.empty(end - at, np.int32)
     size = 0
     while at < end:
         character, at = decode(data, at)
@@ -109,20 +112,20 @@ def merge_by_heap(data, at, end, merges, ids, n, first):  # type: ignore[no-unty
         size += 1
     before, after = np.arange(-1, size - 1), np.arange(1, size + 1)
     alive = np.ones(size, np.bool_)
-    heap = [(np.float32(0), i, i, np.int32(0), np.int32(0)) for i in range(0)]
+    heap = [(np.int32(0), i, i, np.int32(0), np.int32(0)) for i in range(0)]
     for i in range(size - 1):
-        _push_pair(heap, symbols, i, i + 1, merges)
+        _push_pair(heap, symbols, i, i + 1, merges.pairs)
     while heap:
         _, i, j, left, right = heapq.heappop(heap)
         if not (alive[i] and alive[j] and symbols[i] == left and symbols[j] == right):
             continue
-        symbols[i] = _merged_piece(left, right, keys, merged)
+        symbols[i] = _merge_of(left, right, merges.pairs)[1]
         alive[j], after[i] = False, after[j]
         if before[i] >= 0:
-            _push_pair(heap, symbols, before[i], i, merges)
+            _push_pair(heap, symbols, before[i], i, merges.pairs)
         if after[i] < size:
             before[after[i]] = i
-            _push_pair(heap, symbols, i, after[i], merges)
+            _push_pair(heap, symbols, i, after[i], merges.pairs)
     for i in range(size):
         if alive[i]:
             n = _append_symbol(ids, n, first, symbols[i], merges)
@@ -130,35 +133,33 @@ def merge_by_heap(data, at, end, merges, ids, n, first):  # type: ignore[no-unty
 
 
 @kernel
-def _push_pair(heap, symbols, i, j, merges):  # type: ignore[no-untyped-def]
-    """Push the pair of symbols i, j if they make a piece; the highest score is popped first, then the leftmost."""
-    piece = _merged_piece(symbols[i], symbols[j], merges.keys, merges.merged)
-    if piece >= 0:
-        heapq.heappush(heap, (-merges.scores[piece], i, j, symbols[i], symbols[j]))
+def _push_pair(heap, symbols, i, j, pairs):  # type: ignore[no-untyped-def]
+    """Push the pair of symbols i, j if they make a piece; the lowest rank is popped first, then the leftmost."""
+    rank, _ = _merge_of(symbols[i], symbols[j], pairs)
+    if rank != _NO_RANK:
+        heapq.heappush(heap, (rank, i, j, symbols[i], symbols[j]))
 
 
 @kernel(inline="always")
-def _merged_piece(left, right, keys, merged):  # type: ignore[no-untyped-def]
-    """Id of the piece that two symbols make, or -1."""
-    key, mask, piece = _pack_pair(left, right), len(keys) - 1, np.int32(-1)
+def _merge_of(left, right, pairs):  # type: ignore[no-untyped-def]
+    """(rank, id) of the piece that two symbols make; _NO_RANK if they make none."""
+    key, mask = _pack_pair(left, right), len(pairs) - 1
     slot = _first_slot(key, mask)
-    while keys[slot] != _EMPTY:
-        if keys[slot] == key:
-            piece = merged[slot]
-            break
+    while pairs[slot, 0] != key and pairs[slot, 0] != _EMPTY:
         slot = (slot + 1) & mask
-    return piece
+    merge = pairs[slot, 1]  # of an empty slot: all ones
+    return np.int32((merge >> np.uint64(32)) & np.uint64(_NO_RANK)), np.int32(merge & np.uint64(_NO_RANK))
 
 
 @kernel
-def _insert_all(keys, merged, pairs, pieces):  # type: ignore[no-untyped-def]
-    mask = len(keys) - 1
+def _insert_all(table, pairs, merges):  # type: ignore[no-untyped-def]
+    mask = len(table) - 1
     for i in range(len(pairs)):
         key = _pack_pair(pairs[i, 0], pairs[i, 1])
         slot = _first_slot(key, mask)
-        while keys[slot] != _EMPTY:
+        while table[slot, 0] != _EMPTY:
             slot = (slot + 1) & mask
-        keys[slot], merged[slot] = key, pieces[i]
+        table[slot, 0], table[slot, 1] = key, merges[i]
 
 
 @kernel

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from preprocessing.tokenizer.bpe import Merges, bigram_tables, merge_table
 from preprocessing.tokenizer.vocabulary import ESCAPED_SPACE, ModelType, PieceType, Vocabulary, read_vocabulary
-from preprocessing.tokenizer.word_cache import encode_texts, new_word_cache
+from preprocessing.tokenizer.word_cache import MARGIN, encode_texts, new_word_cache
 
 CACHE_BYTES = 16 << 20
 _LONG = 1 << 20  # characters of a text that are encoded together
@@ -105,10 +105,11 @@ class Encoder:
         encoded = [text.encode() for text in texts]
         starts = np.zeros(len(texts) + 1, np.int64)
         np.cumsum([len(data) for data in encoded], out=starts[1:])
-        ids = np.empty(int(starts[-1]) * self._max_ids_per_byte + len(texts), np.int32)
+        ids = np.empty(int(starts[-1]) * self._max_ids_per_byte + len(texts) + MARGIN, np.int32)
         offsets = np.empty(len(texts) + 1, np.int64)
-        data = np.frombuffer(b"".join(encoded), np.uint8)
-        encode_texts(data, starts, self._merges, self._cache, end_id, ids, offsets)
+        data = b"".join([*encoded, bytes(MARGIN)])
+        eights = np.ndarray((len(data) - 7,), np.uint64, data, strides=(1,))
+        encode_texts(np.frombuffer(data, np.uint8), eights, starts, self._merges, self._cache, end_id, ids, offsets)
         return ids[: offsets[-1]], offsets
 
     def _encode_with_sentencepiece(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
@@ -159,13 +160,11 @@ def _build_merges(vocabulary: Vocabulary) -> Merges:
         if len(piece) == 1:
             symbols[ord(piece)] = i
     bigrams = {bigram for piece in ids for bigram in pairwise(piece)}
-    keys, merged = merge_table(*_pairs(ids))
+    scores = np.array(vocabulary.scores, np.float32)
     return Merges(
         symbols,
         *bigram_tables(np.array([(ord(a), ord(b)) for a, b in sorted(bigrams)], np.int64).reshape(-1, 2)),
-        keys,
-        merged,
-        np.array(vocabulary.scores, np.float32),
+        merge_table(*_pairs(ids), scores),
         np.array([vocabulary.pieces.index(piece) for piece in sorted(vocabulary.of_type(PieceType.BYTE))], np.int32),
         vocabulary.types.index(PieceType.UNKNOWN),
     )

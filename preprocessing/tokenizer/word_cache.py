@@ -15,70 +15,76 @@ from gristmill.kernels import kernel
 from preprocessing.tokenizer.bpe import (
     ASCII,
     MAX_SCAN_BYTES,
+    SCRATCH,
     Merges,
-    append_unknown,
     bigram_bit,
     decode,
     merge_by_heap,
     merge_by_scan,
 )
 
+MARGIN = 8  # bytes after the last text, and ids after its last, that may be read or written over
+_LONGEST, _MOST_IDS = 24, 8  # bytes and ids of a word that is cached
+_SIZES, _IDS = 3, 8  # column of WordCache.rows with the sizes; column of WordCache.ids with the first id
+_COUNT = np.uint64(0xFFFFFFFF)  # mask of the number of ids
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
-_HASH, _TEXT, _IDS, _SIZES = range(4)  # columns of WordCache.rows
-_USED_ROWS, _USED_TEXT, _USED_IDS = range(3)  # indices of WordCache.used
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 class WordCache(NamedTuple):
-    """Words and their ids, in a hash table with open addressing; emptied when it is full."""
+    """Words and their ids, in a hash table whose rows are lines of the processor's cache.
 
-    rows: NDArray[np.uint32]  # (rows, 4): hash (0: free), start in `text`, start in `ids`, bytes << 16 | ids
-    text: NDArray[np.uint8]  # UTF-8 of all cached words
-    ids: NDArray[np.int32]  # ids of all cached words
-    used: NDArray[np.int64]  # (3,): rows, bytes of `text` and `ids` in use
+    A word's hash decides in which two rows it may be; the one used last is in the first of them.
+    """
+
+    rows: NDArray[np.uint64]  # (rows, 8): the word's UTF-8 in 3, its bytes << 32 | ids (0: free), its ids in 4
+    ids: NDArray[np.int32]  # (rows, 16): the same memory
     scratch: NDArray[np.int32]  # for merge_by_scan
 
 
 def new_word_cache(size: int) -> WordCache:
-    """An empty cache of between size / 2 and `size` bytes, plus 3 KiB."""
-    rows = 1 << max(5, (size // 32).bit_length() - 1)  # 16 bytes each, at most half in use; 16 more for text and ids
-    return WordCache(
-        np.zeros((rows, 4), np.uint32), np.zeros(rows * 8, np.uint8), np.zeros(rows * 2, np.int32),
-        np.zeros(3, np.int64), np.zeros(5 * MAX_SCAN_BYTES, np.int32),
-    )  # fmt: skip
+    """An empty cache of between size / 2 and `size` bytes, plus 2 KiB."""
+    rows = np.zeros((1 << max(1, (size // 64).bit_length() - 1), 8), np.uint64)
+    return WordCache(rows, rows.view(np.int32), np.zeros(SCRATCH, np.int32))
 
 
 @kernel
 def encode_texts(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], merges: Merges, cache: WordCache, end_id: int,
-    ids: NDArray[np.int32], offsets: NDArray[np.int64],
+    data: NDArray[np.uint8], eights: NDArray[np.uint64], starts: NDArray[np.int64], merges: Merges, cache: WordCache,
+    end_id: int, ids: NDArray[np.int32], offsets: NDArray[np.int64],
 ) -> None:  # fmt: skip
     """Encode texts: writes their ids to `ids`, each text followed by `end_id` unless that is negative.
 
-    Text i is the UTF-8 bytes starts[i] … starts[i + 1] of `data`; its ids begin at offsets[i] (texts + 1
-    offsets). `ids` needs room for one id per byte and per text, and two more per space if the space is no piece.
+    Text i is the UTF-8 bytes starts[i] … starts[i + 1] of `data`, in which MARGIN bytes follow the last; eights[i] is
+    the 8 bytes from i on. Its ids begin at offsets[i] (texts + 1 offsets). `ids` needs room for one id per byte and
+    per text, two more per space if the space is no piece, and MARGIN.
     """
-    n, bigrams, bigram_filter = 0, merges.ascii_bigrams, merges.bigram_filter
+    n, rows, cached_ids, unknown = 0, cache.rows, cache.ids, merges.unknown
+    ends = np.empty(len(data), np.int32)
     for text in range(len(starts) - 1):
         offsets[text] = first = n
-        at, stop = starts[text], starts[text + 1]
-        while at < stop:
-            end, first_char, first_end, word_hash = _next_word(data, at, stop, bigrams, bigram_filter)
-            if end == first_end and merges.symbols[first_char] >= 0:
-                ids[n] = merges.symbols[first_char]
-                n += 1
-            elif end == first_end:
-                n = append_unknown(ids, n, first, first_char, merges)
-            elif end - at > MAX_SCAN_BYTES:
+        at = starts[text]
+        for word in range(_cut(data, at, starts[text + 1], merges.ascii_bigrams, merges.bigram_filter, ends)):
+            end = np.int64(ends[word])
+            size = end - at
+            if size > MAX_SCAN_BYTES:
                 n = merge_by_heap(data, at, end, merges, ids, n, first)
+            elif size > _LONGEST:
+                count = merge_by_scan(data, at, end, merges, cache.scratch)
+                n = _append(cache.scratch, count, ids, n, first, unknown)
             else:
-                row = _find_row(cache.rows, cache.text, data, at, end - at, word_hash)
-                if cache.rows[row, _HASH]:
-                    start, count = cache.rows[row, _IDS], cache.rows[row, _SIZES] & 0xFFFF
-                    n = _append(cache.ids, np.int64(start), np.int64(count), ids, n, first, merges.unknown)
-                else:
+                row = _find_row(rows, eights, at, size)
+                if row < 0:
                     count = merge_by_scan(data, at, end, merges, cache.scratch)
-                    n = _append(cache.scratch, 0, count, ids, n, first, merges.unknown)
-                    _store(cache, row, word_hash, data, at, end - at, count)
+                    n = _append(cache.scratch, count, ids, n, first, unknown)
+                    _store(cache, ~row, eights, at, size, count)
+                elif cached_ids[row, _IDS] == unknown:
+                    count = np.int64(rows[row, _SIZES] & _COUNT)
+                    n = _append(cached_ids[row, _IDS:], count, ids, n, first, unknown)
+                else:
+                    for i in range(_MOST_IDS):  # all, as a copy of a fixed size is faster
+                        ids[n + i] = cached_ids[row, _IDS + i]
+                    n += np.int64(rows[row, _SIZES] & _COUNT)
             at = end
         if end_id >= 0:
             ids[n] = end_id
@@ -86,75 +92,78 @@ def encode_texts(
     offsets[len(starts) - 1] = n
 
 
-@kernel(inline="always")
-def _next_word(data, at, stop, ascii_bigrams, bigram_filter):  # type: ignore[no-untyped-def]
-    """(end, first character, end of the first character, hash) of the word that begins at byte `at`."""
-    character, first_end = decode(data, at)
-    first, at, word_hash = character, first_end, np.uint64(character + 1) * _MULTIPLIER
+@kernel
+def _cut(data, at, stop, ascii_bigrams, bigram_filter, ends):  # type: ignore[no-untyped-def]
+    """Write the end of each word in the bytes at … stop to `ends`; return how many words there are.
+
+    What depends on the text is added rather than branched on: a processor could not foresee where a word ends.
+    """
+    if at == stop:
+        return 0
+    n = 0
+    character, at = decode(data, at)
     while at < stop:
         following = np.int64(data[at])
+        ends[n] = at
         if character | following < ASCII:
-            if not ascii_bigrams[character * ASCII + following]:
-                break
+            n += not ascii_bigrams[character * ASCII + following]
             at += 1
         else:
-            following, after = decode(data, at)
+            following, at = decode(data, at)
             bit = bigram_bit(character, following)
-            if not (bigram_filter[bit >> 3] >> (bit & 7)) & 1:
-                break
-            at = after
+            n += not (bigram_filter[bit >> 3] >> (bit & 7)) & 1
         character = following
-        word_hash = (word_hash ^ np.uint64(character)) * _MULTIPLIER
-    return at, first, first_end, word_hash
+    ends[n] = stop
+    return n + 1
 
 
 @kernel(inline="always")
-def _find_row(rows, text, data, at, size, word_hash):  # type: ignore[no-untyped-def]
-    """Row of a word of `size` bytes, or the free row to store it in."""
-    short, mask = _hash32(word_hash), len(rows) - 1
-    row = np.int64(word_hash >> np.uint64(36)) & mask
-    while rows[row, _HASH] != 0:
-        if rows[row, _HASH] == short and rows[row, _SIZES] >> 16 == size:
-            start, i = np.int64(rows[row, _TEXT]), 0
-            while i < size and text[start + i] == data[at + i]:
+def _find_row(rows, eights, at, size):  # type: ignore[no-untyped-def]
+    """Row of a word; if it is in none, ~row of the first where it may be."""
+    used, hashed = (size + 7) >> 3, np.uint64(size)
+    for i in range(used):
+        hashed = (hashed ^ _eight(eights, at, size, i)) * _MULTIPLIER
+        hashed ^= hashed >> np.uint64(32)
+    first = np.int64(hashed & np.uint64(len(rows) - 2))
+    for row in range(first, first + 2):
+        if rows[row, _SIZES] >> np.uint64(32) == np.uint64(size):
+            i = 0
+            while i < used and rows[row, i] == _eight(eights, at, size, i):
                 i += 1
-            if i == size:
-                break
-        row = (row + 1) & mask
-    return row
-
-
-@kernel
-def _hash32(word_hash):  # type: ignore[no-untyped-def]
-    """The 32 bits of a word's hash that are stored; never 0, which marks a free row."""
-    return np.uint32(word_hash >> np.uint64(32)) | np.uint32(1)
-
-
-@kernel
-def _store(cache, row, word_hash, data, at, size, count):  # type: ignore[no-untyped-def]
-    """Store a word and its `count` ids (in scratch) in a free row; if there is no room, empty the cache instead."""
-    used = cache.used
-    full = used[_USED_ROWS] * 2 >= len(cache.rows)
-    if full or used[_USED_TEXT] + size > len(cache.text) or used[_USED_IDS] + count > len(cache.ids):
-        cache.rows[:] = 0
-        used[:] = 0
-        return
-    cache.rows[row, _HASH], cache.rows[row, _SIZES] = _hash32(word_hash), (size << 16) | count
-    cache.rows[row, _TEXT], cache.rows[row, _IDS] = used[_USED_TEXT], used[_USED_IDS]
-    for i in range(size):
-        cache.text[used[_USED_TEXT] + i] = data[at + i]
-    for i in range(count):
-        cache.ids[used[_USED_IDS] + i] = cache.scratch[i]
-    used[_USED_ROWS] += 1
-    used[_USED_TEXT] += size
-    used[_USED_IDS] += count
+            if i == used:
+                if row > first:
+                    for j in range(8):
+                        rows[first, j], rows[row, j] = rows[row, j], rows[first, j]
+                return first
+    return ~first
 
 
 @kernel(inline="always")
-def _append(source, at, count, ids, n, first, unknown):  # type: ignore[no-untyped-def]
-    """Append a word's ids to those of its text, ids[first:n], merging unknown pieces in a row; return the new n."""
-    if count and n > first and source[at] == unknown and ids[n - 1] == unknown:
-        at, count = at + 1, count - 1
+def _eight(eights, at, size, i):  # type: ignore[no-untyped-def]
+    """Bytes 8 i to 8 i + 7 of a word of `size` bytes, zeros after its end."""
+    found, left = eights[at + 8 * i], size - 8 * i
+    return found if left >= 8 else found & (_ALL >> np.uint64(64 - 8 * left))
+
+
+@kernel
+def _store(cache, row, eights, at, size, count):  # type: ignore[no-untyped-def]
+    """Store a word and its `count` ids (in scratch), unless they are too many; the word of the second row goes."""
+    rows = cache.rows
+    if count > _MOST_IDS:
+        return
+    for j in range(8):
+        rows[row + 1, j] = rows[row, j]
+    for i in range((size + 7) >> 3):
+        rows[row, i] = _eight(eights, at, size, i)
+    rows[row, _SIZES] = np.uint64(size) << np.uint64(32) | np.uint64(count)
     for i in range(count):
-        ids[n + i] = source[at + i]
-    return n + count
+        cache.ids[row, _IDS + i] = cache.scratch[i]
+
+
+@kernel(inline="always")
+def _append(source, count, ids, n, first, unknown):  # type: ignore[no-untyped-def]
+    """Append a word's ids to those of its text, ids[first:n], merging unknown pieces in a row; return the new n."""
+    skipped = np.int64(count > 0 and n > first and source[0] == unknown and ids[n - 1] == unknown)
+    for i in range(skipped, count):
+        ids[n + i - skipped] = source[i]
+    return n + count - skipped
