@@ -59,7 +59,8 @@ def encode_texts(
     the 8 bytes from i on. Its ids begin at offsets[i] (texts + 1 offsets). `ids` needs room for one id per byte and
     per text, two more per space if the space is no piece, and MARGIN.
     """
-    n, rows, cached_ids, unknown = 0, cache.rows, cache.ids, merges.unknown
+    rows, cached_ids, unknown = cache.rows, cache.ids, merges.unknown
+    n = np.int64(0)
     ends = np.empty(len(data), np.int32)
     for text in range(len(starts) - 1):
         offsets[text] = first = n
