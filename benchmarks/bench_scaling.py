@@ -126,7 +126,7 @@ def run_stage(stage: str, slices: int, store: CountingStore) -> Cost:
     """Run a stage twice over the corpus in `store`."""
     executor = ModelExecutor(store, TaskModel(corpus_names(slices)))
     with store.in_use(), tempfile.TemporaryDirectory() as folder:
-        place = Workplace(executor, Scratch(Path(folder)), lambda: None)
+        place = Workplace(executor, Scratch(Path(folder)), lambda: None, set())
         options = RunOptions(workers=4, memory="4GiB", quiet=True, of_run=place)
         before = _resident_bytes()
         requests, seconds = _driver_cost(stage, options, executor)

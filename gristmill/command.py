@@ -9,6 +9,7 @@
 """
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import io
@@ -27,7 +28,8 @@ from rich.console import Console
 from rich.text import Text
 
 from gristmill.config import reject_empty
-from gristmill.errors import FinishedElsewhere, GristmillError, OutputError, wrap_write_errors
+from gristmill.errors import FinishedElsewhere, GristmillError, OutputError, UsageError, wrap_write_errors
+from gristmill.urls import unknown_scheme_in
 
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # the marker in the metadata of a positional argument's type
 INTERRUPTED, TERMINATED = 130, 143  # exit codes that shells report for Ctrl-C and for SIGTERM
@@ -44,7 +46,7 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
         arguments: Command-line arguments; sys.argv[1:] by default.
         prog: Name of the program in the help.
     """
-    named = {function.__name__: _name_positionals(_imported_by_name(function)) for function in functions}
+    named = {function.__name__: _checked(_name_positionals(_imported_by_name(function))) for function in functions}
     parser = next(iter(named.values())) if len(named) == 1 else named
     kinds = {name: kind for function in named.values() for name, kind in _option_kinds(function).items()}
     words = _spell_flags(kinds, sys.argv[1:] if arguments is None else arguments)
@@ -178,6 +180,18 @@ def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     file = Path(inspect.getfile(function)).resolve()
     module = importlib.import_module(f"{file.parent.name}.{file.stem}")
     return getattr(module, function.__name__)
+
+
+def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which refuses paths that are URLs of an unknown scheme."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        if fault := unknown_scheme_in([arguments, named]):
+            raise UsageError(fault)
+        return function(*arguments, **named)
+
+    return call
 
 
 def _name_positionals(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import tyro
 
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import InputError, UsageError, require
+from gristmill.urls import unknown_scheme_in
 
 Config = TypeVar("Config")
 INT64 = 2**63 - 1
@@ -33,8 +34,8 @@ def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None)
     """Build `cls` from its defaults, then `--config FILE` (TOML), then the other arguments in `argv`.
 
     A relative path in the file is kept as written. `--help` prints the options and exits. Raises
-    UsageError for an unknown key (naming the most similar one), a value of the wrong type, or a
-    missing value that is required; InputError for a file that is not TOML.
+    UsageError for an unknown key (naming the most similar one), a value of the wrong type, a URL of
+    an unknown scheme, or a missing value that is required; InputError for a file that is not TOML.
 
     >>> @dataclasses.dataclass
     ... class Oven:
@@ -45,7 +46,9 @@ def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None)
     reject_empty(argv, _option_types(cls))
     file, arguments = _take_option(list(argv), "--config")
     default = _from_table(cls, _read_toml(Path(file)), file, "") if file else _from_table(cls, {}, "", "")
-    return _parse(cls, _check_options(cls, _rename_options(cls, arguments)), default, prog)
+    config = _parse(cls, _check_options(cls, _rename_options(cls, arguments)), default, prog)
+    require(not (fault := unknown_scheme_in(config)), fault)
+    return config
 
 
 def reject_empty(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:

@@ -6,8 +6,9 @@ or `hf:`.
 
 import os
 import re
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SCHEMES = ("s3", "gs", "az", "hf")
 _REMOTE = re.compile(rf"(?:^|/)({'|'.join(SCHEMES)}):(?=/|$)")
@@ -73,13 +74,33 @@ def parents_in_bucket(path: Path) -> list[Path]:
 
 
 def unknown_scheme(path: Path | str) -> str:
-    """The scheme of a path that looks like a URL of a scheme that is not known, else ''.
+    """What is wrong with a path that looks like a URL of a scheme that is not known, else ''.
 
-    >>> unknown_scheme(Path("https://bucket/a")), unknown_scheme(Path("s3://bucket/a")), unknown_scheme(Path("a:b"))
-    ('https', '', '')
+    >>> unknown_scheme(Path("https://bucket/a"))
+    'https://bucket/a: the scheme https is not known: wanted a folder, or s3://, gs://, az://, hf://'
+    >>> unknown_scheme(Path("s3://bucket/a")), unknown_scheme(Path("a:b"))
+    ('', '')
     """
-    found = _UNKNOWN.match(os.fspath(path))
-    return found[1] if found and found[1] not in SCHEMES else ""
+    text = os.fspath(path)
+    found = _UNKNOWN.match(text)
+    if not found or found[1] in SCHEMES:
+        return ""
+    url = f"{found[1]}://{text[found.end() :].lstrip('/')}"
+    return f"{url}: the scheme {found[1]} is not known: wanted a folder, or {'://, '.join(SCHEMES)}://"
+
+
+def unknown_scheme_in(value: Any) -> str:
+    """What is wrong with the first such path in a value, at any depth of lists, dictionaries and dataclasses, else ''.
+
+    >>> unknown_scheme_in({"out": [Path("a"), Path("ftp://a")]}).partition(":")[0]
+    'ftp'
+    """
+    if isinstance(value, Path):
+        return unknown_scheme(value)
+    if is_dataclass(value):
+        value = vars(value)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return next(filter(None, map(unknown_scheme_in, parts)), "")
 
 
 def spell_urls(text: str) -> str:

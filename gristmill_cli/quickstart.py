@@ -14,6 +14,7 @@ from pathlib import Path
 from gristmill.command import run_with_exit_code, wide_console
 from gristmill.config import load_config, reject_empty
 from gristmill.errors import UsageError
+from gristmill.storage.files import reject_remote, reject_unknown_scheme
 from gristmill_cli.harvest_corpus import harvest_corpus
 from gristmill_cli.run import run
 from gristmill_cli.run_config import RunConfig
@@ -58,6 +59,8 @@ def quickstart(corpus: Path | None, out: Path, trainer_options: Sequence[str] = 
     option or if torch or matplotlib is not installed, any GristmillError of a step, and SystemExit with the
     trainer's exit code if it fails.
     """
+    reject_remote(out)
+    reject_unknown_scheme(corpus or out)
     out = out.resolve()
     training = [*_trainer_options(out), *trainer_options]
     _check(training)

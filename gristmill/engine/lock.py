@@ -27,16 +27,17 @@ def stage_lock(
     shared: bool = False,
     whole: bool = False,
     while_waiting: Callable[[], None] | None = None,
+    dead: set[str] | None = None,
 ) -> Iterator[Callable[[], None]]:
     """Context: hold the lock file `path`, alone or `shared`; wait for other processes that exclude it.
 
     The lock of the `whole` of a stage is shared by runs of parts of its work. In a bucket it is a lease (lease.py) and
     never shared: runs of parts wait for one another. Yields a function that raises OutputError if the lease is lost.
 
-    `while_waiting` is called again and again until the lock is free; it should return soon.
+    `while_waiting` is called again and again until the lock is free; it should return soon. `dead`: see Lease.
     """
     if is_remote(path):
-        with _object_lock(path, quiet, while_waiting) as lease:
+        with _object_lock(Lease(path, dead), quiet, while_waiting) as lease:
             yield lease.check
         return
     with _file_lock(path, quiet, shared, whole, while_waiting):
@@ -44,8 +45,8 @@ def stage_lock(
 
 
 @contextmanager
-def _object_lock(path: Path, quiet: bool, while_waiting: Callable[[], None] | None) -> Iterator[Lease]:
-    lease, told = Lease(path), ""
+def _object_lock(lease: Lease, quiet: bool, while_waiting: Callable[[], None] | None) -> Iterator[Lease]:
+    told = ""
     while not lease.acquire():
         if lease.holder != told and not quiet:
             told = lease.holder

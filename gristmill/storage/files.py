@@ -12,16 +12,23 @@ from gristmill.errors import UsageError, wrap_read_errors, wrap_write_errors
 from gristmill.storage import objects
 from gristmill.storage.local import atomic_write_bytes, locked, sha256_file
 from gristmill.storage.objects import FileInfo as FileInfo
-from gristmill.urls import SCHEMES, is_remote, object_name, unknown_scheme
+from gristmill.urls import is_remote, object_name, unknown_scheme
 
 _THREADS = 32  # requests at a time
 
 
 def reject_unknown_scheme(path: Path) -> None:
     """Raise UsageError if a path looks like a URL of another scheme than SCHEMES."""
-    if scheme := unknown_scheme(path):
-        url = f"{scheme}://{path.as_posix()[len(scheme) + 2 :]}"
-        raise UsageError(f"{url}: the scheme {scheme} is not known: wanted a folder, or {'://, '.join(SCHEMES)}://")
+    if fault := unknown_scheme(path):
+        raise UsageError(fault)
+
+
+def reject_remote(*paths: Path) -> None:
+    """Raise UsageError if one of the paths is in a bucket, or of an unknown scheme, where only local files will do."""
+    for path in paths:
+        reject_unknown_scheme(path)
+        if is_remote(path):
+            raise UsageError(f"{object_name(path).url}: wanted a folder of this machine")
 
 
 def file_info(path: Path) -> FileInfo | None:

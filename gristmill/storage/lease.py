@@ -17,6 +17,7 @@ from gristmill.errors import GristmillError, OutputError
 from gristmill.storage.objects import FileInfo, delete_objects, read_object, swap_object
 
 _RENEWALS = 4  # in this time
+_PROCESS = secrets.token_hex(8)  # in all leases of this process
 
 
 def lease_seconds() -> float:
@@ -25,13 +26,17 @@ def lease_seconds() -> float:
 
 
 class Lease:
-    """A lease on the object `path`; see `acquire` and `release`."""
+    """A lease on the object `path`; see `acquire` and `release`.
 
-    def __init__(self, path: Path) -> None:
+    `dead` has processes of which another lease has run out: theirs are taken over at once. Those of this one are added.
+    """
+
+    def __init__(self, path: Path, dead: set[str] | None = None) -> None:
         self.path, self.seconds = path, lease_seconds()
+        self.dead = set[str]() if dead is None else dead
         self.holder = ""  # who has it, if it is not this process
         name = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
-        self._name = f"{name}\n{secrets.token_hex(8)}\n".encode()
+        self._name = f"{name}\n{_PROCESS}\n{secrets.token_hex(8)}\n".encode()
         self._info: FileInfo | None = None  # of the object as this process wrote it
         self._seen: tuple[FileInfo | None, float] = (None, 0.0)  # the other's lease, and since when it is unchanged
         self._renewed = 0.0
@@ -43,7 +48,8 @@ class Lease:
     def acquire(self) -> bool:
         """Take the lease if nobody has it or it has run out; else say who has it in `holder`. Call it repeatedly."""
         found, data = self._read()
-        if data:  # else nobody has it, or it is the empty lock file of a local run that was moved here
+        process = _process_of(data)
+        if data and process not in self.dead:  # no data: the empty lock file of a local run that was moved here
             seen, since = self._seen
             if found != seen:
                 self._seen, self.holder = (found, _now()), data.decode(errors="replace").split("\n")[0]
@@ -54,6 +60,8 @@ class Lease:
         self._info = swap_object(self.path, self._content(), found)
         if self._info is None:
             return False
+        if process and process != _PROCESS:
+            self.dead.add(process)
         self._ended.clear()
         self._renewing = threading.Thread(target=self._renew_often, daemon=True)
         self._renewing.start()
@@ -103,6 +111,11 @@ class Lease:
 
     def _content(self) -> bytes:
         return self._name + secrets.token_hex(8).encode()
+
+
+def _process_of(data: bytes) -> str:
+    """The process whose lease has this content."""
+    return data.decode(errors="replace").partition("\n")[2].partition("\n")[0]
 
 
 def _now() -> float:

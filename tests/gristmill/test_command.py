@@ -9,6 +9,7 @@ import pytest
 import tyro
 
 from gristmill.command import command
+from gristmill.engine.options import RunOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 SAY = "from gristmill.command import run_with_exit_code as run; import sys; sys.exit(run(lambda: 'b\\xfcch'))"
@@ -67,6 +68,23 @@ def test_an_empty_path_is_not_the_current_folder(capsys: pytest.CaptureFixture[s
         command(mill, arguments=words)
     said = capsys.readouterr().err
     assert said.startswith(f"error: {named}") and "is empty: is a variable of your shell not set?" in said
+
+
+def save(out: Path, options: RunOptions = RunOptions(), files: tuple[Path, ...] = ()) -> None:
+    """A command with paths in several places."""
+
+
+@pytest.mark.parametrize("words", [["--out", "ftp://a/b"], ["--out", "a", "--scratch=ftp://a/b"],
+                                   ["--out", "s3://a/b", "--files", "x", "ftp://a/b"]])  # fmt: skip
+def test_a_url_of_an_unknown_scheme_is_refused_by_every_command(
+    capsys: pytest.CaptureFixture[str], words: list
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command(save, arguments=words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(
+        "error: ftp://a/b: the scheme ftp is not known: wanted a folder, or s3://"
+    )
 
 
 def test_an_empty_text_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -207,3 +207,12 @@ def test_a_renamed_key_of_a_file_keeps_its_old_name(tmp_path: Path, capsys: pyte
     file.write_text("[wheel]\npaddles = 3\nblades = 4\n")
     with pytest.raises(UsageError, match="two names of one key"):
         load_config(Watermill, ["--config", str(file)])
+
+
+def test_a_url_of_an_unknown_scheme_is_refused() -> None:
+    @dataclass
+    class Paths:
+        out: Path = Path("out")
+
+    with pytest.raises(UsageError, match="ftp://a/b: the scheme ftp is not known"):
+        load_config(Paths, ["--out", "ftp://a/b"])

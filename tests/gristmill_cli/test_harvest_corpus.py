@@ -12,7 +12,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from gristmill_cli.harvest_corpus import docstrings, render_manual, troff_source
+from gristmill.errors import UsageError
+from gristmill_cli.harvest_corpus import docstrings, harvest_corpus, render_manual, troff_source
 from tests.gristmill_cli.corpus import ROOT
 
 BUDGET = 600_000
@@ -187,3 +188,8 @@ def test_docstrings_come_under_their_qualified_names() -> None:
     source = f'class Mill:\n    def grind(self):\n        """{long}"""\n\ndef short():\n    """Little."""\n'
     assert docstrings(source, "town/mill.py") == f"town.mill.Mill.grind\n\n{long}"
     assert docstrings("def broken(", "town/mill.py") == ""
+
+
+def test_a_bucket_is_refused() -> None:
+    with pytest.raises(UsageError, match="s3://bucket/a: wanted a folder of this machine"):
+        harvest_corpus(Path("s3://bucket/a"))

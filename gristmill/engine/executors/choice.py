@@ -23,11 +23,15 @@ from gristmill.urls import is_remote
 
 
 class Workplace(NamedTuple):
-    """What runs tasks, where they work on copies, and a function that raises OutputError if the lock was lost."""
+    """What runs tasks, where they work on copies, and a function that raises OutputError if the lock was lost.
+
+    `dead` has processes whose locks were taken over when this one got its own: see Lease.
+    """
 
     executor: Executor
     scratch: Scratch
     check_lock: Callable[[], None]
+    dead: set[str]
 
 
 @contextmanager
@@ -44,7 +48,7 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: W
         )
     with ExitStack() as stack:
         if options.of_run:
-            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole))
+            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, dead=options.of_run.dead))
             yield options.of_run._replace(check_lock=check)
             return
         is_private = bool(options.shard) or options.executor == "ray"
@@ -54,31 +58,32 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: W
         if beside:
             stack.callback(_remove_empty, beside)
         scratch = stack.enter_context(open_scratch(folder, options.scratch_bytes, is_private))
+        dead = set[str]()
         board = Board(lock.with_suffix(".board"))
         if options.executor == "ray":
             from gristmill.engine.executors.ray import ray_executor  # an optional dependency
 
-            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole))
+            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, dead=dead))
             board.close()
             stack.callback(sweep)
             fenced = replace(scratch, fence=stack.enter_context(_fence(lock)))
             tasks = stack.enter_context(ray_executor(options.address, options.memory_per_worker, fenced))
-            yield Workplace(tasks, scratch, check)
+            yield Workplace(tasks, scratch, check, dead)
             return
         worker_lock = None if is_private or is_remote(lock) else lock  # orphans do no harm if outputs are staged
         local = stack.enter_context(LocalExecutor(options.processes, worker_lock))
         if not options.shard:
-            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole))
+            check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, dead=dead))
             board.close()
             stack.callback(sweep)
-            yield Workplace(local, scratch, check)
+            yield Workplace(local, scratch, check, dead)
             return
         team = stack.enter_context(shard_executor(local, board.folder, options, work, scratch))
-        check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, while_waiting=team.help))
+        check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, while_waiting=team.help, dead=dead))
         team.reject_finished()
         stack.callback(sweep)
         stack.enter_context(team.in_charge())
-        yield Workplace(team, scratch, check)
+        yield Workplace(team, scratch, check, dead)
 
 
 @contextmanager

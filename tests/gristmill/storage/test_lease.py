@@ -85,6 +85,27 @@ def test_a_dead_holder_is_followed_and_told_when_it_comes_back(path: Path) -> No
     second.release()
 
 
+def test_the_leases_of_a_dead_process_run_out_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is killed leaves its own and that of the stage which was running."""
+    of_run, of_stage = Lease(path), Lease(path.with_name("stage"))
+    for lease in (of_run, of_stage):
+        assert lease.acquire()
+        die(lease)
+    monkeypatch.setattr("gristmill.storage.lease._PROCESS", "the next one")
+    dead = set[str]()
+    next_of_run, next_of_stage = Lease(path, dead), Lease(path.with_name("stage"), dead)
+    assert wait_for(next_of_run) >= SECONDS
+    assert next_of_stage.acquire()
+    with pytest.raises(OutputError, match="another process has taken over the work"):
+        while True:
+            of_stage.check()
+            time.sleep(0.05)
+    other = Lease(path.with_name("stage"), dead)
+    assert not other.acquire()
+    next_of_stage.release()
+    next_of_run.release()
+
+
 def test_a_holder_that_nobody_followed_goes_on(path: Path) -> None:
     lease = Lease(path)
     assert lease.acquire()
