@@ -157,12 +157,17 @@ def _explain_start() -> Iterator[None]:
 
 
 def _run_in_worker(call: Call) -> Any:
-    """Run a call; Ctrl-C interrupts a worker only then, as an idle one would print a traceback."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Run a call; Ctrl-C interrupts a worker only then, as an idle one would print a traceback.
+
+    So does SIGTERM, which a scheduler sends to all processes: an upload in parts ends, and temporary files are removed.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         return call()
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _start_worker(lock: Path | None) -> None:

@@ -51,6 +51,21 @@ def test_a_killed_worker_is_an_error_that_says_what_to_try() -> None:
         run_all(calls, 2)
 
 
+def end_and_tidy(path: Path) -> None:
+    """Terminate this process, and write a file in the time that is left."""
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    finally:
+        path.touch()
+
+
+def test_a_worker_that_is_terminated_tidies_up(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_all([Call(end_and_tidy, {"path": tmp_path / name}) for name in "ab"], 2)
+    assert (tmp_path / "a").exists()
+
+
 def test_a_driver_that_is_killed_while_it_starts_a_worker_leaves_no_traceback() -> None:
     script = (
         "import os\n"
