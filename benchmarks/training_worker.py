@@ -32,7 +32,10 @@ def main(task: str) -> None:
     """Run the steps, and write REPORT/<rank>.json: wall and computing seconds per step, memory, sizes."""
     asked = json.loads(task)
     config = load_config(TrainConfig, asked["arguments"], prog="bench_training")
-    with init_distributed(config.device, config.timeout) as device, Trainer(RunPlan.of(config), device) as trainer:
+    with (
+        init_distributed(config.device, config.seconds_to_wait) as device,
+        Trainer(RunPlan.of(config), device) as trainer,
+    ):
         trainer.load()
         trainer.start()
         step = trainer.step if asked["implementation"] == "ours" else data_parallel_step(trainer, device)

@@ -27,7 +27,7 @@ from training.reporting.metrics import MetricsConfig
 class TrainConfig:
     """Options of a training run; each section is defined and checked by the subpackage that it configures."""
 
-    RANGES: ClassVar[dict[str, Range]] = {"seed": Range(0, INT64), "timeout": Range(0, 10_000_000, above=True)}
+    RANGES: ClassVar[dict[str, Range]] = {"seed": Range(0, INT64), "timeout": Range(0, 10_000_000)}
 
     out_dir: Path
     """Folder for checkpoints and metrics; if it holds a checkpoint of this run, training resumes from it."""
@@ -52,8 +52,14 @@ class TrainConfig:
     """Checkpoint whose parameters a new run starts from, for example one written by import_hf."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU per rank if there are any, else the CPU."""
-    timeout: float = 60.0
-    """Seconds a rank waits for another before the run ends with an error."""
+    timeout: float = 0.0
+    """Seconds a rank waits for another before the run ends with an error; 0: 60, or 600 with compile, as the stages
+    of a pipeline compile one after the other, in the first step and in the first evaluation."""
+
+    @property
+    def seconds_to_wait(self) -> float:
+        """`timeout`, with its default filled in."""
+        return self.timeout or (600.0 if self.compile else 60.0)
 
     def check(self) -> None:
         """Raise UsageError for a value out of range, or options that exclude each other."""

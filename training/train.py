@@ -5,7 +5,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
@@ -16,6 +16,7 @@ from training.checkpoint.run_folder import lock_run_folder
 from training.config import TrainConfig
 from training.distributed.hang_detection import report_failures
 from training.distributed.mesh import init_distributed
+from training.distributed.stall_watch import StallWatch, gpu_busy
 from training.distributed.stop_signals import StopSignals
 from training.plan import RunPlan
 from training.reporting.summary import Summary
@@ -31,11 +32,11 @@ def train(config: TrainConfig) -> Summary:
     return train_as_planned(RunPlan.of(config))
 
 
-def train_as_planned(plan: RunPlan) -> Summary:
-    """Train as `train` does, from options that are complete and checked."""
+def train_as_planned(plan: RunPlan, on_step: Callable[[], None] = lambda: None) -> Summary:
+    """Train as `train` does, from options that are complete and checked; `on_step` is called before every step."""
     config = plan.config
     with (
-        init_distributed(config.device, config.timeout) as device,
+        init_distributed(config.device, config.seconds_to_wait) as device,
         StopSignals() as stop,
         lock_run_folder(config.out_dir, plan.identity, config.optim) as folder,
         Trainer(plan, device) as trainer,
@@ -47,6 +48,7 @@ def train_as_planned(plan: RunPlan) -> Summary:
         if changed:
             trainer.reporter.say(changed)
         for step in range(trainer.steps_done + 1, config.optim.steps + 1):
+            on_step()
             stopping = trainer.step(step, stop.received)
             last = step == config.optim.steps
             evaluating = last or _is_due(step, config.eval.every)
@@ -81,8 +83,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             config = load_config(TrainConfig, arguments, prog="train.py")
         plan = RunPlan.of(config)
-        with init_distributed(config.device, config.timeout), report_failures():
-            train_as_planned(plan)
+        with init_distributed(config.device, config.seconds_to_wait) as device:
+            watch = StallWatch(config.seconds_to_wait, lambda: gpu_busy(device))
+            with report_failures(watch):
+                train_as_planned(plan, watch.beat)
     except GristmillError as error:
         if rank != 0:
             time.sleep(5)  # rank 0 met the same error and prints it; the launcher kills all once the first one exits

@@ -49,7 +49,7 @@ class Trainer:
         self.tokens_per_step = plan.tokens_per_step
         self.tokenizer = self.train_data.manifest.tokenizer
 
-        self.world = world = build_world(self.layout, device, config.timeout)
+        self.world = world = build_world(self.layout, device, config.seconds_to_wait)
         self.batches = Batches(self.train_data, self.split, world.dp_rank, config.seed, data.order)
         self.loader = PrefetchLoader(self.batches, device)
 

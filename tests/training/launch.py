@@ -20,6 +20,7 @@ from gristmill.engine.executors.local import exit_with_parent, start_fork_server
 from training.config import TrainConfig
 from training.distributed.hang_detection import report_failures
 from training.distributed.mesh import init_distributed
+from training.distributed.stall_watch import StallWatch
 from training.train import train
 from training.trainer import Trainer
 
@@ -53,13 +54,16 @@ class Launched:
 
 
 @contextmanager
-def launch(size: int, config: TrainConfig, folder: Path, *faults: Fault) -> Iterator[Launched]:
-    """`size` processes that train; they are killed at the end if they still run."""
+def launch(size: int, config: TrainConfig, folder: Path, *faults: Fault, stalling: bool = False) -> Iterator[Launched]:
+    """`size` processes that train; they are killed at the end if they still run.
+
+    `stalling`: the device of rank 0 counts as busy, so that its watch reports a stall after a second.
+    """
     start_fork_server(["pytest", "training.train"])
     context = multiprocessing.get_context("forkserver")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun's agent has it
     folder.mkdir(parents=True, exist_ok=True)
-    arguments = [(rank, size, store.port, config, folder, faults) for rank in range(size)]
+    arguments = [(rank, size, store.port, config, folder, faults, stalling) for rank in range(size)]
     processes: list[BaseProcess] = [context.Process(target=be_rank, args=each) for each in arguments]
     for process in processes:
         process.start()
@@ -71,7 +75,9 @@ def launch(size: int, config: TrainConfig, folder: Path, *faults: Fault) -> Iter
             process.join()
 
 
-def be_rank(rank: int, size: int, port: int, config: TrainConfig, folder: Path, faults: tuple[Fault, ...]) -> None:
+def be_rank(
+    rank: int, size: int, port: int, config: TrainConfig, folder: Path, faults: tuple[Fault, ...], stalling: bool
+) -> None:
     exit_with_parent()
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
@@ -79,7 +85,8 @@ def be_rank(rank: int, size: int, port: int, config: TrainConfig, folder: Path, 
     os.dup2(os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     sys.stderr = os.fdopen(2, "w")
     torch.set_num_threads(1)
-    with faults_of(rank, faults), init_distributed("cpu", config.timeout), report_failures():
+    watch = StallWatch(1.0, lambda: stalling and rank == 0)
+    with faults_of(rank, faults), init_distributed("cpu", config.seconds_to_wait), report_failures(watch):
         train(config)
 
 

@@ -3,7 +3,8 @@
 When a rank dies or hangs, the other ranks' collectives fail as well. So the first rank that fails claims the report in
 the rendezvous store, and all others stay silent. If it failed because another rank did not take part, it asks all
 ranks for their activity, which a thread of each reads from the main thread's stack: a rank that does not answer is
-dead or stopped, and a rank that answers but is not waiting in a collective has hung.
+dead or stopped, and a rank that answers but is not waiting in a collective has hung. Under NCCL no collective fails: a
+rank whose GPU waits is noticed by its StallWatch.
 """
 
 import json
@@ -28,6 +29,7 @@ from torch import Tensor
 from gristmill.errors import GristmillError
 from training.distributed.collectives import wait
 from training.distributed.mesh import Axis, restart_prefix
+from training.distributed.stall_watch import StallWatch
 from training.distributed.stop_signals import StopSignals
 
 _ANSWER_SECONDS = 3.0  # for the ranks to answer with their activity
@@ -48,23 +50,24 @@ class Activity(NamedTuple):
 
 
 @contextmanager
-def report_failures() -> Iterator[None]:
+def report_failures(watch: StallWatch) -> Iterator[None]:
     """Run the block; if it raises, one rank prints a report and every process ends. A single rank raises the error.
 
+    So it does if `watch`, of this thread, says that the block has stalled.
     Requires RANK, WORLD_SIZE and MASTER_ADDR/PORT, as torchrun sets them, and the process group's store to be up.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield
         return
     store, rank, done = _open_store(), int(os.environ["RANK"]), threading.Event()
-    arguments = (store, rank, threading.get_ident(), done)
+    arguments = (store, rank, threading.get_ident(), done, watch)
     monitor = threading.Thread(target=_monitor, args=arguments, name="hang detection", daemon=True)
     monitor.start()
     try:
         yield
     except Exception as error:
         with StopSignals():  # a launcher sends SIGTERM to the surviving ranks: print the report before ending
-            _report(error, store, rank)
+            _report(error, store, rank, describe_stack(_stack_of(error)))
             monitor.join()  # which ends the process, unless the store is gone
             os._exit(1)
     finally:
@@ -103,8 +106,11 @@ def diagnose(activities: dict[int, Activity], silent: list[int], timed_out: bool
     return "\n".join(lines)
 
 
-def describe_stack(stack: Stack) -> Activity:
-    """Describe a stack: the training step, the collective and its axis, and the innermost line of this package."""
+def describe_stack(stack: Stack, gpu_busy: bool = False) -> Activity:
+    """Describe a stack: the training step, the collective and its axis, and the innermost line of this package.
+
+    With unfinished work on its GPU a rank waits, too: of the others, or to get in.
+    """
     ours = [(frame, line) for frame, line in stack if _PACKAGE_DIR in Path(frame.f_code.co_filename).parents]
     ours = [(frame, line) for frame, line in ours if frame.f_code is not wait.__code__] or stack
     frame, line = ours[-1]
@@ -117,7 +123,8 @@ def describe_stack(stack: Stack) -> Activity:
         words.append(_describe_collective([f for f, _ in stack]))
     elif innermost is not frame.f_code:
         words.append(f"{innermost.co_qualname} ({Path(innermost.co_filename).name}:{stack[-1][1]})")
-    return Activity(waiting, f"{', '.join(words)} in {place}" if words else place)
+    words += ["its GPU at work"] * gpu_busy
+    return Activity(waiting or gpu_busy, f"{', '.join(words)} in {place}" if words else place)
 
 
 def _describe_collective(frames: Sequence[FrameType]) -> str:
@@ -152,16 +159,22 @@ def _open_store() -> dist.Store:
     return dist.PrefixStore(f"{restart_prefix()}/hang_detection", store)
 
 
-def _monitor(store: dist.Store, rank: int, thread: int, done: threading.Event) -> None:
-    """Once a rank has failed: answer with the activity of `thread` if asked, and end this process after the report."""
+def _monitor(store: dist.Store, rank: int, thread: int, done: threading.Event, watch: StallWatch) -> None:
+    """Once a rank has failed: answer with the activity of `thread` if asked, and end this process after the report.
+
+    Reports a stall, as the main thread cannot.
+    """
     deadline = math.inf
     with suppress(RuntimeError):  # the store ends with rank 0's process, which may have finished normally
         while not done.wait(_POLL_SECONDS) and time.monotonic() < deadline:
+            if deadline == math.inf and watch.stalled():
+                stall = RuntimeError(f"] GPU timed out after {watch.seconds:g} s")
+                _report(stall, store, rank, describe_stack(_stack_of_thread(thread), gpu_busy=True))
             if store.check(["failed"]):
                 deadline = min(deadline, time.monotonic() + _REPORT_SECONDS)
                 if store.check(["asked"]) and not store.check([f"activity{rank}"]):
-                    stack = list(traceback.walk_stack(sys._current_frames()[thread]))
-                    store.set(f"activity{rank}", json.dumps(describe_stack(stack[::-1])))
+                    activity = describe_stack(_stack_of_thread(thread), watch.busy())
+                    store.set(f"activity{rank}", json.dumps(activity))
                 if store.check(["reported"]):
                     break
     # wait: the rank that failed first must exit first, as torchrun names the first in its summary
@@ -170,12 +183,12 @@ def _monitor(store: dist.Store, rank: int, thread: int, done: threading.Event) -
         os._exit(1)  # at once: nothing may block in a collective
 
 
-def _report(error: Exception, store: dist.Store, rank: int) -> None:
-    """If this rank is the first to fail, print the report and end this process."""
+def _report(error: Exception, store: dist.Store, rank: int, activity: Activity) -> None:
+    """If this rank is the first to fail, print the report and end this process; `activity`: where it failed."""
     try:
         first = store.add("failed", 1) == 1
         if is_peer_failure(error):
-            store.set(f"activity{rank}", json.dumps(describe_stack(_stack_of(error))))
+            store.set(f"activity{rank}", json.dumps(activity))
         if first:
             text = _format_report(error, store, rank)
             print(text, file=sys.stderr, flush=True)
@@ -183,8 +196,10 @@ def _report(error: Exception, store: dist.Store, rank: int) -> None:
             store.set("reported", "")
             os._exit(error.exit_code if isinstance(error, GristmillError) else 1)
     except RuntimeError:
-        place = describe_stack(_stack_of(error)).text
-        print(f"error: rank {rank} lost the connection to the other ranks and to their store: {place}", file=sys.stderr)
+        print(
+            f"error: rank {rank} lost the connection to the other ranks and to their store: {activity.text}",
+            file=sys.stderr,
+        )
 
 
 def _format_report(error: Exception, store: dist.Store, rank: int) -> str:
@@ -234,6 +249,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _stack_of(error: BaseException) -> Stack:
     return [frame for e in _causes(error) for frame in traceback.walk_tb(e.__traceback__)]
+
+
+def _stack_of_thread(thread: int) -> Stack:
+    return list(traceback.walk_stack(sys._current_frames()[thread]))[::-1]
 
 
 def _write_error_file(text: str) -> None:

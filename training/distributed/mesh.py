@@ -25,6 +25,7 @@ from training.memory.allocator import keep_freed_memory
 Result = TypeVar("Result")
 
 _START_TIMEOUT = timedelta(minutes=5)  # for all ranks to join
+_REPORT_SECONDS = 30.0  # for the report on a hang under NCCL
 AXES = ("pp", "replicate", "shard", "tp")
 
 
@@ -134,7 +135,7 @@ def build_world(layout: ParallelConfig, device: torch.device, timeout: float = 6
     """Build the mesh of a resolved layout; collective: every rank calls it. `timeout` in seconds."""
     shape = (layout.pp, layout.dp // layout.zero_group, layout.zero_group, layout.tp)
     ranks = torch.arange(dist.get_world_size()).view(shape)
-    limit = timedelta(seconds=timeout)
+    limit = _group_timeout(device.type, timeout)
     groups = []
     for dim, name in enumerate(AXES):  # not init_device_mesh, whose groups always time out after 30 minutes
         lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
@@ -173,7 +174,7 @@ def _share_cores() -> None:
 
 
 def _init_process_group(kind: str, timeout: float) -> None:
-    limit = timedelta(seconds=timeout)
+    limit = _group_timeout(kind, timeout)
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     if "RANK" not in os.environ:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
@@ -183,6 +184,11 @@ def _init_process_group(kind: str, timeout: float) -> None:
     store = dist.PrefixStore(restart_prefix(), store)
     _wait_for_start(store, size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+
+
+def _group_timeout(kind: str, timeout: float) -> timedelta:
+    """How long a collective waits. NCCL aborts the process then: StallWatch must have reported before."""
+    return timedelta(seconds=timeout + (_REPORT_SECONDS if kind == "cuda" else 0.0))
 
 
 def _wait_for_start(store: dist.Store, size: int) -> None:

@@ -45,6 +45,16 @@ def test_the_rank_at_fault_is_named_and_all_end(
     assert said[1] == ""
 
 
+def test_a_stall_that_no_collective_reports_names_the_rank_at_fault(config: TrainConfig, tmp_path: Path) -> None:
+    config = replace(config, parallel=ParallelConfig(tp=2), timeout=80.0)  # as under NCCL: the collective only waits
+    with launch(2, config, tmp_path, Fault("sleep", 1, 4), stalling=True) as launched:
+        assert launched.codes(seconds=50) == [1, 1]
+        said = launched.said()
+    assert all(words in said[0] for words in HUNG[:2]) and said[0].startswith(HUNG[0]), said
+    assert "rank 0: waiting: step 4, all_reduce of" in said[0] and "its GPU at work" in said[0], said
+    assert "first noticed by rank 0: GPU timed out after 1 s" in said[0] and said[1] == ""
+
+
 def test_an_exception_is_reported_with_its_traceback_by_the_rank_that_raised_it(
     config: TrainConfig, tmp_path: Path
 ) -> None:

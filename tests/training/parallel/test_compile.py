@@ -85,5 +85,7 @@ def test_compiled_blocks_need_an_unsplit_backward_pass(config: TrainConfig, sche
     split = replace(config, compile=True, parallel=ParallelConfig(pp=2, schedule=schedule, micro_batches=4))
     with pytest.raises(UsageError, match=rf"{schedule}.*try --parallel\.schedule interleaved-1f1b"):
         split.check()
+    assert (split.seconds_to_wait, replace(split, compile=False).seconds_to_wait) == (600, 60)
+    assert replace(split, timeout=7).seconds_to_wait == 7
     replace(split, compile=False).check()
     replace(split, parallel=ParallelConfig(schedule=schedule)).check()
