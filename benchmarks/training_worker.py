@@ -18,13 +18,12 @@ from torch import nn
 from gristmill.config import load_config
 from training.config import TrainConfig
 from training.distributed.mesh import init_distributed
-from training.kernels.precision import autocast
+from training.kernels.precision import COMPUTE_DTYPES
 from training.model.decoder import Decoder
 from training.plan import RunPlan
 from training.reporting.throughput import memory_bytes
 from training.trainer import Trainer
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 _PEAK_SECONDS = 0.5
 
 
@@ -69,7 +68,7 @@ def timed(action: Callable[[], Any], device: torch.device) -> tuple[float, float
 def matmul_peak(device: torch.device, precision: str) -> float:
     """Peak FLOP/s of a large square matrix product, with as many threads as the training."""
     size = 8192 if device.type == "cuda" else 1024
-    a, b = torch.randn(2, size, size, device=device).to(_DTYPES[precision])
+    a, b = torch.randn(2, size, size, device=device).to(COMPUTE_DTYPES[precision])
     times: list[float] = []
     while sum(times) < _PEAK_SECONDS:
         times.append(timed(lambda: a @ b, device)[0])
@@ -80,10 +79,11 @@ def data_parallel_step(trainer: Trainer, device: torch.device) -> Callable[[int]
     """The same step by nn.DataParallel, for comparison: it copies the model to every GPU in each step."""
     model = nn.DataParallel(Decoder(trainer.model_config).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    dtype, low = COMPUTE_DTYPES[trainer.config.precision], trainer.config.precision in ("bf16", "fp16")
 
     def step(number: int) -> None:
         batch = trainer.batches.batch(number - 1).to(device)
-        with autocast(device, trainer.config.precision):
+        with torch.autocast(device.type, dtype if low else torch.bfloat16, enabled=low):
             loss = model(batch.ids, batch.targets, batch.sample_ids).sum() / trainer.tokens_per_step
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), trainer.config.optim.max_grad_norm)

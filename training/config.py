@@ -43,8 +43,9 @@ class TrainConfig:
     seed: int = 1
     """Seed of the initial weights, the dropout masks, the order of sequences and sampled text."""
     precision: Precision = "fp32"
-    """bf16, fp16: mixed precision, with matrix products in that dtype; parameters, gradient sums and the loss in
-    float32. fp64: everything in float64, to distinguish rounding from errors."""
+    """bf16, fp16: mixed precision: products, activations and copies of the weights in that dtype; the weights that are
+    updated, gradient sums, statistics and the loss in float32. fp64: everything in float64, to distinguish rounding
+    from errors."""
     compile: bool = False
     """Compile each block with torch.compile: faster on a GPU, after about a minute. Not with zero-bubble schedules,
     which compute the gradients of inputs and of weights separately."""
@@ -70,6 +71,11 @@ class TrainConfig:
         self.eval.check()
         self.stability.check()
         self.memory.check(self.parallel.zero)
+        require(
+            not self.parallel.reduce_bf16 or self.precision == "bf16",
+            f"parallel.reduce_bf16 and precision {self.precision}: only the gradients of bf16 are sent in bf16; "
+            "try --precision bf16, or --parallel.reduce_bf16 false",
+        )
         require(
             not self.compile or self.parallel.pp == 1 or self.parallel.schedule not in SPLIT_BACKWARD,
             f"compile and parallel.schedule {self.parallel.schedule}: a compiled block computes the gradients of its "

@@ -92,7 +92,7 @@ class Trainer:
                 self._load_weights(self.config.init_from)
             self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.eval_sequences, self.world)
         self.model.after_load()
-        self.model.all_gather_params()
+        self.model.publish_params()
 
     def _load_weights(self, checkpoint: Path) -> None:
         initial = model_state(self.model.params)
@@ -124,7 +124,7 @@ class Trainer:
             clip_factor = min(1.0, max_norm / (grad_norm + 1e-6)) if max_norm else 1.0
             scale_gradients(self.model.params, clip_factor / loss_scale)
             self.optimizer.step(lr)
-            self.model.all_gather_params()
+            self.model.publish_params()
         self.optimizer.zero_grad()
         self.steps_done = step
         new_scale = self.stability.scale if self.stability.scales_loss else None

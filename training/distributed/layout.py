@@ -45,6 +45,8 @@ class ParallelConfig:
     micro_batches: int = 0
     """Micro-batches per step and replica, over which gradients are accumulated; 0: one per pipeline stage. More of
     them need less activation memory and shrink the pipeline's bubble."""
+    reduce_bf16: bool = False
+    """Sum gradients over replicas in bf16 instead of float32: half the bytes, less exact; with precision bf16 only."""
     RENAMED: ClassVar[dict[str, str]] = {"shard": "zero_group"}
     RANGES: ClassVar[dict[str, Range]] = {
         **dict.fromkeys(("dp", "zero_group", "virtual_stages", "micro_batches"), Range(0, 2**31 - 1)),

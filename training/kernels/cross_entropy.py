@@ -1,6 +1,5 @@
 """Output projection fused with cross-entropy: computed in chunks of tokens, so the full logits are never stored."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -8,8 +7,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from training.kernels.precision import accumulation_dtype
+
 IGNORE_INDEX = -100  # a target with this id adds nothing to the loss
-_CHUNK = 1 << 23  # logits per chunk
+_CPU_CHUNK_BYTES = 32 << 20  # fits in a cache
+# each chunk reads and writes the whole gradient of the weight: with 128,256 ids 1 GiB makes that a fifth of the time of
+# the products on a GPU, and 32 MiB six times as much as the products
+_ACCELERATOR_CHUNK_BYTES = 1 << 30
+_BLOCK_BYTES = 64 << 20  # of the gradient of the weight, where it is added to in blocks of rows
+
+
+def chunk_tokens(vocabulary: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Tokens per chunk: as many as the device's memory for logits holds, in the dtype of the loss; one at least."""
+    limit = _CPU_CHUNK_BYTES if device.type == "cpu" else _ACCELERATOR_CHUNK_BYTES
+    return max(1, limit // (vocabulary * accumulation_dtype(dtype).itemsize))
 
 
 def linear_cross_entropy(
@@ -17,8 +28,9 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Cross-entropy of softmax(x @ weight.T) in nats, summed over all targets but IGNORE_INDEX; shape (1,).
 
-    `x` (B, T, D), `weight` (V, D), `targets` (B, T) int64. The result is float32, or float64 for float64 inputs:
-    in bfloat16 the log-sum-exp is wrong in the second digit.
+    `x` (B, T, D), `weight` (V, D), `targets` (B, T) int64. Softmax and loss are float32, or float64 for float64
+    inputs: in bfloat16 the log-sum-exp is wrong in the second digit. A second backward pass through the result raises
+    AssertionError, as the first scales the gradients in place; only torch.autograd.grad may be called several times.
 
     Vocab-parallel with `group`: `weight` (V / n, D) is this rank's shard of the vocabulary, starting at id
     `vocab_start`; all ranks pass the same x and targets, and the gradient of x is a partial sum, still to be
@@ -35,50 +47,70 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None
     ) -> Tensor:
-        device = x.device.type
-        casts = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if casts else x.dtype
-        with torch.autocast(device, enabled=False) if casts else nullcontext():
-            inputs, matrix = x.to(dtype), weight.to(dtype)
-            total = torch.zeros(1, dtype=_accumulation_dtype(dtype), device=x.device)
-            dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-            dw = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-            step = max(1, _CHUNK // len(weight))
-            for start in range(0, len(x), step):
-                chunk = slice(start, start + step)
-                loss, dlogits = _chunk_loss(inputs[chunk], matrix, targets[chunk], vocab_start, group)
-                total += loss
-                if dx is not None and dw is not None:
-                    dlogits = dlogits.to(dtype)
-                    if dtype == dw.dtype:
-                        torch.mm(dlogits, matrix, out=dx[chunk])
-                        dw.addmm_(dlogits.T, inputs[chunk])
-                    else:
-                        dx[chunk] = dlogits @ matrix
-                        dw += dlogits.T @ inputs[chunk]
-        ctx.save_for_backward(dx, dw)
+        dtype = accumulation_dtype(x.dtype)
+        total = torch.zeros(1, dtype=dtype, device=x.device)
+        dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        dw = torch.zeros_like(weight, dtype=dtype) if ctx.needs_input_grad[1] else None
+        step = chunk_tokens(len(weight), x.dtype, x.device)
+        for start in range(0, len(x), step):
+            chunk = slice(start, start + step)
+            loss, dlogits = _chunk_loss(x[chunk], weight, targets[chunk], vocab_start, group)
+            total += loss
+            if dx is not None and dw is not None:
+                dlogits = dlogits.to(x.dtype)
+                torch.mm(dlogits, weight, out=dx[chunk])
+                _add_product(dw, dlogits.T, x[chunk])
+        # float16 ends at 65,504, and the gradients are not scaled by the loss's scale yet
+        half = dw is not None and weight.dtype is torch.bfloat16
+        ctx.gradients = [dx, dw.to(weight.dtype) if half and dw is not None else dw]
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # not in place: zero-bubble schedules call this twice, for the gradients of inputs and of weights
-        dx, dw = (g if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors)
+        assert ctx.gradients is not None, "a second backward pass through linear_cross_entropy"
+        gradients = ctx.gradients
+        if _is_only_backward_pass(ctx):
+            ctx.gradients = None  # in place, and no reference is left: autograd takes a gradient over without a copy
+            dx, dw = (g if g is None else g.mul_(grad.to(g.dtype)) for g in gradients)
+        else:
+            dx, dw = (g if g is None else g * grad.to(g.dtype) for g in gradients)
         return dx, dw, None, None, None
+
+
+def _is_only_backward_pass(ctx: Any) -> bool:
+    """False in torch.autograd.grad: zero-bubble schedules call it twice, for the gradients of inputs and weights."""
+    leaf = ctx.next_functions[1][0]
+    try:
+        return leaf is not None and bool(torch._C._will_engine_execute_node(leaf))
+    except RuntimeError:  # autograd.grad cannot answer for a leaf
+        return False
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a @ b to `total` in place; a product in another dtype is added in blocks of rows, to be small."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+        return
+    step = max(1, _BLOCK_BYTES // max(1, total[0].nbytes))
+    for start in range(0, len(total), step):
+        rows = slice(start, start + step)
+        total[rows] += a[rows] @ b
 
 
 def _chunk_loss(
     x: Tensor, weight: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
     """Summed loss of a chunk of N tokens, (), and the gradient of its logits, (N, V / n)."""
-    logits = (x @ weight.T).to(_accumulation_dtype(x.dtype))
+    logits = x @ weight.T
     valid, local = targets != IGNORE_INDEX, targets - vocab_start
     in_shard = (local >= 0) & (local < len(weight)) if group is not None else valid
     column = local.clamp(0, len(weight) - 1)[:, None]
-    log_probs = logits.log_softmax(-1)  # normalised within this shard of the vocabulary
+    # normalised within this shard of the vocabulary
+    log_probs = logits.log_softmax(-1, dtype=accumulation_dtype(x.dtype))
     target_log_prob, scale = log_probs.gather(1, column)[:, 0], valid.to(log_probs.dtype)
     if group is not None:
-        log_sum_exp = logits[:, 0] - log_probs[:, 0]
+        log_sum_exp = logits[:, 0].to(log_probs.dtype) - log_probs[:, 0]
         target_log_prob, shard_prob = _combine_vocab_shards(target_log_prob, log_sum_exp, in_shard, group)
         scale *= shard_prob
     loss = torch.where(valid, -target_log_prob, 0.0).sum()
@@ -101,8 +133,3 @@ def _combine_vocab_shards(
     sums = torch.stack([log_sum_exp.exp(), torch.where(in_shard, target_log_prob + log_sum_exp, 0.0)], 1)
     dist.all_reduce(sums, group=group)
     return sums[:, 1] - sums[:, 0].log(), log_sum_exp.exp() / sums[:, 0]
-
-
-def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to sum in: float32 for 16-bit dtypes, else `dtype` itself."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

@@ -1,7 +1,8 @@
-"""RMSNorm, rotary embedding, GELU and SwiGLU, as autograd functions with their own backward.
+"""RMSNorm, LayerNorm, rotary embedding, GELU and SwiGLU; most are autograd functions with their own backward.
 
 On one CPU thread, torchrun's default, float32 tensors go through the fused loops of `numba_loops`; with more
-threads, or on other devices and dtypes, through torch's operators.
+threads, or on other devices and dtypes, through torch's operators. Results have the dtype of `x`; statistics and
+angles of 16-bit tensors are computed in float32.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from training.kernels import numba_loops
+from training.kernels.precision import accumulation_dtype
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -23,40 +25,75 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class _RMSNorm(torch.autograd.Function):
+    """RMSNorm; saves x itself and not its float32 copy."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if _use_numba(x):
+        wide, scale = x.to(accumulation_dtype(x.dtype)), weight.to(accumulation_dtype(x.dtype))
+        if _use_numba(wide):
             y, inverse = torch.empty(x.shape), torch.empty(x[..., :1].shape)
             numba_loops.rms_norm(
-                _as_numpy(x), _copy_to_numpy(weight), np.float32(eps), _as_numpy(y), inverse.view(-1).numpy()
+                _as_numpy(wide), _copy_to_numpy(scale), np.float32(eps), _as_numpy(y), inverse.view(-1).numpy()
             )
         else:
-            squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+            squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
             inverse = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
-            y = (x * inverse).mul_(weight)
+            y = (wide * inverse).mul_(scale)
         ctx.save_for_backward(x, inverse, weight)
-        return y
+        return y.to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, inverse, weight = ctx.saved_tensors
-        if _use_numba(x):
-            dx, dw = torch.empty(x.shape), torch.zeros(weight.shape, dtype=torch.float64)
+        wide, scale, dy = (t.to(inverse.dtype) for t in (x, weight, grad))
+        if _use_numba(wide):
+            dx, sums = torch.empty(x.shape), torch.zeros(weight.shape, dtype=torch.float64)
             arrays = (
-                _as_numpy(x),
-                _copy_to_numpy(weight),
+                _as_numpy(wide),
+                _copy_to_numpy(scale),
                 inverse.view(-1).numpy(),
-                _as_numpy(grad),
+                _as_numpy(dy),
                 _as_numpy(dx),
-                dw.numpy(),
+                sums.numpy(),
             )
             numba_loops.rms_norm_backward(*arrays)
-            return dx, dw.float(), None
-        product = grad * x
-        projection = (product @ weight)[..., None] * inverse**3 / -x.shape[-1]  # of the gradient onto x
-        dx = (grad * weight).mul_(inverse).addcmul_(x, projection)
-        return dx, product.flatten(0, -2).T @ inverse.flatten(), None
+            dw = sums.float()
+        else:
+            product = dy * wide
+            projection = (product @ scale)[..., None] * inverse**3 / -x.shape[-1]  # of the gradient onto x
+            dx = (dy * scale).mul_(inverse).addcmul_(wide, projection)
+            dw = product.flatten(0, -2).T @ inverse.flatten()
+        return dx.to(x.dtype), dw.to(weight.dtype), None
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """LayerNorm of `x` (…, D) with `weight` and `bias` (D,) (Ba et al. 2016, equation 4)."""
+    if x.device.type == "cpu" and x.dtype != accumulation_dtype(x.dtype):
+        return _LayerNorm.apply(x, weight, bias, eps)
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+class _LayerNorm(torch.autograd.Function):
+    """16-bit LayerNorm on a CPU, where torch computes statistics and sums in 16 bits; saves x itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        shift = None if bias is None else bias.float()
+        y, mean, inverse = torch.native_layer_norm(x.float(), weight.shape, weight.float(), shift, eps)
+        ctx.save_for_backward(x, mean, inverse, weight, bias)
+        return y.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, inverse, weight, bias = ctx.saved_tensors
+        wide, scale, shift, dy = (None if t is None else t.float() for t in (x, weight, bias, grad))
+        wanted = [True, True, bias is not None]
+        gradients = torch.ops.aten.native_layer_norm_backward(
+            dy, wide, weight.shape, mean, inverse, scale, shift, wanted
+        )
+        return *(None if g is None else g.to(x.dtype) for g in gradients), None
 
 
 def rotary_table(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
@@ -72,7 +109,7 @@ def rotary_table(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor,
 
 def apply_rotary(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Apply RoPE: rotate each pair (x[i], x[i + E/2]) of `x` (B, H, T, E) by its position's angle in `rotary_table`."""
-    return _Rotary.apply(x, *(t.to(x.dtype) for t in table))
+    return _Rotary.apply(x, *(t.to(accumulation_dtype(x.dtype)) for t in table))
 
 
 class _Rotary(torch.autograd.Function):
@@ -91,14 +128,15 @@ class _Rotary(torch.autograd.Function):
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    if not _use_numba(x):
-        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin, value=sign)
-    x = x.transpose(1, 2)  # back to the projection's memory layout, (B, T, H, E)
-    y = torch.empty(x.shape)
+    wide = x.to(cos.dtype)
+    if not _use_numba(wide):
+        return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, -1), sin, value=sign).to(x.dtype)
+    wide = wide.transpose(1, 2)  # back to the projection's memory layout, (B, T, H, E)
+    y = torch.empty(wide.shape)
     numba_loops.apply_rotary(
-        _as_rows(x.flatten(2)), cos.numpy(), sin.numpy(), np.float32(sign), y.flatten(0, 1).numpy()
+        _as_rows(wide.flatten(2)), cos.numpy(), sin.numpy(), np.float32(sign), y.flatten(0, 1).numpy()
     )
-    return y.transpose(1, 2)
+    return y.transpose(1, 2).to(x.dtype)
 
 
 def gelu(x: Tensor, approximate: str) -> Tensor:

@@ -57,7 +57,6 @@ def _use_onednn(x: Tensor, weight: Tensor) -> bool:
         and x.device.type == "cpu"
         and x.numel() > 0
         and weight.numel() > 0
-        and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )
 

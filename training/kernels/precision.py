@@ -1,14 +1,23 @@
-"""Precision: the dtype of matrix products; parameters, gradient sums and the loss stay in float32."""
+"""Precision: the dtypes of mixed precision (Micikevicius et al. 2018, section 3.1).
+
+Products, activations and what ranks send of them are in the compute dtype, from copies of the weights in that dtype.
+The weights that the optimizer updates, its moments, gradient sums, statistics and the loss are in the accumulation
+dtype of the compute dtype.
+"""
 
 from typing import Literal
 
 import torch
 
 Precision = Literal["fp32", "bf16", "fp16", "fp64"]
-_AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+COMPUTE_DTYPES: dict[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp64": torch.float64,
+}
 
 
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Autocast context for bf16 and fp16: matrix products in that dtype, norms and softmax in float32."""
-    dtype = _AUTOCAST_DTYPES.get(precision, torch.bfloat16)
-    return torch.autocast(device.type, dtype, enabled=precision in _AUTOCAST_DTYPES)
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to sum in: float32 for 16-bit dtypes, else `dtype` itself."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

@@ -13,14 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.kernels.cross_entropy import linear_cross_entropy
-from training.kernels.elementwise import apply_rotary, gelu, rms_norm, rotary_table, swiglu
+from training.kernels.elementwise import apply_rotary, gelu, layer_norm, rms_norm, rotary_table, swiglu
+from training.kernels.embedding import embedding
 from training.kernels.keyed_random import key_from_name, keyed_bernoulli, splitmix64
 from training.kernels.linear import Linear, fused_linears
+from training.kernels.precision import accumulation_dtype
 from training.model.model_config import ModelConfig
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm over the last dimension, in the dtype of its weight (Zhang & Sennrich 2019, equation 4)."""
+    """RMSNorm over the last dimension (Zhang & Sennrich 2019, equation 4)."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -28,14 +30,21 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x.to(self.weight.dtype), self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm over the last dimension (Ba et al. 2016, equation 4)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
     """RMSNorm or LayerNorm over D features."""
     if config.norm == "rms":
         return RMSNorm(config.width, config.norm_eps)
-    return nn.LayerNorm(config.width, config.norm_eps, bias=bool(config.bias))
+    return LayerNorm(config.width, config.norm_eps, bias=bool(config.bias))
 
 
 class Dropout(nn.Module):
@@ -95,7 +104,7 @@ class Attention(nn.Module):
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
         scores = q @ k.transpose(-2, -1) * self.head_dim**-0.5
         future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
-        weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+        weights = scores.masked_fill(future, -torch.inf).softmax(-1, dtype=accumulation_dtype(q.dtype))
         return self.dropout(weights, sample_ids).to(v.dtype) @ v
 
 
@@ -154,12 +163,12 @@ class Embedding(nn.Module):
         self.dropout = Dropout(config.dropout, "embed")
 
     def forward(self, ids: Tensor, sample_ids: Tensor | None) -> Tensor:
-        return self.add_positions(self.tokens(ids), 0, sample_ids)
+        return self.add_positions(embedding(ids, self.tokens.weight), 0, sample_ids)
 
     def add_positions(self, x: Tensor, first: int, sample_ids: Tensor | None) -> Tensor:
         """Add learned positions `first`, `first` + 1, … to token embeddings `x` (B, T, D), then apply dropout."""
         if self.positions is not None:
-            x = x + self.positions(torch.arange(first, first + x.shape[1], device=x.device))
+            x = x + embedding(torch.arange(first, first + x.shape[1], device=x.device), self.positions.weight)
         return self.dropout(x, sample_ids)
 
 

@@ -130,7 +130,8 @@ class AdamW(Optimizer):
         long as the update of a small model.
         """
         values, gradients, first, second = (list(column) for column in zip(*tensors, strict=True))
-        steps = [torch.tensor(float(self.updates), device=values[0].device)] * len(values)
+        # filled on the device: a copy from the CPU would wait for it
+        steps = [torch.full((), float(self.updates), device=values[0].device)] * len(values)
         beta1, beta2 = self.config.betas
         torch._fused_adamw_(
             values, gradients, first, second, [], steps, amsgrad=False, maximize=False,

@@ -1,142 +1,240 @@
 """Data parallelism: gradients are reduced over the replicas in buckets, during the backward pass (Li et al. 2020).
 
 Ranks along "shard" each update 1 / n of every parameter's rows (ZeRO, Rajbhandari et al. 2020): stage 1 shards the
-optimizer state, stage 2 the gradients too; stage 3 is FSDP (fsdp.py). With G bytes of gradients, a step
+optimizer state, stage 2 the gradients too; stage 3 is FSDP (fsdp.py). With G bytes of gradients and P bytes of
+parameters in the compute dtype, a step
 - without ZeRO all-reduces G over "replicate";
-- with ZeRO-1 reduce-scatters G over "shard", and all-gathers the same number of bytes of updated parameters;
+- with ZeRO-1 reduce-scatters G over "shard", and all-gathers P: the updated parameters;
 - with ZeRO-2 does the same, but reduce-scatters after each micro-batch, so that no full gradient is kept;
 - with several groups (hybrid sharding) also all-reduces each rank's G / n over "replicate".
+
+In mixed precision a module holds a 16-bit copy of each parameter, and this rank float32 master weights of the rows that
+it updates; the 16-bit gradients of a micro-batch are summed in the buckets, in float32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.distributed.collectives import all_gather, reduce_scatter, wait
 from training.distributed.mesh import Axis
+from training.kernels.precision import accumulation_dtype
 
 BUCKET_BYTES = 25 << 20  # large enough to use a link's bandwidth, small enough to overlap with the backward pass
+BUCKETS_IN_FLIGHT = 2  # with ZeRO: before a third one is reduced, the first is waited for, and its full gradients freed
 
 
 class GradBucket:
     """Parameters whose gradients one collective reduces; `own[i]`: the shard of `full[i]` that this rank updates.
 
-    The flat buffer is (n, L), n ranks along "shard": row r holds rank r's rows of every parameter, each padded to the
-    same length on all ranks, so one reduce-scatter gives each rank the rows that it updates.
+    The buffer of gradient sums is (n, L), n ranks along "shard": row r holds rank r's rows of every parameter, each
+    padded to the same length on all ranks, so one reduce-scatter gives each rank the rows that it updates. Gradients
+    are moved into it as they are computed, and those of `own` are views of what the collective leaves: none exists
+    twice.
     """
 
-    def __init__(self, full: list[nn.Parameter], own: list[nn.Parameter], shard: Axis, replicate: Axis) -> None:
+    def __init__(
+        self,
+        full: list[nn.Parameter],
+        own: list[nn.Parameter],
+        shard: Axis,
+        replicate: Axis,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> None:
         self.full, self.own, self.shard, self.replicate = full, own, shard, replicate
-        self.lengths = [-(-len(p) // shard.size) * (p.numel() // len(p)) for p in full]
-        self.pending = len(full)  # parameters whose gradient the backward pass has not computed yet
-        self._flat: Tensor | None = None
+        self.reduce_dtype = reduce_dtype or own[0].dtype
+        self.rows = [-(-len(p) // shard.size) for p in full]
+        self.lengths = [rows * (p.numel() // len(p)) for p, rows in zip(full, self.rows, strict=True)]
+        self.pending = len(full)  # parameters whose gradient the current backward pass has not computed yet
+        self._index = {id(p): i for i, p in enumerate(full)}
+        self._sums: list[Tensor] | None = None  # views of the buffer, one per parameter: (n, rows, …)
+        self._buffer: Tensor | None = None
+        self._filled: set[int] = set()
+        self._reduced: Tensor | None = None
         self._work: dist.Work | None = None
 
-    def start_reduce(self, release: bool) -> None:
-        """Start to reduce the gradients, asynchronously; `release`: free the full gradients."""
-        assert self._flat is None
-        grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.full]
-        flat = self._pack(grads)
-        if release:
-            for p in self.full:
-                p.grad = None
-        if self.shard.size == 1:
-            self._flat = flat[0]
-            self._work = dist.all_reduce(self._flat, group=self.replicate.group, async_op=True)
+    def add(self, p: Tensor) -> None:
+        """Move the gradient of `p` into the buffer, which sums those of several micro-batches."""
+        assert p.grad is not None
+        i, sums = self._index[id(p)], self._sums or self._allocate()
+        grad, missing = p.grad, self.shard.size * self.rows[self._index[id(p)]] - len(p)
+        if missing:
+            grad = F.pad(grad, (0, 0) * (grad.ndim - 1) + (0, missing))
+        grad = grad.unflatten(0, (self.shard.size, -1))
+        if i in self._filled:
+            sums[i].add_(grad)
         else:
-            self._flat = torch.empty_like(flat[0])
-            self._work = reduce_scatter(self._flat, flat.flatten(), group=self.shard.group, async_op=True)
+            sums[i].copy_(grad)
+        self._filled.add(i)
+        p.grad = None
+
+    def start_reduce(self) -> None:
+        """Start to reduce the sums, asynchronously."""
+        assert self._reduced is None
+        for i, sums in enumerate(self._sums or self._allocate()):
+            if i not in self._filled:
+                sums.zero_()
+        assert self._buffer is not None
+        buffer = self._buffer.to(self.reduce_dtype)
+        self.reset()
+        if self.shard.size > 1:
+            self._reduced = torch.empty_like(buffer[0])
+            self._work = reduce_scatter(self._reduced, buffer.flatten(), group=self.shard.group, async_op=True)
+        else:
+            self._reduced = buffer[0]
+            if self.replicate.size > 1:
+                self._work = dist.all_reduce(self._reduced, group=self.replicate.group, async_op=True)
 
     def finish_reduce(self) -> None:
         """Wait for the reduced gradients and accumulate them on the shards that this rank updates."""
-        assert self._flat is not None and self._work is not None
-        wait(self._work, self.replicate.group if self.shard.size == 1 else self.shard.group)
+        if self._reduced is None:
+            return
+        if self._work is not None:
+            wait(self._work, self.replicate.group if self.shard.size == 1 else self.shard.group)
         if self.shard.size > 1 and self.replicate.size > 1:
-            dist.all_reduce(self._flat, group=self.replicate.group)
-        for own, values in zip(self.own, self._flat.split(self.lengths), strict=True):
+            dist.all_reduce(self._reduced, group=self.replicate.group)
+        reduced = self._reduced.to(self.own[0].dtype)
+        for own, values in zip(self.own, reduced.split(self.lengths), strict=True):
             grad = values[: own.numel()].view_as(own)
-            own.grad = grad if own.grad is None or self.shard.size == 1 else own.grad + grad
-        self._flat = self._work = None
+            own.grad = grad if own.grad is None else own.grad.add_(grad)
+        self._reduced = self._work = None
 
-    def all_gather_params(self) -> None:
-        """All-gather the updated rows into the full parameters."""
-        own = zip(self.own, self.lengths, strict=True)
-        mine = torch.cat([nn.functional.pad(p.detach().flatten(), (0, n - p.numel())) for p, n in own])
+    def reset(self) -> None:
+        """Drop the sums."""
+        self._sums = self._buffer = None
+        self._filled = set()
+
+    def publish(self) -> None:
+        """Copy the updated rows, cast, into the full parameters of all ranks."""
+        if self.shard.size > 1:
+            self._all_gather()
+        elif self.full[0] is not self.own[0]:
+            torch._foreach_copy_([p.detach() for p in self.full], [p.detach() for p in self.own])
+
+    def _all_gather(self) -> None:
+        own, dtype = zip(self.own, self.lengths, strict=True), self.full[0].dtype
+        mine = torch.cat([F.pad(p.detach().flatten(), (0, n - p.numel())).to(dtype) for p, n in own])
         gathered = mine.new_empty(self.shard.size, len(mine))
         all_gather(gathered.flatten(), mine, group=self.shard.group)
         for p, values in zip(self.full, gathered.split(self.lengths, dim=1), strict=True):
             p.detach().copy_(values.flatten()[: p.numel()].view_as(p))
 
-    def _pack(self, grads: Sequence[Tensor]) -> Tensor:
-        parts = self.shard.size
-        pairs = zip(grads, self.lengths, strict=True)
-        padded = [nn.functional.pad(g.flatten(), (0, parts * n - g.numel())).view(parts, n) for g, n in pairs]
-        return torch.cat(padded, dim=1)
+    def _allocate(self) -> list[Tensor]:
+        size, own = (self.shard.size, sum(self.lengths)), self.own[0]
+        self._buffer = torch.empty(size, dtype=own.dtype, device=own.device)
+        parts = zip(self._buffer.split(self.lengths, dim=1), self.full, strict=True)
+        self._sums = [part.unflatten(1, (-1, *p.shape[1:])) for part, p in parts]
+        return self._sums
 
 
 class GradReducer:
-    """Reduces the gradients of a rank's parameters over the data-parallel replicas; ZeRO-0 to 2."""
+    """Reduces the gradients of one pipeline stage, or of the whole decoder, over the replicas; ZeRO-0 to 2.
 
-    def __init__(self, full: Sequence[nn.Parameter], shard: Axis, replicate: Axis, zero: int) -> None:
-        self.zero, self.shard = zero, shard
-        self.own = {id(p): _own_rows(p, shard) for p in full}  # the shard that this rank updates, by full parameter
-        alone = shard.size == replicate.size == 1
-        groups = [] if alone else _group_by_bytes(list(reversed(full)))  # the order in which gradients are computed
-        self.buckets = [GradBucket(group, [self.own[id(p)] for p in group], shard, replicate) for group in groups]
+    `own`: the shard that this rank updates, by the id of the full parameter: the rows themselves, or float32 master
+    weights of 16-bit ones. Without replicas and in one dtype gradients stay where autograd puts them.
+    """
+
+    def __init__(
+        self,
+        full: Sequence[nn.Parameter],
+        shard: Axis,
+        replicate: Axis,
+        zero: int,
+        micro_batches: int = 1,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.own = {id(p): _own_rows(p, shard) for p in full}
+        in_place = shard.size == replicate.size == 1 and all(self.own[id(p)] is p for p in full)
+        groups = [] if in_place else _group_by_bytes(list(reversed(full)))  # the order in which gradients are computed
+        self.buckets = [
+            GradBucket(group, [self.own[id(p)] for p in group], shard, replicate, reduce_dtype) for group in groups
+        ]
         self._bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.full}
-        self._started, self._grad_sync = 0, False
+        self.shard = shard
+        self._passes_per_reduction = 1 if zero == 2 and shard.size > 1 else micro_batches
+        self._passes = self._started = 0
+        self._in_pass = False
         for bucket in self.buckets:
             for p in bucket.full:
                 p.register_post_accumulate_grad_hook(self._on_grad)
 
-    def enable_grad_sync(self) -> None:
-        """Reduce each bucket as soon as the next backward pass has computed its gradients; then `finish_grad_sync`."""
-        self._grad_sync = True
+    @contextmanager
+    def backward_pass(self) -> Iterator[None]:
+        """Context of one micro-batch's backward pass.
+
+        Each gradient is moved to its bucket; in the last micro-batch, with ZeRO-2 in each, a bucket is reduced as soon
+        as it is complete. The reductions of the pass before are waited for first.
+        """
+        self.finish()
+        self._passes, self._in_pass = self._passes + 1, True
         for bucket in self.buckets:
             bucket.pending = len(bucket.full)
+        yield
+        self._in_pass = False
+        for bucket in self.buckets:
+            for p in bucket.full:
+                if p.grad is not None:  # a split backward pass calls no hooks
+                    bucket.add(p)
+        while self._reduces and self._started < len(self.buckets):
+            self._start_next()
+        self._started = 0
 
-    def finish_grad_sync(self) -> None:
-        """Reduce the remaining buckets, and wait for all."""
-        for bucket in self.buckets[self._started :]:
-            bucket.start_reduce(self.zero >= 2)
+    def finish(self) -> None:
+        """Wait for the reductions that were started."""
         for bucket in self.buckets:
             bucket.finish_reduce()
-        self._started, self._grad_sync = 0, False
 
-    def all_gather_params(self) -> None:
-        """ZeRO-1 and 2, after the update: all-gather the shards into the full parameters."""
-        if self.shard.size > 1:
-            for bucket in self.buckets:
-                bucket.all_gather_params()
+    def publish(self) -> None:
+        """After an update: copy the updated rows to the full parameters, cast, and between ranks."""
+        for bucket in self.buckets:
+            bucket.publish()
+
+    @property
+    def _reduces(self) -> bool:
+        """True if the current backward pass is to reduce gradients."""
+        return self._passes % self._passes_per_reduction == 0
 
     def _on_grad(self, p: Tensor) -> None:
-        if not self._grad_sync:
+        if not self._in_pass:
             return
-        self._bucket_of[id(p)].pending -= 1
+        bucket = self._bucket_of[id(p)]
+        bucket.add(p)
+        bucket.pending -= 1
         # in a fixed order and not as buckets fill: collectives must match on all ranks
-        while self._started < len(self.buckets) and self.buckets[self._started].pending == 0:
-            self.buckets[self._started].start_reduce(self.zero >= 2)
-            self._started += 1
+        while self._reduces and self._started < len(self.buckets) and self.buckets[self._started].pending == 0:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        """Start to reduce the next bucket; without shards, results stay in the memory of the sums, until the update."""
+        self.buckets[self._started].start_reduce()
+        if self.shard.size > 1 and self._started >= BUCKETS_IN_FLIGHT:
+            self.buckets[self._started - BUCKETS_IN_FLIGHT].finish_reduce()
+        self._started += 1
 
 
 def _own_rows(p: nn.Parameter, shard: Axis) -> nn.Parameter:
-    """A view of the rows that this rank updates; `p` itself where nothing is sharded."""
-    if shard.size == 1:
+    """The rows that this rank updates: a view of them, `p` itself where nothing is sharded, or master weights."""
+    dtype = accumulation_dtype(p.dtype)
+    if shard.size == 1 and p.dtype == dtype:
         return p
     rows = -(-len(p) // shard.size)  # the last ranks may have fewer, or none
-    return nn.Parameter(p.detach()[shard.rank * rows :][:rows], requires_grad=False)
+    mine = p.detach()[shard.rank * rows :][:rows]
+    return nn.Parameter(mine if p.dtype == dtype else torch.empty_like(mine, dtype=dtype), requires_grad=False)
 
 
 def _group_by_bytes(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Consecutive parameters of one dtype, in groups of up to BUCKET_BYTES; a larger parameter is its own group."""
+    """Consecutive parameters of one dtype, whose gradient sums have up to BUCKET_BYTES; a larger one is alone."""
     groups: list[list[nn.Parameter]] = []
     size = BUCKET_BYTES
     for p in parameters:
-        if size + p.nbytes > BUCKET_BYTES or groups[-1][0].dtype != p.dtype:
+        nbytes = p.numel() * accumulation_dtype(p.dtype).itemsize
+        if size + nbytes > BUCKET_BYTES or groups[-1][0].dtype != p.dtype:
             groups.append([])
             size = 0
         groups[-1].append(p)
-        size += p.nbytes
+        size += nbytes
     return groups

@@ -10,13 +10,12 @@ from torch.distributed.tensor import DTensor
 from training.distributed.collectives import all_gather
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World
-from training.kernels.precision import autocast
 from training.memory.offload_parameters import ParametersOnDisk
 from training.model.batch import Batch
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
 from training.parallel.data_parallel import GradReducer
-from training.parallel.fsdp import set_fsdp_grad_sync
+from training.parallel.fsdp import reshard
 from training.parallel.gradients import Reduction
 from training.sharding.shard_spec import shard_range
 from training.sharding.sharded_parameter import ShardedParameter
@@ -25,8 +24,9 @@ from training.sharding.sharded_parameter import ShardedParameter
 class ParallelModel:
     """This rank's part of a model, with the methods that the training loop calls. Built by `parallelize`.
 
-    `parts` are the rank's pipeline stages (one without a pipeline), `params` the shards that it updates, `reductions`
-    the gradient reductions that follow data parallelism's. `files` hold the parameters if they are offloaded to disk.
+    `parts` are the rank's pipeline stages (one without a pipeline), each with its reducer; `dtype` is that of their
+    activations. `params` are the shards that the rank updates, `reductions` the gradient reductions that follow data
+    parallelism's. `files` hold the parameters if they are offloaded to disk.
     """
 
     def __init__(
@@ -34,22 +34,22 @@ class ParallelModel:
         config: ModelConfig,
         layout: ParallelConfig,
         world: World,
-        precision: str,
+        dtype: torch.dtype,
         parts: list[Decoder],
         params: list[ShardedParameter],
-        grad_reducer: GradReducer,
+        reducers: list[GradReducer],
         reductions: list[Reduction],
         files: ParametersOnDisk | None,
     ) -> None:
-        self.config, self.layout, self.world, self.precision = config, layout, world, precision
-        self.parts, self.params, self.grad_reducer, self.files = parts, params, grad_reducer, files
+        self.config, self.layout, self.world = config, layout, world
+        self.parts, self.params, self.reducers, self.files = parts, params, reducers, files
         self._reductions = reductions
         self.pipeline = None
         if layout.pp > 1:
             # takes a second to import, needed for pipelines only
             from training.parallel.pipeline_parallel import Pipeline
 
-            self.pipeline = Pipeline(parts, layout, world.axis("pp"), world.device)
+            self.pipeline = Pipeline(parts, reducers, layout, world.axis("pp"), world.device, dtype)
 
     def forward_backward(self, batch: Batch, scale: float) -> Tensor:
         """Forward and backward: leaves gradients of `scale` × the global loss sum on the shards that this rank updates.
@@ -83,9 +83,11 @@ class ParallelModel:
         logits = self._all_gather_vocab(outputs[0][0, length - 1]) if outputs else None
         return self._broadcast_from_last_stage(logits)
 
-    def all_gather_params(self) -> None:
-        """ZeRO-1 and 2, after an update: all-gather the updated shards into the full parameters; else nothing."""
-        self.grad_reducer.all_gather_params()
+    @torch.no_grad()
+    def publish_params(self) -> None:
+        """After an update: cast the master weights to the compute dtype, and with ZeRO-1 and 2 all-gather them."""
+        for reducer in self.reducers:
+            reducer.publish()
 
     def after_load(self) -> None:
         """Accept parameters that were written other than by an update: by initialization or a checkpoint."""
@@ -103,41 +105,37 @@ class ParallelModel:
             self.files.close()
 
     def _accumulate_gradients(self, batch: Batch, scale: float) -> Tensor:
-        """Run all micro-batches; reduce gradients in the last one, or with ZeRO-2 in each, to free full gradients."""
+        """Run all micro-batches; gradients are reduced in the last one, or with ZeRO-2 and 3 in each."""
+        (part,), (reducer,) = self.parts, self.reducers
         count = self.layout.micro_batches
         micro_batches = zip(*(t.chunk(count) for t in (batch.ids, batch.targets, batch.sample_ids)), strict=True)
         total = torch.zeros((), device=self.world.device)
-        for number, (ids, targets, sample_ids) in enumerate(micro_batches, start=1):
-            sync = number == count or self.layout.zero == 2
-            set_fsdp_grad_sync(self.parts[0], sync)
-            if sync:
-                self.grad_reducer.enable_grad_sync()
-            with autocast(self.world.device, self.precision):
-                loss = self.parts[0](ids, targets, sample_ids)
-            (loss.sum() * scale).backward()
-            if sync:
-                self.grad_reducer.finish_grad_sync()
+        for ids, targets, sample_ids in micro_batches:
+            loss = part(ids, targets, sample_ids)
+            with reducer.backward_pass():
+                (loss.sum() * scale).backward()
+            reducer.finish()  # frees what was sent before the next micro-batch
             total = total + loss.detach().sum()
         return total
 
     def _run_schedule(self, batch: Batch, scale: float) -> Tensor:
         assert self.pipeline is not None
-        with autocast(self.world.device, self.precision):
-            loss = self.pipeline.forward_backward(batch.ids, batch.targets, batch.sample_ids, scale)
-        self.grad_reducer.finish_grad_sync()  # not overlapped: only the schedule knows the last backward pass
+        loss = self.pipeline.forward_backward(batch.ids, batch.targets, batch.sample_ids, scale)
+        for reducer in self.reducers:
+            reducer.finish()
         return loss
 
     def _forward(self, ids: Sequence[Tensor], targets: Sequence[Tensor] | None) -> list[Tensor]:
         """The decoder's outputs per micro-batch in evaluation mode; empty on ranks without the last stage."""
         for part in self.parts:
             part.eval()
-        with autocast(self.world.device, self.precision):
-            if self.pipeline:
-                outputs = self.pipeline.forward(ids, targets)
-            else:
-                outputs = [self.parts[0](x, targets[i] if targets else None) for i, x in enumerate(ids)]
+        if self.pipeline:
+            outputs = self.pipeline.forward(ids, targets)
+        else:
+            outputs = [self.parts[0](x, targets[i] if targets else None) for i, x in enumerate(ids)]
         for part in self.parts:
             part.train()
+            reshard(part)
         return outputs
 
     def _count_once(self, loss: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World
+from training.kernels.precision import COMPUTE_DTYPES, accumulation_dtype
 from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import allocate_parameters
 from training.memory.recompute import checkpoint_activations
@@ -41,20 +42,21 @@ def parallelize(
     `decoder` is the whole one, on the meta device; `layout` is resolved. Initial weights depend on `seed` and the
     parameters' names only, so every layout starts with the same.
     """
-    dtype = torch.float64 if precision == "fp64" else torch.float32
+    dtype = COMPUTE_DTYPES[precision]
     parts, shards = shard_model(decoder, layout, world, dtype, memory, compiled)
     files = allocate_parameters(parts, memory, world.device, world.rank)
-    plain = [p for part in parts for p in part.parameters() if not isinstance(p, DTensor)]  # FSDP reduces the others
-    grad_reducer = GradReducer(plain, world.axis("shard"), world.axis("replicate"), layout.zero)
-    params = [p for part in parts for p in _sharded_parameters(part, shards, world, grad_reducer)]
+    reducers = [_grad_reducer(part, layout, world) for part in parts]
+    pairs = zip(parts, reducers, strict=True)
+    params = [p for part, reducer in pairs for p in _sharded_parameters(part, shards, world, reducer)]
     with torch.no_grad():
         for param in params:
             init_shard(param.local, param.name, param.spec, decoder.config, seed)
             if files is not None:
                 files.after_load()
-    grad_reducer.all_gather_params()
     reductions = remaining_reductions(layout, bool(decoder.config.tied), world)
-    return ParallelModel(decoder.config, layout, world, precision, parts, params, grad_reducer, reductions, files)
+    model = ParallelModel(decoder.config, layout, world, dtype, parts, params, reducers, reductions, files)
+    model.publish_params()
+    return model
 
 
 def shard_model(
@@ -67,20 +69,28 @@ def shard_model(
 ) -> tuple[list[Decoder], dict[str, ShardSpec]]:
     """Split, shard and wrap the decoder on the meta device: this rank's pipeline stages, or one decoder.
 
-    Returns also this rank's tensor-parallel shard of every parameter of the decoder, by name.
+    `dtype` is the compute dtype. FSDP holds its shards in the accumulation dtype and gathers them in `dtype`; any other
+    parameter is in `dtype`. Returns also this rank's tensor-parallel shard of every parameter, by name.
     """
     parts = split_stages(decoder, layout, world.axis("pp").rank)
     shards = tp_shards(decoder, world.axis("tp"))
     for part in parts:
-        part.to(dtype)
+        part.to(accumulation_dtype(dtype) if layout.zero == 3 else dtype)
         apply_tensor_parallel(part, shards, world.axis("tp"), layout.sequence_parallel)
         checkpoint_activations(part, memory.recompute)  # around the tensor-parallel modules
         if compiled:
             for block in part.blocks.values():  # of the same code, so torch compiles one and reuses it
                 block.compile()  # includes recomputation, excludes FSDP's hooks
         if layout.zero == 3:
-            apply_fsdp(part, world, memory.parameters)  # last; ZeRO-0 to 2 need no wrapper
+            apply_fsdp(part, layout, world, dtype, memory.parameters)  # last; ZeRO-0 to 2 need no wrapper
     return parts, shards
+
+
+def _grad_reducer(part: Decoder, layout: ParallelConfig, world: World) -> GradReducer:
+    plain = [p for p in part.parameters() if not isinstance(p, DTensor)]  # FSDP reduces the others
+    reduce_dtype = torch.bfloat16 if layout.reduce_bf16 else None
+    shard, replicate = world.axis("shard"), world.axis("replicate")
+    return GradReducer(plain, shard, replicate, layout.zero, layout.micro_batches, reduce_dtype)
 
 
 def _sharded_parameters(

@@ -1,6 +1,7 @@
 """Pipeline: the stages of one rank, run by torch's schedules in training, and by a plain forward pass in evaluation."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from training.distributed.collectives import wait
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import Axis
 from training.model.decoder import Decoder
+from training.parallel.data_parallel import GradReducer
 
 SCHEDULES: dict[str, Callable[..., Any]] = {
     "gpipe": schedules.ScheduleGPipe,  # Huang et al. 2019
@@ -26,28 +28,47 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
 
 
 class _Stage(PipelineStage):
-    """A stage whose split backward pass recomputes each checkpointed block once.
+    """A stage whose gradients are moved to their buckets, and reduced, after each backward pass of a micro-batch.
 
-    torch computes the weight gradients in groups; without GraphExecGroup each group would recompute the blocks.
+    A split backward pass recomputes each checkpointed block once: torch computes the weight gradients in groups, and
+    without GraphExecGroup each group would recompute the blocks.
     """
 
+    reducer: GradReducer
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        with self.reducer.backward_pass() if full_backward else nullcontext():
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
-        with GraphExecGroup():
+        with self.reducer.backward_pass(), GraphExecGroup():
             super().backward_weight_one_chunk(*args, **kwargs)
 
 
 class Pipeline:
-    """The stages of this rank, run by one of torch's schedules; `axis` is "pp".
+    """The stages of this rank, each with its reducer, run by one of torch's schedules; `axis` is "pp".
 
     Between stages on different ranks each micro-batch sends its activations (B, T, D) forward and their gradient
-    backward; with sequence parallelism (B, T / tp, D).
+    backward, in `dtype`; with sequence parallelism (B, T / tp, D).
     """
 
-    def __init__(self, parts: Sequence[Decoder], layout: ParallelConfig, axis: Axis, device: torch.device) -> None:
-        self.layout, self.axis, self.device = layout, axis, device
+    def __init__(
+        self,
+        parts: Sequence[Decoder],
+        reducers: Sequence[GradReducer],
+        layout: ParallelConfig,
+        axis: Axis,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.layout, self.axis, self.device, self.dtype = layout, axis, device, dtype
         self.ranks, self.stages = layout.stage_ranks, layout.stages_of_rank(axis.rank)
         self.parts = dict(zip(self.stages, parts, strict=True))
         stages = [_Stage(self.parts[n], n, layout.stages, device, group=axis.group) for n in self.stages]
+        for stage, reducer in zip(stages, reducers, strict=True):
+            stage.reducer = reducer
         self.scale: Tensor | float = 1.0
         self.schedule = SCHEDULES[layout.schedule](
             stages[0] if layout.virtual_stages == 1 else stages,
@@ -96,8 +117,7 @@ class Pipeline:
         if stage - 1 in outputs:
             return outputs[stage - 1][i]
         part = self.parts[stage]
-        like = next(part.blocks.parameters())
         length = tokens.shape[1] // part.sequence_shards
-        x = torch.empty(len(tokens), length, part.config.width, dtype=like.dtype, device=self.device)
+        x = torch.empty(len(tokens), length, part.config.width, dtype=self.dtype, device=self.device)
         dist.recv(x, group=self.axis.group, group_src=self.ranks[stage - 1])
         return x

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_from_tp, reduce_scatter_to_sp
 from training.distributed.mesh import Axis
 from training.kernels.cross_entropy import linear_cross_entropy
+from training.kernels.embedding import embedding
 from training.kernels.linear import linear
 from training.model.decoder import Block, Decoder, Embedding, Head
 from training.sharding.shard_spec import ShardSpec
@@ -143,7 +144,7 @@ class _VocabParallelEmbedding(Embedding):
     def forward(self, ids: Tensor, sample_ids: Tensor | None) -> Tensor:
         local = ids - self.first
         mine = (local >= 0) & (local < self.count)
-        x = F.embedding(local.clamp(0, self.count - 1), self.tokens.weight) * mine[..., None]
+        x = embedding(local.clamp(0, self.count - 1), self.tokens.weight) * mine[..., None]
         x = self.region.exit(x)
         first = self.region.axis.rank * x.shape[1] if self.region.sequence_parallel else 0
         return self.add_positions(x, first, sample_ids)

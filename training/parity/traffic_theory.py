@@ -123,44 +123,45 @@ def _sequence_parallel_gradients(inputs: TrafficInputs, parameters: Mapping[int,
 
 
 def _data_parallel(inputs: TrafficInputs, parameters: Mapping[int, Mapping[str, Shape]]) -> Traffic:
-    """DDP: one all-reduce of all gradients (Li et al. 2020). ZeRO-1 and 2: reduce-scatter, then all-gather.
+    """DDP: one all-reduce of a stage's gradients (Li et al. 2020). ZeRO-1 and 2: reduce-scatter, then all-gather.
 
     (Rajbhandari et al. 2020, section 7.) ZeRO-2 reduce-scatters after each micro-batch: it keeps no full gradients.
     """
-    layout, shapes = inputs.layout, [shape for named in parameters.values() for shape in named.values()]
+    layout, stages = inputs.layout, len(parameters)
     if layout.dp == 1:
         return {}
-    bytes_ = sum(_padded_numel(shape, layout.zero_group) for shape in shapes) * inputs.itemsize
-    assert bytes_ < BUCKET_BYTES, "the formulas hold for models that fit in one bucket"
-    times = layout.micro_batches if layout.zero == 2 and layout.pp == 1 else 1
+    numels = [sum(_padded_numel(s, layout.zero_group) for s in named.values()) for named in parameters.values()]
+    sizes = [numel * inputs.itemsize for numel in numels]
+    assert max(sizes) < BUCKET_BYTES, "the formulas hold for stages that fit in one bucket"
+    times = layout.micro_batches if layout.zero == 2 else 1
     if layout.zero_group == 1:
-        return {("replicate", "all-reduce"): Volume(times, times * bytes_)}
+        return {("replicate", "all-reduce"): Volume(stages, sum(sizes))}
     between = times * (layout.zero_group < layout.dp)
     return {
-        ("shard", "reduce-scatter"): Volume(times, times * bytes_),
-        ("shard", "all-gather"): Volume(1, bytes_),
-        ("replicate", "all-reduce"): Volume(between, between * bytes_ // layout.zero_group),
+        ("shard", "reduce-scatter"): Volume(times * stages, times * sum(sizes)),
+        ("shard", "all-gather"): Volume(stages, sum(sizes)),
+        ("replicate", "all-reduce"): Volume(between * stages, between * sum(sizes) // layout.zero_group),
     }
 
 
 def _zero3(inputs: TrafficInputs, parameters: Mapping[int, Mapping[str, Shape]]) -> Traffic:
-    """ZeRO-3: all-gathers parameters per block before each pass, and reduce-scatters gradients once a step.
+    """ZeRO-3: all-gathers parameters per unit, and reduce-scatters gradients after each micro-batch.
 
-    (Zhao et al. 2023, section 3.2.) Blocks are freed after the forward pass; the parameters outside blocks are one
-    unit, which is kept until the backward pass.
+    (Zhao et al. 2023, section 3.2.) Blocks are freed after the forward pass and gathered again. The last unit is kept
+    for its backward pass, which follows; that of an embedding needs no parameters. A pipeline gathers once a step.
     """
-    layout = inputs.layout
+    layout, micro_batches = inputs.layout, inputs.layout.micro_batches
     gathered = scattered = between = Volume(0, 0)
-    for stage, named in parameters.items():
-        blocks: dict[str, int] = {}
+    for named in parameters.values():
+        units: dict[str, int] = {}
         for name, shape in named.items():
-            unit = name.split(".")[1] if name.startswith("blocks.") else "rest"
-            blocks[unit] = blocks.get(unit, 0) + _padded_numel(shape, layout.zero_group) * inputs.itemsize
-        for unit, size in blocks.items():
-            times = _gather_count(inputs, stage, kept_after_forward=unit == "rest")
+            unit = _unit(name, tied=bool(inputs.config.tied) and layout.stages == 1)
+            units[unit] = units.get(unit, 0) + _padded_numel(shape, layout.zero_group) * inputs.itemsize
+        for unit, size in units.items():
+            times = 1 if layout.pp > 1 else micro_batches if unit in ("embedding", "output") else 2 * micro_batches
             gathered += Volume(times, times * size)
-            scattered += Volume(1, size)
-            between += Volume(1, size // layout.zero_group)
+            scattered += Volume(micro_batches, micro_batches * size)
+            between += Volume(micro_batches, micro_batches * size // layout.zero_group)
     return {
         ("shard", "all-gather"): gathered,
         ("shard", "reduce-scatter"): scattered,
@@ -168,18 +169,11 @@ def _zero3(inputs: TrafficInputs, parameters: Mapping[int, Mapping[str, Shape]])
     }
 
 
-def _gather_count(inputs: TrafficInputs, stage: int, kept_after_forward: bool) -> int:
-    """Number of times a stage's unit is all-gathered: once before each pass that finds it freed.
-
-    With `kept_after_forward` a forward pass does not free it; a pipeline frees units after the step's last backward
-    pass only.
-    """
-    order = inputs.passes.get(stage, "FB" * inputs.layout.micro_batches)
-    count, present = 0, False
-    for kind in order:
-        count += not present
-        present = (kind == "F" and kept_after_forward) or (kind != "F" and inputs.layout.pp > 1)
-    return count
+def _unit(name: str, tied: bool) -> str:
+    """The unit of a parameter: its block, or the embedding or the output, which are one unit if they are `tied`."""
+    if name.startswith("blocks."):
+        return name.split(".")[1]
+    return "embedding" if name.startswith("embed.") and not tied else "output"
 
 
 def _pipeline_parallel(inputs: TrafficInputs) -> Traffic:

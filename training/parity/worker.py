@@ -93,7 +93,7 @@ def _sgd_step(model: ParallelModel) -> None:
             if p.local.grad is not None:
                 p.local.sub_(_LR * p.local.grad)
             p.local.grad = p.module_param.grad = None
-    model.all_gather_params()
+    model.publish_params()
 
 
 def _copy(x: Tensor | None) -> Tensor | None:

@@ -16,8 +16,9 @@ class ShardedParameter:
     module_param: nn.Parameter
     """The module's parameter, which the forward pass uses: sharded by tensor parallelism only, or FSDP's DTensor."""
     local: nn.Parameter
-    """Shard that this rank updates and stores: `module_param` itself, or its rows under ZeRO. A plain tensor with a
-    plain gradient; owns its memory or is a view of `module_param`."""
+    """Shard that this rank updates and stores: `module_param` itself, or its rows under ZeRO; in mixed precision the
+    float32 master weights of a 16-bit `module_param`. A plain tensor with a plain gradient; owns its memory or is a
+    view of `module_param`."""
     spec: ShardSpec
     """Offset and size of `local` in the global tensor."""
     is_primary: bool

@@ -5,10 +5,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import training.kernels.cross_entropy
 from training.distributed.mesh import init_distributed
-from training.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy
+from training.kernels.cross_entropy import IGNORE_INDEX, chunk_tokens, linear_cross_entropy
 from training.sharding.shard_spec import ShardSpec
 
 RunRanks = Callable[..., list[Any]]
@@ -36,7 +38,7 @@ def gradients(loss: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("chunk", [1, VOCABULARY * 4, 1 << 23])
 def test_loss_and_gradients_equal_torch_for_any_chunk_size(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(training.kernels.cross_entropy, "_CHUNK", chunk)
+    monkeypatch.setattr(training.kernels.cross_entropy, "_CPU_CHUNK_BYTES", 8 * chunk)
     x, weight, targets = example()
     loss = linear_cross_entropy(x, weight, targets)
     assert loss.shape == (1,)
@@ -60,22 +62,70 @@ def test_ignored_targets_give_zero_loss_and_gradient() -> None:
     assert all(not g.any() for g in gradients(loss, x, weight))
 
 
-def test_low_precision_products_are_summed_in_float32() -> None:
-    x, weight, targets = example(torch.float32)
+def test_chunks_are_sized_in_bytes_by_device() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert chunk_tokens(128_256, torch.bfloat16, cpu) == chunk_tokens(128_256, torch.float32, cpu) == 65
+    assert chunk_tokens(128_256, torch.bfloat16, gpu) == 2092
+    assert 2 * chunk_tokens(50_304, torch.float64, cpu) == chunk_tokens(50_304, torch.float32, cpu)
+    assert chunk_tokens(1 << 31, torch.float32, gpu) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("chunk", [1, 1 << 23])
+def test_low_precision_products_are_summed_in_float32(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, chunk: int
+) -> None:
+    monkeypatch.setattr(training.kernels.cross_entropy, "_CPU_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(training.kernels.cross_entropy, "_BLOCK_BYTES", 200)
+    x, weight, targets = example(dtype)
+    x, targets = x.detach().repeat(60, 1, 1).requires_grad_(), targets.repeat(60, 1)  # long sums of like terms
     expected = reference(x, weight, targets)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = linear_cross_entropy(x, weight, targets)
-    assert loss.dtype == torch.float32 and abs(loss.item() / expected.item() - 1) < 0.01
+    loss = linear_cross_entropy(x, weight, targets)
+    assert loss.dtype == torch.float32 and abs(loss.item() / expected.item() - 1) < 0.002
     for ours, theirs in zip(gradients(loss, x, weight), gradients(expected, x, weight), strict=True):
-        assert ours.dtype == torch.float32
-        assert (ours - theirs).norm() / theirs.norm() < 0.02
-    low = [t.detach().bfloat16().requires_grad_() for t in (x, weight)]
-    assert linear_cross_entropy(low[0], low[1], targets).dtype == torch.float32
+        assert ours.dtype == dtype
+        assert (ours - theirs).norm() / theirs.norm() < 0.01
+
+
+class MadeSizes(TorchDispatchMode):
+    """Counts the storages of a size or larger that operations make."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__()
+        self.nbytes, self.made = nbytes, dict[int, StorageWeakRef]()  # a reference would make autograd copy
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.untyped_storage().nbytes() >= self.nbytes:
+            storage = result.untyped_storage()
+            self.made[storage._cdata] = StorageWeakRef(storage)
+        return result
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [(torch.float32, 1), (torch.bfloat16, 2)])
+def test_the_weight_gradient_is_not_copied(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, copies: int) -> None:
+    """Float32 sums, in bf16 rounded before the backward pass, which only scales them."""
+    monkeypatch.setattr(training.kernels.cross_entropy, "_BLOCK_BYTES", 2048)
+    weight = torch.randn(2000, 16).to(dtype).requires_grad_()
+    x = torch.randn(2, 3, 16).to(dtype).requires_grad_()
+    with MadeSizes(weight.nbytes) as counted:
+        linear_cross_entropy(x, weight, torch.zeros(2, 3, dtype=torch.int64)).sum().mul(0.5).backward()
+    assert weight.grad is not None
+    made = counted.made.keys() - {weight.untyped_storage()._cdata}
+    assert len(made) == copies and weight.grad.untyped_storage()._cdata in made
+
+
+def test_a_second_backward_pass_is_an_error() -> None:
+    x, weight, targets = example()
+    loss = linear_cross_entropy(x, weight, targets).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(AssertionError, match="second backward pass"):
+        loss.backward()
 
 
 def divided(chunk: int) -> tuple[Tensor, Tensor, Tensor]:
     with pytest.MonkeyPatch.context() as patch, init_distributed("cpu"):
-        patch.setattr(training.kernels.cross_entropy, "_CHUNK", chunk)
+        patch.setattr(training.kernels.cross_entropy, "_CPU_CHUNK_BYTES", 8 * chunk)
         group = torch.distributed.group.WORLD
         assert group is not None
         x, weight, targets = example()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.profiler import profile
 
-from training.kernels.elementwise import apply_rotary, gelu, rms_norm, rotary_table, swiglu
+from training.kernels.elementwise import apply_rotary, gelu, layer_norm, rms_norm, rotary_table, swiglu
+from training.kernels.embedding import embedding
 from training.model.decoder import Decoder, RMSNorm
 from training.model.model_config import ModelConfig
 
@@ -166,3 +167,45 @@ def test_rms_norm_and_its_gradients_equal_torch() -> None:
     theirs = torch.nn.functional.rms_norm(x, (6,), norm.weight, 1e-5)
     for ours, wanted in zip(*(torch.autograd.grad(y, (x, norm.weight), given) for y in (norm(x), theirs)), strict=True):
         torch.testing.assert_close(ours, wanted)
+
+
+LOW = {
+    "rms_norm": (lambda x, w: rms_norm(x, w, 1e-5), lambda x, w: torch.nn.functional.rms_norm(x, w.shape, w, 1e-5)),
+    "layer_norm": (
+        lambda x, w: layer_norm(x, w, None, 1e-5),
+        lambda x, w: torch.nn.functional.layer_norm(x, w.shape, w, None, 1e-5),
+    ),
+    "rotary": (
+        lambda x, _: apply_rotary(x[:, None], rotary_table(torch.arange(8000, 8000 + x.shape[1]), 64, 1e4)),
+        lambda x, _: apply_rotary(x[:, None], rotary_table(torch.arange(8000, 8000 + x.shape[1]), 64, 1e4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", LOW)
+def test_16_bit_statistics_and_angles_are_float32(name: str, dtype: torch.dtype, count: int) -> None:
+    """The result, and the gradients, are the exact ones of the same inputs, rounded once."""
+    generator = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(shape, generator=generator).to(dtype) for shape in ((2, 33, 64), (64,)))
+    ours, theirs = LOW[name]
+    found, exact = [], []
+    for function, into, out in ((ours, dtype, found), (theirs, torch.float64, exact)):
+        leaves = [t.to(into).requires_grad_() for t in (x, weight)]
+        with threads(count):
+            y = function(*leaves)
+            seed = torch.cos(torch.arange(y.numel()).view(y.shape)).to(dtype).to(into)
+            out += [y, *torch.autograd.grad(y, leaves, seed, allow_unused=True)]
+    unit = torch.finfo(dtype).eps / 2
+    for y, wanted in zip(found, exact, strict=True):
+        if y is not None and wanted is not None:
+            assert y.dtype == dtype
+            torch.testing.assert_close(y.double(), wanted, rtol=1.02 * unit, atol=2e-6 * wanted.abs().max().item())
+
+
+def test_the_gradient_of_a_frequent_id_is_summed_in_float32() -> None:
+    weight = torch.zeros(5, 2, dtype=torch.bfloat16, requires_grad=True)
+    embedding(torch.full((4, 1000), 3), weight).sum().backward()
+    assert weight.grad is not None and weight.grad.dtype == torch.bfloat16
+    assert weight.grad.tolist() == [[0, 0]] * 3 + [[4000, 4000], [0, 0]]

@@ -1,4 +1,4 @@
-"""Low precision under every layout: what must stay in float32 does, and the layouts agree to rounding."""
+"""Mixed precision under every layout: the dtype of all that is kept and sent, and the layouts agree to rounding."""
 
 import gc
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def measure(config: TrainConfig) -> tuple[set[torch.dtype], float, Gradients, li
         for weight in trainer.model.params:
             if weight.local.numel():
                 assert weight.local.grad is not None, weight.name
-                kept |= {weight.local.dtype, weight.module_param.dtype, weight.local.grad.dtype}
+                kept |= {weight.local.dtype, weight.local.grad.dtype}
                 gradients.setdefault(weight.name, {})[weight.spec] = weight.local.grad.clone() / scale
         loss = trainer.world.all_reduce(part.double()).item() / trainer.tokens_per_step
         trainer.optimizer.zero_grad()

@@ -1,8 +1,10 @@
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from training.optim.optim_config import OptimConfig, learning_rate
 from training.optim.optimizer import build_optimizer
@@ -144,3 +146,24 @@ def test_loaded_states_are_used() -> None:
         draw_gradients(weights, 9)
         optimizer.step(0.01)
     assert all(torch.equal(a.local, b.local) for a, b in zip(ours, others, strict=True))
+
+
+class Made(TorchDispatchMode):
+    """The names of operations that make a tensor of Python numbers, which a GPU has to wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(operation.overloadpacket.__name__)
+        return operation(*args, **(kwargs or {}))
+
+
+def test_an_update_copies_no_numbers_to_the_device() -> None:
+    _, weights = model_and_params()
+    optimizer = build_optimizer(weights, OptimConfig())
+    draw_gradients(weights, 1)
+    with Made() as made:
+        optimizer.step(1e-3)
+    assert "_fused_adamw_" in made.names and not made.names & {"lift_fresh", "_to_copy", "copy_"}

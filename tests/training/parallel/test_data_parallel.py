@@ -17,11 +17,11 @@ RunRanks = Callable[..., list[Any]]
 SHAPES = [(5, 4), (3,), (7, 2), (1,), (6, 6), (2, 3)]  # numbers of rows that 2 and 4 do not divide, and fewer than 4
 
 
-def build(zero: int, shard: int) -> tuple[World, list[nn.Parameter], GradReducer]:
+def build(zero: int, shard: int, micro_batches: int = 1) -> tuple[World, list[nn.Parameter], GradReducer]:
     layout = ParallelConfig(dist.get_world_size(), zero, shard, 1, False, 1, "1f1b", 1, 1)  # type: ignore[arg-type]
     world = build_world(layout, torch.device("cpu"))
     parameters = [nn.Parameter(torch.full(shape, float(i))) for i, shape in enumerate(SHAPES)]
-    return world, parameters, GradReducer(parameters, world.axis("shard"), world.axis("replicate"), zero)
+    return world, parameters, GradReducer(parameters, world.axis("shard"), world.axis("replicate"), zero, micro_batches)
 
 
 def gradient(number: int, rank: int, turn: int) -> Tensor:
@@ -45,14 +45,14 @@ def train(zero: int, shard: int, bucket_bytes: int, unused: int | None) -> list[
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training.parallel.data_parallel, "BUCKET_BYTES", bucket_bytes)
-        world, parameters, reducer = build(zero, shard)
+        world, parameters, reducer = build(zero, shard, micro_batches=2)
     for turn in range(2):
         for p in parameters:
             p.grad = reducer.own[id(p)].grad = None
-        loss(parameters, world.dp_rank, 2 * turn, unused).backward()
-        reducer.enable_grad_sync()
-        loss(parameters, world.dp_rank, 2 * turn + 1, unused).backward()
-        reducer.finish_grad_sync()
+        for part in range(2):
+            with reducer.backward_pass():
+                loss(parameters, world.dp_rank, 2 * turn + part, unused).backward()
+        reducer.finish()
         grads = []
         with torch.no_grad():
             for p in parameters:
@@ -60,7 +60,7 @@ def train(zero: int, shard: int, bucket_bytes: int, unused: int | None) -> list[
                 assert own.grad is not None and own.grad.shape == own.shape
                 grads.append(own.grad.clone())
                 own -= own.grad
-        reducer.all_gather_params()
+        reducer.publish()
     first = [(reducer.own[id(p)].data_ptr() - p.data_ptr()) // (p.stride(0) * p.element_size()) for p in parameters]
     return [(len(reducer.buckets), *x) for x in zip(first, grads, (p.detach() for p in parameters), strict=True)]
 
@@ -85,38 +85,46 @@ def test_gradients_are_summed_over_replicas_and_passes(
         assert held == len(expected[0]) * 4 // shard  # a shard group holds each row once
 
 
-def started_before_finish(bucket_bytes: int) -> list[bool]:
-    """Whether a backward pass starts to reduce any bucket without enable_grad_sync, and all buckets with it."""
+def started_in_pass(bucket_bytes: int) -> list[bool]:
+    """Whether the first of two backward passes starts to reduce any bucket, and the second all of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training.parallel.data_parallel, "BUCKET_BYTES", bucket_bytes)
-        world, parameters, reducer = build(0, 1)
-    loss(parameters, world.dp_rank, 0, None).backward()
-    before = [bucket._work is not None for bucket in reducer.buckets]
-    reducer.enable_grad_sync()
-    loss(parameters, world.dp_rank, 1, None).backward()
-    after = [bucket._work is not None for bucket in reducer.buckets]
-    reducer.finish_grad_sync()
-    return [any(before), all(after)]
+        world, parameters, reducer = build(0, 1, micro_batches=2)
+    started = []
+    for turn in range(2):
+        with reducer.backward_pass():
+            loss(parameters, world.dp_rank, turn, None).backward()
+            started.append([bucket._work is not None for bucket in reducer.buckets])
+    reducer.finish()
+    return [any(started[0]), all(started[1])]
 
 
 def test_buckets_are_reduced_during_the_last_backward_pass_and_not_before(run_ranks: RunRanks) -> None:
-    assert run_ranks(2, started_before_finish, 1) == [[False, True]] * 2
+    assert run_ranks(2, started_in_pass, 1) == [[False, True]] * 2
 
 
-def keeps_full_gradients(zero: int) -> tuple[bool, int]:
-    """Whether the full gradients remain after the reduction; the number of elements that this rank updates."""
-    world, parameters, reducer = build(zero, 2)
-    reducer.enable_grad_sync()
-    loss(parameters, world.dp_rank, 0, None).backward()
-    reducer.finish_grad_sync()
-    return any(p.grad is not None for p in parameters), sum(own.numel() for own in reducer.own.values())
+def held_gradients(zero: int) -> list[int]:
+    """Bytes of gradients per byte of parameters after each of two micro-batches; then of what this rank updates."""
+    _, parameters, reducer = build(zero, 2 if zero else 1, micro_batches=2)
+    whole, found = sum(p.nbytes for p in parameters), []
+    own = list(reducer.own.values())
+    for turn in range(2):
+        with reducer.backward_pass():
+            loss(parameters, 0, turn, None).backward()
+        reducer.finish()
+        buffers = [bucket._buffer for bucket in reducer.buckets]
+        grads = [t for t in (*(p.grad for p in [*parameters, *own]), *buffers) if t is not None]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in grads}
+        found.append(round(sum(storages.values()) / whole, 1))
+    return [*found, sum(p.numel() for p in own)]
 
 
-def test_zero_2_frees_full_gradients(run_ranks: RunRanks) -> None:
-    assert [r[0] for r in run_ranks(2, keeps_full_gradients, 1)] == [True, True]
-    two = run_ranks(2, keeps_full_gradients, 2)
-    assert [r[0] for r in two] == [False, False]
-    assert sum(r[1] for r in two) == sum(torch.Size(s).numel() for s in SHAPES)
+def test_no_gradient_is_held_twice_and_zero_2_frees_full_ones(run_ranks: RunRanks) -> None:
+    size = sum(torch.Size(s).numel() for s in SHAPES)
+    assert [r[:2] for r in run_ranks(2, held_gradients, 0)] == [[1.0, 1.0]] * 2
+    assert [r[0] for r in run_ranks(2, held_gradients, 1)] == [1.1, 1.1]  # with padding
+    two = run_ranks(2, held_gradients, 2)
+    assert [r[:2] for r in two] == [[0.6, 0.6]] * 2 and sum(r[2] for r in two) == size
 
 
 def test_own_rows_are_a_view_of_the_full_parameter() -> None:

@@ -124,10 +124,11 @@ def gradients_averaged(patch: Patch) -> None:
     right = GradBucket.finish_reduce
 
     def averaged(self: GradBucket) -> None:
-        right(self)
-        for own in self.own:
-            assert own.grad is not None
-            own.grad /= self.shard.size * self.replicate.size
+        if self._reduced is not None:
+            right(self)
+            for own in self.own:
+                assert own.grad is not None
+                own.grad /= self.shard.size * self.replicate.size
 
     patch.setattr(GradBucket, "finish_reduce", averaged)
 
@@ -135,40 +136,39 @@ def gradients_averaged(patch: Patch) -> None:
 def groups_of_replicas_not_summed(patch: Patch) -> None:
     right = GradReducer.__init__
 
-    def alone(self: GradReducer, full: Any, shard: Axis, _replicate: Axis, zero: int) -> None:
-        right(self, full, shard, Axis("replicate", 1, 0, None), zero)
+    def alone(self: GradReducer, full: Any, shard: Axis, _replicate: Axis, *rest: Any) -> None:
+        right(self, full, shard, Axis("replicate", 1, 0, None), *rest)
 
     patch.setattr(GradReducer, "__init__", alone)
 
 
 def first_micro_batch_forgotten(patch: Patch) -> None:
-    right = GradReducer.enable_grad_sync
+    right = GradReducer.backward_pass
 
-    def forgetful(self: GradReducer) -> None:
+    def forgetful(self: GradReducer) -> Any:
         for bucket in self.buckets:
-            for p in bucket.full:
-                p.grad = None
-        right(self)
+            bucket.reset()
+        return right(self)
 
-    patch.setattr(GradReducer, "enable_grad_sync", forgetful)
+    patch.setattr(GradReducer, "backward_pass", forgetful)
 
 
 def updates_not_published(patch: Patch) -> None:
-    right, published = GradReducer.all_gather_params, []
+    right, published = GradReducer.publish, []
 
     def once(self: GradReducer) -> None:
         if not published:
             right(self)
         published.append(True)
 
-    patch.setattr(GradReducer, "all_gather_params", once)
+    patch.setattr(GradReducer, "publish", once)
 
 
 def stale_gathered_parameters(patch: Patch) -> None:
     right = training.parallel.parallelize.apply_fsdp
 
-    def stale(part: Decoder, world: Any, place: Any) -> None:
-        right(part, world, place)
+    def stale(part: Decoder, *rest: Any) -> None:
+        right(part, *rest)
         for module in part.modules():
             if isinstance(module, FSDPModule):
                 module.set_reshard_after_backward(False)
@@ -264,13 +264,13 @@ def test_a_planted_fault_turns_red_by_a_finite_difference(
 def superfluous_sum(chosen: Case) -> RankResult:
     """Compute correctly, with one superfluous all-reduce of four elements."""
     with pytest.MonkeyPatch.context() as patch:
-        right = GradReducer.finish_grad_sync
+        right = GradReducer.publish
 
-        def finish(self: GradReducer) -> None:
+        def publish(self: GradReducer) -> None:
             right(self)
             dist.all_reduce(torch.zeros(4), group=self.buckets[0].replicate.group)
 
-        patch.setattr(GradReducer, "finish_grad_sync", finish)
+        patch.setattr(GradReducer, "publish", publish)
         return run_case(chosen)
 
 
