@@ -252,8 +252,10 @@ def _fetch(path: Path, target: Path, byte_range: ByteRange, seen: FileInfo | Non
         with wrap_read_errors(path):
             found = download(path, target, *byte_range)
     except InputError as error:
-        if seen or not isinstance(error.__cause__, FileNotFoundError):
+        if not isinstance(error.__cause__, FileNotFoundError):
             raise
+        if seen:
+            raise InputError(f"{path} was removed while it was read: run the same command again") from error
         raise InputError(
             f"cannot read {path}: there is no such object. Its key may end in a slash ({path.name}/), which no file's "
             "name does: rename it. Or it was removed: run the same command again"

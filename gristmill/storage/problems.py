@@ -60,7 +60,7 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
     if status and status[1] == "403":
         return UsageError(
             f"{doing}: no permission{f' ({code})' if code else ''}: allow these credentials to "
-            f"{'write' if writes else 'list and read'} there, or give others"
+            f"{'write and delete' if writes else 'list and read'} there, or give others"
         )
     told = f"{status[1]}{f' {code}' if code else ''}" if status else ""
     if told.startswith("5"):

@@ -12,7 +12,7 @@ from gristmill.engine.task import Task
 from gristmill.errors import GristmillError, InputError, StorageError, UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.storage import objects
-from gristmill.storage.files import is_file, list_folder, read_file, write_file
+from gristmill.storage.files import FileInfo, is_file, list_folder, read_file, write_file
 from gristmill.urls import object_name
 from tests.object_faults import refuse
 
@@ -133,3 +133,5 @@ def test_an_object_whose_key_ends_in_a_slash(folder: Path, store, tmp_path: Path
     task = Task("read", Counts, {"path": file.path})
     with pytest.raises(InputError, match=r"there is no such object\. Its key may end in a slash \(a\.jsonl/\)"):
         staged(task, {}, Scratch(tmp_path)).__enter__()
+    with pytest.raises(InputError, match="was removed while it was read: run the same command again"):
+        staged(task, {file.path: FileInfo(4)}, Scratch(tmp_path)).__enter__()
