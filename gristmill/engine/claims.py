@@ -27,7 +27,7 @@ from gristmill.storage.names import absolute, name_of
 from gristmill.storage.walking import walk
 
 Records = dict[TaskId, DoneRecord]
-_READS = "reads "  # before the part of the work, in the names of the records of input folders
+READS = "reads "  # before the part of the work, in the names of the records of input folders
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Claims:
         if self._lacks_files:
             return  # nothing would be lost
         own = self._part
-        for record in (record for (step, name), record in before.items() if not step and name.startswith(_READS)):
-            part = record.task.removeprefix(_READS)
+        for record in (record for (step, name), record in before.items() if not step and name.startswith(READS)):
+            part = record.task.removeprefix(READS)
             if part in (own, "") or not own:
                 for name, now in zip(record.identity.values(), self.reads, strict=False):
                     relative, absolute = map(Path, name.split("\0"))
@@ -157,7 +157,7 @@ class Claims:
 
     @property
     def _reads_id(self) -> TaskId:
-        return "", f"{_READS}{self._part}"
+        return "", f"{READS}{self._part}"
 
 
 @dataclass

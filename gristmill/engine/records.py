@@ -133,8 +133,8 @@ class Ledger:
         for record in self._read(_OutputsOfRecord):
             for output in record.outputs:
                 name = os.path.normpath(os.path.join(root, output.path))
-                if output.size >= 0 or name not in found:
-                    found[name] = output
+                if name not in found or (output.size >= 0 and output.mtime_ns >= found[name].mtime_ns):
+                    found[name] = output  # of two tasks, such as of two shares of a corpus, that which wrote it last
         return found
 
     def path(self, output: OutputRecord) -> Path:

@@ -118,3 +118,39 @@ def test_sources_that_were_normalised_one_by_one_are_looked_at_together(
     (tmp_path / "norm/book/b.jsonl").unlink()  # the only file of its folder
     with pytest.raises(InputError, match=r"book/b.jsonl, which normalize_text wrote, is missing\."):
         find(tmp_path / "norm", tmp_path / "g.pickle")
+
+
+def test_duplicates_of_an_earlier_corpus_are_refused(finished, tmp_path: Path) -> None:
+    raw, norm, dup = tmp_path / "raw", tmp_path / "norm", tmp_path / "dup"
+    clusters, duplicates = dup / "clusters.parquet", dup / "duplicates.parquet"
+    shutil.copytree(finished[0] / "book", raw / "book")
+    dup.mkdir()
+    (dup / "duplicate_pairs_own.txt").write_text("book/b.jsonl@1 :: book/b.jsonl@2\n")
+    making: dict[str, Callable[[], object]] = {
+        "normalize_text": lambda: normalize_text(raw, norm, options=QUIET),
+        "to_hash": lambda: to_hash("all", norm, tmp_path / "minhash", 0, "0", 0, 100, options=QUIET),
+        "generate_duplicate_pairs": lambda: generate_duplicate_pairs(
+            tmp_path / "minhash", dup / "duplicate_pairs.txt", options=QUIET
+        ),
+        "generate_connected_components": lambda: generate_connected_components(dup, clusters, options=QUIET),
+        "generate_duplicates_dict": lambda: generate_duplicates_dict(clusters, duplicates, QUIET),
+    }
+
+    def mix() -> None:
+        pass1(norm, tmp_path / "pass1", duplicates, options=QUIET)
+
+    for make in making.values():
+        make()
+    mix()
+    (dup / "duplicate_pairs_own.txt").unlink()
+    making["generate_connected_components"]()
+    making["generate_duplicates_dict"]()
+    lines = (raw / "book/b.jsonl").read_bytes().splitlines(keepends=True)
+    (raw / "book/b.jsonl").write_bytes(b"".join(lines[40:] + lines[:40]))
+    for stage, make in making.items():
+        state = "made from another state of the corpus" if stage == "to_hash" else "not up to date"
+        if stage != "normalize_text":
+            with pytest.raises(InputError, match=rf"duplicates\.parquet (was|is) {state}: .* Run {stage} again"):
+                mix()
+        make()
+    mix()
