@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from gristmill.counts import Counts
-from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, TaskId
+from gristmill.engine.records import READS, DoneRecord, Ledger, OutputRecord, TaskId
 from gristmill.engine.task import Task, paths_read_by
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.files import (
@@ -27,7 +27,6 @@ from gristmill.storage.names import absolute, name_of
 from gristmill.storage.walking import walk
 
 Records = dict[TaskId, DoneRecord]
-READS = "reads "  # before the part of the work, in the names of the records of input folders
 
 
 @dataclass(frozen=True)

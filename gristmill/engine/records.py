@@ -23,6 +23,7 @@ from gristmill.storage.files import list_names, locked_file, read_files, remove_
 from gristmill.storage.names import absolute, name_of
 from gristmill.urls import is_remote
 
+READS = "reads "  # before the part of the work, in the names of the records of input folders: see claims.py
 LEDGER = ".ledger"
 _LOOSE = ".done"
 _ELSEWHERE = ".ledger-elsewhere"
@@ -136,6 +137,22 @@ class Ledger:
                 if name not in found or (output.size >= 0 and output.mtime_ns >= found[name].mtime_ns):
                     found[name] = output  # of two tasks, such as of two shares of a corpus, that which wrote it last
         return found
+
+    def sources(self) -> list[tuple[Path, Path]]:
+        """What the stage has read, folders and files without suffix: by their places from here, and by their names."""
+        found = []
+        for record in self._read(DoneRecord):
+            if record.step:
+                break  # records without a step come first
+            if record.task.startswith(READS):
+                pairs = (value.split("\0") for value in record.identity.values())
+                found += [(Path(name_of(self.root / relative)), Path(absolute)) for relative, absolute in pairs]
+        return found
+
+    def input_tags(self) -> set[str]:
+        """The content tags of all files, and sets of files, that the stage has read."""
+        records = self._read(DoneRecord)
+        return {tag for record in records for name, tag in record.identity.items() if name.startswith("input ")}
 
     def path(self, output: OutputRecord) -> Path:
         """The absolute path of an output."""

@@ -27,7 +27,7 @@ from gristmill.engine.lock import stage_lock
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord, Ledger, StepResult, TaskId
 from gristmill.engine.report import explain, print_summary, progress_bar
-from gristmill.engine.tags import reject_damaged, reject_incomplete
+from gristmill.engine.tags import reject_damaged, reject_incomplete, reject_outdated
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
@@ -122,6 +122,7 @@ class StageRun:
         """Refuse input folders that lack files which stages wrote there, or hold others; see open_stage."""
         for folder, paths in listed.items():
             reject_incomplete(folder, paths, self._done.tags)
+            reject_outdated(folder)
 
     def tag(self, path: Path) -> str:
         """The content tag of a file: see tags.py."""

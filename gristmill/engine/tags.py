@@ -144,6 +144,33 @@ def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> No
                 _raise_foreign(folder, Path(name), Path(beside))
 
 
+def reject_outdated(folder: Path) -> None:
+    """Raise InputError if a stage that wrote an input folder has not read what is in its own input folder by now.
+
+    Compares files that have the same names in both, each written by a stage, such as a train set before and after
+    decontamination.
+    """
+    for ledger in _ledgers_above(folder / STATE_DIR):
+        for source, _ in ledger.sources():
+            for other in Ledger.all_in(source / STATE_DIR):
+                if name := _find_unread(ledger, other, source):
+                    stage, before = (each.file.stem.partition("-")[0] for each in (ledger, other))
+                    raise InputError(
+                        f"{folder} is not up to date: {stage} has not read {source / name} as {before} wrote it last. "
+                        f"Run {stage} again, and then the same command. (If {folder} is right as it is, copy it "
+                        f"without {STATE_DIR} to another place, and give that.)"
+                    )
+
+
+def _find_unread(ledger: Ledger, other: Ledger, source: Path) -> str:
+    """The name of a file that the stage `other` wrote in `source`, and of which another file of this name was made."""
+    own, top = ledger.outputs(), name_of(source)
+    found = {name[len(top) + 1 :]: out.sha256 for name, out in other.outputs().items() if _is_read_in(top, name)}
+    both = {name: tag for name, tag in found.items() if name_of(ledger.root / name) in own}
+    tags = ledger.input_tags() if both else set()
+    return min((name for name, tag in both.items() if tag not in tags), default="")
+
+
 def _is_read_in(folder: str, name: str) -> bool:
     """Whether a recorded output may be read by who reads the folder: no temporary file, and no malformed records."""
     below = name.removeprefix(folder.rstrip("/"))

@@ -6,7 +6,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from gristmill.engine.claims import READS
 from gristmill.engine.records import DoneRecord, Ledger
 from gristmill.engine.run import StageRun
 from gristmill.errors import InputError
@@ -40,7 +39,7 @@ def reject_outdated(run: StageRun, key_set: Path, files: Iterable[CorpusFile]) -
                 f"{key_set} was made from another state of the corpus: {changed} has changed since. Run "
                 f"{_stage(ledger)} again, and the stages after it"
             )
-        for source, is_read in _sources(ledger, records):
+        for source, is_read in _sources(ledger):
             if not is_read:
                 raise InputError(
                     f"{key_set} is not up to date: {_stage(ledger)} has not read what {_stage(source)} wrote last. Run "
@@ -67,22 +66,21 @@ def _find_changed(run: StageRun, read: Iterable[tuple[str, str, str]], files: It
     return None
 
 
-def _sources(ledger: Ledger, records: Iterable[DoneRecord]) -> Iterator[tuple[Ledger, bool]]:
+def _sources(ledger: Ledger) -> Iterator[tuple[Ledger, bool]]:
     """The ledgers of the stages whose files a stage has read, each with whether it read what is there now."""
-    tags = {tag for record in records for name, tag in record.identity.items() if name.startswith(_INPUT)}
-    for record in records:
-        for name in record.identity.values() if record.task.startswith(READS) else ():
-            relative, absolute = name.split("\0")
-            path = name_of(ledger.root / relative)
-            found = _writers(path) or _writers(absolute)
-            read = [written for written in found if not tags.isdisjoint(written.tags.values())]
-            if read or not found:  # single files, of which one is read
-                yield from ((written.ledger, True) for written in read)
-                continue
-            outputs = {name: tag for written in found for name, tag in written.tags.items()}
+    tags = ledger.input_tags()
+    for place, name in ledger.sources():
+        path = next((path for path in map(name_of, (place, name)) if _writers(path)), name_of(place))
+        found = _writers(path)
+        outputs = {name: tag for written in found for name, tag in written.tags.items()}
+        if any(name.startswith(f"{path}/") for name in outputs):
             as_set = "\n".join(f"{path.name} {outputs[str(path)]}" for path in sorted(map(Path, outputs)))
             is_read = sha256(as_set.encode()).hexdigest() in tags or _has_others(path, outputs)
             yield from ((written.ledger, is_read) for written in found)
+        else:  # of files with several suffixes, one was read
+            read = [written.ledger for written in found if not tags.isdisjoint(written.tags.values())]
+            yield from ((source, True) for source in read)
+            yield from ((written.ledger, False) for written in (found if not read else []))
 
 
 class _Written(NamedTuple):

@@ -120,6 +120,17 @@ def test_sources_that_were_normalised_one_by_one_are_looked_at_together(
         find(tmp_path / "norm", tmp_path / "g.pickle")
 
 
+def test_a_train_set_is_decontaminated_again_after_another_pass2(copied: Path, tmp_path: Path) -> None:
+    for name in ("pass1", "train", "holdout", "train_deduped"):
+        shutil.copytree(copied / name, tmp_path / name)
+    sets = tmp_path / "train", tmp_path / "holdout"
+    pass2(0, 20, 1, tmp_path / "pass1", *sets, 0.1, QUIET)
+    with pytest.raises(InputError, match=r"train_deduped is not up to date: dedup_train has not read .*Run dedup_tr"):
+        train_tokenizer(tmp_path / "train_deduped", tmp_path / "out", 400, options=QUIET)
+    dedup_train(1, *sets, tmp_path / "train_deduped", options=QUIET)
+    find(tmp_path / "train_deduped", tmp_path / "f.pickle")
+
+
 def test_duplicates_of_an_earlier_corpus_are_refused(finished, tmp_path: Path) -> None:
     raw, norm, dup = tmp_path / "raw", tmp_path / "norm", tmp_path / "dup"
     clusters, duplicates = dup / "clusters.parquet", dup / "duplicates.parquet"
