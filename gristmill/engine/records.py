@@ -19,7 +19,7 @@ import msgspec
 
 from gristmill.counts import Counts
 from gristmill.errors import wrap_write_errors
-from gristmill.storage.files import list_names, locked_file, read_files, remove_files, write_file
+from gristmill.storage.files import is_file, list_names, locked_file, read_files, remove_files, write_file
 from gristmill.storage.names import absolute, name_of
 from gristmill.urls import is_remote
 
@@ -107,17 +107,30 @@ class Ledger:
         found = sorted(list_names(state))
         own = dict.fromkeys(Path(name).stem for name in found if Path(name).suffix in suffixes)
         elsewhere = [state / name for name in found if name.endswith(_ELSEWHERE)]
-        roots = [Path(name_of(state.parent / data.decode(errors="replace"))) for data in read_files(elsewhere)]
-        others = [cls(root / state.name, path.stem) for path, root in zip(elsewhere, roots, strict=False)]
-        return [cls(state, name) for name in own] + others
+        announced = zip(elsewhere, read_files(elsewhere), strict=False)
+        return [cls(state, name) for name in own] + [cls._announced(path, data) for path, data in announced]
+
+    @classmethod
+    def _announced(cls, path: Path, data: bytes) -> "Ledger":
+        """The ledger of a second output folder: it is elsewhere, or, if the folder was moved alone, the copy in it."""
+        root = name_of(path.parent.parent / data.partition(b"\n")[0].decode(errors="replace"))
+        ledger, copy = cls(Path(root) / path.parent.name, path.stem), cls(path.parent, path.stem)
+        copy.file = path
+        return ledger if is_file(ledger.file) else copy
 
     def announce(self, folders: Iterable[Path]) -> None:
-        """Write in each of the folders that are not below the ledger's where it is, for those who read their files."""
+        """Write in each of the folders that are not below the ledger's where it is, and which files it names there."""
         root = absolute(self.root)
-        for folder in folders:
-            if not absolute(folder).is_relative_to(root):
-                path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
-                write_file(path, os.path.relpath(root, absolute(folder)).encode())
+        for folder in (folder for folder in map(absolute, folders) if not folder.is_relative_to(root)):
+            top = f"{name_of(folder)}/"
+            written = [
+                msgspec.structs.replace(output, path=name[len(top) :])
+                for name, output in sorted(self.outputs().items())
+                if name.startswith(top) and output.size >= 0
+            ]
+            place, copy = os.path.relpath(root, folder).encode(), DoneRecord("", "copy", {}, written, Counts({}, []))
+            path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
+            write_file(path, place + b"\n" + _encode(copy))
 
     def read(self, without: Iterable[TaskId] = ()) -> dict[TaskId, DoneRecord]:
         """The last record of each task; those of tasks `without` which have just finished are not read."""
@@ -212,7 +225,8 @@ class Ledger:
             yield from _decode(line, kind)
 
     def _lines(self) -> list[bytes]:
-        return next(read_files([self.file]), b"").splitlines()
+        lines = next(read_files([self.file]), b"").splitlines()
+        return lines[1:] if self.file.suffix == _ELSEWHERE else lines  # the first says where the ledger is
 
 
 def _encode(record: DoneRecord) -> bytes:

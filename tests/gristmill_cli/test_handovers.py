@@ -88,6 +88,14 @@ def norm(copied: Path, tmp_path: Path) -> Path:
     return shutil.copytree(copied / "normalized", tmp_path / "norm")
 
 
+def test_a_holdout_that_was_copied_in_part_and_alone_is_noticed(copied: Path, tmp_path: Path) -> None:
+    holdout = shutil.copytree(copied / "holdout", tmp_path / "holdout")
+    find(holdout, tmp_path / "f.pickle")
+    (holdout / HELD_OUT).unlink()
+    with pytest.raises(InputError, match=rf"holdout/{HELD_OUT}, which pass2 wrote, is missing"):
+        find(holdout, tmp_path / "g.pickle")
+
+
 def test_a_copy_without_its_ledger_is_a_corpus_of_ones_own(norm: Path, tmp_path: Path) -> None:
     (norm / "book/b.jsonl").unlink()
     shutil.copytree(norm / "c4", norm / "more")
