@@ -1,4 +1,4 @@
-"""Verification of token shards against their manifest: checksums, counts and ids."""
+"""Verification of token shards against their manifest: checksums and ids."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import InputError, wrap_read_errors
-from gristmill.io.token_shards import MANIFEST, REMEDY, Manifest, ShardRecord, map_shard, open_shards, with_suffix
+from gristmill.io.token_shards import MANIFEST, REMEDY, Manifest, ShardRecord, with_suffix
 from gristmill.storage.local import sha256_file
 
 
@@ -21,22 +21,6 @@ def verify_checksums(folder: Path, record: ShardRecord) -> None:
                 f"{path} is damaged or of another run: its SHA-256 is {found[:12]}…, and {MANIFEST} wants "
                 f"{wanted[:12]}…. {REMEDY}"
             )
-
-
-def verify_shards(folder: Path) -> Manifest:
-    """Check every shard of a folder against its manifest: checksums, counts, ids, end-of-document ids.
-
-    Raises InputError that names the first shard that differs.
-    """
-    manifest, shards = open_shards(folder)
-    for record, shard in zip(manifest.shards, shards, strict=True):
-        map_shard(folder, manifest, record)
-        verify_checksums(folder, record)
-        require_known_ids(shard.tokens, manifest, shard.prefix)
-        last = shard.tokens[np.cumsum(shard.lengths, dtype=np.int64) - 1]
-        if not (last == manifest.tokenizer.end_of_document).all():
-            raise InputError(f"{shard.prefix}.bin has a document that does not end in its end-of-document id. {REMEDY}")
-    return manifest
 
 
 def require_known_ids(tokens: NDArray[np.integer], manifest: Manifest, prefix: Path) -> None:

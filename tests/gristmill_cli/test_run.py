@@ -22,13 +22,13 @@ from gristmill.counts import Counts, Tally
 from gristmill.errors import ConservationError, InputError, OutputError, UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.lines import read_lines
-from gristmill.io.token_verification import verify_shards
 from gristmill_cli.funnel import Funnel
 from gristmill_cli.run import main
 from gristmill_cli.run import run as run_here
 from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
 from preprocessing.filter import filter as find_short
 from tests.gristmill_cli.corpus import make_corpus, run, run_arguments, tree, write_records
+from tests.verify_shards import verify_shards
 
 STAGES = (
     "normalize_text", "filter", "to_hash", "generate_connected_components", "generate_duplicates_dict", "pass1",

@@ -15,11 +15,11 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.staging import StagedTask
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.token_shards import Manifest, open_shards
-from gristmill.io.token_verification import verify_shards
 from gristmill.storage.files import FileInfo
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import SAMPLED, sentences, train_tokenizer
 from tests.gristmill.engine.sandbox import sandboxed
+from tests.verify_shards import verify_shards
 
 VOCABULARY = 400
 ADVERSARIAL = [

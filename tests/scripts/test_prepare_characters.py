@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from gristmill.config import load_config
 from gristmill.errors import InputError, UsageError
 from gristmill.io.token_shards import open_shards
-from gristmill.io.token_verification import verify_shards
 from scripts.prepare_characters import TOKENIZER, prepare_characters
+from tests.verify_shards import verify_shards
 from training.config import TrainConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -19,7 +19,8 @@ from gristmill.io.token_shards import (
     open_shards,
     token_dtype,
 )
-from gristmill.io.token_verification import verify_checksums, verify_shards
+from gristmill.io.token_verification import verify_checksums
+from tests.verify_shards import verify_shards
 
 END = 2
 DOCUMENTS = [[5, 6, 7, END], [END], [9, END], list(range(3, 300)) + [END]]
