@@ -26,6 +26,7 @@ from preprocessing.tokenizer.bpe import (
 MARGIN = 8  # bytes after the last text, and ids after its last, that may be read or written over
 _LONGEST, _MOST_IDS = 24, 8  # bytes and ids of a word that is cached
 _SIZES, _IDS = 3, 8  # column of WordCache.rows with the sizes; column of WordCache.ids with the first id
+_CUT = 1 << 14  # bytes that are cut into words together
 _COUNT = np.uint64(0xFFFFFFFF)  # mask of the number of ids
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -61,32 +62,33 @@ def encode_texts(
     """
     rows, cached_ids, unknown = cache.rows, cache.ids, merges.unknown
     n = np.int64(0)
-    ends = np.empty(len(data), np.int32)
+    ends = np.empty(_CUT, np.int32)
     for text in range(len(starts) - 1):
         offsets[text] = first = n
-        at = starts[text]
-        for word in range(_cut(data, at, starts[text + 1], merges.ascii_bigrams, merges.bigram_filter, ends)):
-            end = np.int64(ends[word])
-            size = end - at
-            if size > MAX_SCAN_BYTES:
-                n = merge_by_heap(data, at, end, merges, ids, n, first)
-            elif size > _LONGEST:
-                count = merge_by_scan(data, at, end, merges, cache.scratch)
-                n = _append(cache.scratch, count, ids, n, first, unknown)
-            else:
-                row = _find_row(rows, eights, at, size)
-                if row < 0:
+        at, stop = starts[text], starts[text + 1]
+        while at < stop:
+            for word in range(_cut(data, at, stop, merges.ascii_bigrams, merges.bigram_filter, ends)):
+                end = np.int64(ends[word])
+                size = end - at
+                if size > MAX_SCAN_BYTES:
+                    n = merge_by_heap(data, at, end, merges, ids, n, first)
+                elif size > _LONGEST:
                     count = merge_by_scan(data, at, end, merges, cache.scratch)
                     n = _append(cache.scratch, count, ids, n, first, unknown)
-                    _store(cache, ~row, eights, at, size, count)
-                elif cached_ids[row, _IDS] == unknown:
-                    count = np.int64(rows[row, _SIZES] & _COUNT)
-                    n = _append(cached_ids[row, _IDS:], count, ids, n, first, unknown)
                 else:
-                    for i in range(_MOST_IDS):  # all, as a copy of a fixed size is faster
-                        ids[n + i] = cached_ids[row, _IDS + i]
-                    n += np.int64(rows[row, _SIZES] & _COUNT)
-            at = end
+                    row = _find_row(rows, eights, at, size)
+                    if row < 0:
+                        count = merge_by_scan(data, at, end, merges, cache.scratch)
+                        n = _append(cache.scratch, count, ids, n, first, unknown)
+                        _store(cache, ~row, eights, at, size, count)
+                    elif cached_ids[row, _IDS] == unknown:
+                        count = np.int64(rows[row, _SIZES] & _COUNT)
+                        n = _append(cached_ids[row, _IDS:], count, ids, n, first, unknown)
+                    else:
+                        for i in range(_MOST_IDS):  # all, as a copy of a fixed size is faster
+                            ids[n + i] = cached_ids[row, _IDS + i]
+                        n += np.int64(rows[row, _SIZES] & _COUNT)
+                at = end
         if end_id >= 0:
             ids[n] = end_id
             n += 1
@@ -95,27 +97,30 @@ def encode_texts(
 
 @kernel
 def _cut(data, at, stop, ascii_bigrams, bigram_filter, ends):  # type: ignore[no-untyped-def]
-    """Write the end of each word in the bytes at … stop to `ends`; return how many words there are.
+    """Write the ends of the first words in the bytes at … stop to `ends`; return how many words they are.
 
-    What depends on the text is added rather than branched on: a processor could not foresee where a word ends.
+    They are those of len(ends) bytes, at least one, without the last if it goes on. What depends on the text is added
+    rather than branched on: a processor could not foresee where a word ends.
     """
-    if at == stop:
-        return 0
     n = 0
     character, at = decode(data, at)
-    while at < stop:
-        following = np.int64(data[at])
-        ends[n] = at
-        if character | following < ASCII:
-            n += not ascii_bigrams[character * ASCII + following]
-            at += 1
-        else:
-            following, at = decode(data, at)
-            bit = bigram_bit(character, following)
-            n += not (bigram_filter[bit >> 3] >> (bit & 7)) & 1
-        character = following
-    ends[n] = stop
-    return n + 1
+    while n == 0 and at < stop:
+        limit = min(stop, at + len(ends) - 1)
+        while at < limit:
+            following = np.int64(data[at])
+            ends[n] = at
+            if character | following < ASCII:
+                n += not ascii_bigrams[character * ASCII + following]
+                at += 1
+            else:
+                following, at = decode(data, at)
+                bit = bigram_bit(character, following)
+                n += not (bigram_filter[bit >> 3] >> (bit & 7)) & 1
+            character = following
+    if at >= stop:
+        ends[n] = stop
+        n += 1
+    return n
 
 
 @kernel(inline="always")

@@ -9,6 +9,7 @@ import sentencepiece
 
 from preprocessing.tokenizer.encoder import Encoder
 from preprocessing.tokenizer.word_cache import WordCache, new_word_cache
+from tests.preprocessing.tokenizer.test_bpe import model_of
 
 GUARD = 1 << 8  # rows
 
@@ -46,3 +47,17 @@ def test_long_words_stay_within_the_cache(longest: int) -> None:
     ids, _ = encoder.encode([" ".join(words)])
     assert ids.tolist() == model.encode(" ".join(words))
     assert (guard == 99).all()
+
+
+def test_texts_longer_than_what_is_cut_together() -> None:
+    """Words of over 16,384 bytes, and characters of two and three bytes at each place beside that many."""
+    model = sentencepiece.SentencePieceProcessor(
+        model_proto=model_of({"a": 0, "é": 0, "水": 0, "▁": 0, "ab": 1, "ba": 2, "b": 0})
+    )
+    texts = [
+        "ab" * 20_000 + " a ab",
+        *("a" * i + "é水 " * 4000 for i in range(6)),
+        *("é" * i for i in range(8190, 8194)),
+    ]
+    ids, offsets = Encoder(model).encode(texts)
+    assert [ids[offsets[i] : offsets[i + 1]].tolist() for i in range(len(texts))] == model.encode(texts)
