@@ -53,10 +53,14 @@ class RankPool:
     """Pool of up to `size` workers, one per rank; a job starts those that are missing, and `__exit__` kills all.
 
     `threads` per worker; `timeout`: seconds that a collective waits for other ranks; `job_timeout`: seconds for a job.
+    `device`: "cuda" lets the ranks communicate tensors on GPUs too.
     """
 
-    def __init__(self, size: int, threads: int = 1, timeout: float = 30.0, job_timeout: float = 120.0) -> None:
+    def __init__(
+        self, size: int, threads: int = 1, timeout: float = 30.0, job_timeout: float = 120.0, device: str = "cpu"
+    ) -> None:
         self.size, self.threads, self.timeout, self.job_timeout = size, threads, timeout, job_timeout
+        self.device = device
         self._workers: dict[int, _Worker] = {}
         self._jobs = 0
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -73,7 +77,7 @@ class RankPool:
         """Run `function(*arguments)` on `size` ranks; returns the results by rank.
 
         `function` and `arguments` are pickled, so the function must be at the top level of a module. Each job has its
-        own gloo process group, and torchrun's environment variables. Raises RankError if a rank raises, dies, or does
+        own process group, and torchrun's environment variables. Raises RankError if a rank raises, dies, or does
         not return within `job_timeout` seconds; ranks that have not returned by then are killed, and replaced for
         the next job.
         """
@@ -130,7 +134,7 @@ class RankPool:
         context = multiprocessing.get_context("forkserver")
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=_serve, args=(theirs, rank, self.threads, self._store.port, self.timeout), daemon=True
+            target=_serve, args=(theirs, rank, self.threads, self._store.port, self.timeout, self.device), daemon=True
         )
         process.start()
         theirs.close()
@@ -145,7 +149,7 @@ class RankPool:
             worker.connection.close()
 
 
-def _serve(connection: Connection, rank: int, threads: int, port: int, timeout: float) -> None:
+def _serve(connection: Connection, rank: int, threads: int, port: int, timeout: float, device: str) -> None:
     """A worker's main loop: answers a job with (succeeded, pickled result or traceback, monotonic time of failure)."""
     exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the workers too: the parent ends them
@@ -159,7 +163,7 @@ def _serve(connection: Connection, rank: int, threads: int, port: int, timeout: 
         except EOFError:
             return
         try:
-            with _process_group(dist.PrefixStore(f"job{number}", store), rank, size, timeout):
+            with _process_group(dist.PrefixStore(f"job{number}", store), rank, size, timeout, device):
                 answer = _run_job(job)
         except Exception:  # the process group could not be set up or destroyed
             answer = False, traceback.format_exc(), time.monotonic()
@@ -177,12 +181,21 @@ def _run_job(job: bytes) -> tuple[bool, bytes | str, float]:
 
 
 @contextlib.contextmanager
-def _process_group(store: dist.Store, rank: int, size: int, timeout: float) -> Iterator[None]:
+def _process_group(store: dist.Store, rank: int, size: int, timeout: float, device: str) -> Iterator[None]:
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     os.environ.update({key: str(value) for key, value in variables.items()})
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+    dist.init_process_group(
+        _backend(device, size), store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+    )
     try:
         yield
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _backend(device: str, size: int) -> str:
+    """gloo, and for GPUs NCCL, which refuses ranks that share one: they communicate through gloo too."""
+    if device == "cpu":
+        return "gloo"
+    return f"cpu:gloo,cuda:{'nccl' if size <= torch.cuda.device_count() else 'gloo'}"

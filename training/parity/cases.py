@@ -4,12 +4,13 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from gristmill.errors import UsageError
 from training.distributed.layout import STAGES_PER_RANK, ParallelConfig, Schedule
 from training.kernels.keyed_random import key_from_name
-from training.memory.memory_config import Recompute
+from training.kernels.precision import Precision
+from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
 
 VOCAB_SIZE = 67  # a prime: never divisible by the number of processes
@@ -21,40 +22,61 @@ _SCHEDULES: tuple[Schedule, ...] = (
 )  # fmt: skip
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 Pair = frozenset[tuple[str, object]]  # two options and their values
-_PRESETS: tuple[Literal["llama", "gpt2"], ...] = ("llama", "gpt2")
+Preset = Literal["llama", "gpt2"]
+_PRESETS: tuple[Preset, ...] = ("llama", "gpt2")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A small model and a resolved layout to train it in."""
+    """A small model and a resolved layout to train it in, and what the result is compared with."""
 
-    preset: Literal["llama", "gpt2"]
+    preset: Preset
     layout: ParallelConfig
     layers: int
     sequences: int
     """Sequences per step, over all replicas."""
     recompute: Recompute = "none"
-    precision: Literal["fp64", "fp32"] = "fp64"
+    precision: Precision = "fp64"
+    reference: Literal["one process", "plain decoder", "transformers"] = "one process"
+    """one process: of our own code, without recomputation, offloading and compilation; the others share no code
+    with it."""
+    heads: int = 48
+    dropout: float = 0.0
+    init_std: float = 0.2
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """adamw: with weight decay and clipped gradients."""
+    offload: OffloadTarget = "device"
+    """Storage of AdamW's moments, and with ZeRO-3 of the parameters too."""
+    compiled: bool = False
+    device: Literal["cpu", "cuda"] = "cpu"
 
     @classmethod
-    def of(cls, preset: Literal["llama", "gpt2"], layout: ParallelConfig, recompute: Recompute = "none") -> "Case":
-        """Choose numbers of layers and sequences that the layout can split."""
+    def of(cls, preset: Preset, layout: ParallelConfig, recompute: Recompute = "none", **options: Any) -> "Case":
+        """Choose numbers of layers and sequences that the layout can split; `options` are further fields."""
         parts = layout.dp * layout.micro_batches
-        return cls(preset, layout, _layer_count(layout), -(-_SEQUENCES // parts) * parts, recompute)
+        options = {"dropout": 0.1 if preset == "gpt2" else 0.0, **options}
+        return cls(preset, layout, _layer_count(layout), -(-_SEQUENCES // parts) * parts, recompute, **options)
 
     @property
     def model(self) -> ModelConfig:
-        return small_model(self.preset, self.layers)
+        return small_model(self.preset, self.layers, self.heads, self.dropout, self.init_std)
 
     @property
     def processes(self) -> int:
         return self.layout.dp * self.layout.tp * self.layout.pp
 
     @property
-    def single_process(self) -> "Case":
-        """The reference: the same model and data in one process, without recomputation."""
+    def counts_traffic(self) -> bool:
+        """True if the traffic is compared with theory, whose formulas are for plain steps in one dtype."""
+        plain = self.optimizer == "sgd" and self.offload == "device" and not self.compiled
+        return plain and self.precision in ("fp32", "fp64")
+
+    @property
+    def of_reference(self) -> "Case":
+        """The case as the reference runs it: one process on the CPU, if independent; else on the same device."""
         layout = ParallelConfig(dp=1, zero_group=1, virtual_stages=1, micro_batches=1)
-        return replace(self, layout=layout, recompute="none")
+        found = replace(self, layout=layout, recompute="none", offload="device", compiled=False)
+        return found if self.reference == "one process" else replace(found, device="cpu")
 
     def __str__(self) -> str:
         layout = self.layout
@@ -65,7 +87,11 @@ class Case:
         words += [f"{layout.schedule} v{layout.virtual_stages}"] * (layout.pp > 1)
         words += [f"m{layout.micro_batches}"] * (layout.micro_batches > 1)
         words += [f"recompute-{self.recompute}"] * (self.recompute != "none")
-        return " ".join([*words, *["fp32"] * (self.precision == "fp32")])
+        words += [self.optimizer] * (self.optimizer != "sgd")
+        words += [f"offload-{self.offload}"] * (self.offload != "device")
+        words += ["compiled"] * self.compiled
+        words += [self.precision] * (self.precision != "fp64")
+        return " ".join([*words, *[f"= {self.reference}"] * (self.reference != "one process")])
 
 
 def _layer_count(layout: ParallelConfig) -> int:
@@ -73,17 +99,22 @@ def _layer_count(layout: ParallelConfig) -> int:
     return max(4, layout.stages + 1)
 
 
-def small_model(preset: Literal["llama", "gpt2"], layers: int) -> ModelConfig:
-    """Configuration of a small model; its number of heads is divisible by 2, 3, 4, 6 and 8."""
+def small_model(
+    preset: Preset, layers: int, heads: int = 48, dropout: float = 0.0, init_std: float = 0.2
+) -> ModelConfig:
+    """Configuration of a small model; its default number of heads is divisible by 2, 3, 4, 6 and 8.
+
+    The default initial weights are large enough that every gradient matters.
+    """
     return ModelConfig(
         preset=preset,
         layers=layers,
         width=96,
-        heads=48,
-        kv_heads=24 if preset == "llama" else 0,  # grouped queries
+        heads=heads,
+        kv_heads=heads // 2 if preset == "llama" else 0,  # grouped queries
         ffn_width=96,
-        dropout=0.1 if preset == "gpt2" else 0.0,
-        init_std=0.2,  # large enough that every gradient matters
+        dropout=dropout,
+        init_std=init_std,
     ).resolve(VOCAB_SIZE, SEQ_LEN)
 
 

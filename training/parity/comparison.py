@@ -1,27 +1,52 @@
 """Comparison: runs a case of the parity certificate and compares it with one process and with the traffic theory."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from training.distributed.rank_pool import RankError, RankPool
 from training.parity.cases import Case
+from training.parity.reference import GlobalResult, run_reference
 from training.parity.traffic import Traffic, Volume
 from training.parity.worker import RankResult, ShardValues, run_case
 from training.sharding.shard_spec import ShardSpec, assemble_shards
 
+QUANTITIES = ("loss", "logits", "gradient", "weight")
 # Largest allowed relative difference: rounding, and its growth over three steps
 LIMITS = {"fp64": 1e-10, "fp32": 1e-5}
+_EPSILON = {"bf16": 2.0**-7, "fp16": 2.0**-10}
+_ROTARY_LIMIT = 1e-6  # rotary angles are float32's, as in transformers: measured 1.1e-7 of a gradient
+_TRANSFORMERS_LIMIT = 1e-5  # its Llama computes norms in float32, too
+_SMALL = 0.1  # gradients below this share of the average one are compared with it: keys' biases have none but rounding
+
+
+def limits(case: Case) -> dict[str, float]:
+    """The largest allowed relative difference by quantity.
+
+    In bf16 and fp16 each block is worth one epsilon of gradients and logits forward, and one backward (measured: under
+    half of that); a loss is a mean over tokens, and an update a small part of a weight: both are worth one epsilon.
+    """
+    if case.precision in _EPSILON:
+        epsilon = _EPSILON[case.precision]
+        return dict.fromkeys(("gradient", "logits"), 2 * case.layers * epsilon) | dict.fromkeys(
+            ("loss", "weight"), epsilon
+        )
+    limit = LIMITS[case.precision]
+    if case.preset == "llama" and case.reference != "one process":
+        limit = max(limit, _TRANSFORMERS_LIMIT if case.reference == "transformers" else _ROTARY_LIMIT)
+    return dict.fromkeys(QUANTITIES, limit)
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """Result of a case, compared with one process.
+    """Result of a case, compared with its reference.
 
-    `loss`, `gradient`, `weight`: largest absolute difference over the largest absolute value; nan if not compared.
+    `loss`, `logits`, `gradient`, `weight`: relative differences (see `differences`); nan if not compared.
+    `logits` is None where they are not compared.
     """
 
     case: Case
@@ -29,6 +54,7 @@ class CaseResult:
     loss: float = float("nan")
     gradient: float = float("nan")
     weight: float = float("nan")
+    logits: float | None = None
     counted: Traffic = field(default_factory=dict)
     """Traffic of the rank that communicates the most bytes."""
     error: str = ""
@@ -38,34 +64,46 @@ class CaseResult:
 
     @property
     def largest_difference(self) -> float:
-        """The largest of the three differences; nan if one is nan."""
-        return float(torch.tensor([self.loss, self.gradient, self.weight]).max())
+        """The largest of the differences; nan if one is nan."""
+        return _largest(self._compared.values())
+
+    @property
+    def share_of_limit(self) -> float:
+        """The largest of the differences over their limits; nan if one is nan."""
+        allowed = limits(self.case)
+        return _largest(value / allowed[name] for name, value in self._compared.items())
 
     @property
     def passed(self) -> bool:
-        """True if all differences are within the limit, ranks agree and traffic equals theory."""
-        return not self.error and not self.mismatch and self.largest_difference <= LIMITS[self.case.precision]
+        """True if all differences are within the limits, ranks agree and traffic equals theory."""
+        return not self.error and not self.mismatch and not self._above
+
+    @property
+    def _compared(self) -> dict[str, float]:
+        """The differences by quantity."""
+        return {name: value for name in QUANTITIES if (value := getattr(self, name)) is not None}
+
+    @property
+    def _above(self) -> dict[str, float]:
+        """The differences above their limits."""
+        allowed = limits(self.case)
+        return {name: value for name, value in self._compared.items() if not value <= allowed[name]}
 
     @property
     def reason(self) -> str:
         """Reason of failure; empty if it passed."""
         if self.error:
             return self.error
-        limit = LIMITS[self.case.precision]
-        above = [name for name in ("loss", "gradient", "weight") if not getattr(self, name) <= limit]
-        difference = f"{' and '.join(above)} differ by {self.largest_difference:.1e} from one process" if above else ""
+        difference = ""
+        if above := self._above:
+            reference = self.case.reference.replace("plain", "the plain")
+            difference = f"{' and '.join(above)} differ by {_largest(above.values()):.1e} from {reference}"
         return "; ".join(filter(None, [self.mismatch, difference]))
 
 
-@dataclass(frozen=True)
-class GlobalResult:
-    """The results of all ranks, assembled to global tensors."""
-
-    losses: Tensor
-    gradients: dict[str, Tensor]
-    weights: dict[str, Tensor]
-    mismatch: str
-    """First difference between ranks that hold the same shard, compared bitwise; empty if there is none."""
+def _largest(values: Iterable[float]) -> float:
+    """The maximum; nan if one is nan."""
+    return float(torch.tensor(list(values)).max())
 
 
 class Certifier:
@@ -80,26 +118,24 @@ class Certifier:
         """Run and compare a case; failures are part of the result, never raised."""
         started = time.monotonic()
         try:
-            reference = self._reference(case.single_process)
+            reference = self._reference(case.of_reference)
             started = time.monotonic()
             results = self.ranks.run(case.processes, self.job, case)
             found = assemble_ranks(results)
+            measured = differences(case, found, reference)
         except (RankError, AssertionError) as error:
             return CaseResult(case, time.monotonic() - started, error=str(error) or "an assertion failed")
         busiest = max((r.counted for r in results), key=lambda traffic: sum(v.bytes for v in traffic.values()))
-        return CaseResult(
-            case,
-            time.monotonic() - started,
-            _relative_difference({"": found.losses}, {"": reference.losses}),
-            _relative_difference(found.gradients, reference.gradients),
-            _relative_difference(found.weights, reference.weights),
-            busiest,
-            mismatch=found.mismatch or traffic_difference(results),
-        )
+        seconds = time.monotonic() - started
+        mismatch = found.mismatch or traffic_difference(results)
+        return CaseResult(case, seconds, **measured, counted=busiest, mismatch=mismatch)
 
     def _reference(self, case: Case) -> GlobalResult:
         if case not in self._references:
-            self._references[case] = assemble_ranks(self.ranks.run(1, run_case, case))
+            if case.reference == "one process":
+                self._references[case] = assemble_ranks(self.ranks.run(1, run_case, case))
+            else:
+                (self._references[case],) = self.ranks.run(1, run_reference, case)
         return self._references[case]
 
 
@@ -111,7 +147,7 @@ def assemble_ranks(results: Sequence[RankResult]) -> GlobalResult:
     losses = torch.tensor([r.losses for r in results], dtype=torch.float64).sum(0)
     gradients, mismatch = _assemble([r.gradients for r in results])
     weights, later_mismatch = _assemble([r.weights for r in results])
-    return GlobalResult(losses, gradients, weights, mismatch or later_mismatch)
+    return GlobalResult(losses, gradients, weights, results[0].logits, mismatch or later_mismatch)
 
 
 def _assemble(ranks: Sequence[ShardValues]) -> tuple[dict[str, Tensor], str]:
@@ -126,6 +162,35 @@ def _assemble(ranks: Sequence[ShardValues]) -> tuple[dict[str, Tensor], str]:
             if not mismatch and not torch.equal(first, values):
                 mismatch = f"rank {rank} has other values of {name} from {spec.offset} than a rank before it"
     return {name: assemble_shards(found) for name, found in shards.items()}, mismatch
+
+
+def differences(case: Case, found: GlobalResult, reference: GlobalResult) -> dict[str, Any]:
+    """The relative differences of losses, gradients and weights, and of logits where they are compared.
+
+    The largest absolute difference over the largest absolute value; of gradients beside an independent reference, the
+    largest of any tensor's 2-norms.
+    """
+    of_gradients = _relative_difference if case.reference == "one process" else _tensor_difference
+    measured = {
+        "loss": _relative_difference({"": found.losses}, {"": reference.losses}),
+        "gradient": of_gradients(found.gradients, reference.gradients),
+        "weight": _relative_difference(found.weights, reference.weights),
+    }
+    if found.logits is not None and reference.logits is not None:
+        measured["logits"] = _relative_difference({"": found.logits}, {"": reference.logits})
+    return measured
+
+
+def _tensor_difference(found: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
+    """Largest 2-norm of a tensor's difference over its 2-norm, or over a small share of the average one."""
+    assert found.keys() == reference.keys(), f"parameters {sorted(found.keys() ^ reference.keys())} are missing"
+    everything = torch.cat([t.flatten() for t in reference.values()])
+    average = float(everything.norm()) / everything.numel() ** 0.5
+    parts = [
+        float((found[name].double() - t).norm()) / max(float(t.norm()), _SMALL * average * t.numel() ** 0.5)
+        for name, t in reference.items()
+    ]
+    return _largest(parts)
 
 
 def _relative_difference(found: dict[str, Tensor], reference: dict[str, Tensor]) -> float:

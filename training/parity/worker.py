@@ -1,17 +1,24 @@
 """Worker: one rank of a parity case: three training steps, recorded for the comparison."""
 
 import contextlib
+import math
+import os
 import re
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from training.distributed.mesh import World, build_world
 from training.kernels.cross_entropy import IGNORE_INDEX
-from training.memory.memory_config import MemoryConfig
+from training.memory.memory_config import MemoryConfig, OffloadTarget
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
+from training.optim.optim_config import OptimConfig
+from training.optim.optimizer import build_optimizer
+from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_parallel import Pipeline
@@ -21,9 +28,13 @@ from training.parity.traffic_theory import TrafficInputs, expected_traffic
 from training.sharding.shard_spec import ShardSpec
 
 STEPS = 3
-_LR = 0.1  # plain SGD: Adam's updates would hide a wrong gradient scale
+SEED = 1
+LOGIT_POSITIONS = (0, 1, 7, 16, 23)
+LR = 0.1  # plain SGD: Adam's updates would hide a wrong gradient scale
+ADAMW = OptimConfig(name="adamw", lr=0.01, max_grad_norm=1.0)
 _COUNTED_STEP = 1  # not the first, in which torch's pipelines also send each other shapes
-_SEED = 1
+_FP16_SCALE = 1024.0  # of the loss: fp16's gradients would underflow
+_BUCKET_NUMEL = 5000  # of an offloaded optimizer: several buckets, which cut through parameters
 
 ShardValues = list[tuple[str, ShardSpec, Tensor | None]]
 """(parameter name, shard, values) of each parameter or gradient shard that a rank holds."""
@@ -41,28 +52,99 @@ class RankResult:
     """Parameters after the last step's update."""
     counted: Traffic
     expected: Traffic
+    logits: Tensor | None = None
+    """At LOGIT_POSITIONS of the evaluation's first sequence, (N, V); None if they are not compared."""
 
 
 def run_case(case: Case) -> RankResult:
     """Run a case as one of its ranks; every rank of the default process group calls it."""
-    world = build_world(case.layout, torch.device("cpu"))
-    decoder = meta_decoder(case.model)
-    model = parallelize(decoder, case.layout, world, _SEED, case.precision, MemoryConfig(case.recompute))
-    losses, gradients = [], ShardValues()
-    traffic = TrafficCounter(world)
-    for step in range(STEPS):
-        batch, targets = global_batch(case, step)
-        with traffic if step == _COUNTED_STEP else contextlib.nullcontext():
-            losses.append(float(model.forward_backward(local_batch(batch, world), 1 / targets)) / targets)
-            if step == 0:
-                gradients = [(p.name, p.spec, _copy(p.local.grad)) for p in model.params]
-            _sgd_step(model)
-    batch, targets = global_batch(case, STEPS)
-    local = local_batch(batch, world)
-    micro_batches = [t.chunk(case.layout.micro_batches) for t in (local.ids, local.targets)]
-    losses.append(float(model.loss(*micro_batches)) / targets)
-    weights = [(p.name, p.spec, _copy(p.local)) for p in model.params]
-    return RankResult(losses, gradients, weights, traffic.traffic, expected_traffic(_traffic_inputs(case, model)))
+    with tempfile.TemporaryDirectory() as folder:
+        run = _Run(case, Path(folder))
+        try:
+            return run.result()
+        finally:
+            run.close()
+
+
+class _Run:
+    """A rank's model and optimizer in a case."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case = case
+        self.world = build_world(case.layout, _device(case))
+        parameters: OffloadTarget = case.offload if case.layout.zero == 3 else "device"
+        memory = MemoryConfig(case.recompute, case.offload, parameters, folder)
+        self.model = model = parallelize(
+            meta_decoder(case.model), case.layout, self.world, SEED, case.precision, memory, case.compiled
+        )
+        self.optimizer = None
+        if case.optimizer == "adamw":
+            updated = model.files.after_update if model.files is not None else None
+            self.optimizer = build_optimizer(model.params, ADAMW, memory, self.world.rank, _BUCKET_NUMEL, updated)
+
+    def result(self) -> RankResult:
+        """Train, evaluate, and copy the results to the CPU."""
+        case, model, world = self.case, self.model, self.world
+        losses, gradients = [], ShardValues()
+        traffic = TrafficCounter(world)
+        for step in range(STEPS):
+            counted = step == _COUNTED_STEP and case.counts_traffic
+            with traffic if counted else contextlib.nullcontext():
+                losses.append(self.forward_backward(step))
+                if step == 0:
+                    gradients = [(p.name, p.spec, _copy(p.local.grad)) for p in model.params]
+                self.update()
+        batch, targets = global_batch(case, STEPS)
+        local = local_batch(batch, world).to(world.device)
+        micro_batches = [t.chunk(case.layout.micro_batches) for t in (local.ids, local.targets)]
+        losses.append(float(model.loss(*micro_batches)) / targets)
+        weights = [(p.name, p.spec, _copy(p.local)) for p in model.params]
+        expected = expected_traffic(_traffic_inputs(case, model)) if case.counts_traffic else {}
+        return RankResult(losses, gradients, weights, traffic.traffic, expected, self.logits(batch.ids[0]))
+
+    def forward_backward(self, step: int) -> float:
+        """Leave the gradients of the step's mean loss on the shards; returns this rank's term of it."""
+        batch, targets = global_batch(self.case, step)
+        local = local_batch(batch, self.world).to(self.world.device)
+        scale = _FP16_SCALE if self.case.precision == "fp16" else 1.0
+        loss = float(self.model.forward_backward(local, scale / targets)) / targets
+        scale_gradients(self.model.params, 1 / scale)
+        return loss
+
+    def update(self) -> None:
+        """Update the shards as the trainer does, and drop the gradients."""
+        if self.optimizer is None:
+            _sgd_step(self.model)
+            return
+        square = self.world.all_reduce(squared_grad_norm(self.model.params, self.world.device))
+        scale_gradients(self.model.params, min(1.0, ADAMW.max_grad_norm / (math.sqrt(float(square)) + 1e-6)))
+        self.optimizer.step(ADAMW.lr)
+        self.model.all_gather_params()
+        self.optimizer.zero_grad()
+
+    def logits(self, ids: Tensor) -> Tensor | None:
+        """The logits that sampling sees at some positions of a sequence (T,), (N, V).
+
+        None if the case compares none; with a pipeline they are float32's, and each length is compiled anew.
+        """
+        if self.case.reference == "one process" or self.case.layout.pp > 1 or self.case.compiled:
+            return None
+        return torch.stack([_cpu_copy(self.model.next_logits(ids[None, : n + 1])) for n in LOGIT_POSITIONS])
+
+    def close(self) -> None:
+        """Remove the files of what was offloaded."""
+        if self.optimizer is not None:
+            self.optimizer.close()
+        self.model.close()
+
+
+def _device(case: Case) -> torch.device:
+    """This rank's device; ranks share the GPUs if there are more of them."""
+    if case.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def global_batch(case: Case, step: int) -> tuple[Batch, int]:
@@ -91,13 +173,17 @@ def _sgd_step(model: ParallelModel) -> None:
     with torch.no_grad():
         for p in model.params:
             if p.local.grad is not None:
-                p.local.sub_(_LR * p.local.grad)
+                p.local.sub_(LR * p.local.grad)
             p.local.grad = p.module_param.grad = None
     model.publish_params()
 
 
 def _copy(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.detach().clone()
+    return None if x is None else _cpu_copy(x)
+
+
+def _cpu_copy(x: Tensor) -> Tensor:
+    return x.detach().to("cpu", copy=True)
 
 
 def _traffic_inputs(case: Case, model: ParallelModel) -> TrafficInputs:

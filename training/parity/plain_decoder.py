@@ -1,0 +1,134 @@
+"""Plain decoder: Llama and GPT-2 as their papers write them, in one file; the certificate's independent reference.
+
+It imports nothing of the trainer, and of torch only elementary operations: no fused attention, norm, loss or dropout.
+Shapes: B sequences, T tokens, D features, H heads of E = D / H features, V = vocabulary size.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+UInt64s = npt.NDArray[np.uint64]
+
+IGNORED = -100  # a target with this id adds nothing to the loss
+
+
+@dataclass(frozen=True)
+class PlainSizes:
+    """What the shapes of the weights do not tell; `rope_base` is 0 for a GPT-2, which learns its positions."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    norm_eps: float
+    rope_base: float
+    dropout: float
+
+
+class PlainDecoder:
+    """A Llama (Touvron et al. 2023, section 2.2) or a GPT-2 (Radford et al. 2019, section 2.3).
+
+    `weights` by the trainer's names, such as "blocks.0.attention.q.weight" (outputs, inputs), all of one dtype. Without
+    "head.weight" the output matrix is the embedding's.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], sizes: PlainSizes) -> None:
+        self.weights, self.sizes = weights, sizes
+
+    def loss(self, ids: Tensor, targets: Tensor, sample_ids: Tensor | None = None) -> Tensor:
+        """Cross-entropy in nats, summed over all targets but IGNORED; `ids` and `targets` (B, T) int64.
+
+        `sample_ids` (B,): the sequences' numbers, on which dropout depends; None: no dropout.
+        """
+        logits = self.logits(ids, sample_ids)
+        valid = targets != IGNORED
+        chosen = logits.gather(-1, targets.where(valid, 0)[..., None])[..., 0]
+        return ((logits.logsumexp(-1) - chosen) * valid).sum()
+
+    def logits(self, ids: Tensor, sample_ids: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) of each next token."""
+        w, sizes = self.weights, self.sizes
+        x = w["embed.tokens.weight"][ids]
+        if not sizes.rope_base:
+            x = self._drop("embed", x + w["embed.positions.weight"][: ids.shape[1]], sample_ids)
+        for block in (f"blocks.{i}" for i in range(sizes.layers)):
+            x = x + self._attention(block, self._norm(f"{block}.attention_norm", x), sample_ids)
+            x = x + self._drop(
+                f"{block}.mlp.out", self._mlp(f"{block}.mlp", self._norm(f"{block}.mlp_norm", x)), sample_ids
+            )
+        return self._norm("norm", x) @ w.get("head.weight", w["embed.tokens.weight"]).T
+
+    def _attention(self, block: str, x: Tensor, sample_ids: Tensor | None) -> Tensor:
+        """Causal attention: softmax(q k / sqrt(E)) v per head (Vaswani et al. 2017, equation 1), (B, T, D).
+
+        Query heads in consecutive groups share a key and a value head (Ainslie et al. 2023, section 2.2).
+        """
+        name, sizes = f"{block}.attention", self.sizes
+        q = self._linear(f"{name}.q", x).unflatten(-1, (sizes.heads, -1))
+        k, v = (self._linear(f"{name}.{part}", x).unflatten(-1, (sizes.kv_heads, -1)) for part in "kv")
+        if sizes.rope_base:
+            q, k = self._rotate(q), self._rotate(k)
+        group = [head * sizes.kv_heads // sizes.heads for head in range(sizes.heads)]
+        scores = torch.einsum("bihe,bjhe->bhij", q, k[:, :, group]) / math.sqrt(q.shape[-1])
+        position = torch.arange(x.shape[1])
+        scores = scores.masked_fill(position[:, None] < position, -math.inf)  # a token sees none after it
+        exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
+        shares = self._drop(name, exponentials / exponentials.sum(-1, keepdim=True), sample_ids)
+        mixed = torch.einsum("bhij,bjhe->bihe", shares, v[:, :, group]).flatten(2)
+        return self._drop(f"{name}.out", self._linear(f"{name}.o", mixed), sample_ids)
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        """Rotary positions (Su et al. 2021, equation 34), with features i and i + E/2 as a pair; `x` (B, T, H, E)."""
+        half = x.shape[-1] // 2
+        frequencies = torch.tensor([self.sizes.rope_base ** (-i / half) for i in range(half)], dtype=x.dtype)
+        angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None, None] * frequencies
+        first, second = x[..., :half], x[..., half:]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+
+    def _mlp(self, name: str, x: Tensor) -> Tensor:
+        """SwiGLU (Shazeer 2020, equation 6), or GELU's tanh approximation (Hendrycks & Gimpel 2016, section 2)."""
+        up = self._linear(f"{name}.up", x)
+        if f"{name}.gate.weight" in self.weights:
+            gate = self._linear(f"{name}.gate", x)
+            return self._linear(f"{name}.down", gate / (1 + (-gate).exp()) * up)
+        inner = math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)
+        return self._linear(f"{name}.down", up / 2 * (1 + inner.tanh()))
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        """LayerNorm (Ba et al. 2016, equation 4) where there is a bias, else RMSNorm (Zhang & Sennrich 2019)."""
+        bias = self.weights.get(f"{name}.bias")
+        if bias is not None:
+            x = x - x.mean(-1, keepdim=True)
+        y = x / (x.square().mean(-1, keepdim=True) + self.sizes.norm_eps).sqrt() * self.weights[f"{name}.weight"]
+        return y if bias is None else y + bias
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        y, bias = x @ self.weights[f"{name}.weight"].T, self.weights.get(f"{name}.bias")
+        return y if bias is None else y + bias
+
+    def _drop(self, name: str, x: Tensor, sample_ids: Tensor | None) -> Tensor:
+        """Dropout (Srivastava et al. 2014); element i of sequence s of a layer is a function of (name, s, i)."""
+        p = self.sizes.dropout
+        if sample_ids is None or not p:
+            return x
+        key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+        elements = np.arange(1, x[0].numel() + 1, dtype=np.uint64)
+        keys = splitmix64(sample_ids.numpy().astype(np.uint64), np.uint64(key))
+        draws = splitmix64(elements, keys[:, None]) >> np.uint64(11)
+        kept = torch.from_numpy(draws >= np.uint64(p * 2**53)).view(x.shape)
+        return x * kept / (1 - p)
+
+
+def splitmix64(counter: UInt64s, seed: UInt64s | np.uint64) -> UInt64s:
+    """Output number `counter` of SplitMix64 (Steele et al. 2014, figure 11), modulo 2^64."""
+    z = counter * np.uint64(0x9E3779B97F4A7C15) + seed
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

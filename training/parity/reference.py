@@ -1,0 +1,145 @@
+"""Reference: the independent runs that a case is compared with, by the plain decoder or by transformers' own models.
+
+Both train in one process in float64, from the case's initial weights and on its batches, with torch's optimizers.
+"""
+
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.hugging_face.tensor_names import hf_tensors, to_hf_config
+from training.model.batch import Batch
+from training.model.decoder import meta_decoder
+from training.model.initialize import init_shard
+from training.parity.cases import Case
+from training.parity.plain_decoder import IGNORED, PlainDecoder, PlainSizes
+from training.parity.worker import ADAMW, LOGIT_POSITIONS, LR, SEED, STEPS, global_batch
+from training.sharding.shard_spec import ShardSpec
+
+Named = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class GlobalResult:
+    """What a case yields, as global tensors on the CPU."""
+
+    losses: Tensor
+    """Each step's mean loss, then an evaluation's, in nats per token."""
+    gradients: Named
+    """Of the first step, by the parameters' names."""
+    weights: Named
+    """After the last step."""
+    logits: Tensor | None = None
+    """At LOGIT_POSITIONS of the evaluation's first sequence, (N, V); None if they are not compared."""
+    mismatch: str = ""
+    """First difference between ranks that hold the same shard, compared bitwise; empty if there is none."""
+
+
+def run_reference(case: Case) -> GlobalResult:
+    """Train the case's reference; `case.reference` says which. Runs in one process, on the CPU."""
+    model = _Transformers(case) if case.reference == "transformers" else _Plain(case)
+    optimizer = _optimizer(case, model.parameters)
+    losses, gradients = [], {}
+    for step in range(STEPS):
+        batch, targets = global_batch(case, step)
+        optimizer.zero_grad()
+        loss = model.loss(batch) / targets
+        loss.backward()
+        losses.append(loss.detach())
+        if step == 0:
+            gradients = {name: grad.clone() for name, grad in model.named("grad").items()}
+        if case.optimizer == "adamw":
+            torch.nn.utils.clip_grad_norm_(model.parameters, ADAMW.max_grad_norm)
+        optimizer.step()
+    batch, targets = global_batch(case, STEPS)
+    with torch.no_grad():
+        logits = model.logits(batch.ids)
+        losses.append(_summed_loss(logits, batch.targets) / targets)
+    return GlobalResult(torch.stack(losses), gradients, model.named("data"), logits[0, list(LOGIT_POSITIONS)])
+
+
+def transformers_is_installed() -> bool:
+    """True where transformers can be imported."""
+    return importlib.util.find_spec("transformers") is not None
+
+
+class _Plain:
+    """The plain decoder."""
+
+    def __init__(self, case: Case) -> None:
+        model = case.model
+        self.weights = {name: w.requires_grad_() for name, w in _initial_weights(case).items()}
+        self.parameters = list(self.weights.values())
+        base = model.rope_base if model.positions == "rope" else 0.0
+        sizes = PlainSizes(model.layers, model.heads, model.kv_heads, model.norm_eps, base, model.dropout)
+        self._decoder = PlainDecoder(self.weights, sizes)
+        self.logits = self._decoder.logits
+
+    def loss(self, batch: Batch) -> Tensor:
+        return self._decoder.loss(batch.ids, batch.targets, batch.sample_ids)
+
+    def named(self, kind: str) -> Named:
+        """The "data" or "grad" of the parameters by our names."""
+        return {name: getattr(w, kind) for name, w in self.weights.items()}
+
+
+class _Transformers:
+    """transformers' LlamaForCausalLM or GPT2LMHeadModel, with our names by the tables of import and export."""
+
+    def __init__(self, case: Case) -> None:
+        import transformers  # takes seconds, and may be missing
+
+        fields: dict[str, Any] = to_hf_config(case.preset, case.model, 0, torch.float64)
+        config = transformers.AutoConfig.for_model(**fields)
+        self._model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double()
+        self._tensors = hf_tensors(case.preset, case.model)
+        self.parameters = list(self._model.parameters())
+        for name, values in self.named("data").items():
+            values.copy_(_initial_weights(case)[name])
+
+    def logits(self, ids: Tensor) -> Tensor:
+        found: Tensor = self._model(ids).logits
+        return found
+
+    def loss(self, batch: Batch) -> Tensor:
+        return _summed_loss(self.logits(batch.ids), batch.targets)
+
+    def named(self, kind: str) -> Named:
+        """The "data" or "grad" of the parameters by our names, as views of theirs."""
+        theirs = dict(self._model.named_parameters())
+        views = [tensor.views(getattr(theirs[tensor.name], kind)) for tensor in self._tensors]
+        return {name: view for found in views for name, view in found.items()}
+
+
+def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Summed cross-entropy in nats, 0-d, of logits (B, T, V) and targets (B, T)."""
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+def _initial_weights(case: Case) -> Named:
+    """The case's initial weights by name, rounded to its parameters' dtype, in float64."""
+    config = case.model
+    dtype = torch.float64 if case.precision == "fp64" else torch.float32
+    found = {}
+    for name, parameter in meta_decoder(config).named_parameters():
+        values = torch.empty(parameter.shape, dtype=dtype)
+        init_shard(values, name, ShardSpec.whole(tuple(values.shape)), config, SEED)
+        found[name] = values.double()
+    return found
+
+
+def _optimizer(case: Case, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """torch's plain SGD, or its AdamW, with which matrices decay and norms and biases do not."""
+    if case.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=LR)
+    groups = [
+        {"params": [p for p in parameters if (p.ndim >= 2) is matrices], "weight_decay": decay}
+        for matrices, decay in ((True, ADAMW.weight_decay), (False, 0.0))
+    ]
+    return torch.optim.AdamW(groups, lr=ADAMW.lr, betas=ADAMW.betas, eps=ADAMW.eps)
