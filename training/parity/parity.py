@@ -80,7 +80,7 @@ def plan_certificate(full: bool, processes: int, device: Literal["cpu", "cuda"] 
     all_, refused = all_cases(processes)
     features, skipped = feature_cases(device)
     single = [replace(case, precision="fp32") for case in covering]
-    cases = [replace(case, device=device) for case in [*features, *(all_ if full else covering), *single]]
+    cases = [*features, *(replace(case, device=device) for case in [*(all_ if full else covering), *single])]
     possible = [case for case in cases if device == "cpu" or case.layout.pp == 1 or _have_own_gpus(case)]
     if possible != cases:
         skipped.append(f"{len(cases) - len(possible)} pipelines need a GPU per process: gloo sends no GPU's tensors")

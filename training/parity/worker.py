@@ -58,6 +58,8 @@ class RankResult:
 
 def run_case(case: Case) -> RankResult:
     """Run a case as one of its ranks; every rank of the default process group calls it."""
+    if case.compiled:
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its pool of compilers would start slowly
     with tempfile.TemporaryDirectory() as folder:
         run = _Run(case, Path(folder))
         try:

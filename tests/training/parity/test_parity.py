@@ -1,31 +1,38 @@
 """The parity certificate's command line and reports; test_certificate.py tests its results."""
 
+import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from gristmill.command import wide_console
+from gristmill.errors import UsageError
 from training.parity.cases import covering_cases
 from training.parity.comparison import CaseResult
-from training.parity.parity import as_json, as_markdown, choose_cases, report, summary
+from training.parity.feature_cases import feature_cases
+from training.parity.parity import as_json, as_markdown, parity, plan_certificate, report, summary
 from training.parity.traffic import Volume
 
 
 def test_reports_hold_every_row_and_every_refusal(capsys: pytest.CaptureFixture[str]) -> None:
-    cases, refused = choose_cases(False, 8)
-    rows = [CaseResult(c, 1.0, 0.0, 0.0, 0.0, {("tp", "send"): Volume(2, 2048)}) for c in cases[:2]]
+    plan = replace(plan_certificate(False, 8), skipped=["no compiler"])
+    cases = [case for case in plan.cases if case.reference == "one process"]
+    rows = [CaseResult(c, 1.0, 0.0, 0.0, 0.0, counted={("tp", "send"): Volume(2, 2048)}) for c in cases[:2]]
     rows.append(CaseResult(cases[2], 1.0, error="rank 0: died [/pair.cc:553]"))
-    text = as_markdown(rows, refused)
+    text = as_markdown(rows, plan)
     assert text.count("| green |") == 2 and text.count("**red**") == 1 and "tp send 2 / 2 KiB" in text
-    assert all(reason in text for reason in refused.values())
-    record = json.loads(json.dumps(as_json(rows, refused)))
-    assert len(record["rows"]) == 3 and len(record["refused"]) == len(refused)
+    assert all(reason in text for reason in plan.refused.values()) and "Skipped: no compiler." in text
+    record = json.loads(json.dumps(as_json(rows, plan)))
+    assert len(record["rows"]) == 3 and len(record["refused"]) == len(plan.refused)
     assert record["rows"][0]["layout"]["dp"] == 1 and record["rows"][2]["wrong"] == "rank 0: died [/pair.cc:553]"
-    wide_console().print(report(rows, refused, 3.0))
+    wide_console().print(report(rows, plan, 3.0))
     shown = capsys.readouterr().out
+    assert "skipped: no compiler" in shown
     assert f"red: {cases[2]}: rank 0: died [/pair.cc:553]" in shown and "3 rows, 2 green, 1 red, in 3 s" in shown
 
 
@@ -43,4 +50,31 @@ def test_a_difference_that_is_not_a_number_is_red() -> None:
     first, second = covering_cases()[:2]
     row = CaseResult(first, 1.0, 0.0, float("nan"), 0.0)
     assert not row.passed and "gradient differ by nan" in row.reason
-    assert f"worst in fp64 (limit 1e-10): nan, {first}" in summary([row, CaseResult(second, 2.0, 0.0, 0.0, 0.0)], 3.0)
+    assert f"worst in fp64 beside one process: nan, nan% of its limit, {first}" in summary(
+        [row, CaseResult(second, 2.0, 0.0, 0.0, 0.0)], 3.0
+    )
+
+
+def test_what_this_machine_lacks_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    everything, skipped = feature_cases()
+    assert not [line for line in skipped if "needs torch" not in line]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "")
+    cases, skipped = feature_cases()
+    assert len(cases) == len(everything) - 3
+    assert any(line.startswith("transformers is not installed") for line in skipped)
+    assert any(line.startswith("there is no C++ compiler") for line in skipped)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_told() -> None:
+    with pytest.raises(UsageError, match="device is cuda, and torch finds no GPU on this machine; try --device cpu"):
+        parity(device="cuda")
+
+
+def test_ranks_that_share_a_gpu_have_no_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    plan = plan_certificate(False, 8, "cuda")
+    assert {case.device for case in plan.cases} == {"cuda"}
+    assert {case.processes for case in plan.cases if case.layout.pp > 1} == {2}
+    assert {case.processes for case in plan.cases} >= {4} and plan.skipped[-1].endswith("gloo sends no GPU's tensors")
