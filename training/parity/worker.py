@@ -121,7 +121,7 @@ class _Run:
         square = self.world.all_reduce(squared_grad_norm(self.model.params, self.world.device))
         scale_gradients(self.model.params, min(1.0, ADAMW.max_grad_norm / (math.sqrt(float(square)) + 1e-6)))
         self.optimizer.step(ADAMW.lr)
-        self.model.all_gather_params()
+        self.model.publish_params()
         self.optimizer.zero_grad()
 
     def logits(self, ids: Tensor) -> Tensor | None:
