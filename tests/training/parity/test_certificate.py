@@ -243,12 +243,13 @@ FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (updates_not_published, case("llama", dp=2, zero=2), "loss"),
     (stale_gathered_parameters, case("llama", dp=2, zero=3), "loss"),
     (ends_not_summed, case("gpt2", pp=2), "gradient"),
-    (ends_not_summed, case("gpt2", pp=2, schedule="zbv"), "gradient"),
     (stages_swapped, case("llama", pp=2), "loss"),
     (last_micro_batch_dropped, case("llama", pp=2, schedule="gpipe"), "loss"),
     (computed_again_otherwise, case("llama", "full"), "gradient"),
     (computed_again_otherwise, case("llama", "selective"), "gradient"),
 ]
+if torch.__version__ >= "2.13":  # older ones refuse this schedule
+    FAULTS.append((ends_not_summed, case("gpt2", pp=2, schedule="zbv"), "gradient"))
 
 
 @pytest.mark.parametrize(("fault", "chosen", "seen_in"), FAULTS, ids=[f"{b[0].__name__}-{b[1]}" for b in FAULTS])
