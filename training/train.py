@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 train_as_planned(plan, watch.beat)
     except GristmillError as error:
         if rank != 0:
-            time.sleep(5)  # rank 0 met the same error and prints it; the launcher kills all once the first one exits
+            time.sleep(15)  # rank 0 met the same error and prints it; the launcher kills all once the first one exits
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
 
