@@ -148,13 +148,13 @@ def run_peer(folder: Path, config: TrainConfig, steps: int, threads: int) -> dic
     return _without_warm_up({"seconds": times[:steps], "tokens_per_step": data.batch_size * data.seq_len})
 
 
-def write_tokens(folder: Path, count: int) -> None:
+def write_tokens(folder: Path, count: int, vocabulary: int = VOCABULARY) -> None:
     """Write random tokens as one document."""
-    dtype = token_dtype(VOCABULARY)
+    dtype = token_dtype(vocabulary)
     with TokenShardWriter(folder / "random", dtype) as shard:
-        shard.add(np.random.default_rng(1).integers(0, VOCABULARY, count))
+        shard.add(np.random.default_rng(1).integers(0, vocabulary, count))
     record = ShardRecord("random", 1, shard.tokens, shard.tokens, shard.sha256, shard.idx_sha256)
-    Manifest(TokenizerRecord("none", "none", VOCABULARY, 0), dtype.name, [record], {}).save(folder)
+    Manifest(TokenizerRecord("none", "none", vocabulary, 0), dtype.name, [record], {}).save(folder)
 
 
 def _output_of(command: list[str], folder: Path, threads: int, name: str) -> str:

@@ -14,6 +14,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity
 
 from gristmill.config import load_config
 from training.config import TrainConfig
@@ -25,10 +26,11 @@ from training.reporting.throughput import memory_bytes
 from training.trainer import Trainer
 
 _PEAK_SECONDS = 0.5
+_PROFILE_ROWS = 12
 
 
 def main(task: str) -> None:
-    """Run the steps, and write REPORT/<rank>.json: wall and computing seconds per step, memory, sizes."""
+    """Run the steps, and write REPORT/<rank>.json: wall and computing seconds per step, memory, sizes, a profile."""
     asked = json.loads(task)
     config = load_config(TrainConfig, asked["arguments"], prog="bench_training")
     with (
@@ -53,6 +55,8 @@ def main(task: str) -> None:
             "pp": trainer.layout.pp,
             "micro_batches": trainer.layout.micro_batches,
         }
+        if asked.get("profile"):
+            found["profile"] = profile(lambda: step(asked["steps"] + 1), device)
         (Path(asked["report"]) / f"{trainer.world.rank}.json").write_text(json.dumps(found))
 
 
@@ -63,6 +67,21 @@ def timed(action: Callable[[], Any], device: torch.device) -> tuple[float, float
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - wall, time.thread_time() - busy
+
+
+def profile(action: Callable[[], Any], device: torch.device) -> dict[str, Any]:
+    """Where the time of `action` goes: the longest operations or kernels as (name, calls, ms), copies, CPU updates."""
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with torch.profiler.profile(activities=kinds) as profiler:
+        timed(action, device)
+    found = profiler.key_averages()
+    key = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    longest = sorted(found, key=lambda one: -getattr(one, key))[:_PROFILE_ROWS]
+    return {
+        "rows": [(one.key[:80].replace("|", " "), one.count, getattr(one, key) / 1000) for one in longest],
+        "copy_seconds": sum(one.self_device_time_total for one in found if one.key.startswith("Memcpy")) / 1e6,
+        "update_seconds": sum(one.cpu_time_total for one in found if one.key == "aten::_fused_adamw_") / 1e6,
+    }
 
 
 def matmul_peak(device: torch.device, precision: str) -> float:

@@ -45,6 +45,14 @@ def pytest_runtest_call() -> Generator[None, None, None]:
         raise
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests that are marked gpu where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """As many as the processes beside it have: results are compared bit for bit. A run here may leave others."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from gristmill.errors import InputError, OutputError, UsageError
 from tests.training.conftest import small_run
@@ -265,7 +264,7 @@ def test_sigterm_saves_and_errors_are_printed_once_under_torchrun(
     assert 'File "' + "training" not in said and wrong.returncode != 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_gpu_learns_and_resumes(config: TrainConfig, precision: str) -> None:
     config = with_steps(replace(config, device="cuda", precision=precision), 60)  # type: ignore[arg-type]

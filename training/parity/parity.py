@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ def parity(
         raise UsageError("device is cuda, and torch finds no GPU on this machine; try --device cpu")
     plan = plan_certificate(full, processes, device)
     started = time.monotonic()
-    rows = _run(plan.cases, min(processes, max(case.processes for case in plan.cases)), device)
+    rows = run_cases(plan.cases, min(processes, max(case.processes for case in plan.cases)), device)
     wide_console().print(report(rows, plan, time.monotonic() - started))
     if out is not None:
         text = json.dumps(as_json(rows, plan), indent=1) if out.suffix == ".json" else as_markdown(rows, plan)
@@ -94,14 +95,19 @@ def _have_own_gpus(case: Case) -> bool:
 _JOB_SECONDS = 300.0  # compiling takes a minute on a busy machine
 
 
-def _run(cases: Sequence[Case], processes: int, device: Literal["cpu", "cuda"]) -> list[CaseResult]:
-    rows = []
+def run_cases(
+    cases: Sequence[Case], processes: int, device: Literal["cpu", "cuda"], seconds: float = math.inf
+) -> list[CaseResult]:
+    """Run cases of up to so many processes; none begins after `seconds`. Red ones are printed as they are found."""
+    rows, started = list[CaseResult](), time.monotonic()
     with (
         RankPool(processes, job_timeout=_JOB_SECONDS, device=device) as ranks,
         Progress(console=Console(stderr=True), transient=True) as progress,
     ):
         certifier, bar = Certifier(ranks), progress.add_task("cases", total=len(cases))
         for case in cases:
+            if time.monotonic() - started > seconds:
+                break
             progress.update(bar, description=str(case))
             rows.append(certifier.certify(case))
             progress.advance(bar)

@@ -186,7 +186,7 @@ def _resident() -> int:
     return int(fields["RssAnon"].split()[0]) * 1024 + int(fields["RssFile"].split()[0]) * 1024
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("place", ["cpu", "disk"])
 def test_offloaded_updates_of_a_gpu_equal_the_cpu(tmp_path: Path, place: str) -> None:
     expected, params = make_params(), make_params(device="cuda")
