@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from gristmill.errors import UsageError
 from training.distributed.layout import ParallelConfig
-from training.memory.memory_config import OffloadTarget
+from training.memory.memory_config import OffloadTarget, Recompute
 from training.parity.cases import SEQ_LEN, Case, Preset, small_model
 from training.parity.reference import transformers_is_installed
 
@@ -74,16 +74,20 @@ def _adamw_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]
 
 
 def _half_precision_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """bf16 and fp16 under every kind of layout."""
+    """bf16 and fp16 under every kind of layout, with each mode of recomputation."""
     zero = [ParallelConfig(dp=2, zero=zero) for zero in (0, 1, 2, 3)]
-    tensor = [ParallelConfig(tp=2), ParallelConfig(tp=2, sequence_parallel=True)]
-    pipelines = [ParallelConfig(pp=2, schedule="1f1b"), ParallelConfig(pp=2, schedule="zbv")]
-    for layout in [_ONE, replace(zero[3], micro_batches=2), *zero, *tensor, *pipelines, _3D]:
-        yield "llama", layout, {"precision": "bf16"}
-    for recompute in ("selective", "full"):
-        yield "llama", _ONE, {"precision": "bf16", "recompute": recompute}
+    sequence_parallel = ParallelConfig(tp=2, sequence_parallel=True)
+    layouts: list[tuple[ParallelConfig, Recompute]] = [
+        (_ONE, "none"), (_ONE, "selective"), (zero[0], "none"), (zero[1], "selective"),
+        (replace(zero[2], micro_batches=2), "none"), (zero[3], "full"), (replace(zero[3], micro_batches=2), "none"),
+        (ParallelConfig(tp=2), "selective"), (sequence_parallel, "full"),
+        (ParallelConfig(pp=2, schedule="1f1b"), "selective"), (ParallelConfig(pp=2, schedule="zbv"), "full"),
+        (_3D, "full"),
+    ]  # fmt: skip
+    for layout, recompute in layouts:
+        yield "llama", layout, {"precision": "bf16", "recompute": recompute}
     for layout in (_ONE, _3D):
         yield "gpt2", layout, {"precision": "bf16"}
         yield "gpt2", layout, {"precision": "fp16"}
-    for layout in (_ONE, zero[3], tensor[1]):
+    for layout in (_ONE, zero[3], sequence_parallel):
         yield "llama", layout, {"precision": "fp16"}

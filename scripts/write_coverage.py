@@ -1,0 +1,95 @@
+"""Write docs/coverage.md: which layouts the parity certificate trains with which features, and in which precisions.
+
+python scripts/write_coverage.py
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+from training.distributed.layout import SPLIT_BACKWARD
+from training.parity.cases import Case
+from training.parity.feature_cases import feature_cases
+from training.parity.parity import plan_certificate
+
+ROOT = Path(__file__).resolve().parents[1]
+COVERAGE = ROOT / "docs" / "coverage.md"
+HEAD = """# What is tested where
+
+Each cell has the precisions in which `gristmill parity` trains a layout with a feature and compares every gradient, as
+[parallelism.md](parallelism.md) says; – is not at all. The tests run the same cases. This page is written by
+`python scripts/write_coverage.py` from the certificate's own list, and a test holds it.
+
+Beside the certificate, tests compare losses: compiled blocks with sequence parallelism and with ZeRO-3
+(`tests/training/parallel/test_compile.py`), moments on disk and in CPU memory bit for bit (`tests/training/optim/`),
+runs that are killed and resumed under another layout (`tests/training/checkpoint/`, `tests/training/test_restart.py`).
+"""
+_GPU = """
+Pipelines need a GPU per process. The tests marked `gpu` (`tests/training/test_gpu.py`) run some of these rows, and
+train, compile, offload and resume. None of them has run on a GPU yet, nor any row on several GPUs or machines.
+"""
+LAYOUTS: dict[str, Callable[[Case], bool]] = {
+    "one process": lambda c: _axes(c) == "",
+    **{
+        f"dp, ZeRO-{zero}": lambda c, zero=zero: _axes(c) == "dp" and c.layout.zero == zero and not _hybrid(c)
+        for zero in (0, 1, 2, 3)
+    },
+    "dp, ZeRO within groups": lambda c: _axes(c) == "dp" and _hybrid(c),
+    "tp": lambda c: _axes(c) == "tp" and not c.layout.sequence_parallel,
+    "tp, sequence parallel": lambda c: _axes(c) == "tp" and c.layout.sequence_parallel,
+    "pp, whole backward pass": lambda c: _axes(c) == "pp" and c.layout.schedule not in SPLIT_BACKWARD,
+    "pp, split backward pass": lambda c: _axes(c) == "pp" and c.layout.schedule in SPLIT_BACKWARD,
+    "dp × tp": lambda c: _axes(c) == "dp tp",
+    "dp × pp": lambda c: _axes(c) == "dp pp",
+    "tp × pp": lambda c: _axes(c) == "tp pp",
+    "dp × tp × pp": lambda c: _axes(c) == "dp tp pp",
+}
+FEATURES: dict[str, Callable[[Case], bool]] = {
+    "a step of SGD": lambda c: c.optimizer == "sgd",
+    "dropout": lambda c: c.dropout > 0,
+    "micro-batches": lambda c: c.layout.micro_batches > 1,
+    "recompute: selective": lambda c: c.recompute == "selective",
+    "recompute: full": lambda c: c.recompute == "full",
+    "AdamW, clipped": lambda c: c.optimizer == "adamw",
+    "offload: cpu": lambda c: c.offload == "cpu",
+    "offload: disk": lambda c: c.offload == "disk",
+    "compiled": lambda c: c.compiled,
+}
+
+
+def coverage() -> str:
+    """The whole page."""
+    cpu = plan_certificate(False, 8).cases
+    on_one_gpu = [*feature_cases("cuda")[0], *(case for case in cpu if case.reference == "one process")]
+    gpu = [case for case in on_one_gpu if case.layout.pp == 1]
+    parts = [HEAD, "## On a CPU\n", *_table(cpu), "\n## On one GPU, with `--device cuda`\n", *_table(gpu)]
+    return "\n".join([*parts, _GPU])
+
+
+def _table(cases: Sequence[Case]) -> list[str]:
+    lines = [f"| | {' | '.join(FEATURES)} |", "|---" * (len(FEATURES) + 1) + "|"]
+    for layout, has_layout in LAYOUTS.items():
+        chosen = [case for case in cases if has_layout(case)]
+        cells = [_precisions([case for case in chosen if has(case)]) for has in FEATURES.values()]
+        lines.append(f"| {layout} | {' | '.join(cells)} |")
+    return lines
+
+
+def _precisions(cases: Sequence[Case]) -> str:
+    found = {case.precision for case in cases}
+    return " ".join(name for name in ("fp64", "fp32", "bf16", "fp16") if name in found) or "–"
+
+
+def _axes(case: Case) -> str:
+    """The axes along which a case has several processes, such as "dp tp"."""
+    return " ".join(name for name in ("dp", "tp", "pp") if getattr(case.layout, name) > 1)
+
+
+def _hybrid(case: Case) -> bool:
+    return 1 < case.layout.zero_group < case.layout.dp
+
+
+if __name__ == "__main__":
+    COVERAGE.write_text(coverage(), encoding="utf-8")
