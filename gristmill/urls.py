@@ -63,6 +63,15 @@ def is_top(path: Path | str) -> bool:
     return is_remote(path) and not object_name(path).key
 
 
+def folders_above(path: Path) -> list[Path]:
+    """The folders that hold `path`, from the innermost to the root, or to the bucket of an object.
+
+    >>> folders_above(Path("s3://bucket/a/b")), folders_above(Path("/data/a"))
+    ([PosixPath('s3:/bucket/a'), PosixPath('s3:/bucket')], [PosixPath('/data'), PosixPath('/')])
+    """
+    return parents_in_bucket(path) if is_remote(path) else list(path.parents)
+
+
 def parents_in_bucket(path: Path) -> list[Path]:
     """The folders that hold the object or folder of objects `path`, up to its whole bucket.
 

@@ -13,7 +13,7 @@ from gristmill.errors import InputError
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
 from gristmill.storage.files import FileInfo, hash_file, is_folder, list_folder, list_names
 from gristmill.storage.names import name_of
-from gristmill.urls import is_top
+from gristmill.urls import folders_above, is_top
 
 
 @dataclass
@@ -234,7 +234,7 @@ def writer_of(path: Path) -> str:
     A folder whose state folder holds no ledger is the second output of a stage: the ledger is in the first.
     """
     name, is_second = name_of(path), None
-    for folder in Path(name).parents:
+    for folder in folders_above(Path(name)):
         state = folder / STATE_DIR
         ledgers = Ledger.all_in(state)
         for ledger in ledgers:
@@ -242,14 +242,10 @@ def writer_of(path: Path) -> str:
                 return ledger.file.stem.partition("-")[0]
         if is_second is None and (ledgers or is_folder(state)):
             is_second = not ledgers
-        if is_top(folder):
-            break
     return "the stage before" if is_second else ""
 
 
 def _ledgers_above(path: Path) -> Iterator[Ledger]:
     """The ledgers in the folder of a file and its parents."""
-    for folder in Path(name_of(path)).parents:
+    for folder in folders_above(Path(name_of(path))):
         yield from Ledger.all_in(folder / STATE_DIR)
-        if is_top(folder):
-            break

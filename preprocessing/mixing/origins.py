@@ -13,6 +13,7 @@ from gristmill.io.documents import CorpusFile, source_of
 from gristmill.io.files import STATE_DIR
 from gristmill.storage.files import list_names
 from gristmill.storage.names import name_of
+from gristmill.urls import folders_above
 
 _GROUP = "argument group"  # in the identity of a task that reads slices of a corpus
 _INPUT = "input "
@@ -92,7 +93,7 @@ class _Written(NamedTuple):
 
 def _writers(path: str, suffix: str = "") -> list[_Written]:
     """The ledgers that name what is read from `path`: a file of this name and a suffix, or key files in a folder."""
-    for folder in (Path(path), *Path(path).parents):
+    for folder in (Path(path), *folders_above(Path(path))):
         ledgers = [
             _Written(ledger, {
                 name: output.sha256 for name, output in ledger.outputs().items() if _is_read(name, path, suffix)
