@@ -90,8 +90,8 @@ def _losses(config: TrainConfig, ranks: RankPool) -> tuple[NDArray[np.float64], 
     ranks.run(max(1, layout.dp) * layout.tp * layout.pp, train, config)
     records = list(read_metrics(config.out_dir / METRICS))
     losses = [record["loss"] for record in records if record["kind"] == "step"]
-    (holdout,) = (record["loss"] for record in records if record["kind"] == "eval")
-    return np.convolve(losses, np.ones(WINDOW) / WINDOW, "valid"), holdout
+    holdout = [record["loss"] for record in records if record["kind"] == "eval"]
+    return np.convolve(losses, np.ones(WINDOW) / WINDOW, "valid"), holdout[-1]
 
 
 def _largest(losses: NDArray[np.float64], others: NDArray[np.float64]) -> str:

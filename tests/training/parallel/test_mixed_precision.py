@@ -205,7 +205,7 @@ def test_zero_2_and_3_hold_sharded_gradients_between_micro_batches(run_ranks: Ru
         # also alive are activations, the block that is being sent, and with ZeRO-3 parameters, gathered once a step
         gathered = {2: 0, 3: 4 if precision == "fp32" else 2}[zero]
         for held in run_ranks(4, held_between_micro_batches, ParallelConfig(zero=zero, pp=2), precision):
-            assert held - gathered < 3.6, zero
+            assert held - gathered < 4, zero
 
 
 def norm_gradients(layout: ParallelConfig, precision: str) -> dict[str, Tensor]:
