@@ -185,7 +185,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_or_is_skipped(config: TrainConfi
         (["--optim.steps", "0"], "optim.steps is 0; wanted 1 or more; try --optim.steps 1000"),
         (["--optim.betas", "nan", "1"], "wanted a finite number, 0 or more; try --optim.betas 0.9 0.95"),
         (["--eval.prompt", "a\udcff"], "eval.prompt is 'a\\udcff', which is not UTF-8"),
-        (["--timeout", "inf"], "timeout is inf; wanted a finite number, more than 0; try --timeout 60.0"),
+        (["--timeout", "inf"], "timeout is inf; wanted a finite number, 0 or more; try --timeout 0.0"),
         (["--data.batch_size", "10", "--parallel.micro_batches", "3"], "try --data.batch_size 12"),
         (["--data.seq_len", "100000"], "try a lower --data.seq_len"),
         (["--model.vocab_size", "20"], "below the tokenizer's 300"),

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import torch
+
 from training.parity.cases import VOCAB_SIZE, all_cases, covering_cases
 
 
@@ -19,7 +21,8 @@ def test_the_full_set_has_every_layout_and_a_reason_for_each_refused_one() -> No
         }
         assert found == possible
     eight = [x for x in layouts if (x.dp, x.tp, x.pp) == (2, 2, 2)]
-    assert len(eight) == 2 * (4 * 10 - 4)  # sequence parallel or not; ZeRO x schedules, less split backward with 3
+    # sequence parallel or not; ZeRO x schedules, less split backward with 3, or with any where torch is older
+    assert len(eight) == 2 * (4 * 10 - 4 * (1 if torch.__version__ >= "2.13" else 4))
     assert {c.preset for c in cases} == {"llama", "gpt2"} and {c.recompute for c in cases} == {
         "none",
         "selective",
