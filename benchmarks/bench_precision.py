@@ -50,7 +50,7 @@ def bench_precision(
     width: int = 64,
     seq_len: int = 64,
     batch_size: int = 16,
-    lr: float = 3e-3,
+    lr: float = 1e-3,
     only: list[str] | None = None,
 ) -> str:
     """Train in float32 in one process, then in `precision` in each layout, and compare the losses.
