@@ -55,7 +55,7 @@ def _path(out: Path, stage: PipelineStage) -> Path:
 
 
 def _written(stage: PipelineStage) -> str:
-    """SHA-256 of the names and hashes of the files that the stage wrote, as its own ledger says."""
+    """SHA-256 of the names and hashes of the files that the stage wrote, as its own ledger says; '' if that is gone."""
     is_file = bool(stage.output.suffix)
     folder = stage.output.parent if is_file else stage.output
     found = {
@@ -64,7 +64,12 @@ def _written(stage: PipelineStage) -> str:
         for name, output in ledger.outputs().items()
         if (name == name_of(stage.output) if is_file else f"/{STATE_DIR}/" not in f"/{output.path}")
     }
-    return sha256("\n".join(sorted(found)).encode()).hexdigest()
+    return sha256("\n".join(sorted(found)).encode()).hexdigest() if found else ""
+
+
+def _was_rerun(stage: PipelineStage, record: StageRecord) -> bool:
+    """Whether the stage was run by itself since, with another result; not if its output was removed."""
+    return _written(stage) not in ("", record.written)
 
 
 def changed_settings(stage: PipelineStage, record: StageRecord) -> str:
@@ -97,7 +102,7 @@ def choose_stages(config: RunConfig, stages: Sequence[PipelineStage]) -> tuple[i
                 f"--from {config.from_}: {stage.name} ran with other options ({changed}): give --from {stage.name}, "
                 "or the options of before"
             )
-        if record.written != _written(stage):
+        if _was_rerun(stage, record):
             raise UsageError(
                 f"--from {config.from_}: {stage.name} was run by itself since, and {stage.output} is not what this run "
                 f"made: give --from {stage.name}, which makes it again"
@@ -115,7 +120,7 @@ def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
         changed = changed_settings(stage, record) if record else ""
         if record is None:
             state = "to run"
-        elif record.written != _written(stage):
+        elif _was_rerun(stage, record):
             state = "to run again: it was run by itself since"
         elif changed:
             state = f"to run again: {changed}"

@@ -25,6 +25,7 @@ from gristmill.io.files import (
 from gristmill.storage.files import exists, is_file, resolved
 from gristmill.storage.names import absolute, name_of
 from gristmill.storage.walking import walk
+from gristmill.urls import folders_above
 
 Records = dict[TaskId, DoneRecord]
 
@@ -63,6 +64,7 @@ class Claims:
         unknown = {file for file in files if file not in known and is_there(file)}
         if unknown and not ledger.is_damaged:
             unknown -= set(map(Path, ledger.outputs()))  # another process may have written them since `known` was read
+            unknown -= ledger.announced({folder for file in unknown for folder in folders_above(file)})
         for path in [] if ledger.is_damaged else sorted(unknown):
             raise OutputError(
                 f"{path} exists, and {ledger.file.stem} did not write it: it would be overwritten. Give another "

@@ -91,6 +91,11 @@ class StepResult:
 _Record = TypeVar("_Record", DoneRecord, _OutputsOfRecord)
 
 
+def _announced_root(path: Path, data: bytes) -> str:
+    """The folder of the ledger that is announced by the file `path` with the content `data`."""
+    return name_of(path.parent.parent / data.partition(b"\n")[0].decode(errors="replace"))
+
+
 class Ledger:
     """The done records of one stage in the state folder `state`; several processes may write records at once."""
 
@@ -113,7 +118,7 @@ class Ledger:
     @classmethod
     def _announced(cls, path: Path, data: bytes) -> "Ledger":
         """The ledger of a second output folder: it is elsewhere, or, if the folder was moved alone, the copy in it."""
-        root = name_of(path.parent.parent / data.partition(b"\n")[0].decode(errors="replace"))
+        root = _announced_root(path, data)
         ledger, copy = cls(Path(root) / path.parent.name, path.stem), cls(path.parent, path.stem)
         copy.file = path
         return ledger if is_file(ledger.file) else copy
@@ -131,6 +136,20 @@ class Ledger:
             place, copy = os.path.relpath(root, folder).encode(), DoneRecord("", "copy", {}, written, Counts({}, []))
             path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
             write_file(path, place + b"\n" + _encode(copy))
+
+    def announced(self, folders: Iterable[Path]) -> set[Path]:
+        """The files that a ledger of this name and place, which may be gone, said to be in other folders; see announce.
+
+        Such as the holdout of a pass2 of which the train set was removed.
+        """
+        root, found = name_of(self.root), set[Path]()
+        for folder in folders:
+            path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
+            if any(_announced_root(path, data) == root for data in read_files([path])):
+                copy = Ledger(path.parent, path.stem)
+                copy.file = path
+                found.update(map(Path, copy.outputs()))
+        return found
 
     def read(self, without: Iterable[TaskId] = ()) -> dict[TaskId, DoneRecord]:
         """The last record of each task; those of tasks `without` which have just finished are not read."""

@@ -124,6 +124,11 @@ class StageRun:
             reject_incomplete(folder, paths, self._done.tags)
             reject_outdated(folder)
 
+    def hash_files(self, paths: Sequence[Path]) -> dict[Path, str]:
+        """The SHA-256 of files; workers read them."""
+        hashes = self.place.executor.run([Call(hash_file, {"path": path}) for path in paths])
+        return {paths[position]: sha256 for position, sha256 in hashes}
+
     def tag(self, path: Path) -> str:
         """The content tag of a file: see tags.py."""
         return self._done.tags.of(path)
@@ -245,8 +250,8 @@ class StageRun:
         reject_unfinished_files(inputs, self.name, self.marks.folders)
         outputs = [path for task in tasks for path in task.outputs if not self._done.is_temporary(path)]
         touched = self._done.tags.touched([*inputs, *outputs, *map(rejects_path, outputs)])
-        for position, sha256 in self.place.executor.run([Call(hash_file, {"path": path}) for path in touched]):
-            self._done.tags.set_hash(touched[position], sha256)
+        for path, sha256 in self.hash_files(touched).items():
+            self._done.tags.set_hash(path, sha256)
         reject_damaged(inputs, self._done.tags, self.ledger)
 
 

@@ -147,13 +147,15 @@ def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> No
 def reject_outdated(folder: Path) -> None:
     """Raise InputError if a stage that wrote an input folder has not read what is in its own input folder by now.
 
-    Compares files that have the same names in both, each written by a stage, such as a train set before and after
-    decontamination.
+    Compares the files of folders of which some have the same names in both, each written by a stage, such as a train
+    set before and after decontamination.
     """
     for ledger in _ledgers_above(folder / STATE_DIR):
-        for source, _ in ledger.sources():
-            for other in Ledger.all_in(source / STATE_DIR):
-                if name := _find_unread(ledger, other, source):
+        sources = [(source, other) for source, _ in ledger.sources() for other in Ledger.all_in(source / STATE_DIR)]
+        if sources:
+            own, read = set(ledger.outputs()), ledger.input_tags()
+            for source, other in sources:
+                if name := _find_unread(ledger.root, own, read, other, source):
                     stage, before = (each.file.stem.partition("-")[0] for each in (ledger, other))
                     raise InputError(
                         f"{folder} is not up to date: {stage} has not read {source / name} as {before} wrote it last. "
@@ -162,13 +164,16 @@ def reject_outdated(folder: Path) -> None:
                     )
 
 
-def _find_unread(ledger: Ledger, other: Ledger, source: Path) -> str:
-    """The name of a file that the stage `other` wrote in `source`, and of which another file of this name was made."""
-    own, top = ledger.outputs(), name_of(source)
+def _find_unread(root: Path, own: set[str], read: set[str], other: Ledger, source: Path) -> str:
+    """The name of a file that the stage `other` wrote in `source`, and that was not `read` as it is now.
+
+    Only of folders that hold a file from which one of the same name was made below `root`, among the files `own`.
+    """
+    top = name_of(source)
     found = {name[len(top) + 1 :]: out.sha256 for name, out in other.outputs().items() if _is_read_in(top, name)}
-    both = {name: tag for name, tag in found.items() if name_of(ledger.root / name) in own}
-    tags = ledger.input_tags() if both else set()
-    return min((name for name, tag in both.items() if tag not in tags), default="")
+    folders = {os.path.dirname(name) for name in found if name_of(root / name) in own}  # noqa: PTH120
+    unread = (name for name, tag in found.items() if tag not in read and os.path.dirname(name) in folders)  # noqa: PTH120
+    return min(unread, default="")
 
 
 def _is_read_in(folder: str, name: str) -> bool:
@@ -196,8 +201,8 @@ def _raise_foreign(folder: Path, path: Path, beside: Path) -> NoReturn:
                 f"not name it. Run {stage} again, and then the same command"
             )
     raise InputError(
-        f"{path} is in the output of {stage}, which did not write it: it may be another run's. Remove it, or, if it is "
-        f"to be read with the other files, copy {folder} without {STATE_DIR} to another place, and give that"
+        f"{path} is in the output of {stage}, which did not write it: it may be another run's. If it is to be read "
+        f"with the other files, copy {folder} without {STATE_DIR} to another place, and give that; else move it away"
     )
 
 

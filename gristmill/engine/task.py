@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 
 from gristmill.counts import Counts
+from gristmill.io.documents import CorpusFile
+from gristmill.io.readers import Slice
 
 _LONG = 100  # characters; longer values are hashed in an identity
 
@@ -105,19 +107,30 @@ def paths_read_by(tasks: Iterable[Task]) -> Iterator[Path]:
 def identify(task: Task, stage: dict[str, str], tag_of: Callable[[Path | FileSet], str]) -> dict[str, str]:
     """All that a task's outputs depend on, by name: `stage` (versions), arguments, names of outputs, tags of inputs.
 
-    Contains no folder: an input is its file name and content tag, an output its file name.
+    Contains no folder: an input is its name in its corpus, or its file name, and its content tag, an output its file
+    name.
     """
+    names = dict(_names_in_corpus(task.arguments))
     numbers: dict[Path | FileSet, str] = {path: f"output {i}" for i, path in enumerate(task.outputs)}
     identity = stage | {"function": task.function.__qualname__}
     for number, found in enumerate(task.inputs):
         numbers[found] = f"input {number}"
-        name = f"{len(found):,} files" if isinstance(found, FileSet) else found.name
+        name = f"{len(found):,} files" if isinstance(found, FileSet) else names.get(found, found.name)
         identity[f"input {number} ({name})"] = tag_of(found)
     for name, value in task.arguments.items():
         text = msgspec.json.encode(_canonical(value, numbers)).decode()
         identity[f"argument {name}"] = text if len(text) <= _LONG else _sha256(text)
     identity["outputs"] = _sha256("\0".join(path.name for path in task.outputs))
     return identity
+
+
+def _names_in_corpus(value: Any) -> Iterator[tuple[Path, str]]:
+    """The paths of all corpus files and slices in a value, at any depth, and their names in the corpus."""
+    if isinstance(value, CorpusFile | Slice):
+        yield value.path, value.name
+    elif not isinstance(value, Path | FileSet):
+        for item in parts_of(value):
+            yield from _names_in_corpus(item)
 
 
 def iter_files(value: Any) -> Iterator[Path | FileSet]:

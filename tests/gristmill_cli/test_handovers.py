@@ -17,7 +17,7 @@ from dedup import (
     to_hash,
 )
 from gristmill.engine.options import RunOptions
-from gristmill.errors import InputError
+from gristmill.errors import InputError, OutputError
 from preprocessing import normalize_text, tokenize_corpus, train_tokenizer
 from preprocessing.filter import filter as find_short
 from preprocessing.shuffle_holdout import pass1, pass2
@@ -139,6 +139,27 @@ def test_a_train_set_is_decontaminated_again_after_another_pass2(copied: Path, t
     find(tmp_path / "train_deduped", tmp_path / "f.pickle")
 
 
+def test_a_train_set_that_was_removed_is_made_again_beside_its_holdout(copied: Path, tmp_path: Path) -> None:
+    for name in ("pass1", "holdout"):
+        shutil.copytree(copied / name, tmp_path / name)
+    before = {path: path.read_bytes() for path in (tmp_path / "holdout").rglob("*.zst")}
+    pass2(0, 20, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", 0.05, QUIET)
+    assert len(before) == 20 and {path: path.read_bytes() for path in (tmp_path / "holdout").rglob("*.zst")} == before
+    with pytest.raises(OutputError, match="exists, and pass2 did not write it"):
+        pass2(0, 20, 1, tmp_path / "pass1", tmp_path / "other/train", tmp_path / "holdout", 0.05, QUIET)
+
+
+def test_a_file_that_joined_an_input_folder_is_noticed(finished, tmp_path: Path) -> None:
+    raw, norm, clean = tmp_path / "raw", tmp_path / "norm", tmp_path / "clean"
+    shutil.copytree(finished[0] / "book", raw / "book")
+    normalize_text(raw, norm, options=QUIET)
+    normalize_text(norm, clean, options=QUIET)
+    (raw / "book/new.jsonl").write_text('{"text": "A grain of wheat joins the mill."}\n')
+    normalize_text(raw, norm, options=QUIET)
+    with pytest.raises(InputError, match=r"clean is not up to date: normalize_text has not read .*book/new.jsonl"):
+        find(clean, tmp_path / "f.pickle")
+
+
 def test_duplicates_of_an_earlier_corpus_are_refused(finished, tmp_path: Path) -> None:
     raw, norm, dup = tmp_path / "raw", tmp_path / "norm", tmp_path / "dup"
     clusters, duplicates = dup / "clusters.parquet", dup / "duplicates.parquet"
@@ -173,3 +194,54 @@ def test_duplicates_of_an_earlier_corpus_are_refused(finished, tmp_path: Path) -
                 mix()
         make()
     mix()
+
+
+def rename(corpus: Path) -> None:
+    """The latest file becomes an old one, and another is the latest now."""
+    (corpus / "book/2024").mkdir()
+    (corpus / "book/latest/b.jsonl").rename(corpus / "book/2024/b.jsonl")
+    (corpus / "book/c.jsonl").rename(corpus / "book/latest/b.jsonl")
+
+
+def exchange(corpus: Path) -> None:
+    """Two files exchange their names."""
+    (corpus / "book/c.jsonl").rename(corpus / "c")
+    (corpus / "book/latest/b.jsonl").rename(corpus / "book/c.jsonl")
+    (corpus / "c").rename(corpus / "book/latest/b.jsonl")
+
+
+def reverse(corpus: Path) -> None:
+    """The size of a file remains, and its rows do not."""
+    file = corpus / "book/latest/b.jsonl"
+    file.write_bytes(b"".join(reversed(file.read_bytes().splitlines(keepends=True))))
+
+
+@pytest.mark.parametrize("change", [rename, exchange, reverse])
+@pytest.mark.parametrize("is_normalised", [True, False])
+def test_short_documents_of_files_that_changed_places_are_refused(
+    change: Callable[[Path], None], is_normalised: bool, tmp_path: Path
+) -> None:
+    raw, norm, short = tmp_path / "raw", tmp_path / "norm", tmp_path / "f.pickle"
+    (raw / "book/latest").mkdir(parents=True)
+    (raw / "book/latest/b.jsonl").write_text("".join(f'{{"text": "{"x" * 60 * n}"}}\n' for n in range(1, 9)))
+    (raw / "book/c.jsonl").write_text("".join(f'{{"text": "{"y" * 60 * n}"}}\n' for n in range(9, 1, -1)))
+
+    def prepare() -> Path:
+        return normalize_text(raw, norm, options=QUIET) and norm if is_normalised else raw
+
+    find_short(prepare(), short, 0, "all", 200, QUIET)
+    pass1(prepare(), tmp_path / "pass1", short_docs=short, options=QUIET)
+    change(raw)
+    corpus = prepare()
+    with pytest.raises(InputError, match=r"made from another state of the corpus: .* Run filter again"):
+        pass1(corpus, tmp_path / "pass1", short_docs=short, options=QUIET)
+
+
+def test_a_copy_without_ledgers_is_compared_with_what_was_read(norm: Path, tmp_path: Path) -> None:
+    find_short(norm, tmp_path / "f.pickle", 0, "all", 200, QUIET)
+    copy = shutil.copytree(norm, tmp_path / "copy", ignore=shutil.ignore_patterns(".gristmill"))
+    pass1(copy, tmp_path / "pass1", short_docs=tmp_path / "f.pickle", options=QUIET)
+    lines = (copy / "book/b.jsonl").read_bytes().splitlines(keepends=True)
+    (copy / "book/b.jsonl").write_bytes(b"".join(lines[1:]))
+    with pytest.raises(InputError, match=r"made from another state of the corpus: .*copy/book/b.jsonl has changed"):
+        pass1(copy, tmp_path / "pass1", short_docs=tmp_path / "f.pickle", options=QUIET)
