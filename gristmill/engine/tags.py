@@ -170,6 +170,8 @@ def _find_unread(root: Path, own: set[str], read: set[str], other: Ledger, sourc
     Only of folders that hold a file from which one of the same name was made below `root`, among the files `own`.
     """
     top = name_of(source)
+    if top == name_of(root):
+        return ""
     found = {name[len(top) + 1 :]: out.sha256 for name, out in other.outputs().items() if _is_read_in(top, name)}
     folders = {os.path.dirname(name) for name in found if name_of(root / name) in own}  # noqa: PTH120
     unread = (name for name, tag in found.items() if tag not in read and os.path.dirname(name) in folders)  # noqa: PTH120

@@ -159,15 +159,27 @@ def _explain_start() -> Iterator[None]:
 def _run_in_worker(call: Call) -> Any:
     """Run a call; Ctrl-C interrupts a worker only then, as an idle one would print a traceback.
 
-    So does SIGTERM, which a scheduler sends to all processes: an upload in parts ends, and temporary files are removed.
+    At SIGTERM, which a scheduler sends to all processes, it ends its upload, removes temporary files, and exits.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
     try:
-        return call()
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            return call()
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except _Terminated:
+        os._exit(128 + signal.SIGTERM)  # at once: an exception would be sent to a driver that may be gone
+
+
+class _Terminated(BaseException):
+    """SIGTERM was received."""
+
+
+def _terminate(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _Terminated
 
 
 def _start_worker(lock: Path | None) -> None:

@@ -61,9 +61,9 @@ def end_and_tidy(path: Path) -> None:
 
 
 def test_a_worker_that_is_terminated_tidies_up(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(GristmillError, match="a worker process died"):
         run_all([Call(end_and_tidy, {"path": tmp_path / name}) for name in "ab"], 2)
-    assert (tmp_path / "a").exists()
+    assert (tmp_path / "a").exists() or (tmp_path / "b").exists()
 
 
 def test_a_driver_that_is_killed_while_it_starts_a_worker_leaves_no_traceback() -> None:
