@@ -21,7 +21,7 @@ from gristmill.counts import Counts
 from gristmill.engine.claims import Claims, Marks
 from gristmill.engine.done import DoneTasks
 from gristmill.engine.executors.choice import Workplace, open_workplace
-from gristmill.engine.executors.local import Call
+from gristmill.engine.executors.local import Call, hash_files
 from gristmill.engine.executors.work import Work
 from gristmill.engine.lock import stage_lock
 from gristmill.engine.options import RunOptions
@@ -32,14 +32,7 @@ from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
 from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path
-from gristmill.storage.files import (
-    hash_file,
-    reject_read_only,
-    reject_unknown_scheme,
-    remove_files,
-    remove_folder,
-    resolved,
-)
+from gristmill.storage.files import reject_read_only, reject_unknown_scheme, remove_files, remove_folder, resolved
 from gristmill.storage.local import remove_partial_files
 from gristmill.storage.names import absolute, forget_links
 from gristmill.urls import is_remote
@@ -126,8 +119,7 @@ class StageRun:
 
     def hash_files(self, paths: Sequence[Path]) -> dict[Path, str]:
         """The SHA-256 of files; workers read them."""
-        hashes = self.place.executor.run([Call(hash_file, {"path": path}) for path in paths])
-        return {paths[position]: sha256 for position, sha256 in hashes}
+        return hash_files(self.place.executor, paths)
 
     def tag(self, path: Path) -> str:
         """The content tag of a file: see tags.py."""

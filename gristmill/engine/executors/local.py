@@ -22,6 +22,7 @@ import pyarrow
 from gristmill.engine.lock import hold_worker_lock
 from gristmill.engine.task import relocate
 from gristmill.errors import GristmillError, WorkerDied
+from gristmill.storage.files import hash_file
 
 _FOR_FORK_SERVER = "gristmill.engine.executors.fork_server"
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
@@ -154,6 +155,12 @@ def _explain_start() -> Iterator[None]:
         }
         hint = hints.get(error.errno or 0, f"{error}. Set TMPDIR to a folder with a short name, such as /var/tmp")
         raise GristmillError(f"cannot start worker processes: {hint}, or give --workers 1") from error
+
+
+def hash_files(executor: Executor, paths: Sequence[Path]) -> dict[Path, str]:
+    """The SHA-256 of files, read by workers. Raises InputError if one cannot be read."""
+    hashes = executor.run([Call(hash_file, {"path": path}) for path in paths])
+    return {paths[position]: sha256 for position, sha256 in hashes}
 
 
 def _run_in_worker(call: Call) -> Any:
