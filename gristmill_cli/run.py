@@ -20,7 +20,7 @@ from gristmill.io.files import STATE_DIR
 from gristmill.io.token_shards import Manifest
 from gristmill.storage.files import exists, remove_files, resolved, write_file
 from gristmill.storage.local import remove_partial_files
-from gristmill.urls import is_remote
+from gristmill.urls import is_remote, spell_urls
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
@@ -102,13 +102,17 @@ def _run_and_print(arguments: list[str]) -> None:
         console.print(f"finished {config.until}; next: {following}. Run the same command with --from {following}")
         return
     console.print(funnel)
-    tokens = config.out / "tokens"
-    console.print(
-        f"\nfunnel: {config.out / FUNNEL_FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
-        f"to train: torchrun --nproc_per_node=2 training/train.py --data.train {tokens / TRAIN} "
-        f"--data.holdout {tokens / HELD_OUT} --out_dir {config.out / 'model'}",
-        highlight=False,
-        markup=False,
+    console.print(_next_steps(config.out), highlight=False, markup=False)
+
+
+def _next_steps(out: Path) -> str:
+    """Where the results are, and how to train on them: from a disk, not from a bucket."""
+    tokens, local = out / "tokens", Path() if is_remote(out) else out
+    copy = f"copy {tokens} to a disk, and there " if is_remote(out) else ""
+    return spell_urls(
+        f"\nfunnel: {out / FUNNEL_FILE}\ntokens: {tokens / TRAIN}, {tokens / HELD_OUT}\n"
+        f"to train: {copy}torchrun --nproc_per_node=2 training/train.py --data.train {local / 'tokens' / TRAIN} "
+        f"--data.holdout {local / 'tokens' / HELD_OUT} --out_dir {local / 'model'}"
     )
 
 

@@ -13,7 +13,7 @@ from gristmill.errors import InputError
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
 from gristmill.storage.files import FileInfo, hash_file, is_folder, list_folder, list_names
 from gristmill.storage.names import name_of
-from gristmill.urls import folders_above, is_top
+from gristmill.urls import folders_above, is_remote, is_top
 
 
 @dataclass
@@ -115,7 +115,16 @@ class FileTags:
         if parent not in self._records and parent != folder:
             self._records[parent] = self._read_records(parent)
         ledgers = (ledger for ledger in Ledger.all_in(Path(folder, STATE_DIR)) if ledger.file != self.own_ledger)
-        return [ledger.outputs() for ledger in ledgers] + self._records.get(parent, [])
+        behind = self._behind_link(folder) if not is_remote(folder) and os.path.islink(folder) else []  # noqa: PTH114
+        return [ledger.outputs() for ledger in ledgers] + behind + self._records.get(parent, [])
+
+    def _behind_link(self, folder: str) -> list[dict[str, OutputRecord]]:
+        """The records of the folder to which a link leads, by the paths that files have behind the link."""
+        real = os.path.realpath(folder)
+        ledgers = [
+            {name: ledger[name] for name in ledger if name.startswith(f"{real}/")} for ledger in self.ledgers(real)
+        ]
+        return [{folder + name[len(real) :]: ledger[name] for name in ledger} for ledger in ledgers]
 
 
 def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> None:
@@ -240,7 +249,13 @@ def writer_of(path: Path) -> str:
 
     A folder whose state folder holds no ledger is the second output of a stage: the ledger is in the first.
     """
-    name, is_second = name_of(path), None
+    name = name_of(path)
+    real = name if is_remote(name) else os.path.realpath(name)
+    return _writer_of(real) or _writer_of(name)
+
+
+def _writer_of(name: str) -> str:
+    is_second = None
     for folder in folders_above(Path(name)):
         state = folder / STATE_DIR
         ledgers = Ledger.all_in(state)

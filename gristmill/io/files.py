@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gristmill.errors import InputError
 from gristmill.storage.files import is_file, list_names, read_file, read_files, remove_files, resolved, write_file
+from gristmill.storage.local import remove_partial_files
 from gristmill.storage.names import absolute
 from gristmill.storage.objects import list_objects
 from gristmill.storage.walking import is_link_to_parent
@@ -36,7 +37,9 @@ def mark_unfinished(folder: Path, stage: str, reason: str = INTERRUPTED) -> None
 
 def mark_finished(folder: Path, stage: str) -> None:
     """Remove the stage's mark from `folder`, if there is one."""
-    remove_files([_mark_path(folder, stage)])
+    remove_files([mark := _mark_path(folder, stage)])
+    if not is_remote(mark):
+        remove_partial_files([mark])  # of a run that was killed just as it wrote its mark
 
 
 def clear_marks(folder: Path, stage: str) -> None:

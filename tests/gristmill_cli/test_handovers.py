@@ -103,6 +103,21 @@ def test_a_copy_without_its_ledger_is_a_corpus_of_ones_own(norm: Path, tmp_path:
     assert set(find(norm, tmp_path / "f.pickle").tallies) == {"c4", "code", "more", "tiny", "web"}
 
 
+def test_a_source_that_is_a_link_to_a_part_of_an_output_is_compared_with_it(norm: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").mkdir()
+    for source in ("book", "c4"):
+        (tmp_path / "linked" / source).symlink_to(norm / source)
+    find(tmp_path / "linked", tmp_path / "f.pickle")
+    file = norm / "book/b.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"linked/book/b.jsonl is not what normalize_text wrote"):
+        find(tmp_path / "linked", tmp_path / "g.pickle")
+    file.unlink()
+    with pytest.raises(InputError, match=r"linked/book/b.jsonl, which normalize_text wrote, is missing"):
+        find(tmp_path / "linked", tmp_path / "g.pickle")
+
+
 def test_a_file_that_the_stage_did_not_write_is_noticed(norm: Path, tmp_path: Path) -> None:
     shutil.copytree(norm / "c4", norm / "more")
     with pytest.raises(InputError, match=r"norm/more/a.jsonl.gz is in the output of normalize_text, which did not"):

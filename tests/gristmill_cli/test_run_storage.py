@@ -122,6 +122,7 @@ def test_a_run_that_was_moved_to_the_store_is_done(store: Store, start: Start, l
     before = outputs(store, "moved")
     code, printed = start.finish("s3://bucket/moved", corpus=str(local.corpus))
     assert code == 0 and printed.count("done already, nothing to do") == printed.count(" read = ") > 10, printed
+    assert "to train: copy s3://bucket/moved/tokens to a disk" in printed
     assert outputs(store, "moved") == before
 
 
