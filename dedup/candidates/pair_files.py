@@ -57,7 +57,7 @@ def list_pair_files(folder: Path) -> FileSet:
     for name, ledger in _written_in(folder).items():
         if fnmatchcase(Path(name).name, _PAIR_FILES) and Path(name).name not in names:
             raise InputError(
-                f"{name}, which {ledger.file.stem.partition('-')[0]} wrote, is missing: run that again. (If its pairs "
+                f"{name}, which {ledger.stage} wrote, is missing: run that again. (If its pairs "
                 f"are not to be read any more, remove {ledger.file}.)"
             )
     return FileSet(tuple(folder / name for name in names))

@@ -105,6 +105,11 @@ class Ledger:
         self.loose = state / f"{stage}{_LOOSE}"
         self.root = state.parent
 
+    @property
+    def stage(self) -> str:
+        """The name of the stage, without that of its output."""
+        return self.file.stem.partition("-")[0]
+
     @classmethod
     def all_in(cls, state: Path) -> list["Ledger"]:
         """The ledgers of all stages that keep their state in `state`, or write to its folder and say so there."""

@@ -15,6 +15,8 @@ from gristmill.storage.files import FileInfo, hash_file, is_folder, list_folder,
 from gristmill.storage.names import name_of
 from gristmill.urls import folders_above, is_remote, is_top
 
+_SIZE_AND_TIME = " bytes of "  # between the two in a tag
+
 
 @dataclass
 class FileTags:
@@ -57,7 +59,7 @@ class FileTags:
         record = self._record(name)
         if record and matches(found, record):
             return record.sha256
-        return f"{found.size} bytes of {found.e_tag or found.mtime_ns}"
+        return f"{found.size}{_SIZE_AND_TIME}{found.e_tag or found.mtime_ns}"
 
     def touched(self, paths: Iterable[Path]) -> list[Path]:
         """Those of `paths` that have the recorded size and another modification time: only their hash tells more."""
@@ -165,11 +167,10 @@ def reject_outdated(folder: Path) -> None:
             own, read = set(ledger.outputs()), ledger.input_tags()
             for source, other in sources:
                 if name := _find_unread(ledger.root, own, read, other, source):
-                    stage, before = (each.file.stem.partition("-")[0] for each in (ledger, other))
                     raise InputError(
-                        f"{folder} is not up to date: {stage} has not read {source / name} as {before} wrote it last. "
-                        f"Run {stage} again, and then the same command. (If {folder} is right as it is, copy it "
-                        f"without {STATE_DIR} to another place, and give that.)"
+                        f"{folder} is not up to date: {ledger.stage} has not read {source / name} as {other.stage} "
+                        f"wrote it last. Run {ledger.stage} again, and then the same command. (If {folder} is right as "
+                        f"it is, copy it without {STATE_DIR} to another place, and give that.)"
                     )
 
 
@@ -239,6 +240,11 @@ def reject_damaged(paths: Sequence[Path], tags: FileTags, own: Ledger) -> None:
         )
 
 
+def is_hash(tag: str) -> bool:
+    """Whether a tag is a SHA-256, not the size and time of a file that no stage wrote."""
+    return _SIZE_AND_TIME not in tag
+
+
 def matches(found: FileInfo, record: OutputRecord) -> bool:
     """Whether a file has the size, and the modification time or ETag, that its record gives."""
     return found == (record.size, record.mtime_ns, record.e_tag)
@@ -255,13 +261,14 @@ def writer_of(path: Path) -> str:
 
 
 def _writer_of(name: str) -> str:
+    """The same for an absolute path, by the ledgers in the folders that it names: links are not followed."""
     is_second = None
     for folder in folders_above(Path(name)):
         state = folder / STATE_DIR
         ledgers = Ledger.all_in(state)
         for ledger in ledgers:
             if name in ledger.outputs():
-                return ledger.file.stem.partition("-")[0]
+                return ledger.stage
         if is_second is None and (ledgers or is_folder(state)):
             is_second = not ledgers
     return "the stage before" if is_second else ""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from gristmill.engine.records import DoneRecord, Ledger
 from gristmill.engine.run import StageRun
+from gristmill.engine.tags import is_hash
 from gristmill.errors import InputError
 from gristmill.io.documents import CorpusFile
 from gristmill.io.files import STATE_DIR
@@ -56,23 +57,16 @@ def _find_changed(run: StageRun, read: dict[str, set[str]], present: dict[str, P
 
     A file of which the stage knew the hash, and now no ledger does, such as a copy, is hashed.
     """
-    changed = [path for name, path in present.items() if name in read and run.tag(path) not in read[name]]
-    names = {path: name for name, path in present.items()}
-    unknown = [path for path in changed if not _is_hash(run.tag(path)) and any(map(_is_hash, read[names[path]]))]
-    hashes = run.hash_files(unknown)
-    return next((path for path in changed if hashes.get(path, "") not in read[names[path]]), None)
-
-
-def _is_hash(tag: str) -> bool:
-    return " bytes of " not in tag
+    tags = {path: read[name] for name, path in present.items() if name in read and run.tag(path) not in read[name]}
+    hashes = run.hash_files([path for path in tags if any(map(is_hash, tags[path])) and not is_hash(run.tag(path))])
+    return next((path for path in tags if hashes.get(path, "") not in tags[path]), None)
 
 
 class _KnownLedger:
     """A ledger, of which each part is read once."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger, self.file = ledger, ledger.file
-        self.stage = ledger.file.stem.partition("-")[0]
+        self._ledger, self.file, self.stage = ledger, ledger.file, ledger.stage
 
     @cached_property
     def corpus_tags(self) -> dict[str, set[str]]:
