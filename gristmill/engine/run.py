@@ -23,7 +23,6 @@ from gristmill.engine.done import DoneTasks
 from gristmill.engine.executors.choice import Workplace, open_workplace
 from gristmill.engine.executors.local import Call, hash_files
 from gristmill.engine.executors.work import Work
-from gristmill.engine.lock import stage_lock
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord, Ledger, StepResult, TaskId
 from gristmill.engine.report import explain, print_summary, progress_bar
@@ -34,6 +33,7 @@ from gristmill.errors import InputError
 from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme, remove_files, remove_folder, resolved
 from gristmill.storage.local import remove_partial_files
+from gristmill.storage.lock import stage_lock
 from gristmill.storage.names import absolute, forget_links
 from gristmill.urls import is_remote
 

@@ -12,11 +12,11 @@ import psutil
 
 from gristmill.engine.executors.board import Board, Posting
 from gristmill.engine.executors.presence import ProcessState
-from gristmill.engine.lock import lock_holder
 from gristmill.engine.records import Ledger
 from gristmill.io.files import STATE_DIR
 from gristmill.storage.files import list_folder, list_names, read_files
 from gristmill.storage.lease import lease_seconds
+from gristmill.storage.lock import lock_holder
 from gristmill.urls import spell_urls
 from gristmill_cli.run_config import StageName
 

@@ -19,10 +19,10 @@ from typing import Any, Protocol, Self
 
 import pyarrow
 
-from gristmill.engine.lock import hold_worker_lock
 from gristmill.engine.task import relocate
 from gristmill.errors import GristmillError, WorkerDied
 from gristmill.storage.files import hash_file
+from gristmill.storage.lock import hold_worker_lock
 
 _FOR_FORK_SERVER = "gristmill.engine.executors.fork_server"
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.engine.lock import stage_lock
 from gristmill.errors import OutputError, StorageError
 from gristmill.storage.lease import Lease
+from gristmill.storage.lock import stage_lock
 from gristmill.storage.objects import find_object, list_objects, read_object
 from tests.object_faults import Times, dropped, lost_answer, unavailable
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from gristmill.engine.executors.board import Board, Failure, Posting, Spent
 from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.presence import Heartbeat, ProcessState
-from gristmill.engine.lock import stage_lock
 from gristmill.errors import InputError
+from gristmill.storage.lock import stage_lock
 from gristmill_cli.status.status import status
 from tests.object_store import BUCKET, object_store
 

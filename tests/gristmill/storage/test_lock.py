@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.engine.lock import stage_lock, workers_path
+from gristmill.storage.lock import stage_lock, workers_path
 from tests.gristmill.engine.upper_stage import upper_stage
 
 ROOT = Path(__file__).resolve().parents[3]
