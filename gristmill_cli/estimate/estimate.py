@@ -29,9 +29,10 @@ MAX_CORES = 1_000_000
 class EstimateConfig(RunConfig):
     """Estimate core hours, wall time, disk and storage requests of `gristmill run`, stage by stage.
 
-    `gristmill estimate CORPUS`, or --config pipeline.toml, or --documents 931_000_000 --bytes 4.5TB for a corpus that
-    is not here. Runs all stages on a sample in a temporary folder, which takes some seconds, and scales: work with the
-    bytes of text, requests with the files. Takes the options of `gristmill run`; --from and --until choose the stages.
+    `gristmill estimate CORPUS`, or --config pipeline.toml; CORPUS --bytes 4.5TB for a larger corpus of such documents;
+    --documents 931_000_000 --bytes 4.5TB where there is none. Runs all stages on a sample in a temporary folder, which
+    takes some seconds, and scales: work with the bytes of text, requests with the files. Takes the options of
+    `gristmill run`; --from and --until choose the stages.
     """
 
     corpus: Path | None = None  # type: ignore[assignment]  # None: --documents and --bytes say how large it is
@@ -83,7 +84,7 @@ def estimate(config: EstimateConfig) -> Estimate:
         folder = Path(name)
         corpus, given = config.corpus, None
         if corpus is None:
-            given = given_extent(config)
+            given = given_extent(config, config.documents)
             mean = given.text_bytes // given.documents
             corpus = write_made_corpus(folder / "made", machine_texts(sample_bytes), sample_bytes, mean)
         samples = sample_corpus(
@@ -94,6 +95,9 @@ def estimate(config: EstimateConfig) -> Estimate:
             config.normalize.read_also,
             config.max_malformed,
         )
+        if config.corpus and config.bytes:
+            size = parse_bytes(config.bytes, "--bytes")
+            given = given_extent(config, ceil(size * samples.extent.documents / samples.extent.text_bytes))
         rates = measure_rates(config, samples, folder)
     volume = Volume(given or samples.extent, config.cores, parse_size(config.tokenizer.sample), config.duplicates)
     names = [stage.name for stage in plan_stages(config)]
@@ -103,8 +107,13 @@ def estimate(config: EstimateConfig) -> Estimate:
 
 
 def _check(config: EstimateConfig) -> None:
-    if config.corpus is not None and (config.documents is not None or config.bytes is not None):
-        raise UsageError("a corpus and --documents or --bytes: give one or the other; the corpus says how large it is")
+    if config.corpus is not None and config.documents is not None:
+        raise UsageError(
+            f"a corpus and --documents {config.documents}: the corpus says how long documents are; give --bytes alone "
+            "for a larger corpus of such documents"
+        )
+    if config.bytes is not None:
+        parse_bytes(config.bytes, "--bytes")
     if not 1 <= config.cores <= MAX_CORES:
         raise UsageError(f"--cores {config.cores}: wanted 1 to {MAX_CORES:,}")
     if config.duplicates is not None and not 0 <= config.duplicates < 1:
@@ -119,28 +128,26 @@ def _check(config: EstimateConfig) -> None:
         raise UsageError(f"--from {config.from_} --until {config.until}: wanted stages in the order of the run")
 
 
-def given_extent(config: EstimateConfig) -> Extent:
-    """The extent of a corpus that is not here, if its files are as large as slices.
+def given_extent(config: EstimateConfig, documents: int | None) -> Extent:
+    """The extent of so many documents of --bytes, if their files are as large as slices.
 
     Raises UsageError if --documents and --bytes are not given, or cannot be.
     """
-    if config.documents is None or config.bytes is None:
+    if documents is None or config.bytes is None:
         raise UsageError(
             "wanted the folder of a corpus, or --documents and --bytes: gristmill estimate CORPUS, or "
             "gristmill estimate --documents 931_000_000 --bytes 4.5TB"
         )
     size = parse_bytes(config.bytes, "--bytes")
-    if not 1 <= config.documents <= size:
+    if not 1 <= documents <= size:
+        raise UsageError(f"--documents {documents}: wanted 1 or more, and at most one for each of {size:,} bytes")
+    if size / documents < config.filter.threshold:
         raise UsageError(
-            f"--documents {config.documents}: wanted 1 or more, and at most one for each of {size:,} bytes"
-        )
-    if size / config.documents < config.filter.threshold:
-        raise UsageError(
-            f"--documents {config.documents} --bytes {config.bytes}: all documents would be shorter than "
+            f"--documents {documents} --bytes {config.bytes}: all documents would be shorter than "
             f"--filter.threshold {config.filter.threshold}, and none would be left: check the numbers"
         )
     files = ceil(size / SLICE_BYTES)
-    return Extent(config.documents, size, size, files, files, files)
+    return Extent(documents, size, size, files, files, files)
 
 
 def parse_bytes(text: str, option: str) -> int:

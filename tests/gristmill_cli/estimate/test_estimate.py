@@ -115,7 +115,7 @@ def test_a_corpus_without_documents_is_refused(tmp_path: Path) -> None:
 MISTAKES = {
     "": "wanted the folder of a corpus, or --documents and --bytes",
     "nowhere": "nowhere: wanted a folder, and there is none",
-    "{corpus} --documents 9": "give one or the other",
+    "{corpus} --documents 9": "give --bytes alone",
     "--documents 9": "wanted the folder of a corpus, or --documents and --bytes",
     "--documents 9 --bytes 4.5XB": "--bytes '4.5XB' is not a size: wanted",
     "--documents 9 --bytes nan": "is not a size: wanted",
@@ -123,6 +123,7 @@ MISTAKES = {
     "--documents 9 --bytes 3": "--documents 9: wanted 1 or more",
     "--documents 0 --bytes 3": "--documents 0: wanted 1 or more",
     "--documents 1000 --bytes 20kB": "shorter than --filter.threshold 200",
+    "{corpus} --bytes 4.5XB": "--bytes '4.5XB' is not a size: wanted",
     "{corpus} --sample 0": "--sample '0' is not a size: wanted",
     "{corpus} --cores 0": "--cores 0: wanted 1 to",
     "{corpus} --duplicates 1": "--duplicates 1.0: wanted a fraction",
@@ -150,8 +151,15 @@ def test_a_configuration_of_a_run_is_read(tmp_path: Path, corpus: Path, capsys) 
     assert "names 'nonexist'" in capsys.readouterr().err
 
 
+def test_a_corpus_with_a_size_stands_for_a_larger_one_of_such_documents(corpus: Path, found: Estimate) -> None:
+    large = estimate(EstimateConfig(corpus, bytes="1TB", sample="200kB", **OPTIONS)).volume.extent
+    assert (large.text_bytes, large.files) == (10**12, 14_902)
+    extent = found.volume.extent
+    assert large.documents / extent.documents == pytest.approx(10**12 / extent.text_bytes, rel=0.05)
+
+
 def test_a_corpus_that_is_not_here_has_the_given_extent_and_documents_of_the_mean_length(tmp_path: Path) -> None:
-    extent = given_extent(EstimateConfig(documents=931_000_000, bytes="4.5TB"))
+    extent = given_extent(EstimateConfig(bytes="4.5TB"), 931_000_000)
     assert (extent.documents, extent.text_bytes, extent.slices) == (931_000_000, 4_500_000_000_000, 67_056)
     texts = [document["text"].encode("ascii", "ignore").decode() for document in documents("a", 30)]
     made = [*read_corpus(write_made_corpus(tmp_path, texts, 9_000, 1_000))]
