@@ -98,7 +98,7 @@ class Run:
 
     def __init__(self, config: ModelConfig, world: World, zero: int, memory: MemoryConfig) -> None:
         layout = ParallelConfig(zero=zero).resolve(world.size, config, config.context)  # type: ignore[arg-type]
-        (self.part,), _ = shard_model(meta_decoder(config), layout, world, memory=memory)
+        (self.part,) = shard_model(meta_decoder(config), layout, world, memory=memory)
         self.files = allocate_parameters([self.part], memory, world.device, world.rank)
         self.params = [sharded_parameter(name, p, world) for name, p in self.part.named_parameters()]
         self.optimizer = build_optimizer(

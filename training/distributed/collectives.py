@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.distributed.mesh import Axis
+from training.sharding.axis import Axis
 
 # torch 2.13 renamed them
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

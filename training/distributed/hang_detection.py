@@ -28,9 +28,10 @@ from torch import Tensor
 
 from gristmill.errors import GristmillError
 from training.distributed.collectives import wait
-from training.distributed.mesh import Axis, restart_prefix
+from training.distributed.mesh import restart_prefix
 from training.distributed.stall_watch import StallWatch
 from training.distributed.stop_signals import StopSignals
+from training.sharding.axis import Axis
 
 _ANSWER_SECONDS = 3.0  # for the ranks to answer with their activity
 _REPORT_SECONDS = 10.0  # for the first rank that failed to print its report

@@ -7,7 +7,7 @@ hold copies of the same shard.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gristmill.errors import GristmillError, UsageError
 from training.distributed.layout import ParallelConfig
 from training.memory.allocator import keep_freed_memory
+from training.sharding.axis import Axes, Axis
 
 Result = TypeVar("Result")
 
@@ -30,24 +31,11 @@ AXES = ("pp", "replicate", "shard", "tp")
 
 
 @dataclass(frozen=True)
-class Axis:
-    """One mesh dimension from this rank's view: its size, this rank's index along it, and the process group along it.
-
-    `group` is None where the size is 1.
-    """
-
-    name: str
-    size: int
-    rank: int
-    group: dist.ProcessGroup | None
-
-
-@dataclass(frozen=True)
 class World:
     """This rank's view of the mesh: per-axis size, rank and group; its device; the collectives' timeout."""
 
     mesh: DeviceMesh
-    axes: Mapping[str, Axis]
+    axes: Axes
     device: torch.device
     timeout: timedelta
 

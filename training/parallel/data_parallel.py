@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.distributed.collectives import all_gather, reduce_scatter, wait
-from training.distributed.mesh import Axis
 from training.kernels.precision import accumulation_dtype
+from training.sharding.axis import Axis
 
 BUCKET_BYTES = 25 << 20  # large enough to use a link's bandwidth, small enough to overlap with the backward pass
 BUCKETS_IN_FLIGHT = 2  # with ZeRO: before a third one is reduced, the first is waited for, and its full gradients freed

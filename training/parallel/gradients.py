@@ -1,6 +1,6 @@
-"""Gradients after the backward pass: remaining reductions, gradient norm, scaling."""
+"""Gradients after the backward pass: the sums that data parallelism leaves, gradient norm, scaling."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
@@ -9,42 +9,48 @@ from torch import Tensor
 
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World
-from training.parallel.tensor_parallel import is_replicated
+from training.parallel.placement_table import DATA_PARALLEL
+from training.sharding.axis import Axes, Axis
 from training.sharding.sharded_parameter import ShardedParameter
 
-Reduction = Callable[[Sequence[ShardedParameter]], None]
 
+def tied_axis(layout: ParallelConfig, world: World) -> Axis:
+    """The axis "tied": the pipeline ranks of the first and the last stage; collective: every rank calls it.
 
-def remaining_reductions(layout: ParallelConfig, tied: bool, world: World) -> list[Reduction]:
-    """List the gradient reductions that follow data parallelism's; collective: every rank calls it.
-
-    - Sequence parallelism: replicated parameters' gradients are partial sums, all-reduced over "tp" in one call.
-    - A tied embedding on the first and the last pipeline stage: the copies' gradients are summed (Narayanan et al.
-      2021, section 3.2), by an all-reduce between two ranks, or locally where one rank has both stages.
+    Of size 1 on the ranks of other stages, and where one rank has both.
     """
-    reductions: list[Reduction] = []
-    if layout.sequence_parallel:
-        group = world.axis("tp").group
-        reductions.append(lambda params: _all_reduce_grads(group, [p for p in params if is_replicated(p.name)]))
-    if tied and layout.pp > 1:
-        ends = (layout.stage_ranks[0], layout.stage_ranks[-1])
-        reductions.append(_sum_local_copies if ends[0] == ends[1] else _tied_embedding_reduction(world, ends))
-    return reductions
-
-
-def _tied_embedding_reduction(world: World, ends: tuple[int, int]) -> Reduction:
-    """All-reduce the embedding's gradient between the pipeline ranks `ends` of the first and the last stage."""
-    mine, ranks = None, world.mesh.mesh  # (pp, replicate, shard, tp)
-    for pair in zip(ranks[ends[0]].flatten().tolist(), ranks[ends[1]].flatten().tolist(), strict=True):
+    axis, ranks = Axis("tied", 1, 0, None), world.mesh.mesh  # (pp, replicate, shard, tp)
+    first, last = layout.stage_ranks[0], layout.stage_ranks[-1]
+    if first == last:
+        return axis
+    for pair in zip(ranks[first].flatten().tolist(), ranks[last].flatten().tolist(), strict=True):
         # every rank must create every group
         group = dist.new_group(list(pair), timeout=world.timeout, group_desc="tied embedding")
-        mine = group if world.rank in pair else mine
+        axis = Axis("tied", 2, pair.index(world.rank), group) if world.rank in pair else axis
+    return axis
 
-    def reduce_tied(params: Sequence[ShardedParameter]) -> None:
-        if mine is not None:
-            _all_reduce_grads(mine, [p for p in params if p.name == "embed.tokens.weight"])
 
-    return reduce_tied
+class RemainingSums:
+    """The gradient sums that data parallelism leaves, as the parameters' placements say.
+
+    Tied copies on one rank are added; the others are all-reduced, in one call for each axis and dtype.
+    """
+
+    def __init__(self, params: Sequence[ShardedParameter], axes: Axes) -> None:
+        names = {name for p in params for name in p.placement.gradient_sum} - set(DATA_PARALLEL.gradient_sum)
+        self._all_reduced = [
+            (axes[name].group, [p for p in params if name in p.placement.gradient_sum])
+            for name in sorted(names)  # collectives must match on all ranks
+            if axes[name].size > 1
+        ]
+        tied = [p for p in params if "tied" in p.placement.gradient_sum]
+        self._copies = tied if len(tied) == 2 else []
+
+    def run(self) -> None:
+        """Sum the gradients of the shards that this rank updates, in place, after the backward pass."""
+        _add_copies([p.local.grad for p in self._copies if p.local.grad is not None])
+        for group, params in self._all_reduced:
+            _all_reduce_grads(group, params)
 
 
 def _all_reduce_grads(group: dist.ProcessGroup | None, params: Sequence[ShardedParameter]) -> None:
@@ -58,12 +64,12 @@ def _all_reduce_grads(group: dist.ProcessGroup | None, params: Sequence[ShardedP
             grad.copy_(values.view_as(grad))
 
 
-def _sum_local_copies(params: Sequence[ShardedParameter]) -> None:
-    """Give both copies of the tied embedding on this rank the sum of their gradients."""
-    copies = [p.local for p in params if p.name == "embed.tokens.weight"]
-    if len(copies) == 2 and copies[0].grad is not None and copies[1].grad is not None:
-        copies[0].grad += copies[1].grad
-        copies[1].grad.copy_(copies[0].grad)
+def _add_copies(grads: list[Tensor]) -> None:
+    """Give each of several gradients their sum."""
+    for grad in grads[1:]:
+        grads[0] += grad
+    for grad in grads[1:]:
+        grad.copy_(grads[0])
 
 
 def squared_grad_norm(params: Sequence[ShardedParameter], device: torch.device) -> Tensor:

@@ -1,6 +1,7 @@
 """ParallelModel: this rank's part of a model, with the forward and backward passes that all ranks run together."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -16,17 +17,21 @@ from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
 from training.parallel.data_parallel import GradReducer
 from training.parallel.fsdp import reshard
-from training.parallel.gradients import Reduction
+from training.parallel.gradients import RemainingSums
+from training.sharding.axis import Axes
 from training.sharding.shard_spec import shard_range
 from training.sharding.sharded_parameter import ShardedParameter
+
+if TYPE_CHECKING:
+    from training.parallel.pipeline_parallel import Pipeline
 
 
 class ParallelModel:
     """This rank's part of a model, with the methods that the training loop calls. Built by `parallelize`.
 
-    `parts` are the rank's pipeline stages (one without a pipeline), each with its reducer; `dtype` is that of their
-    activations. `params` are the shards that the rank updates, `reductions` the gradient reductions that follow data
-    parallelism's. `files` hold the parameters if they are offloaded to disk.
+    `parts` are the rank's pipeline stages, run by `pipeline` (or one, without a pipeline), each with its reducer.
+    `params` are the shards that the rank updates, placed along `axes`, `sums` the sums of their gradients that follow
+    data parallelism's. `files` hold the parameters if they are offloaded to disk.
     """
 
     def __init__(
@@ -34,22 +39,17 @@ class ParallelModel:
         config: ModelConfig,
         layout: ParallelConfig,
         world: World,
-        dtype: torch.dtype,
         parts: list[Decoder],
         params: list[ShardedParameter],
         reducers: list[GradReducer],
-        reductions: list[Reduction],
+        axes: Axes,
+        sums: RemainingSums,
+        pipeline: "Pipeline | None",
         files: ParametersOnDisk | None,
     ) -> None:
         self.config, self.layout, self.world = config, layout, world
-        self.parts, self.params, self.reducers, self.files = parts, params, reducers, files
-        self._reductions = reductions
-        self.pipeline = None
-        if layout.pp > 1:
-            # takes a second to import, needed for pipelines only
-            from training.parallel.pipeline_parallel import Pipeline
-
-            self.pipeline = Pipeline(parts, reducers, layout, world.axis("pp"), world.device, dtype)
+        self.parts, self.params, self.reducers = parts, params, reducers
+        self.axes, self.sums, self.pipeline, self.files = axes, sums, pipeline, files
 
     def forward_backward(self, batch: Batch, scale: float) -> Tensor:
         """Forward and backward: leaves gradients of `scale` × the global loss sum on the shards that this rank updates.
@@ -62,8 +62,7 @@ class ParallelModel:
             if isinstance(param.module_param, DTensor):
                 grad = param.module_param.grad
                 param.local.grad = grad.to_local() if isinstance(grad, DTensor) else None
-        for reduction in self._reductions:
-            reduction(self.params)
+        self.sums.run()
         return self._count_once(loss)
 
     @torch.no_grad()

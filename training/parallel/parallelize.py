@@ -4,7 +4,8 @@ The decoder is plain single-device code; parallelism is applied to it from outsi
 device, so a rank only allocates the parameters that it holds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -20,12 +21,18 @@ from training.model.decoder import Decoder
 from training.model.initialize import init_shard
 from training.parallel.data_parallel import GradReducer
 from training.parallel.fsdp import apply_fsdp
-from training.parallel.gradients import remaining_reductions
+from training.parallel.gradients import RemainingSums, tied_axis
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline_stages import global_name, split_stages
-from training.parallel.tensor_parallel import apply_tensor_parallel, is_replicated, tp_shards
+from training.parallel.placement_table import placement_table
+from training.parallel.tensor_parallel import apply_tensor_parallel
+from training.sharding.axis import Axes
+from training.sharding.placement import Placement
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
+
+if TYPE_CHECKING:
+    from training.parallel.pipeline_parallel import Pipeline
 
 
 def parallelize(
@@ -43,18 +50,19 @@ def parallelize(
     parameters' names only, so every layout starts with the same.
     """
     dtype = COMPUTE_DTYPES[precision]
-    parts, shards = shard_model(decoder, layout, world, dtype, memory, compiled)
+    parts = shard_model(decoder, layout, world, dtype, memory, compiled)
     files = allocate_parameters(parts, memory, world.device, world.rank)
     reducers = [_grad_reducer(part, layout, world) for part in parts]
-    pairs = zip(parts, reducers, strict=True)
-    params = [p for part, reducer in pairs for p in _sharded_parameters(part, shards, world, reducer)]
+    axes = {**world.axes, "tied": tied_axis(layout, world)} if decoder.config.tied else world.axes
+    params = _sharded_parameters(decoder, parts, reducers, placement_table(decoder, layout), axes)
     with torch.no_grad():
         for param in params:
             init_shard(param.local, param.name, param.spec, decoder.config, seed)
             if files is not None:
                 files.after_load()
-    reductions = remaining_reductions(layout, bool(decoder.config.tied), world)
-    model = ParallelModel(decoder.config, layout, world, dtype, parts, params, reducers, reductions, files)
+    sums = RemainingSums(params, axes)
+    pipeline = _pipeline(parts, reducers, layout, world, dtype) if layout.pp > 1 else None
+    model = ParallelModel(decoder.config, layout, world, parts, params, reducers, axes, sums, pipeline, files)
     model.publish_params()
     return model
 
@@ -66,24 +74,30 @@ def shard_model(
     dtype: torch.dtype = torch.float32,
     memory: MemoryConfig = MemoryConfig(),
     compiled: bool = False,
-) -> tuple[list[Decoder], dict[str, ShardSpec]]:
+) -> list[Decoder]:
     """Split, shard and wrap the decoder on the meta device: this rank's pipeline stages, or one decoder.
 
     `dtype` is the compute dtype. FSDP holds its shards in the accumulation dtype and gathers them in `dtype`; any other
-    parameter is in `dtype`. Returns also this rank's tensor-parallel shard of every parameter, by name.
+    parameter is in `dtype`.
     """
     parts = split_stages(decoder, layout, world.axis("pp").rank)
-    shards = tp_shards(decoder, world.axis("tp"))
+    pieces = _module_pieces(decoder, placement_table(decoder, layout), world.axes)
     for part in parts:
         part.to(accumulation_dtype(dtype) if layout.zero == 3 else dtype)
-        apply_tensor_parallel(part, shards, world.axis("tp"), layout.sequence_parallel)
+        apply_tensor_parallel(part, pieces, world.axis("tp"), layout.sequence_parallel)
         checkpoint_activations(part, memory.recompute)  # around the tensor-parallel modules
         if compiled:
             for block in part.blocks.values():  # of the same code, so torch compiles one and reuses it
                 block.compile()  # includes recomputation, excludes FSDP's hooks
         if layout.zero == 3:
             apply_fsdp(part, layout, world, dtype, memory.parameters)  # last; ZeRO-0 to 2 need no wrapper
-    return parts, shards
+    return parts
+
+
+def _module_pieces(decoder: Decoder, table: Mapping[str, Placement], axes: Axes) -> dict[str, ShardSpec]:
+    """What this rank computes with of each parameter, by name: the pieces before ZeRO shards their rows."""
+    named = decoder.named_parameters(remove_duplicate=False)
+    return {name: table[name].without("shard").piece(tuple(p.shape), axes) for name, p in named}
 
 
 def _grad_reducer(part: Decoder, layout: ParallelConfig, world: World) -> GradReducer:
@@ -94,19 +108,36 @@ def _grad_reducer(part: Decoder, layout: ParallelConfig, world: World) -> GradRe
 
 
 def _sharded_parameters(
-    part: Decoder, shards: Mapping[str, ShardSpec], world: World, grad_reducer: GradReducer
+    decoder: Decoder,
+    parts: Sequence[Decoder],
+    reducers: Sequence[GradReducer],
+    table: Mapping[str, Placement],
+    axes: Axes,
 ) -> list[ShardedParameter]:
-    """The shards of a part's parameters that this rank updates, and their place in the global tensors."""
-    tp, shard, replicate = (world.axis(name) for name in ("tp", "shard", "replicate"))
-    params = []
-    for name, p in part.named_parameters():
-        full_name = global_name(part, name)
-        local = grad_reducer.own.get(id(p))
-        if local is None:
-            assert isinstance(p, DTensor)
-            local = nn.Parameter(p.to_local(), requires_grad=False)
-        spec = shards[full_name].shard(0, shard.size, shard.rank)
-        assert spec.size == tuple(local.shape), (name, spec, local.shape)
-        is_copy = replicate.rank > 0 or (is_replicated(full_name) and tp.rank > 0) or full_name != name
-        params.append(ShardedParameter(full_name, p, local, spec, not is_copy))
+    """The shards of the parts' parameters that this rank updates, placed as the table says."""
+    shapes = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
+    params: list[ShardedParameter] = []
+    for part, reducer in zip(parts, reducers, strict=True):
+        for local_name, p in part.named_parameters():
+            name = global_name(part, local_name)
+            spec, local = table[name].piece(shapes[name], axes), _local_shard(p, reducer)
+            assert spec.size == tuple(local.shape), (name, spec, local.shape)
+            first = all(name != other.name for other in params)  # of two tied copies on one rank
+            primary = first and table[name].is_primary(axes)
+            params.append(ShardedParameter(name, p, local, spec, primary, table[name]))
     return params
+
+
+def _local_shard(p: nn.Parameter, reducer: GradReducer) -> nn.Parameter:
+    if isinstance(p, DTensor):
+        return nn.Parameter(p.to_local(), requires_grad=False)
+    return reducer.own[id(p)]
+
+
+def _pipeline(
+    parts: Sequence[Decoder], reducers: Sequence[GradReducer], layout: ParallelConfig, world: World, dtype: torch.dtype
+) -> "Pipeline":
+    # takes a second to import, needed for pipelines only
+    from training.parallel.pipeline_parallel import Pipeline
+
+    return Pipeline(parts, reducers, layout, world.axis("pp"), world.device, dtype)

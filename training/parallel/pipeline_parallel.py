@@ -12,9 +12,9 @@ from torch.utils.checkpoint import GraphExecGroup
 
 from training.distributed.collectives import wait
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import Axis
 from training.model.decoder import Decoder
 from training.parallel.data_parallel import GradReducer
+from training.sharding.axis import Axis
 
 SCHEDULES: dict[str, Callable[..., Any]] = {
     "gpipe": schedules.ScheduleGPipe,  # Huang et al. 2019

@@ -4,78 +4,35 @@ Attention and MLP are each a tensor-parallel region: a column-parallel product, 
 collective at the entry and one at the exit suffice. Outside the regions activations are replicated, (B, T, D), or with
 sequence parallelism sharded along the sequence, (B, T / n, D) (Korthikanti et al. 2022, figure 5). Per region a forward
 pass all-reduces B T D numbers, and so does the backward pass; with sequence parallelism each all-reduce becomes an
-all-gather and a reduce-scatter of the same size. Shards are plain tensors, not DTensors.
+all-gather and a reduce-scatter of the same size. Shards are plain tensors, not DTensors; which rank holds which is in
+placement_table.py.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_from_tp, reduce_scatter_to_sp
-from training.distributed.mesh import Axis
 from training.kernels.cross_entropy import linear_cross_entropy
 from training.kernels.embedding import embedding
 from training.kernels.linear import linear
 from training.model.decoder import Block, Decoder, Embedding, Head
+from training.sharding.axis import Axis
 from training.sharding.shard_spec import ShardSpec
 
-Placement = Literal["colwise", "rowwise", "vocab"]
 
-# Placement by the end of a parameter's name; parameters that are not listed are replicated.
-TP_PLAN: dict[str, Placement] = {
-    "embed.tokens.weight": "vocab",
-    "attention.q.weight": "colwise",  # shards the heads
-    "attention.q.bias": "colwise",
-    "attention.k.weight": "colwise",
-    "attention.k.bias": "colwise",
-    "attention.v.weight": "colwise",
-    "attention.v.bias": "colwise",
-    "attention.o.weight": "rowwise",
-    "mlp.gate.weight": "colwise",
-    "mlp.gate.bias": "colwise",
-    "mlp.up.weight": "colwise",
-    "mlp.up.bias": "colwise",
-    "mlp.down.weight": "rowwise",
-    "head.weight": "vocab",
-}
-# The sharded dimension. torch stores W^T, (outputs, inputs): columns of W are dimension 0.
-_DIM: dict[Placement, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}
+def apply_tensor_parallel(part: Decoder, pieces: Mapping[str, ShardSpec], axis: Axis, sequence_parallel: bool) -> None:
+    """Shard a decoder, or a pipeline stage of one, that is on the meta device, into this rank's `pieces`; in place.
 
-
-def tp_dim(name: str) -> int | None:
-    """The dimension along which parameter `name` is sharded; None where it is replicated."""
-    return next((_DIM[p] for end, p in TP_PLAN.items() if name == end or name.endswith("." + end)), None)
-
-
-def is_replicated(name: str) -> bool:
-    """True if every tensor-parallel rank holds all of parameter `name`: norms, learned positions, row-parallel biases.
-
-    With sequence parallelism these act on sequence shards, so each rank has a partial sum of their gradient.
+    `pieces`: those of the placement table along `axis`, by the names of the part's parameters.
     """
-    return tp_dim(name) is None
-
-
-def tp_shard(name: str, shape: tuple[int, ...], axis: Axis) -> ShardSpec:
-    """This rank's shard of parameter `name`, whose global shape is `shape`."""
-    full, dim = ShardSpec.whole(shape), tp_dim(name)
-    return full if dim is None else full.shard(dim, axis.size, axis.rank)
-
-
-def tp_shards(decoder: Decoder, axis: Axis) -> dict[str, ShardSpec]:
-    """This rank's shard of every parameter of the unsharded decoder, by name; a tied matrix has both its names."""
-    named = decoder.named_parameters(remove_duplicate=False)
-    return {name: tp_shard(name, tuple(parameter.shape), axis) for name, parameter in named}
-
-
-def apply_tensor_parallel(part: Decoder, shards: Mapping[str, ShardSpec], axis: Axis, sequence_parallel: bool) -> None:
-    """Shard a decoder, or a pipeline stage of one, that is on the meta device, into its `tp_shards`; in place."""
     if axis.size == 1:
         return
     for name, parameter in list(part.named_parameters()):
         owner, _, leaf = name.rpartition(".")
-        setattr(part.get_submodule(owner), leaf, nn.Parameter(parameter.new_empty(shards[name].size)))
+        setattr(part.get_submodule(owner), leaf, nn.Parameter(parameter.new_empty(pieces[name].size)))
     part.tie()
     part.sequence_shards = axis.size if sequence_parallel else 1
     region = _Region(axis, sequence_parallel)
@@ -83,9 +40,9 @@ def apply_tensor_parallel(part: Decoder, shards: Mapping[str, ShardSpec], axis: 
         assert isinstance(block, Block)
         _shard_block(block, region)
     if part.embed is not None:
-        part.embed = _VocabParallelEmbedding(part.embed, region, shards["embed.tokens.weight"])
+        part.embed = _VocabParallelEmbedding(part.embed, region, pieces["embed.tokens.weight"])
     if part.head is not None:
-        part.head = _VocabParallelHead(part.head, region, shards["head.weight"])
+        part.head = _VocabParallelHead(part.head, region, pieces["head.weight"])
 
 
 class _Region:

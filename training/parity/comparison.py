@@ -1,6 +1,7 @@
 """Comparison: runs a case of the parity certificate and compares it with one process and with the traffic theory."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,7 +61,8 @@ class CaseResult:
     error: str = ""
     """Error that prevented the comparison: a rank failed, or elements are in no rank's shards."""
     mismatch: str = ""
-    """First difference between ranks that hold the same shard, or else between counted and expected traffic."""
+    """First difference between ranks that hold the same shard, else between the ranks that hold one and those that the
+    placement table names, else between counted and expected traffic."""
 
     @property
     def largest_difference(self) -> float:
@@ -127,7 +129,7 @@ class Certifier:
             return CaseResult(case, time.monotonic() - started, error=str(error) or "an assertion failed")
         busiest = max((r.counted for r in results), key=lambda traffic: sum(v.bytes for v in traffic.values()))
         seconds = time.monotonic() - started
-        mismatch = found.mismatch or traffic_difference(results)
+        mismatch = found.mismatch or holder_difference(results) or traffic_difference(results)
         return CaseResult(case, seconds, **measured, counted=busiest, mismatch=mismatch)
 
     def _reference(self, case: Case) -> GlobalResult:
@@ -199,6 +201,26 @@ def _relative_difference(found: dict[str, Tensor], reference: dict[str, Tensor])
     largest = max(float(t.abs().max()) for t in reference.values())
     differences = torch.stack([(found[name] - t).abs().max() for name, t in reference.items()])
     return float(differences.max()) / largest
+
+
+def holder_difference(results: Sequence[RankResult]) -> str:
+    """Describe the first piece that more or fewer ranks hold, or count in a norm, than the table says; or empty."""
+    ranks: dict[tuple[str, ShardSpec], set[int]] = {}
+    counted: Counter[tuple[str, ShardSpec]] = Counter()
+    copies: dict[tuple[str, ShardSpec], int] = {}
+    for rank, piece in ((rank, piece) for rank, result in enumerate(results) for piece in result.held):
+        key = piece.name, piece.spec
+        ranks.setdefault(key, set()).add(rank)
+        counted[key] += piece.is_primary
+        copies[key] = piece.copies
+    for (name, spec), holders in ranks.items():
+        found, expected = (len(holders), counted[name, spec]), (copies[name, spec], 1)
+        if spec.numel and found != expected:
+            return (
+                f"{found[0]} ranks hold {name} from {spec.offset}, and {found[1]} count it in the gradient norm; "
+                f"the placement table has {expected[0]} and 1"
+            )
+    return ""
 
 
 def traffic_difference(results: Sequence[RankResult]) -> str:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World
@@ -11,8 +12,9 @@ from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.data_parallel import BUCKET_BYTES
 from training.parallel.pipeline_stages import split_stages, stage_layers
-from training.parallel.tensor_parallel import tp_dim, tp_shard
+from training.parallel.placement_table import placement_table
 from training.parity.traffic import Traffic, Volume
+from training.sharding.placement import Placement
 from training.sharding.shard_spec import ShardSpec
 
 Shape = tuple[int, ...]
@@ -39,6 +41,11 @@ class TrafficInputs:
     def hidden_bytes(self) -> int:
         """Bytes of the hidden states between two blocks, for all sequences of the replica."""
         return self.sequences * self.seq_len * self.config.width * self.itemsize
+
+    @cached_property
+    def placements(self) -> dict[str, Placement]:
+        """The placement table."""
+        return placement_table(meta_decoder(self.config), self.layout)
 
     @property
     def stages(self) -> list[int]:
@@ -118,7 +125,8 @@ def _sequence_parallel_gradients(inputs: TrafficInputs, parameters: Mapping[int,
     if not inputs.layout.sequence_parallel:
         return {}
     named = [item for stage in parameters.values() for item in stage.items()]
-    sizes = [_local_numel(inputs, shape) for name, shape in named if tp_dim(name) is None]
+    table = inputs.placements
+    sizes = [_local_numel(inputs, shape) for name, shape in named if "tp" in table[name].gradient_sum]
     return {("tp", "all-reduce"): Volume(bool(sizes), sum(sizes) * inputs.itemsize)}
 
 
@@ -196,16 +204,16 @@ def _tied_embedding(inputs: TrafficInputs) -> Traffic:
     if not inputs.config.tied or ends[0] == ends[1] or inputs.world.axis("pp").rank not in ends:
         return {}
     shape = (inputs.config.vocab_size, inputs.config.width)
-    numel = _local_numel(inputs, tp_shard("embed.tokens.weight", shape, inputs.world.axis("tp")).size)
+    numel = inputs.placements["embed.tokens.weight"].piece(shape, inputs.world.axes).numel
     return {("tied", "all-reduce"): Volume(1, numel * inputs.itemsize)}
 
 
 def _parameter_shapes(inputs: TrafficInputs) -> dict[int, dict[str, Shape]]:
     """Shapes of this rank's parameters by stage and name: sharded by tensor parallelism, not yet by ZeRO."""
-    tp, pp = inputs.world.axis("tp"), inputs.world.axis("pp")
-    parts = zip(inputs.stages, split_stages(meta_decoder(inputs.config), inputs.layout, pp.rank), strict=True)
+    table, axes, rank = inputs.placements, inputs.world.axes, inputs.world.axis("pp").rank
+    parts = zip(inputs.stages, split_stages(meta_decoder(inputs.config), inputs.layout, rank), strict=True)
     return {
-        stage: {name: tp_shard(name, tuple(p.shape), tp).size for name, p in part.named_parameters()}
+        stage: {n: table[n].without("shard").piece(tuple(p.shape), axes).size for n, p in part.named_parameters()}
         for stage, part in parts
     }
 

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,18 @@ ShardValues = list[tuple[str, ShardSpec, Tensor | None]]
 
 
 @dataclass(frozen=True)
+class HeldPiece:
+    """What the placement table says of a piece that a rank holds."""
+
+    name: str
+    spec: ShardSpec
+    copies: int
+    """Ranks that hold the piece."""
+    is_primary: bool
+    """True on the one of them that counts it in the gradient norm."""
+
+
+@dataclass(frozen=True)
 class RankResult:
     """One rank's results of a case: losses, gradients, weights and traffic."""
 
@@ -54,6 +67,7 @@ class RankResult:
     expected: Traffic
     logits: Tensor | None = None
     """At LOGIT_POSITIONS of the evaluation's first sequence, (N, V); None if they are not compared."""
+    held: Sequence[HeldPiece] = ()
 
 
 def run_case(case: Case) -> RankResult:
@@ -102,7 +116,8 @@ class _Run:
         losses.append(float(model.loss(*micro_batches)) / targets)
         weights = [(p.name, p.spec, _copy(p.local)) for p in model.params]
         expected = expected_traffic(_traffic_inputs(case, model)) if case.counts_traffic else {}
-        return RankResult(losses, gradients, weights, traffic.traffic, expected, self.logits(batch.ids[0]))
+        held = [HeldPiece(p.name, p.spec, p.placement.copies(model.axes), p.is_primary) for p in model.params]
+        return RankResult(losses, gradients, weights, traffic.traffic, expected, self.logits(batch.ids[0]), held)
 
     def forward_backward(self, step: int) -> float:
         """Leave the gradients of the step's mean loss on the shards; returns this rank's term of it."""

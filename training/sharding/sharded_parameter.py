@@ -1,9 +1,10 @@
 """ShardedParameter: a parameter as one rank holds it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
+from training.sharding.placement import Placement
 from training.sharding.shard_spec import ShardSpec
 
 
@@ -23,3 +24,5 @@ class ShardedParameter:
     """Offset and size of `local` in the global tensor."""
     is_primary: bool
     """True on exactly one of the ranks that hold this shard: norms count the shard there and nowhere else."""
+    placement: Placement = field(default_factory=Placement)
+    """The ranks that hold the shard, and those over which its gradient is summed; by default this rank alone."""

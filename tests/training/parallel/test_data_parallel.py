@@ -128,7 +128,7 @@ def test_no_gradient_is_held_twice_and_zero_2_frees_full_ones(run_ranks: RunRank
 
 
 def test_own_rows_are_a_view_of_the_full_parameter() -> None:
-    from training.distributed.mesh import Axis
+    from training.sharding.axis import Axis
 
     p = nn.Parameter(torch.zeros(5, 2))
     reducer = GradReducer([p], Axis("shard", 2, 1, None), Axis("replicate", 1, 0, None), 1)

@@ -1,4 +1,4 @@
-"""The tensor-parallel plan, the shapes of shards, and the collectives with their gradients."""
+"""Tensor parallelism: the shapes of shards, and the collectives with their gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,18 +10,13 @@ from torch import Tensor
 
 from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_from_tp, reduce_scatter_to_sp
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import Axis
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
 from training.parallel.parallelize import shard_model
-from training.parallel.tensor_parallel import (
-    TP_PLAN,
-    apply_tensor_parallel,
-    is_replicated,
-    tp_dim,
-    tp_shard,
-    tp_shards,
-)
+from training.parallel.placement_table import tensor_parallel_table
+from training.parallel.tensor_parallel import apply_tensor_parallel
+from training.sharding.axis import Axis
+from training.sharding.shard_spec import ShardSpec
 
 RunRanks = Callable[..., list[Any]]
 
@@ -31,47 +26,38 @@ def decoder(preset: str, **sizes: Any) -> Decoder:
         return Decoder(ModelConfig(preset=preset, layers=2, width=32, heads=8, kv_heads=4, **sizes).resolve(67, 16))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("preset", ["llama", "gpt2"])
-def test_the_plan_is_the_papers(preset: str) -> None:
-    """Shoeybi et al. 2019, section 3: first matrices column-parallel, second ones row-parallel."""
-    for name, p in decoder(preset).named_parameters():
-        dim = tp_dim(name)
-        if name.startswith("blocks.") and p.ndim == 2:
-            assert dim == (1 if name.endswith(("attention.o.weight", "mlp.down.weight")) else 0), name
-        elif name in ("embed.tokens.weight", "head.weight"):
-            assert dim == 0
-        elif "norm" in name or "positions" in name or name.endswith(("attention.o.bias", "mlp.down.bias")):
-            assert dim is None and is_replicated(name), name
-        else:
-            assert dim == 0 and name.endswith("bias"), name
-    names = [n for preset in ("llama", "gpt2") for n, _ in decoder(preset, bias=True, tied=False).named_parameters()]
-    assert all(any(name.endswith(end) for name in names) for end in TP_PLAN)  # every entry of the plan is used
+def pieces_of(model: Decoder, axis: Axis) -> dict[str, ShardSpec]:
+    table = tensor_parallel_table(False)
+    named = model.named_parameters(remove_duplicate=False)
+    return {
+        n: row.piece(tuple(p.shape), {"tp": axis}) for n, p in named for end, row in table.items() if n.endswith(end)
+    }
 
 
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_shapes_of_shards(preset: str, size: int) -> None:
-    shapes = {name: tuple(p.shape) for name, p in decoder(preset).named_parameters()}
-    held = dict.fromkeys(shapes, 0)
+    numels = {name: p.numel() for name, p in decoder(preset).named_parameters()}
+    held = dict.fromkeys(numels, 0)
     for rank in range(size):
         part = decoder(preset)
         axis = Axis("tp", size, rank, None)
-        apply_tensor_parallel(part, tp_shards(part, axis), axis, False)
+        pieces = pieces_of(part, axis)
+        apply_tensor_parallel(part, pieces, axis, False)
         for name, p in part.named_parameters():
-            assert tuple(p.shape) == tp_shard(name, shapes[name], axis).size
+            assert tuple(p.shape) == pieces[name].size
             held[name] += p.numel()
         assert part.embed is not None and part.head is not None
         assert (part.head.weight is part.embed.tokens.weight) == (preset == "gpt2")
     for name, count in held.items():
-        times = size if tp_dim(name) is None else 1
-        assert count == times * torch.Size(shapes[name]).numel(), name
+        replicated = "norm" in name or "positions" in name or name.endswith(("o.bias", "down.bias"))
+        assert count == numels[name] * (size if replicated else 1), name
 
 
 def test_one_rank_changes_nothing() -> None:
     part = decoder("llama")
     before = str(part)
-    axis = Axis("tp", 1, 0, None)
-    apply_tensor_parallel(part, tp_shards(part, axis), axis, False)
+    apply_tensor_parallel(part, {}, Axis("tp", 1, 0, None), False)
     assert str(part) == before
 
 
@@ -108,7 +94,7 @@ def count_parameters(layout: ParallelConfig) -> tuple[int, int]:
     config = decoder("llama").config
     with init_distributed("cpu") as device:
         world = build_world(layout.resolve(dist.get_world_size(), config, 16), device)
-        parts, _ = shard_model(decoder("llama"), layout.resolve(dist.get_world_size(), config, 16), world)
+        parts = shard_model(decoder("llama"), layout.resolve(dist.get_world_size(), config, 16), world)
     return sum(p.numel() for part in parts for p in part.parameters()), sum(
         p.numel() for p in decoder("llama").parameters()
     )

@@ -14,14 +14,13 @@ from torch.distributed.fsdp import FSDPModule
 
 import training.memory.recompute
 import training.parallel.fsdp
-import training.parallel.gradients
 import training.parallel.parallel_model
 import training.parallel.parallelize
 import training.parallel.pipeline_stages
+import training.parallel.placement_table
 import training.parallel.tensor_parallel
 from training.distributed import collectives
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import Axis
 from training.distributed.rank_pool import RankPool
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.model.decoder import Decoder, Dropout, Embedding
@@ -32,9 +31,12 @@ from training.parity.cases import Case, covering_cases
 from training.parity.comparison import LIMITS, Certifier, assemble_ranks, traffic_difference
 from training.parity.traffic import Volume
 from training.parity.worker import RankResult, run_case
+from training.sharding.axis import Axis
+from training.sharding.placement import Placement
 from training.sharding.shard_spec import ShardSpec
 
 Patch = pytest.MonkeyPatch
+Table = dict[str, Placement]
 COVERING = covering_cases()
 
 
@@ -94,8 +96,18 @@ def every_position_from_zero(patch: Patch) -> None:
     patch.setattr(Embedding, "add_positions", lambda self, x, _first, sample_ids: right(self, x, 0, sample_ids))
 
 
+def change_table(patch: Patch, changed: Callable[[Callable[[bool], Table], bool], Table]) -> None:
+    """Replace the table of tensor parallelism by what `changed` makes of the right one and its argument."""
+    right = training.parallel.placement_table.tensor_parallel_table
+    patch.setattr(training.parallel.placement_table, "tensor_parallel_table", lambda sequence: changed(right, sequence))
+
+
 def norms_not_summed_over_the_sequence(patch: Patch) -> None:
-    patch.setattr(training.parallel.gradients, "is_replicated", lambda _name: False)
+    change_table(patch, lambda table, _sequence_parallel: table(False))
+
+
+def norms_summed_twice(patch: Patch) -> None:
+    change_table(patch, lambda table, _sequence_parallel: table(True))
 
 
 def every_head_drops_as_the_first(patch: Patch) -> None:
@@ -177,7 +189,7 @@ def stale_gathered_parameters(patch: Patch) -> None:
 
 
 def ends_not_summed(patch: Patch) -> None:
-    patch.setattr(training.parallel.parallelize, "remaining_reductions", lambda *_: [])
+    patch.setattr(training.parallel.placement_table, "TIED", Placement(replicated=("tied",)))
 
 
 def stages_swapped(patch: Patch) -> None:
@@ -235,6 +247,7 @@ FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (sequence_halves_swapped, case("llama", tp=2, sequence_parallel=True), "loss"),
     (every_position_from_zero, case("gpt2", tp=2, sequence_parallel=True), "loss"),
     (norms_not_summed_over_the_sequence, case("gpt2", tp=2, sequence_parallel=True), "gradient"),
+    (norms_summed_twice, case("gpt2", tp=2), "gradient"),
     (loss_scaled_by_replicas, case("llama", dp=2), "gradient"),
     (gradients_averaged, case("llama", dp=2), "gradient"),
     (gradients_averaged, case("llama", dp=2, zero=1), "gradient"),
@@ -260,6 +273,17 @@ def test_a_planted_fault_turns_red_by_a_finite_difference(
     assert not result.error, result.error  # a fault that raises proves nothing about the comparison
     assert not result.passed and 1e-6 < getattr(result, seen_in) < math.inf, result.reason
     assert seen_in in result.reason
+
+
+def copies_forgotten(patch: Patch) -> None:
+    change_table(patch, lambda table, sequence: {name: Placement(p.shard) for name, p in table(sequence).items()})
+
+
+def test_a_piece_that_other_ranks_hold_than_the_table_says_turns_red(rank_pool: RankPool) -> None:
+    row = Certifier(rank_pool, partial(run_with_fault, copies_forgotten)).certify(case("llama", tp=2))
+    assert not row.passed and not row.error and row.largest_difference < LIMITS["fp64"]
+    found = "2 ranks hold blocks.0.attention_norm.weight from (0,), and 2 count it in the gradient norm"
+    assert row.reason == f"{found}; the placement table has 1 and 1"
 
 
 def superfluous_sum(chosen: Case) -> RankResult:

@@ -1,0 +1,70 @@
+"""The placement table: what the papers say of each parameter, in every kind of layout."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from training.distributed.layout import ParallelConfig
+from training.model.decoder import Decoder
+from training.model.model_config import ModelConfig
+from training.parallel.placement_table import placement_table, tensor_parallel_table
+from training.sharding.placement import Placement
+
+DATA = ("replicate", "shard")
+
+
+def decoder(preset: Any, **options: Any) -> Decoder:
+    with torch.device("meta"):
+        return Decoder(ModelConfig(preset=preset, layers=2, width=32, heads=8, kv_heads=4, **options).resolve(67, 16))
+
+
+def table_of(preset: str, **layout: Any) -> dict[str, Placement]:
+    model = decoder(preset)
+    asked = ParallelConfig(**layout)
+    return placement_table(model, asked.resolve((asked.dp or 1) * asked.tp * asked.pp, model.config, 16))
+
+
+@pytest.mark.parametrize("preset", ["llama", "gpt2"])
+def test_the_table_is_the_papers(preset: str) -> None:
+    """Shoeybi et al. 2019, section 3: first matrices column-parallel, second ones row-parallel."""
+    table = table_of(preset, tp=2)
+    for name, p in decoder(preset).named_parameters():
+        dim = table[name].shard.get("tp")
+        if name.startswith("blocks.") and p.ndim == 2:
+            assert dim == (1 if name.endswith(("attention.o.weight", "mlp.down.weight")) else 0), name
+        elif name in ("embed.tokens.weight", "head.weight"):
+            assert dim == 0
+        elif "norm" in name or "positions" in name or name.endswith(("attention.o.bias", "mlp.down.bias")):
+            assert dim is None and "tp" in table[name].replicated, name
+        else:
+            assert dim == 0 and name.endswith("bias"), name
+
+
+def test_every_row_is_used() -> None:
+    options = {"bias": True, "tied": False}
+    names = {f".{n}" for preset in ("llama", "gpt2") for n, _ in decoder(preset, **options).named_parameters()}
+    assert all(any(name.endswith(f".{end}") for name in names) for end in tensor_parallel_table(False))
+
+
+def test_gradients_are_summed_over_the_axes_whose_ranks_see_other_tokens() -> None:
+    for preset in ("llama", "gpt2"):
+        assert {p.gradient_sum for p in table_of(preset, tp=2, dp=2, zero=2).values()} == {DATA}
+        for name, placement in table_of(preset, tp=2, sequence_parallel=True).items():
+            outside = "tp" in placement.replicated
+            assert placement.gradient_sum == (("tp", *DATA) if outside else DATA), name
+
+
+def test_a_tied_matrix_is_on_both_ends_of_a_pipeline() -> None:
+    ends = {name for name, p in table_of("gpt2", pp=2).items() if "tied" in p.replicated and "tied" in p.gradient_sum}
+    assert ends == {"embed.tokens.weight", "head.weight"}
+    for table in (table_of("gpt2", tp=2), table_of("llama", pp=2)):
+        assert not any("tied" in p.replicated for p in table.values())
+
+
+def test_a_parameter_without_a_row_is_refused() -> None:
+    model = decoder("llama")
+    model.blocks["1"].register_parameter("scale", nn.Parameter(torch.empty(3, device="meta")))
+    with pytest.raises(AssertionError, match=r"blocks\.1\.scale has 0 rows in the placement table"):
+        placement_table(model, ParallelConfig().resolve(1, model.config, 16))

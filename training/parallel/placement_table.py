@@ -1,0 +1,56 @@
+"""The placement table: the piece of each parameter that a rank holds, and the axes its gradient is summed over.
+
+Derived from it: the pieces themselves, which are the boxes of checkpoints; which rank counts a piece in the gradient
+norm; which sums of gradients follow the backward pass; how many ranks must hold the same values; and what all that
+communicates. A parameter without a row is an error: nothing is replicated for being forgotten.
+"""
+
+from training.distributed.layout import ParallelConfig
+from training.model.decoder import Decoder
+from training.sharding.placement import Placement
+
+# Of every parameter: ZeRO's rows along "shard". With ZeRO-0 that axis has one rank; ZeRO-1 and 2 gather the rows for
+# the forward pass once a step, and ZeRO-3 whenever they are used
+DATA_PARALLEL = Placement(shard={"shard": 0}, replicated=("replicate",), gradient_sum=("replicate", "shard"))
+# Of an embedding that is also the output matrix, where these are two pipeline stages (Narayanan et al. 2021, section
+# 3.2): "tied" are the ranks of the first and the last stage
+TIED = Placement(replicated=("tied",), gradient_sum=("tied",))
+
+
+def tensor_parallel_table(sequence_parallel: bool) -> dict[str, Placement]:
+    """Megatron's placement of each parameter over "tp", by the end of its name (Shoeybi et al. 2019, section 3).
+
+    Norms, learned positions and biases of row-parallel products act outside the tensor-parallel regions. There each
+    rank has all tokens and computes the same gradient, or with sequence parallelism some of the tokens and a term of it
+    (Korthikanti et al. 2022, section 4.2.2).
+    """
+    columns, rows = Placement(shard={"tp": 0}), Placement(shard={"tp": 1})  # of W; torch stores W^T, (outputs, inputs)
+    outside = Placement(replicated=("tp",), gradient_sum=("tp",) if sequence_parallel else ())
+    table = {
+        "embed.tokens": {"weight": columns},  # shards the vocabulary
+        "embed.positions": {"weight": outside},
+        "attention_norm": {"weight": outside, "bias": outside},
+        "attention.q": {"weight": columns, "bias": columns},  # shards the heads
+        "attention.k": {"weight": columns, "bias": columns},
+        "attention.v": {"weight": columns, "bias": columns},
+        "attention.o": {"weight": rows, "bias": outside},
+        "mlp_norm": {"weight": outside, "bias": outside},
+        "mlp.gate": {"weight": columns, "bias": columns},
+        "mlp.up": {"weight": columns, "bias": columns},
+        "mlp.down": {"weight": rows, "bias": outside},
+        "norm": {"weight": outside, "bias": outside},
+        "head": {"weight": columns},  # shards the vocabulary
+    }
+    return {f"{module}.{leaf}": placement for module, leaves in table.items() for leaf, placement in leaves.items()}
+
+
+def placement_table(decoder: Decoder, layout: ParallelConfig) -> dict[str, Placement]:
+    """The placement of every parameter of the whole decoder, by name; a tied matrix has both its names."""
+    table, tied = tensor_parallel_table(layout.sequence_parallel), bool(decoder.config.tied) and layout.stages > 1
+    placements = {}
+    for name, _ in decoder.named_parameters(remove_duplicate=False):
+        found = [row for end, row in table.items() if f".{name}".endswith(f".{end}")]
+        assert len(found) == 1, f"{name} has {len(found)} rows in the placement table"
+        twice = TIED if tied and name in ("embed.tokens.weight", "head.weight") else Placement()
+        placements[name] = found[0] | DATA_PARALLEL | twice
+    return placements
