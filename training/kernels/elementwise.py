@@ -96,13 +96,14 @@ class _LayerNorm(torch.autograd.Function):
         return *(None if g is None else g.to(x.dtype) for g in gradients), None
 
 
-def rotary_table(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """RoPE's cos and sin of position × frequency, each (T, E) float32 (Su et al. 2021, "RoFormer", equation 15).
+def rotary_table(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """RoPE's cos and sin of position × frequency, each (T, E) (Su et al. 2021, "RoFormer", equation 15).
 
-    `positions` (T,) int64; E = `head_dim`. Columns i and i + E/2 belong to one pair; sin is negative in the first half.
+    `positions` (T,) int64; E = `head_dim`; `dtype`, float32 or float64, is that of the angles, too. Columns i and
+    i + E/2 belong to one pair; sin is negative in the first half.
     """
-    frequencies = base ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
-    angles = positions.float()[:, None] * frequencies
+    frequencies = base ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=dtype) / head_dim)
+    angles = positions.to(dtype)[:, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 

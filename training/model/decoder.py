@@ -214,7 +214,9 @@ class Decoder(nn.Module):
         rotary = None
         if self.config.positions == "rope":
             positions = torch.arange(x.shape[1] * self.sequence_shards, device=x.device)
-            rotary = rotary_table(positions, self.config.width // self.config.heads, self.config.rope_base)
+            rotary = rotary_table(
+                positions, self.config.width // self.config.heads, self.config.rope_base, accumulation_dtype(x.dtype)
+            )
         for block in self.blocks.values():
             x = block(x, rotary, sample_ids)
         x = self.norm(x) if self.norm is not None else x

@@ -33,13 +33,13 @@ def threads(count: int) -> Iterator[None]:
 def turned(x: Tensor) -> Tensor:
     """By the definition, with complex numbers."""
     half = x.shape[-1] // 2
-    cos, sin = (t[:, half:] for t in rotary_table(torch.arange(x.shape[-2]), x.shape[-1], 100.0))
+    cos, sin = (t[:, half:] for t in rotary_table(torch.arange(x.shape[-2]), x.shape[-1], 100.0, x.dtype))
     y = torch.complex(x[..., :half], x[..., half:]) * torch.complex(cos, sin)
     return torch.cat((y.real, y.imag), -1)
 
 
 def rotated(x: Tensor) -> Tensor:
-    return apply_rotary(x, rotary_table(torch.arange(x.shape[-2]), x.shape[-1], 100.0))
+    return apply_rotary(x, rotary_table(torch.arange(x.shape[-2]), x.shape[-1], 100.0, x.dtype))
 
 
 def projected(x: Tensor) -> Tensor:
@@ -147,12 +147,12 @@ def test_rotary_scores_depend_on_the_relative_position_only() -> None:
 
     def score(at: int, to: int) -> Tensor:
         turned = [
-            apply_rotary(x[None, None, None], rotary_table(torch.tensor([p]), 8, 10_000.0))
+            apply_rotary(x[None, None, None], rotary_table(torch.tensor([p]), 8, 10_000.0, x.dtype))
             for x, p in ((q, at), (k, to))
         ]
         return (turned[0] * turned[1]).sum()
 
-    assert torch.allclose(score(9, 4), score(105, 100), atol=1e-5)
+    assert torch.allclose(score(9, 4), score(105, 100), atol=1e-12)
     assert not torch.allclose(score(9, 4), score(9, 3), atol=1e-2)
 
 
@@ -176,8 +176,12 @@ LOW = {
         lambda x, w: torch.nn.functional.layer_norm(x, w.shape, w, None, 1e-5),
     ),
     "rotary": (
-        lambda x, _: apply_rotary(x[:, None], rotary_table(torch.arange(8000, 8000 + x.shape[1]), 64, 1e4)),
-        lambda x, _: apply_rotary(x[:, None], rotary_table(torch.arange(8000, 8000 + x.shape[1]), 64, 1e4)),
+        lambda x, _: apply_rotary(
+            x[:, None], rotary_table(torch.arange(8000, 8000 + x.shape[1]), 64, 1e4, torch.float32)
+        ),
+        lambda x, _: apply_rotary(
+            x[:, None], rotary_table(torch.arange(8000, 8000 + x.shape[1]), 64, 1e4, torch.float32)
+        ),
     ),
 }
 

@@ -49,7 +49,7 @@ def reference(model: Decoder, row: Tensor) -> Tensor:
             return x
         pairs = [
             torch.view_as_complex(torch.stack((x[i], x[i + size // 2])))
-            * torch.polar(torch.tensor(1.0).double(), torch.tensor(position * 10000 ** (-2 * i / size)).double())
+            * torch.polar(*torch.tensor([1, position * 10000 ** (-2 * i / size)], dtype=torch.float64))
             for i in range(size // 2)
         ]
         return torch.stack([p.real for p in pairs] + [p.imag for p in pairs])
@@ -85,7 +85,7 @@ def test_model_equals_a_reference_written_from_the_formulas(preset: str) -> None
     model = build(replace(SIZES, preset=preset))
     logits = model(ids())
     assert logits.shape == (2, 12, 50)
-    torch.testing.assert_close(logits[1], reference(model, ids()[1]), rtol=0, atol=1e-6)  # rotary angles are float32
+    torch.testing.assert_close(logits[1], reference(model, ids()[1]), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
