@@ -78,6 +78,11 @@ class ParallelConfig:
         return " x ".join(words)
 
     @property
+    def sequence_shards(self) -> int:
+        """Ranks that share the tokens of a sequence between the tensor-parallel regions."""
+        return self.tp if self.sequence_parallel else 1
+
+    @property
     def stages(self) -> int:
         """Pipeline stages over all ranks."""
         return self.pp * self.virtual_stages

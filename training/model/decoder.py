@@ -1,8 +1,8 @@
-"""Decoder-only transformer, configured to be Llama or GPT-2; plain single-device code.
+"""Decoder-only transformer, configured to be Llama or GPT-2; plain code for one process.
 
-Shapes: B sequences, T tokens, D = width, H heads of E = D / H features, V = vocabulary size. Every matrix is a
-separate `Linear` (`q`, `k`, `v`, `o`, `gate`, `up`, `down`, `head`), so that the tensor-parallel plan can name it.
-`embed`, `blocks`, `norm` and `head` may each be absent: a pipeline stage is the same class with fewer of them.
+Shapes: B sequences, T tokens, D = width, H heads of E = D / H features, V = vocabulary size. Parallelism is applied to
+it from outside (training/parallel): by the names of its parameters, of which each has a row in the placement table, and
+by replacing some of its modules.
 
 Dropout is counter-based: the mask depends on sequence, layer and element, not on RNG state. Sequence ids are unique
 over the run, so a resumed run, or one with another layout, drops the same elements.
@@ -55,17 +55,18 @@ class Dropout(nn.Module):
         super().__init__()
         # a tensor: torch.compile would compile every layer anew for its number, and give up at the eighth
         self.p, self.key = p, torch.tensor(key_from_name(name), device="cpu")
-        self.shard_index = 0  # this rank's shard of dimension 1 (heads, or tokens), if that is sharded evenly
 
     def forward(self, x: Tensor, sample_ids: Tensor | None) -> Tensor:
         """Drop elements of `x` (B, N, …); `sample_ids` (B,) int64: the ids of its sequences, unique over the run."""
         if not self.training or self.p == 0.0:
             return x
         assert sample_ids is not None, "dropout needs sample_ids in training"
-        size = x[0].numel()
-        index = torch.arange(self.shard_index * size, (self.shard_index + 1) * size, device=x.device).view(x.shape[1:])
         keys = splitmix64(sample_ids, self.key).view(-1, *[1] * (x.ndim - 1))
-        return x.masked_fill(keyed_bernoulli(self.p, keys, index), 0.0) / (1.0 - self.p)
+        return x.masked_fill(keyed_bernoulli(self.p, keys, self.index(x)), 0.0) / (1.0 - self.p)
+
+    def index(self, x: Tensor) -> Tensor:
+        """Numbers of the elements of a sequence, (N, …) int64, which are all that its masks depend on."""
+        return torch.arange(x[0].numel(), device=x.device).view(x.shape[1:])
 
 
 class Attention(nn.Module):
@@ -84,7 +85,6 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, sample_ids: Tensor | None) -> Tensor:
         """(B, T, D) to (B, T, D); `rotary` is the pair cos, sin of `rotary_table`, `sample_ids` (B,) int64."""
-        # the number of heads follows from the projections' width: with tensor parallelism this rank has some of them
         projected = fused_linears(x, (self.q, self.k, self.v))
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in projected)
         if rotary is not None:
@@ -152,24 +152,57 @@ class Block(nn.Module):
         return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), sample_ids)
 
 
+class TokenEmbedding(nn.Embedding):
+    """Embedding of token ids (B, T): (B, T, D)."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return embedding(ids, self.weight)
+
+
+class PositionEmbedding(nn.Embedding):
+    """Learned embedding of the positions of features (B, T, D): (T, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return embedding(self.positions(x), self.weight)
+
+    def positions(self, x: Tensor) -> Tensor:
+        """Positions of the tokens in their sequence, (T,) int64."""
+        return torch.arange(x.shape[1], device=x.device)
+
+
 class Embedding(nn.Module):
     """Token embedding, plus learned position embeddings if the model has them; ids (B, T) to (B, T, D)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.tokens = TokenEmbedding(config.vocab_size, config.width)
         learned = config.positions == "learned"
-        self.positions = nn.Embedding(config.context, config.width) if learned else None
+        self.positions = PositionEmbedding(config.context, config.width) if learned else None
         self.dropout = Dropout(config.dropout, "embed")
 
     def forward(self, ids: Tensor, sample_ids: Tensor | None) -> Tensor:
-        return self.add_positions(embedding(ids, self.tokens.weight), 0, sample_ids)
-
-    def add_positions(self, x: Tensor, first: int, sample_ids: Tensor | None) -> Tensor:
-        """Add learned positions `first`, `first` + 1, … to token embeddings `x` (B, T, D), then apply dropout."""
+        x = self.tokens(ids)
         if self.positions is not None:
-            x = x + embedding(torch.arange(first, first + x.shape[1], device=x.device), self.positions.weight)
+            x = x + self.positions(x)
         return self.dropout(x, sample_ids)
+
+
+class Rotary(nn.Module):
+    """The pair cos, sin of the positions of features (B, T, D), each (T, E); None for a model without rotary ones."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.used = config.positions == "rope"
+        self.head_dim, self.base = config.width // config.heads, config.rope_base
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        if not self.used:
+            return None
+        return rotary_table(self.positions(x), self.head_dim, self.base, accumulation_dtype(x.dtype))
+
+    def positions(self, x: Tensor) -> Tensor:
+        """Positions of the tokens in their sequence, (T,) int64."""
+        return torch.arange(x.shape[1], device=x.device)
 
 
 class Head(nn.Linear):
@@ -191,36 +224,28 @@ class Decoder(nn.Module):
         super().__init__()
         assert config.norm and config.vocab_size, "resolve() the configuration first"
         self.config = config
-        self.sequence_shards = 1  # with sequence parallelism, features between blocks are (B, T / sequence_shards, D)
-        self.embed: Embedding | None = Embedding(config)
+        self.embed = Embedding(config)
+        self.rotary = Rotary(config)
         self.blocks = nn.ModuleDict({str(i): Block(config, f"blocks.{i}") for i in range(config.layers)})
-        self.norm: nn.Module | None = build_norm(config)
-        self.head: Head | None = Head(config.width, config.vocab_size, bias=False)
+        self.norm = build_norm(config)
+        self.head = Head(config.width, config.vocab_size, bias=False)
         self.tie()
 
     def tie(self) -> None:
         """Share the embedding's matrix with the output, if configured; call again after either was replaced."""
-        if self.config.tied and self.embed is not None and self.head is not None:
+        if self.config.tied:
             self.head.weight = self.embed.tokens.weight
 
-    def forward(self, x: Tensor, targets: Tensor | None = None, sample_ids: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, targets: Tensor | None = None, sample_ids: Tensor | None = None) -> Tensor:
         """Return logits (B, T, V); with `targets` (B, T), the summed loss in nats, (1,), instead.
 
-        A pipeline stage takes the previous stage's features (B, T, D) for `x`, and returns features for the next.
         `sample_ids` (B,) int64 are ids of the sequences, unique over the run; dropout masks depend on them.
         """
-        if self.embed is not None:
-            x = self.embed(x, sample_ids)
-        rotary = None
-        if self.config.positions == "rope":
-            positions = torch.arange(x.shape[1] * self.sequence_shards, device=x.device)
-            rotary = rotary_table(
-                positions, self.config.width // self.config.heads, self.config.rope_base, accumulation_dtype(x.dtype)
-            )
+        x = self.embed(ids, sample_ids)
+        rotary = self.rotary(x)
         for block in self.blocks.values():
             x = block(x, rotary, sample_ids)
-        x = self.norm(x) if self.norm is not None else x
-        return self.head(x, targets) if self.head is not None else x
+        return self.head(self.norm(x), targets)
 
 
 def meta_decoder(config: ModelConfig) -> Decoder:

@@ -16,7 +16,7 @@ from training.distributed.mesh import World
 from training.kernels.precision import accumulation_dtype
 from training.memory.memory_config import OffloadTarget
 from training.memory.offload_parameters import offload_policy
-from training.model.decoder import Decoder
+from training.model.decoder import Decoder, Embedding, Head
 
 
 def apply_fsdp(
@@ -49,7 +49,7 @@ def apply_fsdp(
         # sum gradients instead of averaging them: the loss is divided by the global count, and gloo can only sum
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
-    if part.embed is not None and [part.embed] in units:
+    if [part.embed] in units:
         _fsdp(part.embed).set_unshard_in_backward(False)  # a lookup's gradient does not depend on the weights
     for modules, following in pairwise(units):
         _fsdp(modules[0]).set_modules_to_forward_prefetch([_fsdp(following[0])])
@@ -72,11 +72,9 @@ def reshard(part: nn.Module) -> None:
 def _units(part: Decoder) -> list[list[nn.Module]]:
     """The modules of each unit, in the order of use, without the root."""
     blocks: list[list[nn.Module]] = [[block] for block in part.blocks.values()]
-    if part.embed is not None and part.head is not None and part.config.tied:
-        return blocks
-    first: list[list[nn.Module]] = [[part.embed]] if part.embed is not None else []
-    last: list[list[nn.Module]] = [[part.norm, part.head]] if part.norm is not None and part.head is not None else []
-    return [*first, *blocks, *last]
+    first: list[list[nn.Module]] = [[part.embed]] if isinstance(part.embed, Embedding) else []
+    last: list[list[nn.Module]] = [[part.norm, part.head]] if isinstance(part.head, Head) else []
+    return blocks if part.config.tied and first and last else [*first, *blocks, *last]
 
 
 def _fsdp(module: nn.Module) -> FSDPModule:

@@ -76,7 +76,7 @@ class ParallelModel:
     @torch.no_grad()
     def next_logits(self, ids: Tensor) -> Tensor:
         """Logits (V,) of the token after `ids` (1, T); every rank passes the same ids and gets the same logits."""
-        length, parts = ids.shape[1], self.parts[0].sequence_shards
+        length, parts = ids.shape[1], self.layout.sequence_shards
         ids = torch.nn.functional.pad(ids, (0, -length % parts))  # causal: padding has no effect
         outputs = self._forward([ids.to(self.world.device)], None)
         logits = self._all_gather_vocab(outputs[0][0, length - 1]) if outputs else None

@@ -116,8 +116,7 @@ class Pipeline:
         """Activations of micro-batch `i` from the previous stage, which may be on this rank."""
         if stage - 1 in outputs:
             return outputs[stage - 1][i]
-        part = self.parts[stage]
-        length = tokens.shape[1] // part.sequence_shards
-        x = torch.empty(len(tokens), length, part.config.width, dtype=self.dtype, device=self.device)
+        width, length = self.parts[stage].config.width, tokens.shape[1] // self.layout.sequence_shards
+        x = torch.empty(len(tokens), length, width, dtype=self.dtype, device=self.device)
         dist.recv(x, group=self.axis.group, group_src=self.ranks[stage - 1])
         return x

@@ -2,6 +2,8 @@
 
 from copy import deepcopy
 
+from torch import Tensor, nn
+
 from training.distributed.layout import ParallelConfig
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
@@ -29,20 +31,38 @@ def _head_cost(config: ModelConfig) -> float:
     return config.vocab_size * config.width / (matrices + config.width * config.context)
 
 
+class Stage(Decoder):
+    """A decoder with some of its layers; stages but the first have no embedding, and only the last one norm and output.
+
+    The others pass on the features (B, T, D) that they get from the stage before, in place of token ids, and return
+    those for the stage after.
+    """
+
+    def __init__(self, decoder: Decoder, layers: range, is_first: bool, is_last: bool) -> None:
+        """Take these modules from `decoder`."""
+        nn.Module.__init__(self)
+        self.config, self.rotary = decoder.config, decoder.rotary
+        self.blocks = nn.ModuleDict({str(i): decoder.blocks[str(i)] for i in layers})
+        for name, held in (("embed", is_first), ("norm", is_last), ("head", is_last)):
+            self.add_module(name, getattr(decoder, name) if held else _PassOn())
+
+    def tie(self) -> None:
+        """Tied matrices are on two stages: their gradients are summed, and each is updated."""
+
+
+class _PassOn(nn.Module):
+    """Stands for a module of another stage."""
+
+    def forward(self, x: Tensor, *_: Tensor | None) -> Tensor:
+        return x
+
+
 def split_stages(decoder: Decoder, layout: ParallelConfig, rank: int) -> list[Decoder]:
-    """The stages of pipeline rank `rank`: copies of a decoder on the meta device without the other stages' modules."""
-    layers, parts = stage_layers(decoder.config, layout.stages), []
-    for stage in layout.stages_of_rank(rank):
-        part = deepcopy(decoder)
-        if stage > 0:
-            part.embed = None
-        if stage < layout.stages - 1:
-            part.norm = part.head = None
-        for name in list(part.blocks):
-            if int(name) not in layers[stage]:
-                del part.blocks[name]
-        parts.append(part)
-    return parts
+    """Copies of pipeline rank `rank`'s stages of a decoder on the meta device; without a pipeline, of all of it."""
+    if layout.stages == 1:
+        return [deepcopy(decoder)]
+    layers, last = stage_layers(decoder.config, layout.stages), layout.stages - 1
+    return [Stage(deepcopy(decoder), layers[n], n == 0, n == last) for n in layout.stages_of_rank(rank)]
 
 
 def global_name(part: Decoder, name: str) -> str:

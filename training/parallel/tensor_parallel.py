@@ -11,6 +11,7 @@ placement_table.py.
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,7 +19,16 @@ from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_
 from training.kernels.cross_entropy import linear_cross_entropy
 from training.kernels.embedding import embedding
 from training.kernels.linear import linear
-from training.model.decoder import Block, Decoder, Embedding, Head
+from training.model.decoder import (
+    Block,
+    Decoder,
+    Dropout,
+    Embedding,
+    Head,
+    PositionEmbedding,
+    Rotary,
+    TokenEmbedding,
+)
 from training.sharding.axis import Axis
 from training.sharding.shard_spec import ShardSpec
 
@@ -34,15 +44,18 @@ def apply_tensor_parallel(part: Decoder, pieces: Mapping[str, ShardSpec], axis: 
         owner, _, leaf = name.rpartition(".")
         setattr(part.get_submodule(owner), leaf, nn.Parameter(parameter.new_empty(pieces[name].size)))
     part.tie()
-    part.sequence_shards = axis.size if sequence_parallel else 1
     region = _Region(axis, sequence_parallel)
     for block in part.blocks.values():
         assert isinstance(block, Block)
         _shard_block(block, region)
-    if part.embed is not None:
-        part.embed = _VocabParallelEmbedding(part.embed, region, pieces["embed.tokens.weight"])
-    if part.head is not None:
+    if isinstance(part.embed, Embedding):
+        part.embed.tokens = _VocabParallelTokens(part.embed.tokens, region, pieces["embed.tokens.weight"])
+    if isinstance(part.head, Head):
         part.head = _VocabParallelHead(part.head, region, pieces["head.weight"])
+    if sequence_parallel:
+        part.rotary = _AllRotary(part.rotary, axis)
+        if isinstance(part.embed, Embedding):
+            _shard_sequence(part.embed, axis)
 
 
 class _Region:
@@ -71,9 +84,50 @@ def _shard_block(block: Block, region: _Region) -> None:
     for module, last in ((block.attention, "o"), (block.mlp, "down")):
         module.register_forward_pre_hook(region.enter_hook)
         setattr(module, last, _RowParallelLinear(getattr(module, last), region))
-    block.attention.dropout.shard_index = region.axis.rank
+    block.attention.dropout = ShardedDropout(block.attention.dropout, region.axis)
     if region.sequence_parallel:
-        block.attention_dropout.shard_index = block.mlp_dropout.shard_index = region.axis.rank
+        block.attention_dropout = ShardedDropout(block.attention_dropout, region.axis)
+        block.mlp_dropout = ShardedDropout(block.mlp_dropout, region.axis)
+
+
+def _shard_sequence(embed: Embedding, axis: Axis) -> None:
+    """Add the positions of this rank's tokens, and drop what one process would drop of them."""
+    if embed.positions is not None:
+        embed.positions = _ShardedPositions(embed.positions, axis)
+    embed.dropout = ShardedDropout(embed.dropout, axis)
+
+
+class ShardedDropout(Dropout):
+    """Dropout of this rank's shard of dimension 1 (heads, or tokens), which is split evenly: the unsharded mask's."""
+
+    def __init__(self, full: Dropout, axis: Axis) -> None:
+        nn.Module.__init__(self)
+        self.p, self.key, self.shard_index = full.p, full.key, axis.rank
+
+    def index(self, x: Tensor) -> Tensor:
+        return super().index(x) + self.shard_index * x[0].numel()
+
+
+class _ShardedPositions(PositionEmbedding):
+    """Embedding of the positions of this rank's tokens, where the sequence is sharded."""
+
+    def __init__(self, full: PositionEmbedding, axis: Axis) -> None:
+        nn.Module.__init__(self)
+        self.weight, self.axis = full.weight, axis
+
+    def positions(self, x: Tensor) -> Tensor:
+        return super().positions(x) + self.axis.rank * x.shape[1]
+
+
+class _AllRotary(Rotary):
+    """Rotary positions of all tokens, where the sequence is sharded between the regions: attention has all of them."""
+
+    def __init__(self, full: Rotary, axis: Axis) -> None:
+        nn.Module.__init__(self)
+        self.used, self.head_dim, self.base, self.axis = full.used, full.head_dim, full.base, axis
+
+    def positions(self, x: Tensor) -> Tensor:
+        return torch.arange(x.shape[1] * self.axis.size, device=x.device)
 
 
 class _RowParallelLinear(nn.Module):
@@ -88,23 +142,19 @@ class _RowParallelLinear(nn.Module):
         return x if self.bias is None else x + self.bias
 
 
-class _VocabParallelEmbedding(Embedding):
+class _VocabParallelTokens(TokenEmbedding):
     """Vocab-parallel embedding: each rank looks up its own ids, leaves zeros elsewhere, then all-reduces."""
 
-    def __init__(self, full: Embedding, region: _Region, shard: ShardSpec) -> None:
+    def __init__(self, full: TokenEmbedding, region: _Region, shard: ShardSpec) -> None:
         nn.Module.__init__(self)
-        self.tokens, self.positions, self.dropout, self.region = full.tokens, full.positions, full.dropout, region
+        self.weight, self.region = full.weight, region
         self.first, self.count = shard.offset[0], shard.size[0]
-        if region.sequence_parallel:
-            self.dropout.shard_index = region.axis.rank
 
-    def forward(self, ids: Tensor, sample_ids: Tensor | None) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         local = ids - self.first
         mine = (local >= 0) & (local < self.count)
-        x = embedding(local.clamp(0, self.count - 1), self.tokens.weight) * mine[..., None]
-        x = self.region.exit(x)
-        first = self.region.axis.rank * x.shape[1] if self.region.sequence_parallel else 0
-        return self.add_positions(x, first, sample_ids)
+        x = embedding(local.clamp(0, self.count - 1), self.weight) * mine[..., None]
+        return self.region.exit(x)
 
 
 class _VocabParallelHead(Head):

@@ -14,8 +14,10 @@ from training.config import TrainConfig
 from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig, Schedule
 from training.memory.memory_config import MemoryConfig, Recompute
 from training.model.decoder import Dropout
+from training.parallel.tensor_parallel import ShardedDropout
 from training.reporting.evaluate import EvalConfig
 from training.reporting.metrics import METRICS, read_metrics
+from training.sharding.axis import Axis
 from training.train import train
 
 needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
@@ -58,8 +60,7 @@ def test_compiled_blocks_have_the_same_losses(
 
 @needs_compiler
 def test_compiled_dropout_has_the_same_mask() -> None:
-    dropout = Dropout(0.3, "site")
-    dropout.shard_index = 1
+    dropout = ShardedDropout(Dropout(0.3, "site"), Axis("tp", 2, 1, None))
     x, sample_ids = torch.ones(2, 3, 8, 16), torch.tensor([5, 2**40])
     dropped = dropout(x, sample_ids)
     dropout.compile()

@@ -1,9 +1,10 @@
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from training.distributed.layout import ParallelConfig
-from training.model.decoder import meta_decoder
+from training.model.decoder import Decoder, meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.pipeline_stages import global_name, split_stages, stage_layers
 
@@ -26,6 +27,16 @@ def test_a_large_vocabulary_leaves_the_last_stage_fewer_layers() -> None:
     small, large = stage_layers(model(12, 300), 4), stage_layers(model(12, 3000), 4)
     assert [len(s) for s in small] == [3, 3, 3, 3] or len(small[-1]) == 2
     assert len(large[-1]) == 1 and sum(map(len, large)) == 12
+
+
+@pytest.mark.parametrize("preset", ["llama", "gpt2"])
+def test_stages_compose_to_the_whole_model(preset: str) -> None:
+    whole, ids = Decoder(model(3, preset=preset)), torch.arange(20).view(2, 10)
+    x = ids
+    for rank in range(3):
+        (part,) = split_stages(whole, ParallelConfig(pp=3, virtual_stages=1), rank)
+        x = part(x)
+    assert torch.equal(x, whole(ids))
 
 
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])

@@ -6,15 +6,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_from_tp, reduce_scatter_to_sp
 from training.distributed.layout import ParallelConfig
-from training.model.decoder import Decoder
+from training.model.decoder import Decoder, Dropout
 from training.model.model_config import ModelConfig
 from training.parallel.parallelize import shard_model
 from training.parallel.placement_table import tensor_parallel_table
-from training.parallel.tensor_parallel import apply_tensor_parallel
+from training.parallel.tensor_parallel import ShardedDropout, apply_tensor_parallel
 from training.sharding.axis import Axis
 from training.sharding.shard_spec import ShardSpec
 
@@ -47,7 +49,6 @@ def test_shapes_of_shards(preset: str, size: int) -> None:
         for name, p in part.named_parameters():
             assert tuple(p.shape) == pieces[name].size
             held[name] += p.numel()
-        assert part.embed is not None and part.head is not None
         assert (part.head.weight is part.embed.tokens.weight) == (preset == "gpt2")
     for name, count in held.items():
         replicated = "norm" in name or "positions" in name or name.endswith(("o.bias", "down.bias"))
@@ -59,6 +60,14 @@ def test_one_rank_changes_nothing() -> None:
     before = str(part)
     apply_tensor_parallel(part, {}, Axis("tp", 1, 0, None), False)
     assert str(part) == before
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.lists(st.integers(0, 2**40), min_size=1, max_size=3, unique=True))
+def test_shards_of_dimension_1_drop_the_same_elements(parts: int, size: int, sample_ids: list[int]) -> None:
+    x, full, keys = torch.ones(len(sample_ids), parts * size, 7), Dropout(0.3, "s"), torch.tensor(sample_ids)
+    shards = [ShardedDropout(full, Axis("tp", parts, rank, None)) for rank in range(parts)]
+    together = [shard(part, keys) for shard, part in zip(shards, x.chunk(parts, 1), strict=True)]
+    assert torch.equal(torch.cat(together, 1), full(x, keys))
 
 
 def apply_collectives() -> list[tuple[Tensor, Tensor]]:

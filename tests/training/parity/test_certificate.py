@@ -23,10 +23,11 @@ from training.distributed import collectives
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.kernels.cross_entropy import IGNORE_INDEX
-from training.model.decoder import Decoder, Dropout, Embedding
+from training.model.decoder import Decoder, Dropout, PositionEmbedding
 from training.parallel.data_parallel import GradBucket, GradReducer
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline_parallel import Pipeline
+from training.parallel.tensor_parallel import ShardedDropout
 from training.parity.cases import Case, covering_cases
 from training.parity.comparison import LIMITS, Certifier, assemble_ranks, traffic_difference
 from training.parity.traffic import Volume
@@ -92,8 +93,7 @@ def sequence_halves_swapped(patch: Patch) -> None:
 
 
 def every_position_from_zero(patch: Patch) -> None:
-    right = Embedding.add_positions
-    patch.setattr(Embedding, "add_positions", lambda self, x, _first, sample_ids: right(self, x, 0, sample_ids))
+    patch.setattr(training.parallel.tensor_parallel._ShardedPositions, "positions", PositionEmbedding.positions)
 
 
 def change_table(patch: Patch, changed: Callable[[Callable[[bool], Table], bool], Table]) -> None:
@@ -111,7 +111,7 @@ def norms_summed_twice(patch: Patch) -> None:
 
 
 def every_head_drops_as_the_first(patch: Patch) -> None:
-    patch.setattr(Dropout, "shard_index", property(lambda _: 0, lambda *_: None), raising=False)
+    patch.setattr(ShardedDropout, "index", Dropout.index)
 
 
 def vocabulary_from_zero(patch: Patch) -> None:

@@ -22,7 +22,7 @@ from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.model.batch import Batch
-from training.model.decoder import Dropout, Embedding, RMSNorm
+from training.model.decoder import Dropout, PositionEmbedding, RMSNorm
 from training.optim.moments import MomentsOnDisk
 from training.optim.optimizer import AdamW
 from training.parallel.parallel_model import ParallelModel
@@ -123,11 +123,8 @@ def rotary_pairs_swapped(patch: Patch) -> None:
 
 
 def learned_positions_shifted(patch: Patch) -> None:
-    def shifted(self: Embedding, x: Tensor, first: int, sample_ids: Tensor | None) -> Tensor:
-        assert self.positions is not None and first == 0
-        return self.dropout(x + self.positions(torch.arange(x.shape[1]).roll(1)), sample_ids)
-
-    patch.setattr(Embedding, "add_positions", shifted)
+    right = PositionEmbedding.forward
+    patch.setattr(PositionEmbedding, "forward", lambda self, x: right(self, x).roll(1, 0))
 
 
 class DoubledGradient(torch.autograd.Function):
