@@ -41,7 +41,12 @@ def rooms(package: str) -> list[Path]:
     ]
     layers = next((contract["layers"] for contract in contracts if contract.get("containers") == [package]), [])
     names = [name.strip() for layer in reversed(layers) for name in layer.split("|")]
-    return [*(ROOT / package / name for name in names if (ROOT / package / name).is_dir()), ROOT / package]
+    found = [ROOT / package / name for name in names if (ROOT / package / name).is_dir()]
+    return [*(each for room in found for each in (room, *_rooms_within(room))), ROOT / package]
+
+
+def _rooms_within(room: Path) -> list[Path]:
+    return sorted(path.parent for path in room.rglob("__init__.py") if path.parent != room)
 
 
 def section(package: str, about: str) -> str:

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gristmill.errors import GristmillError, UsageError
 from training.distributed.layout import ParallelConfig
-from training.memory.allocator import keep_freed_memory
+from training.kernels.dispatch import kernels_for
 from training.sharding.axis import Axes, Axis
 
 Result = TypeVar("Result")
@@ -108,7 +108,7 @@ def init_distributed(device: Literal["auto", "cpu", "cuda"] = "auto", timeout: f
         torch.cuda.set_device(rank_device)
     else:
         _share_cores()
-        keep_freed_memory()
+    kernels_for(rank_device).prepare_process()
     ours = not dist.is_initialized()
     if ours:
         _init_process_group(kind, timeout)

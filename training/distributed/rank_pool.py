@@ -28,6 +28,7 @@ from gristmill.engine.executors.local import exit_with_parent, start_fork_server
 _GRACE_SECONDS = 1.0  # after the first error, for the other ranks to return theirs
 _MAX_JOBS = 25  # per process, which is then replaced: torch leaks threads and sockets of every process group
 _PRELOAD = ["training.parallel.parallelize"]  # imports torch and everything else that a model needs
+_PRELOAD_ON_CPU = ["training.kernels.cpu.kernels"]
 
 
 class RankError(RuntimeError):
@@ -83,7 +84,7 @@ class RankPool:
         """
         assert 0 < size <= self.size, f"{size} ranks of {self.size}"
         job = pickle.dumps((function, arguments))
-        start_fork_server(_PRELOAD)
+        start_fork_server([*_PRELOAD, *(_PRELOAD_ON_CPU if self.device == "cpu" else [])])
         self._kill([rank for rank, worker in self._workers.items() if worker.jobs >= _MAX_JOBS])
         for rank in range(size):
             if rank not in self._workers:

@@ -1,1 +1,1 @@
-"""Compute kernels: linear layers, RMSNorm, rotary embeddings, activations, cross-entropy, dropout."""
+"""Compute kernels: linear layers, RMSNorm, rotary embeddings, activations, cross-entropy, dropout. Read dispatch.py first."""

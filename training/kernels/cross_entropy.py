@@ -7,20 +7,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from training.kernels.dispatch import kernels_for
 from training.kernels.precision import accumulation_dtype
 
 IGNORE_INDEX = -100  # a target with this id adds nothing to the loss
-_CPU_CHUNK_BYTES = 32 << 20  # fits in a cache
-# each chunk reads and writes the whole gradient of the weight: with 128,256 ids 1 GiB makes that a fifth of the time of
-# the products on a GPU, and 32 MiB six times as much as the products
-_ACCELERATOR_CHUNK_BYTES = 1 << 30
 _BLOCK_BYTES = 64 << 20  # of the gradient of the weight, where it is added to in blocks of rows
 
 
 def chunk_tokens(vocabulary: int, dtype: torch.dtype, device: torch.device) -> int:
     """Tokens per chunk: as many as the device's memory for logits holds, in the dtype of the loss; one at least."""
-    limit = _CPU_CHUNK_BYTES if device.type == "cpu" else _ACCELERATOR_CHUNK_BYTES
-    return max(1, limit // (vocabulary * accumulation_dtype(dtype).itemsize))
+    return max(1, kernels_for(device).LOGITS_BYTES // (vocabulary * accumulation_dtype(dtype).itemsize))
 
 
 def linear_cross_entropy(

@@ -1,1 +1,1 @@
-"""Memory savings: activation recomputation, offloading of optimizer states and parameters, malloc settings."""
+"""Memory savings: activation recomputation, and offloading of optimizer states and parameters."""

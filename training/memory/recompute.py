@@ -10,18 +10,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from training.kernels.linear import ONEDNN
+from training.kernels import portable
+from training.kernels.dispatch import kernels_for
 from training.memory.memory_config import Recompute
 
 _aten = torch.ops.aten
-# The most expensive operations, by their names below autograd, where F.linear and matmul are mm and addmm
-_SAVED_OPS = {
-    _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default,
+_ATTENTION = frozenset({
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
-} | ({ONEDNN} if ONEDNN is not None else set())  # fmt: skip
+})  # fmt: skip
 
 
 def checkpoint_activations(part: nn.Module, recompute: Recompute) -> None:
@@ -45,30 +44,32 @@ def _run_full(forward: Callable[..., Any], *args: Any) -> Any:
 
 
 def _run_selective(forward: Callable[..., Any], *args: Any) -> Any:
-    contexts = _compiled_contexts if torch.compiler.is_compiling() else _selective_contexts
+    contexts: Callable[[], Any] = _compiled_contexts
+    if not torch.compiler.is_compiling():
+        contexts = partial(_selective_contexts, _ATTENTION | kernels_for(args[0].device).PRODUCTS)
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
 
 def _compiled_contexts() -> Any:
-    return create_selective_checkpoint_contexts(list(_SAVED_OPS))  # understood by torch.compile
+    return create_selective_checkpoint_contexts(list(_ATTENTION | portable.PRODUCTS))  # understood by torch.compile
 
 
-def _selective_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
+def _selective_contexts(saved_ops: frozenset[Any]) -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """Dispatch modes for a block's forward pass and for its recomputation.
 
     torch's selective checkpointing allows one recomputation only. Zero-bubble schedules need two: for the gradients
     of inputs and of weights.
     """
     saved: list[Any] = []
-    return _SaveOutputs(saved), _ReuseOutputs(saved)
+    return _SaveOutputs(saved_ops, saved), _ReuseOutputs(saved_ops, saved)
 
 
 class _SaveOutputs(TorchDispatchMode):
-    """Dispatch mode of the forward pass: appends the outputs of _SAVED_OPS to `saved`."""
+    """Dispatch mode of the forward pass: appends the outputs of `operations` to `saved`."""
 
-    def __init__(self, saved: list[Any]) -> None:
+    def __init__(self, operations: frozenset[Any], saved: list[Any]) -> None:
         super().__init__()
-        self.saved, self.addresses = saved, set[int]()
+        self.operations, self.saved, self.addresses = operations, saved, set[int]()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operation.namespace == "c10d":
@@ -76,7 +77,7 @@ class _SaveOutputs(TorchDispatchMode):
             overwritten = _addresses(args[0]) & self.addresses
             assert not overwritten, f"{operation} overwrites a saved output; with selective recomputation reduce a copy"
         result = operation(*args, **(kwargs or {}))
-        if operation in _SAVED_OPS:
+        if operation in self.operations:
             # detached: the graph refers to this list, and a reference back would be a cycle
             self.saved.append(_detached(result))
             self.addresses |= _addresses(result)
@@ -84,18 +85,18 @@ class _SaveOutputs(TorchDispatchMode):
 
 
 class _ReuseOutputs(TorchDispatchMode):
-    """Dispatch mode of the recomputation: returns the outputs in `saved`, in order, instead of running _SAVED_OPS."""
+    """Dispatch mode of the recomputation: returns the outputs in `saved`, in order, instead of running `operations`."""
 
-    def __init__(self, saved: list[Any]) -> None:
+    def __init__(self, operations: frozenset[Any], saved: list[Any]) -> None:
         super().__init__()
-        self.saved, self.used = saved, 0
+        self.operations, self.saved, self.used = operations, saved, 0
 
     def __enter__(self) -> Self:
         self.used = 0
         return super().__enter__()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operation not in _SAVED_OPS:
+        if operation not in self.operations:
             return operation(*args, **(kwargs or {}))
         self.used += 1
         return _detached(self.saved[self.used - 1])

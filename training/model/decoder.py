@@ -13,12 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.kernels.cross_entropy import linear_cross_entropy
-from training.kernels.elementwise import apply_rotary, gelu, layer_norm, rms_norm, rotary_table, swiglu
-from training.kernels.embedding import embedding
+from training.kernels.dispatch import embedding, fused_linears, gelu, layer_norm, linear, rms_norm, swiglu
 from training.kernels.keyed_random import key_from_name, keyed_bernoulli, splitmix64
-from training.kernels.linear import Linear, fused_linears
 from training.kernels.precision import accumulation_dtype
+from training.kernels.rotary import apply_rotary, rotary_table
 from training.model.model_config import ModelConfig
+
+
+class Linear(nn.Linear):
+    """Linear layer x W^T + bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
 
 class RMSNorm(nn.Module):

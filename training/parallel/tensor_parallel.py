@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_from_tp, reduce_scatter_to_sp
 from training.kernels.cross_entropy import linear_cross_entropy
-from training.kernels.embedding import embedding
-from training.kernels.linear import linear
+from training.kernels.dispatch import embedding, linear
 from training.model.decoder import (
     Block,
     Decoder,

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import training.kernels.cross_entropy
+import training.kernels.cpu.kernels
 from training.distributed.mesh import init_distributed
 from training.kernels.cross_entropy import IGNORE_INDEX, chunk_tokens, linear_cross_entropy
 from training.sharding.shard_spec import ShardSpec
@@ -38,7 +38,7 @@ def gradients(loss: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("chunk", [1, VOCABULARY * 4, 1 << 23])
 def test_loss_and_gradients_equal_torch_for_any_chunk_size(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(training.kernels.cross_entropy, "_CPU_CHUNK_BYTES", 8 * chunk)
+    monkeypatch.setattr(training.kernels.cpu.kernels, "LOGITS_BYTES", 8 * chunk)
     x, weight, targets = example()
     loss = linear_cross_entropy(x, weight, targets)
     assert loss.shape == (1,)
@@ -75,7 +75,7 @@ def test_chunks_are_sized_in_bytes_by_device() -> None:
 def test_low_precision_products_are_summed_in_float32(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, chunk: int
 ) -> None:
-    monkeypatch.setattr(training.kernels.cross_entropy, "_CPU_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(training.kernels.cpu.kernels, "LOGITS_BYTES", chunk)
     monkeypatch.setattr(training.kernels.cross_entropy, "_BLOCK_BYTES", 200)
     x, weight, targets = example(dtype)
     x, targets = x.detach().repeat(60, 1, 1).requires_grad_(), targets.repeat(60, 1)  # long sums of like terms
@@ -125,7 +125,7 @@ def test_a_second_backward_pass_is_an_error() -> None:
 
 def divided(chunk: int) -> tuple[Tensor, Tensor, Tensor]:
     with pytest.MonkeyPatch.context() as patch, init_distributed("cpu"):
-        patch.setattr(training.kernels.cross_entropy, "_CPU_CHUNK_BYTES", 8 * chunk)
+        patch.setattr(training.kernels.cpu.kernels, "LOGITS_BYTES", 8 * chunk)
         group = torch.distributed.group.WORLD
         assert group is not None
         x, weight, targets = example()

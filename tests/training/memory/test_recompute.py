@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from benchmarks.bench_memory import LiveBytes
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world, init_distributed
-from training.kernels.elementwise import gelu
+from training.kernels.dispatch import gelu
 from training.memory.recompute import checkpoint_activations
 from training.model.batch import Batch
 from training.model.decoder import Decoder, meta_decoder

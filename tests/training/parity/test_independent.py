@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import training.kernels.elementwise
 import training.model.decoder
 import training.parity.plain_decoder
 import training.parity.worker

@@ -1,4 +1,4 @@
-"""Embedding lookup, whose gradient is summed in float32."""
+"""Embedding lookup on a CPU, whose gradient is summed in float32."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from training.kernels.precision import accumulation_dtype
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
-    """Rows `ids` (…) int64 of `weight` (V, D): (…, D)."""
-    if weight.device.type != "cpu" or weight.dtype == accumulation_dtype(weight.dtype):
+    """Rows `ids` of `weight`."""
+    if weight.dtype == accumulation_dtype(weight.dtype):
         return F.embedding(ids, weight)
     return _Embedding.apply(ids, weight)
 
 
 class _Embedding(torch.autograd.Function):
-    """16-bit embedding on a CPU, where torch sums a frequent id's gradient in 16 bits: it stops growing early."""
+    """16-bit embedding: torch sums a frequent id's gradient in 16 bits: it stops growing early."""
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor) -> Tensor:

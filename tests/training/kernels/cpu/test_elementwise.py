@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.profiler import profile
 
-from training.kernels.elementwise import apply_rotary, gelu, layer_norm, rms_norm, rotary_table, swiglu
-from training.kernels.embedding import embedding
+from training.kernels.dispatch import embedding, gelu, layer_norm, rms_norm, swiglu
+from training.kernels.rotary import apply_rotary, rotary_table
 from training.model.decoder import Decoder, RMSNorm
 from training.model.model_config import ModelConfig
 

@@ -1,8 +1,8 @@
-"""Linear layers, with the faster of torch's two CPU libraries for each matrix product.
+"""Linear layers on a CPU, with the faster of torch's two CPU libraries for each matrix product.
 
 torch multiplies float32 matrices with MKL, and calls oneDNN only through an operator meant for its compiler.
 On matrices outside the cache oneDNN is 10 to 20 % faster at x W^T and at the gradient of x, and MKL at the
-gradient of W. Other devices and dtypes use `torch.nn.functional.linear`.
+gradient of W. Other dtypes use `torch.nn.functional.linear`.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training.kernels import portable
+
 ONEDNN = torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None
 """oneDNN's linear operator, (x, weight, bias, …) to x W^T; None if torch was built without oneDNN."""
 
 
-class Linear(nn.Linear):
-    """nn.Linear whose product is computed by `linear`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + bias: `x` (…, in), `weight` (out, in), `bias` (out,) or None; returns (…, out)."""
+    """x W^T + bias."""
     if not _use_onednn(x, weight):
         return F.linear(x, weight, bias)
     y: Tensor = _OneDNNLinear.apply(x, weight.T)
@@ -32,20 +27,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def fused_linears(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
-    """Apply several layers to the same `x` (…, in), in one product if they are small; one (…, out) per layer.
+    """Apply several layers to the same `x`, in one product if they are small.
 
     One product saves oneDNN calls, but keeps a copy of the concatenated weights until the backward pass: it is
     only used if they are no larger than `x`.
     """
     if sum(layer.weight.numel() for layer in layers) > x.numel() or not _use_onednn(x, layers[0].weight):
-        return [layer(x) for layer in layers]
+        return portable.fused_linears(x, layers)
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
     y = linear(x, torch.cat([layer.weight for layer in layers]), bias)
     return y.split([len(layer.weight) for layer in layers], -1)
 
 
 def _use_onednn(x: Tensor, weight: Tensor) -> bool:
-    """True for float32 products in training on a CPU.
+    """True for float32 products in training.
 
     Not for sampling: oneDNN prepares a kernel per shape, and each sampled token gives a new shape.
     """
@@ -54,7 +49,6 @@ def _use_onednn(x: Tensor, weight: Tensor) -> bool:
         and x.dtype is weight.dtype is torch.float32
         and weight.requires_grad
         and torch.is_grad_enabled()
-        and x.device.type == "cpu"
         and x.numel() > 0
         and weight.numel() > 0
         and not torch.compiler.is_compiling()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from training.memory.allocator import keep_freed_memory
+from training.kernels.cpu.allocator import keep_freed_memory
 
 SCRIPT = """
 import resource
 import torch
-from training.memory.allocator import keep_freed_memory
+from training.kernels.cpu.allocator import keep_freed_memory
 
 keep_freed_memory()
 
@@ -26,7 +26,7 @@ for number in range(13):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 print(sum(int(line.split()[1]) for line in open("/proc/self/smaps") if line.startswith("AnonHugePages")))
 """
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[4]
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator only")
 

@@ -1,27 +1,24 @@
-"""RMSNorm, LayerNorm, rotary embedding, GELU and SwiGLU; most are autograd functions with their own backward.
+"""Norms, rotation, GELU and SwiGLU on a CPU; most are autograd functions with their own backward.
 
-On one CPU thread, torchrun's default, float32 tensors go through the fused loops of `numba_loops`; with more
-threads, or on other devices and dtypes, through torch's operators. Results have the dtype of `x`; statistics and
-angles of 16-bit tensors are computed in float32.
+On one thread, torchrun's default, float32 tensors go through the fused loops of `numba_loops`; with more threads, or
+in other dtypes, through torch's operators.
 """
 
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.kernels import numba_loops
+from training.kernels import portable
+from training.kernels.cpu import numba_loops
 from training.kernels.precision import accumulation_dtype
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of `x` (…, D) with `weight` (D,): x / rms(x) * weight (Zhang & Sennrich 2019, equation 4)."""
-    if x.device.type == "cpu":
-        return _RMSNorm.apply(x, weight, eps)
-    return F.rms_norm(x, weight.shape, weight, eps)
+    """RMSNorm of `x`."""
+    return _RMSNorm.apply(x, weight, eps)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -68,14 +65,14 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """LayerNorm of `x` (…, D) with `weight` and `bias` (D,) (Ba et al. 2016, equation 4)."""
-    if x.device.type == "cpu" and x.dtype != accumulation_dtype(x.dtype):
-        return _LayerNorm.apply(x, weight, bias, eps)
-    return F.layer_norm(x, weight.shape, weight, bias, eps)
+    """LayerNorm of `x`."""
+    if x.dtype == accumulation_dtype(x.dtype):
+        return portable.layer_norm(x, weight, bias, eps)
+    return _LayerNorm.apply(x, weight, bias, eps)
 
 
 class _LayerNorm(torch.autograd.Function):
-    """16-bit LayerNorm on a CPU, where torch computes statistics and sums in 16 bits; saves x itself."""
+    """16-bit LayerNorm: torch computes statistics and sums in 16 bits; saves x itself."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -96,42 +93,11 @@ class _LayerNorm(torch.autograd.Function):
         return *(None if g is None else g.to(x.dtype) for g in gradients), None
 
 
-def rotary_table(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """RoPE's cos and sin of position × frequency, each (T, E) (Su et al. 2021, "RoFormer", equation 15).
-
-    `positions` (T,) int64; E = `head_dim`; `dtype`, float32 or float64, is that of the angles, too. Columns i and
-    i + E/2 belong to one pair; sin is negative in the first half.
-    """
-    frequencies = base ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=dtype) / head_dim)
-    angles = positions.to(dtype)[:, None] * frequencies
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-
-
-def apply_rotary(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply RoPE: rotate each pair (x[i], x[i + E/2]) of `x` (B, H, T, E) by its position's angle in `rotary_table`."""
-    return _Rotary.apply(x, *(t.to(accumulation_dtype(x.dtype)) for t in table))
-
-
-class _Rotary(torch.autograd.Function):
-    """RoPE; the backward pass rotates the gradient by the negative angle."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _rotate_pairs(x, cos, sin, 1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _rotate_pairs(grad, cos, sin, -1), None, None
-
-
-def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    """x cos + roll(x) sin × `sign`."""
     wide = x.to(cos.dtype)
     if not _use_numba(wide):
-        return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, -1), sin, value=sign).to(x.dtype)
+        return portable.rotate_pairs(x, cos, sin, sign)
     wide = wide.transpose(1, 2)  # back to the projection's memory layout, (B, T, H, E)
     y = torch.empty(wide.shape)
     numba_loops.apply_rotary(
@@ -141,8 +107,8 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
 
 
 def gelu(x: Tensor, approximate: str) -> Tensor:
-    """GELU (Hendrycks & Gimpel 2016, section 2): exact for `approximate` "none", GPT-2's variant for "tanh"."""
-    return _GELU.apply(x, approximate) if _use_numba(x) else F.gelu(x, approximate=approximate)
+    """GELU, exact for `approximate` "none", GPT-2's variant for "tanh"."""
+    return _GELU.apply(x, approximate) if _use_numba(x) else portable.gelu(x, approximate)
 
 
 class _GELU(torch.autograd.Function):
@@ -163,8 +129,8 @@ class _GELU(torch.autograd.Function):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """SwiGLU's elementwise part: silu(gate) * up, tensors of one shape (Shazeer 2020, equation 6)."""
-    return _SwiGLU.apply(gate, up) if _use_numba(gate) else F.silu(gate) * up
+    """SwiGLU's elementwise part."""
+    return _SwiGLU.apply(gate, up) if _use_numba(gate) else portable.swiglu(gate, up)
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -185,10 +151,9 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def _use_numba(x: Tensor) -> bool:
-    """True for float32 on a single CPU thread, outside torch.compile."""
+    """True for float32 on a single thread, outside torch.compile."""
     return (
         x.dtype is torch.float32
-        and x.device.type == "cpu"
         and torch.get_num_threads() == 1
         and x.numel() > 0
         and not torch.compiler.is_compiling()

@@ -1,0 +1,45 @@
+"""Rotary position embeddings, RoPE (Su et al. 2021, "RoFormer")."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from training.kernels.dispatch import rotate_pairs
+from training.kernels.precision import accumulation_dtype
+
+
+def rotary_table(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """RoPE's cos and sin of position × frequency, each (T, E) (equation 15).
+
+    `positions` (T,) int64; E = `head_dim`; `dtype`, float32 or float64, is that of the angles, too. Columns i and
+    i + E/2 belong to one pair; sin is negative in the first half.
+    """
+    frequencies = base ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=dtype) / head_dim)
+    angles = positions.to(dtype)[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def apply_rotary(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate each pair (x[i], x[i + E/2]) of `x` (B, H, T, E) by its position's angle in `rotary_table`.
+
+    The result has the dtype of `x`; 16-bit tensors are rotated in float32.
+    """
+    return _Rotary.apply(x, *(t.to(accumulation_dtype(x.dtype)) for t in table))
+
+
+class _Rotary(torch.autograd.Function):
+    """RoPE; the backward pass rotates the gradient by the negative angle."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return rotate_pairs(x, cos, sin, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return rotate_pairs(grad, cos, sin, -1), None, None
