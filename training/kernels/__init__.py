@@ -1,1 +1,1 @@
-"""Compute kernels: linear layers, RMSNorm, rotary embeddings, activations, cross-entropy, dropout. Read dispatch.py first."""
+"""Compute kernels: linear layers, norms, rotary embeddings, activations, cross-entropy, dropout. See dispatch.py."""

@@ -24,7 +24,7 @@ from training.parallel.fsdp import apply_fsdp
 from training.parallel.gradients import RemainingSums, tied_axis
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline_stages import global_name, split_stages
-from training.parallel.placement_table import placement_table
+from training.parallel.placement_table import DATA_PARALLEL, placement_table
 from training.parallel.tensor_parallel import apply_tensor_parallel
 from training.sharding.axis import Axes
 from training.sharding.placement import Placement
@@ -103,8 +103,8 @@ def _module_pieces(decoder: Decoder, table: Mapping[str, Placement], axes: Axes)
 def _grad_reducer(part: Decoder, layout: ParallelConfig, world: World) -> GradReducer:
     plain = [p for p in part.parameters() if not isinstance(p, DTensor)]  # FSDP reduces the others
     reduce_dtype = torch.bfloat16 if layout.reduce_bf16 else None
-    shard, replicate = world.axis("shard"), world.axis("replicate")
-    return GradReducer(plain, shard, replicate, layout.zero, layout.micro_batches, reduce_dtype)
+    (shard,), (replicate,) = DATA_PARALLEL.shard, DATA_PARALLEL.replicated
+    return GradReducer(plain, world.axis(shard), world.axis(replicate), layout.zero, layout.micro_batches, reduce_dtype)
 
 
 def _sharded_parameters(
@@ -116,15 +116,15 @@ def _sharded_parameters(
 ) -> list[ShardedParameter]:
     """The shards of the parts' parameters that this rank updates, placed as the table says."""
     shapes = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
-    params: list[ShardedParameter] = []
+    params, seen = [], set[str]()
     for part, reducer in zip(parts, reducers, strict=True):
         for local_name, p in part.named_parameters():
             name = global_name(part, local_name)
             spec, local = table[name].piece(shapes[name], axes), _local_shard(p, reducer)
             assert spec.size == tuple(local.shape), (name, spec, local.shape)
-            first = all(name != other.name for other in params)  # of two tied copies on one rank
-            primary = first and table[name].is_primary(axes)
+            primary = name not in seen and table[name].is_primary(axes)  # one of two tied copies on one rank
             params.append(ShardedParameter(name, p, local, spec, primary, table[name]))
+            seen.add(name)
     return params
 
 
