@@ -5,7 +5,6 @@ After ZeRO-Infinity (Rajbhandari et al. 2021, section 5); the operating system d
 
 import mmap
 import os
-import shutil
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -20,9 +19,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gristmill.errors import InputError
+from gristmill.errors import InputError, OutputError
 from training.memory.memory_config import MemoryConfig, OffloadTarget
-from training.memory.scratch_files import make_scratch_folder, open_scratch_file
+from training.memory.scratch_files import make_scratch_folder, open_scratch_file, remove_scratch_folder
 from training.model.decoder import Decoder
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -92,18 +91,22 @@ class ParametersOnDisk:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder = folder / f"rank-{rank:05d}-parameters"
-        make_scratch_folder(self.folder)
+        lock = make_scratch_folder(self.folder)
         self._files: dict[int, _MappedFile] = {}  # by the address of their memory
         self._materialized: dict[int, Tensor] = {}  # materialized tensors, by the id of the meta tensor
-        self.close = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self.close = weakref.finalize(self, remove_scratch_folder, self.folder, lock)
 
     def materialize(self, part: nn.Module) -> None:
         """Allocate the parameters of `part` in files, in place of `to_empty`. Raises OutputError if the disk is full.
 
         `part` is a decoder or pipeline stage on the meta device, already sharded by `fully_shard`.
         """
-        with _PadInFile(self._files):
-            part._apply(self._materialize_tensor)
+        try:
+            with _PadInFile(self._files):
+                part._apply(self._materialize_tensor)
+        except OutputError:
+            self.close()  # the disk is full: leave nothing on it
+            raise
         self._materialized.clear()
         blocks = list(part.blocks.children())  # type: ignore[union-attr]
         local = [self._files_of(block.parameters()) for block in blocks]

@@ -5,9 +5,9 @@ On disk, the next bucket is read and the previous one written while a bucket is 
 """
 
 import os
-import shutil
 import weakref
 import zlib
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gristmill.errors import InputError, wrap_read_errors, wrap_write_errors
-from training.memory.scratch_files import make_scratch_folder, open_scratch_file
+from gristmill.errors import InputError, OutputError, wrap_read_errors, wrap_write_errors
+from training.memory.scratch_files import make_scratch_folder, open_scratch_file, remove_scratch_folder
 from training.optim.flat_buckets import BUCKETS_IN_FLIGHT, Bucket
 
 STATES = ("exp_avg", "exp_avg_sq")  # first and second moment, named as in torch.optim.AdamW
@@ -89,24 +89,31 @@ class MomentsOnDisk:
     """Moments in two files, with BUCKETS_IN_FLIGHT buckets in memory: one thread reads ahead, another writes behind.
 
     Each bucket's CRC-32 is kept in memory and compared when the bucket is read (InputError if it differs). The
-    files are scratch files: allocated at the start (OutputError if the disk is full), removed by `close`.
+    files are scratch files: allocated at the start (OutputError if the disk is full, or another run uses them), removed
+    by `close`.
     """
 
     def __init__(self, folder: Path, total: int, buckets: list[Bucket], dtype: torch.dtype) -> None:
         self.folder, self.total, self.buckets, self.dtype = folder, total, buckets, dtype
         self.paths = {name: folder / f"{name}.bin" for name in STATES}
         self.checksums: dict[str, list[int | None]] = {name: [None] * len(buckets) for name in STATES}
-        make_scratch_folder(folder)
-        self.files = {name: open_scratch_file(path, total * dtype.itemsize) for name, path in self.paths.items()}
+        self.files: dict[str, int] = {}
+        self.reader, self.writer = ThreadPoolExecutor(1, "read ahead"), ThreadPoolExecutor(1, "write behind")
+        pools = (self.reader, self.writer)
+        self.close = weakref.finalize(self, _close, folder, make_scratch_folder(folder), self.files, pools)
+        try:
+            for name, path in self.paths.items():
+                self.files[name] = open_scratch_file(path, total * dtype.itemsize)
+        except OutputError:
+            self.close()  # the disk is full: leave nothing on it
+            raise
         longest = max((bucket.numel for bucket in buckets), default=0)
         self.slots = [
             tuple(torch.empty(longest, dtype=dtype) for _ in STATES)
             for _ in range(min(BUCKETS_IN_FLIGHT, len(buckets)))
         ]
-        self.reader, self.writer = ThreadPoolExecutor(1, "read ahead"), ThreadPoolExecutor(1, "write behind")
         self.reads: dict[int, Future[None]] = {}
         self.writes: dict[int, Future[None]] = {}
-        self.close = weakref.finalize(self, _close, folder, list(self.files.values()), [self.reader, self.writer])
 
     @property
     def memory_bytes(self) -> int:
@@ -193,9 +200,7 @@ def _write_at(file: int, data: memoryview, offset: int) -> None:
         done += os.pwrite(file, data[done:], offset + done)
 
 
-def _close(folder: Path, files: list[int], pools: list[ThreadPoolExecutor]) -> None:
+def _close(folder: Path, lock: int, files: dict[str, int], pools: Iterable[ThreadPoolExecutor]) -> None:
     for pool in pools:
         pool.shutdown()
-    for file in files:
-        os.close(file)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_scratch_folder(folder, lock, files.values())

@@ -147,8 +147,20 @@ def _without_room(folder: Path) -> None:
     try:
         build_optimizer(make_params(), OptimConfig(), on_disk(folder))
     except OutputError as error:
-        assert "exp_avg.bin" in str(error)
+        assert "exp_avg.bin" in str(error) and not list(folder.iterdir()), "what was allocated fills the disk on"
         os._exit(7)
+
+
+def test_two_runs_with_one_folder_do_not_save_each_others_moments(tmp_path: Path) -> None:
+    params = make_params()
+    optimizer = build_optimizer(params, OptimConfig(), on_disk(tmp_path))
+    train(params, optimizer)
+    before = {
+        name: {key: values.clone() for key, values in found.items()} for name, found in optimizer.moments().items()
+    }
+    with pytest.raises(OutputError, match="in use by another training run"):
+        build_optimizer(make_params(), OptimConfig(), on_disk(tmp_path))
+    assert all(torch.equal(v, before[n][k]) for n, found in optimizer.moments().items() for k, v in found.items())
 
 
 def test_a_full_disk_is_an_error_at_the_start(tmp_path: Path, run_ranks: RunRanks) -> None:
