@@ -41,10 +41,12 @@ class Stage(Decoder):
     def __init__(self, decoder: Decoder, layers: range, is_first: bool, is_last: bool) -> None:
         """Take these modules from `decoder`."""
         nn.Module.__init__(self)
-        self.config, self.rotary = decoder.config, decoder.rotary
+        self.config = decoder.config
+        self.add_module("embed", decoder.embed if is_first else _PassOn())
+        self.rotary = decoder.rotary
         self.blocks = nn.ModuleDict({str(i): decoder.blocks[str(i)] for i in layers})
-        for name, held in (("embed", is_first), ("norm", is_last), ("head", is_last)):
-            self.add_module(name, getattr(decoder, name) if held else _PassOn())
+        self.add_module("norm", decoder.norm if is_last else _PassOn())
+        self.add_module("head", decoder.head if is_last else _PassOn())
 
     def tie(self) -> None:
         """Tied matrices are on two stages: their gradients are summed, and each is updated."""

@@ -47,6 +47,10 @@ def test_the_stages_have_all_parameters_of_the_unsplit_model(preset: str, schedu
     decoder = meta_decoder(config)
     parts = [part for rank in range(2) for part in split_stages(decoder, layout, rank)]
     names = [global_name(part, name) for part in parts for name, p in part.named_parameters()]
+    whole = [name for name, _ in decoder.named_parameters(remove_duplicate=False)]
+    for part in parts:  # in the order of use: gradients are reduced in the reverse one, while others are computed
+        mine = [name for name, _ in part.named_parameters()]
+        assert mine == [name for name in whole if name in mine]
     whole = [name for name, _ in decoder.named_parameters()]
     assert set(names) == set(whole)
     twice = [name for name in set(names) if names.count(name) > 1]
