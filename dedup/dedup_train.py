@@ -24,7 +24,7 @@ from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.options import RunOptions
-from gristmill.engine.records import DoneRecord, TaskId
+from gristmill.engine.records import INPUTS, DoneRecord, TaskId
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, group_slices
 from gristmill.engine.tags import FileTags
@@ -156,7 +156,8 @@ def _removed_records(run: StageRun, src_dir: Path) -> list[TaskId]:
     """The records of chunks that were removed with their train sets: no stage is to miss their files."""
     chunks = _records_by_chunk(run).items()
     removed = [found for chunk, found in chunks if not any(walk(src_dir / chunk)) and not _is_there(run, found)]
-    return [record.id for found in removed for record in found]
+    inputs = [("", f"{INPUTS}{chunk}") for chunk, found in chunks if found in removed]
+    return [*inputs, *(record.id for found in removed for record in found)]
 
 
 def _is_there(run: StageRun, records: list[DoneRecord]) -> bool:

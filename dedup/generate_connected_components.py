@@ -20,10 +20,10 @@ from dedup.candidates.input_shards import (
     Scope,
     SignatureShard,
     assign_ids,
+    check_indexes,
     count_documents,
     list_shards_of,
     list_signature_shards,
-    shards_by_root,
 )
 from dedup.candidates.lsh import check_bands
 from dedup.candidates.pair_files import ParsedPairs, list_pair_files, note_foreign_files, parse_pair_files
@@ -84,8 +84,10 @@ def generate_connected_components(
     reads = [input_dir, signatures] if signatures else [input_dir]
     with open_stage(
         STAGE, out_file.parent, options, label=out_file.name, reads=reads,
-        listed=shards_by_root(folders, signatures, index) if signatures else {}, files=[out_file],
+        listed={signatures: folders[""].paths} if signatures else {}, files=[out_file],
     ) as run:  # fmt: skip
+        check_indexes(run, folders, index if signatures else ())
+        run.check_made(pairs.paths)
         done = run.goal({"pairs": pairs, "folders": folders, "lsh": lsh}, (out_file,))
         if done is not None:
             return run.finish(done)

@@ -18,10 +18,10 @@ from dedup.candidates.document_ids import DocumentIds, is_of_index
 from dedup.candidates.input_shards import (
     Scope,
     assign_ids,
+    check_indexes,
     count_documents,
     list_shards_of,
     list_signature_shards,
-    shards_by_root,
 )
 from dedup.candidates.lsh import check_bands
 from gristmill.command import command
@@ -71,8 +71,9 @@ def generate_duplicate_pairs(
     options = replace(options, workers=options.workers or processes)
     with open_stage(
         STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir],
-        listed=shards_by_root(folders, input_dir, index), files=[out_file],
+        listed={input_dir: folders[""].paths}, files=[out_file],
     ) as run:  # fmt: skip
+        check_indexes(run, folders, index)
         done = run.goal({"folders": folders, "lsh": lsh}, (out_file,))
         if done is not None:
             return run.finish(done)

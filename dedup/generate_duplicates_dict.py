@@ -9,7 +9,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import msgspec
 
-from dedup.candidates.input_shards import SignatureShard, list_shards_of, list_signature_shards, shards_by_root
+from dedup.candidates.input_shards import SignatureShard, check_indexes, list_shards_of, list_signature_shards
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.signatures import Sketch
 from dedup.removal import steps
@@ -91,10 +91,11 @@ def generate_duplicates_dict(
     files = list_corpus(corpus, text_column=text_column) if corpus is not None else []
     _check_corpus(settings, corpus, files, out_file, f"--verify {verify}" if verify else f"--keep {keep}")
     outputs, reads = tuple(dict.fromkeys((out_file, table))), [input_file.with_suffix("")]  # .pickle or .parquet
-    listed = {corpus: paths_of(files)} if corpus else {}
+    listed = {corpus: paths_of(files)} if corpus and settings.reads_corpus else {}
     with open_stage(
         STAGE, out_file.parent, options, label=out_file.stem, reads=reads, listed=listed, files=outputs
     ) as run:
+        run.check_made([input_file, *dropped])
         fetched = Counts({}, [])
         if settings.reads_corpus:
             shards = _list_index(run, index) if verify else []
@@ -120,7 +121,7 @@ def _reject_overwriting(inputs: tuple[Path, ...], outputs: set[Path]) -> None:
 def _list_index(run: StageRun, index: tuple[str, ...]) -> list[SignatureShard]:
     """The shards of indexes. UsageError if they were made with different sketches."""
     shards = list_shards_of(None, index)
-    run.check_listed(shards_by_root(shards, None, index))
+    check_indexes(run, shards, index)
     return list_signature_shards(run, shards) if index else []
 
 

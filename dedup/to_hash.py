@@ -115,6 +115,7 @@ def to_hash(
         plans=None if share else target.prefix, reads=[source], listed={source: paths_of(files)},
         publishes=[target.folder],
     ) as run:  # fmt: skip
+        run.check_made([skip] if skip else [])
         slices = cut_raw_corpus(run, chosen)
         planned = list(map(target.shard, slices))
         reject_unknown_files(target.folder, planned, (SUFFIX,), run.ledger)

@@ -237,6 +237,7 @@ def pass2(
         reads=[input_dir], listed={input_dir: [manifest_path(input_dir)]}, publishes=[train_dir, holdout_dir],
         is_alone=True,  # a part may move to another chunk
     ) as run:  # fmt: skip
+        run.tag(manifest_path(input_dir))  # was read above
         reject_other_holdout(run, train_dir, holdout_dir)
         for folder in (train_dir, holdout_dir):
             reject_unknown_files(

@@ -73,9 +73,9 @@ def list_shards_of(folder: Path | None, index: Sequence[str] = ()) -> ShardFolde
     return {name: FileSet(tuple(shard_paths(root))) for name, root in _roots(folder, index)}
 
 
-def shards_by_root(shards: ShardFolders, folder: Path | None, index: Sequence[str] = ()) -> dict[Path, Sequence[Path]]:
-    """The shards that list_shards_of found in each folder."""
-    return {root: shards[name].paths for name, root in _roots(folder, index)}
+def check_indexes(run: StageRun, shards: ShardFolders, index: Sequence[str]) -> None:
+    """Refuse indexes that are not complete, or outdated; see StageRun.check_listed."""
+    run.check_listed({root: shards[name].paths for name, root in parse_indexes(index)}, of_others=True)
 
 
 def _roots(folder: Path | None, index: Sequence[str]) -> list[tuple[str, Path]]:

@@ -115,7 +115,7 @@ def _text_tasks(run: StageRun, settings: RemovalSettings, members: Sorted, slice
     for number, group in enumerate(group_slices(slices)):
         found = tuple(SliceMembers(part, members.plan.span(part.name), ends.get(part)) for part in group)
         own = MemberFile.of(members.members, [it.span for it in found])
-        arguments = {"group": found, "members": own, "keep": settings.keep}
+        arguments = {"parts": found, "members": own, "keep": settings.keep}
         outputs = _fetch_outputs(run, settings, number)
         arguments |= {"output": outputs[0], "texts": outputs[1] if settings.check else None}
         size = sum(part.size for part in group)

@@ -60,7 +60,7 @@ def without_text(members: NDArray) -> NDArray:
 
 
 def fetch_texts(
-    group: tuple[SliceMembers, ...], members: MemberFile, keep: Keep, output: Path, texts: Path | None
+    parts: tuple[SliceMembers, ...], members: MemberFile, keep: Keep, output: Path, texts: Path | None
 ) -> Counts:
     """Task: write the members of some slices to `output` as FETCHED by row, ranked, and their texts (UTF-8).
 
@@ -74,7 +74,7 @@ def fetch_texts(
             output,
             (
                 block
-                for found in group
+                for found in parts
                 for block in fetcher.fetch(read_documents(found.part, counts, rejects), found.read(members), found.part)
             ),
         )

@@ -81,7 +81,7 @@ class Claims:
         `is_same`: whether a task of before is done now, so that a folder that is gone can only have moved.
         A part of the work ("book") may read a folder in that of the whole ("").
         """
-        if self._lacks_files:
+        if self._lacks_files or not any(record.outputs for (step, _), record in before.items() if step):
             return  # nothing would be lost
         own = self._part
         for record in (record for (step, name), record in before.items() if not step and name.startswith(READS)):

@@ -2,10 +2,12 @@
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from gristmill.engine.handovers import inputs_of, record_inputs
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, TaskId
 from gristmill.engine.tags import FileTags, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
@@ -23,6 +25,8 @@ class DoneTasks:
         written: Records of the outputs of this run's tasks, by absolute path.
         known: Absolute paths of all files that the stage ever wrote or claimed.
         seen: The inputs of this run's tasks that other stages or users wrote, as the identities say, by name.
+        listed: The files that were found in input folders.
+        others: Those of these folders that are of other corpora.
         is_changed: Whether `records` is to be written to the ledger.
     """
 
@@ -34,6 +38,8 @@ class DoneTasks:
         self.written: dict[Path, OutputRecord] = {}
         self.known = set(map(Path, self.tags.own))
         self.seen: dict[str, FileInfo] = {}
+        self.listed: dict[Path, Sequence[Path]] = {}
+        self.others: list[Path] = []
         self.is_changed = False
         self._work_prefix = name_of(work) + os.sep
         self._set_tags: dict[FileSet, str] = {}
@@ -102,6 +108,11 @@ class DoneTasks:
         output, found = self.written.get(absolute(path)), self.tags.stat(path)
         return found is not None and (output is None or matches(found, output))
 
+    def record_inputs(self, selection: str, is_whole: bool) -> tuple[dict[TaskId, DoneRecord], list[TaskId]]:
+        """What is to be written to the ledger of what a run has read, and what is to be removed; see handovers.py."""
+        inputs = inputs_of(self.ledger, self.tags, self.seen, self.listed, self.others, is_share="/" in selection)
+        return record_inputs(selection, is_whole, inputs, self.before, self.tags)
+
     def _is_intact(self, path: Path, output: OutputRecord) -> bool:
         """Whether a file is as recorded; a temporary one may be gone, and is made again if it is needed."""
         return self.is_temporary(path) or self.tags.of(path) == output.sha256
@@ -114,6 +125,12 @@ class DoneTasks:
                 record.outputs[i] = msgspec.structs.replace(output, mtime_ns=found.mtime_ns, e_tag=found.e_tag)
                 self.is_changed = True
 
+    def note_read(self, path: Path) -> None:
+        """Note that a file that another stage or a user wrote was read."""
+        name = name_of(path)
+        if name not in self.tags.own and not self.is_temporary(path) and (info := self.tags.stat(name)):
+            self.seen.setdefault(name, info)
+
     def _tag(self, found: Path | FileSet) -> str:
         if isinstance(found, FileSet):
             if found not in self._set_tags:
@@ -123,7 +140,5 @@ class DoneTasks:
         written = self.written.get(absolute(found))
         if written:
             return written.sha256
-        name = name_of(found)
-        if name not in self.tags.own and not self.is_temporary(found) and (info := self.tags.stat(name)):
-            self.seen.setdefault(name, info)
+        self.note_read(found)
         return self.tags.of(found)

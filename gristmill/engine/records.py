@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from gristmill.storage.names import absolute, name_of
 from gristmill.urls import is_remote
 
 READS = "reads "  # before the part of the work, in the names of the records of input folders: see claims.py
+INPUTS = "inputs of "  # before the part of the work, in the names of the records of Inputs
 LEDGER = ".ledger"
 _LOOSE = ".done"
 _ELSEWHERE = ".ledger-elsewhere"
@@ -47,8 +48,34 @@ class OutputRecord(msgspec.Struct, frozen=True):
 _Value = TypeVar("_Value")
 
 
-class _OutputsOfRecord(msgspec.Struct):
+class Inputs(msgspec.Struct):
+    """What a run read of the outputs of other stages: see handovers.py. Paths are relative to the ledger's folder.
+
+    Attributes:
+        root: The ledger's folder at that time, absolute.
+        files: By the ledger that names them: the content tag of each file; '' if it was listed and not read.
+        folders: Input folders of which the run listed every file.
+        others: Those of them that are of other corpora: readers of the output do not ask what these were made of.
+    """
+
+    root: str
+    files: dict[str, dict[str, str]] = {}
+    folders: list[str] = []
+    others: list[str] = []
+
+
+class Summary(NamedTuple):
+    """Of a ledger: the record of every file that the stage wrote, by absolute path, and what its runs read, by id."""
+
+    outputs: dict[str, OutputRecord]
+    inputs: dict[TaskId, Inputs]
+
+
+class _BriefRecord(msgspec.Struct):
     outputs: list[OutputRecord]
+    step: str = ""
+    task: str = ""
+    value: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class DoneRecord(msgspec.Struct):
@@ -88,7 +115,7 @@ class StepResult:
         return [msgspec.convert(record.value, kind) for record in self.records]
 
 
-_Record = TypeVar("_Record", DoneRecord, _OutputsOfRecord)
+_Record = TypeVar("_Record", DoneRecord, _BriefRecord)
 
 
 def _announced_root(path: Path, data: bytes) -> str:
@@ -163,33 +190,23 @@ class Ledger:
     @property
     def is_damaged(self) -> bool:
         """Whether the ledger has a line that is not a record, so that some outputs are unknown."""
-        return any(not _decode(line, _OutputsOfRecord) for line in self._lines())
+        return any(not _decode(line, _BriefRecord) for line in self._lines())
 
     def outputs(self) -> dict[str, OutputRecord]:
         """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
-        root, found = name_of(self.root), dict[str, OutputRecord]()
-        for record in self._read(_OutputsOfRecord):
+        return self.summary().outputs
+
+    def summary(self) -> Summary:
+        """The outputs, and what the runs have read."""
+        root, found, inputs = name_of(self.root), dict[str, OutputRecord](), dict[TaskId, Inputs]()
+        for record in self._read(_BriefRecord):
             for output in record.outputs:
                 name = os.path.normpath(os.path.join(root, output.path))
                 if name not in found or (output.size >= 0 and output.mtime_ns >= found[name].mtime_ns):
                     found[name] = output  # of two tasks, such as of two shares of a corpus, that which wrote it last
-        return found
-
-    def sources(self) -> list[tuple[Path, Path]]:
-        """What the stage has read, folders and files without suffix: by their places from here, and by their names."""
-        found = []
-        for record in self._read(DoneRecord):
-            if record.step:
-                break  # records without a step come first
-            if record.task.startswith(READS):
-                pairs = (value.split("\0") for value in record.identity.values())
-                found += [(Path(name_of(self.root / relative)), Path(absolute)) for relative, absolute in pairs]
-        return found
-
-    def input_tags(self) -> set[str]:
-        """The content tags of all files, and sets of files, that the stage has read."""
-        records = self._read(DoneRecord)
-        return {tag for record in records for name, tag in record.identity.items() if name.startswith("input ")}
+            if not record.step and record.task.startswith(INPUTS):
+                inputs["", record.task] = msgspec.json.decode(record.value, type=Inputs)
+        return Summary(found, inputs)
 
     def path(self, output: OutputRecord) -> Path:
         """The absolute path of an output."""

@@ -10,7 +10,7 @@ outputs are as recorded. Files in `run.work` are temporary: removed at the end, 
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +23,10 @@ from gristmill.engine.done import DoneTasks
 from gristmill.engine.executors.choice import Workplace, open_workplace
 from gristmill.engine.executors.local import Call, hash_files
 from gristmill.engine.executors.work import Work
+from gristmill.engine.handovers import Compare, History, Listed, reject_damaged
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord, Ledger, StepResult, TaskId
 from gristmill.engine.report import explain, print_summary, progress_bar
-from gristmill.engine.tags import reject_damaged, reject_incomplete, reject_outdated
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
@@ -111,18 +111,23 @@ class StageRun:
             self._execute(name, todo)
         return StepResult([self._done.records[name, task.name] for task in tasks])
 
-    def check_listed(self, listed: Mapping[Path, Sequence[Path]]) -> None:
-        """Refuse input folders that lack files which stages wrote there, or hold others; see open_stage."""
-        for folder, paths in listed.items():
-            reject_incomplete(folder, paths, self._done.tags)
-            reject_outdated(folder)
+    def check_listed(self, listed: Listed, of_others: bool = False) -> None:
+        """Refuse input folders, maybe `of_others` (see Inputs), that lack files, hold foreign ones, or are outdated."""
+        History(self._done.tags).check_folders(listed)
+        self._done.listed |= listed
+        self._done.others += listed if of_others else []
+
+    def check_made(self, files: Iterable[Path], compare: Compare = lambda _: False) -> None:
+        """Refuse single files, such as key sets, if what they were made of is different now; see History."""
+        History(self._done.tags, compare).check_files(files)
 
     def hash_files(self, paths: Sequence[Path]) -> dict[Path, str]:
         """The SHA-256 of files; workers read them."""
         return hash_files(self.place.executor, paths)
 
     def tag(self, path: Path) -> str:
-        """The content tag of a file: see tags.py."""
+        """The content tag of a file (see tags.py), which is noted as read."""
+        self._done.note_read(path)
         return self._done.tags.of(path)
 
     def all_records(self) -> dict[TaskId, DoneRecord]:
@@ -164,10 +169,11 @@ class StageRun:
             identity, self._done.is_changed = self._done.identity(self._goal), True
             self._done.records[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
         reads = self.claims.record_reads(self.ledger, self._done.before | self._done.records)
+        inputs, gone = self._done.record_inputs(self.claims.selection, is_whole=self.claims.plans == "")
         left = self.claims.old_claims(self._done.before)
-        if self._done.is_changed or stale or reads or left:
-            self._done.records = self.claims.known_reads(self._done.before) | self._done.records | reads
-            self.ledger.compact(self._done.records.values(), [*stale, *self._claimed, *left])
+        if self._done.is_changed or stale or reads or left or inputs or gone:
+            self._done.records = self.claims.known_reads(self._done.before) | self._done.records | reads | inputs
+            self.ledger.compact(self._done.records.values(), [*stale, *self._claimed, *left, *gone])
             self.ledger.announce(self.marks.folders)
         remove_folder(self.work)
         if self.place.scratch.is_private:  # killed processes may have left some
@@ -190,10 +196,8 @@ class StageRun:
 
     def _check_reads(self) -> None:
         """Refuse to replace the output of another input."""
-        before, done = (
-            any(r.outputs for (step, _), r in of.items() if step) for of in (self._done.before, self._done.records)
-        )
-        self.claims.check_reads(self.ledger, self._done.before if before else {}, is_same=done)
+        done = any(record.outputs for (step, _), record in self._done.records.items() if step)
+        self.claims.check_reads(self.ledger, self._done.before, is_same=done)
 
     def _check_inputs_again(self) -> None:
         """Raise InputError if an input is marked now, or was changed: tasks may have read one thing and another."""
@@ -206,13 +210,11 @@ class StageRun:
         if not self.place.scratch.is_private:
             remove_partial_files(path for task in tasks for path in task.outputs)
         budget = Budget.of(self.options.memory_bytes, min(self.options.processes, len(tasks)))
+        common = {"step": step, "ledger": self.ledger, "budget": budget, "scratch": self.place.scratch}
         calls = [
-            Call(run_task, {
-                "step": step, "task": task, "identity": identity, "ledger": self.ledger, "budget": budget,
-                "inputs": self._done.states(task), "scratch": self.place.scratch,
-            })
+            Call(run_task, common | {"task": task, "identity": identity, "inputs": self._done.states(task)})
             for task, identity in zip(tasks, identities, strict=True)
-        ]  # fmt: skip
+        ]
         for task in tasks:
             self._done.note_sets(step, task)
         with progress_bar(f"{self.stage.name}: {step}", tasks, self.options.quiet) as advance:
@@ -257,7 +259,7 @@ def open_stage(
     selection: str = "",
     plans: str | None = "",
     reads: Sequence[Path] = (),
-    listed: Mapping[Path, Sequence[Path]] | None = None,
+    listed: Listed | None = None,
     publishes: Sequence[Path] = (),
     files: Sequence[Path] = (),
     is_alone: bool = False,
@@ -290,8 +292,8 @@ def open_stage(
         if lock != whole:
             stack.enter_context(stage_lock(whole, options.quiet, shared=True))
         place = stack.enter_context(open_workplace(options, lock, lock == whole, work))
-        claims = Claims(selection, plans, tuple(reads), tuple(files))
         marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files)))
-        run = StageRun(stage, Ledger(state, name), run_name, options, place, claims, marks)
+        claims, ledger = Claims(selection, plans, tuple(reads), tuple(files)), Ledger(state, name)
+        run = StageRun(stage, ledger, run_name, options, place, claims, marks)
         run.check_listed(listed or {})
         yield run

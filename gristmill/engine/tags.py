@@ -1,21 +1,79 @@
 """Content tags: the SHA-256 that the stage which wrote a file recorded, else the file's size and modification time."""
 
 import os
-import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
 
-from gristmill.engine.records import Ledger, OutputRecord
+from gristmill.engine.records import Inputs, Ledger, OutputRecord, Summary, TaskId
 from gristmill.engine.task import FileSet
-from gristmill.errors import InputError
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
-from gristmill.storage.files import FileInfo, hash_file, is_folder, list_folder, list_names
+from gristmill.storage.files import FileInfo, is_folder, list_folder, list_names
 from gristmill.storage.names import name_of
 from gristmill.urls import folders_above, is_remote, is_top
 
 _SIZE_AND_TIME = " bytes of "  # between the two in a tag
+
+
+class KnownLedger:
+    """A ledger as it was when it was looked at first.
+
+    `place` is its path, or that of the file which announces it, without the suffix.
+    """
+
+    def __init__(self, ledger: Ledger, state: Path) -> None:
+        self.ledger, self.stage, self.place = ledger, ledger.stage, name_of(state / ledger.file.stem)
+
+    @property
+    def outputs(self) -> dict[str, OutputRecord]:
+        """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
+        return self._summary.outputs
+
+    @property
+    def inputs(self) -> dict[TaskId, Inputs]:
+        """What the runs of the stage have read, by the ids of their records."""
+        return self._summary.inputs
+
+    def writes(self, name: str) -> bool:
+        """Whether the stage wrote a file of this name."""
+        return name in self.outputs and self.outputs[name].size >= 0
+
+    @cached_property
+    def _summary(self) -> Summary:
+        return self.ledger.summary()
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What a ledger names, by absolute path; below `link`, where that leads to what the ledger names below `real`."""
+
+    known: KnownLedger
+    outputs: dict[str, OutputRecord]
+    link: str = ""
+    real: str = ""
+
+    def real_name(self, name: str) -> str:
+        """The name of an output in the ledger."""
+        return self.real + name[len(self.link) :]
+
+    def below(self, folder: str) -> Iterator[tuple[str, OutputRecord]]:
+        """The files in a folder, at any depth, that the stage wrote, as a stage that reads the folder may read them.
+
+        So without temporary files, and files of malformed records.
+        """
+        top = f"{folder.rstrip('/')}/"
+        for name in self._names[bisect_left(self._names, top) :]:
+            if not name.startswith(top):
+                break
+            hidden = "/." in name[len(top) - 1 :] or name.endswith(REJECTS_SUFFIX)
+            if not hidden and self.outputs[name].size >= 0:
+                yield name, self.outputs[name]
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return sorted(self.outputs)
 
 
 @dataclass
@@ -29,7 +87,8 @@ class FileTags:
     own: dict[str, OutputRecord] = field(default_factory=dict)
     own_ledger: Path | None = None
     _stats: dict[str, dict[str, FileInfo]] = field(default_factory=dict)  # by folder and name
-    _records: dict[str, list[dict[str, OutputRecord]]] = field(default_factory=dict)  # by folder: of it and its parents
+    _known: dict[Path, list[KnownLedger]] = field(default_factory=dict)  # by state folder
+    _written: dict[str, list[Written]] = field(default_factory=dict)  # by folder: of it and its parents
     _hashed: dict[str, str] = field(default_factory=dict)
 
     def stat(self, path: Path | str) -> FileInfo | None:
@@ -86,11 +145,28 @@ class FileTags:
         others = {*list_names(Path(folder))} - in_use - self._stats[folder].keys()
         return sorted(holders.union(os.path.join(folder, name) for name in others if name[0] != "."))
 
-    def ledgers(self, folder: str) -> list[dict[str, OutputRecord]]:
-        """The records in the ledgers of a folder and its parents, by absolute path, a dict for each ledger."""
-        if folder not in self._records:
-            self._records[folder] = self._read_records(folder)
-        return self._records[folder]
+    def ledgers(self, folder: str) -> list[Written]:
+        """What the ledgers of a folder and its parents name."""
+        if folder not in self._written:
+            self._written[folder] = self._read_ledgers(folder)
+        return self._written[folder]
+
+    def ledgers_in(self, state: Path) -> list[KnownLedger]:
+        """The ledgers in a state folder, without the stage's own."""
+        if state not in self._known:
+            found = [KnownLedger(ledger, state) for ledger in Ledger.all_in(state) if ledger.file != self.own_ledger]
+            self._known[state] = found
+        return self._known[state]
+
+    def ledger_at(self, place: str) -> KnownLedger | None:
+        """The ledger of a place; see KnownLedger."""
+        return next((known for known in self.ledgers_in(Path(place).parent) if known.place == place), None)
+
+    def writer(self, name: str) -> Written | None:
+        """What the ledger names whose stage wrote a file, of several the one that fits best."""
+        best = self._record(name)
+        above = self.ledgers(os.path.dirname(name))  # noqa: PTH120
+        return next((written for written in above if best and written.outputs.get(name) is best), None)
 
     def _is_touched(self, name: str) -> bool:
         found, record = self.stat(name), self._record(name)
@@ -106,138 +182,29 @@ class FileTags:
 
     def _all_records(self, name: str) -> list[OutputRecord]:
         """The records of a file by stages whose ledgers are in a parent folder, or by this one."""
-        folder = os.path.dirname(name)  # noqa: PTH120
-        return [records[name] for records in (*self.ledgers(folder), self.own) if name in records]
+        above = [written.outputs for written in self.ledgers(os.path.dirname(name))]  # noqa: PTH120
+        return [records[name] for records in (*above, self.own) if name in records]
 
-    def _read_records(self, folder: str) -> list[dict[str, OutputRecord]]:
-        """The records in `.gristmill` of a folder, and those of its parents, where there are any."""
-        parent = os.path.dirname(folder)  # noqa: PTH120
-        if is_top(folder):
-            parent = folder
-        if parent not in self._records and parent != folder:
-            self._records[parent] = self._read_records(parent)
-        ledgers = (ledger for ledger in Ledger.all_in(Path(folder, STATE_DIR)) if ledger.file != self.own_ledger)
-        behind = self._behind_link(folder) if not is_remote(folder) and os.path.islink(folder) else []  # noqa: PTH114
-        return [ledger.outputs() for ledger in ledgers] + behind + self._records.get(parent, [])
+    def _read_ledgers(self, folder: str) -> list[Written]:
+        """What the ledgers in `.gristmill` of a folder name, and those of its parents, where there are any."""
+        parent = folder if is_top(folder) else os.path.dirname(folder)  # noqa: PTH120
+        found = [Written(known, known.outputs) for known in self.ledgers_in(Path(folder, STATE_DIR))]
+        if not is_remote(folder) and os.path.islink(folder):  # noqa: PTH114
+            found += self._behind_link(folder)
+        return found + (self.ledgers(parent) if parent != folder else [])
 
-    def _behind_link(self, folder: str) -> list[dict[str, OutputRecord]]:
-        """The records of the folder to which a link leads, by the paths that files have behind the link."""
+    def _behind_link(self, folder: str) -> list[Written]:
+        """What is named of the folder to which a link leads, by the paths that files have behind the link."""
         real = os.path.realpath(folder)
-        ledgers = [
-            {name: ledger[name] for name in ledger if name.startswith(f"{real}/")} for ledger in self.ledgers(real)
-        ]
-        return [{folder + name[len(real) :]: ledger[name] for name in ledger} for ledger in ledgers]
-
-
-def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> None:
-    """Raise InputError if the files `paths`, found in an input folder, are not those that stages wrote there.
-
-    One is missing if a ledger in the folder, in a parent, or beside the files names it. One is foreign if no ledger
-    names it, and one that is in its folder, or in a parent, names others of the `paths`.
-    """
-    top, found = name_of(folder), set(map(name_of, paths))
-    ledgers: dict[int, dict[str, OutputRecord]] = {}  # by identity: a folder's are those of its parents, too
-    for holder in tags.folders_with_ledgers(top, found):
-        ledgers |= {id(ledger): ledger for ledger in tags.ledgers(holder)}
-    missing = {
-        name
-        for ledger in ledgers.values()
-        for name, record in ledger.items()
-        if name not in found and record.size >= 0 and _is_read_in(top, name) and tags.stat(name) is None
-    }
-    if missing:
-        _raise_missing(folder, sorted(missing))
-    owned = {number: next(iter(found & ledger.keys()), "") for number, ledger in ledgers.items()}
-    for name in sorted(found):
-        above = tags.ledgers(os.path.dirname(name))  # noqa: PTH120
-        if not any(name in ledger for ledger in above):
-            for beside in filter(None, (owned[id(ledger)] for ledger in above)):
-                _raise_foreign(folder, Path(name), Path(beside))
-
-
-def reject_outdated(folder: Path) -> None:
-    """Raise InputError if a stage that wrote an input folder has not read what is in its own input folder by now.
-
-    Compares the files of folders of which some have the same names in both, each written by a stage, such as a train
-    set before and after decontamination.
-    """
-    for ledger in _ledgers_above(folder / STATE_DIR):
-        sources = [(source, other) for source, _ in ledger.sources() for other in Ledger.all_in(source / STATE_DIR)]
-        if sources:
-            own, read = set(ledger.outputs()), ledger.input_tags()
-            for source, other in sources:
-                if name := _find_unread(ledger.root, own, read, other, source):
-                    raise InputError(
-                        f"{folder} is not up to date: {ledger.stage} has not read {source / name} as {other.stage} "
-                        f"wrote it last. Run {ledger.stage} again, and then the same command. (If {folder} is right as "
-                        f"it is, copy it without {STATE_DIR} to another place, and give that.)"
-                    )
-
-
-def _find_unread(root: Path, own: set[str], read: set[str], other: Ledger, source: Path) -> str:
-    """The name of a file that the stage `other` wrote in `source`, and that was not `read` as it is now.
-
-    Only of folders that hold a file from which one of the same name was made below `root`, among the files `own`.
-    """
-    top = name_of(source)
-    if top == name_of(root):
-        return ""
-    found = {name[len(top) + 1 :]: out.sha256 for name, out in other.outputs().items() if _is_read_in(top, name)}
-    folders = {os.path.dirname(name) for name in found if name_of(root / name) in own}  # noqa: PTH120
-    unread = (name for name, tag in found.items() if tag not in read and os.path.dirname(name) in folders)  # noqa: PTH120
-    return min(unread, default="")
-
-
-def _is_read_in(folder: str, name: str) -> bool:
-    """Whether a recorded output may be read by who reads the folder: no temporary file, and no malformed records."""
-    below = name.removeprefix(folder.rstrip("/"))
-    return below != name and below[0] == "/" and "/." not in below and not name.endswith(REJECTS_SUFFIX)
-
-
-def _raise_missing(folder: Path, missing: Sequence[str]) -> NoReturn:
-    stage, path = writer_of(Path(missing[0])), missing[0]
-    others = f", and {len(missing) - 1:,} more of its files are, too" if missing[1:] else ""
-    raise InputError(
-        f"{path}, which {stage} wrote, is missing{others}. Run {stage} again, which writes it anew, and then the same "
-        f"command. (If it was removed on purpose, copy {folder} without {STATE_DIR} to another place, and give that.)"
-    )
-
-
-def _raise_foreign(folder: Path, path: Path, beside: Path) -> NoReturn:
-    """`beside` is another file that was found, and that one of the same stages wrote."""
-    stage = writer_of(beside)
-    for ledger in _ledgers_above(path):
-        if ledger.is_damaged:
-            raise InputError(
-                f"{path} may be of another run than the files beside it: the ledger {ledger.file} is damaged, and does "
-                f"not name it. Run {stage} again, and then the same command"
+        return [
+            Written(
+                known,
+                {folder + name[len(real) :]: record for name, record in outputs.items() if name.startswith(f"{real}/")},
+                folder,
+                real,
             )
-    raise InputError(
-        f"{path} is in the output of {stage}, which did not write it: it may be another run's. If it is to be read "
-        f"with the other files, copy {folder} without {STATE_DIR} to another place, and give that; else move it away"
-    )
-
-
-def reject_damaged(paths: Sequence[Path], tags: FileTags, own: Ledger) -> None:
-    """Raise InputError if one of the inputs `paths` is not what the stage that wrote it left there.
-
-    Files that look so are looked at again: another process writes a file first, and its record just after.
-    """
-    for wait in (0.0, 0.2):
-        paths = [path for path in paths if tags.differs(path)]
-        if not paths:
-            return
-        time.sleep(wait)
-        tags = FileTags(own=own.outputs())
-        for path in tags.touched(paths):
-            tags.set_hash(path, hash_file(path))
-    for path in filter(tags.differs, paths):
-        stage = writer_of(path)
-        raise InputError(
-            f"{path} is not what {stage} wrote: it was changed or damaged since. Run {stage} again, which writes it "
-            f"anew, and then the same command. (If it is right as it is, copy its folder without {STATE_DIR} to "
-            "another place, and give that.)"
-        )
+            for known, outputs in ((written.known, written.outputs) for written in self.ledgers(real))
+        ]
 
 
 def is_hash(tag: str) -> bool:
@@ -272,9 +239,3 @@ def _writer_of(name: str) -> str:
         if is_second is None and (ledgers or is_folder(state)):
             is_second = not ledgers
     return "the stage before" if is_second else ""
-
-
-def _ledgers_above(path: Path) -> Iterator[Ledger]:
-    """The ledgers in the folder of a file and its parents."""
-    for folder in folders_above(Path(name_of(path))):
-        yield from Ledger.all_in(folder / STATE_DIR)

@@ -1,0 +1,293 @@
+"""Handovers between stages: what a stage has read of others' outputs, and whether that is what is there now.
+
+A run records in its ledger what it has read of other stages' outputs. From these records a later stage follows its
+inputs back, over any number of stages, and refuses them if one of these has not read what is there now. Of a folder
+without ledgers, such as a user's, nothing is known, and it is taken as it is.
+"""
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import msgspec
+
+from gristmill.counts import Counts
+from gristmill.engine.records import INPUTS, DoneRecord, Inputs, Ledger, OutputRecord, TaskId
+from gristmill.engine.tags import FileTags, KnownLedger, Written, is_hash, writer_of
+from gristmill.errors import InputError
+from gristmill.io.files import STATE_DIR
+from gristmill.io.formats.suffixes import CORPUS_SUFFIXES
+from gristmill.storage.files import hash_file, is_folder
+from gristmill.storage.names import name_of
+from gristmill.urls import folders_above
+
+Listed = Mapping[Path, Sequence[Path]]  # the files that were found in input folders
+
+
+def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> list[KnownLedger]:
+    """Raise InputError if the files `paths`, found in an input folder, are not those that stages wrote there.
+
+    One is missing if a ledger in the folder, in a parent, or beside the files names it. One is foreign if no ledger
+    names it, and one that is in its folder, or in a parent, names others of the `paths`. Returns the ledgers that name
+    files in the folder.
+    """
+    top, found = name_of(folder), set(map(name_of, paths))
+    ledgers = _ledgers_of(top, found, tags)
+    missing = {
+        name for ledger in ledgers for name, _ in ledger.below(top) if name not in found and tags.stat(name) is None
+    }
+    if missing:
+        _raise_missing(folder, sorted(missing))
+    owned = {ledger: next(iter(found & ledger.outputs.keys()), "") for ledger in ledgers}
+    for name in sorted(found):
+        above = tags.ledgers(os.path.dirname(name))  # noqa: PTH120
+        if not any(name in ledger.outputs for ledger in above):
+            for beside in filter(None, (owned[ledger] for ledger in above)):
+                _raise_foreign(folder, Path(name), Path(beside))
+    return [ledger.known for ledger, name in owned.items() if name]
+
+
+def _ledgers_of(folder: str, files: Iterable[str], tags: FileTags) -> list[Written]:
+    """The ledgers that may name files of a folder: in it, in its parents, beside the `files`, and of its sources."""
+    holders = tags.folders_with_ledgers(folder, set(files))
+    return list(dict.fromkeys(ledger for holder in holders for ledger in tags.ledgers(holder)))
+
+
+def _raise_missing(folder: Path, missing: Sequence[str]) -> NoReturn:
+    stage, path = writer_of(Path(missing[0])), missing[0]
+    others = f", and {len(missing) - 1:,} more of its files are, too" if missing[1:] else ""
+    raise InputError(
+        f"{path}, which {stage} wrote, is missing{others}. Run {stage} again, which writes it anew, and then the same "
+        f"command. (If it was removed on purpose, copy {folder} without {STATE_DIR} to another place, and give that.)"
+    )
+
+
+def _raise_foreign(folder: Path, path: Path, beside: Path) -> NoReturn:
+    """`beside` is another file that was found, and that one of the same stages wrote."""
+    stage = writer_of(beside)
+    for ledger in (ledger for parent in folders_above(path) for ledger in Ledger.all_in(parent / STATE_DIR)):
+        if ledger.is_damaged:
+            raise InputError(
+                f"{path} may be of another run than the files beside it: the ledger {ledger.file} is damaged, and does "
+                f"not name it. Run {stage} again, and then the same command"
+            )
+    raise InputError(
+        f"{path} is in the output of {stage}, which did not write it: it may be another run's. If it is to be read "
+        f"with the other files, copy {folder} without {STATE_DIR} to another place, and give that; else move it away"
+    )
+
+
+def reject_damaged(paths: Sequence[Path], tags: FileTags, own: Ledger) -> None:
+    """Raise InputError if one of the inputs `paths` is not what the stage that wrote it left there.
+
+    Files that look so are looked at again: another process writes a file first, and its record just after.
+    """
+    for wait in (0.0, 0.2):
+        paths = [path for path in paths if tags.differs(path)]
+        if not paths:
+            return
+        time.sleep(wait)
+        tags = FileTags(own=own.outputs())
+        for path in tags.touched(paths):
+            tags.set_hash(path, hash_file(path))
+    for path in filter(tags.differs, paths):
+        stage = writer_of(path)
+        raise InputError(
+            f"{path} is not what {stage} wrote: it was changed or damaged since. Run {stage} again, which writes it "
+            f"anew, and then the same command. (If it is right as it is, copy its folder without {STATE_DIR} to "
+            "another place, and give that.)"
+        )
+
+
+Compare = Callable[[KnownLedger], bool]
+_Files = dict[str, tuple[OutputRecord, KnownLedger]]  # the record of a file, and the ledger that holds it, by path
+
+
+class _Fault(NamedTuple):
+    """A stage that has not read what is there now, and what it has not read, in words."""
+
+    ledger: KnownLedger
+    words: str
+
+
+@dataclass
+class History:
+    """Which stages made the inputs of a run, as ledgers say; each ledger and folder is looked at once.
+
+    `compare`, given a ledger, compares the input folders of that stage itself, and returns whether it did.
+    """
+
+    tags: FileTags
+    compare: Compare = lambda _: False
+    _in_folders: dict[str, _Files] = field(default_factory=dict)
+
+    def check_folders(self, listed: Listed) -> None:
+        """Raise InputError if folders are not as stages wrote them, or these have not read what is there now."""
+        for folder, paths in listed.items():
+            self._reject_outdated(folder, reject_incomplete(folder, paths, self.tags))
+
+    def check_files(self, files: Iterable[Path]) -> None:
+        """Raise InputError if a stage by which one of the files was made has not read what is there now."""
+        for path in files:
+            if written := self.tags.writer(name_of(path)):
+                self._reject_outdated(path, [written.known])
+
+    def _reject_outdated(self, given: Path, writers: Sequence[KnownLedger]) -> None:
+        """The same of an input that `writers` name. Of several such stages the first of the pipeline is named."""
+        todo = list(writers)
+        direct, seen, fault = set(todo), set(todo), None
+        while todo:
+            found = [self._sources(ledger) for ledger in todo]
+            fault = next((fault for _, fault in found if fault), fault)
+            todo = list(dict.fromkeys(source for sources, _ in found for source in sources if source not in seen))
+            seen.update(todo)
+        if fault:
+            stage = fault.ledger.stage
+            then = "and then the same command" if fault.ledger in direct else "and the stages after it"
+            way = f"it without {STATE_DIR} to another place" if is_folder(given) else "it to another folder"
+            raise InputError(
+                f"{given} is not up to date: {stage} {fault.words}. Run {stage} again, {then}. (If {given} is right as "
+                f"it is, copy {way}, and give that.)"
+            )
+
+    def _sources(self, ledger: KnownLedger) -> tuple[list[KnownLedger], _Fault | None]:
+        """The ledgers of the stages whose outputs a stage has read, and what it has not read as it is now."""
+        read = _Read.of(ledger, self.tags)
+        if self.compare(ledger):
+            read = read.without_folders()
+        now = {name: (source.outputs[name], source) for name, source in read.writers.items() if source.writes(name)}
+        for folder, names in read.folders.items():
+            for name, found in self._files_in(folder, names).items():
+                if name not in now or found[0].mtime_ns >= now[name][0].mtime_ns:
+                    now[name] = found
+        writers = {**read.writers, **{name: source for name, (_, source) in now.items()}}
+        sources = dict.fromkeys(source for name, source in writers.items() if name not in read.others)
+        return [source for source in sources if source is not ledger], _find_fault(ledger, read, now)
+
+    def _files_in(self, folder: str, names: Iterable[str]) -> _Files:
+        """The corpus files in a folder, of which `names` are some, that stages wrote, as the last one wrote each."""
+        if folder not in self._in_folders:
+            found: _Files = {}
+            for ledger in _ledgers_of(folder, names, self.tags):
+                for name, record in ledger.below(folder):
+                    real = ledger.real_name(name)
+                    is_last = real not in found or record.mtime_ns >= found[real][0].mtime_ns
+                    if is_last and name.lower().endswith(CORPUS_SUFFIXES):
+                        found[real] = record, ledger.known
+            self._in_folders[folder] = found
+        return self._in_folders[folder]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What all runs of a stage have read: the tags of files, the ledgers that named them, and folders with files.
+
+    Of `others`, files of other corpora, it does not matter whether they are up to date themselves.
+    """
+
+    tags: dict[str, set[str]]
+    writers: dict[str, KnownLedger]  # where the ledger is still there
+    folders: dict[str, list[str]]
+    others: set[str]
+
+    @classmethod
+    def of(cls, ledger: KnownLedger, tags: FileTags) -> "_Read":
+        """Of a ledger. Where that has been moved alone, the paths are those of before."""
+        read, writers, folders = defaultdict[str, set[str]](set), dict[str, KnownLedger](), dict[str, list[str]]()
+        others = set[str]()
+        here, inputs = name_of(ledger.ledger.root), ledger.inputs.values()
+        for root, place, files in ((it.root, place, files) for it in inputs for place, files in it.files.items()):
+            top = next((top for top in (here, root) if tags.ledger_at(_join(top, place))), here)
+            source = tags.ledger_at(_join(top, place))
+            for name, tag in files.items():
+                read[_join(top, name)].add(tag)
+                if source:
+                    writers[_join(top, name)] = source
+        for it in inputs:
+            names = [name for files in it.files.values() for name in files]
+            for folder in it.folders:
+                for top in dict.fromkeys((here, it.root)):
+                    at = _join(top, folder)
+                    found = [path for path in (_join(top, name) for name in names) if _is_below(path, at)]
+                    if any(path in writers for path in found):
+                        folders.setdefault(at, []).extend(found)
+                        others.update(found if folder in it.others else [])
+                        break
+        return cls(read, writers, folders, others)
+
+    def without_folders(self) -> "_Read":
+        """What is in none of the folders."""
+        inside = {name for names in self.folders.values() for name in names}
+        tags = {name: found for name, found in self.tags.items() if name not in inside}
+        return _Read(tags, {name: known for name, known in self.writers.items() if name not in inside}, {}, set())
+
+
+def _find_fault(ledger: KnownLedger, read: _Read, now: _Files) -> _Fault | None:
+    """The first file that a stage has not `read` as it is `now`."""
+    for name, tags in sorted(read.tags.items()):
+        if name not in now and name in read.writers and tags != {""}:
+            return _Fault(ledger, f"has read {name}, which {read.writers[name].stage} has removed since")
+        if name in now and tags != {""} and now[name][0].sha256 not in tags:
+            return _Fault(ledger, f"has not read {name} as {now[name][1].stage} wrote it last")
+    unread = min((name for name in now if name not in read.tags), default="")
+    return _Fault(ledger, f"has not read {unread}, which {now[unread][1].stage} wrote") if unread else None
+
+
+def inputs_of(
+    ledger: Ledger, tags: FileTags, read: Iterable[str], listed: Listed, others: Iterable[Path], is_share: bool
+) -> Inputs:
+    """What a run has `read` of other stages' outputs, and listed in folders; of a share of these not the folders.
+
+    `others` are the folders of other corpora.
+    """
+    root, files = name_of(ledger.root), defaultdict[str, dict[str, str]](dict)
+    found = {} if is_share else dict.fromkeys((name_of(path) for paths in listed.values() for path in paths), "")
+    for name, tag in sorted((found | {name: tags.of(Path(name)) for name in read}).items()):
+        written = tags.writer(name)
+        if written and (not tag or is_hash(tag)):
+            place = os.path.relpath(written.known.place, root)
+            files[place][os.path.relpath(written.real_name(name), root)] = tag
+    folders, apart = ([os.path.relpath(name_of(folder), root) for folder in found] for found in (listed, others))
+    return Inputs(root, dict(files), [] if is_share else folders, apart) if files else Inputs("")
+
+
+def record_inputs(
+    selection: str, is_whole: bool, inputs: Inputs, before: Mapping[TaskId, DoneRecord], tags: FileTags
+) -> tuple[dict[TaskId, DoneRecord], list[TaskId]]:
+    """The records of Inputs to write at the end of a run, and the ids of those to remove.
+
+    What the run has read replaces what others recorded: parts of the work that it did, and files that are gone.
+    """
+    own = ("", f"{INPUTS}{selection}")
+    earlier = {task: record for task, record in before.items() if not task[0] and task[1].startswith(INPUTS)}
+    found = {task: msgspec.convert(record.value, Inputs) for task, record in earlier.items() if task != own}
+    names = {name for files in inputs.files.values() for name in files}
+    found = {} if is_whole else {task: _without(other, inputs, names, tags) for task, other in found.items()}
+    found = {task: it for task, it in (found | {own: inputs}).items() if it.files}
+    records = {task: DoneRecord(*task, {}, [], Counts({}, []), msgspec.to_builtins(it)) for task, it in found.items()}
+    new = {task: record for task, record in records.items() if earlier.get(task) != record}
+    return new, [task for task in earlier if task not in records]
+
+
+def _without(other: Inputs, own: Inputs, names: Container[str], tags: FileTags) -> Inputs:
+    """What another run recorded, without what this one has read (`names`), and what is in folders that it listed."""
+
+    def is_kept(place: str, name: str) -> bool:
+        source = tags.ledger_at(_join(own.root, place)) if own.root and not own.folders else None
+        is_gone = source is not None and not source.writes(_join(own.root, name))
+        return not (name in names or is_gone or any(_is_below(name, folder) for folder in own.folders))
+
+    files = {place: {name: of[name] for name in of if is_kept(place, name)} for place, of in other.files.items()}
+    return msgspec.structs.replace(other, files={place: of for place, of in files.items() if of})
+
+
+def _is_below(name: str, folder: str) -> bool:
+    return name.startswith(f"{folder.rstrip('/')}/")
+
+
+def _join(folder: str, relative: str) -> str:
+    return os.path.normpath(os.path.join(folder, relative))
