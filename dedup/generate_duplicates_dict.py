@@ -22,11 +22,15 @@ from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.claims import reject_overlapping_folders
 from gristmill.engine.options import RunOptions
+from gristmill.engine.records import Ledger
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.task import Stage
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import CorpusFile, list_corpus, paths_of
+from gristmill.io.files import STATE_DIR
 from gristmill.io.parquet_tables import is_table
+from gristmill.storage.files import is_file
+from gristmill.storage.names import name_of
 
 STAGE = Stage("generate_duplicates_dict", version=3, libraries=("pyarrow", "unicode"))
 
@@ -90,7 +94,8 @@ def generate_duplicates_dict(
     settings = RemovalSettings(input_file, parse_keep(keep), tuple(dropped), check if verify else None)
     files = list_corpus(corpus, text_column=text_column) if corpus is not None else []
     _check_corpus(settings, corpus, files, out_file, f"--verify {verify}" if verify else f"--keep {keep}")
-    outputs, reads = tuple(dict.fromkeys((out_file, table))), [input_file.with_suffix("")]  # .pickle or .parquet
+    keys = _key_set(out_file)
+    outputs, reads = (table, *([keys] if keys else [])), [input_file.with_suffix("")]  # .pickle or .parquet
     listed = {corpus: paths_of(files)} if corpus and settings.reads_corpus else {}
     with open_stage(
         STAGE, out_file.parent, options, label=out_file.stem, reads=reads, listed=listed, files=outputs
@@ -105,10 +110,17 @@ def generate_duplicates_dict(
             decided, fetched = steps.decide(run, settings, members, found), found.counts
         else:
             decided = steps.decide_without_documents(run, settings)
-        steps.write(run, decided, table, None if is_table(out_file) else out_file)
+        steps.write(run, decided, table, keys)
         counts = run.finish(decided.counts)
         _print_notes(run, settings, fetched, counts)
     return counts
+
+
+def _key_set(out_file: Path) -> Path | None:
+    """The .pickle to write: `out_file`, or one that an earlier run wrote beside the table, as the two must agree."""
+    keys = out_file.with_suffix(".pickle")
+    ledger = Ledger(out_file.parent / STATE_DIR, f"{STAGE.name}-{out_file.stem}")
+    return keys if out_file == keys or (is_file(keys) and name_of(keys) in ledger.outputs()) else None
 
 
 def _reject_overwriting(inputs: tuple[Path, ...], outputs: set[Path]) -> None:

@@ -13,6 +13,7 @@ from gristmill.engine.task import Task, paths_read_by
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.files import (
     INTERRUPTED,
+    STATE_DIR,
     are_marked,
     clear_marks,
     is_unfinished,
@@ -58,10 +59,11 @@ class Claims:
     ) -> TaskId:
         """Record, before a step writes `outputs`, that they are this stage's; return the id of that record.
 
-        Raises OutputError if one `is_there` and is not `known` (absolute paths), as somebody's file would be lost.
+        Raises OutputError if one `is_there` and is not `known` (absolute paths), as somebody's file would be lost. What
+        is in a state folder is nobody else's.
         """
         files = [absolute(file) for path in outputs for file in (path, rejects_path(path))]
-        unknown = {file for file in files if file not in known and is_there(file)}
+        unknown = {file for file in files if file not in known and STATE_DIR not in file.parts and is_there(file)}
         if unknown and not ledger.is_damaged:
             unknown -= set(map(Path, ledger.outputs()))  # another process may have written them since `known` was read
             unknown -= ledger.announced({folder for file in unknown for folder in folders_above(file)})

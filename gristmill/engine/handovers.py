@@ -62,7 +62,8 @@ def _raise_missing(folder: Path, missing: Sequence[str]) -> NoReturn:
     others = f", and {len(missing) - 1:,} more of its files are, too" if missing[1:] else ""
     raise InputError(
         f"{path}, which {stage} wrote, is missing{others}. Run {stage} again, which writes it anew, and then the same "
-        f"command. (If it was removed on purpose, copy {folder} without {STATE_DIR} to another place, and give that.)"
+        f"command. (If it was removed on purpose, with its input: {stage} of the whole input at once, such as `all`, "
+        f"forgets it. Without: copy {folder} without {STATE_DIR} to another place, and give that.)"
     )
 
 
@@ -112,6 +113,7 @@ class _Fault(NamedTuple):
 
     ledger: KnownLedger
     words: str
+    how: str = "again"
 
 
 @dataclass
@@ -150,8 +152,8 @@ class History:
             then = "and then the same command" if fault.ledger in direct else "and the stages after it"
             way = f"it without {STATE_DIR} to another place" if is_folder(given) else "it to another folder"
             raise InputError(
-                f"{given} is not up to date: {stage} {fault.words}. Run {stage} again, {then}. (If {given} is right as "
-                f"it is, copy {way}, and give that.)"
+                f"{given} is not up to date: {stage} {fault.words}. Run {stage} {fault.how}, {then}. (If {given} is "
+                f"right as it is, copy {way}, and give that.)"
             )
 
     def _sources(self, ledger: KnownLedger) -> tuple[list[KnownLedger], _Fault | None]:
@@ -230,7 +232,8 @@ def _find_fault(ledger: KnownLedger, read: _Read, now: _Files) -> _Fault | None:
     """The first file that a stage has not `read` as it is `now`."""
     for name, tags in sorted(read.tags.items()):
         if name not in now and name in read.writers and tags != {""}:
-            return _Fault(ledger, f"has read {name}, which {read.writers[name].stage} has removed since")
+            words = f"has read {name}, which {read.writers[name].stage} has removed since"
+            return _Fault(ledger, words, "again, of the whole input at once")
         if name in now and tags != {""} and now[name][0].sha256 not in tags:
             return _Fault(ledger, f"has not read {name} as {now[name][1].stage} wrote it last")
     unread = min((name for name in now if name not in read.tags), default="")

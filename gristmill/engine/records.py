@@ -30,6 +30,7 @@ _LOOSE = ".done"
 _ELSEWHERE = ".ledger-elsewhere"
 
 TaskId = tuple[str, str]  # step, name of the task
+_LINES: TaskId = ("", "lines")  # the record of the number of lines in the ledger
 
 
 class OutputRecord(msgspec.Struct, frozen=True):
@@ -185,12 +186,15 @@ class Ledger:
 
     def read(self, without: Iterable[TaskId] = ()) -> dict[TaskId, DoneRecord]:
         """The last record of each task; those of tasks `without` which have just finished are not read."""
-        return {record.id: record for record in self._read(DoneRecord, without)}
+        return {record.id: record for record in self._read(DoneRecord, without) if record.id != _LINES}
 
     @property
     def is_damaged(self) -> bool:
-        """Whether the ledger has a line that is not a record, so that some outputs are unknown."""
-        return any(not _decode(line, _BriefRecord) for line in self._lines())
+        """Whether a line of the ledger is no record, or lines are missing, so that some outputs are unknown."""
+        lines = self._lines()
+        found = [record for line in lines for record in _decode(line, _BriefRecord)]
+        told = [msgspec.json.decode(record.value) for record in found if (record.step, record.task) == _LINES]
+        return len(found) < len(lines) or told not in ([], [len(lines)])
 
     def outputs(self) -> dict[str, OutputRecord]:
         """The record of every file that the stage wrote, or claimed (size -1), by absolute path."""
@@ -230,10 +234,11 @@ class Ledger:
 
     def compact(self, own: Iterable[DoneRecord], removed: Iterable[TaskId] = ()) -> None:
         """Move the records of a run that has ended into the ledger, and forget `removed` ones."""
-        new, gone = {record.id: record for record in own}, set(removed)
+        new, gone = {record.id: record for record in own}, {*removed, _LINES}
         with locked_file(self.file.with_suffix(".compacting")):
             records = {record.id: record for record in self._decode_file(DoneRecord)} | new
-            lines = (_encode(record) for task, record in sorted(records.items()) if task not in gone)
+            lines = [_encode(record) for task, record in sorted(records.items()) if task not in gone]
+            lines.insert(0, _encode(DoneRecord(*_LINES, {}, [], Counts({}, []), len(lines) + 1)))
             write_file(self.file, b"".join(line + b"\n" for line in lines))
         remove_files(map(self._loose_path, (*new, *gone)))
         with suppress(OSError):  # another process's records are in it, or there is none

@@ -195,7 +195,8 @@ def _iter_known(key_set: Path | None, files: Mapping[str, int]) -> Iterator[tupl
         example = next(iter(files))
         raise InputError(
             f"{key_set} names {min(unknown)!r}, a file that the corpus does not have; it has {example!r}, for "
-            "example. Was it made from another folder? Names start with the source"
+            "example. Was it made from another folder? Names start with the source. If a source was removed, or "
+            "renamed, run the stages that made it for the whole corpus at once (filter and to_hash with `all`)"
         )
 
 

@@ -215,3 +215,35 @@ def test_parts_that_all_moved_to_another_chunk_are_noticed(chunks: Path) -> None
         InputError, match=r"deduped is not up to date: dedup_train has read .*, which pass2 has removed"
     ):
         find(chunks / "deduped", chunks / "f.pickle")
+
+
+def test_a_line_that_a_ledger_lost_is_made_again(raw: Path, tmp_path: Path) -> None:
+    norm, short = tmp_path / "norm", tmp_path / "f.pickle"
+    normalize(raw, norm)
+    find(norm, short)
+    for ledger, name in (
+        (norm / ".gristmill/normalize_text.ledger", b"book/a.jsonl"),
+        (tmp_path / ".gristmill/filter-f.pickle.ledger", b"book/a.jsonl"),
+    ):
+        lines = ledger.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if not (name in line and b'"step":"' in line and b'"step":""' not in line)]
+        assert len(kept) < len(lines)
+        ledger.write_bytes(b"".join(kept))
+    (norm / "book/a.jsonl").touch()
+    with pytest.raises(
+        InputError, match=r"normalize_text.ledger is damaged, and does not name it\. Run normalize_text"
+    ):
+        find(norm, short)
+    normalize(raw, norm)
+    find(norm, short)
+
+
+def test_a_key_set_is_written_again_with_the_table_beside_it(raw: Path, tmp_path: Path) -> None:
+    clusters, keys = tmp_path / "clusters.pickle", tmp_path / "duplicates.pickle"
+    (tmp_path / "duplicate_pairs.txt").write_text("book/a.jsonl@1 :: book/a.jsonl@5\nbook/a.jsonl@1 :: web/a.jsonl@1\n")
+    generate_connected_components(tmp_path, clusters, options=QUIET)
+    generate_duplicates_dict(clusters, keys, QUIET)
+    before = keys.read_bytes()
+    generate_duplicates_dict(clusters, keys.with_suffix(".parquet"), QUIET, keep="source:web")
+    assert keys.read_bytes() != before
+    pass1(raw, tmp_path / "pass1", keys, options=QUIET)
