@@ -95,7 +95,7 @@ def generate_duplicates_dict(
     files = list_corpus(corpus, text_column=text_column) if corpus is not None else []
     _check_corpus(settings, corpus, files, out_file, f"--verify {verify}" if verify else f"--keep {keep}")
     keys = _key_set(out_file)
-    outputs, reads = (table, *([keys] if keys else [])), [input_file.with_suffix("")]  # .pickle or .parquet
+    outputs, reads = (*([keys] if keys else []), table), [input_file.with_suffix("")]  # .pickle or .parquet
     listed = {corpus: paths_of(files)} if corpus and settings.reads_corpus else {}
     with open_stage(
         STAGE, out_file.parent, options, label=out_file.stem, reads=reads, listed=listed, files=outputs
