@@ -14,6 +14,7 @@ from gristmill.engine.tags import writer_of
 from gristmill.engine.task import Result, Task
 from gristmill.errors import DamagedFile, InputError
 from gristmill.io import readers
+from gristmill.io.cuts import ONE_SLICE, Cut
 from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import Slice, find_cuts, is_cut, read_corpus, slices_at
 
@@ -43,13 +44,13 @@ def cut_raw_corpus(run: StageRun, files: Sequence[CorpusFile]) -> list[Slice]:
     """
     large = [file for file in files if is_cut(file)]
     if not large:
-        return [part for file in files for part in slices_at(file, [(0, 0)])]
+        return [part for file in files for part in slices_at(file, ONE_SLICE)]
     found = run.step("cut", [_cut_task(file) for file in large])
     earlier = run.all_records()
     checked = run.step(_CHECK, [_check_task(file) for file in large if (_CHECK, file.name) in earlier])
     damaged = found.counts.damaged | checked.counts.damaged
-    cuts = dict(zip((file.name for file in large), found.values(list[tuple[int, int]]), strict=True))
-    slices = [part for file in files for part in slices_at(file, cuts.get(file.name, [(0, 0)]))]
+    cuts = dict(zip((file.name for file in large), found.values(list[Cut]), strict=True))
+    slices = [part for file in files for part in slices_at(file, cuts.get(file.name, ONE_SLICE))]
     return [_mark(part, damaged.get(part.name)) for part in slices]
 
 
@@ -124,15 +125,15 @@ def _ends_group(name: str) -> bool:
 
 def _cut_task(file: CorpusFile) -> Task:
     arguments = {"file": file, "slice_bytes": readers.SLICE_BYTES}
-    return Task(file.name, cut_file, arguments, size=file.size)
+    return Task(file.name, find_slices, arguments, size=file.size)
 
 
-def cut_file(file: CorpusFile, slice_bytes: int) -> Result:
-    """Task: find where the slices of a file start, as (byte or row group, row); one slice if it is damaged."""
+def find_slices(file: CorpusFile, slice_bytes: int) -> Result:
+    """Task: find where the slices of a file start; one slice if it is damaged."""
     try:
         return Result(Counts({}, []), find_cuts(file, slice_bytes))
     except DamagedFile as error:
-        return Result(Counts({}, [], {file.name: _describe(error)}), [(0, 0)])
+        return Result(Counts({}, [], {file.name: _describe(error)}), ONE_SLICE)
 
 
 def _check_task(file: CorpusFile | Slice) -> Task:

@@ -25,14 +25,15 @@ import msgspec
 from gristmill.counts import Counts, Damage
 from gristmill.engine.task import FileSet, Task, parts_of, relocate
 from gristmill.errors import GristmillError, InputError, OutputError, wrap_read_errors, wrap_write_errors
+from gristmill.io.cuts import WHOLE, Ranges, merge
 from gristmill.io.files import rejects_path
+from gristmill.io.readers import Slice
 from gristmill.storage.files import FileInfo, file_info, is_file
 from gristmill.storage.local import atomic_write, flush_all, locked, sha256_file
 from gristmill.storage.names import absolute
 from gristmill.storage.objects import download, upload
 from gristmill.urls import SCHEMES, is_remote, object_name
 
-ByteRange = tuple[int, int | None]  # from a byte up to another, or to the end
 TAKEN_OVER = "another process has taken over the work. Run the same command again to go on"
 _PREFIX = "gristmill-scratch-"
 _OWNER = "owner"  # the file in a scratch folder on which its process holds a lock as long as it lives
@@ -173,7 +174,7 @@ def staged(task: Task, inputs: Mapping[Path, FileInfo], scratch: Scratch | None)
         yield StagedTask(task)
         return
     assert scratch, f"{task.name} needs a scratch folder"
-    size = sum(_size_of(byte_range, inputs.get(path)) for path, byte_range in fetched)
+    size = sum(_size_of(ranges, inputs.get(path)) for path, ranges in fetched)
     with scratch.reserve(_COPIES * size) as folder:
         places = {path: _inside(folder, path) for path, _ in fetched}
         for output in moved:
@@ -181,8 +182,10 @@ def staged(task: Task, inputs: Mapping[Path, FileInfo], scratch: Scratch | None)
         with _names_full_disk(scratch), wrap_write_errors(scratch.folder):
             for place in places.values():
                 place.parent.mkdir(parents=True, exist_ok=True)
-            for path, byte_range in fetched:
-                _fetch(path, places[path], byte_range, inputs.get(path))
+            for path, ranges in fetched:
+                places[path].touch()
+                for start, end in ranges:
+                    _fetch(path, places[path], start, end, inputs.get(path))
         arguments = relocate(task.arguments, lambda path: places.get(path, path))
         outputs = tuple(places.get(path, path) for path in task.outputs)
         copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch.fence, folder)
@@ -221,10 +224,9 @@ def _original(argument: Any, folder: Path) -> Any:
     return re.sub(rf"{re.escape(str(folder))}/({'|'.join(SCHEMES)})/", r"\1:/", argument).replace(str(folder), "")
 
 
-def _size_of(byte_range: ByteRange, seen: FileInfo | None) -> int:
+def _size_of(ranges: Ranges, seen: FileInfo | None) -> int:
     """Bytes that are fetched of an object that the driver has seen."""
-    start, end = byte_range
-    return 0 if seen is None else (seen.size if end is None else min(seen.size, end)) - start
+    return sum((seen.size if end is None else min(seen.size, end)) - start for start, end in ranges) if seen else 0
 
 
 def _has_bytes(path: Path, local: Path, sha256: str) -> bool:
@@ -244,13 +246,10 @@ def _move(local: Path, path: Path) -> None:
             shutil.copyfile(local, temporary)
 
 
-def _fetch(path: Path, target: Path, byte_range: ByteRange, seen: FileInfo | None) -> None:
-    if byte_range[0] == byte_range[1]:  # nothing of it is read
-        target.touch()
-        return
+def _fetch(path: Path, target: Path, start: int, end: int | None, seen: FileInfo | None) -> None:
     try:
         with wrap_read_errors(path):
-            found = download(path, target, *byte_range)
+            found = download(path, target, start, end)
     except InputError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
@@ -264,24 +263,23 @@ def _fetch(path: Path, target: Path, byte_range: ByteRange, seen: FileInfo | Non
         raise InputError(f"{path} was changed while it was read: run the same command again")
 
 
-def _remote_ranges(value: Any, outputs: set[Path]) -> Iterator[tuple[Path, ByteRange]]:
-    """Every remote input in a value with the range of it that is read, the smallest that covers all, once each."""
-    ranges: dict[Path, ByteRange] = {}
-    for path, (start, end) in _ranges(value, (0, None)):
+def _remote_ranges(value: Any, outputs: set[Path]) -> Iterator[tuple[Path, Ranges]]:
+    """Every remote input in a value with the bytes of it that are read, once each."""
+    found: dict[Path, Ranges] = {}
+    for path, ranges in _ranges(value, WHOLE):
         if path not in outputs and is_remote(path):
-            first, last = ranges.get(path, (start, end))
-            ranges[path] = min(first, start), None if None in (last, end) else max(last or 0, end or 0)
-    yield from ranges.items()
+            found[path] = found.get(path, ()) + ranges
+    yield from ((path, merge(ranges)) for path, ranges in found.items())
 
 
-def _ranges(value: Any, byte_range: ByteRange) -> Iterator[tuple[Path, ByteRange]]:
-    """Every path in a value with its range: that of the object with a `byte_range` that holds it, or the whole."""
+def _ranges(value: Any, ranges: Ranges) -> Iterator[tuple[Path, Ranges]]:
+    """Every path in a value with the bytes that are read: those of the slice that holds it, or the whole."""
     if isinstance(value, Path | FileSet):
         for path in value.paths if isinstance(value, FileSet) else (value,):
-            yield path, byte_range
+            yield path, ranges
     else:
         for item in parts_of(value):
-            yield from _ranges(item, getattr(value, "byte_range", byte_range))
+            yield from _ranges(item, value.ranges if isinstance(value, Slice) else ranges)
 
 
 def _inside(folder: Path, path: Path) -> Path:

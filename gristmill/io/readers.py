@@ -11,8 +11,9 @@ import pyarrow as pa
 from gristmill.budget import Hold
 from gristmill.counts import MALFORMED, READ, Counts, Damage
 from gristmill.errors import InputError, UsageError, require, wrap_read_errors
+from gristmill.io.cuts import ONE_SLICE, WHOLE, Cut, Ranges
 from gristmill.io.documents import CorpusFile, DocKey, Document, list_corpus, source_of
-from gristmill.io.formats.arrow_tables import damaged_table, ipc_batches, parquet_batches, row_group_starts
+from gristmill.io.formats.arrow_tables import damaged_table, ipc_batches, parquet_batches, row_group_cuts
 from gristmill.io.formats.arrow_values import records
 from gristmill.io.formats.json_fields import decode_string, parse_fields, reject_one_value
 from gristmill.io.formats.malformed import BadRecord, Malformed
@@ -32,7 +33,8 @@ class Slice:
     """Part of a corpus file that one task reads, `start` up to `end`: bytes of a .jsonl, row groups of a .parquet.
 
     `first_row` is the row in the file of its first record; `size` is its approximate size in bytes, for
-    the progress bar; `end` None is the end of the file. `damage` is why a file is left out, in brief and in full.
+    the progress bar; `end` None is the end of the file. `ranges` are the bytes of the file that are read. `damage` is
+    why a file is left out, in brief and in full.
     """
 
     path: Path
@@ -42,6 +44,7 @@ class Slice:
     end: int | None = None
     size: int = 0
     text_column: str = "text"
+    ranges: Ranges = WHOLE
     damage: tuple[str, str] | None = None
 
     @property
@@ -53,18 +56,13 @@ class Slice:
         """Name of the slice, unique in its corpus: `<file>+<start>`."""
         return f"{self.name}+{self.start}"
 
-    @property
-    def byte_range(self) -> tuple[int, int | None]:
-        """The first byte that is read of the file, and the one after the last, or None: up to its end."""
-        return (self.start, self.end) if _is_plain_lines(self.name) else (0, None)
-
 
 def plan_slices(file: CorpusFile) -> list[Slice]:
     """Cut a file into slices: .jsonl at lines, .parquet at row groups; other formats are one slice.
 
     Reads a large file. Raises InputError if a file that must be cut is unreadable.
     """
-    return slices_at(file, find_cuts(file, SLICE_BYTES) if is_cut(file) else [(0, 0)])
+    return slices_at(file, find_cuts(file, SLICE_BYTES) if is_cut(file) else ONE_SLICE)
 
 
 def is_cut(file: CorpusFile) -> bool:
@@ -72,20 +70,23 @@ def is_cut(file: CorpusFile) -> bool:
     return file.size > SLICE_BYTES and (_format(file.name) == "parquet" or _is_plain_lines(file.name))
 
 
-def find_cuts(file: CorpusFile, slice_bytes: int) -> list[tuple[int, int]]:
-    """Where the slices of a .jsonl or .parquet file start, about `slice_bytes` apart: (byte or row group, row)."""
-    if _is_plain_lines(file.name):
-        return line_starts(file.path, slice_bytes)
-    return row_group_starts(file.path, file.size, slice_bytes)
+def find_cuts(file: CorpusFile, slice_bytes: int) -> list[Cut]:
+    """Where the slices of a .jsonl or .parquet file start, about `slice_bytes` apart."""
+    if not _is_plain_lines(file.name):
+        return row_group_cuts(file.path, file.size, slice_bytes)
+    starts = line_starts(file.path, slice_bytes)
+    ends = [start for start, _ in starts[1:]] + [None]
+    return [Cut(start, row, ((start, end),)) for (start, row), end in zip(starts, ends, strict=True)]
 
 
-def slices_at(file: CorpusFile, cuts: list[tuple[int, int]]) -> list[Slice]:
+def slices_at(file: CorpusFile, cuts: list[Cut]) -> list[Slice]:
     """The slices of a file that start at `cuts`."""
-    ends = [start for start, _ in cuts[1:]] + [None]
+    ends = [cut.start for cut in cuts[1:]] + [None]
     share, rest = divmod(file.size, len(cuts))
+    sizes = [share] * (len(cuts) - 1) + [share + rest]
     return [
-        Slice(file.path, file.name, row, start, end, share if end else share + rest, file.text_column)
-        for (start, row), end in zip(cuts, ends, strict=True)
+        Slice(file.path, file.name, cut.row, cut.start, end, size, file.text_column, cut.ranges)
+        for cut, end, size in zip(cuts, ends, sizes, strict=True)
     ]
 
 
@@ -116,7 +117,7 @@ def read_corpus(
     """
     require(on_malformed in ("raise", "skip"), f"on_malformed {on_malformed!r}: wanted 'raise' or 'skip'")
     for file in _files_of(Path(path), text_column, read_also):
-        (part,) = slices_at(file, [(0, 0)])
+        (part,) = slices_at(file, ONE_SLICE)
         for row, record in _records(part):
             try:
                 yield _to_document(record, DocKey(part.name, row), text_column)

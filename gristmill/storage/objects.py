@@ -92,12 +92,12 @@ def read_object(path: Path) -> tuple[bytes, FileInfo]:
 
 
 def download(path: Path, target: Path, start: int = 0, end: int | None = None) -> FileInfo:
-    """Write an object's bytes from `start` to `end` to the same offsets of the new local file `target`.
+    """Write an object's bytes from `start` to `end` to the same offsets of the local file `target`.
 
-    A range leaves a hole before `start`, which takes no space. Raises FileNotFoundError.
+    The file is made if there is none; a hole before `start` takes no space. Raises FileNotFoundError.
     """
     chunks = _chunks(path, start, end)
-    with target.open("wb") as file:
+    with target.open("r+b" if target.exists() else "wb") as file:
         file.seek(start)
         for chunk in chunks:
             file.write(chunk)

@@ -16,6 +16,7 @@ from gristmill.counts import Counts, Damage
 from gristmill.engine.slices import group_slices
 from gristmill.errors import DamagedFile, InputError, wrap_read_errors
 from gristmill.io import readers
+from gristmill.io.cuts import ONE_SLICE
 from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.formats.arrow_tables import damaged_table
 from gristmill.io.formats.compressed import CorruptStream, decompress
@@ -128,7 +129,7 @@ def sample_corpus(
     for name, share in (("small", SMALL_SHARE), ("large", 1)):
         for file in sampled:
             _write_share(folder / name / file.name, file, share)
-    slices = [part for file in files for part in slices_at(file, [(0, 0)] * _count_slices(file))]
+    slices = [part for file in files for part in slices_at(file, ONE_SLICE * _count_slices(file))]
     extent = Extent(
         round(sum(kind.total(lambda file: len(file.lines)) for kind in kinds)),
         round(sum(kind.total(lambda file: sum(file.sizes)) for kind in kinds)),

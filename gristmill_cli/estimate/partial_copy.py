@@ -53,12 +53,12 @@ def _cut_at_line(path: Path) -> None:
 
 def _copy_row_groups(file: CorpusFile, size: int, target: Path) -> None:
     """Copy the footer of a .parquet, and its first row groups, of `size` bytes or a little more."""
-    _copy_range(file, max(0, file.size - _TAIL_BYTES), file.size, target)
+    download(file.path, target, max(0, file.size - _TAIL_BYTES))
     with target.open("rb") as copy:
         copy.seek(-_END_BYTES, 2)
         footer = int.from_bytes(copy.read(4), "little") + _END_BYTES
     if _TAIL_BYTES < footer < file.size:
-        _copy_range(file, file.size - footer, file.size, target)
+        download(file.path, target, file.size - footer)
     found, end = pa.parquet.read_metadata(target), 0
     for number in range(found.num_row_groups):
         if end >= size:
@@ -67,15 +67,4 @@ def _copy_row_groups(file: CorpusFile, size: int, target: Path) -> None:
         chunks = [group.column(i) for i in range(group.num_columns)]
         starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
         end = max(start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True))
-    _copy_range(file, 0, min(end, file.size), target)
-
-
-def _copy_range(file: CorpusFile, start: int, end: int, target: Path) -> None:
-    """Copy a range of a file to its place in `target`, which may have others."""
-    part = target.with_name("part")
-    download(file.path, part, start, end)
-    with part.open("rb") as source, target.open("r+b" if target.exists() else "wb") as copy:
-        source.seek(start)
-        copy.seek(start)
-        copy.write(source.read())
-    part.unlink()
+    download(file.path, target, 0, min(end, file.size))

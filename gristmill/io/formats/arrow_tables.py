@@ -1,6 +1,7 @@
 """Record batches of .parquet and .arrow files, and where a large .parquet file is cut."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +10,9 @@ import pyarrow.parquet
 
 from gristmill.budget import held
 from gristmill.errors import DamagedFile, InputError
+from gristmill.io.cuts import Cut, merge
 
+_AFTER_FOOTER = 8  # bytes of a .parquet after its footer: the footer's size, and PAR1
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 4 << 20  # of a batch, on average: Python's strings take up to four times that
 _BUFFER_BYTES = 1 << 20  # read at a time of a column; without a buffer Arrow reads all of a row group's
@@ -145,8 +148,11 @@ def _small_batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-def row_group_starts(path: Path, size: int, slice_bytes: int) -> list[tuple[int, int]]:
-    """First row group, and its first row, of each slice of about `slice_bytes` of a file of `size` bytes."""
+def row_group_cuts(path: Path, size: int, slice_bytes: int) -> list[Cut]:
+    """First row group, its first row, and the bytes of each slice of about `slice_bytes` of a file of `size` bytes.
+
+    A slice reads its row groups and the footer; the whole file, if row groups are not in their order in it.
+    """
     try:
         metadata = pa.parquet.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
@@ -158,4 +164,14 @@ def row_group_starts(path: Path, size: int, slice_bytes: int) -> list[tuple[int,
             held = 0
         row += metadata.row_group(group).num_rows
         held += size // metadata.num_row_groups
-    return starts
+    places = [_first_byte(metadata.row_group(group)) for group, _ in starts[1:]]
+    if places != sorted(set(places)):
+        return [Cut(*start) for start in starts]
+    footer = size - metadata.serialized_size - _AFTER_FOOTER
+    ranges = pairwise([0, *places, footer])
+    return [Cut(*start, merge((own, (footer, None)))) for start, own in zip(starts, ranges, strict=True)]
+
+
+def _first_byte(group: pa.parquet.RowGroupMetaData) -> int:
+    chunks = (group.column(i) for i in range(group.num_columns))
+    return min(chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks)

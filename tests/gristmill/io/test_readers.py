@@ -18,7 +18,8 @@ from gristmill.counts import Counts, Tally
 from gristmill.errors import InputError, UsageError
 from gristmill.io import readers
 from gristmill.io.documents import DocKey, Document, list_corpus
-from gristmill.io.readers import plan_slices, read_corpus, read_documents
+from gristmill.io.formats import arrow_tables
+from gristmill.io.readers import Slice, plan_slices, read_corpus, read_documents
 from gristmill.io.writers import Rejects
 
 
@@ -184,3 +185,50 @@ def test_a_document_is_the_callers_alone(tmp_path: Path) -> None:
     batch = next(batches)
     assert sys.getrefcount(batch) == 2
     documents.close()
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_a_slice_reads_its_ranges_alone_and_slices_share_only_the_footer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    texts = [f"{i} " + "x" * (i % 97) * 7 for i in range(900)]
+    path = tmp_path / "in" / name
+    path.parent.mkdir()
+    if name == "a.parquet":
+        table = pa.table({"text": texts, "id": range(900)})
+        pa.parquet.write_table(table, path, row_group_size=50, compression="none", write_page_index=True)
+    else:
+        path.write_text("".join(f'{{"text": "{text}", "id": {i}}}\n' for i, text in enumerate(texts)))
+    data = path.read_bytes()
+    monkeypatch.setattr(readers, "SLICE_BYTES", len(data) // 5)
+    (file,) = list_corpus(tmp_path / "in")
+    slices = plan_slices(file)
+    assert len(slices) >= 4
+    assert [(doc.text, doc.key.row) for part in slices for doc in _read_ranges(part, data)] == [
+        (text, row) for row, text in enumerate(texts)
+    ]
+    read = sum((len(data) if end is None else end) - start for part in slices for start, end in part.ranges)
+    footer = int.from_bytes(data[-8:-4], "little") + 8 if name == "a.parquet" else 0
+    assert read <= len(data) + len(slices) * footer
+
+
+def _read_ranges(part: Slice, data: bytes) -> list[Document]:
+    """The documents of a slice of a file of which all other bytes are gone."""
+    kept = bytearray(len(data))
+    for start, end in part.ranges:
+        kept[start:end] = data[start:end]
+    part.path.write_bytes(kept)
+    return [*read_documents(part, Counts({}, []), Rejects(part.path.with_name("rejects")))]
+
+
+def test_row_groups_in_another_order_than_in_the_file_are_read_with_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    pa.parquet.write_table(
+        pa.table({"text": ["a" * 99, "b" * 99, "c" * 99]}), tmp_path / "in/a.parquet", row_group_size=1
+    )
+    monkeypatch.setattr(readers, "SLICE_BYTES", 1)
+    monkeypatch.setattr(arrow_tables, "_first_byte", lambda group: -group.num_rows)
+    (file,) = list_corpus(tmp_path / "in")
+    assert {part.ranges for part in plan_slices(file)} == {((0, None),)}
