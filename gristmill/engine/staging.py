@@ -25,8 +25,8 @@ import msgspec
 from gristmill.counts import Counts, Damage
 from gristmill.engine.task import FileSet, Task, parts_of, relocate
 from gristmill.errors import GristmillError, InputError, OutputError, wrap_read_errors, wrap_write_errors
-from gristmill.io.cuts import WHOLE, Ranges, merge
 from gristmill.io.files import rejects_path
+from gristmill.io.formats.cuts import WHOLE, Ranges, merge
 from gristmill.io.readers import Slice
 from gristmill.storage.files import FileInfo, file_info, is_file
 from gristmill.storage.local import atomic_write, flush_all, locked, sha256_file

@@ -11,10 +11,10 @@ import pyarrow as pa
 from gristmill.budget import Hold
 from gristmill.counts import MALFORMED, READ, Counts, Damage
 from gristmill.errors import InputError, UsageError, require, wrap_read_errors
-from gristmill.io.cuts import ONE_SLICE, WHOLE, Cut, Ranges
 from gristmill.io.documents import CorpusFile, DocKey, Document, list_corpus, source_of
 from gristmill.io.formats.arrow_tables import damaged_table, ipc_batches, parquet_batches, row_group_cuts
 from gristmill.io.formats.arrow_values import records
+from gristmill.io.formats.cuts import ONE_SLICE, WHOLE, Cut, Ranges
 from gristmill.io.formats.json_fields import decode_string, parse_fields, reject_one_value
 from gristmill.io.formats.malformed import BadRecord, Malformed
 from gristmill.io.formats.suffixes import LINE_FORMATS, READABLE, TABLE_FORMATS, parse_name

@@ -16,10 +16,10 @@ from gristmill.counts import Counts, Damage
 from gristmill.engine.slices import group_slices
 from gristmill.errors import DamagedFile, InputError, wrap_read_errors
 from gristmill.io import readers
-from gristmill.io.cuts import ONE_SLICE
 from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.formats.arrow_tables import damaged_table
 from gristmill.io.formats.compressed import CorruptStream, decompress
+from gristmill.io.formats.cuts import ONE_SLICE
 from gristmill.io.formats.suffixes import LINE_FORMATS, CorpusName, normal_name, parse_name
 from gristmill.io.lines import MAX_LINE_BYTES, damaged_stream
 from gristmill.io.readers import Slice, is_cut, read_documents, slices_at

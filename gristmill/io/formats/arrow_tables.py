@@ -10,7 +10,7 @@ import pyarrow.parquet
 
 from gristmill.budget import held
 from gristmill.errors import DamagedFile, InputError
-from gristmill.io.cuts import Cut, merge
+from gristmill.io.formats.cuts import Cut, merge
 
 _AFTER_FOOTER = 8  # bytes of a .parquet after its footer: the footer's size, and PAR1
 _BATCH_ROWS = 1024
