@@ -236,14 +236,3 @@ def test_a_line_that_a_ledger_lost_is_made_again(raw: Path, tmp_path: Path) -> N
         find(norm, short)
     normalize(raw, norm)
     find(norm, short)
-
-
-def test_a_key_set_is_written_again_with_the_table_beside_it(raw: Path, tmp_path: Path) -> None:
-    clusters, keys = tmp_path / "clusters.pickle", tmp_path / "duplicates.pickle"
-    (tmp_path / "duplicate_pairs.txt").write_text("book/a.jsonl@1 :: book/a.jsonl@5\nbook/a.jsonl@1 :: web/a.jsonl@1\n")
-    generate_connected_components(tmp_path, clusters, options=QUIET)
-    generate_duplicates_dict(clusters, keys, QUIET)
-    before = keys.read_bytes()
-    generate_duplicates_dict(clusters, keys.with_suffix(".parquet"), QUIET, keep="source:web")
-    assert keys.read_bytes() != before
-    pass1(raw, tmp_path / "pass1", keys, options=QUIET)

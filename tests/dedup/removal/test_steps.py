@@ -171,11 +171,13 @@ def _interrupt(*paths: Path) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_pickle_does_not_stay_next_to_the_table_of_other_options(tmp_path: Path) -> None:
-    table = write_table(tmp_path / "c.parquet", CLUSTERS)
-    generate_duplicates_dict(table, tmp_path / "d.pickle", QUIET)
-    generate_duplicates_dict(table, tmp_path / "d.parquet", QUIET, keep="source:c")
-    assert not (tmp_path / "d.pickle").exists()
+def test_a_pickle_next_to_a_table_is_written_again_with_its_options(tmp_path: Path) -> None:
+    table, out = write_table(tmp_path / "c.parquet", CLUSTERS), tmp_path / "d.pickle"
+    generate_duplicates_dict(table, out, QUIET)
+    before = out.read_bytes()
+    generate_duplicates_dict(table, out.with_suffix(".parquet"), QUIET, keep="source:c")
+    listed = {(file, row) for file, rows in pickle.loads(out.read_bytes()).items() for row in rows}
+    assert listed == set(read_removed(out.with_suffix(".parquet"))) and out.read_bytes() != before
 
 
 def test_an_input_is_not_overwritten(tmp_path: Path, chained_norm: Path) -> None:
