@@ -65,6 +65,10 @@ class TrainConfig:
     def check(self) -> None:
         """Raise UsageError for a value out of range, or options that exclude each other."""
         check_ranges(self)
+        require(
+            self.timeout == 0 or self.timeout >= 1,  # ranks cannot even connect in less
+            f"timeout is {self.timeout}; wanted 1 or more seconds, or 0 for the default; try --timeout 0",
+        )
         for section in fields(self):
             if hasattr(options := getattr(self, section.name), "RANGES"):
                 check_ranges(options, f"{section.name}.")

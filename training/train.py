@@ -47,18 +47,21 @@ def train_as_planned(plan: RunPlan, on_step: Callable[[], None] = lambda: None) 
         trainer.start()
         if changed:
             trainer.reporter.say(changed)
+        due = False
         for step in range(trainer.steps_done + 1, config.optim.steps + 1):
             on_step()
             stopping = trainer.step(step, stop.received)
             last = step == config.optim.steps
             evaluating = last or _is_due(step, config.eval.every)
-            saving = stopping or last or _is_due(step, config.checkpoint.every)
+            due = due or _is_due(step, config.checkpoint.every)
+            saving = stopping or last or (due and not trainer.skipped)  # or a diverged model would replace good ones
             if evaluating or saving or _is_due(step, config.metrics.log_every):
                 trainer.report()  # before a checkpoint: after a resume, steps before it are never recorded
             if evaluating:
                 trainer.evaluate(step)
             if saving:
                 trainer.save(step)
+                due = False
             if stopping and not last:
                 trainer.finish_early(step)
                 sys.exit(128 + trainer.world.all_reduce_max(stop.received))

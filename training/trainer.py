@@ -12,6 +12,7 @@ from torch import Tensor
 
 from training.checkpoint.checkpoint import CheckpointManager, load_model
 from training.checkpoint.record import CheckpointRecord, require_same_model
+from training.checkpoint.run_folder import CHECKPOINTS
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import model_state
 from training.data.batches import Batches
@@ -70,7 +71,7 @@ class Trainer:
         sampled = config.eval.sample_tokens > 0
         self.sampler = Sampler(data.train, self.train_data.manifest, config.eval, config.seed) if sampled else None
         self.checkpoints = CheckpointManager(
-            config.out_dir / "checkpoints", config.checkpoint.keep, world, self.reporter.say
+            config.out_dir / CHECKPOINTS, config.checkpoint.keep, world, self.reporter.say
         )
         self.steps_done, self.unreported = 0, list[StepMetrics]()
         verified = (self.train_data, self.holdout) if data.verify == "checksum" else ()
@@ -137,6 +138,11 @@ class Trainer:
         local = torch.stack([local_loss.double(), squares, torch.full_like(squares, stop_signal)])
         total, square, stop = self.world.all_reduce(local).tolist()
         return total / self.tokens_per_step, math.sqrt(square) / loss_scale, stop > 0
+
+    @property
+    def skipped(self) -> bool:
+        """True if the last step's update was skipped."""
+        return bool(self.stability.fault)
 
     def report(self) -> None:
         """Record the steps since the last report and print the last one."""

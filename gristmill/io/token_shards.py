@@ -50,7 +50,7 @@ class TokenizerRecord(msgspec.Struct, forbid_unknown_fields=True):
     path: str
     sha256: str
     vocab_size: Count
-    end_of_document: Count
+    end_of_document: Annotated[int, msgspec.Meta(ge=-1)]  # -1: unknown, of an imported model
 
 
 class ShardRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -121,8 +121,8 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
             return f"its version is {self.version}; wanted {' or '.join(map(str, _VERSIONS))}"
         if self.version > 1 and not all(shard.idx_sha256 for shard in self.shards):
             return "a shard has no idx_sha256; wanted the SHA-256 of its .idx"
-        if tokenizer.end_of_document >= tokenizer.vocab_size:
-            return f"end_of_document is {tokenizer.end_of_document}; wanted an id below {tokenizer.vocab_size}"
+        if not 0 <= tokenizer.end_of_document < tokenizer.vocab_size:
+            return f"end_of_document is {tokenizer.end_of_document}; wanted an id from 0 to {tokenizer.vocab_size - 1}"
         if self.dtype != (wanted := token_dtype(tokenizer.vocab_size).name):
             return f"dtype is {self.dtype!r}; wanted {wanted!r} for a vocabulary of {tokenizer.vocab_size:,}"
         repeated = [name for name, count in Counter(names).items() if count > 1]
@@ -263,7 +263,8 @@ def _read_header(path: Path) -> tuple[np.dtype, int]:
     with _read_errors(path), path.open("rb") as file:
         head, size = file.read(_HEADER.size), path.stat().st_size
     if len(head) < _HEADER.size or not head.startswith(MAGIC):
-        raise InputError(f"{path} is not a Megatron index: it begins with {head[:9]!r}; wanted {MAGIC!r}. {REMEDY}")
+        found = f"{size:,} bytes from {head[:9]!r} on; wanted {_HEADER.size} or more, from {MAGIC!r} on"
+        raise InputError(f"{path} is not a Megatron index: {found}. {REMEDY}")
     _, version, code, sequences, documents = _HEADER.unpack(head)
     if version != 1 or code not in _DTYPE_CODES:
         raise InputError(f"{path} is damaged: version {version}, dtype {code}; wanted 1, and 8 or 4. {REMEDY}")

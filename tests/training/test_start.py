@@ -31,12 +31,22 @@ def test_a_refused_init_from_does_not_claim_the_folder(config: TrainConfig, tmp_
     assert (one_step.out_dir / "run.json").is_file()
 
 
-@pytest.mark.parametrize("text", ["[]", '{"steps": null}', "{}", "\xff", "nonsense"])
+@pytest.mark.parametrize(
+    "text", ["[]", '{"steps": null}', "{}", "\xff", "nonsense", '{"steps": Infinity}', "[" * 100_000]
+)
 def test_a_damaged_run_json_is_an_error(config: TrainConfig, text: str) -> None:
     config.out_dir.mkdir()
     (config.out_dir / "run.json").write_text(text, encoding="latin-1")
     with pytest.raises(InputError, match=r"run.json is damaged; remove .* to start over"):
         train(config)
+
+
+def test_checkpoints_without_run_json_are_not_taken_for_any_run(config: TrainConfig) -> None:
+    config = replace(config, optim=replace(config.optim, steps=1), eval=EvalConfig(sequences=1, sample_tokens=0))
+    train(config)
+    (config.out_dir / "run.json").unlink()
+    with pytest.raises(UsageError, match=r"holds checkpoints and no run.json.*--init_from"):
+        train(replace(config, seed=7))
 
 
 def sparse_shards(folder: Path, like: Manifest, shards: int, tokens: int, documents: int) -> Path:

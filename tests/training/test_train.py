@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import random
 import signal
@@ -177,6 +178,20 @@ def test_a_loss_that_is_not_finite_ends_the_run_or_is_skipped(config: TrainConfi
         train(replace(bad, stability=StabilityConfig(max_skipped_steps=4)))
 
 
+def test_a_diverged_model_replaces_no_checkpoint_and_its_files_are_json(config: TrainConfig) -> None:
+    saving = replace(
+        config, checkpoint=CheckpointConfig(every=1, keep=1), stability=StabilityConfig(max_skipped_steps=3)
+    )
+    bad = replace(saving, optim=replace(config.optim, lr=1e30, max_grad_norm=0.0))
+    with pytest.raises(UsageError, match=r"4 of the last 1000 .*new run .*--init_from the last checkpoint"):
+        train(bad)
+    assert [path.name for path in (config.out_dir / "checkpoints").glob("step-*")] == ["step-00000001"]
+    worse = replace(bad, out_dir=config.out_dir / "worse", optim=replace(bad.optim, lr=1e300, steps=2))
+    assert math.isnan(train(worse).holdout_loss)
+    assert "NaN" not in (worse.out_dir / METRICS).read_text()
+    assert json.loads((worse.out_dir / "summary.json").read_text())["holdout_loss"] is None
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -186,6 +201,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_or_is_skipped(config: TrainConfi
         (["--optim.betas", "nan", "1"], "wanted a finite number, 0 or more; try --optim.betas 0.9 0.95"),
         (["--eval.prompt", "a\udcff"], "eval.prompt is 'a\\udcff', which is not UTF-8"),
         (["--timeout", "inf"], "timeout is inf; wanted a finite number, 0 or more; try --timeout 0.0"),
+        (["--timeout", "0.001"], "wanted 1 or more seconds, or 0 for the default"),
         (["--data.batch_size", "10", "--parallel.micro_batches", "3"], "try --data.batch_size 12"),
         (["--data.seq_len", "100000"], "try a lower --data.seq_len"),
         (["--model.vocab_size", "20"], "below the tokenizer's 300"),

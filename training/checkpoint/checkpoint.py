@@ -137,7 +137,7 @@ class CheckpointManager:
             self.say(f"checkpoint {partial.stem} was never finished: ignoring it")
         found = sorted(self.folder.glob("step-*[0-9]"), reverse=True)
         latest = self.folder / LATEST
-        name = latest.read_text().strip() if latest.is_file() else ""
+        name = latest.read_text(errors="replace").strip() if latest.is_file() else ""
         later = [path for path in found if path.name > name] if self.folder / name in found else []
         return [path for path in found if path not in later], later
 

@@ -56,7 +56,7 @@ def _read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
             return None, f"it has version {found.get('version')}, wanted {VERSION}"
         record = msgspec.convert(found, CheckpointRecord)
         record.model = {ModelConfig.RENAMED.get(key, key): value for key, value in record.model.items()}
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, msgspec.DecodeError) as error:
         return None, f"{RECORD}: {error}"
     return (record, "") if METADATA in record.files else (None, f"{RECORD} names no {METADATA}")
 

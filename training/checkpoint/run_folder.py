@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gristmill.errors import InputError, OutputError, UsageError, wrap_write_errors
+from gristmill.errors import InputError, OutputError, UsageError, require, wrap_write_errors
 from gristmill.storage.local import atomic_write_bytes
 from training.distributed.mesh import main_only
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig, learning_rate
 
-RUN = "run.json"
+RUN, CHECKPOINTS = "run.json", "checkpoints"
 # old names of options to new, for folders that an earlier release began
 _RENAMED = {
     f"{section}.{old}": f"{section}.{new}"
@@ -80,6 +80,11 @@ def lock_run_folder(out_dir: Path, identity: dict[str, Any], optim: OptimConfig)
 
 def _require_same_run(out_dir: Path, identity: dict[str, Any], optim: OptimConfig) -> None:
     if (stored := _read_run(out_dir / RUN)) is None:
+        require(
+            not any(out_dir.glob(f"{CHECKPOINTS}/step-*[0-9]")),
+            f"{out_dir} holds checkpoints and no {RUN}, which says with which options they were trained; restore that "
+            f"file, or start a new run from their weights: another --out_dir, and --init_from {out_dir}",
+        )
         return
     given = json.loads(json.dumps(identity, default=str))  # as it was written: lists for tuples
     differing = [
@@ -112,7 +117,7 @@ def _read_run(path: Path) -> dict[str, Any] | None:
         stored = _BEFORE | {_RENAMED.get(key, key): value for key, value in json.loads(path.read_bytes()).items()}
         stored["steps"] = int(stored["steps"])
         stored["decay_steps"] = int(stored.get("decay_steps") or stored["steps"])
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is damaged; remove {path.parent} to start over") from error
     return stored
 

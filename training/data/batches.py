@@ -88,10 +88,12 @@ class Batches:
         self.order = EpochOrder(order, len(data), seed)
         self.steps_per_epoch = len(data) // split.batch_size
         if self.steps_per_epoch < 1:
+            parts = split.dp_size * split.grad_accum_steps
+            most = len(data) // parts * parts
             raise UsageError(
-                f"{data.folder} holds {len(data)} sequences of {data.length} tokens, less than one batch; "
-                f"try --data.batch_size {len(data) // split.dp_size * split.dp_size or split.dp_size}, "
-                "a lower --data.seq_len or more text"
+                f"{data.folder} holds {len(data)} sequences of {data.length} tokens, less than one batch of "
+                f"{split.batch_size}; try {f'--data.batch_size {most}, ' if most else ''}a lower --data.seq_len or "
+                "more text"
             )
 
     def indices(self, first: int, steps: int = 1) -> NDArray[np.int64]:

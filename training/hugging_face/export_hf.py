@@ -4,6 +4,8 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -53,24 +55,41 @@ def export_hf(
     """
     limit = parse_size(shard_size)
     require_empty(out_dir)
-    partial = partial_path(out_dir)
     with single_process_group() as group, wrap_write_errors(out_dir):
         path, record = open_checkpoint(checkpoint, group, lambda text: print(text, file=sys.stderr))
         model = model_config(record)
         architecture = find_architecture(model)
         tokenizer = _find_tokenizer(tokens, record.tokenizer) if tokens else None
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        dtype = stored_dtypes(path)["model.embed.tokens.weight"]
+        dtype, end = _dtype(path), record.tokenizer.end_of_document
         tensors = hf_tensors(architecture, model)
-        _write_weights(tensors, dtype, limit, path, partial, group.process_group)
-        _write_json(partial / CONFIG_FILE, to_hf_config(architecture, model, record.tokenizer.end_of_document, dtype))
-        _write_json(partial / "generation_config.json", _generation_config(record.tokenizer.end_of_document))
-        if tokenizer is not None:
-            shutil.copyfile(tokenizer, partial / TOKENIZER_FILE)
+        with _new_folder(out_dir) as partial:
+            _write_weights(tensors, dtype, limit, path, partial, group.process_group)
+            _write_json(partial / CONFIG_FILE, to_hf_config(architecture, model, end, dtype))
+            _write_json(partial / "generation_config.json", _generation_config(end))
+            if tokenizer is not None:
+                shutil.copyfile(tokenizer, partial / TOKENIZER_FILE)
+    return f"{architecture} model of step {record.step:,}, {len(tensors)} tensors, in {out_dir}"
+
+
+@contextmanager
+def _new_folder(out_dir: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `out_dir` at the end; an error removes it, as the disk may be full."""
+    partial = partial_path(out_dir)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
         flush_to_disk(partial)
         partial.replace(out_dir)
-    return f"{architecture} model of step {record.step:,}, {len(tensors)} tensors, in {out_dir}"
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _dtype(checkpoint: Path) -> torch.dtype:
+    """The narrowest dtype that holds every parameter: an imported checkpoint may mix them."""
+    dtypes = [dtype for key, dtype in stored_dtypes(checkpoint).items() if key.startswith("model.")]
+    return reduce(torch.promote_types, dtypes)
 
 
 def require_empty(out_dir: Path) -> None:
@@ -135,7 +154,7 @@ def _split_files(tensors: list[HFTensor], itemsize: int, limit: int) -> Iterator
 
 def _generation_config(end: int) -> dict[str, Any]:
     """Build generation_config.json: the end-of-document token also starts a text, as in training, and pads it."""
-    return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end) if end >= 0 else {}
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

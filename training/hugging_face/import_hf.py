@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
+import torch
 from torch import Tensor
 from tyro.conf import Positional
 
@@ -30,6 +31,8 @@ from training.hugging_face.tensor_names import (
 )
 from training.model.model_config import ModelConfig
 from training.sharding.shard_spec import ShardSpec
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # others are codes of quantized weights
 
 
 def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
@@ -94,6 +97,8 @@ def _checkpoint_state(architecture: str, model: ModelConfig, tensors: dict[str, 
         tensor: Tensor = file.get_tensor(stored)  # memory-mapped, not read
         if tuple(tensor.shape) != expected.shape:
             raise InputError(f"{name} has shape {tuple(tensor.shape)}, {CONFIG_FILE} makes it {expected.shape}")
+        if tensor.dtype not in _DTYPES:
+            raise UsageError(f"{name} holds {tensor.dtype}; wanted float weights: convert a quantized model back first")
         state |= {
             f"model.{ours}": [(view, ShardSpec.whole(tuple(view.shape)))]
             for ours, view in expected.views(tensor).items()
@@ -103,12 +108,8 @@ def _checkpoint_state(architecture: str, model: ModelConfig, tensors: dict[str, 
 
 def _open_tensors(folder: Path, body: str, files: ExitStack) -> dict[str, tuple[Any, str]]:
     """Map each tensor's full name to the open file that holds it and its name in that file."""
-    if (folder / INDEX_FILE).is_file():
-        names = sorted(set(_read_json(folder / INDEX_FILE).get("weight_map", {}).values()))
-    else:
-        names = [WEIGHTS_FILE]
     tensors: dict[str, tuple[Any, str]] = {}
-    for name in names:
+    for name in _weight_files(folder):
         if not (folder / name).is_file():
             raise UsageError(f"{folder / name}: there is no such file; wanted weights as safetensors")
         try:
@@ -118,6 +119,17 @@ def _open_tensors(folder: Path, body: str, files: ExitStack) -> dict[str, tuple[
         stored = [key for key in file.keys() if not key.endswith(IGNORED_BUFFERS)]  # noqa: SIM118
         tensors |= {key if key.startswith((body, "lm_head.")) else body + key: (file, key) for key in stored}
     return tensors
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """Names of the files of weights: those of the index, or the only one."""
+    path = folder / INDEX_FILE
+    if not path.is_file():
+        return [WEIGHTS_FILE]
+    places = _read_json(path).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise InputError(f"{path} is damaged: its weight_map names no files; fetch or write it again")
+    return sorted(set(places.values()))
 
 
 def _copy_tokenizer(source: Path, out_dir: Path, model: ModelConfig, config: dict[str, Any]) -> TokenizerRecord:
@@ -136,7 +148,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: there is no such file; wanted the folder of a Hugging Face model")
     try:
         found = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged ({error}); fetch or write it again") from error
     if not isinstance(found, dict):
         raise InputError(f"{path} is damaged: it holds no fields; fetch or write it again")

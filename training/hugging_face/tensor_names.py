@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
+from gristmill.config import check_ranges
 from gristmill.errors import InputError, UsageError
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
@@ -160,13 +162,12 @@ def _differences(architecture: str, model: ModelConfig) -> Iterable[str]:
 
 
 def to_hf_config(architecture: str, model: ModelConfig, end: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Build config.json; `end`: id of the end-of-document token, which is also the first token of a text."""
+    """Build config.json; `end`: id of the end-of-document token, which is also the first token of a text; or -1."""
     config = {
         "architectures": [_ARCHITECTURES[architecture]],
         "model_type": architecture,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        "bos_token_id": end,
-        "eos_token_id": end,
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), end if end >= 0 else None),
         **{theirs: values[0] for theirs, values in ACCEPTED_VALUES[architecture].items()},
         **{theirs: getattr(model, ours) for ours, theirs in CONFIG_FIELDS[architecture].items()},
     }
@@ -181,7 +182,7 @@ def from_hf_config(config: dict[str, Any]) -> tuple[str, ModelConfig]:
     Raises UsageError for options that our model does not implement, InputError for sizes that do not fit together.
     """
     architecture = config.get("model_type", "")
-    if architecture not in TENSOR_TABLES:
+    if not isinstance(architecture, str) or architecture not in TENSOR_TABLES:
         raise UsageError(f"its model_type is {architecture!r}; wanted one of {', '.join(TENSOR_TABLES)}")
     config = CONFIG_DEFAULTS[architecture] | config
     if architecture == "llama":
@@ -190,11 +191,14 @@ def from_hf_config(config: dict[str, Any]) -> tuple[str, ModelConfig]:
         if config.get(theirs, accepted[0]) not in accepted:
             raise UsageError(f"its {theirs} is {config[theirs]!r}; our model implements {accepted[0]!r} only")
     try:
-        values = {ours: config[theirs] for ours, theirs in CONFIG_FIELDS[architecture].items() if theirs in config}
-        model = ModelConfig(**{"preset": architecture, "bias": False, **values, **REQUIRED_OPTIONS[architecture]})
+        table = CONFIG_FIELDS[architecture].items()
+        values = {ours: config[theirs] for ours, theirs in table if config.get(theirs) is not None}
+        values = {"preset": architecture, "bias": False, **values, **REQUIRED_OPTIONS[architecture]}
+        model = msgspec.convert(values, ModelConfig)
+        check_ranges(model, "model.")
         model = replace(model, ffn_width=model.ffn_width or 4 * model.width)
         model = model.resolve(model.vocab_size, model.context)
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (msgspec.ValidationError, TypeError, ValueError, ZeroDivisionError) as error:
         raise InputError(f"its sizes do not fit together ({error})") from error
     _check_llama(config, model)
     return architecture, model
@@ -202,7 +206,10 @@ def from_hf_config(config: dict[str, Any]) -> tuple[str, ModelConfig]:
 
 def _convert_rope(config: dict[str, Any]) -> dict[str, Any]:
     """Convert transformers 5's rope_parameters to transformers 4's rope_theta and rope_scaling."""
-    parameters = dict(config.get("rope_parameters") or {})
+    parameters = config.get("rope_parameters") or {}
+    if not isinstance(parameters, dict):
+        raise UsageError(f"its rope_parameters is {parameters!r}; wanted fields such as rope_theta")
+    parameters = dict(parameters)
     found = {"rope_theta": parameters.pop("rope_theta", config["rope_theta"])}
     kind = parameters.pop("rope_type", "default")
     rest = {key: value for key, value in parameters.items() if (key, value) != ("partial_rotary_factor", 1.0)}

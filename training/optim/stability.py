@@ -13,6 +13,11 @@ from gristmill.errors import UsageError, require
 _EMA_DECAY = 0.99  # of the loss's running mean and variance: about the last hundred steps
 _WARMUP_STEPS = 50  # before that, the falling loss of a new run would count as spikes
 _WINDOW = 1000  # steps over which skipped steps are counted
+# of the same run neither the learning rate nor the precision can be changed
+_ADVICE = (
+    "start a new run (another --out_dir) with --init_from the last checkpoint and a lower --optim.lr, more "
+    "--optim.warmup_steps, or --precision bf16 or fp32"
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,8 @@ class StabilityConfig:
     """skip: discard a bad step's gradients and continue; stop: end the run, which can resume from its last
     checkpoint. An fp16 overflow that a smaller loss scale can fix is always skipped."""
     max_skipped_steps: int = 20
-    """Maximum number of skipped steps in any 1000 consecutive ones; one more ends the run."""
+    """Maximum number of skipped steps in any 1000 consecutive ones, fp16 overflows not counted; one more ends the
+    run."""
     loss_spike_sigma: float = 0.0
     """A loss this many standard deviations above its running mean is a spike; 0: never."""
     initial_loss_scale: float = 65536.0
@@ -78,19 +84,16 @@ class Stability:
         if not fault:
             self._update_statistics(loss)
             return True
-        overflow = self.scales_loss and math.isfinite(loss) and not math.isfinite(norm)
-        if overflow:
+        if self.scales_loss and math.isfinite(loss) and not math.isfinite(norm):
             self._halve_scale(step)
-        advice = (
-            "resume from the last checkpoint with a lower --optim.lr, more --optim.warmup_steps, or --precision fp32"
-        )
-        if self.config.policy == "stop" and not overflow:
-            raise UsageError(f"{fault} at step {step}, and stability.policy is stop; {advice}")
+            return False
+        if self.config.policy == "stop":
+            raise UsageError(f"{fault} at step {step}, and stability.policy is stop; {_ADVICE}")
         self.skipped = [s for s in self.skipped if s > step - _WINDOW] + [step]
         if len(self.skipped) > self.config.max_skipped_steps:
             raise UsageError(
                 f"{fault} at step {step}: {len(self.skipped)} of the last {_WINDOW} steps were skipped, "
-                f"and stability.max_skipped_steps is {self.config.max_skipped_steps}; {advice}"
+                f"and stability.max_skipped_steps is {self.config.max_skipped_steps}; {_ADVICE}"
             )
         return False
 
@@ -103,8 +106,9 @@ class Stability:
 
     @state.setter
     def state(self, numbers: dict[str, float]) -> None:
-        self.scale = numbers["scale"] if self.scales_loss else 1.0
+        numbers = self.state | numbers  # an imported checkpoint has none
         self.steps_at_scale, self.steps_seen = int(numbers["grown"]), int(numbers["seen"])
+        self.scale = numbers["scale"] if self.scales_loss else 1.0
         self.mean, self.variance = numbers["mean"], numbers["variance"]
         self.skipped = [int(value) for name, value in numbers.items() if name.startswith("skipped.")]
 
@@ -134,7 +138,6 @@ class Stability:
         if self.scale / 2 < self.config.min_loss_scale:
             raise UsageError(
                 f"fp16 gradients overflow at step {step} with a loss scale of {self.scale:g}, and "
-                f"stability.min_loss_scale is {self.config.min_loss_scale:g}; try --precision bf16, or a lower "
-                "--optim.lr"
+                f"stability.min_loss_scale is {self.config.min_loss_scale:g}; {_ADVICE}"
             )
         self.scale, self.steps_at_scale = self.scale / 2, 0

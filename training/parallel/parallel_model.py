@@ -76,7 +76,9 @@ class ParallelModel:
     @torch.no_grad()
     def next_logits(self, ids: Tensor) -> Tensor:
         """Logits (V,) of the token after `ids` (1, T); every rank passes the same ids and gets the same logits."""
-        length, parts = ids.shape[1], self.layout.sequence_shards
+        parts = self.layout.sequence_shards
+        ids = ids[:, -(self.config.context // parts * parts) :]  # so that no padding is beyond the learned positions
+        length = ids.shape[1]
         ids = torch.nn.functional.pad(ids, (0, -length % parts))  # causal: padding has no effect
         outputs = self._forward([ids.to(self.world.device)], None)
         logits = self._all_gather_vocab(outputs[0][0, length - 1]) if outputs else None

@@ -56,7 +56,8 @@ class PlainDecoder:
         w, sizes = self.weights, self.sizes
         x = w["embed.tokens.weight"][ids]
         if not sizes.rope_base:
-            x = self._drop("embed", x + w["embed.positions.weight"][: ids.shape[1]], sample_ids)
+            x = x + w["embed.positions.weight"][: ids.shape[1]]
+        x = self._drop("embed", x, sample_ids)
         for block in (f"blocks.{i}" for i in range(sizes.layers)):
             x = x + self._attention(block, self._norm(f"{block}.attention_norm", x), sample_ids)
             x = x + self._drop(

@@ -6,6 +6,7 @@ Every record of metrics.jsonl has `kind` (run, step, eval) and `step`, the numbe
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -108,10 +109,11 @@ class Reporter:
                 self._board = SummaryWriter(str(self.path.parent / "tensorboard"), purge_step=step + 1)
 
     def close(self) -> None:
-        if hasattr(self, "_file"):
-            self._file.close()
-        if hasattr(self, "_board"):
-            self._board.close()
+        """Close the files. Raises OutputError where what was written last does not fit on the disk."""
+        with wrap_write_errors(self.path.parent), ExitStack() as files:
+            for file in (getattr(self, "_file", None), getattr(self, "_board", None)):
+                if file is not None:
+                    files.callback(file.close)
 
     def say(self, line: str) -> None:
         """Print a line on rank 0."""
@@ -126,11 +128,15 @@ class Reporter:
             self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
             self._file.flush()
         if self.tensorboard:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
-                elif isinstance(value, str):
-                    self._board.add_text(f"{kind}/{name}", value, step)
+            with wrap_write_errors(self.path.parent / "tensorboard"):
+                self._add_to_board(kind, step, values)
+
+    def _add_to_board(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+            elif isinstance(value, str):
+                self._board.add_text(f"{kind}/{name}", value, step)
 
     def log_steps(self, steps: Sequence[StepMetrics], total_steps: int, speed: Throughput) -> None:
         """Record every step; print the skipped ones and the last one. `speed`: the steps' average throughput."""
@@ -143,7 +149,7 @@ class Reporter:
 
     def log_eval(self, step: int, loss: float, unigram_loss: float, bits_per_byte: float, text: str) -> None:
         """Record and print an evaluation: losses in nats/token, `text` sampled from the model or empty."""
-        self.record("eval", step, loss=loss, bits_per_byte=bits_per_byte, text=text)
+        self.record("eval", step, loss=finite(loss), bits_per_byte=finite(bits_per_byte), text=text)
         losses = f"loss {loss:.4f} (unigram {unigram_loss:.4f}), {bits_per_byte:.4f} bits per byte"
         self.say(f"holdout after step {step}: {losses}")
         if text:

@@ -30,7 +30,13 @@ class Sampler:
                 f"{folder} was made with the tokenizer {path}, which is missing or has changed; "
                 "restore it, run tokenize_corpus again, or try --eval.sample_tokens 0"
             )
-        self.tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        try:
+            self.tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        except RuntimeError as error:
+            raise UsageError(
+                f"{path} is not a SentencePiece tokenizer ({error}); run tokenize_corpus with one, or try "
+                "--eval.sample_tokens 0"
+            ) from error
         self.start = [manifest.tokenizer.end_of_document, *self.tokenizer.encode(config.prompt)]
         self.end, self.config, self.seed = manifest.tokenizer.end_of_document, config, seed
 

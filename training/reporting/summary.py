@@ -1,18 +1,21 @@
 """Summary: the final numbers of a run, in summary.json."""
 
 import json
+import math
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gristmill.errors import InputError
 from gristmill.storage.local import atomic_write_bytes
-from training.reporting.metrics import METRICS, read_metrics
+from training.reporting.metrics import METRICS, finite, read_metrics
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The final numbers of a run. Losses in nats/token; `tokens_per_second` is the median over the steps."""
+    """The final numbers of a run. Losses in nats/token, NaN of a diverged run, in the file null; `tokens_per_second`
+    is the median over the steps.
+    """
 
     steps: int
     train_loss: float
@@ -43,14 +46,20 @@ def write_summary(
     evaluated = evaluations[-1]
     summary = Summary(
         steps=steps,
-        train_loss=logged[-1]["loss"],
-        holdout_loss=evaluated["loss"],
-        bits_per_byte=evaluated["bits_per_byte"],
+        train_loss=_number(logged[-1]["loss"]),
+        holdout_loss=_number(evaluated["loss"]),
+        bits_per_byte=_number(evaluated["bits_per_byte"]),
         unigram_loss=unigram_loss,
         tokens_per_second=statistics.median(record["tokens_per_second"] for record in logged),
         parameters=parameters,
         processes=processes,
         checkpoint=str(checkpoint),
     )
-    atomic_write_bytes(out_dir / "summary.json", json.dumps(asdict(summary), indent=2).encode() + b"\n")
+    values = {key: finite(value) if isinstance(value, float) else value for key, value in asdict(summary).items()}
+    atomic_write_bytes(out_dir / "summary.json", json.dumps(values, indent=2).encode() + b"\n")
     return summary
+
+
+def _number(recorded: float | None) -> float:
+    """A recorded number: null, as JSON has no NaN, stands for one that is not finite."""
+    return math.nan if recorded is None else recorded

@@ -41,9 +41,10 @@ def make_old(checkpoint: Path) -> None:
         lambda checkpoint: (checkpoint / ".metadata").write_bytes(b""),
         lambda checkpoint: (checkpoint / "record.json").write_text('{"step": 3'),
         lambda checkpoint: (checkpoint / "record.json").write_bytes(b"\xff\xfe"),
+        lambda checkpoint: (checkpoint / "record.json").write_text("[" * 100_000),
         lambda checkpoint: (checkpoint / "record.json").unlink(),
     ],
-    ids=["bit", "truncated", "version", "no file", "empty metadata", "half a record", "no text", "no record"],
+    ids=["bit", "truncated", "version", "no file", "empty metadata", "half a record", "no text", "deep", "no record"],
 )
 def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     save(tmp_path, "rows", [2, 3])
@@ -51,6 +52,14 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, damage: 
     found, held, said = load(tmp_path, "columns")
     assert found is not None and found.step == 2 and is_seed([held], 2)
     assert len(said) == 1 and "step-00000003 cannot be used" in said[0]
+
+
+@pytest.mark.parametrize("name", [b"", b"\xff\xfe", b"step-\0", b"step-00000009"])
+def test_a_damaged_latest_names_the_last_checkpoint(tmp_path: Path, name: bytes) -> None:
+    save(tmp_path, "rows", [2, 3])
+    (tmp_path / "latest").write_bytes(name)
+    found, held, _ = load(tmp_path, "rows")
+    assert found is not None and found.step == 3 and is_seed([held], 3)
 
 
 def test_all_ranks_skip_a_checkpoint_that_one_found_damaged(tmp_path: Path, run_ranks: Ranks) -> None:

@@ -90,3 +90,10 @@ def test_the_order_before_keyed_ones_is_that_of_torchs_sampler(open_sequences: O
             first = epoch * batches.steps_per_epoch
             found = np.concatenate([batches.indices(first + step) for step in range(batches.steps_per_epoch)])
             assert found.tolist() == list(sampler)[: len(found)]
+
+
+def test_the_batch_that_is_advised_divides_into_micro_batches(open_sequences: OpenSequences) -> None:
+    data = open_sequences(13, 2, [])
+    for sizes, advised in (((1, 4, 2), "try --data.batch_size 4, a lower"), ((1, 8, 1), "try a lower --data.seq_len")):
+        with pytest.raises(UsageError, match=advised):
+            Batches(data, BatchSplit(*sizes), 0, 1)

@@ -51,6 +51,21 @@ def test_transformers_loads_an_exported_model_with_the_same_logits(tmp_path: Pat
         assert found[0, 2] == model(found[:, :2])[0, -1].argmax()
 
 
+def test_a_model_that_knows_no_end_and_mixes_dtypes_keeps_both(tmp_path: Path) -> None:
+    build_theirs("llama", tmp_path / "hf")
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    (tmp_path / "hf/config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "eos_token_id"}))
+    tensors = safetensors.torch.load_file(path := tmp_path / "hf/model.safetensors")
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].bfloat16()
+    safetensors.torch.save_file(tensors, path)
+    import_hf(tmp_path / "hf", tmp_path / "start")
+    load_ours(tmp_path / "start")
+    export_hf(tmp_path / "start", tmp_path / "again")
+    found = safetensors.torch.load_file(tmp_path / "again/model.safetensors")
+    assert all(torch.equal(found[name], values.float()) for name, values in tensors.items())
+    assert load_theirs(tmp_path / "again").config.eos_token_id is None
+
+
 @pytest.mark.parametrize("name", THEIRS)
 def test_an_imported_model_has_the_same_logits_and_loss(tmp_path: Path, name: str) -> None:
     theirs = build_theirs(name, tmp_path / "hf")

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 
 from gristmill.errors import GristmillError, InputError, OutputError, UsageError
 from tests.training.hf_models import MODELS, SIZES, build, build_theirs, save
@@ -37,6 +39,12 @@ def test_a_mixture_of_parts_cannot_be_exported(tmp_path: Path) -> None:
         ({"head_dim": 8}, UsageError, "head_dim is 8"),
         ({"hidden_size": 32, "head_dim": 8}, InputError, "has shape"),
         ({"hidden_size": "24"}, InputError, "its sizes do not fit together"),
+        ({"num_hidden_layers": 2.5}, InputError, "its sizes do not fit together"),
+        ({"rms_norm_eps": "x"}, InputError, "its sizes do not fit together"),
+        ({"tie_word_embeddings": "yes"}, InputError, "its sizes do not fit together"),
+        ({"rms_norm_eps": -1.0}, InputError, "model.norm_eps is -1.0; wanted more than 0"),
+        ({"rope_parameters": [1]}, UsageError, "rope_parameters is"),
+        ({"model_type": ["llama"]}, UsageError, "model_type is"),
         ({"num_attention_heads": 5}, InputError, "is not divisible by model.heads 5"),
         ({"num_hidden_layers": 3}, InputError, r"no model\.layers\.2.* \(9 missing, 0 too many\)"),
         ({"num_hidden_layers": 1}, InputError, r"which this model does not have \(0 missing, 9 too many\)"),
@@ -68,8 +76,26 @@ def test_missing_or_damaged_files_are_errors(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(UsageError, match="wanted weights as safetensors"):
         import_hf(tmp_path / "hf", tmp_path / "start")
-    (tmp_path / "hf/config.json").write_text("[")
-    with pytest.raises(InputError, match="is damaged"):
+    for text in ("[", "[" * 100_000):
+        (tmp_path / "hf/config.json").write_text(text)
+        with pytest.raises(InputError, match="is damaged"):
+            import_hf(tmp_path / "hf", tmp_path / "start")
+
+
+@pytest.mark.parametrize("text", ['{"weight_map": []}', '{"weight_map": {"a": 1}}', "{}"])
+def test_a_damaged_index_of_weights_is_an_error(tmp_path: Path, text: str) -> None:
+    build_theirs("gpt2", tmp_path / "hf")
+    (tmp_path / "hf/model.safetensors.index.json").write_text(text)
+    with pytest.raises(InputError, match="its weight_map names no files"):
+        import_hf(tmp_path / "hf", tmp_path / "start")
+
+
+def test_weights_that_are_codes_are_refused(tmp_path: Path) -> None:
+    build_theirs("llama", tmp_path / "hf")
+    tensors = safetensors.torch.load_file(path := tmp_path / "hf/model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(torch.int8)
+    safetensors.torch.save_file(tensors, path)
+    with pytest.raises(UsageError, match=r"up_proj.weight holds torch.int8; wanted float weights"):
         import_hf(tmp_path / "hf", tmp_path / "start")
 
 
@@ -82,6 +108,6 @@ def test_a_full_disk_during_export_is_an_error(tmp_path: Path) -> None:
             export_hf(run, tmp_path / "hf")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, room)
-    assert not (tmp_path / "hf").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], "what was written fills the disk on"
     export_hf(run, tmp_path / "hf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "run"]

@@ -31,6 +31,7 @@ from training.parity.feature_cases import feature_case, feature_cases
 from training.parity.worker import RankResult, run_case
 
 Patch = pytest.MonkeyPatch
+DROPPED = feature_case("llama", ParallelConfig(), dropout=0.1)  # of embeddings, too
 COMPILED = [case for case in feature_cases()[0] if case.compiled]
 
 
@@ -39,7 +40,7 @@ def certifier(rank_pool: RankPool) -> Certifier:
     return Certifier(rank_pool)
 
 
-@pytest.mark.parametrize("chosen", [case for case in feature_cases()[0] if not case.compiled], ids=str)
+@pytest.mark.parametrize("chosen", [*(c for c in feature_cases()[0] if not c.compiled), DROPPED], ids=str)
 def test_training_agrees_with_an_independent_reference(certifier: Certifier, chosen: Case) -> None:
     row = certifier.certify(chosen)
     assert row.passed, row.reason

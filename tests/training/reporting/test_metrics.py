@@ -1,5 +1,7 @@
+import errno
 import json
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,31 @@ def test_steps_are_recorded_and_the_last_one_and_skipped_ones_are_printed(
         "skipped step 3: the loss is nan\n"
         "step   3/100  loss nan  lr 5.00e-04  grad inf  scale 512  500 ms  8,192 tokens/s  MFU 25.0%  1.00 GiB\n"
     )
+
+
+def test_a_full_disk_is_one_error_wherever_it_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"metrics.jsonl: the disk is full"), closing_quietly(tmp_path) as reporter:
+        reporter._file.close()
+        reporter._file = Path("/dev/full").open("a")  # noqa: SIM115
+        reporter.record("step", 1, loss=1.0)
+    with pytest.raises(OutputError, match=r"tensorboard: the disk is full"), closing_quietly(tmp_path) as reporter:
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        reporter._board.add_scalar = fail
+        reporter.record("step", 1, loss=1.0)
+
+
+@contextmanager
+def closing_quietly(out_dir: Path) -> Iterator[Reporter]:
+    """A reporter, closed as the trainer closes it: an error then must not hide what the disk lacks."""
+    reporter = Reporter(out_dir, active=True, tensorboard=True)
+    reporter.start(0)
+    try:
+        yield reporter
+    finally:
+        try:
+            reporter.close()
+        except OutputError as error:
+            assert "the disk is full" in str(error)

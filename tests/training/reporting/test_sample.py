@@ -1,3 +1,4 @@
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -6,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace as replace_struct
 
 from gristmill.errors import UsageError
-from gristmill.io.token_shards import Manifest
+from gristmill.io.token_shards import Manifest, TokenizerRecord
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world, init_distributed
 from training.model.decoder import meta_decoder
@@ -67,6 +69,19 @@ def test_ids_beyond_the_tokenizer_are_never_drawn(corpus: Path, device: torch.de
     assert isinstance(sampler(corpus).sample(decoder), str)
 
 
+def text_beyond_the_context(corpus: Path, layout: ParallelConfig) -> str:
+    with init_distributed("cpu") as found:
+        config = ModelConfig(preset="gpt2", layers=2, width=16, heads=2, context=9).resolve(300, 8)
+        layout = layout.resolve(dist.get_world_size(), config, 8)
+        decoder = parallelize(meta_decoder(config), layout, build_world(layout, found), seed=1)
+        return sampler(corpus, prompt="the miller grinds").sample(decoder)
+
+
+def test_text_longer_than_a_context_that_does_not_divide(corpus: Path, run_ranks: Callable[..., list[Any]]) -> None:
+    texts = run_ranks(2, text_beyond_the_context, corpus, ParallelConfig(tp=2, sequence_parallel=True))
+    assert texts[0] == texts[1] and texts[0].startswith("the miller grinds")
+
+
 def drawn(corpus: Path, layout: ParallelConfig) -> str:
     with init_distributed("cpu") as device:
         return sampler(corpus, prompt="the miller").sample(model(device, layout))
@@ -83,3 +98,11 @@ def test_a_missing_tokenizer_is_an_error(corpus: Path, tmp_path: Path) -> None:
     manifest = Manifest.load(corpus / "tokens/train")
     with pytest.raises(UsageError, match="is missing or has changed"):
         Sampler(tmp_path, manifest, EvalConfig(), seed=1)
+
+
+def test_a_file_that_is_no_tokenizer_is_an_error(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.model").write_bytes(b"none")
+    tokenizer = TokenizerRecord("t.model", hashlib.sha256(b"none").hexdigest(), 300, 2)
+    manifest = Manifest.load(corpus / "tokens/train")
+    with pytest.raises(UsageError, match="is not a SentencePiece tokenizer"):
+        Sampler(tmp_path, replace_struct(manifest, tokenizer=tokenizer), EvalConfig(), seed=1)
