@@ -6,6 +6,7 @@
 Tokens are random. The report is written anew after every section, so that an interrupted run leaves what it found.
 """
 
+import math
 import platform
 import sys
 import time
@@ -20,9 +21,9 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import torch
 import tyro
 
-from benchmarks.gpu_sections import SECTIONS, Setting, sizes_of
+from benchmarks.gpu_sections import PARTS, SECTIONS, Setting, sizes_of
 from gristmill.command import run_with_exit_code
-from gristmill.errors import GristmillError, UsageError
+from gristmill.errors import GristmillError, UsageError, require
 from gristmill.storage.local import atomic_write_bytes
 
 _MOST_BYTES = 99_000  # of the report
@@ -46,6 +47,10 @@ def bench_gpu(
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device is cuda, and torch finds no GPU on this machine; try --tiny --device cpu")
+    require(0 <= minutes < math.inf, f"--minutes is {minutes}; wanted 0 or more; try --minutes 10")
+    known = [*SECTIONS, *PARTS]
+    unknown = [name for name in leave_out if name not in known]
+    require(not unknown, f"--leave_out has {', '.join(unknown)}; wanted names among {', '.join(known)}")
     started, parts, failed = time.monotonic(), [_machine(device, tiny)], []
     with TemporaryDirectory() as folder:
         for name, section in SECTIONS.items():

@@ -3,19 +3,24 @@
 #   bash benchmarks/gpu.sh [--wheels FOLDER] [options of benchmarks/bench_gpu.py]
 # Needs Python 3.11 or later (PYTHON names it) with torch 2.11 or later; FOLDER holds wheels of what else is missing.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 python="${PYTHON:-python3}"
 if [ "${1:-}" = --wheels ]; then
     folder="${2:?--wheels needs a folder}"
     shift 2
-    "$python" -m venv --system-site-packages .venv-gpu
+    if ! compgen -G "$folder/*.whl" > /dev/null; then
+        echo "error: there are no wheels (*.whl) in $folder; fill it with pip download, or leave --wheels out" >&2
+        exit 2
+    fi
+    venv="$root/.venv-gpu"
+    "$python" -m venv --system-site-packages "$venv"
     # the project's own requirements, without torch, which is there
-    requirements="$("$python" -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-print(*[r.replace(" ", "") for r in project["dependencies"]], "safetensors", "pytest")')"
+    requirements="$("$python" -c 'import sys, tomllib; project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+print(*[r.replace(" ", "") for r in project["dependencies"]], "safetensors", "pytest")' "$root/pyproject.toml")"
     # shellcheck disable=SC2086  # words, each one requirement
-    .venv-gpu/bin/python -m pip install --quiet --no-index --find-links "$folder" $requirements
-    .venv-gpu/bin/python -m pip install --quiet --no-index --find-links "$folder" transformers ||
+    "$venv/bin/python" -m pip install --quiet --no-index --find-links "$folder" $requirements
+    "$venv/bin/python" -m pip install --quiet --no-index --find-links "$folder" transformers ||
         echo "transformers is not in $folder: its models are not compared"
-    python=.venv-gpu/bin/python
+    python="$venv/bin/python"
 fi
-PYTHONPATH="$PWD" exec "$python" benchmarks/bench_gpu.py "$@"
+PYTHONPATH="$root" exec "$python" "$root/benchmarks/bench_gpu.py" "$@"

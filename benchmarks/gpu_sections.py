@@ -27,6 +27,7 @@ from training.train import main as train_main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 Options = dict[str, Any]
+PARTS = ("eager", "compiled")  # of the section `speed`, which may be left out
 _SHORT: Options = {
     "eval.sequences": 1, "eval.sample_tokens": 0, "metrics.tensorboard": "false", "data.verify": "size", "timeout": 600,
 }  # fmt: skip
@@ -104,7 +105,7 @@ def certificate(setting: Setting) -> list[str]:
 
 def speed(setting: Setting) -> list[str]:
     """GPT-2 in bf16, as it is and compiled; where the time goes."""
-    runs = {name: {"compile": str(name == "compiled").lower()} for name in ("eager", "compiled")}
+    runs = {name: {"compile": str(name == "compiled").lower()} for name in PARTS}
     lines, profile = [_HEAD, "|---" * 7 + "|"], []
     for name, options in runs.items():
         if name not in setting.leave_out:

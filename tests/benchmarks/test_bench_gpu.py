@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks/gpu.sh"
 
 def test_the_script_writes_a_whole_report(tmp_path: Path) -> None:
     out = tmp_path / "report.md"
-    command = ["bash", str(SCRIPT), "--tiny", "--device", "cpu", "--out", str(out), "--leave_out", "compiled"]
+    command = ["bash", str(SCRIPT), "--tiny", "--device", "cpu", "--out", out.name, "--leave_out", "compiled"]
     environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     text = out.read_text() if out.exists() else ""
@@ -39,6 +40,21 @@ def test_a_section_that_fails_is_told_and_the_others_run(tmp_path: Path, monkeyp
     assert "ZeroDivisionError" in text and "## good\n\nfine" in text
     bench_gpu(tmp_path / "r.md", "cpu", tiny=True, minutes=0)
     assert "not begun in 0 minutes" in (tmp_path / "r.md").read_text()
+
+
+@pytest.mark.parametrize("wrong", [{"minutes": float("nan")}, {"leave_out": ["speeed"]}])
+def test_wrong_options_are_refused_at_the_start(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"--minutes is nan|--leave_out has speeed; wanted names among speed"):
+        bench_gpu(tmp_path / "r.md", "cpu", tiny=True, **wrong)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "empty"])
+def test_a_folder_without_wheels_is_refused_before_anything_is_made(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "empty").mkdir()
+    command = ["bash", str(SCRIPT), "--wheels", folder, "--tiny", "--device", "cpu"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHON": "false"}, capture_output=True, text=True)
+    assert done.returncode == 2 and f"error: there are no wheels (*.whl) in {folder}" in done.stderr
 
 
 def test_a_machine_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
