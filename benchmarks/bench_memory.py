@@ -1,11 +1,15 @@
-"""Benchmark: memory saved and time added by recomputation and offloading, on a model of a given size.
+"""Benchmark: memory saved and time added by recomputation and offloading; or live bytes beside their formulas.
 
     python benchmarks/bench_memory.py --layers 8 --width 512 --seq_len 512 --batch_size 4
+    python benchmarks/bench_memory.py --formulas
 
 Each setting is a row, measured in its own process, on the CPU or with --device cuda on a GPU. Activations: bytes
 that the forward pass keeps for the backward pass. States: AdamW's moments in memory. Peak: the maximum during a
 step, less the memory of a process before training: resident on a CPU, allocated on a GPU. After step: the same at
 the end of a step. The loss is equal in all rows.
+
+With --formulas each row is a layout of a small model in processes on the CPU: the peak of each kind of live bytes,
+counted storage by storage, beside what training/formulas says.
 """
 
 import gc
@@ -13,7 +17,6 @@ import multiprocessing
 import os
 import sys
 import time
-from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +29,14 @@ import torch
 import tyro
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from benchmarks.dedup_tables import markdown
+from benchmarks.live_bytes import LiveBytes
+from benchmarks.memory_rows import Row, compare, kinds, table_rows, worst_ratio
 from gristmill.command import run_with_exit_code
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World, build_world, init_distributed
+from training.distributed.rank_pool import RankPool
 from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import allocate_parameters
 from training.model.decoder import meta_decoder
@@ -58,27 +61,6 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "ZeRO-3, both disk": (3, {"parameters": "disk", "optimizer": "disk"}),
     "ZeRO-3, both disk, full": (3, {"parameters": "disk", "optimizer": "disk", "recompute": "full"}),
 }
-
-
-class LiveBytes(TorchDispatchMode):
-    """Dispatch mode that counts the calls of each operation and the bytes of results that are still alive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = operation(*args, **(kwargs or {}))
-        self.calls[str(operation)] += 1
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and not isinstance(leaf, DTensor):
-                storage = leaf.untyped_storage()
-                self._made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        return result
-
-    def total(self) -> int:
-        return sum(size for reference, size in self._made.values() if not reference.expired())
 
 
 @dataclass
@@ -212,14 +194,18 @@ def bench_memory(
     device: Literal["cpu", "cuda"] = "cpu",
     folder: Path | None = None,
     only: list[str] | None = None,
+    formulas: bool = False,
 ) -> str:
-    """Measure every setting on a Llama of this size.
+    """Measure every setting on a Llama of this size; or live bytes by kind, beside their formulas.
 
     Args:
         steps: Timed steps per setting, after a warm-up step; the fastest is reported.
         folder: Folder for offloaded states, on the disk to measure; by default the system's temporary folder.
         only: Names of the settings to measure.
+        formulas: Print the table of formulas and live bytes, whose models and layouts are fixed; `only`: words in rows.
     """
+    if formulas:
+        return formula_table([row for row in table_rows() if only is None or any(word in str(row) for word in only)])
     config = ModelConfig(layers=layers, width=width, heads=heads).resolve(vocab_size, seq_len)
     results = {}
     # glibc then returns freed memory at once, so that resident memory is memory in use
@@ -237,6 +223,19 @@ def bench_memory(
                 results[name] = pool.submit(measure, config, zero, memory, device, batch_size, steps).result()
     size = sum(p.numel() for p in meta_decoder(config).parameters())
     return results_table(results, f"{size / 1e6:,.1f} million parameters, {batch_size} x {seq_len} tokens, {device}")
+
+
+def formula_table(rows: list[Row]) -> str:
+    """A row per layout and pipeline rank: kilobytes by the formulas / measured; the worst ratio of a kind."""
+    lines = []
+    with RankPool(8) as pool:
+        for row in rows:
+            for rank, (estimate, measured) in compare(row, pool.run).items():
+                pairs = [(getattr(estimate, kind), measured.get(kind, 0)) for kind in kinds()]
+                cells = [f"{e / 1e3:,.0f} / {m / 1e3:,.0f}" if e or m else "" for e, m in pairs]
+                name = str(row) + f"; rank {rank}" * (row.resolved.pp > 1)
+                lines.append([name, *cells, f"{worst_ratio(estimate, measured, ('peak',)):.3f}"])
+    return markdown("kB of each kind at its peak: formula / live bytes", ("layout", *kinds(), "worst"), lines, [])
 
 
 def results_table(results: dict[str, Result], title: str) -> str:

@@ -17,10 +17,13 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.bench_training import write_tokens
-from benchmarks.gpu_memory import peak_bytes
 from benchmarks.training_worker import main as train_and_time
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.errors import GristmillError
+from training.distributed.layout import ParallelConfig
+from training.formulas.memory import estimate_memory
+from training.formulas.memory_inputs import MemoryInputs
+from training.model.model_config import ModelConfig
 from training.parity.parity import plan_certificate, run_cases, summary
 from training.reporting.throughput import peak_tflops
 from training.train import main as train_main
@@ -242,7 +245,7 @@ def _row(setting: Setting, name: str, options: Options, found: dict[str, Any]) -
     flops = rate * found["flops_per_token"]
     peak = peak_tflops(torch.device(setting.device), "bf16")
     mfu = f"{flops / (peak * 1e12):.1%}" if peak else "peak unknown"
-    formula = f"{peak_bytes(options, found['parameters']) / 1e9:.2f}"
+    formula = f"{estimated_peak(options, setting.device) / 1e9:.2f}"
     cells = [
         f"{rate:,.0f}",
         f"{1000 * seconds:.1f}",
@@ -251,6 +254,25 @@ def _row(setting: Setting, name: str, options: Options, found: dict[str, Any]) -
         f"{found['memory'] / 1e9:.2f}",
     ]
     return f"| {name} | {' | '.join(cells)} | {formula} |"
+
+
+def estimated_peak(options: Options, device: Literal["cpu", "cuda"]) -> int:
+    """Bytes of a run of one process in bf16, by the formulas of training/formulas."""
+    sizes = {key.removeprefix("model."): value for key, value in options.items() if key.startswith("model.")}
+    seq_len = options["data.seq_len"]
+    model = ModelConfig(**sizes).resolve(sizes["vocab_size"], seq_len)
+    inputs = MemoryInputs(
+        model,
+        ParallelConfig().resolve(1, model, seq_len),
+        options["data.batch_size"],
+        seq_len,
+        [range(model.layers)],
+        "bf16",
+        options.get("memory.recompute", "none"),
+        moments=options.get("memory.optimizer", "device"),
+        device=device,
+    )
+    return estimate_memory(inputs).peak
 
 
 def _profile_lines(found: dict[str, Any]) -> list[str]:

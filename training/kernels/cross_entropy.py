@@ -47,7 +47,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros(1, dtype=dtype, device=x.device)
         dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         dw = torch.zeros_like(weight, dtype=dtype) if ctx.needs_input_grad[1] else None
-        step = chunk_tokens(len(weight), x.dtype, x.device)
+        step = chunk_tokens(_largest_shard(len(weight), vocab_start, group), x.dtype, x.device)
         for start in range(0, len(x), step):
             chunk = slice(start, start + step)
             loss, dlogits = _chunk_loss(x[chunk], weight, targets[chunk], vocab_start, group)
@@ -72,6 +72,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         else:
             dx, dw = (g if g is None else g * grad.to(g.dtype) for g in gradients)
         return dx, dw, None, None, None
+
+
+def _largest_shard(rows: int, vocab_start: int, group: dist.ProcessGroup | None) -> int:
+    """Ids of the first rank's shard, which is the largest: the ranks' collectives match only with the same chunks."""
+    rank = 0 if group is None else dist.get_rank(group)
+    return vocab_start // rank if rank else rows
 
 
 def _is_only_backward_pass(ctx: Any) -> bool:

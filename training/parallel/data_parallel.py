@@ -55,6 +55,7 @@ class GradBucket:
         self._buffer: Tensor | None = None
         self._filled: set[int] = set()
         self._reduced: Tensor | None = None
+        self._sent: Tensor | None = None  # held until it is waited for, as NCCL does
         self._work: dist.Work | None = None
 
     def add(self, p: Tensor) -> None:
@@ -82,6 +83,7 @@ class GradBucket:
         buffer = self._buffer.to(self.reduce_dtype)
         self.reset()
         if self.shard.size > 1:
+            self._sent = buffer
             self._reduced = torch.empty_like(buffer[0])
             self._work = reduce_scatter(self._reduced, buffer.flatten(), group=self.shard.group, async_op=True)
         else:
@@ -101,7 +103,7 @@ class GradBucket:
         for own, values in zip(self.own, reduced.split(self.lengths), strict=True):
             grad = values[: own.numel()].view_as(own)
             own.grad = grad if own.grad is None else own.grad.add_(grad)
-        self._reduced = self._work = None
+        self._reduced = self._sent = self._work = None
 
     def reset(self) -> None:
         """Drop the sums."""

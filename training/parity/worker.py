@@ -14,6 +14,7 @@ from torch import Tensor
 
 from training.distributed.mesh import World, build_world
 from training.kernels.cross_entropy import IGNORE_INDEX
+from training.kernels.precision import COMPUTE_DTYPES, accumulation_dtype
 from training.memory.memory_config import MemoryConfig, OffloadTarget
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
@@ -23,9 +24,10 @@ from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_parallel import Pipeline
+from training.parallel.pipeline_stages import stage_layers
 from training.parity.cases import SEQ_LEN, VOCAB_SIZE, Case
 from training.parity.traffic import Traffic, TrafficCounter
-from training.parity.traffic_theory import TrafficInputs, expected_traffic
+from training.parity.traffic_theory import Coordinates, TrafficInputs, expected_traffic
 from training.sharding.shard_spec import ShardSpec
 
 STEPS = 3
@@ -68,6 +70,8 @@ class RankResult:
     logits: Tensor | None = None
     """At LOGIT_POSITIONS of the evaluation's first sequence, (N, V); None if they are not compared."""
     held: Sequence[HeldPiece] = ()
+    inputs: TrafficInputs | None = None
+    """Of `expected`; None if the traffic is not compared."""
 
 
 def run_case(case: Case) -> RankResult:
@@ -115,9 +119,11 @@ class _Run:
         micro_batches = [t.chunk(case.layout.micro_batches) for t in (local.ids, local.targets)]
         losses.append(float(model.loss(*micro_batches)) / targets)
         weights = [(p.name, p.spec, _copy(p.local)) for p in model.params]
-        expected = expected_traffic(_traffic_inputs(case, model)) if case.counts_traffic else {}
+        inputs = _traffic_inputs(case, model) if case.counts_traffic else None
+        expected = expected_traffic(inputs) if inputs else {}
         held = [HeldPiece(p.name, p.spec, p.placement.copies(model.axes), p.is_primary) for p in model.params]
-        return RankResult(losses, gradients, weights, traffic.traffic, expected, self.logits(batch.ids[0]), held)
+        logits = self.logits(batch.ids[0])
+        return RankResult(losses, gradients, weights, traffic.traffic, expected, logits, held, inputs)
 
     def forward_backward(self, step: int) -> float:
         """Leave the gradients of the step's mean loss on the shards; returns this rank's term of it."""
@@ -204,14 +210,19 @@ def _cpu_copy(x: Tensor) -> Tensor:
 
 
 def _traffic_inputs(case: Case, model: ParallelModel) -> TrafficInputs:
+    axis, dtype = model.world.axis, COMPUTE_DTYPES[case.precision]
+    wide = accumulation_dtype(dtype).itemsize
     return TrafficInputs(
         config=model.config,
         layout=case.layout,
-        world=model.world,
+        rank=Coordinates(axis("pp").rank, axis("shard").rank, axis("tp").rank),
         sequences=case.sequences // case.layout.dp,
         seq_len=SEQ_LEN,
-        itemsize=8 if case.precision == "fp64" else 4,
+        itemsize=dtype.itemsize,
+        wide=wide,
+        reduced=2 if case.layout.reduce_bf16 else wide,
         recompute=case.recompute,
+        stage_layers=stage_layers(model.config, case.layout.stages),
         passes=pipeline_passes(model.pipeline) if model.pipeline else {},
     )
 

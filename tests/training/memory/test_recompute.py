@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.bench_memory import LiveBytes
+from benchmarks.live_bytes import LiveBytes
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world, init_distributed
 from training.kernels.dispatch import gelu

@@ -1,0 +1,181 @@
+"""Rows of bench_memory's table of formulas: live bytes of a layout by kind, measured in processes and estimated."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+import training.parallel.data_parallel
+from benchmarks.live_bytes import LiveBytes
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import build_world
+from training.formulas.memory import MemoryEstimate, estimate_memory
+from training.formulas.memory_inputs import MemoryInputs
+from training.kernels.precision import Precision
+from training.memory.memory_config import MemoryConfig, Recompute
+from training.model.batch import Batch
+from training.model.decoder import Decoder, meta_decoder
+from training.model.model_config import ModelConfig
+from training.optim.optim_config import OptimConfig
+from training.optim.optimizer import Optimizer, build_optimizer
+from training.parallel.gradients import scale_gradients, squared_grad_norm
+from training.parallel.parallel_model import ParallelModel
+from training.parallel.parallelize import parallelize
+from training.parallel.pipeline_stages import stage_layers
+
+_ONE = ParallelConfig()
+_STEPS = 3  # measured: gloo's threads now and then hold for a moment what they have sent
+Run = Callable[..., list[Any]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is measured: a model, resolved, and a layout that is not."""
+
+    model: ModelConfig
+    layout: ParallelConfig = _ONE
+    precision: Precision = "fp32"
+    recompute: Recompute = "none"
+    processes: int = 1
+    sequences: int = 8
+    """Per step and replica."""
+    bucket_bytes: int = 1 << 20
+
+    @property
+    def resolved(self) -> ParallelConfig:
+        return self.layout.resolve(self.processes, self.model, self.model.context)
+
+    def inputs(self, rank: int) -> MemoryInputs:
+        """Inputs of the formulas for a pipeline rank."""
+        layout, model = self.resolved, self.model
+        return MemoryInputs(
+            model, layout, self.sequences, model.context, stage_layers(model, layout.stages), self.precision,
+            self.recompute, rank, bucket_bytes=self.bucket_bytes,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        layout = self.resolved
+        words = [self.model.preset, self.precision, layout.describe().removeprefix("dp 1 x ")]
+        words += [f"{layout.micro_batches} micro-batches"] * (layout.micro_batches > 1)
+        return ", ".join([*words, *[f"recompute {self.recompute}"] * (self.recompute != "none")])
+
+
+def compare(row: Row, run: Run) -> dict[int, tuple[MemoryEstimate, dict[str, int]]]:
+    """Estimated and measured bytes by kind, of the first and the last pipeline rank; `run` as RankPool's."""
+    layout, measured = row.resolved, run(row.processes, live_bytes, row)
+    each = row.processes // layout.pp
+    return {rank: (estimate_memory(row.inputs(rank)), measured[rank * each]) for rank in sorted({0, layout.pp - 1})}
+
+
+def live_bytes(row: Row) -> dict[str, int]:
+    """Train some steps as one of the ranks: the peaks of this rank by kind."""
+    training.parallel.data_parallel.BUCKET_BYTES = row.bucket_bytes
+    world = build_world(row.resolved, torch.device("cpu"))
+    memory = MemoryConfig(recompute=row.recompute)
+    with LiveBytes({world.mesh.get_group(axis).group_name for axis in ("shard", "replicate")}) as live:
+        model = parallelize(meta_decoder(row.model), row.resolved, world, 1, row.precision, memory)
+        optimizer = build_optimizer(model.params, OptimConfig(), memory, world.rank)
+        _watch(model, optimizer, live)
+        _step(row, model, optimizer, live)  # torch's pipelines run each stage once more in the first step
+        found = []
+        for _ in range(_STEPS):
+            live.restart()
+            _step(row, model, optimizer, live)
+            found.append(live.peaks())
+    return {kind: min(peaks.get(kind, 0) for peaks in found) for kind in found[0]}
+
+
+def _watch(model: ParallelModel, optimizer: Optimizer, live: LiveBytes) -> None:
+    """Tell what is known by name, and when activations and logits are complete."""
+    for part in model.parts:
+        for p in part.parameters():
+            if not isinstance(p, DTensor):
+                live.tag(p, "weights")
+                p.register_hook(lambda gradient: live.tag(gradient, "gradients"))
+        _watch_part(part, live)
+    for param in model.params:
+        live.tag(param.local, "master")
+    for moments in optimizer.moments().values():
+        for values in moments.values():
+            live.tag(values, "moments")
+
+
+def _watch_part(part: Decoder, live: LiveBytes) -> None:
+    part.register_forward_hook(lambda *_: live.mark())
+    for block in part.blocks.values():
+        if isinstance(block.forward, partial):  # recomputed
+            block.forward = partial(block.forward.func, partial(_then_mark, live, block.forward.args[0]))
+    if part.head is not None:
+        part.head.register_forward_pre_hook(lambda head, _: live.begin_loss(head.weight))
+        part.head.register_forward_hook(lambda *_: live.end_loss())
+
+
+def _then_mark(live: LiveBytes, forward: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return forward(*arguments)
+    finally:  # recomputation ends by an exception
+        live.mark()
+
+
+def _step(row: Row, model: ParallelModel, optimizer: Optimizer, live: LiveBytes) -> None:
+    tokens = torch.randint(row.model.vocab_size, (row.sequences, row.model.context + 1))
+    batch = Batch(tokens[:, :-1], tokens[:, 1:], torch.arange(row.sequences))
+    model.forward_backward(batch, 1e-3)
+    for param in model.params:
+        if param.local.grad is not None:
+            live.tag(param.local.grad, "gradients")
+    model.world.all_reduce(squared_grad_norm(model.params, model.world.device))
+    scale_gradients(model.params, 0.5)
+    optimizer.step(1e-3)
+    model.publish_params()
+    optimizer.zero_grad()
+
+
+def table_rows() -> list[Row]:
+    """The rows of the documentation's table."""
+    llama, gpt2 = small("llama"), small("gpt2")
+    layouts = [(ParallelConfig(zero=zero, micro_batches=m), 2) for zero in (0, 1, 2, 3) for m in (1, 4)]
+    schedules = ("1f1b", "gpipe", "interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv")
+    layouts += [(ParallelConfig(pp=2, schedule=schedule, micro_batches=4), 2) for schedule in schedules]
+    layouts += [(ParallelConfig(tp=2), 2), (ParallelConfig(tp=2, sequence_parallel=True), 2)]
+    layouts += [
+        (ParallelConfig(dp=2, zero=1, tp=2, pp=2, sequence_parallel=True), 8),
+        (ParallelConfig(dp=2, zero=2, tp=2, pp=2, micro_batches=4), 8),
+        (ParallelConfig(dp=2, zero=3, tp=2, pp=2, micro_batches=4), 8),
+    ]
+    precisions: tuple[Precision, ...] = ("fp32", "bf16")
+    rows = [Row(llama, layout, precision, "none", size) for layout, size in layouts for precision in precisions]
+    modes: tuple[Recompute, ...] = ("none", "selective", "full")
+    rows += [Row(model, ParallelConfig(), p, mode) for model in (llama, gpt2) for p in precisions for mode in modes]
+    more: list[tuple[ParallelConfig, Recompute]] = [
+        (ParallelConfig(zero=3), "full"), (ParallelConfig(tp=2, sequence_parallel=True), "selective"),
+        (ParallelConfig(pp=2, micro_batches=4), "full"),
+        (ParallelConfig(pp=2, schedule="zero-bubble", micro_batches=4), "selective"),
+    ]  # fmt: skip
+    rows += [Row(model, layout, "bf16", mode, 2) for model in (llama, gpt2) for layout, mode in more]
+    return [
+        *rows,
+        Row(llama, ParallelConfig(), "fp16"),
+        Row(llama, ParallelConfig(zero=2, micro_batches=4), "fp16", processes=2),
+    ]
+
+
+def small(preset: Any, layers: int = 4, width: int = 128, vocabulary: int = 2048, seq_len: int = 128) -> ModelConfig:
+    """A model of some megabytes."""
+    kv_heads = 2 if preset == "llama" else 4
+    return ModelConfig(preset=preset, layers=layers, width=width, heads=4, kv_heads=kv_heads).resolve(
+        vocabulary, seq_len
+    )
+
+
+def kinds() -> Sequence[str]:
+    return tuple(MemoryEstimate.__dataclass_fields__)
+
+
+def worst_ratio(estimate: MemoryEstimate, measured: dict[str, int], leave_out: Sequence[str] = ()) -> float:
+    """The largest ratio of a kind's estimate to what was measured, or the other way round."""
+    pairs = [(getattr(estimate, kind), measured.get(kind, 0)) for kind in kinds() if kind not in leave_out]
+    return max((max(a, b) / max(1, min(a, b)) for a, b in pairs if a or b), default=1.0)

@@ -1,0 +1,38 @@
+"""The memory formulas beside live bytes, counted storage by storage in real processes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from benchmarks.memory_rows import Row, compare, kinds, small, worst_ratio
+from training.distributed.layout import ParallelConfig
+
+RunRanks = Callable[..., list[Any]]
+LLAMA, GPT2 = (small(preset, layers=4, width=64, vocabulary=1024, seq_len=64) for preset in ("llama", "gpt2"))
+BUCKET = 300_000  # bytes: several of them
+ROWS = {
+    "one process": Row(LLAMA),
+    "tied, bf16, selective": Row(GPT2, precision="bf16", recompute="selective"),
+    "fp16, full": Row(LLAMA, precision="fp16", recompute="full"),
+    "ddp": Row(LLAMA, ParallelConfig(micro_batches=2), "bf16", processes=2, bucket_bytes=BUCKET),
+    "zero1": Row(GPT2, ParallelConfig(zero=1, micro_batches=4), processes=2, bucket_bytes=BUCKET),
+    "zero2": Row(LLAMA, ParallelConfig(zero=2, micro_batches=4), "bf16", processes=2, bucket_bytes=BUCKET),
+    "zero3": Row(LLAMA, ParallelConfig(zero=3, micro_batches=2), "bf16", "full", processes=2),
+    "sequence parallel": Row(GPT2, ParallelConfig(tp=2, sequence_parallel=True), "bf16", processes=2),
+    "1f1b": Row(GPT2, ParallelConfig(pp=2, micro_batches=4), "bf16", "full", processes=2),
+    "interleaved": Row(LLAMA, ParallelConfig(pp=2, schedule="interleaved-1f1b", micro_batches=4), processes=2),
+    "zero-bubble": Row(LLAMA, ParallelConfig(pp=2, schedule="zero-bubble", micro_batches=4), "bf16", processes=2),
+    "three kinds": Row(LLAMA, ParallelConfig(dp=2, zero=1, tp=2, pp=2), "bf16", processes=8, sequences=4),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_live_bytes_of_each_kind_are_those_of_the_formulas(run_ranks: RunRanks, name: str) -> None:
+    row = ROWS[name]
+    for rank, (estimate, measured) in compare(row, run_ranks).items():
+        found = {kind: (getattr(estimate, kind), measured.get(kind, 0)) for kind in kinds()}
+        assert worst_ratio(estimate, measured, leave_out=("peak",)) < 1.03, (rank, found)
+        within = 1.10 if "zero-bubble" in name else 1.03
+        assert 1 / within < estimate.peak / measured["peak"] < within, (rank, found)
+        assert measured["activations"] and measured["gradients"] and measured["moments"]

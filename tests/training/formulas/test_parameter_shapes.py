@@ -1,0 +1,27 @@
+"""Parameter shapes beside the decoder's own."""
+
+import pytest
+
+from training.distributed.mesh import Axis
+from training.formulas.parameter_shapes import stage_parameters
+from training.model.decoder import meta_decoder
+from training.model.model_config import ModelConfig
+from training.parallel.tensor_parallel import is_replicated, tp_shards
+
+
+@pytest.mark.parametrize("preset", ["llama", "gpt2"])
+@pytest.mark.parametrize(("tp", "rank"), [(1, 0), (2, 0), (2, 1)])
+def test_shapes_are_those_of_the_decoder(preset: str, tp: int, rank: int) -> None:
+    model = ModelConfig(preset=preset, layers=3, width=64, heads=4, kv_heads=2, bias=True).resolve(511, 32)  # type: ignore[arg-type]
+    decoder = meta_decoder(model)
+    shards = tp_shards(decoder, Axis("tp", tp, rank, None))
+    expected = [(name, shards[name].size, tp > 1 and not is_replicated(name)) for name, _ in decoder.named_parameters()]
+    found = stage_parameters(model, range(3), first=True, last=True, tp=tp, tp_rank=rank)
+    assert [(p.name, p.shape, p.divided) for p in found] == expected
+
+
+def test_a_stage_has_its_layers_and_ends() -> None:
+    model = ModelConfig(preset="gpt2", layers=3, width=64, heads=4).resolve(511, 32)
+    names = [p.name for p in stage_parameters(model, range(2, 3), first=False, last=True)]
+    assert names[0] == "blocks.2.attention_norm.weight" and names[-1] == "head.weight"
+    assert {p.unit for p in stage_parameters(model, range(2), first=True, last=False)} == {"embed", "0", "1"}

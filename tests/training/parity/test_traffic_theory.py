@@ -1,0 +1,33 @@
+"""The traffic theory beside what a step really sends, with many buckets and many chunks of the loss."""
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import training.parity.traffic_theory
+from benchmarks.bench_traffic import LAYOUTS, counted_and_expected, traffic_case
+
+RunRanks = Callable[..., list[Any]]
+CHOICE = ("DDP", "ZeRO-1", "ZeRO-2, groups of 2", "ZeRO-3", "tp", "tp, sequence parallel", "pp, interleaved")
+
+
+@pytest.mark.parametrize("name", CHOICE)
+@pytest.mark.parametrize("preset", ["llama", "gpt2"])
+def test_traffic_in_bf16_is_that_of_the_formulas(run_ranks: RunRanks, name: str, preset: Any) -> None:
+    for counted, expected in run_ranks(LAYOUTS[name][0], counted_and_expected, traffic_case(name, preset, "bf16")):
+        assert counted == expected
+        if name in ("DDP", "ZeRO-1"):
+            assert max(volume.calls for volume in counted.values()) > 5  # buckets
+        if name == "tp":
+            assert counted["tp", "all-reduce"].calls > 60  # chunks
+
+
+def test_the_theory_uses_nothing_of_what_it_checks() -> None:
+    tree = ast.parse(Path(training.parity.traffic_theory.__file__).read_text())
+    imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    rooms = ("kernels", "sharding", "parallel", "optim", "trainer")
+    assert not [name for name in imported for room in rooms if name.startswith(f"training.{room}")]
+    assert "training.model.decoder" not in imported and "training.distributed.mesh" not in imported

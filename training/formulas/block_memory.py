@@ -1,0 +1,167 @@
+"""Block memory: what a block keeps for its backward pass, by mode of recomputation, and what the loss works with.
+
+Korthikanti et al. 2022, section 4, count 34 bytes a token and feature in 16 bits, with dropout and attention's weights.
+Here attention's weights are never kept (Dao et al. 2022, FlashAttention), and the features are those of the model's
+own parts. docs/training-memory.md has the same tables in words.
+"""
+
+from dataclasses import dataclass
+
+from training.formulas.parameter_shapes import kv_width
+from training.kernels.precision import COMPUTE_DTYPES, Precision, accumulation_dtype
+from training.memory.memory_config import Recompute
+from training.model.model_config import ModelConfig
+
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """What decides the activations of a block on one rank, for a micro-batch of `sequences` x `seq_len` tokens."""
+
+    model: ModelConfig
+    sequences: int
+    seq_len: int
+    precision: Precision
+    tp: int = 1
+    sequence_parallel: bool = False
+    fused_loops: bool = False
+    """Elementwise functions as one loop each: float32 on one CPU thread."""
+    fused_products: bool = False
+    """Products of one input as one product, where the matrices are no larger than it: float32 on a CPU."""
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.seq_len
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the residual stream."""
+        return COMPUTE_DTYPES[self.precision].itemsize
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element of statistics, softmax and loss."""
+        return accumulation_dtype(COMPUTE_DTYPES[self.precision]).itemsize
+
+    @property
+    def hidden(self) -> int:
+        """Features a token of the residual stream on this rank: with sequence parallelism 1 / tp of the tokens."""
+        return self.model.width // (self.tp if self.sequence_parallel else 1)
+
+
+def kept_bytes(sizes: BlockSizes, recompute: Recompute) -> int:
+    """Bytes that a block keeps from its forward pass to its backward pass."""
+    if recompute == "full":  # the input only (Chen et al. 2016)
+        return sizes.tokens * sizes.hidden * sizes.itemsize
+    if recompute == "selective":  # also what is costly to compute again (Korthikanti et al. 2022, section 5)
+        features = sizes.hidden + sum(_products(sizes).values())
+        return sizes.tokens * (features * sizes.itemsize + _attention_statistics(sizes))
+    features = sum(_all_features(sizes).values())
+    return sizes.tokens * (features * sizes.itemsize + _attention_statistics(sizes) + _norm_statistics(sizes)) + (
+        _concatenated_weights(sizes)
+    )
+
+
+def recomputed_bytes(sizes: BlockSizes, recompute: Recompute) -> int:
+    """Bytes of a block that is computed again, beside what it kept.
+
+    With the gradient of its output, which sequence parallelism has gathered by then.
+    """
+    if recompute == "none":
+        return 0
+    gathered = sizes.model.width if sizes.sequence_parallel else 0
+    gradient = sizes.tokens * (sizes.hidden + gathered) * sizes.itemsize
+    if recompute == "full":
+        return kept_bytes(sizes, "none") - kept_bytes(sizes, "full") + gradient
+    features = sum(_all_features(sizes).values()) - sizes.hidden - sum(_shared_with_products(sizes).values())
+    per_token = features * sizes.itemsize + _norm_statistics(sizes)
+    return sizes.tokens * per_token + _concatenated_weights(sizes) + gradient
+
+
+def held_gradients(sizes: BlockSizes) -> int:
+    """Bytes that a split backward pass (Qi et al. 2023) keeps until the weights' gradients follow from them.
+
+    The gradients of the outputs of all products and norms.
+    """
+    features = sum(_products(sizes).values()) - _products(sizes)["attention"] + 2 * sizes.hidden
+    return sizes.tokens * features * sizes.itemsize
+
+
+def _all_features(sizes: BlockSizes) -> dict[str, int]:
+    """Features a token that are saved without recomputation."""
+    model, tp = sizes.model, sizes.tp
+    width, kv, ffn = model.width // tp, kv_width(model) // tp, model.ffn_width // tp
+    features = {"input": sizes.hidden, "norm": model.width, "queries": width, "keys": kv, "values": kv}
+    if model.positions == "rope" and _is_fused(sizes, _projections(sizes)):
+        features["values"] = width + 2 * kv  # rotated queries and keys are new; the values are part of one product
+    features |= {"attention": width, "middle": sizes.hidden, "norm 2": model.width}
+    if model.mlp == "swiglu":
+        features |= {"gate": ffn, "up": ffn, "product": ffn}
+        return features if sizes.fused_loops else features | {"silu": ffn}
+    return features | {"up": ffn, "gelu": ffn}  # gelu's input, or its derivative
+
+
+def _products(sizes: BlockSizes) -> dict[str, int]:
+    """Features a token of the outputs of matrix products and attention."""
+    model, tp = sizes.model, sizes.tp
+    width, kv, ffn = model.width // tp, kv_width(model) // tp, model.ffn_width // tp
+    up = {"gate": ffn, "up": ffn} if model.mlp == "swiglu" else {"up": ffn}
+    return {"queries": width, "keys": kv, "values": kv, "attention": width, "o": model.width, **up, "down": model.width}
+
+
+def _shared_with_products(sizes: BlockSizes) -> dict[str, int]:
+    """Features of `_all_features` that selective recomputation has kept, and does not compute again."""
+    kept, every = _products(sizes), _all_features(sizes)
+    names = {"attention"}
+    if not (sizes.fused_products and sizes.model.bias):  # with a bias those products are not yet what is used
+        names |= {"values", "gate"} | ({"up"} if sizes.model.mlp == "swiglu" or not sizes.fused_loops else set())
+        names |= {"queries", "keys"} if sizes.model.positions != "rope" else set()
+    return {name: every[name] for name in names if name in kept}
+
+
+def _attention_statistics(sizes: BlockSizes) -> int:
+    """Bytes a token of attention's log-sum-exp, a float32 per head (Dao et al. 2022)."""
+    return _FLOAT32 * sizes.model.heads // sizes.tp
+
+
+def _norm_statistics(sizes: BlockSizes) -> int:
+    """Bytes a token of two norms' statistics: the inverse root mean square, or mean and inverse deviation."""
+    per_norm = sizes.wide * (1 if sizes.model.norm == "rms" else 2)
+    return 2 * per_norm * sizes.hidden // sizes.model.width
+
+
+def _projections(sizes: BlockSizes) -> int:
+    return (sizes.model.width + 2 * kv_width(sizes.model)) // sizes.tp
+
+
+def _is_fused(sizes: BlockSizes, outputs: int) -> bool:
+    """True if products with `outputs` features together are one: their matrices are no larger than their input."""
+    return sizes.fused_products and outputs <= sizes.tokens
+
+
+def _concatenated_weights(sizes: BlockSizes) -> int:
+    """Bytes of the matrices that are joined for fused products."""
+    joined = [_projections(sizes)] + [2 * sizes.model.ffn_width // sizes.tp] * (sizes.model.mlp == "swiglu")
+    return sum(n * sizes.model.width * sizes.itemsize for n in joined if _is_fused(sizes, n))
+
+
+def backward_bytes(sizes: BlockSizes) -> int:
+    """Bytes at work in a block's backward pass: the gradients of the MLP's two inner tensors."""
+    return 2 * sizes.tokens * sizes.itemsize * sizes.model.ffn_width // sizes.tp
+
+
+def loss_bytes(sizes: BlockSizes, chunk_bytes: int) -> int:
+    """Bytes at work in the loss, which a step needs a chunk of tokens at a time.
+
+    `chunk_bytes`: of a chunk's logits in the dtype of the loss. In float32: logits and log-probabilities. In 16 bits
+    also a float32 copy of the logits while they are normalised, and in bf16 the float32 sum of the output matrix's
+    gradient. With sequence parallelism also the gathered features.
+    """
+    vocabulary = -(-sizes.model.vocab_size // sizes.tp)
+    tokens = min(sizes.tokens, max(1, chunk_bytes // (vocabulary * sizes.wide)))
+    features = sizes.tokens * sizes.model.width * sizes.itemsize if sizes.sequence_parallel else 0
+    if sizes.itemsize == sizes.wide:
+        return 2 * sizes.wide * tokens * vocabulary + features
+    summed = sizes.wide * vocabulary * sizes.model.width if sizes.precision == "bf16" else 0
+    return (sizes.itemsize + 2 * sizes.wide) * tokens * vocabulary + summed + features

@@ -1,0 +1,103 @@
+"""Memory inputs: what decides the memory of one rank, and the units and buckets that follow from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from training.distributed.layout import ParallelConfig
+from training.formulas.block_memory import BlockSizes
+from training.formulas.parameter_shapes import ParameterShape, stage_parameters
+from training.kernels.precision import COMPUTE_DTYPES, Precision, accumulation_dtype
+from training.memory.memory_config import OffloadTarget, Recompute
+from training.model.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class MemoryInputs:
+    """What the formulas need; `model` and `layout` are resolved."""
+
+    model: ModelConfig
+    layout: ParallelConfig
+    sequences: int
+    """Sequences per step and replica."""
+    seq_len: int
+    stage_layers: Sequence[range]
+    """Layers of each pipeline stage; one range without a pipeline."""
+    precision: Precision = "fp32"
+    recompute: Recompute = "none"
+    rank: int = 0
+    """Pipeline rank. Along the other axes it is the first rank, which has the largest shards."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    moments: OffloadTarget = "device"
+    """Where AdamW's moments are."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = 1
+    """CPU threads: one has fused elementwise loops."""
+    bucket_bytes: int = 25 << 20
+    """Of gradient sums in a bucket."""
+    parameters: dict[int, list[ParameterShape]] = field(init=False, repr=False)
+    """By stage of this rank."""
+
+    def __post_init__(self) -> None:
+        last = self.layout.stages - 1
+        found = {
+            stage: stage_parameters(self.model, self.stage_layers[stage], stage == 0, stage == last, self.layout.tp)
+            for stage in self.layout.stages_of_rank(self.rank)
+        }
+        object.__setattr__(self, "parameters", found)
+
+    @property
+    def itemsize(self) -> int:
+        """e: bytes of an element in the compute dtype."""
+        return COMPUTE_DTYPES[self.precision].itemsize
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element of masters, moments and gradient sums."""
+        return accumulation_dtype(COMPUTE_DTYPES[self.precision]).itemsize
+
+    @property
+    def shards(self) -> int:
+        """n: ranks over which ZeRO shards."""
+        return self.layout.zero_group
+
+    @property
+    def block(self) -> BlockSizes:
+        """Sizes of a block for one micro-batch."""
+        layout, on_cpu = self.layout, self.device == "cpu" and self.precision == "fp32"
+        return BlockSizes(
+            self.model,
+            self.sequences // layout.micro_batches,
+            self.seq_len,
+            self.precision,
+            layout.tp,
+            layout.sequence_parallel,
+            fused_loops=on_cpu and self.threads == 1,
+            fused_products=on_cpu,
+        )
+
+    def units(self, stage: int) -> list[list[ParameterShape]]:
+        """What ZeRO-3 gathers at once, in the order of the forward pass: the embedding, each block, and the head.
+
+        A matrix that both ends share makes one unit of them.
+        """
+        found: dict[str, list[ParameterShape]] = {}
+        for p in self.parameters[stage]:
+            found.setdefault("head" if self.is_tied(stage) and p.unit == "embed" else p.unit, []).append(p)
+        return list(found.values())
+
+    def buckets(self, stage: int) -> list[list[ParameterShape]]:
+        """Consecutive parameters, last ones first, whose gradient sums have up to `bucket_bytes` (Li et al. 2020)."""
+        buckets: list[list[ParameterShape]] = []
+        size = self.bucket_bytes
+        for p in reversed(self.parameters[stage]):
+            if size + self.wide * p.numel > self.bucket_bytes:
+                buckets.append([])
+                size = 0
+            buckets[-1].append(p)
+            size += self.wide * p.numel
+        return buckets
+
+    def is_tied(self, stage: int) -> bool:
+        """True if the stage has both ends of the model, and one matrix for them."""
+        return bool(self.model.tied) and {p.unit for p in self.parameters[stage]} >= {"embed", "head"}

@@ -1,0 +1,87 @@
+"""Parameter shapes of a decoder as its sizes give them, cut by tensor parallelism (Shoeybi et al. 2019, section 3)."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from training.model.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class ParameterShape:
+    """A parameter on one tensor-parallel rank; the first one has the most of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    divided: bool
+    """True if the tensor-parallel ranks hold different parts of it; otherwise each holds all of it."""
+    unit: str
+    """What is gathered at once with it under ZeRO-3: "embed", the block's number, or "head"."""
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def rows_numel(self, parts: int, rank: int = 0) -> int:
+        """Elements in the rows of one of `parts` ranks; the first one has the most, the last ones may have none."""
+        rows = -(-self.shape[0] // parts)
+        return max(0, min(rows, self.shape[0] - rank * rows)) * math.prod(self.shape[1:])
+
+    def padded_numel(self, parts: int) -> int:
+        """Elements with the rows padded to a multiple of `parts`."""
+        return parts * self.rows_numel(parts)
+
+
+def stage_parameters(
+    model: ModelConfig, layers: range, first: bool, last: bool, tp: int = 1, tp_rank: int = 0
+) -> list[ParameterShape]:
+    """Parameters of a pipeline stage, or of the whole decoder, in the order of the forward pass.
+
+    A tied output matrix is the embedding's where one stage has both.
+    """
+    width, rows = model.width, -(-model.vocab_size // tp)
+    vocabulary = min(rows, model.vocab_size - tp_rank * rows)
+    found: list[ParameterShape] = []
+    if first:
+        found.append(ParameterShape("embed.tokens.weight", (vocabulary, width), tp > 1, "embed"))
+        if model.positions == "learned":
+            found.append(ParameterShape("embed.positions.weight", (model.context, width), False, "embed"))
+    for layer in layers:
+        found.extend(_block(model, str(layer), tp))
+    if last:
+        found.extend(_norm(model, "norm", "head"))
+        if not (model.tied and first):
+            found.append(ParameterShape("head.weight", (vocabulary, width), tp > 1, "head"))
+    return found
+
+
+def kv_width(model: ModelConfig) -> int:
+    """Features of all keys, or of all values: fewer than the queries' with grouped heads (Ainslie et al. 2023)."""
+    return model.width * model.kv_heads // model.heads
+
+
+def _block(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
+    width, kv, ffn = model.width, kv_width(model) // tp, model.ffn_width // tp
+    columns = {"attention.q": width // tp, "attention.k": kv, "attention.v": kv}
+    yield from _norm(model, f"blocks.{layer}.attention_norm", layer)
+    for name, features in columns.items():
+        yield from _matrix(model, f"blocks.{layer}.{name}", layer, (features, width), tp, tp > 1)
+    yield from _matrix(model, f"blocks.{layer}.attention.o", layer, (width, width // tp), tp, False)
+    yield from _norm(model, f"blocks.{layer}.mlp_norm", layer)
+    for name in ("gate", "up")[model.mlp != "swiglu" :]:
+        yield from _matrix(model, f"blocks.{layer}.mlp.{name}", layer, (ffn, width), tp, tp > 1)
+    yield from _matrix(model, f"blocks.{layer}.mlp.down", layer, (width, ffn), tp, False)
+
+
+def _matrix(
+    model: ModelConfig, name: str, unit: str, shape: tuple[int, int], tp: int, divided_bias: bool
+) -> Iterator[ParameterShape]:
+    yield ParameterShape(f"{name}.weight", shape, tp > 1, unit)
+    if model.bias:
+        yield ParameterShape(f"{name}.bias", shape[:1], divided_bias, unit)
+
+
+def _norm(model: ModelConfig, name: str, unit: str) -> Iterator[ParameterShape]:
+    yield ParameterShape(f"{name}.weight", (model.width,), False, unit)
+    if model.norm == "layer" and model.bias:
+        yield ParameterShape(f"{name}.bias", (model.width,), False, unit)
