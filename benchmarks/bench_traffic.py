@@ -15,8 +15,8 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import tyro
 
-import training.kernels.cross_entropy
-import training.parallel.data_parallel
+import training.kernels.cpu.kernels as cpu
+import training.parallel.data_parallel as data_parallel
 from benchmarks.dedup_tables import markdown
 from gristmill.command import run_with_exit_code
 from training.distributed.layout import ParallelConfig
@@ -52,14 +52,12 @@ def traffic_case(name: str, preset: Literal["llama", "gpt2"], precision: Precisi
 
 def counted_and_expected(case: Case) -> tuple[Traffic, Traffic]:
     """This rank's traffic of a step, with many buckets and chunks: counted, and by the formulas."""
-    buckets, chunks = training.parallel.data_parallel.BUCKET_BYTES, training.kernels.cross_entropy._CPU_CHUNK_BYTES
-    training.parallel.data_parallel.BUCKET_BYTES = BUCKET_BYTES
-    training.kernels.cross_entropy._CPU_CHUNK_BYTES = CHUNK_BYTES
+    buckets, chunks = data_parallel.BUCKET_BYTES, cpu.LOGITS_BYTES
+    data_parallel.BUCKET_BYTES, cpu.LOGITS_BYTES = BUCKET_BYTES, CHUNK_BYTES
     try:
         result = run_case(case)
     finally:
-        training.parallel.data_parallel.BUCKET_BYTES = buckets
-        training.kernels.cross_entropy._CPU_CHUNK_BYTES = chunks
+        data_parallel.BUCKET_BYTES, cpu.LOGITS_BYTES = buckets, chunks
     assert result.inputs is not None
     inputs = replace(result.inputs, bucket_bytes=BUCKET_BYTES, chunk_bytes=CHUNK_BYTES)
     return result.counted, expected_traffic(inputs)

@@ -17,7 +17,7 @@ from training.formulas.memory_inputs import MemoryInputs
 from training.kernels.precision import Precision
 from training.memory.memory_config import MemoryConfig, Recompute
 from training.model.batch import Batch
-from training.model.decoder import Decoder, meta_decoder
+from training.model.decoder import Decoder, Head, meta_decoder
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer, build_optimizer
@@ -108,7 +108,7 @@ def _watch_part(part: Decoder, live: LiveBytes) -> None:
     for block in part.blocks.values():
         if isinstance(block.forward, partial):  # recomputed
             block.forward = partial(block.forward.func, partial(_then_mark, live, block.forward.args[0]))
-    if part.head is not None:
+    if isinstance(part.head, Head):
         part.head.register_forward_pre_hook(lambda head, _: live.begin_loss(head.weight))
         part.head.register_forward_hook(lambda *_: live.end_loss())
 

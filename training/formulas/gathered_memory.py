@@ -1,7 +1,6 @@
 """Gathered memory: copies of parameters that ranks receive from each other, at their peak."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from training.formulas.memory_inputs import MemoryInputs
 from training.formulas.parameter_shapes import ParameterShape
@@ -30,10 +29,13 @@ def _copy_bytes(inputs: MemoryInputs, parameters: Sequence[ParameterShape]) -> i
 
 
 def _gathered_by_unit(sizes: Sequence[int], tied: bool) -> int:
-    if tied:
-        shared, *blocks = sizes
-        return shared + max(shared, max(2 * size + after for size, after in pairwise([*blocks, 0])))
-    return max(2 * size + after for size, after in pairwise([*sizes, 0]))
+    """The unit at work and its copy as received; with them that of the unit before, or then of the next one."""
+    first, *rest = sizes
+    around = zip([first, *rest[:-1]], rest, [*rest[1:], 0], strict=True)
+    within = max((2 * size + max(before, after) for before, size, after in around), default=0)
+    if tied:  # the first unit stays
+        return first + max(first, within)
+    return max(2 * first + rest[0] if rest else 2 * first, within)
 
 
 def gathered_at_loss(inputs: MemoryInputs) -> int:

@@ -77,7 +77,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _largest_shard(rows: int, vocab_start: int, group: dist.ProcessGroup | None) -> int:
     """Ids of the first rank's shard, which is the largest: the ranks' collectives match only with the same chunks."""
     rank = 0 if group is None else dist.get_rank(group)
-    return vocab_start // rank if rank else rows
+    return max(rows, vocab_start // rank) if rank else rows
 
 
 def _is_only_backward_pass(ctx: Any) -> bool:

@@ -2,11 +2,12 @@
 
 import pytest
 
-from training.distributed.mesh import Axis
+from training.distributed.layout import ParallelConfig
 from training.formulas.parameter_shapes import stage_parameters
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
-from training.parallel.tensor_parallel import is_replicated, tp_shards
+from training.parallel.placement_table import placement_table
+from training.sharding.axis import Axis
 
 
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
@@ -14,8 +15,12 @@ from training.parallel.tensor_parallel import is_replicated, tp_shards
 def test_shapes_are_those_of_the_decoder(preset: str, tp: int, rank: int) -> None:
     model = ModelConfig(preset=preset, layers=3, width=64, heads=4, kv_heads=2, bias=True).resolve(511, 32)  # type: ignore[arg-type]
     decoder = meta_decoder(model)
-    shards = tp_shards(decoder, Axis("tp", tp, rank, None))
-    expected = [(name, shards[name].size, tp > 1 and not is_replicated(name)) for name, _ in decoder.named_parameters()]
+    table, axes = placement_table(decoder, ParallelConfig(tp=tp)), {"tp": Axis("tp", tp, rank, None)}
+    shards = {name: table[name].without("shard") for name, _ in decoder.named_parameters()}
+    expected = [
+        (name, shards[name].piece(tuple(p.shape), axes).size, tp > 1 and "tp" in shards[name].shard)
+        for name, p in decoder.named_parameters()
+    ]
     found = stage_parameters(model, range(3), first=True, last=True, tp=tp, tp_rank=rank)
     assert [(p.name, p.shape, p.divided) for p in found] == expected
 
