@@ -189,6 +189,10 @@ def _process_group(store: dist.Store, rank: int, size: int, timeout: float, devi
         _backend(device, size), store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
     )
     try:
+        # a rank whose job is short would leave while another one still connects to it, and gloo fails there
+        if store.add("connected", 1) == size:
+            store.set("all connected", "")
+        store.wait(["all connected"], timedelta(seconds=timeout))
         yield
     finally:
         if dist.is_initialized():
