@@ -14,7 +14,7 @@ from training.model.model_config import ModelConfig
 
 @dataclass(frozen=True)
 class MemoryInputs:
-    """What the formulas need; `model` and `layout` are resolved."""
+    """What the formulas need; `model` and `layout` are resolved. What dropout keeps is not counted."""
 
     model: ModelConfig
     layout: ParallelConfig
