@@ -171,7 +171,13 @@ def _init_process_group(kind: str, timeout: float) -> None:
     # torchrun may keep one store over restarts, which still holds the addresses of dead processes
     store = dist.PrefixStore(restart_prefix(), store)
     _wait_for_start(store, size)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    except RuntimeError as error:
+        raise UsageError(
+            f"rank {rank} and the other {size - 1} could not connect within --timeout, {timeout:g} s: one has died, or "
+            f"the machine is busy; try a higher --timeout ({str(error).strip().splitlines()[0]:.150})"
+        ) from error
 
 
 def _group_timeout(kind: str, timeout: float) -> timedelta:

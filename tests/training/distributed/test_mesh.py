@@ -67,6 +67,18 @@ def test_the_caller_s_process_group_is_left_open() -> None:
         dist.destroy_process_group()
 
 
+def test_a_rank_that_dies_before_it_connects_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    dist.PrefixStore("attempt0", store).add("started", 1)  # by rank 1, which then does no more
+    place = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
+    for name, value in (place | {"TORCHELASTIC_USE_AGENT_STORE": True}).items():
+        monkeypatch.setenv(name, str(value))
+    told = r"could not connect within --timeout, 1 s: one has died"
+    with pytest.raises(UsageError, match=told), init_distributed("cpu", timeout=1.0):
+        pass
+    assert not dist.is_initialized()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_an_error() -> None:
     with pytest.raises(UsageError, match="--device cpu"), init_distributed("cuda"):
