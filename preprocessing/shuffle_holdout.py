@@ -34,7 +34,13 @@ from gristmill.io.files import reject_unfinished
 from gristmill.io.readers import Slice
 from gristmill.storage.files import is_file
 from preprocessing.datasets import shares_table, source_weights
-from preprocessing.mixing.chunks import SPLIT, mark_outdated_chunks, reject_other_holdout, reject_other_parts
+from preprocessing.mixing.chunks import (
+    SPLIT,
+    mark_outdated_chunks,
+    note_missing_parts,
+    reject_other_holdout,
+    reject_other_parts,
+)
 from preprocessing.mixing.drops import check_all_found, write_drops
 from preprocessing.mixing.gather import gather
 from preprocessing.mixing.manifest import BucketManifest, manifest_path, parts_folder
@@ -45,7 +51,7 @@ from preprocessing.mixing.split import find_limits, split_tasks
 
 PASS_1 = Stage("pass1", version=3, libraries=("zstandard", "pyarrow"))
 PASS_2 = Stage("pass2", version=1, libraries=("zstandard",))
-MIN_PARTS = 20  # SlimPajama's number
+MIN_PARTS = 20  # SlimPajama's number of buckets, of which pass2 takes some
 MAX_PART_BYTES = 128 << 20  # of lines after weights, estimated; twice as many if measured
 FAN_OUT = 256  # files that a task opens at once; a corpus of more slices or parts is gathered in levels
 _COMPRESSION_RATIO = 4  # assumed for compressed files and tables
@@ -203,14 +209,15 @@ def pass2(
     holdout: float = 0.0017,
     options: RunOptions = RunOptions(),
 ) -> Counts:
-    """Shuffle the parts start ≤ i < end and split them into train and holdout, in the folder chunk<chunk> of each.
+    """Shuffle a share of the parts, from start to end twentieths, and split it into train and holdout.
 
-    The holdout is an exact fraction of each source's documents, and at least one of a source with
-    two or more, so that no source is left out.
+    Writes to the folder chunk<chunk> of each. Of 20 parts these are the parts start ≤ i < end, as in SlimPajama; a
+    larger corpus has more parts, and 0 to 20 are all of them. The holdout is an exact fraction of each source's
+    documents, and at least one of a source with two or more, so that no source is left out.
 
     Args:
-        start: First part.
-        end: Part after the last one; may exceed the number of parts, which is 20, or more for a large corpus.
+        start: First twentieth of the parts.
+        end: Twentieth after the last one; may exceed 20.
         chunk: Number of the output folders, chunk<number>.
         input_dir: OUT/pass1, which pass1 wrote.
         train_dir: OUT/train, the train set to write.
@@ -227,9 +234,12 @@ def pass2(
     _reject_nested(train_dir, holdout_dir)
     manifest = BucketManifest.load(manifest_path(input_dir))
     reject_unfinished(input_dir)
-    if not 0 <= start < min(end, manifest.parts):
-        raise UsageError(f"parts {start} to {end}: pass1 made {manifest.parts} parts: wanted 0 ≤ start < end")
-    parts = range(start, min(end, manifest.parts))
+    if not 0 <= start < min(end, MIN_PARTS):
+        raise UsageError(
+            f"pass2 {start} {end}: wanted 0 ≤ start < end, in twentieths of the {manifest.parts} parts that pass1 "
+            f"made: 0 {MIN_PARTS} for all, or 0 {MIN_PARTS // 2} and {MIN_PARTS // 2} {MIN_PARTS} for two chunks"
+        )
+    parts = range(*(-(-min(place, MIN_PARTS) * manifest.parts // MIN_PARTS) for place in (start, end)))
     outputs = {part: _outputs(part, train_dir / f"chunk{chunk}", holdout_dir / f"chunk{chunk}") for part in parts}
     plans = "" if len(parts) == manifest.parts else "its own parts"  # no task's name: a part may move to this chunk
     with open_stage(
@@ -249,7 +259,10 @@ def pass2(
         limits = find_limits(run, input_dir, manifest, holdout, FAN_OUT)
         split = run.step(SPLIT, split_tasks(input_dir, manifest, limits, outputs, share))
         with mark_outdated_chunks(run, split, (train_dir, holdout_dir)):
-            return run.finish(split.counts)
+            counts = run.finish(split.counts)
+    if not options.quiet:
+        note_missing_parts(run, manifest.parts)
+    return counts
 
 
 def _reject_nested(train_dir: Path, holdout_dir: Path) -> None:

@@ -1,5 +1,6 @@
 """Chunks of pass 2, which runs on some parts at a time: those made from an earlier pass 1 are marked or refused."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,11 +69,23 @@ def reject_other_holdout(run: StageRun, train_dir: Path, holdout_dir: Path) -> N
         )
 
 
+def note_missing_parts(run: StageRun, parts: int) -> None:
+    """Print a note if some of the parts are in no chunk yet: their documents are in no train set."""
+    found = {int(name.removeprefix("part ")) for step, name in run.ledger.read() if step == SPLIT}
+    missing = sorted({*range(parts)} - found)
+    if missing:
+        print(
+            f"note: {len(missing):,} of the {parts:,} parts are in no chunk yet, such as part {missing[0]}: run pass2 "
+            "for the other twentieths, too (0 20 are all), before the train set is read as a whole",
+            file=sys.stderr,
+        )
+
+
 def reject_other_parts(run: StageRun, parts: int, folders: Sequence[Path]) -> None:
     """Raise OutputError if an earlier pass 1 made more parts, and some of them are there."""
     found = [int(name.removeprefix("part ")) for step, name in run.ledger.read() if step == SPLIT]
     if max(found, default=0) >= parts:
         raise OutputError(
             f"{folders[0]} holds part {max(found)} of an earlier pass1, which made more parts: run pass2 for all parts "
-            f"at once (0 {parts}), which removes it, or remove {' and '.join(map(str, folders))}"
+            "at once (0 20), which removes it, or remove {' and '.join(map(str, folders))}"
         )

@@ -1,6 +1,7 @@
 """shuffle_holdout: exact epochs and holdout, a uniform shuffle, every document accounted for."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -269,7 +270,7 @@ def test_order_within_a_part_is_random(tmp_path: Path, quiet: RunOptions, corpus
 
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
-    [((5, 5), "0 ≤ start < end"), ((-1, 5), "0 ≤ start"), ((20, 21), "pass1 made 20 parts")],
+    [((5, 5), "0 ≤ start < end"), ((-1, 5), "0 ≤ start"), ((20, 21), "the 20 parts that pass1 made: 0 20 for all")],
 )
 def test_parts_that_do_not_exist_are_rejected(
     tmp_path: Path, quiet: RunOptions, corpus, arguments, wanted: str
@@ -277,6 +278,22 @@ def test_parts_that_do_not_exist_are_rejected(
     pass1(corpus(book=6), tmp_path / "pass1", options=quiet)
     with pytest.raises(UsageError, match=wanted):
         pass2(*arguments, 1, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", options=quiet)
+
+
+def test_twentieths_of_a_large_corpus_are_all_of_its_parts(
+    tmp_path: Path, quiet: RunOptions, corpus, read, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(stage, "MAX_PART_BYTES", 300)  # 27 parts or more
+    pass1(corpus(book=100), tmp_path / "pass1", options=quiet)
+    parts = BucketManifest.load(manifest_path(tmp_path / "pass1")).parts
+    assert parts > 20 and parts % 20
+    for chunk, (start, end) in enumerate(((0, 7), (7, 8), (8, 20))):
+        options = replace(quiet, quiet=False)
+        pass2(start, end, chunk, tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout", 0.0, options)
+        assert ("parts are in no chunk yet" in capsys.readouterr().err) == (end < 20)
+    pass2(0, 20, 1, tmp_path / "pass1", tmp_path / "train1", tmp_path / "holdout1", 0.0, quiet)
+    assert sorted(keys_of(read(tmp_path / "train"))) == sorted(keys_of(read(tmp_path / "train1")))
+    assert len(keys_of(read(tmp_path / "train1"))) == 100
 
 
 def test_invalid_arguments_of_pass_2_are_rejected(tmp_path: Path, quiet: RunOptions, corpus) -> None:
