@@ -3,7 +3,9 @@
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -24,6 +26,7 @@ from gristmill.engine.claims import reject_overlapping_folders
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import Ledger
 from gristmill.engine.run import StageRun, open_stage
+from gristmill.engine.tags import KnownLedger, is_hash
 from gristmill.engine.task import Stage
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import CorpusFile, list_corpus, paths_of
@@ -104,6 +107,8 @@ def generate_duplicates_dict(
         fetched = Counts({}, [])
         if settings.reads_corpus:
             shards = _list_index(run, index) if verify else []
+            if verify:
+                run.check_made([input_file], partial(_reject_other_index, run, input_file, shards))
             settings = _with_sketch_of(shards, settings)
             members = steps.sort(run, settings)
             found = steps.fetch(run, settings, members, files, shards)
@@ -135,6 +140,21 @@ def _list_index(run: StageRun, index: tuple[str, ...]) -> list[SignatureShard]:
     shards = list_shards_of(None, index)
     check_indexes(run, shards, index)
     return list_signature_shards(run, shards) if index else []
+
+
+def _reject_other_index(
+    run: StageRun, input_file: Path, shards: list[SignatureShard], ledger: KnownLedger
+) -> Literal[False]:
+    """UsageError if a stage by which `input_file` was made read signatures of an index that are not among `shards`."""
+    if ledger.tags_of_others:
+        tags = {shard.path: run.tag(shard.path) for shard in shards}
+        tags |= run.hash_files([path for path, tag in tags.items() if not is_hash(tag)])  # a copy, without its ledger
+        if not ledger.tags_of_others <= {*tags.values()}:
+            raise UsageError(
+                f"--index: {input_file} was made with other signatures than those given here: give --index as "
+                f"{ledger.stage} was given it, or run {ledger.stage} again with this one, and then the same command"
+            )
+    return False
 
 
 def _with_sketch_of(shards: list[SignatureShard], settings: RemovalSettings) -> RemovalSettings:

@@ -36,6 +36,15 @@ class KnownLedger:
         """What the runs of the stage have read, by the ids of their records."""
         return self._summary.inputs
 
+    @property
+    def tags_of_others(self) -> set[str]:
+        """The content tags of what the stage has read of other corpora, such as the signatures of an index."""
+        found: set[str] = set()
+        for read in self.inputs.values():
+            files = {name: tag for of in read.files.values() for name, tag in of.items() if tag}
+            found |= {files[name] for name in files if any(name.startswith(f"{folder}/") for folder in read.others)}
+        return found
+
     def writes(self, name: str) -> bool:
         """Whether the stage wrote a file of this name."""
         return name in self.outputs and self.outputs[name].size >= 0

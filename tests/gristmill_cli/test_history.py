@@ -17,7 +17,7 @@ from dedup import (
     to_hash,
 )
 from gristmill.engine.options import RunOptions
-from gristmill.errors import InputError
+from gristmill.errors import InputError, UsageError
 from preprocessing import normalize_text
 from preprocessing.filter import filter as find_short
 from preprocessing.shuffle_holdout import pass1, pass2
@@ -166,6 +166,33 @@ def test_signatures_of_an_index_that_changed_are_noticed(raw: Path, tmp_path: Pa
         generate_duplicates_dict(clusters, duplicates, QUIET)
     compare()
     mix()
+
+
+@pytest.mark.parametrize("find", ["pairs", "clusters"])
+def test_duplicates_are_verified_with_the_index_that_they_were_found_with(raw: Path, tmp_path: Path, find: str) -> None:
+    dup, folders, norm = tmp_path / "dup", [tmp_path / "a/old", tmp_path / "b/old"], tmp_path / "norm"
+    sign = partial(to_hash, "all", n_docs=0, iter="0", index_start=0, index_end=9, options=QUIET)
+    normalize(raw / "book", norm / "book")
+    sign(norm, tmp_path / "minhash")
+    sign(raw, folders[0])
+    write(raw / "book/a.jsonl", 9)
+    sign(raw, folders[1])
+    index = (str(folders[0]),)
+    if find == "pairs":
+        generate_duplicate_pairs(tmp_path / "minhash", dup / "duplicate_pairs.txt", index=index, options=QUIET)
+        generate_connected_components(dup, dup / "c.parquet", options=QUIET)
+    else:
+        generate_connected_components(dup, dup / "c.parquet", tmp_path / "minhash", index=index, options=QUIET)
+    shutil.copytree(folders[0], tmp_path / "c/old", ignore=shutil.ignore_patterns(".gristmill"))
+    for folder, is_right in ((folders[0], True), (folders[1], False), (tmp_path / "c/old", True)):
+        verify = partial(
+            generate_duplicates_dict, dup / "c.parquet", dup / "d.parquet", QUIET, verify="jaccard", corpus=norm
+        )
+        if is_right:
+            verify(index=(str(folder),))
+        else:
+            with pytest.raises(UsageError, match=r"c.parquet was made with other signatures .* as generate_"):
+                verify(index=(str(folder),))
 
 
 def test_copies_of_an_earlier_corpus_are_not_skipped(raw: Path, tmp_path: Path) -> None:
