@@ -17,7 +17,7 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import GristmillError, UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, Document, list_corpus, paths_of
+from gristmill.io.documents import CORPUS_SUFFIXES, DocKey, Document, list_corpus, paths_of
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
@@ -138,6 +138,10 @@ def _encode(name: str, document: Document, given: _GivenDocuments) -> tuple[int,
     """Sizes of a yielded document's text, as it was read and now, and its record as a line. UsageError if none."""
     if not isinstance(document, Document):
         raise UsageError(f"{name} yielded a {type(document).__name__} after {given.last}: wanted {_FORM}")
+    if not isinstance(document.key, DocKey) or not isinstance(document.fields, dict):
+        raise UsageError(
+            f"{name} yielded a document after {given.last} whose key or fields it replaced: wanted {_FORM}"
+        )
     if document.key.file != given.part.name or document.key.row not in given.left:
         raise UsageError(
             f"{name} yielded {document.key}, which is no document that it was given, or was yielded before: wanted "

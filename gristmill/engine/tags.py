@@ -203,8 +203,12 @@ class FileTags:
         return found + (self.ledgers(parent) if parent != folder else [])
 
     def _behind_link(self, folder: str) -> list[Written]:
-        """What is named of the folder to which a link leads, by the paths that files have behind the link."""
+        """What ledgers above the folder to which a link leads name in it, by the paths that files have behind the link.
+
+        Its own ledgers are seen through the link.
+        """
         real = os.path.realpath(folder)
+        above = self.ledgers(os.path.dirname(real))  # noqa: PTH120
         return [
             Written(
                 known,
@@ -212,7 +216,7 @@ class FileTags:
                 folder,
                 real,
             )
-            for known, outputs in ((written.known, written.outputs) for written in self.ledgers(real))
+            for known, outputs in ((written.known, written.outputs) for written in above)
         ]
 
 

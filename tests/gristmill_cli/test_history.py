@@ -195,6 +195,35 @@ def test_duplicates_are_verified_with_the_index_that_they_were_found_with(raw: P
                 verify(index=(str(folder),))
 
 
+@pytest.mark.parametrize("link", ["norm/book", "norm", "minhash"])
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_folder_that_is_a_link_is_up_to_date(raw: Path, tmp_path: Path, link: str, is_moved: bool) -> None:
+    """The ledger lies behind the link, and is seen through it, too."""
+    minhash, place, real = tmp_path / "minhash", tmp_path / link, tmp_path / "disk" / link
+    clusters, sources = tmp_path / "dup/clusters.pickle", ["book", "web"] if link == "norm/book" else [""]
+
+    def run() -> None:
+        for source in sources:
+            norm = tmp_path / "norm" / source
+            normalize(raw / source, norm)
+            to_hash(source or "all", norm, minhash / source, 0, "0", 0, 9, options=QUIET)
+        generate_connected_components(tmp_path / "dup", clusters, minhash, options=QUIET)
+        generate_duplicates_dict(clusters, tmp_path / "dup/d.pickle", QUIET)
+        pass1(tmp_path / "norm", tmp_path / "pass1", tmp_path / "dup/d.pickle", options=QUIET)
+
+    if is_moved:
+        run()
+        real.parent.mkdir(parents=True)
+        place.rename(real)
+    else:
+        real.mkdir(parents=True)
+        place.parent.mkdir(exist_ok=True)
+    place.symlink_to(real)
+    run()
+    write(raw / "web/a.jsonl", 9)
+    run()
+
+
 def test_copies_of_an_earlier_corpus_are_not_skipped(raw: Path, tmp_path: Path) -> None:
     norm, copies = tmp_path / "norm", tmp_path / "dup/duplicate_pairs.parquet"
     normalize(raw, norm)

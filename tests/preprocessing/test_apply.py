@@ -98,6 +98,18 @@ MODULE = """
             yield document
 
 
+    def no_key(documents):
+        for document in documents:
+            document.key = None
+            yield document
+
+
+    def no_fields(documents):
+        for document in documents:
+            document.fields = None
+            yield document
+
+
     def nests(documents):
         for document in documents:
             for _ in range(5000):
@@ -184,6 +196,8 @@ def test_a_function_that_ends_early_drops_the_rest(
         ("sets_null", "book/a.jsonl@0 with a text of type NoneType: wanted str"),
         ("sets_both", "book/a.jsonl@0 with one text in `text` and another in fields\\['text'\\]"),
         ("nests", "book/a.jsonl@0, which cannot be written as JSON"),
+        ("no_key", r"yielded a document after book/a\.jsonl@0 whose key or fields it replaced"),
+        ("no_fields", r"yielded a document after book/a\.jsonl@0 whose key or fields it replaced"),
         ("leaves", r"failed after it was given book/a\.jsonl@0: SystemExit"),
         ("missing", "has no function 'missing': it has .*keep_even"),
     ],

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from gristmill.engine.executors.local import exit_with_parent, start_fork_server
 
-_GRACE_SECONDS = 1.0  # after the first error, for the other ranks to return theirs
+_GRACE_SECONDS = 1.0  # after the first error, or the first answer, for the other ranks to return theirs
 _MAX_JOBS = 25  # per process, which is then replaced: torch leaks threads and sockets of every process group
 _PRELOAD = ["training.parallel.parallelize"]  # imports torch and everything else that a model needs
 _PRELOAD_ON_CPU = ["training.kernels.cpu.kernels"]
@@ -189,11 +189,12 @@ def _process_group(store: dist.Store, rank: int, size: int, timeout: float, devi
         _backend(device, size), store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
     )
     try:
-        # a rank whose job is short would leave while another one still connects to it, and gloo fails there
-        if store.add("connected", 1) == size:
-            store.set("all connected", "")
-        store.wait(["all connected"], timedelta(seconds=timeout))
         yield
+        # a rank whose job is short would leave while another one still connects to it, and gloo fails there
+        if store.add("done", 1) == size:
+            store.set("all done", "")
+        with contextlib.suppress(dist.DistStoreError):  # another rank failed
+            store.wait(["all done"], timedelta(seconds=_GRACE_SECONDS))
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.memory_rows import Row, compare, kinds, small, worst_ratio
 from training.distributed.layout import ParallelConfig
@@ -30,6 +31,8 @@ ROWS = {
 @pytest.mark.parametrize("name", ROWS)
 def test_live_bytes_of_each_kind_are_those_of_the_formulas(run_ranks: RunRanks, name: str) -> None:
     row = ROWS[name]
+    if (row.layout.pp > 1 or row.layout.zero == 3) and not torch.__version__.startswith("2.13"):
+        pytest.skip("what torch's pipelines and FSDP hold differs between its versions: the formulas are of 2.13's")
     for rank, (estimate, measured) in compare(row, run_ranks).items():
         found = {kind: (getattr(estimate, kind), measured.get(kind, 0)) for kind in kinds()}
         assert worst_ratio(estimate, measured, leave_out=("peak",)) < 1.03, (rank, found)
