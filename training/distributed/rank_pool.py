@@ -25,7 +25,8 @@ import torch.distributed as dist
 
 from gristmill.engine.executors.local import exit_with_parent, start_fork_server
 
-_GRACE_SECONDS = 1.0  # after the first error, or the first answer, for the other ranks to return theirs
+_GRACE_SECONDS = 1.0  # after the first error, for the other ranks to return theirs
+_LEAVING_SECONDS = 5.0  # after a rank's job, for the other ranks to end theirs
 _MAX_JOBS = 25  # per process, which is then replaced: torch leaks threads and sockets of every process group
 _PRELOAD = ["training.parallel.parallelize"]  # imports torch and everything else that a model needs
 _PRELOAD_ON_CPU = ["training.kernels.cpu.kernels"]
@@ -163,13 +164,30 @@ def _serve(connection: Connection, rank: int, threads: int, port: int, timeout: 
             number, size, job = connection.recv()
         except EOFError:
             return
+        answer = None
         try:
-            with _process_group(dist.PrefixStore(f"job{number}", store), rank, size, timeout, device):
+            own = dist.PrefixStore(f"job{number}", store)
+            with _process_group(own, rank, size, timeout, device):
                 answer = _run_job(job)
-        except Exception:  # the process group could not be set up or destroyed
-            answer = False, traceback.format_exc(), time.monotonic()
+                connection.send(answer)
+                if answer[0]:
+                    _wait_for_others(own, size)
+        except Exception:  # the process group could not be set up
+            if answer is not None:
+                raise
+            connection.send((False, traceback.format_exc(), time.monotonic()))
         gc.collect()  # models and process groups are in reference cycles
-        connection.send(answer)
+
+
+def _wait_for_others(store: dist.Store, size: int) -> None:
+    """Wait until the job of every rank has ended, for some seconds: another one may have failed.
+
+    A rank that leaves while another one still connects to it makes gloo fail there.
+    """
+    if store.add("done", 1) == size:
+        store.set("all done", "")
+    with contextlib.suppress(dist.DistStoreError):
+        store.wait(["all done"], timedelta(seconds=_LEAVING_SECONDS))
 
 
 def _run_job(job: bytes) -> tuple[bool, bytes | str, float]:
@@ -190,11 +208,6 @@ def _process_group(store: dist.Store, rank: int, size: int, timeout: float, devi
     )
     try:
         yield
-        # a rank whose job is short would leave while another one still connects to it, and gloo fails there
-        if store.add("done", 1) == size:
-            store.set("all done", "")
-        with contextlib.suppress(dist.DistStoreError):  # another rank failed
-            store.wait(["all done"], timedelta(seconds=_GRACE_SECONDS))
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
