@@ -60,7 +60,7 @@ class Step:
 
 
 def bench_overlap(
-    steps: int = 5, layers: int = 8, width: int = 256, seq_len: int = 256, batch_size: int = 8, only: str = ""
+    steps: int = 5, layers: int = 8, width: int = 512, seq_len: int = 128, batch_size: int = 8, only: str = ""
 ) -> Table:
     """Trace `steps` steps of a Llama in each layout, on the CPU with gloo; the medians of the slowest rank.
 
@@ -86,7 +86,7 @@ def bench_overlap(
                 parallel=layout,
                 device="cpu",
             )
-            traced = ranks.run(layout.dp * layout.tp * layout.pp, trace_steps, config, steps)
+            traced = ranks.run(max(1, layout.dp) * layout.tp * layout.pp, trace_steps, config, steps)
             slowest = max(traced, key=lambda found: statistics.median(step.total for step in found))
             total, communication, hidden = (
                 statistics.median(getattr(step, each) for step in slowest)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -72,20 +73,21 @@ def compare(row: Row, run: Run) -> dict[int, tuple[MemoryEstimate, dict[str, int
 
 def live_bytes(row: Row) -> dict[str, int]:
     """Train some steps as one of the ranks: the peaks of this rank by kind."""
-    training.parallel.data_parallel.BUCKET_BYTES = row.bucket_bytes
-    world = build_world(row.resolved, torch.device("cpu"))
-    memory = MemoryConfig(recompute=row.recompute)
-    with LiveBytes({world.mesh.get_group(axis).group_name for axis in ("shard", "replicate")}) as live:
-        model = parallelize(meta_decoder(row.model), row.resolved, world, 1, row.precision, memory)
-        optimizer = build_optimizer(model.params, OptimConfig(), memory, world.rank)
-        _watch(model, optimizer, live)
-        _step(row, model, optimizer, live)  # torch's pipelines run each stage once more in the first step
-        found = []
-        for _ in range(_STEPS):
-            live.restart()
-            _step(row, model, optimizer, live)
-            found.append(live.peaks())
-    return {kind: min(peaks.get(kind, 0) for peaks in found) for kind in found[0]}
+    # the process goes on to other jobs
+    with patch.object(training.parallel.data_parallel, "BUCKET_BYTES", row.bucket_bytes):
+        world = build_world(row.resolved, torch.device("cpu"))
+        memory = MemoryConfig(recompute=row.recompute)
+        with LiveBytes({world.mesh.get_group(axis).group_name for axis in ("shard", "replicate")}) as live:
+            model = parallelize(meta_decoder(row.model), row.resolved, world, 1, row.precision, memory)
+            optimizer = build_optimizer(model.params, OptimConfig(), memory, world.rank)
+            _watch(model, optimizer, live)
+            _step(row, model, optimizer, live)  # torch's pipelines run each stage once more in the first step
+            found = []
+            for _ in range(_STEPS):
+                live.restart()
+                _step(row, model, optimizer, live)
+                found.append(live.peaks())
+        return {kind: min(peaks.get(kind, 0) for peaks in found) for kind in found[0]}
 
 
 def _watch(model: ParallelModel, optimizer: Optimizer, live: LiveBytes) -> None:
