@@ -8,7 +8,7 @@ waits for it in `Work.wait`. What is communicated while the rank does not wait i
 
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +112,7 @@ def trace_steps(config: TrainConfig, steps: int) -> list[Step]:
 
 
 @contextmanager
-def _waits_are_recorded() -> Any:
+def _waits_are_recorded() -> Iterator[None]:
     wait = dist.Work.wait
 
     def recorded(work: dist.Work, *arguments: Any) -> Any:

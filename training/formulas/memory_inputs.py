@@ -7,7 +7,7 @@ from typing import Literal
 from training.distributed.layout import ParallelConfig
 from training.formulas.block_memory import BlockSizes
 from training.formulas.parameter_shapes import ParameterShape, stage_parameters
-from training.kernels.precision import COMPUTE_DTYPES, Precision, accumulation_dtype
+from training.kernels.precision import Precision
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
 
@@ -49,12 +49,12 @@ class MemoryInputs:
     @property
     def itemsize(self) -> int:
         """e: bytes of an element in the compute dtype."""
-        return COMPUTE_DTYPES[self.precision].itemsize
+        return self.block.itemsize
 
     @property
     def wide(self) -> int:
         """Bytes of an element of masters, moments and gradient sums."""
-        return accumulation_dtype(COMPUTE_DTYPES[self.precision]).itemsize
+        return self.block.wide
 
     @property
     def shards(self) -> int:
