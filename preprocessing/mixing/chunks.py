@@ -87,5 +87,5 @@ def reject_other_parts(run: StageRun, parts: int, folders: Sequence[Path]) -> No
     if max(found, default=0) >= parts:
         raise OutputError(
             f"{folders[0]} holds part {max(found)} of an earlier pass1, which made more parts: run pass2 for all parts "
-            "at once (0 20), which removes it, or remove {' and '.join(map(str, folders))}"
+            f"at once (0 20), which removes it, or remove {' and '.join(map(str, folders))}"
         )
