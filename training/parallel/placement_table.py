@@ -1,7 +1,8 @@
 """The placement table: the piece of each parameter that a rank holds, and the axes its gradient is summed over.
 
 Derived from it: the pieces themselves, which are the boxes of checkpoints; which rank counts a piece in the gradient
-norm; which sums of gradients follow the backward pass; and how many ranks must hold the same values. A parameter without a row is an error: nothing is replicated for being forgotten.
+norm; which sums of gradients follow the backward pass; and how many ranks must hold the same values. A parameter
+without a row is an error: nothing is replicated for being forgotten.
 """
 
 from training.distributed.layout import ParallelConfig
