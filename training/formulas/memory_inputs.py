@@ -6,7 +6,7 @@ from typing import Literal
 
 from training.distributed.layout import ParallelConfig
 from training.formulas.block_memory import BlockSizes
-from training.formulas.parameter_shapes import ParameterShape, stage_parameters
+from training.formulas.parameter_shapes import ParameterShape, pack_buckets, stage_parameters
 from training.kernels.precision import Precision
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
@@ -87,16 +87,8 @@ class MemoryInputs:
         return list(found.values())
 
     def buckets(self, stage: int) -> list[list[ParameterShape]]:
-        """Consecutive parameters, last ones first, whose gradient sums have up to `bucket_bytes` (Li et al. 2020)."""
-        buckets: list[list[ParameterShape]] = []
-        size = self.bucket_bytes
-        for p in reversed(self.parameters[stage]):
-            if size + self.wide * p.numel > self.bucket_bytes:
-                buckets.append([])
-                size = 0
-            buckets[-1].append(p)
-            size += self.wide * p.numel
-        return buckets
+        """The parameters of each bucket of gradient sums."""
+        return pack_buckets(self.parameters[stage], self.bucket_bytes // self.wide)
 
     def is_tied(self, stage: int) -> bool:
         """True if the stage has both ends of the model, and one matrix for them."""

@@ -1,7 +1,7 @@
 """Parameter shapes of a decoder as its sizes give them, cut by tensor parallelism (Shoeybi et al. 2019, section 3)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from training.model.model_config import ModelConfig
@@ -85,3 +85,19 @@ def _norm(model: ModelConfig, name: str, unit: str) -> Iterator[ParameterShape]:
     yield ParameterShape(f"{name}.weight", (model.width,), False, unit)
     if model.norm == "layer" and model.bias:
         yield ParameterShape(f"{name}.bias", (model.width,), False, unit)
+
+
+def pack_buckets(parameters: Sequence[ParameterShape], numel: int) -> list[list[ParameterShape]]:
+    """Consecutive parameters, last ones first, of up to `numel` elements together (Li et al. 2020, section 3.2.3).
+
+    A larger one is alone.
+    """
+    buckets: list[list[ParameterShape]] = []
+    size = numel
+    for p in reversed(parameters):
+        if size + p.numel > numel:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(p)
+        size += p.numel
+    return buckets

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from training.distributed.layout import ParallelConfig
-from training.formulas.parameter_shapes import ParameterShape, stage_parameters
+from training.formulas.parameter_shapes import ParameterShape, pack_buckets, stage_parameters
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 from training.parity.traffic import Traffic, Volume
@@ -173,16 +173,9 @@ def _data_parallel(inputs: TrafficInputs) -> Traffic:
 
 
 def _buckets(inputs: TrafficInputs, parameters: Sequence[ParameterShape]) -> list[int]:
-    """Elements of each bucket: consecutive parameters, last ones first, of up to `bucket_bytes` before padding."""
-    buckets: list[int] = []
-    size = inputs.bucket_bytes
-    for p in reversed(parameters):
-        if size + p.numel * inputs.wide > inputs.bucket_bytes:
-            buckets.append(0)
-            size = 0
-        buckets[-1] += p.padded_numel(inputs.layout.zero_group)
-        size += p.numel * inputs.wide
-    return buckets
+    """Elements of each bucket, padded."""
+    packed = pack_buckets(parameters, inputs.bucket_bytes // inputs.wide)
+    return [sum(p.padded_numel(inputs.layout.zero_group) for p in bucket) for bucket in packed]
 
 
 def _zero3(inputs: TrafficInputs) -> Traffic:
