@@ -32,9 +32,9 @@ from training.distributed.mesh import init_distributed
 from training.distributed.rank_pool import RankPool
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
-from training.plan import RunPlan
 from training.reporting.evaluate import EvalConfig
 from training.reporting.metrics import MetricsConfig
+from training.run_plan import RunPlan
 from training.trainer import Trainer
 
 LAYOUTS = {

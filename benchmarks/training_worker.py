@@ -21,8 +21,8 @@ from training.config import TrainConfig
 from training.distributed.mesh import init_distributed
 from training.kernels.precision import COMPUTE_DTYPES
 from training.model.decoder import Decoder
-from training.plan import RunPlan
 from training.reporting.throughput import memory_bytes
+from training.run_plan import RunPlan
 from training.trainer import Trainer
 
 _PEAK_SECONDS = 0.5

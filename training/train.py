@@ -18,8 +18,8 @@ from training.distributed.hang_detection import report_failures
 from training.distributed.mesh import init_distributed
 from training.distributed.stall_watch import StallWatch, gpu_busy
 from training.distributed.stop_signals import StopSignals
-from training.plan import RunPlan
 from training.reporting.summary import Summary
+from training.run_plan import RunPlan
 from training.trainer import Trainer
 
 

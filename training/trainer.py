@@ -26,12 +26,12 @@ from training.optim.optimizer import build_optimizer
 from training.optim.stability import Stability
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallelize import parallelize
-from training.plan import RunPlan
 from training.reporting.evaluate import bits_per_byte, evaluate, unigram_loss
 from training.reporting.metrics import METRICS, Reporter, StepMetrics
 from training.reporting.sample import Sampler
 from training.reporting.summary import Summary, write_summary
 from training.reporting.throughput import ThroughputMeter, peak_flops
+from training.run_plan import RunPlan
 
 _WAIT_SECONDS = 1.0  # of one rank for its shards, between two messages to the others: below every timeout
 
