@@ -36,7 +36,7 @@ from gristmill.storage.local import atomic_write_bytes, flush_to_disk, unique_pa
 MAGIC = b"MMIDIDX\x00\x00"
 MANIFEST = "manifest.json"
 REMEDY = "Restore the file from a copy, or run tokenize_corpus again"
-_HEADER = struct.Struct("<9sQBQQ")
+IDX_HEADER = struct.Struct("<9sQBQQ")  # what precedes the lengths
 _DTYPE_CODES: dict[int, np.dtype] = {4: np.dtype(np.int32), 8: np.dtype(np.uint16)}
 _CODES = {dtype: code for code, dtype in _DTYPE_CODES.items()}
 _UINT16_VOCABULARY = 65_500  # Megatron chooses uint16 below this size
@@ -209,8 +209,8 @@ class TokenShard:
         dtype, documents = _read_header(idx)
         with _read_errors(idx):
             index = idx.read_bytes()
-        self.lengths = np.frombuffer(index, np.int32, documents, _HEADER.size)
-        self.offsets = np.frombuffer(index, np.int64, documents, _HEADER.size + 4 * documents)
+        self.lengths = np.frombuffer(index, np.int32, documents, IDX_HEADER.size)
+        self.offsets = np.frombuffer(index, np.int64, documents, IDX_HEADER.size + 4 * documents)
         if index != _idx_bytes(self.lengths, dtype):
             raise InputError(
                 f"{idx} is damaged: its lengths and offsets disagree; wanted a sequence a document. {REMEDY}"
@@ -261,14 +261,14 @@ def with_suffix(prefix: Path, suffix: str) -> Path:
 def _read_header(path: Path) -> tuple[np.dtype, int]:
     """The dtype and the number of documents of an .idx file; raises InputError where its size does not fit them."""
     with _read_errors(path), path.open("rb") as file:
-        head, size = file.read(_HEADER.size), path.stat().st_size
-    if len(head) < _HEADER.size or not head.startswith(MAGIC):
-        found = f"{size:,} bytes from {head[:9]!r} on; wanted {_HEADER.size} or more, from {MAGIC!r} on"
+        head, size = file.read(IDX_HEADER.size), path.stat().st_size
+    if len(head) < IDX_HEADER.size or not head.startswith(MAGIC):
+        found = f"{size:,} bytes from {head[:9]!r} on; wanted {IDX_HEADER.size} or more, from {MAGIC!r} on"
         raise InputError(f"{path} is not a Megatron index: {found}. {REMEDY}")
-    _, version, code, sequences, documents = _HEADER.unpack(head)
+    _, version, code, sequences, documents = IDX_HEADER.unpack(head)
     if version != 1 or code not in _DTYPE_CODES:
         raise InputError(f"{path} is damaged: version {version}, dtype {code}; wanted 1, and 8 or 4. {REMEDY}")
-    wanted = _HEADER.size + 12 * sequences + 8 * (sequences + 1)
+    wanted = IDX_HEADER.size + 12 * sequences + 8 * (sequences + 1)
     if documents != sequences + 1 or size != wanted:
         raise InputError(f"{path} is damaged: {size:,} bytes; wanted {wanted:,} for {sequences:,} documents. {REMEDY}")
     return _DTYPE_CODES[code], sequences
@@ -279,7 +279,7 @@ def _idx_bytes(lengths: NDArray[np.int32], dtype: np.dtype) -> bytes:
     ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
     pointers = np.concatenate([np.zeros(1, np.int64), ends])[: len(lengths)]
     documents = np.arange(len(lengths) + 1, dtype=np.int64)
-    header = _HEADER.pack(MAGIC, 1, _CODES[dtype], len(lengths), len(documents))
+    header = IDX_HEADER.pack(MAGIC, 1, _CODES[dtype], len(lengths), len(documents))
     return header + lengths.tobytes() + pointers.tobytes() + documents.tobytes()
 
 

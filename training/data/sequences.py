@@ -7,7 +7,7 @@ were written.
 
 import mmap
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from gristmill.errors import UsageError
 from gristmill.io.token_shards import Manifest, map_shard
 from gristmill.io.token_verification import require_known_ids
+from training.data.documents import DocumentIndex
 
 _MAPPED = 256  # shards mapped at once: each takes a file descriptor, and many systems allow 1,024 a process
 
@@ -76,6 +77,18 @@ class TokenSequences(Dataset[Tensor]):
         for row in np.flatnonzero(~inside):
             out[row] = self.read(int(starts[row]), int(starts[row]) + self.length + 1)
         return torch.from_numpy(out)
+
+    @cached_property
+    def documents(self) -> DocumentIndex:
+        """The documents of all shards."""
+        return DocumentIndex(self.folder, self.manifest)
+
+    def positions(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        """Positions of the inputs of the sequences `indices` in their documents: (len(indices), T) int64.
+
+        A document that started before the sequence counts from the sequence's start.
+        """
+        return self.documents.positions(np.asarray(indices, np.int64) * self.length, self.length)
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Read tokens start … stop of all shards concatenated: (stop - start,) int64. Raises InputError as `batch`."""

@@ -1,0 +1,98 @@
+"""Documents of token shards: where each starts, read from the shards' .idx files; nothing searches for an end token."""
+
+import mmap
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gristmill.errors import InputError
+from gristmill.io.token_shards import IDX_HEADER, REMEDY, Manifest, with_suffix
+
+_MAPPED = 256  # indexes mapped at once: each takes a file descriptor
+
+
+class DocumentSpans(NamedTuple):
+    """Consecutive documents, each array (documents,) int64; tokens are counted over all shards concatenated."""
+
+    number: NDArray[np.int64]
+    """Number of the document in the folder, from 0."""
+    start: NDArray[np.int64]
+    """Position of its first token."""
+    length: NDArray[np.int64]
+    """Its tokens, end-of-document included."""
+
+    def overlap(self, start: int, stop: int) -> NDArray[np.int64]:
+        """How many of the tokens start … stop each document holds: (documents,) int64."""
+        return np.minimum(self.start + self.length, stop) - np.maximum(self.start, start)
+
+
+class DocumentIndex:
+    """The documents of one folder of token shards, by the positions of their tokens; of an .idx only pages are read."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        """`folder` holds the shards of `manifest`, whose sizes and headers have been checked (see `map_shard`)."""
+        self.folder, self.shards, self.itemsize = folder, manifest.shards, np.dtype(manifest.dtype).itemsize
+        self.tokens = np.cumsum([0] + [shard.tokens for shard in self.shards], dtype=np.int64)
+        self.documents = np.cumsum([0] + [shard.documents for shard in self.shards], dtype=np.int64)
+        self._offsets = lru_cache(_MAPPED)(self._map)
+
+    def between(self, start: int, stop: int) -> DocumentSpans:
+        """The documents that hold the tokens start … stop, at least one; the first may start before.
+
+        Raises InputError where a shard's .idx has no document for one of them.
+        """
+        parts = []
+        first, last = (int(np.searchsorted(self.tokens, at, side="right")) - 1 for at in (start, stop - 1))
+        for shard in range(first, last + 1):
+            begin, end = int(self.tokens[shard]), int(self.tokens[shard + 1])
+            if end > begin:
+                parts.append(self._in_shard(shard, max(start - begin, 0), min(stop, end) - begin))
+        return DocumentSpans(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    def positions(self, starts: Sequence[int] | NDArray[np.int64], length: int) -> Tensor:
+        """Positions in their document of the tokens of windows: (len(starts), length) int64.
+
+        Window i is tokens starts[i] … starts[i] + length. The first document of a window counts from the window's
+        start, though it may have started before: what it cannot see takes no positions.
+        """
+        rows = [self._positions(int(start), int(start) + length) for start in starts]
+        return torch.from_numpy(np.stack(rows))
+
+    def _positions(self, start: int, stop: int) -> NDArray[np.int64]:
+        lengths = self.between(start, stop).overlap(start, stop)
+        return np.arange(stop - start) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+    def _in_shard(self, shard: int, start: int, stop: int) -> DocumentSpans:
+        """The documents that hold tokens start … stop of a shard, counted from its first."""
+        offsets, size = self._offsets(shard), self.shards[shard].tokens
+        first = bisect_right(offsets, start * self.itemsize) - 1
+        last = bisect_left(offsets, stop * self.itemsize)
+        end = np.array([size] * (last == len(offsets)), np.int64)
+        begins = np.concatenate([offsets[max(first, 0) : last + 1] // self.itemsize, end])
+        lengths = np.diff(begins)
+        spans = DocumentSpans(np.arange(first, last), begins[:-1], lengths)
+        if first < 0 or (lengths < 0).any() or spans.overlap(start, stop).sum() != stop - start:
+            path = with_suffix(self.folder / self.shards[shard].name, ".idx")
+            raise InputError(f"{path} is damaged: it has no documents for tokens {start:,} to {stop:,}. {REMEDY}")
+        begin, before = int(self.tokens[shard]), int(self.documents[shard])
+        return DocumentSpans(spans.number + before, spans.start + begin, spans.length)
+
+    def _map(self, shard: int) -> NDArray[np.int64]:
+        """Where the documents of a shard start in its .bin, in bytes: (documents,) int64."""
+        record = self.shards[shard]
+        path = with_suffix(self.folder / record.name, ".idx")
+        offset = IDX_HEADER.size + 4 * record.documents
+        try:
+            mapped = np.memmap(path, np.int64, "r", offset, (record.documents,))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} is not readable ({error}). {REMEDY}") from error
+        if isinstance(mapped.base, mmap.mmap):
+            mapped.base.madvise(mmap.MADV_RANDOM)
+        return mapped.view(np.ndarray)
