@@ -51,6 +51,9 @@ class TrainConfig:
     which compute the gradients of inputs and of weights separately."""
     init_from: Path | None = None
     """Checkpoint whose parameters a new run starts from, for example one written by import_hf."""
+    branch_from: Path | None = None
+    """Checkpoint of another run that this new one continues: its parameters, its optimizer's state and its step, which
+    optim.steps counts, too. For example the decay of a wsd schedule, from a checkpoint before it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU per rank if there are any, else the CPU."""
     timeout: float = 0.0
@@ -72,7 +75,12 @@ class TrainConfig:
         for section in fields(self):
             if hasattr(options := getattr(self, section.name), "RANGES"):
                 check_ranges(options, f"{section.name}.")
+        self.optim.check()
         self.eval.check()
+        require(
+            self.init_from is None or self.branch_from is None,
+            "init_from and branch_from are both given: a run starts from one checkpoint; try one of them",
+        )
         self.stability.check()
         self.memory.check(self.parallel.zero)
         require(
@@ -97,7 +105,7 @@ class TrainConfig:
         Not among them: paths, the number of processes and their layout. `model` must be resolved; `train` and
         `holdout` are the manifests of the token shards.
         """
-        lengths = ("steps", "decay_steps")  # a run can be made longer
+        lengths = ("steps", "decay_steps", "cooldown_steps")  # a run can be made longer
         optim = {f"optim.{key}": value for key, value in asdict(self.optim).items() if key not in lengths}
         return {
             **{f"model.{key}": value for key, value in asdict(model).items() if key != "preset"},

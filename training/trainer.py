@@ -10,6 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import CheckpointManager, load_model
 from training.checkpoint.record import CheckpointRecord, require_same_model
 from training.checkpoint.run_folder import CHECKPOINTS
@@ -21,8 +22,8 @@ from training.data.shard_verifier import ShardVerifier
 from training.distributed.hang_detection import is_peer_failure
 from training.distributed.mesh import build_world, main_only
 from training.model.decoder import flops_per_token, meta_decoder
-from training.optim.optim_config import learning_rate
 from training.optim.optimizer import build_optimizer
+from training.optim.schedule import learning_rate
 from training.optim.stability import Stability
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallelize import parallelize
@@ -78,22 +79,35 @@ class Trainer:
         self.verifier, self.verified = ShardVerifier(verified, world.rank, world.size), not verified
 
     def load(self) -> None:
-        """Load the latest checkpoint; without one, start from `init_from` or initial weights.
+        """Load the latest checkpoint; without one, start from `branch_from`, `init_from` or initial weights.
 
         Raises UsageError or InputError for a checkpoint or data that this run cannot start from.
         """
-        record = self.checkpoints.load(self._state())
-        self.resumed = record is not None
-        if record is not None:
-            self.steps_done, self.unigram_loss = record.step, record.unigram_loss
-            self.optimizer.updates, self.stability.state = record.updates, record.stability
-            self.optimizer.after_load()
+        if (record := self.checkpoints.load(self._state())) is not None:
+            self._continue(record)
+            self.origin, self.unigram_loss = f"resuming from {self.checkpoints.path(record.step)}", record.unigram_loss
         else:
-            if self.config.init_from is not None:
+            self.origin = ""
+            if self.config.branch_from is not None:
+                self._branch(self.config.branch_from)
+            elif self.config.init_from is not None:
                 self._load_weights(self.config.init_from)
             self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.eval_sequences, self.world)
         self.model.after_load()
         self.model.publish_params()
+
+    def _continue(self, record: CheckpointRecord) -> None:
+        """Go on after the step of a checkpoint whose tensors were loaded."""
+        self.steps_done, self.optimizer.updates, self.stability.state = record.step, record.updates, record.stability
+        self.optimizer.after_load()
+
+    def _branch(self, checkpoint: Path) -> None:
+        source = BranchSource.open(checkpoint, self.checkpoints.group, self.reporter.say)
+        source.check(self.config.optim)
+        require_same_model(source.record, self.model_config, self.tokenizer, "branch_from")
+        source.load(self._state(), self.checkpoints.group)
+        self._continue(source.record)
+        self.origin = f"branching from {source.path}, after its step {source.record.step}"
 
     def _load_weights(self, checkpoint: Path) -> None:
         initial = model_state(self.model.params)
@@ -104,8 +118,8 @@ class Trainer:
         """Open the files of metrics, print the header and start the clock, after `load`."""
         self.reporter.start(self.steps_done)
         self._print_header()
-        if self.resumed:
-            self.reporter.say(f"resuming from {self.checkpoints.path(self.steps_done)}")
+        if self.origin:
+            self.reporter.say(self.origin)
         gc.freeze()  # all objects alive now stay alive: scanning them at every collection costs a small model 3 %
         self.meter.restart()
 

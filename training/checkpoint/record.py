@@ -68,8 +68,10 @@ def _matches(path: Path, digest: str) -> bool:
         return False
 
 
-def require_same_model(record: CheckpointRecord, model: ModelConfig, tokenizer: TokenizerRecord) -> None:
-    """Raise UsageError if a checkpoint's parameters would compute something else in the resolved `model`.
+def require_same_model(
+    record: CheckpointRecord, model: ModelConfig, tokenizer: TokenizerRecord, option: str = "init_from"
+) -> None:
+    """Raise UsageError if the parameters of a checkpoint, given as `option`, would compute something else in `model`.
 
     Compares what does not change shapes, such as the rotary base, the norms' epsilon and the tokenizer. An imported
     checkpoint may not know its tokenizer (empty SHA-256): it is not compared then.
@@ -86,6 +88,6 @@ def require_same_model(record: CheckpointRecord, model: ModelConfig, tokenizer: 
         differing.append(f"tokenizer {record.tokenizer.sha256[:12]} there and {tokenizer.sha256[:12]} here")
     if differing:
         raise UsageError(
-            f"init_from is a checkpoint of another model: {'; '.join(differing)}. Give its model's options, and "
+            f"{option} is a checkpoint of another model: {'; '.join(differing)}. Give its model's options, and "
             "tokens of its tokenizer"
         )

@@ -2,9 +2,10 @@
 
 import fcntl
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from gristmill.errors import InputError, OutputError, UsageError, require, wrap_
 from gristmill.storage.local import atomic_write_bytes
 from training.distributed.mesh import main_only
 from training.model.model_config import ModelConfig
-from training.optim.optim_config import OptimConfig, learning_rate
+from training.optim.optim_config import OptimConfig
+from training.optim.schedule import decay_start, learning_rate
 
 RUN, CHECKPOINTS = "run.json", "checkpoints"
 # old names of options to new, for folders that an earlier release began
@@ -22,7 +24,8 @@ _RENAMED = {
     for old, new in options.RENAMED.items()
 }
 # what releases before an option did, whose folders do not name it
-_BEFORE = {"data.order": "randperm"}
+_BEFORE = {"data.order": "randperm", **{f"optim.{option.name}": option.default for option in fields(OptimConfig)}}
+_FALLING = ("cosine", "linear")  # schedules of which another decay_steps changes every rate
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,18 @@ class RunFolder:
         main_only(lambda: _require_same_run(self.out_dir, self.identity, self.optim))
 
     def describe_changed_decay(self, step: int) -> str:
-        """Say how the learning rate after `step` steps changes, as the run was given another decay; or nothing."""
+        """Say how the learning rate after `step` steps changes, as the run was given another decay; or nothing.
+
+        Raises UsageError where it would leave a WSD schedule's decay, or jump into one.
+        """
         return main_only(lambda: _describe_changed_decay(self.out_dir / RUN, self.optim, step))
 
     def claim(self) -> None:
         """Write run.json: from now on the folder is this run's. Call it once nothing can refuse the start."""
-        run = {"steps": self.optim.steps, "decay_steps": self.optim.last_decay_step, **self.identity}
+        run = {"steps": self.optim.steps, "decay_steps": self.optim.last_decay_step}
+        if self.optim.cooldown_steps:
+            run["cooldown_steps"] = self.optim.cooldown_steps
+        run |= self.identity
         text = json.dumps(run, indent=2, default=str).encode() + b"\n"
         main_only(lambda: atomic_write_bytes(self.out_dir / RUN, text))
 
@@ -79,7 +88,7 @@ def lock_run_folder(out_dir: Path, identity: dict[str, Any], optim: OptimConfig)
 
 
 def _require_same_run(out_dir: Path, identity: dict[str, Any], optim: OptimConfig) -> None:
-    if (stored := _read_run(out_dir / RUN)) is None:
+    if (stored := read_run(out_dir / RUN)) is None:
         require(
             not any(out_dir.glob(f"{CHECKPOINTS}/step-*[0-9]")),
             f"{out_dir} holds checkpoints and no {RUN}, which says with which options they were trained; restore that "
@@ -101,7 +110,8 @@ def _require_same_run(out_dir: Path, identity: dict[str, Any], optim: OptimConfi
             "a run can be made longer, not shorter: choose another --out_dir"
         )
     before, now = stored["decay_steps"], optim.last_decay_step
-    if before != now and not optim.decay_steps and optim.lr != optim.min_lr:
+    falls = optim.schedule in _FALLING and optim.lr != optim.min_lr
+    if before != now and not optim.decay_steps and falls:
         raise UsageError(
             f"{out_dir} holds this run with a learning rate that decays until step {before}, and with --optim.steps "
             f"{optim.steps} alone it would decay until {now}, and jump where the run goes on; give --optim.decay_steps "
@@ -109,7 +119,7 @@ def _require_same_run(out_dir: Path, identity: dict[str, Any], optim: OptimConfi
         )
 
 
-def _read_run(path: Path) -> dict[str, Any] | None:
+def read_run(path: Path) -> dict[str, Any] | None:
     """What run.json holds, under the names of today; None without one. Raises InputError where it is damaged."""
     if not path.is_file():
         return None
@@ -117,17 +127,43 @@ def _read_run(path: Path) -> dict[str, Any] | None:
         stored = _BEFORE | {_RENAMED.get(key, key): value for key, value in json.loads(path.read_bytes()).items()}
         stored["steps"] = int(stored["steps"])
         stored["decay_steps"] = int(stored.get("decay_steps") or stored["steps"])
+        stored["cooldown_steps"] = int(stored.get("cooldown_steps", 0))
     except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is damaged; remove {path.parent} to start over") from error
     return stored
 
 
 def _describe_changed_decay(path: Path, optim: OptimConfig, step: int) -> str:
-    stored = _read_run(path)
-    if stored is None or stored["decay_steps"] == optim.last_decay_step:
+    stored = read_run(path)
+    if stored is None:
         return ""
-    before = learning_rate(step, replace(optim, decay_steps=stored["decay_steps"]))
+    before = replace(optim, decay_steps=stored["decay_steps"], cooldown_steps=stored["cooldown_steps"])
+    if optim.schedule == "wsd":
+        return _describe_moved_cooldown(before, optim, step)
+    if before.last_decay_step == optim.last_decay_step or optim.schedule == "constant":
+        return ""
     return (
-        f"the learning rate decays until step {optim.last_decay_step} from now on, and until {stored['decay_steps']} "
-        f"before: that of step {step + 1} is {learning_rate(step, optim):.2e} instead of {before:.2e}"
+        f"the learning rate decays until step {optim.last_decay_step} from now on, and until {before.decay_steps} "
+        f"before: that of step {step + 1} is {learning_rate(step, optim):.2e} instead of "
+        f"{learning_rate(step, before):.2e}"
     )
+
+
+def _describe_moved_cooldown(before: OptimConfig, now: OptimConfig, step: int) -> str:
+    starts = decay_start(before), decay_start(now)
+    if starts[0] == starts[1] and (before.last_decay_step == now.last_decay_step or starts[0] == math.inf):
+        return ""
+    if step > starts[0]:
+        raise UsageError(
+            f"the run is at step {step}, in a decay that began after step {starts[0]}: another decay would make its "
+            f"learning rate jump; give --optim.cooldown_steps {before.cooldown_steps} and --optim.decay_steps "
+            f"{before.decay_steps} as before, or --branch_from a checkpoint of step {starts[0]} or before, and another "
+            "--out_dir"
+        )
+    if step > starts[1]:
+        raise UsageError(
+            f"a decay of {now.cooldown_steps} steps that ends at step {now.last_decay_step} begins after step "
+            f"{starts[1]}, and the run is at step {step}; try --optim.steps {step + now.cooldown_steps}"
+        )
+    what = "does not decay" if starts[1] == math.inf else f"decays from step {starts[1]} to {now.last_decay_step}"
+    return f"the learning rate {what} from now on"

@@ -1,20 +1,23 @@
-"""OptimConfig: the optimizer's options, and the learning-rate schedule that they define."""
+"""OptimConfig: the options of the optimizer and of the learning-rate schedule."""
 
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from gristmill.config import INT64, Range
+from gristmill.errors import require
+
+Schedule = Literal["cosine", "linear", "constant", "wsd"]
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW with linear warm-up and cosine decay of the learning rate, and gradient clipping."""
+    """AdamW with linear warm-up and a decay of the learning rate, and gradient clipping."""
 
     RENAMED: ClassVar[dict[str, str]] = {"clip": "max_grad_norm"}
     RANGES: ClassVar[dict[str, Range]] = {
         "steps": Range(1, INT64),
-        **dict.fromkeys(("warmup_steps", "decay_steps"), Range(0, INT64)),
+        **dict.fromkeys(("warmup_steps", "decay_steps", "cooldown_steps"), Range(0, INT64)),
         **dict.fromkeys(("lr", "eps"), Range(0, above=True)),
         **dict.fromkeys(("min_lr", "weight_decay", "max_grad_norm"), Range(0)),
         "betas": Range(0, math.nextafter(1, 0)),
@@ -30,6 +33,13 @@ class OptimConfig:
     """Learning rate at the end of the decay."""
     warmup_steps: int = 50
     """Steps of the linear warm-up."""
+    schedule: Schedule = "cosine"
+    """Learning rate after the warm-up. cosine, linear: falls to min_lr at decay_steps. constant: stays at lr. wsd
+    (warm-up, stable, decay): stays at lr, then falls to min_lr in the last cooldown_steps before decay_steps."""
+    cooldown_steps: int = 0
+    """wsd: steps of the decay; 0: none, for a run from whose checkpoints decays branch off (--branch_from)."""
+    cooldown_shape: Literal["linear", "1-sqrt"] = "linear"
+    """wsd: shape of the decay (Hägele et al. 2024, section 3)."""
     decay_steps: int = 0
     """Step at which the learning rate has decayed to min_lr, where it stays; 0: optim.steps. A run that is made longer
     needs it: that of the run before keeps its learning rate, another one changes it from the next step on."""
@@ -47,17 +57,26 @@ class OptimConfig:
         """`decay_steps`, or `steps` where that is 0."""
         return self.decay_steps or self.steps
 
-
-def learning_rate(step: int, config: OptimConfig) -> float:
-    """Learning rate of step 0, 1, …: linear warm-up to `lr`, then half a cosine down to `min_lr` at `decay_steps`.
-
-    The cosine is that of Loshchilov & Hutter 2017 ("SGDR", equation 5) without restarts.
-
-    >>> config = OptimConfig(steps=10, lr=1.0, min_lr=0.1, warmup_steps=2)
-    >>> [round(learning_rate(step, config), 3) for step in (0, 1, 2, 9)]
-    [0.5, 1.0, 0.966, 0.1]
-    """
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    progress = (step + 1 - config.warmup_steps) / max(1, config.last_decay_step - config.warmup_steps)
-    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    def check(self) -> None:
+        """Raise UsageError for a decay that does not fit the schedule or the run."""
+        end = self.last_decay_step
+        require(
+            self.schedule == "wsd" or not self.cooldown_steps,
+            f"optim.cooldown_steps is {self.cooldown_steps} and optim.schedule {self.schedule}, which has no cooldown; "
+            "try --optim.schedule wsd, or --optim.cooldown_steps 0",
+        )
+        require(
+            self.schedule != "constant" or not self.decay_steps,
+            f"optim.decay_steps is {self.decay_steps} and optim.schedule constant, which does not decay; "
+            "try --optim.schedule linear, or --optim.decay_steps 0",
+        )
+        require(
+            self.cooldown_steps <= end,
+            f"optim.cooldown_steps is {self.cooldown_steps}, and the decay ends at step {end}: it is longer than the "
+            f"run; try --optim.cooldown_steps {end // 5}",
+        )
+        require(
+            not self.cooldown_steps or self.warmup_steps + self.cooldown_steps <= end,
+            f"optim.warmup_steps {self.warmup_steps} and optim.cooldown_steps {self.cooldown_steps} are together more "
+            f"than the {end} steps until the end of the decay; try --optim.warmup_steps {end - self.cooldown_steps}",
+        )

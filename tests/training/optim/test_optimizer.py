@@ -1,4 +1,3 @@
-import math
 from typing import Any
 
 import pytest
@@ -6,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training.optim.optim_config import OptimConfig, learning_rate
+from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import build_optimizer
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
@@ -29,19 +28,6 @@ def draw_gradients(weights: list[ShardedParameter], step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for w in weights:
         w.local.grad = torch.randn(w.local.shape, generator=generator, dtype=w.local.dtype)
-
-
-def test_linear_warm_up_and_cosine_decay() -> None:
-    config = OptimConfig(steps=110, lr=1.0, min_lr=0.2, warmup_steps=10)
-    rates = [learning_rate(step, config) for step in range(110)]
-    assert rates[:10] == [(i + 1) / 10 for i in range(10)]
-    assert math.isclose(rates[59], 0.6)  # half way down
-    assert math.isclose(rates[-1], 0.2) and rates[9:] == sorted(rates[9:], reverse=True)
-
-
-def test_no_warm_up_and_warm_up_only() -> None:
-    assert learning_rate(0, OptimConfig(steps=1, lr=1.0, min_lr=0.1, warmup_steps=0)) == 0.1
-    assert learning_rate(4, OptimConfig(steps=5, lr=1.0, warmup_steps=10)) == 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

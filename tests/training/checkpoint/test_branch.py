@@ -1,0 +1,79 @@
+"""Branches off a run: they continue it exactly, decay from there, and are refused where the rate would jump."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.errors import UsageError
+from training.checkpoint.checkpoint import CheckpointConfig
+from training.config import TrainConfig
+from training.reporting.metrics import METRICS, read_metrics
+from training.train import train
+
+
+def with_optim(config: TrainConfig, **options: Any) -> TrainConfig:
+    return replace(config, optim=replace(config.optim, **options))
+
+
+@pytest.fixture
+def stable(config: TrainConfig) -> TrainConfig:
+    """A WSD run of four steps that does not decay, trained, with checkpoints of steps 2 and 4."""
+    config = replace(config, eval=replace(config.eval, sample_tokens=0), checkpoint=CheckpointConfig(every=2, keep=9))
+    config = with_optim(config, schedule="wsd", steps=4, warmup_steps=1)
+    train(config)
+    return config
+
+
+def branch(of: TrainConfig, out_dir: Path, step: int, **options: Any) -> TrainConfig:
+    source = of.out_dir / f"checkpoints/step-{step:08d}"
+    return with_optim(replace(of, out_dir=out_dir, branch_from=source), **options)
+
+
+def steps(out_dir: Path, value: str) -> dict[int, float]:
+    return {record["step"]: record[value] for record in read_metrics(out_dir / METRICS) if record["kind"] == "step"}
+
+
+def test_a_branch_continues_the_run_exactly_and_decays(
+    stable: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decaying = branch(stable, tmp_path / "decay", 2, steps=5, cooldown_steps=3, min_lr=0.0)
+    train(decaying)
+    assert "branching from" in (said := capsys.readouterr().out) and "after its step 2" in said
+    train(branch(stable, tmp_path / "same", 2))
+    assert steps(tmp_path / "same", "loss") == {s: x for s, x in steps(stable.out_dir, "loss").items() if s > 2}
+    found, rate = steps(tmp_path / "decay", "loss"), stable.optim.lr
+    assert found[3] == steps(stable.out_dir, "loss")[3] and found[4] != steps(stable.out_dir, "loss")[4]
+    assert steps(tmp_path / "decay", "lr") == pytest.approx({3: rate * 2 / 3, 4: rate / 3, 5: 0.0})
+    assert train(decaying).steps == 5  # the same command resumes the branch, and never branches again
+    assert "resuming from" in capsys.readouterr().out
+
+
+def test_branches_that_cannot_be_are_errors(stable: TrainConfig, tmp_path: Path) -> None:
+    decayed = branch(stable, tmp_path / "decay", 2, steps=6, cooldown_steps=3)
+    train(decayed)
+    wanted = [
+        (branch(decayed, tmp_path / "b", 4, steps=9), r"step 4, in a decay that began after step 3: .* would jump"),
+        (branch(stable, tmp_path / "b", 4), r"of step 4, and optim.steps 4, which counts .*try --optim.steps 8"),
+        (branch(stable, tmp_path / "b", 4, steps=6, cooldown_steps=3), r"after step 3, .* try --optim.steps 7"),
+        (branch(stable, tmp_path / "b", 2, name="sgd"), r"another optimizer: optim.name adamw there and sgd here"),
+        (replace(branch(stable, tmp_path / "b", 2), init_from=tmp_path), r"init_from and branch_from are both given"),
+    ]
+    for given, message in wanted:
+        with pytest.raises(UsageError, match=message):
+            train(given)
+    (stable.out_dir / "run.json").unlink()
+    with pytest.raises(UsageError, match=r"there is no .*run.json.*--init_from"):
+        train(branch(stable, tmp_path / "b", 2, steps=9))
+
+
+def test_a_stable_run_goes_on_and_says_when_it_decays(stable: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match=r"a decay of 3 steps .* begins after step 3, and the run is at step 4"):
+        train(with_optim(stable, steps=6, cooldown_steps=3))
+    train(with_optim(stable, steps=6, cooldown_steps=2))
+    assert "the learning rate decays from step 4 to 6 from now on" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=r"at step 6, in a decay that began after step 4: .*--optim.decay_steps 6"):
+        train(with_optim(stable, steps=8, cooldown_steps=2))
+    train(with_optim(stable, steps=7, cooldown_steps=2, decay_steps=6))
+    assert steps(stable.out_dir, "lr")[7] == pytest.approx(stable.optim.min_lr)

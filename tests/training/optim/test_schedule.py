@@ -1,0 +1,59 @@
+"""Learning-rate schedules by their formulas, and options that do not fit one."""
+
+import math
+from typing import Any
+
+import pytest
+
+from gristmill.errors import UsageError
+from training.optim.optim_config import OptimConfig
+from training.optim.schedule import decay_start, learning_rate
+
+
+def rates(**options: Any) -> list[float]:
+    config = OptimConfig(**{"steps": 110, "lr": 1.0, "min_lr": 0.2, "warmup_steps": 10, **options})
+    config.check()
+    return [learning_rate(step, config) for step in range(config.steps)]
+
+
+def test_linear_warm_up_and_cosine_decay() -> None:
+    found = rates()
+    assert found[:10] == [(i + 1) / 10 for i in range(10)]
+    assert math.isclose(found[59], 0.6)  # half way down
+    assert math.isclose(found[-1], 0.2) and found[9:] == sorted(found[9:], reverse=True)
+
+
+def test_no_warm_up_and_warm_up_only() -> None:
+    assert learning_rate(0, OptimConfig(steps=1, lr=1.0, min_lr=0.1, warmup_steps=0)) == 0.1
+    assert learning_rate(4, OptimConfig(steps=5, lr=1.0, warmup_steps=10)) == 0.5
+
+
+def test_linear_and_constant_schedules() -> None:
+    found = rates(schedule="linear")
+    assert found[9] == 1.0 and math.isclose(found[59], 0.6) and math.isclose(found[34], 0.8)
+    assert found[-1] == pytest.approx(0.2)
+    assert rates(schedule="constant") == [(i + 1) / 10 for i in range(10)] + [1.0] * 100
+    assert rates(schedule="linear", decay_steps=60)[60:] == pytest.approx([0.2] * 50)
+
+
+@pytest.mark.parametrize(("shape", "quarter"), [("linear", 0.8), ("1-sqrt", 0.6)])
+def test_wsd_is_stable_and_then_decays(shape: str, quarter: float) -> None:
+    found = rates(schedule="wsd", cooldown_steps=40, cooldown_shape=shape)
+    assert found[10:70] == [1.0] * 60 and found[70] < 1.0
+    assert math.isclose(found[79], quarter) and found[-1] == pytest.approx(0.2)
+    assert rates(schedule="wsd") == rates(schedule="constant")  # a stable run, from which decays branch off
+    assert decay_start(OptimConfig(schedule="wsd")) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cooldown_steps": 5}, "schedule cosine, which has no cooldown; try --optim.schedule wsd"),
+        ({"schedule": "constant", "decay_steps": 5}, "schedule constant, which does not decay; try --optim.schedule"),
+        ({"schedule": "wsd", "cooldown_steps": 101}, "longer than the run; try --optim.cooldown_steps 20"),
+        ({"schedule": "wsd", "cooldown_steps": 60}, "more than the 100 steps .* try --optim.warmup_steps 40"),
+    ],
+)
+def test_a_decay_that_does_not_fit_is_an_error(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        OptimConfig(steps=100, **options).check()

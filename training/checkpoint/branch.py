@@ -1,0 +1,87 @@
+"""Branches: a new run that continues a checkpoint of another one, with its optimizer's state and its step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from gristmill.errors import UsageError, require
+from training.checkpoint.checkpoint import open_checkpoint
+from training.checkpoint.checkpoint_group import CheckpointGroup
+from training.checkpoint.record import CheckpointRecord
+from training.checkpoint.run_folder import RUN, read_run
+from training.checkpoint.shard_plans import State
+from training.checkpoint.shard_storage import read_shards
+from training.optim.optim_config import OptimConfig
+from training.optim.schedule import decay_start, learning_rate
+
+_JUMP = 1e-6  # relative difference of learning rates above which one jumps
+
+
+@dataclass(frozen=True)
+class BranchSource:
+    """A checkpoint to branch from, and the optimizer's options of its run."""
+
+    path: Path
+    record: CheckpointRecord
+    optim: OptimConfig
+
+    @classmethod
+    def open(cls, checkpoint: Path, group: CheckpointGroup, say: Callable[[str], None]) -> "BranchSource":
+        """Find and verify a checkpoint, or the latest of a run; every rank calls it.
+
+        Raises UsageError where there is none, or it is in no run's folder; InputError where it is damaged.
+        """
+        path, record = open_checkpoint(checkpoint, group, say)
+        run = path.absolute().parents[1] / RUN
+        stored = group.main_only(lambda: read_run(run))
+        if stored is None:
+            raise UsageError(
+                f"branch_from is {checkpoint}, and there is no {run}, which says with which optimizer it was trained; "
+                "give a checkpoint in its run's folder, or start from its parameters alone with --init_from"
+            )
+        return cls(path, record, _optim_of(stored))
+
+    def check(self, optim: OptimConfig) -> None:
+        """Raise UsageError for a branch with another optimizer or without steps, or one that leaves a decay."""
+        step = self.record.step
+        differing = [
+            f"optim.{name} {theirs} there and {ours} here"
+            for name, theirs, ours in (("name", self.optim.name, optim.name),)
+            if theirs != ours
+        ]
+        require(
+            not differing,
+            f"branch_from is a checkpoint of another optimizer: {'; '.join(differing)}. Give the options it was "
+            "trained with, or start from its parameters alone with --init_from",
+        )
+        require(
+            step < optim.steps,
+            f"branch_from is a checkpoint of step {step}, and optim.steps {optim.steps}, which counts the steps before "
+            f"the branch, too; try --optim.steps {step + (optim.cooldown_steps or optim.steps)}",
+        )
+        start, rates = decay_start(self.optim), [learning_rate(step, each) for each in (self.optim, optim)]
+        require(
+            step <= start or abs(rates[0] - rates[1]) <= _JUMP * rates[0],
+            f"branch_from is a checkpoint of step {step}, in a decay that began after step {start}: the learning rate "
+            f"would jump from {rates[0]:.2e} to {rates[1]:.2e}; give a checkpoint of step {start} or before",
+        )
+        begin = decay_start(optim)
+        require(
+            optim.schedule != "wsd" or step <= begin or step > start,
+            f"a decay of {optim.cooldown_steps} steps that ends at step {optim.last_decay_step} begins after step "
+            f"{begin}, and branch_from is a checkpoint of step {step}; try --optim.steps {step + optim.cooldown_steps}",
+        )
+
+    def load(self, state: State, group: CheckpointGroup) -> None:
+        """Fill `state`, parameters and moments, in place. Raises InputError where it lacks some; collective."""
+        read_shards(state, self.path, group.process_group)
+
+
+def _optim_of(stored: dict[str, Any]) -> OptimConfig:
+    """The optimizer's options that run.json holds."""
+    values = {option.name: stored[f"optim.{option.name}"] for option in fields(OptimConfig)}
+    lengths = {key: stored[key] for key in ("steps", "decay_steps", "cooldown_steps")}
+    if values["schedule"] == "constant":
+        lengths["decay_steps"] = 0
+    return OptimConfig(**{**values, **lengths})

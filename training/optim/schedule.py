@@ -1,0 +1,37 @@
+"""Learning-rate schedules: linear warm-up, then a cosine, a line, a constant, or stable and decay (WSD)."""
+
+import math
+
+from training.optim.optim_config import OptimConfig
+
+
+def learning_rate(step: int, config: OptimConfig) -> float:
+    """Learning rate of step 0, 1, …: linear warm-up to `lr`, then as `config.schedule` says, at last `min_lr`.
+
+    The cosine is that of Loshchilov & Hutter 2017 ("SGDR", equation 5) without restarts; WSD is of Hu et al. 2024
+    (MiniCPM, section 4), its decay of Hägele et al. 2024 (section 3).
+
+    >>> config = OptimConfig(steps=10, lr=1.0, min_lr=0.1, warmup_steps=2)
+    >>> [round(learning_rate(step, config), 3) for step in (0, 1, 2, 9)]
+    [0.5, 1.0, 0.966, 0.1]
+    """
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if step < (start := decay_start(config)):
+        return config.lr
+    progress = min(1.0, (step + 1 - start) / max(1, config.last_decay_step - start))
+    return config.min_lr + (config.lr - config.min_lr) * _share(progress, config)
+
+
+def decay_start(config: OptimConfig) -> float:
+    """Steps after which the learning rate begins to fall; infinite if it never does."""
+    if config.schedule == "constant" or (config.schedule == "wsd" and not config.cooldown_steps):
+        return math.inf
+    return config.last_decay_step - config.cooldown_steps if config.schedule == "wsd" else config.warmup_steps
+
+
+def _share(progress: float, config: OptimConfig) -> float:
+    """The share of `lr` - `min_lr` that is left after a share of the decay: 1 at its start, 0 at its end."""
+    if config.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    return 1 - (math.sqrt(progress) if config.cooldown_shape == "1-sqrt" else progress)
