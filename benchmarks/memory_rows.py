@@ -18,7 +18,8 @@ from training.formulas.memory_inputs import MemoryInputs
 from training.kernels.precision import Precision
 from training.memory.memory_config import MemoryConfig, Recompute
 from training.model.batch import Batch
-from training.model.decoder import Decoder, Head, meta_decoder
+from training.model.decoder import Decoder, meta_decoder
+from training.model.embedding import Head
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer, build_optimizer

@@ -108,7 +108,7 @@ class TrainConfig:
         lengths = ("steps", "decay_steps", "cooldown_steps")  # a run can be made longer
         optim = {f"optim.{key}": value for key, value in asdict(self.optim).items() if key not in lengths}
         return {
-            **{f"model.{key}": value for key, value in asdict(model).items() if key != "preset"},
+            **{f"model.{key}": value for key, value in model.record().items() if key != "preset"},
             "data.train": _fingerprint(train),
             "data.holdout": _fingerprint(holdout),
             "data.seq_len": self.data.seq_len,

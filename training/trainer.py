@@ -186,7 +186,7 @@ class Trainer:
             layout=dataclasses.asdict(self.layout),
             stability=self.stability.state,
             unigram_loss=self.unigram_loss,
-            model=dataclasses.asdict(self.model_config),
+            model=self.model_config.record(),
             tokenizer=self.tokenizer,
         )
         self.model.verify_params()

@@ -78,11 +78,11 @@ def require_same_model(
     """
     # the context length decides nothing but the shape of learned position embeddings
     free = _NOT_COMPARED if model.positions == "learned" else _NOT_COMPARED | {"context"}
-    now, theirs = asdict(model), record.model
+    now, theirs = asdict(model), asdict(ModelConfig.from_record(record.model))
     differing = [
         f"model.{key} {theirs[key]!r} there and {now[key]!r} here"
         for key in now
-        if key in theirs and key not in free and theirs[key] != now[key]
+        if key not in free and theirs[key] != now[key]
     ]
     if record.tokenizer.sha256 not in ("", tokenizer.sha256):
         differing.append(f"tokenizer {record.tokenizer.sha256[:12]} there and {tokenizer.sha256[:12]} here")

@@ -96,8 +96,11 @@ def _require_same_run(out_dir: Path, identity: dict[str, Any], optim: OptimConfi
         )
         return
     given = json.loads(json.dumps(identity, default=str))  # as it was written: lists for tuples
+    used = [key for key in stored if key.startswith("model.") and key not in given]  # recorded only where they are used
     differing = [
-        f"{key} ({stored.get(key)} there, {value} now)" for key, value in given.items() if stored.get(key) != value
+        f"{key} ({stored.get(key)} there, {given.get(key)} now)"
+        for key in (*given, *used)
+        if stored.get(key) != given.get(key)
     ]
     if differing:
         raise UsageError(

@@ -75,8 +75,7 @@ def _sent_bytes(inputs: MemoryInputs, stage: int, before: int) -> int:
 def _stage_bytes(inputs: MemoryInputs, stage: int) -> int:
     """What one micro-batch keeps in a stage: its blocks, the table of rotary angles, and its end."""
     model, block = inputs.model, inputs.block
-    head_dim = model.width // model.heads
-    angles = 2 * _FLOAT32 * inputs.seq_len * head_dim if model.positions == "rope" else 0
+    angles = 2 * _FLOAT32 * inputs.seq_len * model.head_dim if model.positions == "rope" else 0
     lookup = (
         (_INT64 + 1) * block.tokens if stage == 0 and inputs.layout.tp > 1 else 0
     )  # the rank's ids, and which they are

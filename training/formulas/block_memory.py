@@ -7,7 +7,6 @@ own parts. docs/training-memory.md has the same tables in words.
 
 from dataclasses import dataclass
 
-from training.formulas.parameter_shapes import kv_width
 from training.kernels.precision import COMPUTE_DTYPES, Precision, accumulation_dtype
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
@@ -91,11 +90,11 @@ def held_gradients(sizes: BlockSizes) -> int:
 def _all_features(sizes: BlockSizes) -> dict[str, int]:
     """Features a token that are saved without recomputation."""
     model, tp = sizes.model, sizes.tp
-    width, kv, ffn = model.width // tp, kv_width(model) // tp, model.ffn_width // tp
-    features = {"input": sizes.hidden, "norm": model.width, "queries": width, "keys": kv, "values": kv}
+    q, kv, ffn = model.q_width // tp, model.kv_width // tp, model.ffn_width // tp
+    features = {"input": sizes.hidden, "norm": model.width, "queries": q, "keys": kv, "values": kv}
     if model.positions == "rope" and _is_fused(sizes, _projections(sizes)):
-        features["values"] = width + 2 * kv  # rotated queries and keys are new; the values are part of one product
-    features |= {"attention": width, "middle": sizes.hidden, "norm 2": model.width}
+        features["values"] = q + 2 * kv  # rotated queries and keys are new; the values are part of one product
+    features |= {"attention": q, "middle": sizes.hidden, "norm 2": model.width}
     if model.mlp == "swiglu":
         features |= {"gate": ffn, "up": ffn, "product": ffn}
         return features if sizes.fused_loops else features | {"silu": ffn}
@@ -105,18 +104,19 @@ def _all_features(sizes: BlockSizes) -> dict[str, int]:
 def _products(sizes: BlockSizes) -> dict[str, int]:
     """Features a token of the outputs of matrix products and attention."""
     model, tp = sizes.model, sizes.tp
-    width, kv, ffn = model.width // tp, kv_width(model) // tp, model.ffn_width // tp
-    up = {"gate": ffn, "up": ffn} if model.mlp == "swiglu" else {"up": ffn}
-    return {"queries": width, "keys": kv, "values": kv, "attention": width, "o": model.width, **up, "down": model.width}
+    q, kv, ffn = model.q_width // tp, model.kv_width // tp, model.ffn_width // tp
+    up = {"gate": ffn, "up": ffn} if model.is_gated else {"up": ffn}
+    return {"queries": q, "keys": kv, "values": kv, "attention": q, "o": model.width, **up, "down": model.width}
 
 
 def _shared_with_products(sizes: BlockSizes) -> dict[str, int]:
     """Features of `_all_features` that selective recomputation has kept, and does not compute again."""
     kept, every = _products(sizes), _all_features(sizes)
     names = {"attention"}
-    if not (sizes.fused_products and sizes.model.bias):  # with a bias those products are not yet what is used
-        names |= {"values", "gate"} | ({"up"} if sizes.model.mlp == "swiglu" or not sizes.fused_loops else set())
-        names |= {"queries", "keys"} if sizes.model.positions != "rope" else set()
+    if not (sizes.fused_products and sizes.model.qkv_bias):  # with a bias those products are not yet what is used
+        names |= {"values"} | ({"queries", "keys"} if sizes.model.positions != "rope" else set())
+    if not (sizes.fused_products and sizes.model.mlp_bias):
+        names |= {"gate"} | ({"up"} if sizes.model.mlp == "swiglu" or not sizes.fused_loops else set())
     return {name: every[name] for name in names if name in kept}
 
 
@@ -132,7 +132,7 @@ def _norm_statistics(sizes: BlockSizes) -> int:
 
 
 def _projections(sizes: BlockSizes) -> int:
-    return (sizes.model.width + 2 * kv_width(sizes.model)) // sizes.tp
+    return (sizes.model.q_width + 2 * sizes.model.kv_width) // sizes.tp
 
 
 def _is_fused(sizes: BlockSizes, outputs: int) -> bool:
@@ -142,7 +142,7 @@ def _is_fused(sizes: BlockSizes, outputs: int) -> bool:
 
 def _concatenated_weights(sizes: BlockSizes) -> int:
     """Bytes of the matrices that are joined for fused products."""
-    joined = [_projections(sizes)] + [2 * sizes.model.ffn_width // sizes.tp] * (sizes.model.mlp == "swiglu")
+    joined = [_projections(sizes)] + [2 * sizes.model.ffn_width // sizes.tp] * sizes.model.is_gated
     return sum(n * sizes.model.width * sizes.itemsize for n in joined if _is_fused(sizes, n))
 
 

@@ -100,7 +100,7 @@ def _pass(inputs: MemoryInputs, stage: int, number: int, split: bool) -> tuple[i
 def _added_bytes(inputs: MemoryInputs, stage: int, split: bool) -> int:
     """The largest gradient that is added to one of a micro-batch before; a split pass computes fused ones together."""
     fused = 2 * inputs.model.ffn_width // inputs.layout.tp * inputs.model.width
-    together = fused if split and inputs.block.fused_products and inputs.model.mlp == "swiglu" else 0
+    together = fused if split and inputs.block.fused_products and inputs.model.is_gated else 0
     return inputs.wide * max(together, *(p.numel for p in inputs.parameters[stage]))
 
 

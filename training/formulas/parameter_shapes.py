@@ -55,30 +55,27 @@ def stage_parameters(
     return found
 
 
-def kv_width(model: ModelConfig) -> int:
-    """Features of all keys, or of all values: fewer than the queries' with grouped heads (Ainslie et al. 2023)."""
-    return model.width * model.kv_heads // model.heads
-
-
 def _block(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
-    width, kv, ffn = model.width, kv_width(model) // tp, model.ffn_width // tp
-    columns = {"attention.q": width // tp, "attention.k": kv, "attention.v": kv}
+    width, q, kv, ffn = model.width, model.q_width // tp, model.kv_width // tp, model.ffn_width // tp
     yield from _norm(model, f"blocks.{layer}.attention_norm", layer)
-    for name, features in columns.items():
-        yield from _matrix(model, f"blocks.{layer}.{name}", layer, (features, width), tp, tp > 1)
-    yield from _matrix(model, f"blocks.{layer}.attention.o", layer, (width, width // tp), tp, False)
+    for name, features in (("q", q), ("k", kv), ("v", kv)):
+        matrix = ParameterShape(f"blocks.{layer}.attention.{name}.weight", (features, width), tp > 1, layer)
+        yield from _with_bias(matrix, bool(model.qkv_bias), tp > 1)
+    matrix = ParameterShape(f"blocks.{layer}.attention.o.weight", (width, q), tp > 1, layer)
+    yield from _with_bias(matrix, bool(model.out_bias), False)
     yield from _norm(model, f"blocks.{layer}.mlp_norm", layer)
-    for name in ("gate", "up")[model.mlp != "swiglu" :]:
-        yield from _matrix(model, f"blocks.{layer}.mlp.{name}", layer, (ffn, width), tp, tp > 1)
-    yield from _matrix(model, f"blocks.{layer}.mlp.down", layer, (width, ffn), tp, False)
+    for name in ("gate", "up")[not model.is_gated :]:
+        matrix = ParameterShape(f"blocks.{layer}.mlp.{name}.weight", (ffn, width), tp > 1, layer)
+        yield from _with_bias(matrix, bool(model.mlp_bias), tp > 1)
+    matrix = ParameterShape(f"blocks.{layer}.mlp.down.weight", (width, ffn), tp > 1, layer)
+    yield from _with_bias(matrix, bool(model.mlp_bias), False)
 
 
-def _matrix(
-    model: ModelConfig, name: str, unit: str, shape: tuple[int, int], tp: int, divided_bias: bool
-) -> Iterator[ParameterShape]:
-    yield ParameterShape(f"{name}.weight", shape, tp > 1, unit)
-    if model.bias:
-        yield ParameterShape(f"{name}.bias", shape[:1], divided_bias, unit)
+def _with_bias(matrix: ParameterShape, bias: bool, divided_bias: bool) -> Iterator[ParameterShape]:
+    yield matrix
+    if bias:
+        name = matrix.name.removesuffix("weight") + "bias"
+        yield ParameterShape(name, matrix.shape[:1], divided_bias, matrix.unit)
 
 
 def _norm(model: ModelConfig, name: str, unit: str) -> Iterator[ParameterShape]:

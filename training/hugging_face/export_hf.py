@@ -100,10 +100,7 @@ def require_empty(out_dir: Path) -> None:
 
 def model_config(record: CheckpointRecord) -> ModelConfig:
     """The model configuration in a checkpoint's record. Raises UsageError for fields unknown to this version."""
-    try:
-        return ModelConfig(**record.model)
-    except TypeError as error:
-        raise UsageError(f"the checkpoint was saved by a version with other model options ({error})") from error
+    return ModelConfig.from_record(record.model)
 
 
 def _find_tokenizer(tokens: Path, record: TokenizerRecord) -> Path:

@@ -3,7 +3,6 @@
 import json
 import shutil
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
             layout={},
             stability={},
             unigram_loss=0.0,
-            model=asdict(model),
+            model=model.record(),
             tokenizer=tokenizer,
         )
         path = CheckpointManager(out_dir, 1, group.world, print).save(record, state)
@@ -77,7 +76,7 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
 def command_line_options(model: ModelConfig) -> str:
     """The --model options that differ from the preset's, as a command line."""
     preset = ModelConfig(preset=model.preset).resolve(1, 1)
-    given = {key: value for key, value in asdict(model).items() if value != getattr(preset, key)}
+    given = {key: value for key, value in model.record().items() if value != getattr(preset, key)}
     given = {"preset": model.preset, **{key: value for key, value in given.items() if key != "init_std"}}
     return " ".join(f"--model.{key} {value}" for key, value in given.items())
 

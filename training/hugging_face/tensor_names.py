@@ -62,7 +62,8 @@ CONFIG_FIELDS: dict[str, dict[str, str]] = {
         "layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
         "kv_heads": "num_key_value_heads", "ffn_width": "intermediate_size", "vocab_size": "vocab_size",
         "context": "max_position_embeddings", "norm_eps": "rms_norm_eps", "init_std": "initializer_range",
-        "tied": "tie_word_embeddings", "rope_base": "rope_theta", "bias": "attention_bias",
+        "tied": "tie_word_embeddings", "rope_base": "rope_theta", "qkv_bias": "attention_bias",
+        "mlp_bias": "mlp_bias", "head_dim": "head_dim",
     },
     "gpt2": {
         "layers": "n_layer", "width": "n_embd", "heads": "n_head", "ffn_width": "n_inner", "vocab_size": "vocab_size",
@@ -80,7 +81,13 @@ ACCEPTED_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 # default values of fields that config.json may omit
 CONFIG_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"tie_word_embeddings": False, "rope_theta": 10_000.0, "attention_bias": False, "initializer_range": 0.02},
+    "llama": {
+        "tie_word_embeddings": False,
+        "rope_theta": 10_000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "initializer_range": 0.02,
+    },
     "gpt2": {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5, "n_inner": None, "initializer_range": 0.02},
 }
 BODY_PREFIXES = {
@@ -90,7 +97,8 @@ BODY_PREFIXES = {
 # buffers that some files contain; ignored, they are computed from the configuration
 IGNORED_BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}
-_NOT_COMPARED = {"preset", "dropout", "kv_heads"}  # without effect on the exported model, or checked separately
+# without effect on the exported model, or checked separately
+_NOT_COMPARED = {"preset", "dropout", "kv_heads", "head_dim", "bias", "qkv_bias", "out_bias", "mlp_bias"}
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,12 @@ def _differences(architecture: str, model: ModelConfig) -> Iterable[str]:
             yield f"{name} {wanted!r} and not {getattr(model, name)!r}"
     if architecture == "gpt2" and model.kv_heads != model.heads:
         yield f"kv_heads {model.heads} (= heads) and not {model.kv_heads}"
+    if architecture == "gpt2" and model.q_width != model.width:
+        yield f"head_dim {model.width // model.heads} (= width / heads) and not {model.head_dim}"
+    if architecture == "gpt2" and not (model.qkv_bias and model.out_bias and model.mlp_bias):
+        yield "biases in all linear layers"
+    if architecture == "llama" and model.qkv_bias != model.out_bias:
+        yield f"qkv_bias equal to out_bias, and not {model.qkv_bias} and {model.out_bias}"
     known = (
         REQUIRED_OPTIONS[architecture].keys()
         | CONFIG_FIELDS[architecture].keys()
@@ -173,7 +187,7 @@ def to_hf_config(architecture: str, model: ModelConfig, end: int, dtype: torch.d
     }
     if architecture == "gpt2":
         return config | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout)
-    return config | {"mlp_bias": model.bias, "head_dim": model.width // model.heads}
+    return config
 
 
 def from_hf_config(config: dict[str, Any]) -> tuple[str, ModelConfig]:
@@ -194,13 +208,13 @@ def from_hf_config(config: dict[str, Any]) -> tuple[str, ModelConfig]:
         table = CONFIG_FIELDS[architecture].items()
         values = {ours: config[theirs] for ours, theirs in table if config.get(theirs) is not None}
         values = {"preset": architecture, "bias": False, **values, **REQUIRED_OPTIONS[architecture]}
+        values |= {"out_bias": values["qkv_bias"]} if "qkv_bias" in values else {}
         model = msgspec.convert(values, ModelConfig)
         check_ranges(model, "model.")
         model = replace(model, ffn_width=model.ffn_width or 4 * model.width)
         model = model.resolve(model.vocab_size, model.context)
     except (msgspec.ValidationError, TypeError, ValueError, ZeroDivisionError) as error:
         raise InputError(f"its sizes do not fit together ({error})") from error
-    _check_llama(config, model)
     return architecture, model
 
 
@@ -214,14 +228,3 @@ def _convert_rope(config: dict[str, Any]) -> dict[str, Any]:
     kind = parameters.pop("rope_type", "default")
     rest = {key: value for key, value in parameters.items() if (key, value) != ("partial_rotary_factor", 1.0)}
     return found | ({"rope_scaling": parameters | {"rope_type": kind}} if rest or kind != "default" else {})
-
-
-def _check_llama(config: dict[str, Any], model: ModelConfig) -> None:
-    """Raise UsageError if mlp_bias or head_dim differs from the value that our model derives from other fields."""
-    wanted = {"mlp_bias": model.bias, "head_dim": model.width // model.heads}
-    for theirs, value in wanted.items() if model.norm == "rms" else ():
-        found = config.get(theirs)
-        if found is not None and found != value:
-            raise UsageError(f"its {theirs} is {found!r}; with its other sizes our model has {value!r}")
-        if theirs == "mlp_bias" and found is None and model.bias:
-            raise UsageError("it has attention_bias and no mlp_bias; our model has both or none")

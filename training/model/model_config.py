@@ -1,10 +1,11 @@
 """ModelConfig: the decoder's sizes and the variants of its layers."""
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self
 
 from gristmill.config import Range
-from gristmill.errors import require
+from gristmill.errors import UsageError, require
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class ModelConfig:
     RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_width"}
     RANGES: ClassVar[dict[str, Range]] = {
         **dict.fromkeys(("layers", "heads"), Range(1, 10_000)),
-        "kv_heads": Range(0, 10_000),
+        **dict.fromkeys(("kv_heads", "head_dim"), Range(0, 10_000)),
         "width": Range(1, 10_000_000),
         "ffn_width": Range(0, 10_000_000),
         **dict.fromkeys(("vocab_size", "context"), Range(0, 2**31 - 1)),
@@ -30,9 +31,11 @@ class ModelConfig:
     width: int = 256
     """Features of the residual stream (d_model)."""
     heads: int = 4
-    """Query heads, each of width / heads features."""
+    """Query heads."""
     kv_heads: int = 0
     """Key and value heads, each shared by heads / kv_heads query heads (grouped-query attention); 0: heads."""
+    head_dim: int = 0
+    """Features of each head; 0: width / heads."""
     ffn_width: int = 0
     """Features inside the MLP (d_ff); 0: 4 x width, or for swiglu 8/3 x width rounded up to a multiple of 32."""
     vocab_size: int = 0
@@ -46,7 +49,13 @@ class ModelConfig:
     mlp: Literal["swiglu", "gelu", "gelu-exact"] | None = None
     """gelu: GPT-2's tanh approximation; gelu-exact: with the error function, twice as fast on a CPU."""
     bias: bool | None = None
-    """Biases in the linear layers."""
+    """Biases in the linear layers, unless the next three options say otherwise, and in LayerNorm."""
+    qkv_bias: bool | None = None
+    """Biases of the queries, keys and values."""
+    out_bias: bool | None = None
+    """Bias of attention's output matrix."""
+    mlp_bias: bool | None = None
+    """Biases in the MLP."""
     tied: bool | None = None
     """Tie the output matrix to the token embedding."""
     dropout: float = 0.0
@@ -60,36 +69,84 @@ class ModelConfig:
 
     def resolve(self, vocab_size: int, seq_len: int) -> "ModelConfig":
         """Return a copy with every None and 0 default filled in. Raises UsageError if the sizes do not fit together."""
+        require(
+            self.head_dim > 0 or self.heads == 0 or self.width % self.heads == 0,
+            f"model.width {self.width} is not divisible by model.heads {self.heads}; try --model.width "
+            f"{-(-self.width // max(1, self.heads)) * self.heads}, or give --model.head_dim",
+        )
+        full = self._complete(vocab_size, seq_len)
+        full.check(vocab_size, seq_len)
+        return full
+
+    def _complete(self, vocab_size: int, seq_len: int) -> Self:
+        """Fill in every default, and check nothing."""
         parts = {key: value for key, value in PRESETS[self.preset].items() if getattr(self, key) is None}
         full = replace(self, **parts)
+        biases = ("qkv_bias", "out_bias", "mlp_bias")
+        given: dict[str, Any] = {
+            name: full.bias if getattr(self, name) is None else getattr(self, name) for name in biases
+        }
         gated = -(-8 * self.width // 3 // 32) * 32
-        full = replace(
+        return replace(
             full,
+            **given,
+            bias=full.bias if full.norm == "layer" else all(given.values()),  # it has no other effect then
             kv_heads=self.kv_heads or self.heads,
-            ffn_width=self.ffn_width or (gated if full.mlp == "swiglu" else 4 * self.width),
+            head_dim=self.head_dim or self.width // max(1, self.heads),
+            ffn_width=self.ffn_width or (gated if full.is_gated else 4 * self.width),
             vocab_size=self.vocab_size or vocab_size,
             context=self.context or seq_len,
         )
-        full.check(vocab_size, seq_len)
-        return full
+
+    @property
+    def q_width(self) -> int:
+        """Features of all queries: heads x head_dim."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Features of all keys, or of all values: fewer than the queries' with grouped heads (Ainslie et al. 2023)."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def is_gated(self) -> bool:
+        """True if the MLP has a gate: three matrices instead of two."""
+        return self.mlp == "swiglu"
+
+    def record(self) -> dict[str, Any]:
+        """The fields of this resolved configuration, as records and the identities of runs have them.
+
+        A field that the first records did not have is among them only where it changes something: runs that do not use
+        it have the same record in every version.
+        """
+        newer: dict[str, Any] = {
+            field.name: field.default for field in fields(self) if field.name not in _ALWAYS_RECORDED
+        }
+        plain = replace(self, **newer, preset="llama")._complete(self.vocab_size, self.context)
+        found = asdict(self)
+        return {key: value for key, value in found.items() if key not in newer or value != getattr(plain, key)}
+
+    @classmethod
+    def from_record(cls, values: Mapping[str, Any]) -> Self:
+        """The resolved configuration in a record. Raises UsageError for fields unknown to this version."""
+        try:
+            plain = cls(**{**values, "preset": "llama"})._complete(0, 0)
+        except TypeError as error:
+            raise UsageError(f"the checkpoint was saved by a version with other model options ({error})") from error
+        return replace(plain, preset=values.get("preset", "llama"))
 
     def check(self, vocab_size: int, seq_len: int) -> None:
         """Raise UsageError unless this resolved configuration fits the tokenizer and the sequence length."""
         sizes = (self.layers, self.width, self.heads, self.kv_heads, self.ffn_width, self.vocab_size, self.context)
         require(min(sizes) > 0, f"model sizes are {sizes}; wanted every one above 0")
         require(
-            self.width % self.heads == 0,
-            f"model.width {self.width} is not divisible by model.heads {self.heads}; try --model.width "
-            f"{-(-self.width // self.heads) * self.heads}",
-        )
-        require(
             self.heads % self.kv_heads == 0,
             f"model.heads {self.heads} is not divisible by model.kv_heads {self.kv_heads}; try one of its divisors",
         )
         require(
-            self.positions != "rope" or self.width // self.heads % 2 == 0,
-            f"rotary positions need an even number of features per head, and a head has {self.width // self.heads}; "
-            "try another --model.heads",
+            self.positions != "rope" or self.head_dim % 2 == 0,
+            f"rotary positions need an even number of features per head, and a head has {self.head_dim}; "
+            f"try another --model.heads, or --model.head_dim {self.head_dim + 1}",
         )
         require(
             self.vocab_size >= vocab_size,
@@ -101,6 +158,12 @@ class ModelConfig:
         )
         require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}; wanted 0 <= dropout < 1")
 
+
+# fields of the first records; of later ones those that a record omits have their default
+_ALWAYS_RECORDED = frozenset({
+    "preset", "layers", "width", "heads", "kv_heads", "ffn_width", "vocab_size", "context", "norm", "positions", "mlp",
+    "bias", "tied", "dropout", "rope_base", "norm_eps", "init_std",
+})  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
     # Touvron et al. 2023, "LLaMA", section 2.2

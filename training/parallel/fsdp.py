@@ -16,7 +16,8 @@ from training.distributed.mesh import World
 from training.kernels.precision import accumulation_dtype
 from training.memory.memory_config import OffloadTarget
 from training.memory.offload_parameters import offload_policy
-from training.model.decoder import Decoder, Embedding, Head
+from training.model.decoder import Decoder
+from training.model.embedding import Embedding, Head
 
 
 def apply_fsdp(

@@ -26,9 +26,9 @@ def stage_layers(config: ModelConfig, stages: int) -> list[range]:
 
 def _head_cost(config: ModelConfig) -> float:
     """Cost of the output matrix in layers: its multiplications over a layer's, with attention to half a context."""
-    kv = 2 * config.width * config.width * config.kv_heads // config.heads
-    matrices = 2 * config.width**2 + kv + (3 if config.mlp == "swiglu" else 2) * config.width * config.ffn_width
-    return config.vocab_size * config.width / (matrices + config.width * config.context)
+    attention = 2 * config.width * (config.q_width + config.kv_width)
+    mlp = (3 if config.is_gated else 2) * config.width * config.ffn_width
+    return config.vocab_size * config.width / (attention + mlp + config.q_width * config.context)
 
 
 class Stage(Decoder):

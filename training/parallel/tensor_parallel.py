@@ -18,16 +18,11 @@ from torch import Tensor, nn
 from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_from_tp, reduce_scatter_to_sp
 from training.kernels.cross_entropy import linear_cross_entropy
 from training.kernels.dispatch import embedding, linear
-from training.model.decoder import (
-    Block,
-    Decoder,
-    Dropout,
-    Embedding,
-    Head,
-    PositionEmbedding,
-    Rotary,
-    TokenEmbedding,
-)
+from training.model.block import Block
+from training.model.decoder import Decoder
+from training.model.dropout import Dropout
+from training.model.embedding import Embedding, Head, TokenEmbedding
+from training.model.positions import PositionEmbedding, Rotary
 from training.sharding.axis import Axis
 from training.sharding.shard_spec import ShardSpec
 
@@ -123,7 +118,7 @@ class _AllRotary(Rotary):
 
     def __init__(self, full: Rotary, axis: Axis) -> None:
         nn.Module.__init__(self)
-        self.used, self.head_dim, self.base, self.axis = full.used, full.head_dim, full.base, axis
+        self.config, self.axis = full.config, axis
 
     def positions(self, x: Tensor) -> Tensor:
         return torch.arange(x.shape[1] * self.axis.size, device=x.device)

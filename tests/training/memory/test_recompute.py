@@ -62,7 +62,7 @@ def test_gradients_are_bitwise_equal_and_fewer_activations_are_kept(preset: str,
 def test_which_operations_are_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole blocks with "full", with "selective" what is not kept, and nothing where there are no gradients."""
     counts, ids, activations = {}, batch().ids, Mock(side_effect=gelu)
-    monkeypatch.setattr("training.model.decoder.gelu", activations)
+    monkeypatch.setattr("training.model.mlp.gelu", activations)
     for mode in MODES:
         model = build("gpt2", mode)
         activations.reset_mock()

@@ -1,7 +1,7 @@
 import torch
 from torch import Tensor
 
-from training.model.decoder import Dropout
+from training.model.dropout import Dropout
 
 
 def dropped(x: Tensor, sample_ids: list[int], p: float = 0.3, name: str = "s") -> Tensor:

@@ -13,7 +13,7 @@ from gristmill.errors import UsageError
 from training.config import TrainConfig
 from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig, Schedule
 from training.memory.memory_config import MemoryConfig, Recompute
-from training.model.decoder import Dropout
+from training.model.dropout import Dropout
 from training.parallel.tensor_parallel import ShardedDropout
 from training.reporting.evaluate import EvalConfig
 from training.reporting.metrics import METRICS, read_metrics

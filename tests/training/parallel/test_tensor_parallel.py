@@ -12,7 +12,8 @@ from torch import Tensor
 
 from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_from_tp, reduce_scatter_to_sp
 from training.distributed.layout import ParallelConfig
-from training.model.decoder import Decoder, Dropout
+from training.model.decoder import Decoder
+from training.model.dropout import Dropout
 from training.model.model_config import ModelConfig
 from training.parallel.parallelize import shard_model
 from training.parallel.placement_table import tensor_parallel_table

@@ -23,7 +23,9 @@ from training.distributed import collectives
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.kernels.cross_entropy import IGNORE_INDEX
-from training.model.decoder import Decoder, Dropout, PositionEmbedding
+from training.model.decoder import Decoder
+from training.model.dropout import Dropout
+from training.model.positions import PositionEmbedding
 from training.parallel.data_parallel import GradBucket, GradReducer
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline_parallel import Pipeline

@@ -14,14 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import training.model.decoder
+import training.model.attention
+import training.model.layers
+import training.model.mlp
+import training.model.positions
 import training.parity.plain_decoder
 import training.parity.worker
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.model.batch import Batch
-from training.model.decoder import Dropout, PositionEmbedding, RMSNorm
+from training.model.dropout import Dropout
+from training.model.layers import RMSNorm
+from training.model.positions import PositionEmbedding
 from training.optim.moments import MomentsOnDisk
 from training.optim.optimizer import AdamW
 from training.parallel.parallel_model import ParallelModel
@@ -90,8 +95,10 @@ def rotary_with(change: Callable[[Tensor], Tensor]) -> Callable[[Patch], None]:
     """A fault: other positions in the rotary table."""
 
     def plant(patch: Patch) -> None:
-        right = training.model.decoder.rotary_table
-        patch.setattr(training.model.decoder, "rotary_table", lambda positions, *rest: right(change(positions), *rest))
+        right = training.model.positions.rotary_table
+        patch.setattr(
+            training.model.positions, "rotary_table", lambda positions, *rest: right(change(positions), *rest)
+        )
 
     return plant
 
@@ -102,24 +109,24 @@ positions_backwards = rotary_with(lambda positions: -positions)
 
 
 def positions_of_keys_shifted(patch: Patch) -> None:
-    right, calls = training.model.decoder.apply_rotary, []
+    right, calls = training.model.attention.apply_rotary, []
 
     def shifted(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
         calls.append(x)
         return right(x, table if len(calls) % 2 else tuple(t.roll(1, 0) for t in table))  # type: ignore[arg-type]
 
-    patch.setattr(training.model.decoder, "apply_rotary", shifted)
+    patch.setattr(training.model.attention, "apply_rotary", shifted)
 
 
 def rotary_pairs_swapped(patch: Patch) -> None:
     """Neighbouring features as a pair, as the paper has it, with weights that are made for halves."""
-    right = training.model.decoder.apply_rotary
+    right = training.model.attention.apply_rotary
 
     def neighbours(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
         halves = x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
         return right(halves, table).unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
 
-    patch.setattr(training.model.decoder, "apply_rotary", neighbours)
+    patch.setattr(training.model.attention, "apply_rotary", neighbours)
 
 
 def learned_positions_shifted(patch: Patch) -> None:
@@ -145,18 +152,18 @@ def norm_gradient_doubled(patch: Patch) -> None:
 
 
 def norm_without_epsilon(patch: Patch) -> None:
-    right = training.model.decoder.rms_norm
-    patch.setattr(training.model.decoder, "rms_norm", lambda x, weight, _eps: right(x, weight, 0.0))
+    right = training.model.layers.rms_norm
+    patch.setattr(training.model.layers, "rms_norm", lambda x, weight, _eps: right(x, weight, 0.0))
 
 
 def gate_and_up_swapped(patch: Patch) -> None:
-    right = training.model.decoder.swiglu
-    patch.setattr(training.model.decoder, "swiglu", lambda gate, up: right(up, gate))
+    right = training.model.mlp.swiglu
+    patch.setattr(training.model.mlp, "swiglu", lambda gate, up: right(up, gate))
 
 
 def gelu_exact(patch: Patch) -> None:
-    right = training.model.decoder.gelu
-    patch.setattr(training.model.decoder, "gelu", lambda x, _approximate: right(x, "none"))
+    right = training.model.mlp.gelu
+    patch.setattr(training.model.mlp, "gelu", lambda x, _approximate: right(x, "none"))
 
 
 def dropout_not_scaled(patch: Patch) -> None:

@@ -14,7 +14,8 @@ from torch.profiler import profile
 
 from training.kernels.dispatch import embedding, gelu, layer_norm, rms_norm, swiglu
 from training.kernels.rotary import apply_rotary, rotary_table
-from training.model.decoder import Decoder, RMSNorm
+from training.model.decoder import Decoder
+from training.model.layers import RMSNorm
 from training.model.model_config import ModelConfig
 
 Function = Callable[..., Tensor]

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training.kernels.cpu.linear import ONEDNN
 from training.kernels.dispatch import fused_linears, linear
 from training.memory.recompute import checkpoint_activations
-from training.model.decoder import Decoder, Linear
+from training.model.decoder import Decoder
+from training.model.layers import Linear
 from training.model.model_config import ModelConfig
 
 pytestmark = pytest.mark.skipif(ONEDNN is None, reason="torch was built without oneDNN")

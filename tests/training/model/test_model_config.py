@@ -1,0 +1,60 @@
+"""Options of the decoder that depend on one another, and their records."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from gristmill.errors import UsageError
+from training.model.decoder import meta_decoder
+from training.model.model_config import ModelConfig
+
+SIZES = ModelConfig(layers=1, width=20, heads=3, kv_heads=1, head_dim=8, ffn_width=16)
+
+
+def names(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in meta_decoder(config.resolve(50, 8)).named_parameters()}
+
+
+def test_the_width_of_heads_is_independent_of_the_model_s() -> None:
+    shapes = names(SIZES)
+    assert shapes["blocks.0.attention.q.weight"] == (24, 20) and shapes["blocks.0.attention.v.weight"] == (8, 20)
+    assert shapes["blocks.0.attention.o.weight"] == (20, 24)
+    with pytest.raises(UsageError, match=r"width 20 is not divisible by model.heads 3; try .*21, or give .*head_dim"):
+        replace(SIZES, head_dim=0).resolve(50, 8)
+    with pytest.raises(UsageError, match=r"a head has 7; try another --model.heads, or --model.head_dim 8"):
+        replace(SIZES, head_dim=7).resolve(50, 8)
+
+
+def test_biases_are_chosen_by_part() -> None:
+    found = [name for name in names(replace(SIZES, qkv_bias=True)) if "bias" in name]
+    assert found == [f"blocks.0.attention.{part}.bias" for part in "qkv"]
+    found = [name for name in names(replace(SIZES, preset="gpt2", mlp_bias=False)) if "mlp." in name and "bias" in name]
+    assert found == []
+    found = [name for name in names(replace(SIZES, bias=True, out_bias=False)) if "o.bias" in name]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ModelConfig(), ModelConfig(preset="gpt2"), SIZES, replace(SIZES, qkv_bias=True),
+        replace(SIZES, preset="gpt2", out_bias=False), replace(SIZES, bias=True),
+        replace(SIZES, bias=True, mlp_bias=False),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_record_gives_the_configuration_again(config: ModelConfig) -> None:
+    resolved = config.resolve(50, 8)
+    assert ModelConfig.from_record(resolved.record()) == resolved == ModelConfig.from_record(asdict(resolved))
+
+
+def test_a_record_has_no_fields_that_the_first_records_did_not_have_unless_they_are_used() -> None:
+    first = {
+        "preset": "gpt2", "layers": 4, "width": 256, "heads": 4, "kv_heads": 4, "ffn_width": 1024, "vocab_size": 50,
+        "context": 8, "norm": "layer", "positions": "learned", "mlp": "gelu", "bias": True, "tied": True,
+        "dropout": 0.0, "rope_base": 10000.0, "norm_eps": 1e-05, "init_std": 0.02,
+    }  # fmt: skip
+    assert ModelConfig(preset="gpt2").resolve(50, 8).record() == first
+    assert replace(SIZES, qkv_bias=True).resolve(50, 8).record().keys() - first.keys() == {"head_dim", "qkv_bias"}
+    with pytest.raises(UsageError, match=r"saved by a version with other model options .*colour"):
+        ModelConfig.from_record({**first, "colour": 1})

@@ -1,0 +1,44 @@
+"""Embedding of token ids, and the output matrix, which is its counterpart."""
+
+from torch import Tensor, nn
+
+from training.kernels.cross_entropy import linear_cross_entropy
+from training.kernels.dispatch import embedding
+from training.model.dropout import Dropout
+from training.model.model_config import ModelConfig
+from training.model.positions import PositionEmbedding
+
+
+class TokenEmbedding(nn.Embedding):
+    """Embedding of token ids (B, T): (B, T, D)."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return embedding(ids, self.weight)
+
+
+class Embedding(nn.Module):
+    """Token embedding, plus learned position embeddings if the model has them; ids (B, T) to (B, T, D)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.tokens = TokenEmbedding(config.vocab_size, config.width)
+        learned = config.positions == "learned"
+        self.positions = PositionEmbedding(config.context, config.width) if learned else None
+        self.dropout = Dropout(config.dropout, "embed")
+
+    def forward(self, ids: Tensor, sample_ids: Tensor | None) -> Tensor:
+        x = self.tokens(ids)
+        if self.positions is not None:
+            x = x + self.positions(x)
+        return self.dropout(x, sample_ids)
+
+
+class Head(nn.Linear):
+    """Output projection: features (B, T, D) to logits (B, T, V), or fused with the loss."""
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Summed cross-entropy in nats, (1,), from features (B, T, D) and targets (B, T)."""
+        return linear_cross_entropy(x, self.weight, targets)
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        return super().forward(x) if targets is None else self.loss(x, targets)

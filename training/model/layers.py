@@ -1,0 +1,40 @@
+"""Layers that the parts of a block share: linear layers and norms."""
+
+import torch
+from torch import Tensor, nn
+
+from training.kernels.dispatch import layer_norm, linear, rms_norm
+from training.model.model_config import ModelConfig
+
+
+class Linear(nn.Linear):
+    """Linear layer x W^T + bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class RMSNorm(nn.Module):
+    """RMSNorm over the last dimension (Zhang & Sennrich 2019, equation 4)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm over the last dimension (Ba et al. 2016, equation 4)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+def build_norm(config: ModelConfig) -> nn.Module:
+    """RMSNorm or LayerNorm over D features."""
+    if config.norm == "rms":
+        return RMSNorm(config.width, config.norm_eps)
+    return LayerNorm(config.width, config.norm_eps, bias=bool(config.bias))
