@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
@@ -22,33 +22,35 @@ from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_p
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import read_shards, stored_dtypes
-from training.hugging_face.tensor_names import (
-    CONFIG_FILE,
-    INDEX_FILE,
-    TOKENIZER_FILE,
-    WEIGHTS_FILE,
-    HFTensor,
-    find_architecture,
-    hf_tensors,
-    to_hf_config,
-)
+from training.hugging_face.hf_config import CONFIG_FILE, find_family, write_hf_config
+from training.hugging_face.hf_tensors import HFTensor, hf_tensors
 from training.model.model_config import ModelConfig
-from training.sharding.shard_spec import ShardSpec
+
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+TOKENIZER_FILE = "tokenizer.model"
+ExportDtype = Literal["stored", "fp32", "bf16", "fp16"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def export_hf(
-    checkpoint: Positional[Path], out_dir: Positional[Path], tokens: Path | None = None, shard_size: str = "5GB"
+    checkpoint: Positional[Path],
+    out_dir: Positional[Path],
+    tokens: Path | None = None,
+    shard_size: str = "5GB",
+    dtype: ExportDtype = "stored",
 ) -> str:
     """Export a trained model as config.json, generation_config.json and model.safetensors.
 
-    The model must be a Llama or a GPT-2 (LlamaForCausalLM, GPT2LMHeadModel), not a mixture of their parts. Needs the
-    memory of one file of weights.
+    The model must have the parts of one of transformers' architectures (docs/models.md), not a mixture of several.
+    Needs the memory of one file of weights.
 
     Args:
         checkpoint: A checkpoint (OUT/checkpoints/step-…), or the latest of a folder of them or a run's --out_dir.
         out_dir: New or empty folder to write to.
         tokens: Folder of token shards that the model was trained on; its tokenizer.model is copied.
         shard_size: Maximum size of a file of weights; a larger tensor gets a separate file.
+        dtype: Of the weights: as they are stored in the checkpoint (fp32, also where bf16 is trained), or rounded.
 
     Returns:
         One line: the architecture, step, number of tensors and folder.
@@ -58,17 +60,17 @@ def export_hf(
     with single_process_group() as group, wrap_write_errors(out_dir):
         path, record = open_checkpoint(checkpoint, group, lambda text: print(text, file=sys.stderr))
         model = model_config(record)
-        architecture = find_architecture(model)
+        family = find_family(model)
         tokenizer = _find_tokenizer(tokens, record.tokenizer) if tokens else None
-        dtype, end = _dtype(path), record.tokenizer.end_of_document
-        tensors = hf_tensors(architecture, model)
+        weights_dtype, end = DTYPES.get(dtype) or _stored_dtype(path), record.tokenizer.end_of_document
+        tensors = hf_tensors(family, model)
         with _new_folder(out_dir) as partial:
-            _write_weights(tensors, dtype, limit, path, partial, group.process_group)
-            _write_json(partial / CONFIG_FILE, to_hf_config(architecture, model, end, dtype))
+            _write_weights(tensors, weights_dtype, limit, path, partial, group.process_group)
+            _write_json(partial / CONFIG_FILE, write_hf_config(family, model, end, weights_dtype))
             _write_json(partial / "generation_config.json", _generation_config(end))
             if tokenizer is not None:
                 shutil.copyfile(tokenizer, partial / TOKENIZER_FILE)
-    return f"{architecture} model of step {record.step:,}, {len(tensors)} tensors, in {out_dir}"
+    return f"{family.model_type} model of step {record.step:,}, {len(tensors)} tensors, in {out_dir}"
 
 
 @contextmanager
@@ -86,7 +88,7 @@ def _new_folder(out_dir: Path) -> Iterator[Path]:
         raise
 
 
-def _dtype(checkpoint: Path) -> torch.dtype:
+def _stored_dtype(checkpoint: Path) -> torch.dtype:
     """The narrowest dtype that holds every parameter: an imported checkpoint may mix them."""
     dtypes = [dtype for key, dtype in stored_dtypes(checkpoint).items() if key.startswith("model.")]
     return reduce(torch.promote_types, dtypes)
@@ -121,9 +123,8 @@ def _write_weights(
     for number, shard in enumerate(shards, 1):
         name = WEIGHTS_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         filled = {tensor.name: torch.empty(tensor.shape, dtype=dtype) for tensor in shard}
-        views = [view for tensor in shard for view in tensor.views(filled[tensor.name]).items()]
-        state = {f"model.{name}": [(view, ShardSpec.whole(tuple(view.shape)))] for name, view in views}
-        read_shards(state, source, group)
+        parts = [part for tensor in shard for part in tensor.pieces(filled[tensor.name]).items()]
+        read_shards({f"model.{name}": pieces for name, pieces in parts}, source, group)
         try:
             safetensors.torch.save_file(filled, folder / name, metadata={"format": "pt"})
         except safetensors.SafetensorError as error:

@@ -17,25 +17,17 @@ from gristmill.storage.local import atomic_write, sha256_file
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_plans import State
-from training.hugging_face.export_hf import require_empty
-from training.hugging_face.tensor_names import (
-    BODY_PREFIXES,
-    CONFIG_FILE,
-    IGNORED_BUFFERS,
-    INDEX_FILE,
-    TOKENIZER_FILE,
-    WEIGHTS_FILE,
-    from_hf_config,
-    hf_tensors,
-)
+from training.hugging_face.export_hf import INDEX_FILE, TOKENIZER_FILE, WEIGHTS_FILE, require_empty
+from training.hugging_face.family import Family
+from training.hugging_face.hf_config import CONFIG_FILE, read_hf_config
+from training.hugging_face.hf_tensors import hf_tensors
 from training.model.model_config import ModelConfig
-from training.sharding.shard_spec import ShardSpec
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # others are codes of quantized weights
 
 
 def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
-    """Import config.json and model.safetensors of a Llama or GPT-2 as a checkpoint to train from.
+    """Import config.json and model.safetensors as a checkpoint to train from.
 
     Train with --init_from OUT and the model's sizes, on tokens of the model's own tokenizer. A SentencePiece tokenizer
     (tokenizer.model) is copied to OUT, for tokenize_corpus. The checkpoint holds parameters only; the optimizer starts
@@ -51,12 +43,12 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
     require_empty(out_dir)
     config = _read_json(hf_folder / CONFIG_FILE)
     try:
-        architecture, model = from_hf_config(config)
+        family, model = read_hf_config(config)
     except (UsageError, InputError) as error:
         raise type(error)(f"{hf_folder / CONFIG_FILE}: {error}") from error
     with ExitStack() as files, single_process_group() as group:
-        tensors = _open_tensors(hf_folder, BODY_PREFIXES[architecture], files)
-        state = _checkpoint_state(architecture, model, tensors)
+        tensors = _open_tensors(hf_folder, family, files)
+        state = _checkpoint_state(family, model, tensors)
         tokenizer = _copy_tokenizer(hf_folder / TOKENIZER_FILE, out_dir, model, config)
         record = CheckpointRecord(
             step=0,
@@ -70,7 +62,7 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
         )
         path = CheckpointManager(out_dir, 1, group.world, print).save(record, state)
     how = f"train it with --init_from {out_dir} {command_line_options(model)}"
-    return f"{architecture} model, {len(state)} parameters, in {path}\n{how}"
+    return f"{family.model_type} model, {len(state)} parameters, in {path}\n{how}"
 
 
 def command_line_options(model: ModelConfig) -> str:
@@ -81,11 +73,11 @@ def command_line_options(model: ModelConfig) -> str:
     return " ".join(f"--model.{key} {value}" for key, value in given.items())
 
 
-def _checkpoint_state(architecture: str, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -> State:
+def _checkpoint_state(family: Family, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -> State:
     """Map our parameters to views of the files' tensors. Raises InputError unless the files hold exactly this model."""
-    wanted = {tensor.name: tensor for tensor in hf_tensors(architecture, model)}
+    wanted = {tensor.name: tensor for tensor in hf_tensors(family, model)}
     missing, more = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
-    if model.tied and more == ["lm_head.weight"]:
+    if model.tied and more == [family.head]:
         more = []  # a copy of the embedding
     if missing or more:
         fault = f"no {missing[0]}" if missing else f"{more[0]}, which this model does not have"
@@ -98,14 +90,11 @@ def _checkpoint_state(architecture: str, model: ModelConfig, tensors: dict[str, 
             raise InputError(f"{name} has shape {tuple(tensor.shape)}, {CONFIG_FILE} makes it {expected.shape}")
         if tensor.dtype not in _DTYPES:
             raise UsageError(f"{name} holds {tensor.dtype}; wanted float weights: convert a quantized model back first")
-        state |= {
-            f"model.{ours}": [(view, ShardSpec.whole(tuple(view.shape)))]
-            for ours, view in expected.views(tensor).items()
-        }
+        state |= {f"model.{ours}": pieces for ours, pieces in expected.pieces(tensor).items()}
     return state
 
 
-def _open_tensors(folder: Path, body: str, files: ExitStack) -> dict[str, tuple[Any, str]]:
+def _open_tensors(folder: Path, family: Family, files: ExitStack) -> dict[str, tuple[Any, str]]:
     """Map each tensor's full name to the open file that holds it and its name in that file."""
     tensors: dict[str, tuple[Any, str]] = {}
     for name in _weight_files(folder):
@@ -115,8 +104,10 @@ def _open_tensors(folder: Path, body: str, files: ExitStack) -> dict[str, tuple[
             file = files.enter_context(safetensors.safe_open(folder / name, "pt"))
         except (safetensors.SafetensorError, OSError) as error:
             raise InputError(f"{folder / name} is damaged ({error}); fetch or write it again") from error
-        stored = [key for key in file.keys() if not key.endswith(IGNORED_BUFFERS)]  # noqa: SIM118
-        tensors |= {key if key.startswith((body, "lm_head.")) else body + key: (file, key) for key in stored}
+        stored = [key for key in file.keys() if not key.endswith(family.buffers)]  # noqa: SIM118
+        tensors |= {
+            key if key.startswith((family.body, family.head)) else family.body + key: (file, key) for key in stored
+        }
     return tensors
 
 

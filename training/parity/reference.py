@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.hugging_face.tensor_names import hf_tensors, to_hf_config
+from training.hugging_face.hf_config import find_family, write_hf_config
+from training.hugging_face.hf_tensors import hf_tensors
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.model.initialize import init_shard
@@ -88,18 +89,22 @@ class _Plain:
 
 
 class _Transformers:
-    """transformers' LlamaForCausalLM or GPT2LMHeadModel, with our names by the tables of import and export."""
+    """transformers' own model of the family, with our names by the tables of import and export."""
 
     def __init__(self, case: Case) -> None:
         import transformers  # takes seconds, and may be missing
 
-        fields: dict[str, Any] = to_hf_config(case.preset, case.model, 0, torch.float64)
+        family = find_family(case.model)
+        fields: dict[str, Any] = write_hf_config(family, case.model, 0, torch.float64)
         config = transformers.AutoConfig.for_model(**fields)
         self._model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double()
-        self._tensors = hf_tensors(case.preset, case.model)
+        self._tensors = hf_tensors(family, case.model)
         self.parameters = list(self._model.parameters())
-        for name, values in self.named("data").items():
-            values.copy_(_initial_weights(case)[name])
+        initial = _initial_weights(case)
+        for tensor in self._tensors:
+            for name, pieces in tensor.pieces(self._model.get_parameter(tensor.name).data).items():
+                for view, spec in pieces:
+                    view.copy_(initial[name][spec.slices])
 
     def logits(self, ids: Tensor) -> Tensor:
         found: Tensor = self._model(ids).logits
@@ -109,10 +114,10 @@ class _Transformers:
         return _summed_loss(self.logits(batch.ids), batch.targets)
 
     def named(self, kind: str) -> Named:
-        """The "data" or "grad" of the parameters by our names, as views of theirs."""
+        """The "data" or "grad" of the parameters by our names."""
         theirs = dict(self._model.named_parameters())
-        views = [tensor.views(getattr(theirs[tensor.name], kind)) for tensor in self._tensors]
-        return {name: view for found in views for name, view in found.items()}
+        parts = [tensor.parameters_of(getattr(theirs[tensor.name], kind)) for tensor in self._tensors]
+        return {name: values for found in parts for name, values in found.items()}
 
 
 def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from training.config import TrainConfig
 from training.data.batches import Batches, BatchSplit
 from training.data.sequences import TokenSequences
 from training.distributed.layout import ParallelConfig
-from training.hugging_face.export_hf import export_hf
+from training.hugging_face.export_hf import ExportDtype, export_hf
 from training.hugging_face.import_hf import import_hf
 from training.reporting.metrics import METRICS, read_metrics
 from training.train import train
@@ -132,6 +132,19 @@ def test_the_original_gpt2_file_is_imported(tmp_path: Path) -> None:
     import_hf(tmp_path / "hf", tmp_path / "start")
     with torch.no_grad():
         assert (load_ours(tmp_path / "start")(ids()) - theirs(ids()).logits).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_weights_are_exported_in_the_dtype_asked_for(tmp_path: Path, name: ExportDtype, dtype: torch.dtype) -> None:
+    model = build(MODELS["gpt2"])
+    export_hf(save(model, tmp_path / "run"), tmp_path / "hf", dtype=name, shard_size="6KB")
+    theirs = load_theirs(tmp_path / "hf")
+    assert theirs.dtype == dtype
+    stored = model.get_parameter("embed.positions.weight")
+    assert torch.equal(theirs.get_parameter("transformer.wpe.weight"), stored.to(dtype))
+    import_hf(tmp_path / "hf", tmp_path / "start")
+    again = load_ours(tmp_path / "start")
+    assert all(torch.equal(a.to(dtype).float(), b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
 def test_a_bfloat16_file_is_imported_as_float32(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import torch
 from gristmill.errors import GristmillError, InputError, OutputError, UsageError
 from tests.training.hf_models import MODELS, SIZES, build, build_theirs, save
 from training.hugging_face.export_hf import export_hf
+from training.hugging_face.hf_config import find_family
 from training.hugging_face.import_hf import import_hf
-from training.hugging_face.tensor_names import find_architecture
 
 
 def test_a_mixture_of_parts_cannot_be_exported(tmp_path: Path) -> None:
@@ -22,16 +22,21 @@ def test_a_mixture_of_parts_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as told:
         export_hf(run, tmp_path / "hf")
     assert "LlamaForCausalLM has norm 'rms' and not 'layer', mlp 'swiglu' and not 'gelu'" in str(told.value)
-    assert "positions 'learned' and not 'rope', kv_heads 4 (= heads) and not 2" in str(told.value)
+    assert "GPT2LMHeadModel has kv_heads 4 and not 2, positions 'learned' and not 'rope'" in str(told.value)
     assert not (tmp_path / "hf").exists()
     with pytest.raises(UsageError, match="bias True and not False"):
-        find_architecture(replace(SIZES, preset="gpt2", bias=False).resolve(50, 12))
+        find_family(replace(SIZES, preset="gpt2", bias=False).resolve(50, 12))
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"model_type": "mistral"}, UsageError, "model_type is 'mistral'; wanted one of llama, gpt2"),
+        ({"model_type": "mamba"}, UsageError, "model_type is 'mamba'; wanted one of llama, "),
+        (
+            {"logit_scale": 0.5},
+            UsageError,
+            "its logit_scale is 0.5, a field that is not known for llama",
+        ),
         ({"hidden_act": "gelu"}, UsageError, "hidden_act is 'gelu'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, UsageError, "rope_scaling"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, UsageError, "rope_scaling"),

@@ -1,0 +1,96 @@
+"""config.json: every field of every family is known, and one that is not is refused by name."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from gristmill.errors import UsageError
+from training.hugging_face.families import FAMILIES
+from training.hugging_face.hf_config import known_fields, read_hf_config, write_hf_config
+
+NAMES = list(FAMILIES)
+SMALL: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 40},
+    "gpt2": {"n_embd": 24, "n_head": 4, "n_layer": 2},
+}
+
+
+def config_class(name: str) -> type[transformers.PretrainedConfig]:
+    return type(transformers.AutoConfig.for_model(name))
+
+
+def fields_of(name: str) -> dict[str, Any]:
+    """config.json as transformers writes it."""
+    return transformers.AutoConfig.for_model(name, **SMALL[name]).to_dict()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_that_transformers_writes_is_known(name: str) -> None:
+    assert fields_of(name).keys() <= known_fields(FAMILIES[name])
+    family, model = read_hf_config(fields_of(name))
+    assert (family.model_type, model.width, model.layers) == (name, 24, 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_defaults_are_those_of_transformers(name: str) -> None:
+    theirs = config_class(name)
+    rope = theirs().to_dict().get("rope_parameters") or {}
+    for field, value in FAMILIES[name].defaults.items():
+        if not field.startswith("rope_"):
+            assert getattr(theirs, field, value) == value, field
+    if rope:
+        assert read_hf_config({"model_type": name})[1].rope_base == rope["rope_theta"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_config_json_without_fields_is_transformers_default(name: str) -> None:
+    """A file may omit what is transformers' default, which is not always ours."""
+    _, bare = read_hf_config({"model_type": name})
+    assert bare == read_hf_config(config_class(name)().to_dict())[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_names_of_fields_are_those_of_transformers(name: str) -> None:
+    theirs = config_class(name).attribute_map
+    assert {alias: field for alias, field in theirs.items() if field in FAMILIES[name].defaults}.items() <= (
+        FAMILIES[name].aliases.items()
+    )
+    for alias, field in FAMILIES[name].aliases.items():
+        config = fields_of(name)
+        assert read_hf_config({alias: config.pop(field), **config}) == read_hf_config(fields_of(name))
+        with pytest.raises(UsageError, match=f"its {alias} is 3 and its {field}"):
+            read_hf_config(fields_of(name) | {alias: 3})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_field_that_is_not_known_is_refused_by_name(name: str) -> None:
+    config = fields_of(name)
+    assert read_hf_config(config | {"logit_softcap": None})[0] is FAMILIES[name], "a null is no value"
+    for value in (30.0, False, {"a": 1}):
+        with pytest.raises(UsageError, match=r"its logit_softcap is .* a field that is not known for"):
+            read_hf_config(config | {"logit_softcap": value})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_value_that_is_not_implemented_is_refused_by_name(name: str) -> None:
+    for field, accepted in FAMILIES[name].accepted.items():
+        assert field in FAMILIES[name].defaults
+        with pytest.raises(UsageError, match=f"its {field} is 'no such value'; our model implements {accepted[0]!r}"):
+            read_hf_config(fields_of(name) | {field: "no such value"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_exported_is_what_transformers_reads(name: str) -> None:
+    family, model = read_hf_config(fields_of(name))
+    theirs = transformers.AutoConfig.for_model(**write_hf_config(family, model, 7, torch.float32)).to_dict()
+    assert read_hf_config(theirs) == (family, model)
+    assert theirs["eos_token_id"] == 7
+    same = {field: theirs[field] for field in FAMILIES[name].fields.values()}
+    assert same == {field: fields_of(name)[field] for field in same}
+
+
+def test_gpt2_with_the_exact_gelu_is_known() -> None:
+    _, model = read_hf_config(fields_of("gpt2") | {"activation_function": "gelu"})
+    assert model.mlp == "gelu-exact"

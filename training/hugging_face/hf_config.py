@@ -1,0 +1,131 @@
+"""config.json of a Hugging Face model, to our ModelConfig and back; what we do not know or implement is refused."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import torch
+
+from gristmill.config import check_ranges
+from gristmill.errors import GristmillError, InputError, UsageError
+from training.hugging_face.families import FAMILIES
+from training.hugging_face.family import Family
+from training.model.model_config import ModelConfig
+
+CONFIG_FILE = "config.json"
+
+# Fields of every model type that change nothing of what a decoder computes: names, ids of tokens, what is returned, and
+# how text is generated
+_IGNORED = frozenset({
+    "architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "name_or_path",
+    "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id",
+    "decoder_start_token_id", "tokenizer_class", "prefix", "use_cache", "gradient_checkpointing", "torchscript",
+    "use_bfloat16", "output_hidden_states", "output_attentions", "output_scores", "return_dict",
+    "return_dict_in_generate", "chunk_size_feed_forward", "id2label", "label2id", "num_labels", "problem_type",
+    "classifier_dropout", "finetuning_task", "task_specific_params", "tie_encoder_decoder", "tf_legacy_loss",
+    "is_decoder", "_attn_implementation_autoset", "max_length", "min_length", "do_sample", "early_stopping",
+    "num_beams", "num_beam_groups", "num_return_sequences", "diversity_penalty", "temperature", "top_k", "top_p",
+    "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+    "bad_words_ids",
+    "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
+    "suppress_tokens", "begin_suppress_tokens",
+})  # fmt: skip
+_ACCEPTED: dict[str, tuple[Any, ...]] = {
+    "is_encoder_decoder": (False,), "add_cross_attention": (False,), "cross_attention_hidden_size": (None,),
+    "pruned_heads": ({},),
+}  # fmt: skip
+_NOT_COMPARED = {"preset", "dropout"}  # without effect on an exported model
+
+
+def read_hf_config(config: dict[str, Any]) -> tuple[Family, ModelConfig]:
+    """Convert config.json to its family and our ModelConfig.
+
+    Raises UsageError for a field that is unknown or a value that our model does not implement, InputError for sizes
+    that do not fit together.
+    """
+    model_type = config.get("model_type", "")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise UsageError(f"its model_type is {model_type!r}; wanted one of {', '.join(FAMILIES)}")
+    family = FAMILIES[model_type]
+    full = _with_defaults(family, config)
+    for name, accepted in (_ACCEPTED | dict(family.accepted)).items():
+        if full.get(name, accepted[0]) not in accepted:
+            raise UsageError(f"its {name} is {full[name]!r}; our model implements {accepted[0]!r} only")
+    try:
+        more = family.read(full)
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise InputError(f"its sizes do not fit together ({error})") from error
+    values = {ours: full[theirs] for ours, theirs in family.fields.items() if full[theirs] is not None}
+    try:
+        model = msgspec.convert({"preset": family.preset, **family.parts, **values, **more}, ModelConfig)
+        check_ranges(model, "model.")
+        model = model.resolve(model.vocab_size, model.context)
+    except (msgspec.ValidationError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise InputError(f"its sizes do not fit together ({error})") from error
+    return family, model
+
+
+def known_fields(family: Family) -> set[str]:
+    """Names of the fields of config.json of which we know what they mean."""
+    return {*family.defaults, *family.ignored, *_IGNORED, *_ACCEPTED}
+
+
+def _with_defaults(family: Family, config: dict[str, Any]) -> dict[str, Any]:
+    """Every field by its name of today, with transformers' default where there is none.
+
+    Raises UsageError for a field that is unknown: it may change what the model computes. A null is no value.
+    """
+    full, known = dict(family.defaults), known_fields(family)
+    for key, value in config.items():
+        name = family.aliases.get(key, key)
+        if name not in known and value is not None:
+            raise UsageError(
+                f"its {key} is {value!r}, a field that is not known for {family.model_type} and may change what the "
+                "model computes; remove it if it does not"
+            )
+        if name != key and config.get(name) not in (None, value):
+            raise UsageError(f"its {key} is {value!r} and its {name} {config[name]!r}, which mean the same; remove one")
+        full[name] = full.get(name) if value is None else value
+    return full
+
+
+def write_hf_config(family: Family, model: ModelConfig, end: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Build config.json; `end`: id of the end-of-document token, which is also the first token of a text; or -1."""
+    return {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), end if end >= 0 else None),
+        "pad_token_id": None,
+        **{theirs: values[0] for theirs, values in family.accepted.items()},
+        **{theirs: getattr(model, ours) for ours, theirs in family.fields.items()},
+        **family.write(model),
+    }
+
+
+def find_family(model: ModelConfig) -> Family:
+    """The first family that represents a resolved model. Raises UsageError if none does, with the differences."""
+    found = {}
+    for family in FAMILIES.values():
+        found[family.architecture] = list(_differences(family, model))
+        if not found[family.architecture]:
+            return family
+    reasons = "; ".join(f"{name} has {', '.join(differences)}" for name, differences in found.items())
+    raise UsageError(f"no Hugging Face architecture has this mixture of parts, so it cannot be exported: {reasons}")
+
+
+def _differences(family: Family, model: ModelConfig) -> Iterator[str]:
+    """What becomes different of a model that is written as a config.json of `family` and read again."""
+    try:
+        _, there = read_hf_config(write_hf_config(family, model, -1, torch.float32))
+    except GristmillError as error:
+        yield f"other sizes: {error}"
+        return
+    unused = {"rope_base"} if model.positions != "rope" else set()
+    for name in [field.name for field in fields(ModelConfig) if field.name not in _NOT_COMPARED | unused]:
+        ours, theirs = getattr(model, name), getattr(there, name)
+        if ours != theirs:
+            yield f"{name} {theirs!r} and not {ours!r}"

@@ -1,0 +1,78 @@
+"""Tensors of Hugging Face models: which of our parameters each holds, and where in it they lie.
+
+Export and import use the same tables: our parameters are pieces of the Hugging Face (HF) tensors.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gristmill.errors import UsageError
+from training.hugging_face.family import Family, TensorLayout, TensorRow
+from training.model.decoder import meta_decoder
+from training.model.model_config import ModelConfig
+from training.sharding.shard_spec import ShardSpec
+
+Pieces = list[tuple[Tensor, ShardSpec]]  # views that together are a parameter, and where they lie in it
+
+
+@dataclass(frozen=True)
+class HFTensor:
+    """A Hugging Face tensor: holds one or more of our parameters, each of `part_shape`."""
+
+    name: str
+    parameters: tuple[str, ...]
+    part_shape: tuple[int, ...]
+    layout: TensorLayout
+    heads: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if self.layout == "conv1d" and len(self.part_shape) == 2:
+            outputs, inputs = self.part_shape
+            return inputs, outputs * len(self.parameters)
+        return self.part_shape[0] * len(self.parameters), *self.part_shape[1:]
+
+    def pieces(self, tensor: Tensor) -> dict[str, Pieces]:
+        """Each of our parameters as views of the tensor (of `shape`): writing to a view writes to the tensor."""
+        if self.layout == "per head":
+            return {name: self._heads(tensor, i) for i, name in enumerate(self.parameters)}
+        dim = tensor.ndim - 1 if self.layout == "conv1d" else 0
+        parts = tensor.chunk(len(self.parameters), dim)
+        parts = tuple(part.T for part in parts) if self.layout == "conv1d" and tensor.ndim == 2 else parts
+        whole = ShardSpec.whole(self.part_shape)
+        return {name: [(part, whole)] for name, part in zip(self.parameters, parts, strict=True)}
+
+    def _heads(self, tensor: Tensor, index: int) -> Pieces:
+        """The rows of each head of parameter `index`; they are not one view, as other parameters lie between them."""
+        rows, whole = tensor.unflatten(0, (self.heads, len(self.parameters), -1)), ShardSpec.whole(self.part_shape)
+        return [(rows[head, index], whole.shard(0, self.heads, head)) for head in range(self.heads)]
+
+    def parameters_of(self, tensor: Tensor) -> dict[str, Tensor]:
+        """Our parameters by name: copies where they are several pieces."""
+        found = self.pieces(tensor)
+        return {
+            name: torch.cat([view for view, _ in pieces]) if pieces[1:] else pieces[0][0]
+            for name, pieces in found.items()
+        }
+
+
+def hf_tensors(family: Family, model: ModelConfig) -> list[HFTensor]:
+    """List the HF tensors of a model, in the table's order. Raises UsageError for a parameter that it lacks."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in meta_decoder(model).named_parameters()}
+    found = [tensor for row in family.tensors for tensor in _expand_row(row, model, shapes)]
+    unmapped = shapes.keys() - {name for tensor in found for name in tensor.parameters}
+    if unmapped:
+        raise UsageError(f"{family.architecture} has no place for {', '.join(sorted(unmapped))}")
+    return found
+
+
+def _expand_row(row: TensorRow, model: ModelConfig, shapes: dict[str, tuple[int, ...]]) -> Iterable[HFTensor]:
+    """Expand a row of the table to the weight and bias of every layer."""
+    for layer in range(model.layers if "{}" in row.theirs else 1):
+        for kind in ("weight", "bias"):
+            names = tuple(f"{name.format(layer)}.{kind}" for name in row.ours.split())
+            if names[0] in shapes:
+                yield HFTensor(f"{row.theirs.format(layer)}.{kind}", names, shapes[names[0]], row.layout, model.heads)
