@@ -32,7 +32,7 @@ def test_resolve_fills_in_all_defaults() -> None:
         ({"width": 12, "heads": 4}, "even number of features"),
         ({"vocab_size": 50}, "below the tokenizer's 99"),
         ({"context": 8}, "below data.seq_len 16"),
-        ({"layers": 0}, "above 0"),
+        ({"layers": -1}, "above 0"),
         ({"dropout": 1.0}, "dropout"),
     ],
 )
@@ -86,7 +86,7 @@ def test_the_ends_of_ranges() -> None:
         ("optim.betas", (1.0, 0.9), "less"),
         ("optim.eps", 0.0, "more than 0"),
         ("timeout", 1e9, "10,000,000 or less"),
-        ("model.layers", 0, "1 or more"),
+        ("model.layers", 10_001, "10,000 or less"),
         ("data.batch_size", 0, "1 or more"),
         ("stability.min_loss_scale", 0.0, "more than 0"),
     ]:

@@ -6,42 +6,45 @@ from typing import Any, ClassVar, Literal, Self
 
 from gristmill.config import Range
 from gristmill.errors import UsageError, require
+from training.model.presets import find_preset
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder's sizes and the variants of its layers; `resolve` fills in the defaults that depend on others."""
+    """A decoder's sizes and the variants of its layers.
+
+    0 or None stands for the preset's value, and where it has none, for a default; `resolve` fills both in.
+    """
 
     RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_width"}
     RANGES: ClassVar[dict[str, Range]] = {
-        **dict.fromkeys(("layers", "heads"), Range(1, 10_000)),
-        **dict.fromkeys(("kv_heads", "head_dim"), Range(0, 10_000)),
-        "width": Range(1, 10_000_000),
-        "ffn_width": Range(0, 10_000_000),
+        **dict.fromkeys(("layers", "heads", "kv_heads", "head_dim"), Range(0, 10_000)),
+        **dict.fromkeys(("width", "ffn_width"), Range(0, 10_000_000)),
         **dict.fromkeys(("vocab_size", "context"), Range(0, 2**31 - 1)),
         "dropout": Range(0, 1),
-        **dict.fromkeys(("rope_base", "norm_eps"), Range(0, above=True)),
-        "init_std": Range(0),
+        **dict.fromkeys(("rope_base", "norm_eps", "init_std"), Range(0)),
     }
 
-    preset: Literal["llama", "gpt2"] = "llama"
-    """Sets the default of norm, positions, mlp, bias and tied."""
-    layers: int = 4
-    """Number of decoder blocks."""
-    width: int = 256
-    """Features of the residual stream (d_model)."""
-    heads: int = 4
-    """Query heads."""
+    preset: str = "llama"
+    """Sets the defaults of the other options: a family (llama, gpt2), or a published model such as gpt2-124m."""
+    layers: int = 0
+    """Number of decoder blocks; 0: the preset's, of llama and gpt2 4."""
+    width: int = 0
+    """Features of the residual stream (d_model); 0: the preset's, of llama and gpt2 256."""
+    heads: int = 0
+    """Query heads; 0: the preset's, of llama and gpt2 4."""
     kv_heads: int = 0
-    """Key and value heads, each shared by heads / kv_heads query heads (grouped-query attention); 0: heads."""
+    """Key and value heads, each shared by heads / kv_heads query heads (grouped-query attention); 0: the preset's, or
+    heads."""
     head_dim: int = 0
-    """Features of each head; 0: width / heads."""
+    """Features of each head; 0: the preset's, or width / heads."""
     ffn_width: int = 0
-    """Features inside the MLP (d_ff); 0: 4 x width, or for swiglu 8/3 x width rounded up to a multiple of 32."""
+    """Features inside the MLP (d_ff); 0: the preset's, or 4 x width, for swiglu 8/3 x width rounded up to a multiple
+    of 32."""
     vocab_size: int = 0
-    """Size of the vocabulary; 0: the tokenizer's."""
+    """Size of the vocabulary; 0: the preset's, or the tokenizer's."""
     context: int = 0
-    """Longest sequence that learned positions can encode; 0: data.seq_len."""
+    """Longest sequence that learned positions can encode; 0: the preset's, or data.seq_len."""
     norm: Literal["rms", "layer"] | None = None
     """RMSNorm or LayerNorm, before each sublayer and before the output matrix (pre-norm)."""
     positions: Literal["rope", "learned"] | None = None
@@ -60,40 +63,45 @@ class ModelConfig:
     """Tie the output matrix to the token embedding."""
     dropout: float = 0.0
     """Dropout probability, for the embedding, the attention weights and each sublayer's output."""
-    rope_base: float = 10_000.0
-    """Base of the rotary frequencies (theta)."""
-    norm_eps: float = 1e-5
-    """Epsilon of the norms."""
-    init_std: float = 0.02
-    """Standard deviation of the initial weights."""
+    rope_base: float = 0.0
+    """Base of the rotary frequencies (theta); 0: the preset's, of llama 10,000."""
+    norm_eps: float = 0.0
+    """Epsilon of the norms; 0: the preset's, of llama and gpt2 1e-5."""
+    init_std: float = 0.0
+    """Standard deviation of the initial weights; 0: the preset's, 0.02."""
 
     def resolve(self, vocab_size: int, seq_len: int) -> "ModelConfig":
         """Return a copy with every None and 0 default filled in. Raises UsageError if the sizes do not fit together."""
+        given = self._with_preset()
+        sizes = (given.layers, given.width, given.heads)
+        require(min(sizes) > 0, f"model.layers, width and heads are {sizes}; wanted every one above 0")
         require(
-            self.head_dim > 0 or self.heads == 0 or self.width % self.heads == 0,
-            f"model.width {self.width} is not divisible by model.heads {self.heads}; try --model.width "
-            f"{-(-self.width // max(1, self.heads)) * self.heads}, or give --model.head_dim",
+            given.head_dim > 0 or given.width % given.heads == 0,
+            f"model.width {given.width} is not divisible by model.heads {given.heads}; try --model.width "
+            f"{-(-given.width // given.heads) * given.heads}, or give --model.head_dim",
         )
-        full = self._complete(vocab_size, seq_len)
+        full = given._complete(vocab_size, seq_len)
         full.check(vocab_size, seq_len)
         return full
 
+    def _with_preset(self) -> Self:
+        """Fill in the preset's values."""
+        defaults = {field.name: field.default for field in fields(self)}
+        options = find_preset(self.preset).options.items()
+        return replace(self, **{key: value for key, value in options if getattr(self, key) == defaults[key]})
+
     def _complete(self, vocab_size: int, seq_len: int) -> Self:
-        """Fill in every default, and check nothing."""
-        parts = {key: value for key, value in PRESETS[self.preset].items() if getattr(self, key) is None}
-        full = replace(self, **parts)
-        biases = ("qkv_bias", "out_bias", "mlp_bias")
-        given: dict[str, Any] = {
-            name: full.bias if getattr(self, name) is None else getattr(self, name) for name in biases
-        }
+        """Fill in every default that is no preset's, and check nothing."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("qkv_bias", "out_bias", "mlp_bias")}
+        given = {name: self.bias if value is None else value for name, value in given.items()}
         gated = -(-8 * self.width // 3 // 32) * 32
         return replace(
-            full,
+            self,
             **given,
-            bias=full.bias if full.norm == "layer" else all(given.values()),  # it has no other effect then
+            bias=self.bias if self.norm == "layer" else all(given.values()),  # it has no other effect then
             kv_heads=self.kv_heads or self.heads,
             head_dim=self.head_dim or self.width // max(1, self.heads),
-            ffn_width=self.ffn_width or (gated if full.is_gated else 4 * self.width),
+            ffn_width=self.ffn_width or (gated if self.is_gated else 4 * self.width),
             vocab_size=self.vocab_size or vocab_size,
             context=self.context or seq_len,
         )
@@ -122,7 +130,7 @@ class ModelConfig:
         newer: dict[str, Any] = {
             field.name: field.default for field in fields(self) if field.name not in _ALWAYS_RECORDED
         }
-        plain = replace(self, **newer, preset="llama")._complete(self.vocab_size, self.context)
+        plain = replace(self, **newer, preset="llama")._with_preset()._complete(self.vocab_size, self.context)
         found = asdict(self)
         return {key: value for key, value in found.items() if key not in newer or value != getattr(plain, key)}
 
@@ -130,14 +138,14 @@ class ModelConfig:
     def from_record(cls, values: Mapping[str, Any]) -> Self:
         """The resolved configuration in a record. Raises UsageError for fields unknown to this version."""
         try:
-            plain = cls(**{**values, "preset": "llama"})._complete(0, 0)
+            plain = cls(**{**values, "preset": "llama"})._with_preset()._complete(0, 0)
         except TypeError as error:
             raise UsageError(f"the checkpoint was saved by a version with other model options ({error})") from error
         return replace(plain, preset=values.get("preset", "llama"))
 
     def check(self, vocab_size: int, seq_len: int) -> None:
         """Raise UsageError unless this resolved configuration fits the tokenizer and the sequence length."""
-        sizes = (self.layers, self.width, self.heads, self.kv_heads, self.ffn_width, self.vocab_size, self.context)
+        sizes = (self.kv_heads, self.head_dim, self.ffn_width, self.vocab_size, self.context)
         require(min(sizes) > 0, f"model sizes are {sizes}; wanted every one above 0")
         require(
             self.heads % self.kv_heads == 0,
@@ -150,11 +158,11 @@ class ModelConfig:
         )
         require(
             self.vocab_size >= vocab_size,
-            f"model.vocab_size {self.vocab_size} is below the tokenizer's {vocab_size}; raise it, or leave it at 0",
+            f"model.vocab_size {self.vocab_size} is below the tokenizer's {vocab_size}; try --model.vocab_size {vocab_size}",
         )
         require(
             self.context >= seq_len,
-            f"model.context {self.context} is below data.seq_len {seq_len}; raise it, or leave it at 0",
+            f"model.context {self.context} is below data.seq_len {seq_len}; try --model.context {seq_len}",
         )
         require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}; wanted 0 <= dropout < 1")
 
@@ -164,10 +172,3 @@ _ALWAYS_RECORDED = frozenset({
     "preset", "layers", "width", "heads", "kv_heads", "ffn_width", "vocab_size", "context", "norm", "positions", "mlp",
     "bias", "tied", "dropout", "rope_base", "norm_eps", "init_std",
 })  # fmt: skip
-
-PRESETS: dict[str, dict[str, Any]] = {
-    # Touvron et al. 2023, "LLaMA", section 2.2
-    "llama": {"norm": "rms", "positions": "rope", "mlp": "swiglu", "bias": False, "tied": False},
-    # Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3
-    "gpt2": {"norm": "layer", "positions": "learned", "mlp": "gelu", "bias": True, "tied": True},
-}

@@ -1,0 +1,53 @@
+"""Presets: options of the decoder by name, for families of models and for published models."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Values of ModelConfig's fields that a run does not give itself."""
+
+    options: Mapping[str, Any]
+    parameters: int = 0
+    """The published count; 0 for a family, whose sizes are ours."""
+    source: str = ""
+    """Where the sizes and the count are from."""
+
+
+def find_preset(name: str) -> Preset:
+    """The preset of this name. Raises UsageError for an unknown one, naming the most similar."""
+    if name not in PRESETS:
+        nearest = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.3)
+        advice = f"did you mean {nearest[0]}? There are" if nearest else "wanted one of"
+        raise UsageError(f"model.preset is {name!r}, and there is no such preset; {advice} {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+_SIZES = {"layers": 4, "width": 256, "heads": 4, "rope_base": 10_000.0, "norm_eps": 1e-5, "init_std": 0.02}
+# Touvron et al. 2023, "LLaMA", section 2.2
+LLAMA = {**_SIZES, "norm": "rms", "positions": "rope", "mlp": "swiglu", "bias": False, "tied": False}
+# Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3
+GPT2 = {**_SIZES, "norm": "layer", "positions": "learned", "mlp": "gelu", "bias": True, "tied": True}
+
+PRESETS: dict[str, Preset] = {
+    "llama": Preset(LLAMA),
+    "gpt2": Preset(GPT2),
+    "gpt2-124m": Preset(
+        {**GPT2, "layers": 12, "width": 768, "heads": 12, "vocab_size": 50_257, "context": 1024},
+        124_439_808,
+        "config.json of openai-community/gpt2",
+    ),
+    "llama-2-7b": Preset(
+        {
+            **LLAMA, "layers": 32, "width": 4096, "heads": 32, "ffn_width": 11_008, "vocab_size": 32_000,
+            "context": 4096,
+        },
+        6_738_415_616,
+        "config.json of meta-llama/Llama-2-7b-hf",
+    ),
+}  # fmt: skip
