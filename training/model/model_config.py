@@ -158,7 +158,8 @@ class ModelConfig:
         )
         require(
             self.vocab_size >= vocab_size,
-            f"model.vocab_size {self.vocab_size} is below the tokenizer's {vocab_size}; try --model.vocab_size {vocab_size}",
+            f"model.vocab_size {self.vocab_size} is below the tokenizer's {vocab_size}; "
+            f"try --model.vocab_size {vocab_size}",
         )
         require(
             self.context >= seq_len,
