@@ -21,8 +21,9 @@ from training.model.batch import Batch
 from training.model.decoder import Decoder, meta_decoder
 from training.model.embedding import Head
 from training.model.model_config import ModelConfig
+from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
-from training.optim.optimizer import Optimizer, build_optimizer
+from training.optim.optimizer import Optimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize

@@ -82,6 +82,12 @@ class TrainConfig:
             "init_from and branch_from are both given: a run starts from one checkpoint; try one of them",
         )
         self.stability.check()
+        require(
+            self.optim.name != "muon" or self.memory.optimizer == self.memory.parameters == "device",
+            f"optim.name muon with memory.optimizer {self.memory.optimizer} and memory.parameters "
+            f"{self.memory.parameters}: Muon orthogonalises whole matrices on the device; "
+            "try --memory.optimizer device --memory.parameters device, or --optim.name adamw",
+        )
         self.memory.check(self.parallel.zero)
         require(
             not self.parallel.reduce_bf16 or self.precision == "bf16",

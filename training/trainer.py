@@ -22,7 +22,7 @@ from training.data.shard_verifier import ShardVerifier
 from training.distributed.hang_detection import is_peer_failure
 from training.distributed.mesh import build_world, main_only
 from training.model.decoder import flops_per_token, meta_decoder
-from training.optim.optimizer import build_optimizer
+from training.optim.build_optimizer import build_optimizer
 from training.optim.schedule import learning_rate
 from training.optim.stability import Stability
 from training.parallel.gradients import scale_gradients, squared_grad_norm
@@ -33,6 +33,7 @@ from training.reporting.sample import Sampler
 from training.reporting.summary import Summary, write_summary
 from training.reporting.throughput import ThroughputMeter, peak_flops
 from training.run_plan import RunPlan
+from training.sharding.axis import JointAxis
 
 _WAIT_SECONDS = 1.0  # of one rank for its shards, between two messages to the others: below every timeout
 
@@ -62,7 +63,10 @@ class Trainer:
             decoder, self.layout, world, config.seed, config.precision, plan.memory, config.compile
         )
         updated = self.model.files.after_update if self.model.files is not None else None
-        self.optimizer = build_optimizer(self.model.params, config.optim, plan.memory, world.rank, after_update=updated)
+        holders = self.model.matrix_holders() if config.optim.name == "muon" else JointAxis()
+        self.optimizer = build_optimizer(
+            self.model.params, config.optim, plan.memory, world.rank, after_update=updated, holders=holders
+        )
         self.stability = Stability(config.stability, config.precision)
 
         peak = peak_flops(device, config.precision, config.metrics.peak_tflops, world.size)

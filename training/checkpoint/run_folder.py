@@ -24,7 +24,10 @@ _RENAMED = {
     for old, new in options.RENAMED.items()
 }
 # what releases before an option did, whose folders do not name it
-_BEFORE = {"data.order": "randperm", **{f"optim.{option.name}": option.default for option in fields(OptimConfig)}}
+_BEFORE = {
+    "data.order": "randperm",
+    **{f"optim.{option.name}": json.loads(json.dumps(option.default)) for option in fields(OptimConfig)},
+}
 _FALLING = ("cosine", "linear")  # schedules of which another decay_steps changes every rate
 
 

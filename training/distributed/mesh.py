@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gristmill.errors import GristmillError, UsageError
 from training.distributed.layout import ParallelConfig
 from training.kernels.dispatch import kernels_for
-from training.sharding.axis import Axes, Axis
+from training.sharding.axis import Axes, Axis, JointAxis
 
 Result = TypeVar("Result")
 
@@ -57,6 +57,17 @@ class World:
     def axis(self, name: str) -> Axis:
         """The axis "pp", "replicate", "shard" or "tp"."""
         return self.axes[name]
+
+    def joint_axis(self, *names: str) -> JointAxis:
+        """Several axes, in the order of the mesh, as one; collective if more than one has several ranks."""
+        axes = tuple(self.axes[name] for name in names)
+        longer = [axis for axis in axes if axis.size > 1]
+        if len(longer) < 2:
+            return JointAxis(axes, longer[0].group if longer else None)
+        dims = [AXES.index(name) for name in names]
+        lines = self.mesh.mesh.movedim(dims, list(range(-len(dims), 0))).flatten(-len(dims)).flatten(0, -2).tolist()
+        group = dist.new_subgroups_by_enumeration(lines, timeout=self.timeout, group_desc=" x ".join(names))[0]
+        return JointAxis(axes, group)
 
     @property
     def dp_size(self) -> int:

@@ -6,13 +6,14 @@ from typing import ClassVar, Literal
 
 from gristmill.config import INT64, Range
 from gristmill.errors import require
+from training.optim.model_parts import MATRICES, Part, part_of
 
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW with linear warm-up and a decay of the learning rate, and gradient clipping."""
+    """AdamW or Muon, with linear warm-up and a decay of the learning rate, and gradient clipping."""
 
     RENAMED: ClassVar[dict[str, str]] = {"clip": "max_grad_norm"}
     RANGES: ClassVar[dict[str, Range]] = {
@@ -20,11 +21,13 @@ class OptimConfig:
         **dict.fromkeys(("warmup_steps", "decay_steps", "cooldown_steps"), Range(0, INT64)),
         **dict.fromkeys(("lr", "eps"), Range(0, above=True)),
         **dict.fromkeys(("min_lr", "weight_decay", "max_grad_norm"), Range(0)),
+        "muon_momentum": Range(0, math.nextafter(1, 0)),
         "betas": Range(0, math.nextafter(1, 0)),
     }
 
-    name: Literal["adamw", "sgd"] = "adamw"
-    """sgd: no momentum, no weight decay; for tests, as AdamW hides errors in a gradient's scale."""
+    name: Literal["adamw", "muon", "sgd"] = "adamw"
+    """muon: Muon for the matrices of the blocks and AdamW for all else, with AdamW's lr and weight_decay. sgd: no
+    momentum, no weight decay; for tests, as AdamW hides errors in a gradient's scale."""
     steps: int = 1000
     """Training steps of the whole run, including those before a resume."""
     lr: float = 1e-3
@@ -44,11 +47,16 @@ class OptimConfig:
     """Step at which the learning rate has decayed to min_lr, where it stays; 0: optim.steps. A run that is made longer
     needs it: that of the run before keeps its learning rate, another one changes it from the next step on."""
     weight_decay: float = 0.1
-    """Weight decay of matrices; biases and norms do not decay."""
+    """Weight decay of the parts of the model that decay_parts names."""
+    decay_parts: tuple[Part, ...] = MATRICES
+    """Parts of the model that decay. hidden: matrices of the blocks; embeddings: of tokens and positions, and a tied
+    output matrix; head: an untied output matrix; norms; biases."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of AdamW's two moments."""
     eps: float = 1e-8
     """Epsilon of AdamW's denominator."""
+    muon_momentum: float = 0.95
+    """Decay rate of Muon's momentum."""
     max_grad_norm: float = 1.0
     """Maximum gradient norm: the 2-norm over all parameters; 0 disables clipping."""
 
@@ -56,6 +64,10 @@ class OptimConfig:
     def last_decay_step(self) -> int:
         """`decay_steps`, or `steps` where that is 0."""
         return self.decay_steps or self.steps
+
+    def decays(self, name: str, global_shape: tuple[int, ...]) -> bool:
+        """True if a parameter decays."""
+        return part_of(name, global_shape) in self.decay_parts
 
     def check(self) -> None:
         """Raise UsageError for a decay that does not fit the schedule or the run."""

@@ -1,13 +1,12 @@
-"""AdamW and SGD over the shards that a rank updates."""
+"""AdamW and SGD over the shards that a rank updates, and several optimizers as one."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from training.memory.memory_config import MemoryConfig
-from training.optim.flat_buckets import BUCKET_NUMEL, Bucket, ParamsInPlace, ParamsStagedOnCPU, plan_buckets
-from training.optim.moments import Moments, MomentsInMemory, MomentsOnDisk
+from training.optim.flat_buckets import Bucket, ParamsInPlace, ParamsStagedOnCPU
+from training.optim.moments import Moments
 from training.optim.optim_config import OptimConfig
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -27,7 +26,7 @@ class Optimizer:
         self.after_update = after_update or (lambda *_: None)
         self.updates = 0
         """Steps taken; to be set when states are loaded."""
-        self.unique = _unique_params(params)
+        self.unique = unique_params(params)
         first = {param.name: param for param in self.unique}
         pairs = [(param, first[param.name]) for param in self.params if param.local.numel()]
         self._tied = [(copy, source) for copy, source in pairs if copy.local is not source.local]
@@ -82,7 +81,7 @@ class SGD(Optimizer):
 
 
 class AdamW(Optimizer):
-    """AdamW (Loshchilov & Hutter 2019, algorithm 2); matrices decay, norms and biases do not.
+    """AdamW (Loshchilov & Hutter 2019, algorithm 2); the parts of the model that `config` names decay.
 
     `moments` stores the states, `values` fetches a bucket's parameters and gradients. Bitwise equal to
     torch.optim.AdamW(fused=True), for any sharding and any buckets.
@@ -100,7 +99,7 @@ class AdamW(Optimizer):
         super().__init__(params, after_update)
         self.config, self.buckets = config, buckets
         self._moments, self._values = moments, values
-        self._decays = [len(param.spec.global_shape) >= 2 for param in self.unique]
+        self._decays = [config.decays(param.name, param.spec.global_shape) for param in self.unique]
 
     def _update(self, lr: float) -> None:
         self._prefetch(0)
@@ -172,41 +171,36 @@ class AdamW(Optimizer):
         self._moments.close()
 
 
-def build_optimizer(
-    params: Sequence[ShardedParameter],
-    config: OptimConfig,
-    memory: MemoryConfig | None = None,
-    rank: int = 0,
-    bucket_numel: int = BUCKET_NUMEL,
-    after_update: AfterUpdate | None = None,
-) -> Optimizer:
-    """Build the optimizer `config.name`, with its states in the storage of `memory.optimizer`.
+class OptimizerByPart(Optimizer):
+    """Several optimizers, each of some of the parameters, as one."""
 
-    On disk, files are in memory.folder/rank-00000 and so on, with a few buckets of `bucket_numel` elements in memory
-    at a time. `after_update` is called for each updated part of a parameter, in order. Raises OutputError if the
-    disk is full.
-    """
-    if config.name == "sgd":
-        return SGD(params, after_update)
-    memory = memory or MemoryConfig()
-    unique = _unique_params(params)
-    kinds = {(param.local.dtype, param.local.device) for param in unique} or {(torch.float32, torch.device("cpu"))}
-    assert len(kinds) == 1, f"the parameters differ in dtype or device: {kinds}"
-    dtype, device = kinds.pop()
-    staged = memory.optimizer != "device" and device.type != "cpu"
-    in_buckets = staged or memory.optimizer == "disk" or after_update is not None
-    total, buckets = plan_buckets([param.local.numel() for param in unique], bucket_numel if in_buckets else None)
-    values = ParamsStagedOnCPU(unique, buckets, dtype) if staged else ParamsInPlace(unique, buckets)
-    moments: Moments
-    if memory.optimizer == "disk":
-        assert memory.folder is not None, "memory.folder must be set"
-        moments = MomentsOnDisk(memory.folder / f"rank-{rank:05d}", total, buckets, dtype)
-    else:
-        moments = MomentsInMemory(total, buckets, dtype, torch.device("cpu") if staged else device)
-    return AdamW(params, config, buckets, moments, values, after_update)
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = parts
+        super().__init__([param for part in parts for param in part.params])
+
+    def step(self, lr: float) -> None:
+        for part in self.parts:
+            part.updates = self.updates
+            part.step(lr)
+        self.updates += 1
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(part.memory_bytes for part in self.parts)
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        return {name: states for part in self.parts for name, states in part.moments().items()}
+
+    def after_load(self) -> None:
+        for part in self.parts:
+            part.after_load()
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
 
 
-def _unique_params(params: Sequence[ShardedParameter]) -> list[ShardedParameter]:
+def unique_params(params: Sequence[ShardedParameter]) -> list[ShardedParameter]:
     """The first parameter of each name; those whose shard on this rank is empty are left out."""
     found: dict[str, ShardedParameter] = {}
     for param in params:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from training.distributed.collectives import all_gather
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import World
+from training.distributed.mesh import AXES, World
 from training.memory.offload_parameters import ParametersOnDisk
 from training.model.batch import Batch
 from training.model.decoder import Decoder
@@ -18,7 +18,7 @@ from training.model.model_config import ModelConfig
 from training.parallel.data_parallel import GradReducer
 from training.parallel.fsdp import reshard
 from training.parallel.gradients import RemainingSums
-from training.sharding.axis import Axes
+from training.sharding.axis import Axes, JointAxis
 from training.sharding.shard_spec import shard_range
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -94,6 +94,11 @@ class ParallelModel:
         """Accept parameters that were written other than by an update: by initialization or a checkpoint."""
         if self.files is not None:
             self.files.after_load()
+
+    def matrix_holders(self) -> JointAxis:
+        """The axes along which matrices are sharded: the ranks that hold whole ones together; collective."""
+        names = {name for param in self.params for name in param.placement.shard}
+        return self.world.joint_axis(*(name for name in AXES if name in names))
 
     def verify_params(self) -> None:
         """Raise InputError if parameters on disk changed since their last update; call it before saving."""

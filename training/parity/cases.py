@@ -45,8 +45,8 @@ class Case:
     heads: int = 48
     dropout: float = 0.0
     init_std: float = 0.2
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    """adamw: with weight decay and clipped gradients."""
+    optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
+    """adamw, muon: with weight decay and clipped gradients."""
     offload: OffloadTarget = "device"
     """Storage of AdamW's moments, and with ZeRO-3 of the parameters too."""
     compiled: bool = False

@@ -25,7 +25,7 @@ Options = dict[str, Any]
 
 def feature_cases(device: Literal["cpu", "cuda"] = "cpu") -> tuple[list[Case], list[str]]:
     """All cases with an independent reference; also a line for each that this machine cannot run."""
-    asked = [*_single_cases(), *_adamw_cases(device), *_half_precision_cases()]
+    asked = [*_single_cases(), *_adamw_cases(device), *_muon_cases(device), *_half_precision_cases()]
     skipped = []
     if transformers_is_installed():
         asked += [(preset, _ONE, {"reference": "transformers", "dropout": 0.0}) for preset in _PRESETS]
@@ -71,6 +71,15 @@ def _adamw_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]
     for target in targets:
         for layout in (_ONE, ParallelConfig(dp=2, zero=3)):
             yield "gpt2", layout, {"optimizer": "adamw", "offload": target}
+
+
+def _muon_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """Muon with clipping under layouts that shard matrices by rows, by columns, by both, and unevenly."""
+    if device == "cuda":
+        return  # where it orthogonalises in bf16, and the reference in float64
+    layouts = [ParallelConfig(dp=3, zero=1), ParallelConfig(dp=2, zero=2), ParallelConfig(tp=2, dp=2, zero=3), _3D]
+    for layout in (_ONE, *layouts):
+        yield "llama", layout, {"optimizer": "muon"}
 
 
 def _half_precision_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:

@@ -4,7 +4,6 @@ Both train in one process in float64, from the case's initial weights and on its
 """
 
 import importlib.util
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from training.model.decoder import meta_decoder
 from training.model.initialize import init_shard
 from training.parity.cases import Case
 from training.parity.plain_decoder import IGNORED, PlainDecoder, PlainSizes
+from training.parity.plain_muon import PlainMuon
 from training.parity.worker import ADAMW, LOGIT_POSITIONS, LR, SEED, STEPS, global_batch
 from training.sharding.shard_spec import ShardSpec
 
@@ -43,7 +43,7 @@ class GlobalResult:
 def run_reference(case: Case) -> GlobalResult:
     """Train the case's reference; `case.reference` says which. Runs in one process, on the CPU."""
     model = _Transformers(case) if case.reference == "transformers" else _Plain(case)
-    optimizer = _optimizer(case, model.parameters)
+    optimizer = _optimizer(case, model)
     losses, gradients = [], {}
     for step in range(STEPS):
         batch, targets = global_batch(case, step)
@@ -53,7 +53,7 @@ def run_reference(case: Case) -> GlobalResult:
         losses.append(loss.detach())
         if step == 0:
             gradients = {name: grad.clone() for name, grad in model.named("grad").items()}
-        if case.optimizer == "adamw":
+        if case.optimizer != "sgd":
             torch.nn.utils.clip_grad_norm_(model.parameters, ADAMW.max_grad_norm)
         optimizer.step()
     batch, targets = global_batch(case, STEPS)
@@ -139,12 +139,20 @@ def _initial_weights(case: Case) -> Named:
     return found
 
 
-def _optimizer(case: Case, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """torch's plain SGD, or its AdamW, with which matrices decay and norms and biases do not."""
+def _optimizer(case: Case, model: "_Plain | _Transformers") -> "torch.optim.Optimizer | PlainMuon":
+    """torch's plain SGD, or its AdamW, with which matrices decay and norms and biases do not; or plain Muon."""
     if case.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=LR)
+        return torch.optim.SGD(model.parameters, lr=LR)
+    matrices: list[Tensor] = []
+    if case.optimizer == "muon":
+        assert isinstance(model, _Plain)
+        matrices = [w for name, w in model.weights.items() if name.startswith("blocks.") and w.ndim == 2]
+    rest = [w for w in model.parameters if not any(w is matrix for matrix in matrices)]
     groups = [
-        {"params": [p for p in parameters if (p.ndim >= 2) is matrices], "weight_decay": decay}
-        for matrices, decay in ((True, ADAMW.weight_decay), (False, 0.0))
+        {"params": [p for p in rest if (p.ndim >= 2) is decays], "weight_decay": decay}
+        for decays, decay in ((True, ADAMW.weight_decay), (False, 0.0))
     ]
-    return torch.optim.AdamW(groups, lr=ADAMW.lr, betas=ADAMW.betas, eps=ADAMW.eps)
+    adamw = torch.optim.AdamW(groups, lr=ADAMW.lr, betas=ADAMW.betas, eps=ADAMW.eps)
+    if case.optimizer == "adamw":
+        return adamw
+    return PlainMuon(matrices, adamw, ADAMW.lr, ADAMW.weight_decay, ADAMW.muon_momentum)

@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,8 +18,8 @@ from training.kernels.precision import COMPUTE_DTYPES, accumulation_dtype
 from training.memory.memory_config import MemoryConfig, OffloadTarget
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
+from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
-from training.optim.optimizer import build_optimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
@@ -28,6 +28,7 @@ from training.parallel.pipeline_stages import stage_layers
 from training.parity.cases import SEQ_LEN, VOCAB_SIZE, Case
 from training.parity.traffic import Traffic, TrafficCounter
 from training.parity.traffic_theory import Coordinates, TrafficInputs, expected_traffic
+from training.sharding.axis import JointAxis
 from training.sharding.shard_spec import ShardSpec
 
 STEPS = 3
@@ -98,9 +99,13 @@ class _Run:
             meta_decoder(case.model), case.layout, self.world, SEED, case.precision, memory, case.compiled
         )
         self.optimizer = None
-        if case.optimizer == "adamw":
+        if case.optimizer != "sgd":
             updated = model.files.after_update if model.files is not None else None
-            self.optimizer = build_optimizer(model.params, ADAMW, memory, self.world.rank, _BUCKET_NUMEL, updated)
+            holders = model.matrix_holders() if case.optimizer == "muon" else JointAxis()
+            options = replace(ADAMW, name=case.optimizer)
+            self.optimizer = build_optimizer(
+                model.params, options, memory, self.world.rank, _BUCKET_NUMEL, updated, holders
+            )
 
     def result(self) -> RankResult:
         """Train, evaluate, and copy the results to the CPU."""

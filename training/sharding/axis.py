@@ -1,7 +1,8 @@
-"""Axis: one dimension of the mesh of ranks, as one rank sees it."""
+"""Axis: one dimension of the mesh of ranks, as one rank sees it, or several as one."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import torch.distributed as dist
 
@@ -21,3 +22,34 @@ class Axis:
 
 Axes = Mapping[str, Axis]
 """The axes of a mesh, by name."""
+
+
+@dataclass(frozen=True)
+class JointAxis:
+    """Several axes as one, the last of them innermost; `group` has the ranks along all of them.
+
+    By default no axis: this rank alone. `group` is None where the size is 1.
+    """
+
+    axes: tuple[Axis, ...] = ()
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def size(self) -> int:
+        return prod(axis.size for axis in self.axes)
+
+    @property
+    def rank(self) -> int:
+        """This rank's index along the joint axis."""
+        found = 0
+        for axis in self.axes:
+            found = found * axis.size + axis.rank
+        return found
+
+    def at(self, rank: int) -> Axes:
+        """The axes as the rank of that index sees them, by name."""
+        found = {}
+        for axis in reversed(self.axes):
+            found[axis.name] = replace(axis, rank=rank % axis.size)
+            rank //= axis.size
+        return found

@@ -28,8 +28,8 @@ from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world, init_distributed
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
+from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
-from training.optim.optimizer import build_optimizer
 from training.parallel.parallelize import parallelize
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter

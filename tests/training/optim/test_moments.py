@@ -14,10 +14,11 @@ from torch import nn
 from gristmill.errors import InputError, OutputError
 from training.distributed.rank_pool import RankError
 from training.memory.memory_config import MemoryConfig
+from training.optim.build_optimizer import build_optimizer
 from training.optim.flat_buckets import ALIGNMENT, plan_buckets
 from training.optim.moments import MomentsOnDisk
 from training.optim.optim_config import OptimConfig
-from training.optim.optimizer import Optimizer, build_optimizer
+from training.optim.optimizer import Optimizer
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
-from training.optim.optimizer import build_optimizer
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ import training.model.attention
 import training.model.layers
 import training.model.mlp
 import training.model.positions
+import training.optim.muon
 import training.parity.plain_decoder
+import training.parity.plain_muon
 import training.parity.worker
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
@@ -28,7 +31,9 @@ from training.model.dropout import Dropout
 from training.model.layers import RMSNorm
 from training.model.positions import PositionEmbedding
 from training.optim.moments import MomentsOnDisk
+from training.optim.muon import Muon
 from training.optim.optimizer import AdamW
+from training.optim.whole_matrices import WholeMatrices
 from training.parallel.parallel_model import ParallelModel
 from training.parity.cases import Case
 from training.parity.comparison import Certifier, limits
@@ -51,8 +56,9 @@ def test_training_agrees_with_an_independent_reference(certifier: Certifier, cho
     assert row.passed, row.reason
 
 
-def test_the_plain_decoder_imports_nothing_of_the_trainer() -> None:
-    tree = ast.parse(Path(training.parity.plain_decoder.__file__).read_text())
+@pytest.mark.parametrize("reference", [training.parity.plain_decoder, training.parity.plain_muon])
+def test_the_references_import_nothing_of_the_trainer(reference: ModuleType) -> None:
+    tree = ast.parse(Path(str(reference.__file__)).read_text())
     modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     modules += [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
     assert {str(module).partition(".")[0] for module in modules} <= {*sys.stdlib_module_names, "numpy", "torch"}
@@ -245,6 +251,33 @@ def moments_not_written(patch: Patch) -> None:
     patch.setattr(MomentsOnDisk, "write_back", lambda self, index: None)
 
 
+def muon_scale_wrong(patch: Patch) -> None:
+    patch.setattr(training.optim.muon, "_RMS", 0.1)
+
+
+def muon_iterates_less(patch: Patch) -> None:
+    patch.setattr(training.optim.muon, "_ITERATIONS", 4)
+
+
+def pieces_orthogonalised_alone(patch: Patch) -> None:
+    def each(self: WholeMatrices, piece: Any, function: Callable[[Tensor], Tensor], use: Any) -> None:
+        for i in range(len(self.matrices)):
+            use(i, function(piece(i)))
+
+    patch.setattr(WholeMatrices, "map", each)
+
+
+def momentum_forgotten(patch: Patch) -> None:
+    right = Muon._update
+
+    def fresh(self: Muon, lr: float) -> None:
+        for momentum in self._momentum:
+            momentum.zero_()
+        right(self, lr)
+
+    patch.setattr(Muon, "_update", fresh)
+
+
 def run_with_fault(name: str, chosen: Case) -> RankResult:
     with pytest.MonkeyPatch.context() as patch:
         FAULTS[name][0](patch)
@@ -255,6 +288,7 @@ ONE = ParallelConfig()
 LLAMA, GPT2 = feature_case("llama", ONE), feature_case("gpt2", ONE)
 DRY = feature_case("gpt2", ONE, dropout=0.0)
 ADAMW = feature_case("gpt2", ONE, optimizer="adamw")
+MUON = feature_case("llama", ONE, optimizer="muon")
 FAULTS: dict[str, tuple[Callable[[Patch], None], Case, str]] = {
     "mask removed": (mask_removed, LLAMA, "loss"),
     "mask removed, GPT-2": (mask_removed, DRY, "loss"),
@@ -286,6 +320,12 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], Case, str]] = {
     ),
     "norms decay": (norms_decay, ADAMW, "weight"),
     "bias correction late": (bias_correction_late, ADAMW, "weight"),
+    "Muon's scale wrong": (muon_scale_wrong, MUON, "weight"),
+    "Muon iterates less": (muon_iterates_less, MUON, "weight"),
+    "Muon's momentum forgotten": (momentum_forgotten, MUON, "weight"),
+    "pieces orthogonalised alone": (
+        pieces_orthogonalised_alone, feature_case("llama", ParallelConfig(dp=2, zero=1), optimizer="muon"), "weight",
+    ),
     "moments not written": (
         moments_not_written, feature_case("gpt2", ONE, optimizer="adamw", offload="disk"), "weight",
     ),

@@ -1,0 +1,68 @@
+"""Builds the optimizer that the options name, with its states in the storage that they name."""
+
+from collections.abc import Sequence
+
+import torch
+
+from training.memory.memory_config import MemoryConfig
+from training.optim.flat_buckets import BUCKET_NUMEL, ParamsInPlace, ParamsStagedOnCPU, plan_buckets
+from training.optim.model_parts import part_of
+from training.optim.moments import Moments, MomentsInMemory, MomentsOnDisk
+from training.optim.muon import Muon
+from training.optim.optim_config import OptimConfig
+from training.optim.optimizer import SGD, AdamW, AfterUpdate, Optimizer, OptimizerByPart, unique_params
+from training.sharding.axis import JointAxis
+from training.sharding.sharded_parameter import ShardedParameter
+
+
+def build_optimizer(
+    params: Sequence[ShardedParameter],
+    config: OptimConfig,
+    memory: MemoryConfig | None = None,
+    rank: int = 0,
+    bucket_numel: int = BUCKET_NUMEL,
+    after_update: AfterUpdate | None = None,
+    holders: JointAxis = JointAxis(),
+) -> Optimizer:
+    """Build the optimizer `config.name`, with its states in the storage of `memory.optimizer`.
+
+    On disk, files are in memory.folder/rank-00000 and so on, with a few buckets of `bucket_numel` elements in memory
+    at a time. `after_update` is called for each updated part of a parameter, in order. `holders`: the ranks that hold
+    pieces of this one's matrices, which Muon gathers. Raises OutputError if the disk is full.
+    """
+    if config.name == "sgd":
+        return SGD(params, after_update)
+    memory = memory or MemoryConfig()
+    if config.name == "adamw":
+        return _build_adamw(params, config, memory, rank, bucket_numel, after_update)
+    matrices: list[ShardedParameter] = []
+    rest: list[ShardedParameter] = []
+    for param in params:
+        (matrices if part_of(param.name, param.spec.global_shape) == "hidden" else rest).append(param)
+    adamw = _build_adamw(rest, config, memory, rank, bucket_numel, after_update)
+    return OptimizerByPart([Muon(matrices, config, holders), adamw])
+
+
+def _build_adamw(
+    params: Sequence[ShardedParameter],
+    config: OptimConfig,
+    memory: MemoryConfig,
+    rank: int,
+    bucket_numel: int,
+    after_update: AfterUpdate | None,
+) -> AdamW:
+    unique = unique_params(params)
+    kinds = {(param.local.dtype, param.local.device) for param in unique} or {(torch.float32, torch.device("cpu"))}
+    assert len(kinds) == 1, f"the parameters differ in dtype or device: {kinds}"
+    dtype, device = kinds.pop()
+    staged = memory.optimizer != "device" and device.type != "cpu"
+    in_buckets = staged or memory.optimizer == "disk" or after_update is not None
+    total, buckets = plan_buckets([param.local.numel() for param in unique], bucket_numel if in_buckets else None)
+    values = ParamsStagedOnCPU(unique, buckets, dtype) if staged else ParamsInPlace(unique, buckets)
+    moments: Moments
+    if memory.optimizer == "disk":
+        assert memory.folder is not None, "memory.folder must be set"
+        moments = MomentsOnDisk(memory.folder / f"rank-{rank:05d}", total, buckets, dtype)
+    else:
+        moments = MomentsInMemory(total, buckets, dtype, torch.device("cpu") if staged else device)
+    return AdamW(params, config, buckets, moments, values, after_update)
