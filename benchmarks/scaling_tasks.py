@@ -20,7 +20,7 @@ from gristmill.engine.executors.local import Call
 from gristmill.engine.records import DoneRecord, OutputRecord
 from gristmill.engine.staging import _remote_ranges as ranges_read_by
 from gristmill.engine.task import Task
-from gristmill.io.token_shards import ShardRecord, SourceRecord
+from gristmill.io.token_manifest import ShardRecord, SourceRecord
 from preprocessing.mixing.drops import write_drops
 from preprocessing.mixing.mix import mix_group, write_manifest, write_weight_numbers
 from preprocessing.mixing.selection import choose_bin, find_kth

@@ -10,7 +10,7 @@ from tyro.conf import Positional
 
 from gristmill.counts import INCOMING, NOT_READ, READ, TOTAL, WRITTEN, Counts, Tally, file_columns, list_faults
 from gristmill.errors import ConservationError, GristmillError, InputError, UsageError, require, wrap_read_errors
-from gristmill.io.token_shards import Manifest
+from gristmill.io.token_manifest import Manifest
 from gristmill.storage.files import is_file, read_file, write_file
 
 FUNNEL_FILE = "funnel.json"

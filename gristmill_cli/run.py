@@ -17,7 +17,7 @@ from gristmill.engine.executors.work import Work
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.errors import InputError, OutputError
 from gristmill.io.files import STATE_DIR
-from gristmill.io.token_shards import Manifest
+from gristmill.io.token_manifest import Manifest
 from gristmill.storage.files import exists, remove_files, resolved, write_file
 from gristmill.storage.local import remove_partial_files
 from gristmill.urls import is_remote, spell_urls

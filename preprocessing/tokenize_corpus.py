@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -25,16 +26,17 @@ from gristmill.errors import UsageError
 from gristmill.io.documents import Document, list_corpus, paths_of
 from gristmill.io.files import is_unfinished, rejects_path
 from gristmill.io.readers import read_documents
-from gristmill.io.token_shards import (
+from gristmill.io.token_manifest import (
     MANIFEST,
+    SHARD_SUFFIXES,
     Manifest,
     ShardRecord,
     SourceRecord,
     TokenizerRecord,
-    TokenShardWriter,
     token_dtype,
     with_suffix,
 )
+from gristmill.io.token_shards import TokenShardWriter, write_sources
 from gristmill.io.writers import Rejects
 from gristmill.storage.files import is_file, remove_files
 from gristmill.storage.local import atomic_write, atomic_write_bytes, concatenate, sha256_file
@@ -44,7 +46,7 @@ from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_
 if TYPE_CHECKING:
     from preprocessing.tokenizer.encoder import Encoder
 
-STAGE = Stage("tokenize_corpus", version=1, libraries=("sentencepiece",))
+STAGE = Stage("tokenize_corpus", version=2, libraries=("sentencepiece",))
 DATA_PATH = "data_path.txt"
 _ESCAPED_SPACE = "\u2581"  # SentencePiece decodes it as a space, so that a text with it is not restored
 BATCH_CHARACTERS = 1 << 20  # characters encoded together
@@ -78,9 +80,9 @@ def tokenize_corpus(
 ) -> Counts:
     """Encode every document with a SentencePiece model into token shards that Megatron-LM reads.
 
-    Writes the shards tokens_00000.bin and .idx, tokens_00001.bin and so on; manifest.json with counts per source, a
-    checksum of each file and of the tokenizer; data_path.txt, for Megatron-LM's --data-path; and a copy of the
-    tokenizer. Each slice of the corpus is encoded into a part first; parts are temporary files.
+    Writes the shards tokens_00000.bin, .idx and .sources, tokens_00001.bin and so on; manifest.json with counts per
+    source, a checksum of each file and of the tokenizer; data_path.txt, for Megatron-LM's --data-path; and a copy of
+    the tokenizer. Each slice of the corpus is encoded into a part first; parts are temporary files.
 
     Args:
         input_dir: Corpus to tokenise: OUT/train_deduped or OUT/holdout.
@@ -104,7 +106,7 @@ def tokenize_corpus(
         STAGE, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, publishes=[out_dir]
     ) as run:
         _remove_unrecorded_shards(run, out_dir)
-        reject_unknown_files(out_dir, (), (".bin", ".idx"), run.ledger)
+        reject_unknown_files(out_dir, (), SHARD_SUFFIXES, run.ledger)
         facts = _read_facts(run, tokenizer)
         slices = cut_raw_corpus(run, files)
         encoded = read_slices(run, "encode", slices, lambda groups: _part_tasks(run, groups, tokenizer))
@@ -169,7 +171,7 @@ def _part_tasks(run: StageRun, groups: Sequence[SliceGroup], tokenizer: Path) ->
     """A task for each group of slices; its outputs are a part: a temporary shard."""
     for group in groups:
         prefix = run.work / "parts" / group[0].label
-        outputs = (with_suffix(prefix, ".bin"), with_suffix(prefix, ".idx"))
+        outputs = tuple(with_suffix(prefix, suffix) for suffix in SHARD_SUFFIXES)
         arguments = {"group": group, "tokenizer": tokenizer, "tokens": outputs[0]}
         yield Task(group[0].label, encode_slices, arguments, outputs, sum(part.size for part in group))
 
@@ -183,7 +185,7 @@ def _shard_tasks(
     reports = encoded.values(ShardReport)
     for number, group in enumerate(plan_token_shards(sizes, target)):
         prefix = out_dir / shard_name(number)
-        outputs = (with_suffix(prefix, ".bin"), with_suffix(prefix, ".idx"))
+        outputs = tuple(with_suffix(prefix, suffix) for suffix in SHARD_SUFFIXES)
         rejects = [rejects_path(parts[part].outputs[0].absolute()) for part in group]
         arguments = {
             "parts": [parts[part].outputs for part in group], "reports": [reports[part] for part in group],
@@ -203,10 +205,11 @@ def _manifest_task(joined: StepResult, tokenizer: Path, facts: TokenizerFacts, o
 
 @leaves_out_damaged
 def encode_slices(group: SliceGroup, tokenizer: Path, tokens: Path) -> Result:
-    """Task: write the documents of slices as a part, `tokens` (.bin) and its .idx; the value is its ShardReport."""
+    """Task: write the documents of slices as a part, `tokens` (.bin), .idx, .sources; the value is its ShardReport."""
     counts, (model, encoder) = Counts({}, []), load_encoder(tokenizer)
     prefix = _prefix(tokens)
     found = ShardReport(ShardRecord(prefix.name, 0, 0, 0, ""), {})
+    number_of, document_sources = dict[str, int](), array("I")
     with TokenShardWriter(prefix, token_dtype(model.vocab_size())) as shard:
         documents = _read_all(group, counts, Rejects(tokens))
         for batch in batched(documents, size=BATCH_CHARACTERS, size_of=lambda document: len(document.text)):
@@ -214,9 +217,11 @@ def encode_slices(group: SliceGroup, tokenizer: Path, tokens: Path) -> Result:
             for document, length in zip(batch, lengths, strict=True):
                 source, size = document.original_key.source, utf8_size(document.text)
                 counts.add(source, WRITTEN, size)
+                document_sources.append(number_of.setdefault(source, len(number_of)))
                 _add_document(found, source, length, size, _ESCAPED_SPACE in document.text)
             del batch, document  # a large one is gone before the next is read
-    found.shard.sha256, found.shard.idx_sha256 = shard.sha256, shard.idx_sha256
+    found.shard.sha256, found.shard.idx_sha256, found.shard.sources = shard.sha256, shard.idx_sha256, [*number_of]
+    found.shard.sources_sha256 = write_sources(prefix, np.array(document_sources, np.uint32), found.shard.sources)
     return Result(counts, found)
 
 
@@ -242,11 +247,9 @@ def _add_document(found: ShardReport, source: str, tokens: int, size: int, lossy
     found.lossy_documents += lossy
 
 
-def write_shard(
-    parts: list[tuple[Path, Path]], reports: list[ShardReport], rejects: list[Path], tokens: Path
-) -> Result:
-    """Task: join parts (.bin and .idx) into the shard `tokens` (.bin) and its .idx; the value is its ShardReport."""
-    prefixes = [_prefix(part) for part, _ in parts]
+def write_shard(parts: list[tuple[Path, ...]], reports: list[ShardReport], rejects: list[Path], tokens: Path) -> Result:
+    """Task: join parts into the shard `tokens` (.bin), .idx, .sources; the value is its ShardReport."""
+    prefixes = [_prefix(part[0]) for part in parts]
     joined = ShardReport(join_parts(prefixes, [report.shard for report in reports], _prefix(tokens)), {})
     for report in reports:
         _merge(joined, report)

@@ -17,14 +17,8 @@ from numpy.typing import NDArray
 
 from gristmill.command import run_with_exit_code
 from gristmill.errors import InputError, UsageError, wrap_read_errors
-from gristmill.io.token_shards import (
-    Manifest,
-    ShardRecord,
-    SourceRecord,
-    TokenizerRecord,
-    TokenShardWriter,
-    token_dtype,
-)
+from gristmill.io.token_manifest import Manifest, ShardRecord, SourceRecord, TokenizerRecord, token_dtype
+from gristmill.io.token_shards import TokenShardWriter, write_sources
 from gristmill.storage.local import atomic_write_bytes, sha256_file
 
 SHARD, TOKENIZER = "characters", "tokenizer.model"
@@ -105,7 +99,8 @@ def write_part(folder: Path, ids: NDArray[np.int64], size: int, model: bytes, en
         shard.add(np.append(ids, end))
     atomic_write_bytes(folder / TOKENIZER, model)
     tokenizer = TokenizerRecord(TOKENIZER, sha256_file(folder / TOKENIZER), end + 1, end)
-    record = ShardRecord(SHARD, 1, shard.tokens, size, shard.sha256, shard.idx_sha256)
+    digest = write_sources(folder / SHARD, np.zeros(1, np.uint16), [source])
+    record = ShardRecord(SHARD, 1, shard.tokens, size, shard.sha256, shard.idx_sha256, [source], digest)
     Manifest(tokenizer, dtype.name, [record], {source: SourceRecord(1, shard.tokens, size)}).save(folder)
 
 

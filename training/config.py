@@ -9,7 +9,7 @@ import msgspec
 
 from gristmill.config import INT64, Range, check_ranges
 from gristmill.errors import require
-from gristmill.io.token_shards import Manifest
+from gristmill.io.token_manifest import Manifest
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.data.batches import DataConfig
 from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig

@@ -1,4 +1,4 @@
-"""Token shards in Megatron's indexed dataset format (`.bin` + `.idx`): writer, memory-mapped reader.
+"""Token shards in Megatron's indexed dataset format (`.bin` + `.idx`), and the sources of their documents.
 
 `NAME.bin` holds the tokens of all documents, concatenated. `NAME.idx` holds, little-endian:
 
@@ -10,128 +10,39 @@
     S × i64   byte offset of each sequence in NAME.bin
     (S+1) × i64  document index: 0 … S, as each document is one sequence here
 
-Megatron-LM, NeMo and GPT-NeoX read this format. `manifest.json` in the same folder records the tokenizer, and
-each shard's documents, tokens, bytes and checksums.
+Megatron-LM, NeMo and GPT-NeoX read this format. `NAME.sources`, which is ours, holds the number of each document's
+source as u16, or as u32 for more than 65,536 sources: its place among the `sources` of the shard's record. That record
+is in `manifest.json` in the same folder (token_manifest.py), with documents, tokens, bytes and checksums of the shard.
 """
 
 import hashlib
 import struct
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, BinaryIO, Self
+from typing import BinaryIO, Self
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.errors import InputError, UsageError, wrap_write_errors
-from gristmill.io.files import reject_unfinished
-from gristmill.storage.files import is_file, read_file
+from gristmill.errors import InputError, wrap_write_errors
+from gristmill.io.token_manifest import (
+    MANIFEST,
+    REMEDY,
+    SOURCES,
+    Manifest,
+    ShardRecord,
+    read_errors,
+    with_suffix,
+)
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, unique_partial_path
 
 MAGIC = b"MMIDIDX\x00\x00"
-MANIFEST = "manifest.json"
-REMEDY = "Restore the file from a copy, or run tokenize_corpus again"
 IDX_HEADER = struct.Struct("<9sQBQQ")  # what precedes the lengths
 _DTYPE_CODES: dict[int, np.dtype] = {4: np.dtype(np.int32), 8: np.dtype(np.uint16)}
+_UINT16_SOURCES = 1 << 16
 _CODES = {dtype: code for code, dtype in _DTYPE_CODES.items()}
-_UINT16_VOCABULARY = 65_500  # Megatron chooses uint16 below this size
-_VERSIONS = (1, 2)  # of the manifest; 1 has no checksums of the .idx files
-Count = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class TokenizerRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """The tokenizer of the shards. `path` is relative to the manifest's folder; `end_of_document` is a token id."""
-
-    path: str
-    sha256: str
-    vocab_size: Count
-    end_of_document: Annotated[int, msgspec.Meta(ge=-1)]  # -1: unknown, of an imported model
-
-
-class ShardRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """One shard: documents, tokens (end-of-document included), UTF-8 bytes of text; SHA-256 of its .bin and .idx."""
-
-    name: str
-    documents: Count
-    tokens: Count
-    bytes: Count
-    sha256: str
-    idx_sha256: str = ""  # empty in manifests of version 1
-
-
-class SourceRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """Documents, tokens and UTF-8 bytes of one source, summed over all shards."""
-
-    documents: Count = 0
-    tokens: Count = 0
-    bytes: Count = 0
-
-
-class Manifest(msgspec.Struct, forbid_unknown_fields=True):
-    """`manifest.json`: the tokenizer, the shards of one folder in order, and totals per source."""
-
-    tokenizer: TokenizerRecord
-    dtype: str
-    shards: list[ShardRecord]
-    sources: dict[str, SourceRecord]
-    lossy_documents: int = 0  # documents with U+2581, which SentencePiece decodes as a space
-    version: int = max(_VERSIONS)
-
-    @property
-    def tokens(self) -> int:
-        return sum(shard.tokens for shard in self.shards)
-
-    @property
-    def documents(self) -> int:
-        return sum(shard.documents for shard in self.shards)
-
-    @property
-    def bytes(self) -> int:
-        return sum(shard.bytes for shard in self.shards)
-
-    def save(self, folder: Path) -> None:
-        """Write `folder/manifest.json` atomically."""
-        atomic_write_bytes(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-
-    @classmethod
-    def load(cls, folder: Path) -> "Manifest":
-        """Read `folder/manifest.json`. UsageError if there is none, InputError if it is damaged or unfinished."""
-        reject_unfinished(folder)
-        path = folder / MANIFEST
-        if not is_file(path):
-            raise UsageError(f"no token shards in {folder}: wanted {path}; make it with tokenize_corpus")
-        try:
-            with _read_errors(path):
-                manifest = msgspec.json.decode(read_file(path), type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is damaged ({error}). {REMEDY}") from error
-        if fault := manifest.fault():
-            raise InputError(f"{path} is damaged: {fault}. {REMEDY}")
-        return manifest
-
-    def fault(self) -> str:
-        """What contradicts itself in the manifest, with what was wanted; empty if nothing does."""
-        tokenizer, names = self.tokenizer, [shard.name for shard in self.shards]
-        if self.version not in _VERSIONS:
-            return f"its version is {self.version}; wanted {' or '.join(map(str, _VERSIONS))}"
-        if self.version > 1 and not all(shard.idx_sha256 for shard in self.shards):
-            return "a shard has no idx_sha256; wanted the SHA-256 of its .idx"
-        if not 0 <= tokenizer.end_of_document < tokenizer.vocab_size:
-            return f"end_of_document is {tokenizer.end_of_document}; wanted an id from 0 to {tokenizer.vocab_size - 1}"
-        if self.dtype != (wanted := token_dtype(tokenizer.vocab_size).name):
-            return f"dtype is {self.dtype!r}; wanted {wanted!r} for a vocabulary of {tokenizer.vocab_size:,}"
-        repeated = [name for name, count in Counter(names).items() if count > 1]
-        return f"it names shard {repeated[0]!r} twice; wanted each once" if repeated else ""
-
-
-def token_dtype(vocab_size: int) -> np.dtype:
-    """uint16 for vocabularies below 65,500 ids, else int32, as Megatron chooses."""
-    return np.dtype(np.uint16) if vocab_size < _UINT16_VOCABULARY else np.dtype(np.int32)
 
 
 @dataclass
@@ -207,7 +118,7 @@ class TokenShard:
     def __init__(self, prefix: Path) -> None:
         self.prefix, idx = prefix, with_suffix(prefix, ".idx")
         dtype, documents = _read_header(idx)
-        with _read_errors(idx):
+        with read_errors(idx):
             index = idx.read_bytes()
         self.lengths = np.frombuffer(index, np.int32, documents, IDX_HEADER.size)
         self.offsets = np.frombuffer(index, np.int64, documents, IDX_HEADER.size + 4 * documents)
@@ -247,20 +158,40 @@ def map_shard(folder: Path, manifest: Manifest, record: ShardRecord) -> NDArray[
     return tokens
 
 
+def write_sources(prefix: Path, numbers: NDArray[np.integer], names: list[str]) -> str:
+    """Write PREFIX.sources, atomically: for each document the number of its source in `names`. Return its SHA-256."""
+    data = np.ascontiguousarray(numbers, _sources_dtype(names)).tobytes()
+    atomic_write_bytes(with_suffix(prefix, SOURCES), data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_sources(folder: Path, record: ShardRecord) -> NDArray[np.integer]:
+    """The number in `record.sources` of each document's source: (documents,). InputError where they do not fit."""
+    path = with_suffix(folder / record.name, SOURCES)
+    with read_errors(path):
+        data = path.read_bytes()
+    dtype = _sources_dtype(record.sources)
+    if len(data) != (wanted := record.documents * dtype.itemsize):
+        raise InputError(f"{path} is damaged: {len(data):,} bytes; wanted {wanted:,} for its documents. {REMEDY}")
+    numbers = np.frombuffer(data, dtype)
+    if numbers.max(initial=0) >= max(1, len(record.sources)):
+        raise InputError(f"{path} is damaged: number {numbers.max()}; wanted below {len(record.sources)}. {REMEDY}")
+    return numbers
+
+
+def _sources_dtype(names: list[str]) -> np.dtype:
+    return np.dtype("<u2" if len(names) <= _UINT16_SOURCES else "<u4")
+
+
 def open_shards(folder: Path) -> tuple[Manifest, list[TokenShard]]:
     """Open a folder's manifest, and its shards in the manifest's order. Raises UsageError or InputError."""
     manifest = Manifest.load(folder)
     return manifest, [TokenShard(folder / record.name) for record in manifest.shards]
 
 
-def with_suffix(prefix: Path, suffix: str) -> Path:
-    """A file of the shard `prefix`: its .bin or .idx; the name of a shard may have dots itself."""
-    return prefix.with_name(prefix.name + suffix)
-
-
 def _read_header(path: Path) -> tuple[np.dtype, int]:
     """The dtype and the number of documents of an .idx file; raises InputError where its size does not fit them."""
-    with _read_errors(path), path.open("rb") as file:
+    with read_errors(path), path.open("rb") as file:
         head, size = file.read(IDX_HEADER.size), path.stat().st_size
     if len(head) < IDX_HEADER.size or not head.startswith(MAGIC):
         found = f"{size:,} bytes from {head[:9]!r} on; wanted {IDX_HEADER.size} or more, from {MAGIC!r} on"
@@ -284,16 +215,8 @@ def _idx_bytes(lengths: NDArray[np.int32], dtype: np.dtype) -> bytes:
 
 
 def _memory_map(path: Path, dtype: np.dtype) -> NDArray[np.integer]:
-    with _read_errors(path):
+    with read_errors(path):
         size = path.stat().st_size
         if size % dtype.itemsize:
             raise InputError(f"{path} is damaged: {size:,} bytes; wanted {dtype.itemsize} a token. {REMEDY}")
         return np.memmap(path, dtype, mode="r") if size else np.empty(0, dtype)  # an empty file cannot be mapped
-
-
-@contextmanager
-def _read_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{path} is not readable ({error.strerror}). {REMEDY}") from error

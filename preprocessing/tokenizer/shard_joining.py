@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.io.token_shards import Manifest, ShardRecord, TokenShard, TokenShardWriter
-from gristmill.io.token_verification import verify_checksums
+from gristmill.io.token_manifest import SHARD_SUFFIXES, Manifest, ShardRecord, verify_checksums
+from gristmill.io.token_shards import TokenShard, TokenShardWriter, read_sources, write_sources
 from gristmill.storage.files import list_names
 
 _SHARD = re.compile(r"tokens_\d+")
@@ -56,11 +56,11 @@ def shard_name(number: int) -> str:
 def shards_in(folder: Path) -> list[Path]:
     """The files of shards in a folder, absolute, as far as their names say."""
     found = (folder.absolute() / name for name in list_names(folder))
-    return [path for path in found if path.suffix in (".bin", ".idx") and _SHARD.fullmatch(path.stem)]
+    return [path for path in found if path.suffix in SHARD_SUFFIXES and _SHARD.fullmatch(path.stem)]
 
 
 def join_parts(prefixes: Sequence[Path], parts: Sequence[ShardRecord], prefix: Path) -> ShardRecord:
-    """Write the shard `prefix`.bin and .idx of the documents of `parts`, in order; return its record.
+    """Write the shard `prefix`.bin, .idx and .sources of the documents of `parts`, in order; return its record.
 
     Args:
         prefixes: Where the parts are, which are shards themselves, all of one dtype; their names are the records'.
@@ -77,7 +77,19 @@ def join_parts(prefixes: Sequence[Path], parts: Sequence[ShardRecord], prefix: P
             for ids, lengths in _runs_of_documents(TokenShard(path)):
                 shard.add_all(ids, lengths.tolist())
     documents, text_bytes = len(shard.lengths), sum(record.bytes for record in parts)
-    return ShardRecord(prefix.name, documents, shard.tokens, text_bytes, shard.sha256, shard.idx_sha256)
+    numbers, names = _join_sources(prefixes, parts)
+    digest = write_sources(prefix, numbers, names)
+    return ShardRecord(prefix.name, documents, shard.tokens, text_bytes, shard.sha256, shard.idx_sha256, names, digest)
+
+
+def _join_sources(prefixes: Sequence[Path], parts: Sequence[ShardRecord]) -> tuple[NDArray[np.integer], list[str]]:
+    """The number of each document's source, and the sources that the numbers stand for: those of the parts, once."""
+    number_of: dict[str, int] = {}
+    numbers = [np.empty(0, np.uint32)]
+    for path, record in zip(prefixes, parts, strict=True):
+        joined = [number_of.setdefault(name, len(number_of)) for name in record.sources]
+        numbers.append(np.array(joined, np.uint32)[read_sources(path.parent, record)])
+    return np.concatenate(numbers), [*number_of]
 
 
 def blend(manifest: Manifest) -> str:

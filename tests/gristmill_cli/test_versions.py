@@ -40,7 +40,7 @@ DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
     "preprocessing.shuffle_holdout:PASS_2": (1, "18ececf2f59e12d1"),
     "dedup.dedup_train:STAGE": (1, "bf9940646ce011b4"),
     "preprocessing.train_tokenizer:STAGE": (1, "f50bde4eae3aabd4"),
-    "preprocessing.tokenize_corpus:STAGE": (1, "91657f2287389c9e"),
+    "preprocessing.tokenize_corpus:STAGE": (2, "4c4ab53d81726c33"),
 }
 
 

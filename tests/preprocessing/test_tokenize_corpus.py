@@ -14,7 +14,8 @@ from gristmill.counts import READ, WRITTEN
 from gristmill.engine.options import RunOptions
 from gristmill.engine.staging import StagedTask
 from gristmill.errors import InputError, OutputError, UsageError
-from gristmill.io.token_shards import Manifest, open_shards
+from gristmill.io.token_manifest import Manifest
+from gristmill.io.token_shards import open_shards, read_sources
 from gristmill.storage.files import FileInfo
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import SAMPLED, sentences, train_tokenizer
@@ -223,6 +224,8 @@ def test_sources_come_from_the_original_keys(tmp_path: Path, quiet: RunOptions, 
     tokenize_corpus(tmp_path / "in", model_path, tmp_path / "out", quiet)
     sources = Manifest.load(tmp_path / "out").sources
     assert {name: record.documents for name, record in sources.items()} == {"book": 2, "c4": 1}
+    (record,) = Manifest.load(tmp_path / "out").shards
+    assert [record.sources[number] for number in read_sources(tmp_path / "out", record)] == ["book", "c4", "book"]
 
 
 def test_another_tokenizer_reruns_the_stage(

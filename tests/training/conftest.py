@@ -17,7 +17,8 @@ import torch
 
 from gristmill.config import load_config
 from gristmill.engine.executors.local import start_fork_server
-from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, TokenShardWriter, token_dtype
+from gristmill.io.token_manifest import Manifest, ShardRecord, TokenizerRecord, token_dtype
+from gristmill.io.token_shards import TokenShardWriter
 from training.config import TrainConfig
 from training.data.batches import DataConfig
 from training.distributed.rank_pool import RankPool

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from gristmill.errors import InputError, UsageError
-from gristmill.io.token_shards import MAGIC, Manifest, ShardRecord
+from gristmill.io.token_manifest import Manifest, ShardRecord
+from gristmill.io.token_shards import MAGIC
 from training.config import TrainConfig
 from training.reporting.evaluate import EvalConfig
 from training.train import train

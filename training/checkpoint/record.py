@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gristmill.errors import UsageError
-from gristmill.io.token_shards import TokenizerRecord
+from gristmill.io.token_manifest import TokenizerRecord
 from gristmill.storage.local import sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.shard_storage import METADATA

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from gristmill.errors import UsageError
-from gristmill.io.token_shards import Manifest, map_shard
-from gristmill.io.token_verification import require_known_ids
+from gristmill.io.token_manifest import Manifest, require_known_ids
+from gristmill.io.token_shards import map_shard
 from training.data.documents import DocumentIndex
 
 _MAPPED = 256  # shards mapped at once: each takes a file descriptor, and many systems allow 1,024 a process

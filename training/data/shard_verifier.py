@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from gristmill.io.token_verification import verify_checksums
+from gristmill.io.token_manifest import verify_checksums
 from training.data.sequences import TokenSequences
 
 

@@ -17,7 +17,7 @@ from tyro.conf import Positional
 
 from gristmill.engine.options import parse_size
 from gristmill.errors import OutputError, UsageError, wrap_write_errors
-from gristmill.io.token_shards import TokenizerRecord
+from gristmill.io.token_manifest import TokenizerRecord
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group

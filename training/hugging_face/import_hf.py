@@ -12,7 +12,7 @@ from torch import Tensor
 from tyro.conf import Positional
 
 from gristmill.errors import InputError, UsageError, wrap_write_errors
-from gristmill.io.token_shards import TokenizerRecord
+from gristmill.io.token_manifest import TokenizerRecord
 from gristmill.storage.local import atomic_write, sha256_file
 from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
 from training.checkpoint.checkpoint_group import single_process_group

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gristmill.config import INT64, Range
 from gristmill.errors import require
-from gristmill.io.token_shards import Manifest
+from gristmill.io.token_manifest import Manifest
 from training.data.sequences import TokenSequences
 from training.distributed.mesh import World
 from training.kernels.cross_entropy import IGNORE_INDEX

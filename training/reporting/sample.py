@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gristmill.errors import UsageError
-from gristmill.io.token_shards import Manifest
+from gristmill.io.token_manifest import Manifest
 from gristmill.storage.local import sha256_file
 from training.distributed.mesh import main_only
 from training.parallel.parallel_model import ParallelModel

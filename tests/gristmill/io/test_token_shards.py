@@ -10,19 +10,18 @@ from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from gristmill.errors import InputError, UsageError
-from gristmill.io.token_shards import (
+from gristmill.io.token_manifest import (
     Manifest,
     ShardRecord,
+    SourceRecord,
     TokenizerRecord,
-    TokenShard,
-    TokenShardWriter,
-    open_shards,
     token_dtype,
+    verify_checksums,
 )
-from gristmill.io.token_verification import verify_checksums
+from gristmill.io.token_shards import TokenShard, TokenShardWriter, open_shards, read_sources, write_sources
 from tests.verify_shards import verify_shards
 
-END = 2
+END, SOURCES = 2, ["web", "code"]
 DOCUMENTS = [[5, 6, 7, END], [END], [9, END], list(range(3, 300)) + [END]]
 
 
@@ -30,7 +29,8 @@ def write_shard(folder: Path, name: str, documents: list[list[int]], vocabulary:
     with TokenShardWriter(folder / name, token_dtype(vocabulary)) as shard:
         for ids in documents:
             shard.add(ids)
-    return ShardRecord(name, len(documents), shard.tokens, 0, shard.sha256, shard.idx_sha256)
+    digest = write_sources(folder / name, np.arange(len(documents)) % len(SOURCES), SOURCES)
+    return ShardRecord(name, len(documents), shard.tokens, 0, shard.sha256, shard.idx_sha256, SOURCES, digest)
 
 
 def write_folder(folder: Path, vocabulary: int = 32_000) -> None:
@@ -40,7 +40,8 @@ def write_folder(folder: Path, vocabulary: int = 32_000) -> None:
         write_shard(folder, "empty", [], vocabulary),
     ]
     dtype = token_dtype(vocabulary).name
-    Manifest(TokenizerRecord("tokenizer.model", "", vocabulary, END), dtype, records, {}).save(folder)
+    sources = {name: SourceRecord() for name in SOURCES}
+    Manifest(TokenizerRecord("tokenizer.model", "", vocabulary, END), dtype, records, sources).save(folder)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def at(position: int):
     return lambda path: flip(path, position)
 
 
-BIN, IDX = "a/x.jsonl+0.bin", "a/x.jsonl+0.idx"
+BIN, IDX, OF = "a/x.jsonl+0.bin", "a/x.jsonl+0.idx", "a/x.jsonl+0.sources"
 DAMAGE = {
     "token changed": (BIN, at(3)),
     "tokens cut": (BIN, cut(-2)),
@@ -151,6 +152,10 @@ DAMAGE = {
     "index cut": (IDX, cut(-8)),
     "index empty": (IDX, cut(0)),
     "index gone": (IDX, Path.unlink),
+    "sources changed": (OF, at(2)),
+    "sources cut": (OF, cut(-2)),
+    "sources gone": (OF, Path.unlink),
+    "source unknown": (OF, replace(b"\1\0", b"\7\0")),
     "manifest cut": ("manifest.json", cut(-9)),
     "manifest empty": ("manifest.json", cut(0)),
     "manifest not UTF-8": ("manifest.json", replace(b"empty", b"\xffmpty")),
@@ -158,7 +163,8 @@ DAMAGE = {
     "manifest count": ("manifest.json", replace(b'"documents": 4', b'"documents": 5')),
     "manifest names another shard": ("manifest.json", replace(b'"empty"', b'"other"')),
     "manifest names a shard twice": ("manifest.json", replace(b'"empty"', b'"a/x.jsonl+0"')),
-    "manifest of a later version": ("manifest.json", replace(b'"version": 2', b'"version": 3')),
+    "manifest of a later version": ("manifest.json", replace(b'"version": 3', b'"version": 4')),
+    "manifest without a source": ("manifest.json", replace(b'"web": {', b'"wet": {')),
     "manifest dtype": ("manifest.json", replace(b'"uint16"', b'"int32"')),
     "manifest id": ("manifest.json", replace(b'"end_of_document": 2', b'"end_of_document": 32000')),
     "manifest negative": ("manifest.json", replace(b'"tokens": ', b'"tokens": -')),
@@ -194,9 +200,37 @@ def test_checksums_alone_find_a_token_of_the_vocabulary_and_an_index_that_agrees
 def test_a_manifest_of_version_1_has_no_checksum_of_the_index(tmp_path: Path) -> None:
     write_folder(tmp_path)
     path = tmp_path / "manifest.json"
-    old = re.sub(rb',\s*"idx_sha256": "\w*"', b"", path.read_bytes()).replace(b'"version": 2', b'"version": 1')
+    old = re.sub(rb',\s*"idx_sha256": "\w*"', b"", path.read_bytes()).replace(b'"version": 3', b'"version": 1')
     path.write_bytes(old)
     assert verify_shards(tmp_path).version == 1
+
+
+def test_the_source_of_each_document_is_read_as_written(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    manifest = Manifest.load(tmp_path)
+    assert manifest.source_names == ["code", "web"]
+    assert [read_sources(tmp_path, record).tolist() for record in manifest.shards] == [[0, 1, 0, 1], [0, 1, 0, 1], []]
+    names = [str(number) for number in range((1 << 16) + 1)]
+    many = ShardRecord("many", 2, 0, 0, "", "", names, write_sources(tmp_path / "many", np.array([0, 65_536]), names))
+    assert read_sources(tmp_path, many).tolist() == [0, 65_536]
+
+
+def test_a_manifest_of_version_2_does_not_know_the_sources_of_the_documents(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    path = tmp_path / "manifest.json"
+    old = re.sub(rb',\s*"sources": \[[^]]*\],\s*"sources_sha256": "\w*"', b"", path.read_bytes())
+    path.write_bytes(old.replace(b'"version": 3', b'"version": 2'))
+    for part in tmp_path.rglob("*.sources"):
+        part.unlink()
+    assert verify_shards(tmp_path).source_names == []
+
+
+@pytest.mark.parametrize("harm", [cut(-2), replace(b"\1\0", b"\7\0")])
+def test_sources_that_do_not_fit_the_documents_are_refused_without_a_checksum(tmp_path: Path, harm) -> None:
+    write_folder(tmp_path)
+    harm(tmp_path / OF)
+    with pytest.raises(InputError, match=r"\.sources is damaged: .*wanted"):
+        read_sources(tmp_path, Manifest.load(tmp_path).shards[0])
 
 
 def test_ids_beyond_the_vocabulary_are_found(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from megatron.core.datasets.utils import get_blend_from_list
 
 import preprocessing.tokenizer.shard_joining as shard_joining
 from gristmill.errors import InputError
-from gristmill.io.token_shards import Manifest, ShardRecord, TokenizerRecord, TokenShard, TokenShardWriter, token_dtype
+from gristmill.io.token_manifest import Manifest, ShardRecord, TokenizerRecord, token_dtype
+from gristmill.io.token_shards import TokenShard, TokenShardWriter, read_sources, write_sources
 from preprocessing.tokenizer.shard_joining import blend, join_parts, plan_token_shards, shard_name
 
 DOCUMENTS = [[[5, 6, 2], [2]], [], [[9, 2], list(range(3, 200)), [7, 7, 2]]]
@@ -25,7 +26,10 @@ def write_parts(folder: Path, vocabulary: int = 300) -> list[ShardRecord]:
         with TokenShardWriter(folder / name, token_dtype(vocabulary)) as part:
             for ids in documents:
                 part.add(ids)
-        records.append(ShardRecord(name, len(documents), part.tokens, 10 * number, part.sha256, part.idx_sha256))
+        sources = [["web", "book"], ["book"], ["book", "code", "web"]][number]
+        digest = write_sources(folder / name, np.arange(len(documents)) % len(sources), sources)
+        written = (10 * number, part.sha256, part.idx_sha256, sources, digest)
+        records.append(ShardRecord(name, len(documents), part.tokens, *written))
     return records
 
 
@@ -56,7 +60,10 @@ def test_a_joined_shard_is_the_one_that_all_documents_give(
     with TokenShardWriter(tmp_path / "whole", token_dtype(vocabulary)) as whole:
         for ids in sum(DOCUMENTS, []):
             whole.add(ids)
-    assert joined == ShardRecord("tokens_00000", 5, whole.tokens, 30, whole.sha256, whole.idx_sha256)
+    sources = ["web", "book", "code"]
+    digest = write_sources(tmp_path / "whole", np.array([0, 1, 1, 2, 0]), sources)
+    assert joined == ShardRecord("tokens_00000", 5, whole.tokens, 30, whole.sha256, whole.idx_sha256, sources, digest)
+    assert [sources[number] for number in read_sources(tmp_path, joined)] == ["web", "book", "book", "code", "web"]
     for suffix in (".bin", ".idx"):
         assert (tmp_path / f"tokens_00000{suffix}").read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
 

@@ -12,7 +12,7 @@ import transformers
 
 from gristmill.config import load_config
 from gristmill.errors import UsageError
-from gristmill.io.token_shards import TokenizerRecord
+from gristmill.io.token_manifest import TokenizerRecord
 from tests.training.hf_models import (
     END,
     MODELS,
