@@ -37,7 +37,6 @@ from gristmill.io.formats.suffixes import normal_name
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.storage.files import is_file, is_folder, list_names, locked_file
-from gristmill.storage.local import sha256_file
 from gristmill.storage.walking import walk
 from gristmill.text import utf8_size
 
@@ -140,8 +139,8 @@ def _mark_outdated_chunks(run: StageRun, holdout: str, src_dir: Path) -> Iterato
 
 def _find_differences(run: StageRun, holdout: str, src_dir: Path) -> dict[str, str]:
     """What each chunk in the output folder was made of, if that is not what is there now; else an empty string."""
-    chunks = _records_by_chunk(run)
-    return {chunk: _find_difference(run, records, holdout, src_dir / chunk) for chunk, records in chunks.items()}
+    chunks, tags = _records_by_chunk(run), FileTags()
+    return {chunk: _find_difference(run, records, holdout, src_dir / chunk, tags) for chunk, records in chunks.items()}
 
 
 def _records_by_chunk(run: StageRun) -> dict[str, list[DoneRecord]]:
@@ -155,9 +154,8 @@ def _records_by_chunk(run: StageRun) -> dict[str, list[DoneRecord]]:
 def _removed_records(run: StageRun, src_dir: Path) -> list[TaskId]:
     """The records of chunks that were removed with their train sets: no stage is to miss their files."""
     chunks = _records_by_chunk(run).items()
-    removed = [found for chunk, found in chunks if not any(walk(src_dir / chunk)) and not _is_there(run, found)]
-    inputs = [("", f"{INPUTS}{chunk}") for chunk, found in chunks if found in removed]
-    return [*inputs, *(record.id for found in removed for record in found)]
+    removed = {chunk: found for chunk, found in chunks if not any(walk(src_dir / chunk)) and not _is_there(run, found)}
+    return [*(("", f"{INPUTS}{chunk}") for chunk in removed), *(it.id for found in removed.values() for it in found)]
 
 
 def _is_there(run: StageRun, records: list[DoneRecord]) -> bool:
@@ -165,7 +163,7 @@ def _is_there(run: StageRun, records: list[DoneRecord]) -> bool:
     return any(is_file(run.ledger.path(output)) for record in records for output in record.outputs)
 
 
-def _find_difference(run: StageRun, records: list[DoneRecord], holdout: str, folder: Path) -> str:
+def _find_difference(run: StageRun, records: list[DoneRecord], holdout: str, folder: Path, tags: FileTags) -> str:
     """The same for a chunk with these records, whose train files are in `folder`."""
     if not _is_there(run, records):
         return ""  # the chunk was removed
@@ -179,9 +177,8 @@ def _find_difference(run: StageRun, records: list[DoneRecord], holdout: str, fol
         for record in records
         for output, tag in zip(record.outputs, _input_tags(record), strict=False)  # the digests are the last input
     }
-    tags = FileTags()
-    for path in tags.touched(present):
-        tags.set_hash(path, sha256_file(path))
+    for path, sha256 in run.hash_files(tags.touched(present)).items():
+        tags.set_hash(path, sha256)
     return "" if recorded == {path: tags.of(path) for path in present} else "was made of another train set"
 
 

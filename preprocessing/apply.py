@@ -1,9 +1,9 @@
 """Stage: run a user's function over every document of a corpus; it may drop, change and reorder documents."""
 
 import sys
-import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -22,10 +22,11 @@ from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
 from preprocessing.rewriting import plan_targets, rewrite_corpus
-from preprocessing.user_function import DocumentFunction, load_function, version_of
+from preprocessing.user_function import DocumentFunction, describe, load_function, version_of
 
 STAGE = Stage("apply", version=1, libraries=("zstandard", "zlib", "pyarrow"))
 _FORM = "a generator, such as `def keep_english(documents): yield from (d for d in documents if is_english(d.text))`"
+_END: Any = object()  # after the last document that a function yields
 
 
 def apply(
@@ -94,7 +95,7 @@ class _GivenDocuments:
     def __init__(self, part: Slice, documents: Iterator[Document]) -> None:
         self.part, self.documents = part, documents
         self.left: dict[int, tuple[int, int]] = {}  # row → size of the text as it was read, in bytes, and its hash
-        self.last = "no document"
+        self.last, self.line = "no document", ""  # the key and the line of the last one given
         self.error: GristmillError | None = None
 
     def __iter__(self) -> Iterator[Document]:
@@ -107,31 +108,39 @@ class _GivenDocuments:
             self.error = error
             raise
         self.left[document.key.row] = utf8_size(document.text), hash(document.text)
-        self.last = str(document.key)
+        self.last, self.line = str(document.key), f" ({self.part.path} line {document.key.row + 1})"
         return document
 
 
 def _call(name: str, function: DocumentFunction, given: _GivenDocuments) -> Iterator[Document]:
     """Yield what the function yields. UsageError, with the place, if it fails; the reader's errors pass through."""
-    try:
-        found = function(given)
-        if not isinstance(found, Iterable):
-            raise UsageError(f"{name} returned a {type(found).__name__}: wanted {_FORM}")
-        yield from found
-    except (GristmillError, GeneratorExit, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # sys.exit() is none of its business, and would end the stage as if it were done
-        if given.error:
-            raise given.error from error
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise UsageError(
-            f"{name} failed after it was given {given.last}: {type(error).__name__}: {error} "
-            f"({place.filename}, line {place.lineno})"
-        ) from error
+    documents: Iterator[Any] | None = None
+    while True:
+        try:
+            documents = documents or _iterate(name, function(given))
+            document = next(documents, _END)
+        except (GristmillError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # also of sys.exit(), which would end the stage as if it were done
+            raise given.error or _failure(name, given, error) from error
+        if document is _END:
+            break
+        yield document
     if given.error:
         raise given.error
     for _ in given:  # the function may end early
         pass
+
+
+def _iterate(name: str, found: object) -> Iterator[Any]:
+    if not isinstance(found, Iterable):
+        raise UsageError(f"{name} returned a {type(found).__name__}: wanted {_FORM}")
+    return iter(found)
+
+
+def _failure(name: str, given: _GivenDocuments, error: BaseException) -> UsageError:
+    """What to raise in place of an error of the function."""
+    return UsageError(f"{name} failed after it was given {given.last}{given.line}: {describe(error)}")
 
 
 def _encode(name: str, document: Document, given: _GivenDocuments) -> tuple[int, int, bytes]:

@@ -44,6 +44,16 @@ def version_of(name: str) -> str:
     return hashlib.sha256(b"\0".join(sources.values())).hexdigest()
 
 
+def describe(error: BaseException) -> str:
+    """An error of a user's code in one line: its class, its message if that can be had, and where it was raised."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    try:
+        message = ": " + " ".join(str(error).split())
+    except Exception as fault:
+        message = f" (without a message, as its __str__ raises a {type(fault).__name__})"
+    return f"{type(error).__name__}{message.removesuffix(': ')} ({place.filename}, line {place.lineno})"
+
+
 class _SourceLoader(SourceFileLoader):
     """Executes a module's source, and keeps what it executed.
 
@@ -144,10 +154,7 @@ def _import_errors(module: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # of sys.exit(), too
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise UsageError(
-            f"{module} cannot be imported: {type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
-        ) from error
+        raise UsageError(f"{module} cannot be imported: {describe(error)}") from error
 
 
 def _no_module(module: str) -> UsageError:

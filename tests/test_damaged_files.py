@@ -113,20 +113,21 @@ def test_a_damaged_file_is_left_out_as_a_whole(tmp_path: Path, corpus, kind: str
     (source / "other").mkdir()
     (source / "other" / "b.jsonl.gz").write_bytes(b"\x1f\x8b")  # another group, with nothing else in it
     (source / "other" / "c.jsonl").write_bytes(b"")
+    (source / "other" / "d.jsonl.gz").write_bytes(b"")  # as downloads leave that were interrupted
     found = {}
     for workers in (1, 2) if kind == "jsonl.gz" else (1,):
         out = tmp_path / f"out{workers}"
         counts = normalize_text(source, out, options=replace(LENIENT, workers=workers, quiet=False))
         found[workers] = {path.name: path.read_bytes() for path in out.rglob("*.jsonl*")}
     assert found[1] == found[workers]
-    assert counts.damaged.pop("other/b.jsonl.gz").fault == "truncated gz"
+    assert [counts.damaged.pop(f"other/{name}.jsonl.gz").fault for name in "bd"] == ["truncated gz"] * 2
     counts.tallies.pop("other")
     check(counts, kind, sound)
     for path in (tmp_path / "wanted").rglob("*.jsonl"):
         assert found[1].pop(path.name) == path.read_bytes()
     assert all(zstandard.ZstdDecompressor().decompressobj().decompress(data) == b"" for name, data in found[1].items()
                if name.endswith(".zst"))  # fmt: skip
-    assert not list(tmp_path.rglob("*.malformed")) and len(found[1]) == 3
+    assert not list(tmp_path.rglob("*.malformed")) and len(found[1]) == 4
     errors = capsys.readouterr().err
     assert f"left out: {BAD}." in errors and "other/b.jsonl.gz (truncated gz)" in errors
     normalize_text(source, tmp_path / "out1", options=replace(LENIENT, quiet=False))

@@ -21,7 +21,7 @@ from gristmill.counts import Counts
 from gristmill.engine.claims import Claims, Marks
 from gristmill.engine.done import DoneTasks
 from gristmill.engine.executors.choice import Workplace, open_workplace
-from gristmill.engine.executors.local import Call, hash_files
+from gristmill.engine.executors.local import Call, Calls, hash_files
 from gristmill.engine.executors.work import Work
 from gristmill.engine.handovers import Compare, History, Listed, reject_damaged
 from gristmill.engine.options import RunOptions
@@ -206,19 +206,19 @@ class StageRun:
             raise InputError(f"{changed[0]} was changed while {self.stage.name} worked: run the same command again")
 
     def _execute(self, step: str, tasks: Sequence[Task]) -> None:
-        identities = [self._done.identity(task) for task in tasks]  # before inputs are read
         if not self.place.scratch.is_private:
             remove_partial_files(path for task in tasks for path in task.outputs)
         budget = Budget.of(self.options.memory_bytes, min(self.options.processes, len(tasks)))
         common = {"step": step, "ledger": self.ledger, "budget": budget, "scratch": self.place.scratch}
-        calls = [
-            Call(run_task, common | {"task": task, "identity": identity, "inputs": self._done.states(task)})
-            for task, identity in zip(tasks, identities, strict=True)
-        ]
+
+        def call(task: Task) -> Call:  # as the inputs were when the step was planned
+            identity, inputs = self._done.identity(task), self._done.states(task)
+            return Call(run_task, common | {"task": task, "identity": identity, "inputs": inputs})
+
         for task in tasks:
             self._done.note_sets(step, task)
         with progress_bar(f"{self.stage.name}: {step}", tasks, self.options.quiet) as advance:
-            for position, record in self.place.executor.run(calls):
+            for position, record in self.place.executor.run(Calls(tasks, call)):
                 self._done.keep(tasks[position], record)
                 self.ran += 1
                 advance(tasks[position].size, self.place.executor.retried)

@@ -20,6 +20,7 @@ from gristmill.io.files import mark_unfinished
 from gristmill.io.lines import read_lines
 from gristmill.io.writers import open_jsonl_writer
 from preprocessing.normalize_text import normalize_text
+from tests.gristmill.engine.opens import count_opens
 from tests.gristmill.engine.sandbox import sandboxed
 
 QUIET = RunOptions(workers=1, quiet=True)
@@ -68,6 +69,18 @@ def test_malformed_records_of_all_holdout_files_are_stored(out: Path) -> None:
     (path,) = out.glob("train_deduped/*/holdout.sha256.malformed")
     found = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
     assert [line["raw"] for line in found] == ["malformed 1", "malformed 2"]
+
+
+def test_a_ledger_is_not_read_for_every_chunk(out: Path) -> None:
+    train, reads = out / "normalized", []
+    for chunk in range(1, 7):
+        shutil.copytree(out / "train/chunk1", out / f"raw/chunk{chunk}")
+    normalize_text(out / "raw", train, options=QUIET)
+    for chunk in range(1, 7):
+        with count_opens(train) as opened:
+            dedup_train(chunk, train, out / "holdout", out / "train_deduped", options=QUIET)
+        reads.append(opened[str(train / ".gristmill/normalize_text.ledger")])
+    assert len(set(reads[1:])) == 1, reads
 
 
 def test_a_chunk_beside_another_is_left_alone(out: Path) -> None:

@@ -121,6 +121,34 @@ MODULE = """
         for document in documents:
             yield document
             raise SystemExit
+
+
+    def closes(documents):
+        for document in documents:
+            yield document
+            raise GeneratorExit
+
+
+    class Silent(Exception):
+        def __str__(self):
+            raise TypeError("nothing to say")
+
+
+    def is_silent(documents):
+        for document in documents:
+            yield document
+            raise Silent
+
+
+    def is_talkative(documents):
+        for document in documents:
+            yield document
+            raise ValueError("one\\ntwo")
+
+
+    def yields_none(documents):
+        for document in documents:
+            yield None
 """
 
 
@@ -189,7 +217,7 @@ def test_a_function_that_ends_early_drops_the_rest(
     [
         ("twice", r"yielded book/a\.jsonl@0, which is no document that it was given, or was yielded before"),
         ("texts", "yielded a str after book/a.jsonl@0: wanted a generator"),
-        ("fails", r"failed after it was given book/a\.jsonl@0: ValueError: no luck \(.*filters_\d+\.py, line \d+\)"),
+        ("fails", r"failed after it was given book/a\.jsonl@0 \(/.*/book/a\.jsonl line 1\): ValueError: no luck \("),
         ("surrogate", "book/a.jsonl@0, which cannot be written as JSON"),
         ("predicate", "returned a bool: wanted a generator"),
         ("strange", "book/a.jsonl@0 with a text of type NoneType"),
@@ -198,7 +226,11 @@ def test_a_function_that_ends_early_drops_the_rest(
         ("nests", "book/a.jsonl@0, which cannot be written as JSON"),
         ("no_key", r"yielded a document after book/a\.jsonl@0 whose key or fields it replaced"),
         ("no_fields", r"yielded a document after book/a\.jsonl@0 whose key or fields it replaced"),
-        ("leaves", r"failed after it was given book/a\.jsonl@0: SystemExit"),
+        ("leaves", r"failed after it was given book/a\.jsonl@0 .*: SystemExit"),
+        ("closes", r"failed after .*/book/a\.jsonl line 1\): GeneratorExit \(.*filters_\d+\.py, line \d+\)"),
+        ("is_silent", r"/a\.jsonl line 1\): Silent \(without a message, as its __str__ raises a TypeError\) \("),
+        ("is_talkative", r"/a\.jsonl line 1\): ValueError: one two \(.*py, line \d+"),
+        ("yields_none", r"yielded a NoneType after book/a\.jsonl@0: wanted a generator"),
         ("missing", "has no function 'missing': it has .*keep_even"),
     ],
 )

@@ -1,8 +1,8 @@
 """Which executor runs the tasks of a stage or of a whole run, and the lock under which it does."""
 
-import multiprocessing
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -41,7 +41,7 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: W
     With --shard this process helps others that do the same `work` while it waits. Raises FinishedElsewhere if they have
     finished it, UsageError if they have other options.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # it imports the script that has started it
+    if _is_importing_script():
         raise UsageError(
             "a worker process imports the script that called a stage, and would call it again: call it under "
             "`if __name__ == '__main__':`"
@@ -97,6 +97,12 @@ def _fence(lock: Path) -> Iterator[Path]:
         yield fence
     finally:
         remove_files([fence])
+
+
+def _is_importing_script() -> bool:
+    """Whether this is a worker process that is importing, as `__mp_main__`, the script that has started it."""
+    script = sys.modules.get("__mp_main__")
+    return script is not None and script is not sys.modules["__main__"]
 
 
 def _remove_empty(folder: Path) -> None:

@@ -15,7 +15,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
 import pyarrow
 
@@ -25,6 +25,7 @@ from gristmill.storage.files import hash_file
 from gristmill.storage.lock import hold_worker_lock
 
 _FOR_FORK_SERVER = "gristmill.engine.executors.fork_server"
+_Item = TypeVar("_Item")
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
 
 
@@ -41,6 +42,25 @@ class Call:
     def with_absolute_paths(self) -> "Call":
         """The same call for a process with another working folder."""
         return Call(self.function, relocate(self.arguments, Path.absolute))
+
+
+class Calls(Sequence[Call], Generic[_Item]):
+    """The calls of `tasks`; each is made by `make` when it is asked for, so that few are in memory at a time."""
+
+    def __init__(self, tasks: Sequence[_Item], make: Callable[[_Item], Call]) -> None:
+        self._tasks, self._make = tasks, make
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @overload
+    def __getitem__(self, at: int) -> Call: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Call]: ...
+
+    def __getitem__(self, at: int | slice) -> Call | list[Call]:
+        return list(map(self._make, self._tasks[at])) if isinstance(at, slice) else self._make(self._tasks[at])
 
 
 class Executor(Protocol):

@@ -28,6 +28,7 @@ from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.staging import TAKEN_OVER, Scratch
 from gristmill.errors import FinishedElsewhere, GristmillError, OutputError, StorageError, UsageError, WorkerDied
+from gristmill.storage.files import is_file
 from gristmill.storage.lease import lease_seconds
 from gristmill.urls import is_remote
 
@@ -54,6 +55,7 @@ class ShardExecutor:
         self.local, self.board, self.options, self.work = local, board, options, work
         self.state, self.scratch, self.shard = state, scratch, Shard.parse(options.shard)
         self.posting: Posting | None = None  # of the session in which this process is in charge
+        self._running: dict[int, str] = {}  # names of this process's tasks, by position in the step
         self._helped: set[tuple[str, int]] = set()  # session and step; step 0: it was seen
         self._poll = min(_REMOTE_POLL if is_remote(board.folder) else _LOCAL_POLL, lease_seconds() / _POLLS)
 
@@ -91,12 +93,31 @@ class ShardExecutor:
             check_same_code(posting.versions, f"process {self.state.process} on {self.state.host}")
             self._helped.add((posting.session, 0))
             if posting.step and (posting.session, posting.step) not in self._helped:
-                with suppress(StepOver, FileNotFoundError):  # its files are gone
-                    for _ in self._work(posting, self.board.load(posting), is_in_charge=False):
-                        pass
+                self._help_with(posting)
                 self._helped.add((posting.session, posting.step))
         self.state.running = []
         time.sleep(self._poll)
+
+    def _help_with(self, posting: Posting) -> None:
+        """Run tasks of a step until it is over.
+
+        The process in charge removes the fence of a step, then all that it finds of it; what this process has shown
+        later is its own to remove.
+        """
+        try:
+            with suppress(StepOver, FileNotFoundError):  # its files are gone
+                for _ in self._work(posting, self.board.load(posting), is_in_charge=False):
+                    pass
+        except OutputError:  # its folder went while a file was written there
+            if self._runs(posting):
+                raise
+        finally:
+            if not self._runs(posting):
+                self.board.forget(posting)
+
+    def _runs(self, posting: Posting) -> bool:
+        """Whether a step is not over."""
+        return is_file(self.board.fence(posting))
 
     def _reject_other_options(self, posting: Posting) -> None:
         """Raise UsageError if a process that is alive does the same part of the work with other options.
@@ -165,6 +186,7 @@ class ShardExecutor:
         The process in charge raises the first error; another one shows it on the board.
         """
         share, pending = StepShare(self.board, posting, self.shard, self._poll), dict[Future[Any], int]()
+        self._running.clear()
         own = self._own(posting)
         try:
             while not share.is_over:
@@ -176,7 +198,7 @@ class ShardExecutor:
                 if not pending and not share.is_over:
                     time.sleep(self._poll)
                 for position, outcome in self.local.take_finished(pending, self._poll) if pending else ():
-                    self._count(outcome, [calls[at] for at in pending.values()])
+                    self._count(outcome, position)
                     yield from self._finish(share, position, outcome[0], is_in_charge)
         finally:
             for future in pending:
@@ -197,8 +219,10 @@ class ShardExecutor:
         """Take tasks until there is one for each worker, and ahead as many as take about a look's time."""
         window = self.local.workers + min(max(1, int(share.speed * self._poll)), _AHEAD)
         while len(pending) < window and (position := share.next()) is not None:
-            pending[self.local.submit(Call(attempt, {"call": own(calls[position])}))] = position
-            self.state.running = [_name(calls[at]) for at in pending.values()]
+            call = own(calls[position])
+            pending[self.local.submit(Call(attempt, {"call": call}))] = position
+            self._running[position] = str(call.arguments["task"].name)
+            self.state.running = list(self._running.values())
 
     def _own(self, posting: Posting) -> Callable[[Call], Call]:
         """A function that gives a call the scratch folder and the memory of this process."""
@@ -222,16 +246,16 @@ class ShardExecutor:
         if not is_first:
             return
         self.board.finish(posting, position, None if is_in_charge else result)
-        if not is_in_charge and self.board.read() != posting:  # it was over before: nobody else removes this
-            self.board.forget(posting)
+        if not is_in_charge and not self._runs(posting):
             raise StepOver
         yield position, result
 
-    def _count(self, outcome: tuple[Any, float, int], running: Sequence[Call]) -> None:
+    def _count(self, outcome: tuple[Any, float, int], position: int) -> None:
         self.state.core_seconds += outcome[1]
         self.state.tasks_done += not isinstance(outcome[0], Failure)
         self.state.retried += outcome[2]
-        self.state.running = [_name(call) for call in running]
+        del self._running[position]
+        self.state.running = list(self._running.values())
 
 
 def attempt(call: Call) -> tuple[Any, float, int]:
@@ -248,10 +272,6 @@ def attempt(call: Call) -> tuple[Any, float, int]:
             if not isinstance(error, GristmillError):  # a fault of ours: the process in charge shows where it is
                 error.add_note(traceback.format_exc())
             return Failure.of(error), time.process_time() - started, retried
-
-
-def _name(call: Call) -> str:
-    return str(call.arguments["task"].name)
 
 
 @contextmanager

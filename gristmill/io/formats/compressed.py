@@ -2,6 +2,8 @@
 
 A file is a sequence of streams (gzip members, zstd frames), which are all read, over a padding of
 zero bytes where the format allows one. A stream that is truncated or corrupt is an error, wherever it lies in the file.
+So is a file without a stream, as one of 0 bytes is: nothing, compressed, is some bytes, and a download that was
+interrupted may leave such a file.
 """
 
 import bz2
@@ -34,6 +36,9 @@ def decompress(file: BinaryIO, compression: str) -> Iterator[bytes]:
     at most 2 GiB, of which only as much is used as the stream is long. Raises CorruptStream.
     """
     try:
+        if not file.read(1):
+            raise EOFError("the file is empty")
+        file.seek(0)
         yield from _READERS[compression](file)
     except (zstandard.ZstdError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise CorruptStream(str(error)) from error
@@ -62,6 +67,8 @@ def _stream_chunks(
 ) -> Iterator[bytes]:
     """Decompress all streams of a file. bz2.open and lzma.open would ignore a stream whose first bytes are corrupt."""
     data = _skip_zeros(file, b"")
+    if not data:
+        raise EOFError("there are zeros in the file, and no stream")
     while data:
         stream = new()
         while not stream.eof:

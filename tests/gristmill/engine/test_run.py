@@ -1,5 +1,6 @@
 """Runs of a stage: finished tasks are skipped, changed ones run again, and nothing is lost when a run is refused."""
 
+import gc
 import os
 import re
 import shutil
@@ -11,8 +12,9 @@ import pytest
 
 from gristmill.counts import READ, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.executors.local import Call
 from gristmill.engine.run import open_stage
-from gristmill.engine.task import Stage, Task
+from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import ConservationError, InputError, OutputError, TooManyMalformed, UsageError
 from gristmill.io.files import reject_unfinished
 from gristmill.io.writers import Rejects
@@ -175,6 +177,17 @@ def test_the_input_of_a_finished_run_that_moved_is_known(tmp_path: Path, source:
     (tmp_path / "other" / "a").write_text("other\n")
     with pytest.raises(UsageError, match=r"what upper made of .*/moved, and would lose it"):
         upper_stage(tmp_path / "other", target)
+
+
+def count_calls(number: int) -> Result:
+    """Task: say how many calls there are in this process."""
+    return Result(Counts({}, []), sum(isinstance(found, Call) for found in gc.get_objects()))
+
+
+def test_calls_are_made_when_they_are_run(tmp_path: Path) -> None:
+    with open_stage(STAGE, tmp_path / "out", QUIET) as run:
+        tasks = [Task(str(number), count_calls, {"number": number}) for number in range(50)]
+        assert max(run.step("count", tasks).values(int)) < 25
 
 
 def test_an_output_that_is_an_input_is_refused(source: Path) -> None:

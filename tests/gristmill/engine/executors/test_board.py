@@ -17,6 +17,7 @@ from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions, Shard
 from gristmill.engine.records import DoneRecord
 from gristmill.engine.staging import Scratch
+from gristmill.engine.task import Task
 from gristmill.errors import DamagedFile, FinishedElsewhere, GristmillError, OutputError, UsageError
 
 STEP = Posting("session", step=1, tasks=4, name="upper: upper", versions=code_versions())
@@ -121,6 +122,22 @@ def help_once(folder: Path, posting: Posting, work: Work = Work()) -> None:
         team.help()
         Board(folder).post(posting)
         team.help()
+
+
+def fail_late(task: Task, folder: Path, **_: object) -> None:
+    """A call that fails when the process in charge has ended its step, and has not yet said so on the board."""
+    Board(folder).forget(STEP)
+    raise DamagedFile(task.arguments["source"], "cut off", "ends too early")
+
+
+def test_who_fails_when_the_step_is_over_leaves_nothing_of_it(boards: tuple[Board, Board], tmp_path: Path) -> None:
+    folder, task = boards[0].folder, Task("a", fail_late, {"source": tmp_path / "a"})
+    boards[0].post(posted(STEP, tasks=1), [Call(fail_late, {"task": task, "folder": folder})])
+    with shard_executor(
+        LocalExecutor(1), folder, RunOptions(workers=1, shard="1/2"), Work(), Scratch(tmp_path)
+    ) as team:
+        team.help()
+    assert sorted(path.name for path in folder.iterdir()) == ["board.json", "processes"]
 
 
 def test_a_process_with_other_versions_is_refused(tmp_path: Path) -> None:

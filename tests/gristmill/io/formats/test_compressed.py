@@ -56,6 +56,14 @@ def test_a_small_file_with_an_enormous_line_takes_little_memory(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("compression", COMPRESS)
+def test_a_file_without_a_stream_is_truncated(compression: str) -> None:
+    for nothing in (b"", bytes(1000)):
+        with pytest.raises(CorruptStream):
+            chunks_of(nothing, compression)
+    assert b"".join(chunks_of(COMPRESS[compression](b""), compression)) == b""
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
 def test_chunks_are_small(compression: str) -> None:
     data = COMPRESS[compression](bytes(5 * CHUNK) + LINES)
     chunks = chunks_of(data, compression)
