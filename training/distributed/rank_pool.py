@@ -6,6 +6,7 @@ workers in milliseconds, while torchrun takes 20 seconds to start eight.
 
 import contextlib
 import gc
+import math
 import multiprocessing
 import os
 import pickle
@@ -27,6 +28,7 @@ from gristmill.engine.executors.local import exit_with_parent, start_fork_server
 
 _GRACE_SECONDS = 1.0  # after the first error, for the other ranks to return theirs
 _LEAVING_SECONDS = 5.0  # after a rank's job, for the other ranks to end theirs
+_NO_GROUP = math.inf  # time of the failure of a rank that could not connect to the others: theirs came before
 _MAX_JOBS = 25  # per process, which is then replaced: torch leaks threads and sockets of every process group
 _PRELOAD = ["training.parallel.parallelize"]  # imports torch and everything else that a model needs
 _PRELOAD_ON_CPU = ["training.kernels.cpu.kernels"]
@@ -125,12 +127,15 @@ class RankPool:
     def _receive(self, rank: int) -> tuple[bool, Any, float]:
         """A worker's answer, as `_serve` sends it; a dead worker failed at time 0, before all others."""
         try:
-            return self._workers[rank].connection.recv()
+            answer = self._workers[rank].connection.recv()
         except (EOFError, ConnectionResetError):
             process = self._workers[rank].process
             process.join(_GRACE_SECONDS)
+            answer = False, f"died with exit code {process.exitcode}", 0.0
             self._kill([rank])
-            return False, f"died with exit code {process.exitcode}", 0.0
+        if not answer[0] and answer[2] == _NO_GROUP:
+            self._kill([rank])  # torch has numbered its process groups otherwise than the other ranks' from now on
+        return answer
 
     def _start(self, rank: int) -> _Worker:
         context = multiprocessing.get_context("forkserver")
@@ -168,26 +173,27 @@ def _serve(connection: Connection, rank: int, threads: int, port: int, timeout: 
         try:
             own = dist.PrefixStore(f"job{number}", store)
             with _process_group(own, rank, size, timeout, device):
+                _wait_for_others(own, "connected", size, timeout)
                 answer = _run_job(job)
                 connection.send(answer)
                 if answer[0]:
-                    _wait_for_others(own, size)
+                    _wait_for_others(own, "done", size, _LEAVING_SECONDS)
         except Exception:  # the process group could not be set up
             if answer is not None:
                 raise
-            connection.send((False, traceback.format_exc(), time.monotonic()))
+            connection.send((False, traceback.format_exc(), _NO_GROUP))
         gc.collect()  # models and process groups are in reference cycles
 
 
-def _wait_for_others(store: dist.Store, size: int) -> None:
-    """Wait until the job of every rank has ended, for some seconds: another one may have failed.
+def _wait_for_others(store: dist.Store, what: str, size: int, seconds: float) -> None:
+    """Wait until every rank says that it is `what`, for some seconds: another one may have failed.
 
     A rank that leaves while another one still connects to it makes gloo fail there.
     """
-    if store.add("done", 1) == size:
-        store.set("all done", "")
+    if store.add(what, 1) == size:
+        store.set(f"all {what}", "")
     with contextlib.suppress(dist.DistStoreError):
-        store.wait(["all done"], timedelta(seconds=_LEAVING_SECONDS))
+        store.wait([f"all {what}"], timedelta(seconds=seconds))
 
 
 def _run_job(job: bytes) -> tuple[bool, bytes | str, float]:

@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -84,6 +85,16 @@ def test_a_worker_that_hangs_is_reported_and_replaced() -> None:
         with pytest.raises(RankError, match="rank 1 did not answer and had to be killed"):
             pool.run(2, hang_on_one)
         pool.job_timeout = 30.0
+        assert [r[2] for r in pool.run(2, add, 1)] == [3.0, 3.0]
+
+
+def test_a_worker_that_could_not_connect_is_replaced() -> None:
+    with RankPool(2, timeout=1.0, job_timeout=10.0) as pool:
+        stopped = pool.run(2, add, 1)[1][3]
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(RankError, match="rank 1 did not answer"):
+            pool.run(2, add, 1)
+        pool.timeout = 30.0
         assert [r[2] for r in pool.run(2, add, 1)] == [3.0, 3.0]
 
 
