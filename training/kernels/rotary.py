@@ -10,14 +10,19 @@ from training.kernels.dispatch import rotate_pairs
 from training.kernels.precision import accumulation_dtype
 
 
-def rotary_table(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_frequencies(head_dim: int, base: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """RoPE's angle from one position to the next, of each pair of a head's features, (E/2,) (equation 15)."""
+    frequencies: Tensor = base ** (-torch.arange(0, head_dim, 2, device=device, dtype=dtype) / head_dim)
+    return frequencies
+
+
+def rotary_table(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     """RoPE's cos and sin of position × frequency, each (T, E) (equation 15).
 
-    `positions` (T,) int64; E = `head_dim`; `dtype`, float32 or float64, is that of the angles, too. Columns i and
-    i + E/2 belong to one pair; sin is negative in the first half.
+    `positions` (T,) int64; `frequencies` (E/2,), whose dtype, float32 or float64, is that of the angles, too. Columns i
+    and i + E/2 belong to one pair; sin is negative in the first half.
     """
-    frequencies = base ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=dtype) / head_dim)
-    angles = positions.to(dtype)[:, None] * frequencies
+    angles = positions.to(frequencies.dtype)[:, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 

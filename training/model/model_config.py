@@ -1,5 +1,6 @@
 """ModelConfig: the decoder's sizes and the variants of its layers."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
@@ -22,7 +23,9 @@ class ModelConfig:
         **dict.fromkeys(("width", "ffn_width"), Range(0, 10_000_000)),
         **dict.fromkeys(("vocab_size", "context"), Range(0, 2**31 - 1)),
         "dropout": Range(0, 1),
-        **dict.fromkeys(("rope_base", "norm_eps", "init_std"), Range(0)),
+        **dict.fromkeys(("rope_base", "rope_factor", "rope_low", "rope_high", "rope_attention_factor"), Range(0)),
+        "rope_original_context": Range(0, 2**31 - 1),
+        **dict.fromkeys(("norm_eps", "init_std"), Range(0)),
     }
 
     preset: str = "llama"
@@ -65,6 +68,19 @@ class ModelConfig:
     """Dropout probability, for the embedding, the attention weights and each sublayer's output."""
     rope_base: float = 0.0
     """Base of the rotary frequencies (theta); 0: the preset's, of llama 10,000."""
+    rope_scaling: Literal["none", "linear", "llama3", "yarn"] | None = None
+    """Rotary frequencies divided by rope_factor, for longer sequences than those of pre-training: linear, all of them;
+    llama3 and yarn, the low ones."""
+    rope_factor: float = 0.0
+    """By how much sequences are longer than rope_original_context."""
+    rope_original_context: int = 0
+    """Length of the sequences of pre-training; of llama3 and yarn."""
+    rope_low: float = 0.0
+    """Frequencies that turn less often in rope_original_context are divided; 0: 1, for llama3 and yarn."""
+    rope_high: float = 0.0
+    """Frequencies that turn more often in rope_original_context stay; 0: 4 for llama3, 32 for yarn."""
+    rope_attention_factor: float = 0.0
+    """Factor of the rotated queries and keys, of yarn; 0: 0.1 ln(rope_factor) + 1."""
     norm_eps: float = 0.0
     """Epsilon of the norms; 0: the preset's, of llama and gpt2 1e-5."""
     init_std: float = 0.0
@@ -98,6 +114,7 @@ class ModelConfig:
         return replace(
             self,
             **given,
+            **_rope_defaults(self),
             bias=self.bias if self.norm == "layer" else all(given.values()),  # it has no other effect then
             kv_heads=self.kv_heads or self.heads,
             head_dim=self.head_dim or self.width // max(1, self.heads),
@@ -152,11 +169,6 @@ class ModelConfig:
             f"model.heads {self.heads} is not divisible by model.kv_heads {self.kv_heads}; try one of its divisors",
         )
         require(
-            self.positions != "rope" or self.head_dim % 2 == 0,
-            f"rotary positions need an even number of features per head, and a head has {self.head_dim}; "
-            f"try another --model.heads, or --model.head_dim {self.head_dim + 1}",
-        )
-        require(
             self.vocab_size >= vocab_size,
             f"model.vocab_size {self.vocab_size} is below the tokenizer's {vocab_size}; "
             f"try --model.vocab_size {vocab_size}",
@@ -165,6 +177,7 @@ class ModelConfig:
             self.context >= seq_len,
             f"model.context {self.context} is below data.seq_len {seq_len}; try --model.context {seq_len}",
         )
+        _check_rope(self)
         require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}; wanted 0 <= dropout < 1")
 
 
@@ -173,3 +186,58 @@ _ALWAYS_RECORDED = frozenset({
     "preset", "layers", "width", "heads", "kv_heads", "ffn_width", "vocab_size", "context", "norm", "positions", "mlp",
     "bias", "tied", "dropout", "rope_base", "norm_eps", "init_std",
 })  # fmt: skip
+
+
+_TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}  # rope_low and rope_high
+
+
+def _rope_defaults(config: ModelConfig) -> dict[str, Any]:
+    """Options of RoPE's scaling with every default filled in."""
+    kind, factor = config.rope_scaling or "none", config.rope_factor or 1.0
+    low, high = _TURNS.get(kind, (0.0, 0.0))
+    attention = 0.1 * math.log(max(1.0, factor)) + 1 if kind == "yarn" else 1.0  # Peng et al. 2023, equation 22
+    return {
+        "rope_scaling": kind,
+        "rope_factor": factor,
+        "rope_low": config.rope_low or low,
+        "rope_high": config.rope_high or high,
+        "rope_attention_factor": config.rope_attention_factor or attention,
+    }
+
+
+def _check_rope(config: ModelConfig) -> None:
+    """Raise UsageError for rotary options that do not fit together, or that have no effect."""
+    require(
+        config.positions != "rope" or config.head_dim % 2 == 0,
+        f"rotary positions need an even number of features per head, and a head has {config.head_dim}; "
+        f"try another --model.heads, or --model.head_dim {config.head_dim + 1}",
+    )
+    kind = config.rope_scaling
+    require(
+        kind == "none" or config.positions == "rope",
+        f"model.rope_scaling {kind} needs rotary positions, and model.positions is {config.positions}; "
+        "try --model.positions rope, or --model.rope_scaling none",
+    )
+    require(
+        config.rope_factor == 1 if kind == "none" else config.rope_factor > 1,
+        f"model.rope_factor is {config.rope_factor} and model.rope_scaling {kind}; "
+        "wanted a factor above 1 with a scaling, and none without; "
+        "try --model.rope_scaling linear --model.rope_factor 2",
+    )
+    unused = {} if kind in _TURNS else {"rope_original_context": 0, "rope_low": 0, "rope_high": 0}
+    unused |= {} if kind == "yarn" else {"rope_attention_factor": 1}
+    for name, none in unused.items():
+        value = getattr(config, name)
+        require(value == none, f"model.{name} {value} has no effect with model.rope_scaling {kind}; leave it at 0")
+    if kind in _TURNS:
+        require(
+            config.rope_original_context > 0,
+            f"model.rope_scaling {kind} needs the length of pre-training's sequences; "
+            "try --model.rope_original_context 8192",
+        )
+        require(
+            0 < config.rope_low < config.rope_high,
+            f"model.rope_low is {config.rope_low} and model.rope_high {config.rope_high}; wanted low below high, "
+            f"both above 0; try --model.rope_low {_TURNS[kind][0]} --model.rope_high {_TURNS[kind][1]}",
+        )
+        require(config.rope_base > 1, f"model.rope_base is {config.rope_base}; wanted more than 1; try 10000")

@@ -33,6 +33,11 @@ _SIZES = {"layers": 4, "width": 256, "heads": 4, "rope_base": 10_000.0, "norm_ep
 LLAMA = {**_SIZES, "norm": "rms", "positions": "rope", "mlp": "swiglu", "bias": False, "tied": False}
 # Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3
 GPT2 = {**_SIZES, "norm": "layer", "positions": "learned", "mlp": "gelu", "bias": True, "tied": True}
+# Llama team 2024, "The Llama 3 herd of models", section 3.2; the scaling of RoPE is in its published code
+LLAMA3 = {
+    **LLAMA, "vocab_size": 128_256, "context": 131_072, "rope_base": 500_000.0, "rope_scaling": "llama3",
+    "rope_original_context": 8192,
+}  # fmt: skip
 
 PRESETS: dict[str, Preset] = {
     "llama": Preset(LLAMA),
@@ -49,5 +54,20 @@ PRESETS: dict[str, Preset] = {
         },
         6_738_415_616,
         "config.json of meta-llama/Llama-2-7b-hf",
+    ),
+    "llama-3.1-8b": Preset(
+        {
+            **LLAMA3, "layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn_width": 14_336, "rope_factor": 8.0,
+        },
+        8_030_261_248,
+        "config.json of meta-llama/Llama-3.1-8B",
+    ),
+    "llama-3.2-1b": Preset(
+        {
+            **LLAMA3, "layers": 16, "width": 2048, "heads": 32, "kv_heads": 8, "ffn_width": 8192, "rope_factor": 32.0,
+            "tied": True,
+        },
+        1_235_814_400,
+        "config.json of meta-llama/Llama-3.2-1B",
     ),
 }  # fmt: skip

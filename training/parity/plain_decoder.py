@@ -29,6 +29,14 @@ class PlainSizes:
     norm_eps: float
     rope_base: float
     dropout: float
+    scaling: str = "none"
+    """Of rotary frequencies: none, linear, llama3 or yarn."""
+    factor: float = 1.0
+    original_context: int = 0
+    turns: tuple[float, float] = (0.0, 0.0)
+    """Frequencies that turn less often than the first in the original context are divided by the factor; those that
+    turn more often than the second stay."""
+    attention_factor: float = 1.0
 
 
 class PlainDecoder:
@@ -87,11 +95,33 @@ class PlainDecoder:
     def _rotate(self, x: Tensor) -> Tensor:
         """Rotary positions (Su et al. 2021, equation 34), with features i and i + E/2 as a pair; `x` (B, T, H, E)."""
         half = x.shape[-1] // 2
-        frequencies = torch.tensor([self.sizes.rope_base ** (-i / half) for i in range(half)], dtype=x.dtype)
+        frequencies = torch.tensor([self._frequency(i, half) for i in range(half)], dtype=x.dtype)
         angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None, None] * frequencies
         first, second = x[..., :half], x[..., half:]
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = (y * self.sizes.attention_factor for y in (angles.cos(), angles.sin()))
         return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+
+    def _frequency(self, pair: int, pairs: int) -> float:
+        """Angle from one position to the next of a pair of features, scaled as the model's options say.
+
+        Linear: Chen et al. 2023, equation 4. llama3: as Meta's published code has it. yarn: Peng et al. 2023, sections
+        3.2 and 3.3.
+        """
+        sizes, frequency = self.sizes, self.sizes.rope_base ** (-pair / pairs)
+        if sizes.scaling == "none":
+            return frequency
+        kept = 0.0
+        if sizes.scaling == "llama3":
+            turns = sizes.original_context / (2 * math.pi / frequency)
+            kept = min(1.0, max(0.0, (turns - sizes.turns[0]) / (sizes.turns[1] - sizes.turns[0])))
+        if sizes.scaling == "yarn":
+            last, first = (
+                pairs * math.log(sizes.original_context / (2 * math.pi * turns), sizes.rope_base)
+                for turns in sizes.turns
+            )
+            start, stop = max(math.floor(first), 0), min(math.ceil(last), 2 * pairs - 1)
+            kept = 1 - min(1.0, max(0.0, (pair - start) / (stop - start if stop != start else 0.001)))
+        return kept * frequency + (1 - kept) * frequency / sizes.factor
 
     def _mlp(self, name: str, x: Tensor) -> Tensor:
         """SwiGLU (Shazeer 2020, equation 6), or GELU's tanh approximation (Hendrycks & Gimpel 2016, section 2)."""

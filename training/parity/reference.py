@@ -76,7 +76,11 @@ class _Plain:
         self.weights = {name: w.requires_grad_() for name, w in _initial_weights(case).items()}
         self.parameters = list(self.weights.values())
         base = model.rope_base if model.positions == "rope" else 0.0
-        sizes = PlainSizes(model.layers, model.heads, model.kv_heads, model.norm_eps, base, model.dropout)
+        sizes = PlainSizes(
+            model.layers, model.heads, model.kv_heads, model.norm_eps, base, model.dropout, str(model.rope_scaling),
+            model.rope_factor, model.rope_original_context, (model.rope_low, model.rope_high),
+            model.rope_attention_factor,
+        )  # fmt: skip
         self._decoder = PlainDecoder(self.weights, sizes)
         self.logits = self._decoder.logits
 

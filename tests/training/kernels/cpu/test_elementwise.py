@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.profiler import profile
 
 from training.kernels.dispatch import embedding, gelu, layer_norm, rms_norm, swiglu
-from training.kernels.rotary import apply_rotary, rotary_table
+from training.kernels.rotary import apply_rotary, rotary_frequencies, rotary_table
 from training.model.decoder import Decoder
 from training.model.layers import RMSNorm
 from training.model.model_config import ModelConfig
@@ -31,16 +31,20 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def frequencies(head_dim: int, base: float, dtype: torch.dtype) -> Tensor:
+    return rotary_frequencies(head_dim, base, torch.device("cpu"), dtype)
+
+
 def turned(x: Tensor) -> Tensor:
     """By the definition, with complex numbers."""
     half = x.shape[-1] // 2
-    cos, sin = (t[:, half:] for t in rotary_table(torch.arange(x.shape[-2]), x.shape[-1], 100.0, x.dtype))
+    cos, sin = (t[:, half:] for t in rotary_table(torch.arange(x.shape[-2]), frequencies(x.shape[-1], 100.0, x.dtype)))
     y = torch.complex(x[..., :half], x[..., half:]) * torch.complex(cos, sin)
     return torch.cat((y.real, y.imag), -1)
 
 
 def rotated(x: Tensor) -> Tensor:
-    return apply_rotary(x, rotary_table(torch.arange(x.shape[-2]), x.shape[-1], 100.0, x.dtype))
+    return apply_rotary(x, rotary_table(torch.arange(x.shape[-2]), frequencies(x.shape[-1], 100.0, x.dtype)))
 
 
 def projected(x: Tensor) -> Tensor:
@@ -148,7 +152,7 @@ def test_rotary_scores_depend_on_the_relative_position_only() -> None:
 
     def score(at: int, to: int) -> Tensor:
         turned = [
-            apply_rotary(x[None, None, None], rotary_table(torch.tensor([p]), 8, 10_000.0, x.dtype))
+            apply_rotary(x[None, None, None], rotary_table(torch.tensor([p]), frequencies(8, 10_000.0, x.dtype)))
             for x, p in ((q, at), (k, to))
         ]
         return (turned[0] * turned[1]).sum()
@@ -178,10 +182,10 @@ LOW = {
     ),
     "rotary": (
         lambda x, _: apply_rotary(
-            x[:, None], rotary_table(torch.arange(8000, 8000 + x.shape[1]), 64, 1e4, torch.float32)
+            x[:, None], rotary_table(torch.arange(8000, 8000 + x.shape[1]), frequencies(64, 1e4, torch.float32))
         ),
         lambda x, _: apply_rotary(
-            x[:, None], rotary_table(torch.arange(8000, 8000 + x.shape[1]), 64, 1e4, torch.float32)
+            x[:, None], rotary_table(torch.arange(8000, 8000 + x.shape[1]), frequencies(64, 1e4, torch.float32))
         ),
     ),
 }
