@@ -62,6 +62,8 @@ class Trainer:
         self.model = parallelize(
             decoder, self.layout, world, config.seed, config.precision, plan.memory, config.compile
         )
+        if config.optim.z_loss:
+            self.model.add_z_loss(config.optim.z_loss)
         updated = self.model.files.after_update if self.model.files is not None else None
         holders = self.model.matrix_holders() if config.optim.name == "muon" else JointAxis()
         self.optimizer = build_optimizer(
@@ -137,7 +139,7 @@ class Trainer:
         lr, loss_scale = learning_rate(step - 1, self.config.optim), self.stability.scale
         batch = self.loader.batch(step - 1)
         local_loss = self.model.forward_backward(batch, loss_scale / self.tokens_per_step)
-        loss, grad_norm, stop = self._all_reduce_metrics(local_loss, loss_scale, stop_signal)
+        loss, grad_norm, stop, z_loss = self._all_reduce_metrics(local_loss, loss_scale, stop_signal)
         if self.stability.accepts(step, loss, grad_norm):
             max_norm = self.config.optim.max_grad_norm
             clip_factor = min(1.0, max_norm / (grad_norm + 1e-6)) if max_norm else 1.0
@@ -147,15 +149,20 @@ class Trainer:
         self.optimizer.zero_grad()
         self.steps_done = step
         new_scale = self.stability.scale if self.stability.scales_loss else None
-        self.unreported.append(StepMetrics(step, lr, loss, grad_norm, new_scale, self.stability.fault))
+        self.unreported.append(StepMetrics(step, lr, loss, grad_norm, new_scale, self.stability.fault, z_loss))
         return stop
 
-    def _all_reduce_metrics(self, local_loss: Tensor, loss_scale: float, stop_signal: int) -> tuple[float, float, bool]:
-        """Mean loss (nats/token), unscaled gradient norm and whether to stop, over all ranks: one all-reduce."""
+    def _all_reduce_metrics(
+        self, local_loss: Tensor, loss_scale: float, stop_signal: int
+    ) -> tuple[float, float, bool, float | None]:
+        """Mean loss (nats/token), unscaled gradient norm, whether to stop, and mean z-loss: over all ranks, at once."""
         squares = squared_grad_norm(self.model.params, self.world.device)
-        local = torch.stack([local_loss.double(), squares, torch.full_like(squares, stop_signal)])
-        total, square, stop = self.world.all_reduce(local).tolist()
-        return total / self.tokens_per_step, math.sqrt(square) / loss_scale, stop > 0
+        local = [local_loss.double(), squares, torch.full_like(squares, stop_signal)]
+        if self.config.optim.z_loss:
+            local.append(self.model.take_z_loss().double())
+        total, square, stop, *z_loss = self.world.all_reduce(torch.stack(local)).tolist()
+        mean_z_loss = z_loss[0] / self.tokens_per_step if z_loss else None
+        return total / self.tokens_per_step, math.sqrt(square) / loss_scale, stop > 0, mean_z_loss
 
     @property
     def skipped(self) -> bool:

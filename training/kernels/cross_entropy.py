@@ -14,13 +14,40 @@ IGNORE_INDEX = -100  # a target with this id adds nothing to the loss
 _BLOCK_BYTES = 64 << 20  # of the gradient of the weight, where it is added to in blocks of rows
 
 
+class ZLoss:
+    """z-loss: `coefficient` (log Z)^2 of each target, Z the sum of exponentials (Chowdhery et al. 2022, section 5).
+
+    It keeps logits from drifting. Its gradient joins that of the cross-entropy, its value is summed apart.
+    """
+
+    def __init__(self, coefficient: float) -> None:
+        self.coefficient = coefficient
+        self._total: Tensor | None = None
+
+    def add(self, log_z: Tensor, valid: Tensor) -> Tensor:
+        """Add that of N targets, `log_z` (N,), where `valid`; returns 1 + its derivative by log Z, (N,)."""
+        value = torch.where(valid, self.coefficient * log_z.square(), 0.0).sum()
+        self._total = value if self._total is None else self._total + value
+        return 1 + 2 * self.coefficient * log_z
+
+    def take(self) -> Tensor | None:
+        """The sum since the last call, 0-d; None if nothing was added."""
+        total, self._total = self._total, None
+        return total
+
+
 def chunk_tokens(vocabulary: int, dtype: torch.dtype, device: torch.device) -> int:
     """Tokens per chunk: as many as the device's memory for logits holds, in the dtype of the loss; one at least."""
     return max(1, kernels_for(device).LOGITS_BYTES // (vocabulary * accumulation_dtype(dtype).itemsize))
 
 
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, targets: Tensor, vocab_start: int = 0, group: dist.ProcessGroup | None = None
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocab_start: int = 0,
+    group: dist.ProcessGroup | None = None,
+    z_loss: ZLoss | None = None,
 ) -> Tensor:
     """Cross-entropy of softmax(x @ weight.T) in nats, summed over all targets but IGNORE_INDEX; shape (1,).
 
@@ -32,8 +59,10 @@ def linear_cross_entropy(
     `vocab_start`; all ranks pass the same x and targets, and the gradient of x is a partial sum, still to be
     all-reduced. Two all-reduces per chunk: of the largest log-sum-exp, then of the sum of exponentials and the
     target's logit (after Shoeybi et al. 2019, section 3).
+
+    With `z_loss` the gradients are of the sum of both losses, and the result remains the cross-entropy.
     """
-    return _LinearCrossEntropy.apply(x.flatten(0, 1), weight, targets.flatten(), vocab_start, group)
+    return _LinearCrossEntropy.apply(x.flatten(0, 1), weight, targets.flatten(), vocab_start, group, z_loss)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -41,7 +70,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        vocab_start: int,
+        group: dist.ProcessGroup | None,
+        z_loss: ZLoss | None,
     ) -> Tensor:
         dtype = accumulation_dtype(x.dtype)
         total = torch.zeros(1, dtype=dtype, device=x.device)
@@ -50,7 +85,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         step = chunk_tokens(_largest_shard(len(weight), vocab_start, group), x.dtype, x.device)
         for start in range(0, len(x), step):
             chunk = slice(start, start + step)
-            loss, dlogits = _chunk_loss(x[chunk], weight, targets[chunk], vocab_start, group)
+            loss, dlogits = _chunk_loss(x[chunk], weight, targets[chunk], vocab_start, group, z_loss)
             total += loss
             if dx is not None and dw is not None:
                 dlogits = dlogits.to(x.dtype)
@@ -71,7 +106,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             dx, dw = (g if g is None else g.mul_(grad.to(g.dtype)) for g in gradients)
         else:
             dx, dw = (g if g is None else g * grad.to(g.dtype) for g in gradients)
-        return dx, dw, None, None, None
+        return dx, dw, None, None, None, None
 
 
 def _largest_shard(rows: int, vocab_start: int, group: dist.ProcessGroup | None) -> int:
@@ -101,7 +136,12 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _chunk_loss(
-    x: Tensor, weight: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocab_start: int,
+    group: dist.ProcessGroup | None,
+    z_loss: ZLoss | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Summed loss of a chunk of N tokens, (), and the gradient of its logits, (N, V / n)."""
     logits = x @ weight.T
@@ -111,10 +151,13 @@ def _chunk_loss(
     # normalised within this shard of the vocabulary
     log_probs = logits.log_softmax(-1, dtype=accumulation_dtype(x.dtype))
     target_log_prob, scale = log_probs.gather(1, column)[:, 0], valid.to(log_probs.dtype)
+    if group is not None or z_loss is not None:
+        log_z = logits[:, 0].to(log_probs.dtype) - log_probs[:, 0]  # of this shard
     if group is not None:
-        log_sum_exp = logits[:, 0].to(log_probs.dtype) - log_probs[:, 0]
-        target_log_prob, shard_prob = _combine_vocab_shards(target_log_prob, log_sum_exp, in_shard, group)
+        target_log_prob, shard_prob, log_z = _combine_vocab_shards(target_log_prob, log_z, in_shard, group)
         scale *= shard_prob
+    if z_loss is not None:
+        scale *= z_loss.add(log_z, valid)
     loss = torch.where(valid, -target_log_prob, 0.0).sum()
     gradient = log_probs.exp_().mul_(scale[:, None])
     gradient.scatter_add_(1, column, -(in_shard & valid)[:, None].to(gradient.dtype))
@@ -123,8 +166,8 @@ def _chunk_loss(
 
 def _combine_vocab_shards(
     target_log_prob: Tensor, log_sum_exp: Tensor, in_shard: Tensor, group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor]:
-    """Each target's log-probability over the whole vocabulary, (N,), and this shard's total probability, (N,).
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Over the whole vocabulary each target's log-probability, this shard's total probability, and log Z; each (N,).
 
     `target_log_prob` (N,) is normalised within this shard and valid where the target is `in_shard`;
     `log_sum_exp` (N,) is of this shard's logits.
@@ -134,4 +177,5 @@ def _combine_vocab_shards(
     log_sum_exp = log_sum_exp - largest
     sums = torch.stack([log_sum_exp.exp(), torch.where(in_shard, target_log_prob + log_sum_exp, 0.0)], 1)
     dist.all_reduce(sums, group=group)
-    return sums[:, 1] - sums[:, 0].log(), log_sum_exp.exp() / sums[:, 0]
+    log_total = sums[:, 0].log()
+    return sums[:, 1] - log_total, log_sum_exp.exp() / sums[:, 0], largest + log_total

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from training.kernels.cross_entropy import linear_cross_entropy
+from training.kernels.cross_entropy import ZLoss, linear_cross_entropy
 from training.kernels.dispatch import embedding
 from training.model.dropout import Dropout
 from training.model.model_config import ModelConfig
@@ -36,9 +36,12 @@ class Embedding(nn.Module):
 class Head(nn.Linear):
     """Output projection: features (B, T, D) to logits (B, T, V), or fused with the loss."""
 
+    z_loss: ZLoss | None = None
+    """Added to the loss in training."""
+
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Summed cross-entropy in nats, (1,), from features (B, T, D) and targets (B, T)."""
-        return linear_cross_entropy(x, self.weight, targets)
+        return linear_cross_entropy(x, self.weight, targets, z_loss=self.z_loss if self.training else None)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         return super().forward(x) if targets is None else self.loss(x, targets)

@@ -20,7 +20,7 @@ class OptimConfig:
         "steps": Range(1, INT64),
         **dict.fromkeys(("warmup_steps", "decay_steps", "cooldown_steps"), Range(0, INT64)),
         **dict.fromkeys(("lr", "eps"), Range(0, above=True)),
-        **dict.fromkeys(("min_lr", "weight_decay", "max_grad_norm"), Range(0)),
+        **dict.fromkeys(("min_lr", "weight_decay", "z_loss", "max_grad_norm"), Range(0)),
         "muon_momentum": Range(0, math.nextafter(1, 0)),
         "betas": Range(0, math.nextafter(1, 0)),
     }
@@ -57,6 +57,9 @@ class OptimConfig:
     """Epsilon of AdamW's denominator."""
     muon_momentum: float = 0.95
     """Decay rate of Muon's momentum."""
+    z_loss: float = 0.0
+    """Coefficient of a z-loss, the squared logarithm of the softmax's denominator: minimised beside the loss, and shown
+    apart from it; 0: none. PaLM's was 1e-4."""
     max_grad_norm: float = 1.0
     """Maximum gradient norm: the 2-norm over all parameters; 0 disables clipping."""
 

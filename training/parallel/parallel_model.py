@@ -11,9 +11,11 @@ from torch.distributed.tensor import DTensor
 from training.distributed.collectives import all_gather
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import AXES, World
+from training.kernels.cross_entropy import ZLoss
 from training.memory.offload_parameters import ParametersOnDisk
 from training.model.batch import Batch
 from training.model.decoder import Decoder
+from training.model.embedding import Head
 from training.model.model_config import ModelConfig
 from training.parallel.data_parallel import GradReducer
 from training.parallel.fsdp import reshard
@@ -50,6 +52,7 @@ class ParallelModel:
         self.config, self.layout, self.world = config, layout, world
         self.parts, self.params, self.reducers = parts, params, reducers
         self.axes, self.sums, self.pipeline, self.files = axes, sums, pipeline, files
+        self.z_loss = ZLoss(0.0)
 
     def forward_backward(self, batch: Batch, scale: float) -> Tensor:
         """Forward and backward: leaves gradients of `scale` × the global loss sum on the shards that this rank updates.
@@ -64,6 +67,18 @@ class ParallelModel:
                 param.local.grad = grad.to_local() if isinstance(grad, DTensor) else None
         self.sums.run()
         return self._count_once(loss)
+
+    def add_z_loss(self, coefficient: float) -> None:
+        """Train with a z-loss of this coefficient from now on."""
+        self.z_loss = ZLoss(coefficient)
+        for part in self.parts:
+            if isinstance(part.head, Head):
+                part.head.z_loss = self.z_loss
+
+    def take_z_loss(self) -> Tensor:
+        """This rank's term of the z-loss, 0-d: summed over the targets of all training passes since the last call."""
+        total = self.z_loss.take()
+        return torch.zeros((), device=self.world.device) if total is None else self._count_once(total)
 
     @torch.no_grad()
     def loss(self, ids: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:

@@ -162,7 +162,8 @@ class _VocabParallelHead(Head):
         self.first = shard.offset[0]
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        return linear_cross_entropy(self.region.enter(x), self.weight, targets, self.first, self.region.axis.group)
+        z_loss, group = self.z_loss if self.training else None, self.region.axis.group
+        return linear_cross_entropy(self.region.enter(x), self.weight, targets, self.first, group, z_loss)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """The loss; without targets this rank's logits, (B, T, V / n)."""

@@ -47,6 +47,7 @@ class Case:
     init_std: float = 0.2
     optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
     """adamw, muon: with weight decay and clipped gradients."""
+    z_loss: float = 0.0
     offload: OffloadTarget = "device"
     """Storage of AdamW's moments, and with ZeRO-3 of the parameters too."""
     compiled: bool = False
@@ -91,6 +92,7 @@ class Case:
         words += [f"m{layout.micro_batches}"] * (layout.micro_batches > 1)
         words += [f"recompute-{self.recompute}"] * (self.recompute != "none")
         words += [self.optimizer] * (self.optimizer != "sgd")
+        words += ["z-loss"] * (self.z_loss > 0)
         words += [f"offload-{self.offload}"] * (self.offload != "device")
         words += ["compiled"] * self.compiled
         words += [self.precision] * (self.precision != "fp64")

@@ -52,11 +52,13 @@ def feature_case(preset: Preset, layout: ParallelConfig, **options: Any) -> Case
 
 
 def _single_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """One process in float64 and float32, and with recomputation and micro-batches."""
+    """One process in float64 and float32, with recomputation and micro-batches; and a z-loss, split or not."""
     for preset in _PRESETS:
         yield preset, _ONE, {"precision": "fp64"}
         yield preset, _ONE, {"precision": "fp32"}
         yield preset, ParallelConfig(micro_batches=2), {"recompute": "full"}
+    for layout in (_ONE, ParallelConfig(tp=2), ParallelConfig(pp=2, schedule="zbv")):
+        yield "llama", layout, {"z_loss": 0.01}
 
 
 def _adamw_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]]:

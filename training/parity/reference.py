@@ -49,7 +49,7 @@ def run_reference(case: Case) -> GlobalResult:
         batch, targets = global_batch(case, step)
         optimizer.zero_grad()
         loss = model.loss(batch) / targets
-        loss.backward()
+        (loss + _z_loss(case, model, batch) / targets).backward()
         losses.append(loss.detach())
         if step == 0:
             gradients = {name: grad.clone() for name, grad in model.named("grad").items()}
@@ -61,6 +61,14 @@ def run_reference(case: Case) -> GlobalResult:
         logits = model.logits(batch.ids)
         losses.append(_summed_loss(logits, batch.targets) / targets)
     return GlobalResult(torch.stack(losses), gradients, model.named("data"), logits[0, list(LOGIT_POSITIONS)])
+
+
+def _z_loss(case: Case, model: "_Plain | _Transformers", batch: Batch) -> Tensor | float:
+    """The case's coefficient times the squared log-sum-exp of the logits, summed over the batch's targets."""
+    if not case.z_loss:
+        return 0.0
+    log_z = model.logits(batch.ids).logsumexp(-1)
+    return case.z_loss * log_z[batch.targets != IGNORED].square().sum()
 
 
 def transformers_is_installed() -> bool:

@@ -98,6 +98,8 @@ class _Run:
         self.model = model = parallelize(
             meta_decoder(case.model), case.layout, self.world, SEED, case.precision, memory, case.compiled
         )
+        if case.z_loss:
+            model.add_z_loss(case.z_loss)
         self.optimizer = None
         if case.optimizer != "sgd":
             updated = model.files.after_update if model.files is not None else None

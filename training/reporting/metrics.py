@@ -39,7 +39,7 @@ class StepMetrics:
 
     `loss`: mean over the global batch, nats/token. `grad_norm`: 2-norm over all parameters, before clipping.
     `loss_scale`: fp16's, after this step; None for other precisions. `skipped`: why the update was skipped; empty if
-    it was not.
+    it was not. `z_loss`: mean over the global batch, not part of `loss`; None if there is none.
     """
 
     step: int
@@ -48,6 +48,7 @@ class StepMetrics:
     grad_norm: float
     loss_scale: float | None
     skipped: str
+    z_loss: float | None = None
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -142,6 +143,8 @@ class Reporter:
         """Record every step; print the skipped ones and the last one. `speed`: the steps' average throughput."""
         for step in steps:
             values = {"lr": step.lr, "loss": finite(step.loss), "grad_norm": finite(step.grad_norm)}
+            if step.z_loss is not None:
+                values["z_loss"] = finite(step.z_loss)
             self.record("step", step.step, **values, **asdict(speed), **({"skipped": True} if step.skipped else {}))
             if step.skipped:
                 self.say(f"skipped step {step.step}: {step.skipped}")

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import training.kernels.cpu.kernels
 from training.distributed.mesh import init_distributed
-from training.kernels.cross_entropy import IGNORE_INDEX, chunk_tokens, linear_cross_entropy
+from training.kernels.cross_entropy import IGNORE_INDEX, ZLoss, chunk_tokens, linear_cross_entropy
 from training.sharding.shard_spec import ShardSpec
 
 RunRanks = Callable[..., list[Any]]
@@ -46,6 +47,27 @@ def test_loss_and_gradients_equal_torch_for_any_chunk_size(monkeypatch: pytest.M
     for ours, theirs in zip(
         gradients(loss, x, weight), gradients(reference(x, weight, targets), x, weight), strict=True
     ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def with_z_loss(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of cross-entropy and z-loss, and the z-loss alone, by torch."""
+    log_z = (x @ weight.T).logsumexp(-1)
+    penalty = 0.02 * log_z[targets != IGNORE_INDEX].square().sum()
+    return reference(x, weight, targets) + penalty, penalty
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 23])
+def test_a_z_loss_is_in_the_gradients_and_its_value_apart(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(training.kernels.cpu.kernels, "LOGITS_BYTES", 8 * chunk)
+    x, weight, targets = example()
+    z_loss = ZLoss(0.02)
+    loss = linear_cross_entropy(x, weight, targets, z_loss=z_loss)
+    both, penalty = with_z_loss(x, weight, targets)
+    torch.testing.assert_close(loss[0], reference(x, weight, targets))
+    torch.testing.assert_close(z_loss.take(), penalty.detach())
+    assert z_loss.take() is None
+    for ours, theirs in zip(gradients(loss, x, weight), gradients(both, x, weight), strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
@@ -123,7 +145,7 @@ def test_a_second_backward_pass_is_an_error() -> None:
         loss.backward()
 
 
-def divided(chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+def divided(chunk: int, z_loss: ZLoss | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     with pytest.MonkeyPatch.context() as patch, init_distributed("cpu"):
         patch.setattr(training.kernels.cpu.kernels, "LOGITS_BYTES", 8 * chunk)
         group = torch.distributed.group.WORLD
@@ -131,16 +153,19 @@ def divided(chunk: int) -> tuple[Tensor, Tensor, Tensor]:
         x, weight, targets = example()
         spec = ShardSpec.whole((VOCABULARY,)).shard(0, group.size(), group.rank())
         mine = weight.detach()[spec.slices].requires_grad_()
-        loss = linear_cross_entropy(x, mine, targets, spec.offset[0], group)
-        return loss.detach(), *gradients(loss, x, mine)
+        loss = linear_cross_entropy(x, mine, targets, spec.offset[0], group, z_loss)
+        return loss.detach(), *gradients(loss, x, mine), z_loss.take() if z_loss else None
 
 
 @pytest.mark.parametrize(("ranks", "chunk"), [(2, 1 << 23), (3, 24)])
-def test_vocab_parallel_equals_one_rank(run_ranks: RunRanks, ranks: int, chunk: int) -> None:
+@pytest.mark.parametrize("z_loss", [None, ZLoss(0.02)], ids=["", "z-loss"])
+def test_vocab_parallel_equals_one_rank(run_ranks: RunRanks, ranks: int, chunk: int, z_loss: ZLoss | None) -> None:
     x, weight, targets = example()
-    dx, dw = gradients(reference(x, weight, targets), x, weight)
-    parts = run_ranks(ranks, divided, chunk)
-    for loss, _, _ in parts:
+    both, penalty = with_z_loss(x, weight, targets)
+    dx, dw = gradients(both if z_loss else reference(x, weight, targets), x, weight)
+    parts = run_ranks(ranks, divided, chunk, z_loss)
+    for loss, _, _, z in parts:
+        assert z is None if z_loss is None else math.isclose(z.item(), penalty.item())
         torch.testing.assert_close(loss[0], reference(x, weight, targets).detach())
     torch.testing.assert_close(sum(part[1] for part in parts), dx)
     torch.testing.assert_close(torch.cat([part[2] for part in parts]), dw)

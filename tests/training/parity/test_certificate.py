@@ -121,7 +121,7 @@ def vocabulary_from_zero(patch: Patch) -> None:
     patch.setattr(
         training.parallel.tensor_parallel,
         "linear_cross_entropy",
-        lambda x, weight, targets, _first, group: right(x, weight, targets, 0, group),
+        lambda x, weight, targets, _first, *rest: right(x, weight, targets, 0, *rest),
     )
 
 
