@@ -88,6 +88,15 @@ class TrainConfig:
             f"{self.memory.parameters}: Muon orthogonalises whole matrices on the device; "
             "try --memory.optimizer device --memory.parameters device, or --optim.name adamw",
         )
+        require(
+            not self.eval.ema or self.optim.ema_decay > 0,
+            "eval.ema is true and optim.ema_decay 0: there is no average of the weights; try --optim.ema_decay 0.999",
+        )
+        require(
+            not self.optim.ema_decay or self.memory.parameters == "device",
+            f"optim.ema_decay with memory.parameters {self.memory.parameters}: the average is on the device, like "
+            "the weights; try --memory.parameters device, or --optim.ema_decay 0",
+        )
         self.memory.check(self.parallel.zero)
         require(
             not self.parallel.reduce_bf16 or self.precision == "bf16",

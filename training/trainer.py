@@ -3,6 +3,8 @@
 import dataclasses
 import gc
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,6 +27,7 @@ from training.model.decoder import flops_per_token, meta_decoder
 from training.optim.build_optimizer import build_optimizer
 from training.optim.schedule import learning_rate
 from training.optim.stability import Stability
+from training.optim.weight_average import AveragingOptimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallelize import parallelize
 from training.reporting.evaluate import bits_per_byte, evaluate, unigram_loss
@@ -178,11 +181,24 @@ class Trainer:
 
     def evaluate(self, step: int) -> None:
         """Measure the holdout loss and sample some text, after `step` steps."""
-        loss = evaluate(self.model, self.holdout, self.eval_sequences, self.split.micro_batch_size)
+        with self._weights_to_evaluate():
+            loss = evaluate(self.model, self.holdout, self.eval_sequences, self.split.micro_batch_size)
+            text = self.sampler.sample(self.model) if self.sampler else ""
         bits = bits_per_byte(loss, self.holdout.manifest)
-        text = self.sampler.sample(self.model) if self.sampler else ""
         self.reporter.log_eval(step, loss, self.unigram_loss, bits, text)
         self.meter.restart()
+
+    @contextmanager
+    def _weights_to_evaluate(self) -> Iterator[None]:
+        """Context in which the model has the average of the weights, if `eval.ema` asks for it."""
+        if not self.config.eval.ema:
+            yield
+            return
+        assert isinstance(self.optimizer, AveragingOptimizer)
+        with self.optimizer.averaged_weights():
+            self.model.publish_params()
+            yield
+        self.model.publish_params()
 
     def save(self, step: int) -> None:
         """Save a checkpoint; with `checkpoint.async_save`, return once it is copied to CPU memory.

@@ -45,11 +45,9 @@ class BranchSource:
     def check(self, optim: OptimConfig) -> None:
         """Raise UsageError for a branch with another optimizer or without steps, or one that leaves a decay."""
         step = self.record.step
-        differing = [
-            f"optim.{name} {theirs} there and {ours} here"
-            for name, theirs, ours in (("name", self.optim.name, optim.name),)
-            if theirs != ours
-        ]
+        differing = [f"optim.name {self.optim.name} there and {optim.name} here"] * (self.optim.name != optim.name)
+        if optim.ema_decay and not self.optim.ema_decay:
+            differing.append(f"optim.ema_decay {self.optim.ema_decay} there and {optim.ema_decay} here")
         require(
             not differing,
             f"branch_from is a checkpoint of another optimizer: {'; '.join(differing)}. Give the options it was "

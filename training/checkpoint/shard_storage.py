@@ -38,6 +38,16 @@ _ALLOWED_GLOBALS = {
 }  # fmt: skip
 
 
+def parameter_key(name: str) -> str:
+    """Key of a parameter in a checkpoint."""
+    return f"model.{name}"
+
+
+def optimizer_key(name: str, state: str) -> str:
+    """Key of one of a parameter's optimizer states in a checkpoint."""
+    return f"optim.{name}.{state}"
+
+
 def model_state(params: Iterable[ShardedParameter], moments: Mapping[str, Mapping[str, Tensor]] | None = None) -> State:
     """Build the state of a checkpoint: `model.NAME` and `optim.NAME.MOMENT`, from `moments[NAME][MOMENT]`.
 
@@ -45,9 +55,9 @@ def model_state(params: Iterable[ShardedParameter], moments: Mapping[str, Mappin
     """
     state: State = {}
     for param in params:
-        state.setdefault(f"model.{param.name}", []).append((param.local.detach(), param.spec))
+        state.setdefault(parameter_key(param.name), []).append((param.local.detach(), param.spec))
         for moment, values in (moments or {}).get(param.name, {}).items():
-            state[f"optim.{param.name}.{moment}"] = [(values.detach(), param.spec)]  # tied copies share one moment
+            state[optimizer_key(param.name, moment)] = [(values.detach(), param.spec)]  # tied copies share one moment
     return state
 
 

@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -21,10 +21,11 @@ from gristmill.io.token_manifest import TokenizerRecord
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group
-from training.checkpoint.shard_storage import read_shards, stored_dtypes
+from training.checkpoint.shard_storage import optimizer_key, parameter_key, read_shards, stored_dtypes
 from training.hugging_face.hf_config import CONFIG_FILE, find_family, write_hf_config
 from training.hugging_face.hf_tensors import HFTensor, hf_tensors
 from training.model.model_config import ModelConfig
+from training.optim.weight_average import AVERAGE
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -39,6 +40,7 @@ def export_hf(
     tokens: Path | None = None,
     shard_size: str = "5GB",
     dtype: ExportDtype = "stored",
+    ema: bool = False,
 ) -> str:
     """Export a trained model as config.json, generation_config.json and model.safetensors.
 
@@ -51,6 +53,7 @@ def export_hf(
         tokens: Folder of token shards that the model was trained on; its tokenizer.model is copied.
         shard_size: Maximum size of a file of weights; a larger tensor gets a separate file.
         dtype: Of the weights: as they are stored in the checkpoint (fp32, also where bf16 is trained), or rounded.
+        ema: Export the average of the weights, of a run with optim.ema_decay, instead of the weights.
 
     Returns:
         One line: the architecture, step, number of tensors and folder.
@@ -65,7 +68,7 @@ def export_hf(
         weights_dtype, end = DTYPES.get(dtype) or _stored_dtype(path), record.tokenizer.end_of_document
         tensors = hf_tensors(family, model)
         with _new_folder(out_dir) as partial:
-            _write_weights(tensors, weights_dtype, limit, path, partial, group.process_group)
+            _write_weights(tensors, weights_dtype, limit, path, partial, group.process_group, _key_of(path, ema))
             _write_json(partial / CONFIG_FILE, write_hf_config(family, model, end, weights_dtype))
             _write_json(partial / "generation_config.json", _generation_config(end))
             if tokenizer is not None:
@@ -94,6 +97,18 @@ def _stored_dtype(checkpoint: Path) -> torch.dtype:
     return reduce(torch.promote_types, dtypes)
 
 
+def _key_of(checkpoint: Path, ema: bool) -> Callable[[str], str]:
+    """What gives the key of a parameter's values to export. Raises UsageError for a checkpoint without an average."""
+    if not ema:
+        return parameter_key
+    if not any(key.endswith(f".{AVERAGE}") for key in stored_dtypes(checkpoint)):
+        raise UsageError(
+            f"{checkpoint} holds no average of the weights, which --ema exports: its run was without optim.ema_decay; "
+            "try without --ema"
+        )
+    return lambda name: optimizer_key(name, AVERAGE)
+
+
 def require_empty(out_dir: Path) -> None:
     """Raise UsageError unless a folder is new or empty."""
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
@@ -115,7 +130,13 @@ def _find_tokenizer(tokens: Path, record: TokenizerRecord) -> Path:
 
 
 def _write_weights(
-    tensors: list[HFTensor], dtype: torch.dtype, limit: int, source: Path, folder: Path, group: dist.ProcessGroup
+    tensors: list[HFTensor],
+    dtype: torch.dtype,
+    limit: int,
+    source: Path,
+    folder: Path,
+    group: dist.ProcessGroup,
+    key_of: Callable[[str], str],
 ) -> None:
     """Write the weights from the checkpoint `source`, one file at a time; several files get an index."""
     shards = list(_split_files(tensors, dtype.itemsize, limit))
@@ -124,7 +145,7 @@ def _write_weights(
         name = WEIGHTS_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         filled = {tensor.name: torch.empty(tensor.shape, dtype=dtype) for tensor in shard}
         parts = [part for tensor in shard for part in tensor.pieces(filled[tensor.name]).items()]
-        read_shards({f"model.{name}": pieces for name, pieces in parts}, source, group)
+        read_shards({key_of(name): pieces for name, pieces in parts}, source, group)
         try:
             safetensors.torch.save_file(filled, folder / name, metadata={"format": "pt"})
         except safetensors.SafetensorError as error:

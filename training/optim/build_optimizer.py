@@ -11,6 +11,7 @@ from training.optim.moments import Moments, MomentsInMemory, MomentsOnDisk
 from training.optim.muon import Muon
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import SGD, AdamW, AfterUpdate, Optimizer, OptimizerByPart, unique_params
+from training.optim.weight_average import AveragingOptimizer
 from training.sharding.axis import JointAxis
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -24,15 +25,27 @@ def build_optimizer(
     after_update: AfterUpdate | None = None,
     holders: JointAxis = JointAxis(),
 ) -> Optimizer:
-    """Build the optimizer `config.name`, with its states in the storage of `memory.optimizer`.
+    """Build the optimizer `config.name`, with its states in the storage of `memory.optimizer`, and a weight average.
 
     On disk, files are in memory.folder/rank-00000 and so on, with a few buckets of `bucket_numel` elements in memory
     at a time. `after_update` is called for each updated part of a parameter, in order. `holders`: the ranks that hold
     pieces of this one's matrices, which Muon gathers. Raises OutputError if the disk is full.
     """
+    optimizer = _build(params, config, memory or MemoryConfig(), rank, bucket_numel, after_update, holders)
+    return AveragingOptimizer(optimizer, config.ema_decay) if config.ema_decay else optimizer
+
+
+def _build(
+    params: Sequence[ShardedParameter],
+    config: OptimConfig,
+    memory: MemoryConfig,
+    rank: int,
+    bucket_numel: int,
+    after_update: AfterUpdate | None,
+    holders: JointAxis,
+) -> Optimizer:
     if config.name == "sgd":
         return SGD(params, after_update)
-    memory = memory or MemoryConfig()
     if config.name == "adamw":
         return _build_adamw(params, config, memory, rank, bucket_numel, after_update)
     matrices: list[ShardedParameter] = []

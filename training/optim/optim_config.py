@@ -21,8 +21,7 @@ class OptimConfig:
         **dict.fromkeys(("warmup_steps", "decay_steps", "cooldown_steps"), Range(0, INT64)),
         **dict.fromkeys(("lr", "eps"), Range(0, above=True)),
         **dict.fromkeys(("min_lr", "weight_decay", "z_loss", "max_grad_norm"), Range(0)),
-        "muon_momentum": Range(0, math.nextafter(1, 0)),
-        "betas": Range(0, math.nextafter(1, 0)),
+        **dict.fromkeys(("betas", "muon_momentum", "ema_decay"), Range(0, math.nextafter(1, 0))),
     }
 
     name: Literal["adamw", "muon", "sgd"] = "adamw"
@@ -60,6 +59,9 @@ class OptimConfig:
     z_loss: float = 0.0
     """Coefficient of a z-loss, the squared logarithm of the softmax's denominator: minimised beside the loss, and shown
     apart from it; 0: none. PaLM's was 1e-4."""
+    ema_decay: float = 0.0
+    """Decay rate of an exponential moving average of the weights, in checkpoints beside them; 0: none. eval.ema
+    evaluates it, and export_hf --ema exports it."""
     max_grad_norm: float = 1.0
     """Maximum gradient norm: the 2-norm over all parameters; 0 disables clipping."""
 

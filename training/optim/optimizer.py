@@ -39,8 +39,12 @@ class Optimizer:
             assert param.local.grad is not None, f"{param.name} has no gradient"
         self.updates += 1
         self._update(lr)
+        self.copy_tied()
+
+    def copy_tied(self) -> None:
+        """Copy each tied parameter to its other copies on this rank."""
         for copy, source in self._tied:
-            copy.local.copy_(source.local)
+            copy.local.detach().copy_(source.local)
             self.after_update(copy, 0, copy.local.numel())
 
     def _update(self, lr: float) -> None:

@@ -39,6 +39,8 @@ class EvalConfig:
     """Tokens of text to sample at each evaluation; 0: none."""
     prompt: str = ""
     """Prompt of the sampled text; empty: the start of a document."""
+    ema: bool = False
+    """Evaluate and sample the average of the weights (optim.ema_decay) instead of the weights."""
     temperature: float = 0.8
     """Sampling temperature; 0: always the most probable token."""
 
