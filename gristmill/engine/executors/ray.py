@@ -38,23 +38,23 @@ class RayExecutor:
         )
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        """As Executor.run. Raises GristmillError if Ray gives a task up."""
+        """As Executor.run. Raises GristmillError if Ray gives a task up.
+
+        After an error no task is cancelled: ray.shutdown ends those that run, and the fence keeps out what they write.
+        Ray 2.60 aborts the process that cancels a task which has just ended.
+        """
         pending: dict[Any, int] = {}
         waiting = iter(enumerate(calls))
-        try:
-            while True:
-                window = max(1, int(_WINDOW * ray.cluster_resources().get("CPU", 1)))
-                while len(pending) < window and (found := next(waiting, None)):
-                    pending[self._run.remote(found[1].with_absolute_paths(), self.scratch, code_versions())] = found[0]
-                if not pending:
-                    return
-                for done in ray.wait(list(pending), num_returns=1)[0]:
-                    result, retried = _result(done)
-                    self.retried += retried
-                    yield pending.pop(done), result
-        finally:
-            for reference in pending:
-                ray.cancel(reference, force=False)
+        while True:
+            window = max(1, int(_WINDOW * ray.cluster_resources().get("CPU", 1)))
+            while len(pending) < window and (found := next(waiting, None)):
+                pending[self._run.remote(found[1].with_absolute_paths(), self.scratch, code_versions())] = found[0]
+            if not pending:
+                return
+            for done in ray.wait(list(pending), num_returns=1)[0]:
+                result, retried = _result(done)
+                self.retried += retried
+                yield pending.pop(done), result
 
 
 @contextmanager

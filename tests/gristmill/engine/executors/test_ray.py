@@ -2,16 +2,22 @@
 
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.same_code import check_same_code, code_versions
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
+from gristmill.engine.staging import Scratch
 from gristmill.engine.task import Task
 from gristmill.errors import InputError, UsageError
 from tests.gristmill.engine.upper_stage import STAGE, Settings, upper_stage
@@ -19,6 +25,7 @@ from tests.gristmill.engine.upper_stage import STAGE, Settings, upper_stage
 pytest.importorskip("ray")
 ROOT = Path(__file__).resolve().parents[4]
 STORE = 80 << 20  # bytes of a node's object store, the least
+ROUNDS = 40
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +54,19 @@ def options(cluster: Any) -> RunOptions:
     return RunOptions(workers=2, memory="64MiB", quiet=True, executor="ray", address=cluster.address)
 
 
+@pytest.fixture(scope="module")
+def driver(cluster: Any) -> Iterator[ProcessPoolExecutor]:
+    """A process for drivers: where Ray finds a fault of its own, it aborts the process."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        yield pool
+
+
+def run_stage(source: Path, target: Path, settings: Settings, options: RunOptions, folder: Path = ROOT) -> int:
+    """Run the stage in a working folder; return how many tasks ran."""
+    os.chdir(folder)
+    return upper_stage(source, target, settings, options).ran
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     folder = tmp_path / "in"
@@ -57,21 +77,23 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_a_stage_writes_what_it_writes_in_one_process(
-    source: Path, tmp_path: Path, options: RunOptions, monkeypatch: pytest.MonkeyPatch
+    driver: ProcessPoolExecutor, source: Path, tmp_path: Path, options: RunOptions
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # nodes have other working folders
-    assert upper_stage(Path("in"), Path("out"), options=options).ran == 17
+    relative = Path("in"), Path("out"), Settings(), options, tmp_path  # nodes have other working folders
+    assert driver.submit(run_stage, *relative).result() == 17
     upper_stage(source, tmp_path / "alone")
     assert read(tmp_path / "out") == read(tmp_path / "alone")
     assert not list(tmp_path.glob("out/.gristmill/*scratch*"))
-    assert upper_stage(source, tmp_path / "out", options=options).ran == 0
+    assert driver.submit(run_stage, *relative).result() == 0
 
 
-def test_tasks_of_a_lost_node_run_elsewhere(cluster: Any, source: Path, tmp_path: Path, options: RunOptions) -> None:
+def test_tasks_of_a_lost_node_run_elsewhere(
+    cluster: Any, driver: ProcessPoolExecutor, source: Path, tmp_path: Path, options: RunOptions
+) -> None:
     lost = next(iter(cluster.worker_nodes))
     killer = threading.Timer(2.5, lambda: cluster.remove_node(lost, allow_graceful=False))
     killer.start()
-    upper_stage(source, tmp_path / "out", Settings(seconds=1.0), options)
+    driver.submit(run_stage, source, tmp_path / "out", Settings(seconds=1.0), options).result()
     killer.join()
     add_node(cluster)
     upper_stage(source, tmp_path / "alone")
@@ -83,24 +105,52 @@ def refuse(source: Path, target: Path) -> None:
     raise InputError(f"{source} line 3: bad record; mend it")
 
 
-def test_an_error_of_a_task_keeps_its_class_and_its_line(source: Path, tmp_path: Path, options: RunOptions) -> None:
-    with (
-        pytest.raises(InputError, match=r"^/.*/in/[ab] line 3: bad record; mend it$"),
-        open_stage(STAGE, tmp_path / "out", options) as run,
-    ):
-        outputs = {path: run.work / path.name for path in (source / "a", source / "b")}
+def run_to_refuse(source: Path, target: Path, options: RunOptions) -> None:
+    """Run a stage whose tasks fail."""
+    with open_stage(STAGE, target, options) as run:
+        outputs = {path: run.work / path.name for path in source.iterdir()}
         run.step(
             "refuse", [Task(to.name, refuse, {"source": path, "target": to}, (to,)) for path, to in outputs.items()]
         )
 
 
-def test_no_cluster_and_no_room_are_told(cluster: Any, source: Path, tmp_path: Path, options: RunOptions) -> None:
-    with pytest.raises(UsageError, match=r"a task takes .* smaller --memory"):
-        upper_stage(source, tmp_path / "out", options=replace(options, memory="32GiB"))
-    with pytest.raises(UsageError, match="no Ray cluster answers"):
-        upper_stage(source, tmp_path / "out", options=replace(options, address="127.0.0.1:9"))
-    with pytest.raises(UsageError, match="give one"):
-        upper_stage(source, tmp_path / "out", options=replace(options, shard="1/2"))
+def test_an_error_of_a_task_keeps_its_class_and_its_line(
+    driver: ProcessPoolExecutor, source: Path, tmp_path: Path, options: RunOptions
+) -> None:
+    with pytest.raises(InputError, match=r"^/.*/in/[a-h] line 3: bad record; mend it$"):
+        driver.submit(run_to_refuse, source, tmp_path / "out", options).result()
+
+
+def refuse_often(folder: Path, address: str) -> int:
+    """Run tasks that all fail, many times; return how often an error was raised."""
+    calls, errors = [Call(refuse, {"source": folder, "target": folder})] * 8, 0
+    from gristmill.engine.executors.ray import ray_executor
+
+    with ray_executor(address, 32 << 20, Scratch(folder / "scratch")) as executor:
+        for _ in range(ROUNDS):
+            with suppress(InputError):
+                deque(executor.run(calls), maxlen=0)
+                errors -= 1
+            errors += 1
+    return errors
+
+
+def test_errors_at_the_same_time_do_not_abort_the_driver(
+    cluster: Any, driver: ProcessPoolExecutor, tmp_path: Path
+) -> None:
+    assert driver.submit(refuse_often, tmp_path, cluster.address).result() == ROUNDS
+
+
+def test_no_cluster_and_no_room_are_told(
+    driver: ProcessPoolExecutor, source: Path, tmp_path: Path, options: RunOptions
+) -> None:
+    for changed, message in (
+        (replace(options, memory="32GiB"), r"a task takes .* smaller --memory"),
+        (replace(options, address="127.0.0.1:9"), "no Ray cluster answers"),
+        (replace(options, shard="1/2"), "give one"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            driver.submit(run_stage, source, tmp_path / "out", Settings(), changed).result()
 
 
 def test_a_node_with_other_versions_is_refused() -> None:
