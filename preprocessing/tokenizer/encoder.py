@@ -16,8 +16,8 @@ import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
+from gristmill.vocabulary import ESCAPED_SPACE, ModelType, PieceType, Vocabulary, read_vocabulary
 from preprocessing.tokenizer.bpe import Merges, bigram_tables, merge_table
-from preprocessing.tokenizer.vocabulary import ESCAPED_SPACE, ModelType, PieceType, Vocabulary, read_vocabulary
 from preprocessing.tokenizer.word_cache import MARGIN, encode_texts, new_word_cache
 
 CACHE_BYTES = 16 << 20

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
+import sentencepiece
 import torch
 import torch.distributed as dist
 from tyro.conf import Positional
@@ -19,11 +20,13 @@ from gristmill.engine.options import parse_size
 from gristmill.errors import OutputError, UsageError, wrap_write_errors
 from gristmill.io.token_manifest import TokenizerRecord
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path, sha256_file
+from gristmill.vocabulary import read_vocabulary
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import optimizer_key, parameter_key, read_shards, stored_dtypes
 from training.hugging_face.hf_config import CONFIG_FILE, find_family, write_hf_config
 from training.hugging_face.hf_tensors import HFTensor, hf_tensors
+from training.hugging_face.tokenizer_json import tokenizer_config, tokenizer_json
 from training.model.model_config import ModelConfig
 from training.optim.weight_average import AVERAGE
 
@@ -50,7 +53,8 @@ def export_hf(
     Args:
         checkpoint: A checkpoint (OUT/checkpoints/step-…), or the latest of a folder of them or a run's --out_dir.
         out_dir: New or empty folder to write to.
-        tokens: Folder of token shards that the model was trained on; its tokenizer.model is copied.
+        tokens: Folder of token shards that the model was trained on; its tokenizer.model is copied, and written as
+            tokenizer.json for transformers.
         shard_size: Maximum size of a file of weights; a larger tensor gets a separate file.
         dtype: Of the weights: as they are stored in the checkpoint (fp32, also where bf16 is trained), or rounded.
         ema: Export the average of the weights, of a run with optim.ema_decay, instead of the weights.
@@ -64,15 +68,16 @@ def export_hf(
         path, record = open_checkpoint(checkpoint, group, lambda text: print(text, file=sys.stderr))
         model = model_config(record)
         family = find_family(model)
-        tokenizer = _find_tokenizer(tokens, record.tokenizer) if tokens else None
+        tokenizer = _read_tokenizer(tokens, record.tokenizer) if tokens else None
         weights_dtype, end = DTYPES.get(dtype) or _stored_dtype(path), record.tokenizer.end_of_document
         tensors = hf_tensors(family, model)
         with _new_folder(out_dir) as partial:
             _write_weights(tensors, weights_dtype, limit, path, partial, group.process_group, _key_of(path, ema))
             _write_json(partial / CONFIG_FILE, write_hf_config(family, model, end, weights_dtype))
-            _write_json(partial / "generation_config.json", _generation_config(end))
+            padding = range(record.tokenizer.vocab_size, model.vocab_size)
+            _write_json(partial / "generation_config.json", _generation_config(end, padding))
             if tokenizer is not None:
-                shutil.copyfile(tokenizer, partial / TOKENIZER_FILE)
+                _write_tokenizer(tokenizer, end, model.context, partial)
     return f"{family.model_type} model of step {record.step:,}, {len(tensors)} tensors, in {out_dir}"
 
 
@@ -120,13 +125,27 @@ def model_config(record: CheckpointRecord) -> ModelConfig:
     return ModelConfig.from_record(record.model)
 
 
-def _find_tokenizer(tokens: Path, record: TokenizerRecord) -> Path:
+def _read_tokenizer(tokens: Path, record: TokenizerRecord) -> bytes:
+    """The SentencePiece model. Raises UsageError if it is missing, another, or no SentencePiece model."""
     path = tokens / record.path
     if not path.is_file() or sha256_file(path) != record.sha256:
         raise UsageError(
             f"{path} is missing or is not the tokenizer that the model was trained with; try without --tokens"
         )
-    return path
+    model = path.read_bytes()
+    try:
+        sentencepiece.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise UsageError(f"{path} is not a SentencePiece model ({error}); try without --tokens") from error
+    return model
+
+
+def _write_tokenizer(model: bytes, end: int, context: int, folder: Path) -> None:
+    """Write a SentencePiece model as it is, and as transformers' fast tokenizer."""
+    vocabulary = read_vocabulary(model)
+    atomic_write_bytes(folder / TOKENIZER_FILE, model)
+    _write_json(folder / "tokenizer.json", tokenizer_json(vocabulary, end))
+    _write_json(folder / "tokenizer_config.json", tokenizer_config(vocabulary, end, context))
 
 
 def _write_weights(
@@ -171,9 +190,13 @@ def _split_files(tensors: list[HFTensor], itemsize: int, limit: int) -> Iterator
     yield shard
 
 
-def _generation_config(end: int) -> dict[str, Any]:
-    """Build generation_config.json: the end-of-document token also starts a text, as in training, and pads it."""
-    return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end) if end >= 0 else {}
+def _generation_config(end: int, padding: range) -> dict[str, Any]:
+    """Build generation_config.json: the end-of-document token also starts a text, as in training, and pads it.
+
+    `padding`: ids beyond the tokenizer's, which are never drawn.
+    """
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end) if end >= 0 else {}
+    return ends | ({"suppress_tokens": list(padding)} if padding else {})
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -8,9 +8,9 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gristmill.vocabulary import ModelType, PieceType
 from preprocessing.tokenizer.bpe import MAX_SCAN_BYTES
 from preprocessing.tokenizer.encoder import Encoder
-from preprocessing.tokenizer.vocabulary import ModelType, PieceType
 
 ALPHABET = "ab▁é水"
 vocabularies = st.dictionaries(st.text(ALPHABET, min_size=1, max_size=6), st.integers(-3, 3), max_size=30)

@@ -9,6 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from msgspec.structs import replace as replace_struct
 
 from gristmill.config import load_config
 from gristmill.errors import UsageError
@@ -25,6 +26,7 @@ from tests.training.hf_models import (
     save,
     weights,
 )
+from tests.training.hugging_face.test_tokenizer_json import train as train_tokenizer
 from training.checkpoint.checkpoint import load_model
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import model_state
@@ -157,7 +159,7 @@ def test_a_bfloat16_file_is_imported_as_float32(tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_is_copied_by_export_and_import(tmp_path: Path) -> None:
-    tokens, content = tmp_path / "tokens", b"a SentencePiece model"
+    tokens, content = tmp_path / "tokens", train_tokenizer().serialized_model_proto()
     tokens.mkdir()
     (tokens / "grain.model").write_bytes(content)
     record = TokenizerRecord("grain.model", hashlib.sha256(content).hexdigest(), 50, END)
@@ -172,5 +174,9 @@ def test_the_tokenizer_is_copied_by_export_and_import(tmp_path: Path) -> None:
     assert (found.path, found.sha256, found.end_of_document) == ("tokenizer.model", record.sha256, END)
     (tokens / "grain.model").write_bytes(b"another")
     with pytest.raises(UsageError, match="is not the tokenizer"):
+        export_hf(run, tmp_path / "other", tokens)
+    record = replace_struct(record, sha256=hashlib.sha256(b"another").hexdigest())
+    run = save(build(MODELS["llama"]), tmp_path / "run/another", record)
+    with pytest.raises(UsageError, match="is not a SentencePiece model"):
         export_hf(run, tmp_path / "other", tokens)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "run", "start", "tokens"]

@@ -1,0 +1,129 @@
+"""tokenizer.json and tokenizer_config.json: a SentencePiece model as transformers' fast tokenizer, with the same ids.
+
+The format is that of the library tokenizers: normalizer, model, post-processor, decoder. Spaces become U+2581 as in
+SentencePiece, so that white space is kept; characters outside the vocabulary become UTF-8 bytes. Text that looks like a
+control piece ("</s>") is text, as it is for SentencePiece. Bytes that are no UTF-8 may be decoded to another number of
+replacement characters. Unigram models there find control pieces in text, and may choose another path of equal score.
+"""
+
+from typing import Any
+
+from gristmill.errors import UsageError
+from gristmill.vocabulary import ESCAPED_SPACE, ModelType, PieceType, Vocabulary
+
+
+def tokenizer_json(vocabulary: Vocabulary, end: int) -> dict[str, Any]:
+    """Build tokenizer.json. `end`: id of the end-of-document token, which also begins a text, as in training; or -1.
+
+    Raises UsageError for a SentencePiece model whose ids such a file cannot reproduce, with the reason.
+    """
+    if reason := _reason_against(vocabulary):
+        raise UsageError(
+            f"the tokenizer cannot be written as tokenizer.json with the same ids: {reason}. Export without --tokens, "
+            "and use the SentencePiece model with sentencepiece"
+        )
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": ESCAPED_SPACE}
+    prefix = [{"type": "Prepend", "prepend": ESCAPED_SPACE}] if vocabulary.add_dummy_prefix else []
+    ends = [end] if end >= 0 else []
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_special(vocabulary, i) for i in sorted({*ends, _unknown(vocabulary)})],
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
+        "pre_tokenizer": None,
+        "post_processor": _begin_with(vocabulary.pieces[end], end) if ends else None,
+        "decoder": {"type": "Sequence", "decoders": list(_decoders(vocabulary))},
+        "model": _bpe(vocabulary) if vocabulary.model_type == ModelType.BPE else _unigram(vocabulary),
+    }
+
+
+def tokenizer_config(vocabulary: Vocabulary, end: int, context: int) -> dict[str, Any]:
+    """Build tokenizer_config.json; `context`: the longest sequence of the model."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,
+        "unk_token": vocabulary.pieces[_unknown(vocabulary)],
+        **(dict.fromkeys(("bos_token", "eos_token", "pad_token"), vocabulary.pieces[end]) if end >= 0 else {}),
+    }
+
+
+def _reason_against(vocabulary: Vocabulary) -> str:
+    """What of a model has no equal in tokenizer.json; empty if nothing."""
+    normal = set(vocabulary.of_type(PieceType.NORMAL))
+    if vocabulary.model_type not in (ModelType.BPE, ModelType.UNIGRAM):
+        return "it is neither a BPE nor a Unigram model"
+    if vocabulary.has_charsmap or vocabulary.remove_extra_whitespaces:
+        return "it normalises texts"
+    if not vocabulary.escape_whitespaces or vocabulary.treat_whitespace_as_suffix:
+        return "it does not write spaces as U+2581 before words"
+    if PieceType.USER_DEFINED in vocabulary.types or PieceType.UNUSED in vocabulary.types:
+        return "it has user-defined or unused pieces"
+    if vocabulary.model_type == ModelType.BPE and (letters := {c for piece in normal for c in piece} - normal):
+        return f"the character {min(letters)!r} is in pieces, and not a piece"
+    return ""
+
+
+def _bpe(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Byte-pair encoding. A merge is a pair of pieces that make a piece; the piece of the highest score comes first."""
+    ids = {piece: i for i, piece in enumerate(vocabulary.pieces)}
+    normal = {piece: i for piece, i in ids.items() if vocabulary.types[i] == PieceType.NORMAL}
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in sorted(normal, key=lambda piece: (-vocabulary.scores[normal[piece]], normal[piece]))
+        for cut in range(1, len(piece))
+        if piece[:cut] in normal and piece[cut:] in normal
+    ]
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": vocabulary.pieces[_unknown(vocabulary)],
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": _has_bytes(vocabulary),
+        "ignore_merges": False,
+        "vocab": ids,
+        "merges": merges,
+    }
+
+
+def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:
+    return {
+        "type": "Unigram",
+        "unk_id": _unknown(vocabulary),
+        "byte_fallback": _has_bytes(vocabulary),
+        "vocab": list(zip(vocabulary.pieces, vocabulary.scores, strict=True)),
+    }
+
+
+def _decoders(vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": ESCAPED_SPACE}, "content": " "}]
+    found += [{"type": "ByteFallback"}] * _has_bytes(vocabulary) + [{"type": "Fuse"}]
+    return found + [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * vocabulary.add_dummy_prefix
+
+
+def _begin_with(piece: str, piece_id: int) -> dict[str, Any]:
+    """Post-processor: a text begins with this piece."""
+    begin, text = {"SpecialToken": {"id": piece, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [begin, text],
+        "pair": [begin, text, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {piece: {"id": piece, "ids": [piece_id], "tokens": [piece]}},
+    }
+
+
+def _special(vocabulary: Vocabulary, piece_id: int) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": piece_id, "content": vocabulary.pieces[piece_id], **flags, "special": True}
+
+
+def _unknown(vocabulary: Vocabulary) -> int:
+    return vocabulary.types.index(PieceType.UNKNOWN)
+
+
+def _has_bytes(vocabulary: Vocabulary) -> bool:
+    return PieceType.BYTE in vocabulary.types
