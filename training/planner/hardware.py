@@ -1,0 +1,67 @@
+"""Hardware: the speeds and sizes of GPUs and of the links between them, from their makers' data sheets."""
+
+from dataclasses import dataclass, replace
+
+from gristmill.errors import UsageError
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator, and the links of a node of it as it is usually sold.
+
+    All rates are the data sheet's, per second; what of them is reached is in fitted_constants.py.
+    """
+
+    name: str
+    flops: float
+    """Dense products in 16 bits, FLOP/s."""
+    memory: float
+    """Bytes."""
+    bandwidth: float
+    """Of its memory, bytes/s."""
+    link: float
+    """To the other devices of its node, bytes/s in each direction."""
+    network: float
+    """Of its share of the node's network cards, bytes/s in each direction."""
+    source: str = ""
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("v100", 125e12, 32 * _GIB, 0.9e12, 150e9, 6.25e9, "NVIDIA V100 SXM2-32, DGX-2; 8 x 100 Gb/s for 16"),
+        Device("a100-40gb", 312e12, 40 * _GIB, 1.555e12, 300e9, 25e9, "NVIDIA A100 SXM4-40; 200 Gb/s each"),
+        Device("a100-80gb", 312e12, 80 * _GIB, 2.039e12, 300e9, 25e9, "NVIDIA A100 SXM4-80; 200 Gb/s each"),
+        Device("h100", 989.4e12, 80 * _GIB, 3.35e12, 450e9, 50e9, "NVIDIA H100 SXM5; 400 Gb/s each"),
+        Device("h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, "NVIDIA H200 SXM5; 400 Gb/s each"),
+        Device("ascend-910", 256e12, 32 * _GIB, 1.2e12, 30e9, 12.5e9, "Huawei Ascend 910, Liao et al. 2019; 100 Gb/s"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`devices` devices in nodes of `per_node`."""
+
+    device: Device
+    devices: int
+    per_node: int = 8
+
+    def __post_init__(self) -> None:
+        if self.devices < 1 or self.per_node < 1:
+            raise UsageError(
+                f"a cluster of {self.devices} devices in nodes of {self.per_node}: try --gpus 8 --nodes-of 8"
+            )
+
+    def with_network(self, node_bytes: float) -> "Cluster":
+        """The same, where the network cards of a node together carry `node_bytes` a second in each direction."""
+        return replace(self, device=replace(self.device, network=node_bytes / self.per_node))
+
+
+def find_device(name: str) -> Device:
+    """The device called `name`. Raises UsageError for one that is not in the table."""
+    if name not in DEVICES:
+        raise UsageError(f"gpu {name!r} is not in the planner's table; wanted one of {', '.join(DEVICES)}")
+    return DEVICES[name]

@@ -1,0 +1,63 @@
+"""PlannedRun: a model, its batch and a layout on a cluster, of which the planner computes step time and memory."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from training.distributed.layout import ParallelConfig
+from training.memory.memory_config import Recompute
+from training.model.model_config import ModelConfig
+from training.planner.hardware import Cluster
+
+
+@dataclass(frozen=True)
+class Software:
+    """What the program that trains does, as far as it decides time."""
+
+    flash: bool
+    """Attention's weights never leave the chip."""
+    gradient_bytes: int
+    """Bytes of an element in which gradients are summed over replicas."""
+    overlap: bool
+    """Gradients are summed while the last micro-batch's backward pass runs."""
+    divided_messages: bool
+    """Each tensor-parallel rank sends its part of what passes between stages (Narayanan et al. 2021, section 4.1)."""
+
+
+GRISTMILL = Software(flash=True, gradient_bytes=4, overlap=True, divided_messages=False)
+MEGATRON = Software(flash=False, gradient_bytes=4, overlap=False, divided_messages=True)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A resolved model and layout, `batch` sequences of `seq_len` tokens a step, on a cluster."""
+
+    model: ModelConfig
+    layout: ParallelConfig
+    batch: int
+    seq_len: int
+    cluster: Cluster
+    recompute: Recompute = "none"
+    software: Software = GRISTMILL
+    stage_layers: tuple[int, ...] = ()
+    """Layers of each stage; empty: as even as they get, the last stages fewer."""
+
+    @cached_property
+    def micro_batch(self) -> int:
+        """Sequences of a micro-batch."""
+        return self.batch // (self.layout.dp * self.layout.micro_batches)
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """Layers of each stage."""
+        stages = self.layout.stages
+        return self.stage_layers or tuple((self.model.layers + stages - 1 - n) // stages for n in range(stages))
+
+    @cached_property
+    def held(self) -> list[list[int]]:
+        """The stages of each pipeline rank."""
+        return [self.layout.stages_of_rank(rank) for rank in range(self.layout.pp)]
+
+    @cached_property
+    def rank_layers(self) -> list[int]:
+        """Layers of each pipeline rank."""
+        return [sum(self.layers[stage] for stage in stages) for stages in self.held]

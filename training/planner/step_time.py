@@ -1,0 +1,182 @@
+"""Step time: seconds of a training step of a layout, split into compute, communication and bubble."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from training.formulas.parameter_shapes import stage_parameters
+from training.memory.memory_config import Recompute
+from training.model.model_config import ModelConfig
+from training.planner.communication_time import gradient_all_reduce, message, tensor_all_reduce
+from training.planner.fitted_constants import Constants
+from training.planner.hardware import Device
+from training.planner.layer_work import Product, Work, head_work, layer_work
+from training.planner.planned_run import PlannedRun
+
+_LAUNCH_NORM = 6  # of the smooth maximum of the device's and the host's time
+
+
+@dataclass(frozen=True)
+class PassTime:
+    """Seconds of a micro-batch's forward and backward pass, and of collectives among them."""
+
+    forward: float
+    backward: float
+    collectives: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step, by what they are spent on; of the pipeline rank that has the most to do."""
+
+    compute: float
+    tensor: float
+    pipeline: float
+    bubble: float
+    data: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.tensor + self.pipeline + self.bubble + self.data + self.update
+
+
+def product_time(product: Product, device: Device, constants: Constants) -> float:
+    """Seconds of a product: its FLOPs at a rate that saturates with the summed side, its bytes, and a latency.
+
+    Tensor cores need rows of a multiple of 8 elements, 16 bytes (NVIDIA, "Matrix Multiplication Background").
+    """
+    share = constants.product_share * product.k / (product.k + constants.product_depth)
+    if product.n % 8 or product.k % 8:
+        share /= constants.misaligned
+    return product.flops / (share * device.flops) + product.bytes / (0.9 * device.bandwidth) + constants.product_latency
+
+
+def work_time(work: Work, device: Device, constants: Constants) -> tuple[float, float]:
+    """Seconds of the forward and of the backward pass of `work` on the device."""
+    traffic = work.traffic / (constants.traffic_share * device.bandwidth)
+    forward = sum(product_time(product, device, constants) for product in work.products)
+    backward = sum(product_time(each, device, constants) for product in work.products for each in product.backward())
+    return forward + traffic, backward + 2 * traffic
+
+
+def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
+    """Of one layer: the slower of the device and of the host that launches its kernels.
+
+    Two all-reduces of b s h elements a pass (Shoeybi et al. 2019, section 3), which sequence parallelism splits into
+    as many bytes of gathers and scatters (Korthikanti et al. 2022, section 4.2.2).
+    """
+    layout, device = run.layout, run.cluster.device
+    work = _layer_work(run.model, run.micro_batch, run.seq_len, layout.tp, layout.sequence_shards, run.software.flash)
+    forward, backward = work_time(work, device, constants)
+    size = 2.0 * run.micro_batch * run.seq_len * run.model.width
+    reduce = 2 * tensor_all_reduce(run.cluster, constants, layout.tp, size)
+    launch = constants.launch + constants.launch_pair * layout.tp * (layout.tp - 1) / 2
+    again = _again(run.recompute, work, device, constants, forward + reduce)
+    whole_forward = _slower(forward + reduce, launch)
+    whole_backward = _slower(backward + reduce + again, 2 * launch + launch * (again > 0))
+    return PassTime(whole_forward, whole_backward, reduce * (3 if run.recompute == "full" else 2))
+
+
+def _again(recompute: Recompute, work: Work, device: Device, constants: Constants, forward: float) -> float:
+    """Seconds to compute again: the forward pass, or all of it but the products."""
+    if recompute == "selective":
+        return work.traffic / (constants.traffic_share * device.bandwidth)
+    return forward if recompute == "full" else 0.0
+
+
+def head_time(run: PlannedRun, constants: Constants) -> PassTime:
+    """Of the output matrix and the loss."""
+    work = head_work(run.model, run.micro_batch, run.seq_len, run.layout.tp)
+    forward, backward = work_time(work, run.cluster.device, constants)
+    size = 2.0 * run.micro_batch * run.seq_len * run.model.width
+    reduce = tensor_all_reduce(run.cluster, constants, run.layout.tp, size)
+    return PassTime(forward, backward + reduce, reduce)
+
+
+def step_time(run: PlannedRun, constants: Constants) -> StepTime:
+    """Seconds of a step of `run`."""
+    layout, count = run.layout, run.layout.micro_batches
+    layer, head = layer_time(run, constants), head_time(run, constants)
+    of_layer, of_head = layer.forward + layer.backward, head.forward + head.backward
+    held, layers = run.held, run.rank_layers
+    slots = [n * of_layer + of_head * (layout.stages - 1 in stages) for n, stages in zip(layers, held, strict=True)]
+    sent = _send_time(run, constants)
+    busiest = max(range(layout.pp), key=slots.__getitem__)
+    collectives = layers[busiest] * layer.collectives + head.collectives * (layout.stages - 1 in held[busiest])
+    bubble = _bubble(run, slots, sent, layer)
+    reduction = _reduction_time(run, constants, layers[busiest] * layer.backward)
+    return StepTime(
+        count * (slots[busiest] - collectives),
+        count * collectives,
+        count * sent,
+        bubble,
+        reduction,
+        _update_time(run, constants) + constants.step,
+    )
+
+
+def _send_time(run: PlannedRun, constants: Constants) -> float:
+    """Seconds that a rank spends on what it sends, or waits for, per micro-batch: forward and backward."""
+    layout = run.layout
+    if layout.pp == 1:
+        return 0.0
+    parts = layout.tp if run.software.divided_messages else layout.sequence_shards
+    size = 2.0 * run.micro_batch * run.seq_len * run.model.width / parts
+    return 2 * layout.virtual_stages * message(run.cluster, constants, size)
+
+
+def _bubble(run: PlannedRun, slots: list[float], sent: float, layer: PassTime) -> float:
+    """Seconds in which the busiest rank waits: the first micro-batch has to pass the other ranks, down and up again.
+
+    (p - 1)(f + b) of equal stages for GPipe and 1F1B, 1 / v of it interleaved (Narayanan et al. 2021, section 2.2);
+    (p - 1)(f + i - w) / v if gradients of inputs i and of weights w are separate (Qi et al. 2023, table 2), and
+    none in V shape (Qi et al. 2024).
+    """
+    layout = run.layout
+    others = sum(slots) - max(slots) + (layout.pp - 1) * sent
+    if layout.schedule in ("zbv", "dualpipev"):
+        return 0.0
+    if layout.schedule == "zero-bubble":
+        others *= (layer.forward + layer.backward / 2 - layer.backward / 2) / (layer.forward + layer.backward)
+    return others / layout.virtual_stages
+
+
+def _reduction_time(run: PlannedRun, constants: Constants, hidden: float) -> float:
+    """Seconds to sum the gradients over replicas, less the backward pass of one micro-batch that hides them."""
+    layout = run.layout
+    if layout.dp == 1:
+        return 0.0
+    size = run.software.gradient_bytes * rank_parameters(run)
+    seconds = gradient_all_reduce(run.cluster, constants, layout.tp, layout.dp, size)
+    return max(0.0, seconds - hidden) if run.software.overlap else seconds
+
+
+def _update_time(run: PlannedRun, constants: Constants) -> float:
+    shards = run.layout.zero_group if run.layout.zero else 1
+    return constants.update_bytes * rank_parameters(run) / shards / run.cluster.device.bandwidth
+
+
+def rank_parameters(run: PlannedRun) -> float:
+    """Parameters on the rank that has the most, of one tensor-parallel rank: its layers and an end of the model."""
+    layout = run.layout
+    ends = 2 if layout.pp == 1 and not run.model.tied else 1
+    return (
+        max(run.rank_layers) * layer_parameters(run.model) + ends * run.model.vocab_size * run.model.width
+    ) / layout.tp
+
+
+@lru_cache(4096)
+def _layer_work(model: ModelConfig, sequences: int, seq_len: int, tp: int, shards: int, flash: bool) -> Work:
+    return layer_work(model, sequences, seq_len, tp, shards, flash)
+
+
+@lru_cache
+def layer_parameters(model: ModelConfig) -> int:
+    """Parameters of one decoder layer."""
+    return sum(p.numel for p in stage_parameters(model, range(1), False, False))
+
+
+def _slower(device: float, host: float) -> float:
+    """A smooth maximum: the two hide each other but for where one overtakes the other."""
+    return math.hypot(device ** (_LAUNCH_NORM / 2), host ** (_LAUNCH_NORM / 2)) ** (2 / _LAUNCH_NORM)
