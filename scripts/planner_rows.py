@@ -12,7 +12,8 @@ from gristmill.errors import InputError
 from training.distributed.layout import ParallelConfig
 from training.model.model_config import ModelConfig
 from training.planner.hardware import Cluster, find_device
-from training.planner.planned_run import MEGATRON, PlannedRun
+from training.planner.planned_run import MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
+from training.planner.published_runs import divided_layers
 
 MULTI_NODE, SINGLE_NODE, BLOOM = "vtrain_multi_node_a100.csv", "vtrain_single_node_a100.csv", "bloom_384_a100_sweep.csv"
 _COLUMNS = {
@@ -61,7 +62,7 @@ def _read_vtrain(path: Path, device: str, recompute: str) -> Iterator[MeasuredRo
             raise InputError(f"{path}, line {line}: {error}; wanted a number") from error
         cluster = Cluster(find_device(device), sizes["tp"] * sizes["dp"] * sizes["pp"])
         cluster = cluster.with_network(100e9)  # four cards of 200 Gb/s; one node uses none
-        yield MeasuredRow(path.name, line, _run(sizes, 51_200, cluster, recompute, 0), seconds)
+        yield MeasuredRow(path.name, line, _run(sizes, 51_200, cluster, recompute, None), seconds)
 
 
 def _read_bloom(path: Path) -> Iterator[MeasuredRow]:
@@ -77,7 +78,7 @@ def _read_bloom(path: Path) -> Iterator[MeasuredRow]:
         sizes |= {"seq_len": 2048, "heads": heads, "batch": int(row["gbs"] or 2048)}
         cluster = Cluster(find_device("a100-80gb"), int(row["gpus"])).with_network(50e9)  # four cards of 100 Gb/s
         bf16 = row["section"] == _BLOOM_SECTION_BF16
-        zero = int(row["zero"] or 1)
+        zero = int(row["zero"] or 1)  # as its scripts set it
         vocabulary = 50_304 if sizes["width"] == 14_400 else 250_880
         run = _run(sizes, vocabulary, cluster, "full", zero, ends=1 if bf16 else 0)
         memory = float("inf") if row["mem"] == "OOM" else float(row["mem"].removesuffix("GB") or 0) or None
@@ -86,7 +87,7 @@ def _read_bloom(path: Path) -> Iterator[MeasuredRow]:
 
 
 def _run(
-    sizes: dict[str, int], vocabulary: int, cluster: Cluster, recompute: str, zero: int, ends: int = 0
+    sizes: dict[str, int], vocabulary: int, cluster: Cluster, recompute: str, zero: int | None, ends: int = 0
 ) -> PlannedRun:
     """`ends`: layers that an embedding or the head counts as when the layers are divided over the stages."""
     width, seq_len, dp, tp, pp = (sizes[name] for name in ("width", "seq_len", "dp", "tp", "pp"))
@@ -96,17 +97,10 @@ def _run(
         dp=dp, tp=tp, pp=pp, virtual_stages=1, micro_batches=count, zero=1 if zero else 0, zero_group=dp if zero else 1
     )
     batch = count * dp * sizes["micro"]
-    layers = _divided(sizes["layers"], pp, ends)
+    layers = divided_layers(sizes["layers"], pp, ends)
     full = model.resolve(vocabulary, seq_len)
-    return PlannedRun(full, layout, batch, seq_len, cluster, recompute, MEGATRON, layers)  # type: ignore[arg-type]
-
-
-def _divided(layers: int, stages: int, ends: int) -> tuple[int, ...]:
-    each, left = divmod(layers + 2 * ends, stages)
-    counts = [each + (stage < left) for stage in range(stages)]
-    counts[0] -= ends
-    counts[-1] -= ends
-    return tuple(counts)
+    software = MEGATRON_DEEPSPEED if zero is not None else MEGATRON
+    return PlannedRun(full, layout, batch, seq_len, cluster, recompute, software, layers)  # type: ignore[arg-type]
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:

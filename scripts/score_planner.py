@@ -2,9 +2,9 @@
 
     python scripts/score_planner.py DATA_FOLDER [--folds 5] [--write]
 
-DATA_FOLDER has the three files that scripts/planner_rows.py names. Prints the mean absolute percentage error by file and
-by model size, for rows that were fitted to and for rows that were not (in five random folds, and one model size at a
-time), the rank correlation within a model's layouts, constant efficiency beside it, and the runs that were out of
+DATA_FOLDER has the three files that scripts/planner_rows.py names. Prints the mean absolute percentage error by file
+and by model size, for rows that were fitted to and for rows that were not (in five random folds, and one model size at
+a time), the rank correlation within a model's layouts, constant efficiency beside it, and the runs that were out of
 memory. --write writes the constants, fitted to all rows, to training/planner/fitted_constants.toml.
 """
 
@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import tyro
-from planner_rows import BLOOM, MULTI_NODE, SINGLE_NODE, MeasuredRow, read_rows
 from rich.table import Table
 from scipy.optimize import least_squares
 from scipy.stats import spearmanr
 
 from gristmill.command import command
+from scripts.planner_rows import BLOOM, MULTI_NODE, SINGLE_NODE, MeasuredRow, read_rows
 from training.planner.fitted_constants import Constants
 from training.planner.layer_work import model_flops
 from training.planner.megatron_memory import megatron_memory

@@ -36,6 +36,8 @@ class Constants:
     """Of a node's network cards, in tensor-parallel collectives and messages between stages."""
     reduction_share: float = 0.5
     """Of a node's network cards, in sums of gradients."""
+    deepspeed: float = 1.1
+    """Times as long for the passes of layers under DeepSpeed's pipeline engine."""
     update_bytes: float = 40.0
     """That the optimizer reads and writes per parameter."""
     step: float = 5e-3

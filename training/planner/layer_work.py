@@ -5,7 +5,6 @@ b sequences of s tokens, h width, f feed-forward width, a heads of d features, V
 
 from dataclasses import dataclass
 
-from training.formulas.parameter_shapes import kv_width
 from training.model.model_config import ModelConfig
 
 
@@ -51,19 +50,19 @@ def layer_work(model: ModelConfig, sequences: int, seq_len: int, tp: int, shards
 
     `flash`: attention's weights never leave the chip (Dao et al. 2022); else the softmax reads and writes b a s² / t.
     """
-    tokens, width, heads = sequences * seq_len, model.width, model.heads / tp
-    head_dim, kv, ffn = width // model.heads, kv_width(model) / tp, model.ffn_width / tp
-    up = ffn * (2 if model.mlp == "swiglu" else 1)
+    tokens, width, heads, head_dim = sequences * seq_len, model.width, model.heads / tp, model.head_dim
+    attention, ffn = model.q_width / tp, model.ffn_width / tp
+    up = ffn * (2 if model.is_gated else 1)
     products = (
-        Product(tokens, width / tp + 2 * kv, width),
+        Product(tokens, attention + 2 * model.kv_width / tp, width),
         Product(seq_len, seq_len, head_dim, sequences * heads),
         Product(seq_len, head_dim, seq_len, sequences * heads),
-        Product(tokens, width, width / tp),
+        Product(tokens, width, attention),
         Product(tokens, up, width),
         Product(tokens, width, ffn),
     )
     whole = (2 * 2 + 2 * 3) * width / shards  # two norms, and two sums with the residual stream
-    divided = 2 * width / tp + up + ffn  # attention's output rearranged, and the activation function
+    divided = 2 * attention + up + ffn  # attention's output rearranged, and the activation function
     weights = 0.0 if flash else 2 * heads * seq_len
     return Work(products, 2.0 * tokens * (whole + divided + weights))
 
@@ -82,7 +81,5 @@ def model_flops(model: ModelConfig, sequences: int, seq_len: int, recompute: str
     """
     layers = model.layers * layer_work(model, 1, seq_len, 1, 1, True).flops
     head = head_work(model, 1, seq_len, 1).flops
-    attention = model.layers * 4.0 * seq_len * seq_len * model.width
     again = {"none": 0.0, "selective": 0.0, "full": layers}[recompute]
-    assert attention <= layers
     return sequences * (3 * (layers + head) + again)

@@ -22,9 +22,13 @@ class Software:
     divided_messages: bool
     """Each tensor-parallel rank sends its part of what passes between stages (Narayanan et al. 2021, section 4.1)."""
 
+    deepspeed: bool = False
+    """The pipeline is DeepSpeed's."""
+
 
 GRISTMILL = Software(flash=True, gradient_bytes=4, overlap=True, divided_messages=False)
 MEGATRON = Software(flash=False, gradient_bytes=4, overlap=False, divided_messages=True)
+MEGATRON_DEEPSPEED = Software(flash=False, gradient_bytes=4, overlap=False, divided_messages=False, deepspeed=True)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,9 @@ def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
     again = _again(run.recompute, work, device, constants, forward + reduce)
     whole_forward = _slower(forward + reduce, launch)
     whole_backward = _slower(backward + reduce + again, 2 * launch + launch * (again > 0))
-    return PassTime(whole_forward, whole_backward, reduce * (3 if run.recompute == "full" else 2))
+    slower = constants.deepspeed if run.software.deepspeed else 1.0
+    collectives = reduce * (3 if run.recompute == "full" else 2)
+    return PassTime(slower * whole_forward, slower * whole_backward, slower * collectives)
 
 
 def _again(recompute: Recompute, work: Work, device: Device, constants: Constants, forward: float) -> float:

@@ -1,0 +1,148 @@
+"""Pipeline simulator: when each pass of a step runs on each pipeline rank, by the schedules' own order of passes."""
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from training.distributed.layout import STAGES_PER_RANK, ParallelConfig, Schedule
+from training.formulas.pipeline_passes import Pass, pipeline_passes
+
+
+@dataclass(frozen=True)
+class PassCosts:
+    """Seconds of the passes of one micro-batch through one stage."""
+
+    forward: float = 1.0
+    inputs: float = 1.0
+    """Backward, for the gradients of the inputs."""
+    weights: float = 1.0
+    """Backward, for the gradients of the weights."""
+    send: float = 0.0
+    """From a stage to one on another rank; it does not occupy either."""
+
+    def of(self, kind: str) -> float:
+        """Seconds of a pass of `kind`: F, B, I or W."""
+        return {"F": self.forward, "B": self.inputs + self.weights, "I": self.inputs, "W": self.weights}[kind]
+
+
+@dataclass(frozen=True)
+class TimedPass:
+    """A pass of micro-batch `micro_batch` through `stage`, from second `start` to `end`."""
+
+    kind: str
+    stage: int
+    micro_batch: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The passes of each pipeline rank, in order."""
+
+    layout: ParallelConfig
+    ranks: list[list[TimedPass]]
+
+    @property
+    def seconds(self) -> float:
+        """From the first pass to the end of the last one."""
+        return max(passes[-1].end for passes in self.ranks)
+
+    @property
+    def bubble_ratio(self) -> float:
+        """Idle seconds of the busiest rank for each second at work (Narayanan et al. 2021, section 2.2)."""
+        busy = max(sum(each.end - each.start for each in passes) for passes in self.ranks)
+        return self.seconds / busy - 1
+
+    def peak_in_flight(self, rank: int) -> int:
+        """Micro-batches whose activations a rank keeps at the most, each counted once per stage."""
+        held = peak = 0
+        for each in self.ranks[rank]:
+            held += {"F": 1, "B": -1, "W": -1, "I": 0}[each.kind]
+            peak = max(peak, held)
+        return peak
+
+
+def pipeline_layout(schedule: Schedule, ranks: int, micro_batches: int, virtual_stages: int = 0) -> ParallelConfig:
+    """The layout of a pipeline alone; `virtual_stages` 0 is the schedule's default."""
+    stages = STAGES_PER_RANK[schedule] or max(2, virtual_stages)
+    return ParallelConfig(dp=1, pp=ranks, schedule=schedule, virtual_stages=stages, micro_batches=micro_batches)
+
+
+def simulate(layout: ParallelConfig, costs: list[PassCosts]) -> Timeline:
+    """Run the passes of every rank in the schedule's order, each as soon as what it needs is there.
+
+    `costs`: one per stage. A forward pass needs the stage before, a backward pass the stage after and its own forward
+    pass, a pass for weights the one for inputs. Raises ValueError if the schedule waits for itself.
+    """
+    orders = [_with_micro_batches(layout, rank) for rank in range(layout.pp)]
+    done: dict[tuple[str, int, int], float] = {}
+    taken = [list[TimedPass]() for _ in orders]
+    left = sum(map(len, orders))
+    while left:
+        before = left
+        for rank, order in enumerate(orders):
+            while len(taken[rank]) < len(order):
+                timed = _begin(layout, costs, done, order[len(taken[rank])], taken[rank])
+                if timed is None:
+                    break
+                taken[rank].append(timed)
+                done[_direction(timed.kind), timed.stage, timed.micro_batch] = timed.end
+                left -= 1
+        if left == before:
+            raise ValueError(f"schedule {layout.schedule} waits for itself: {layout}")
+    return Timeline(layout, taken)
+
+
+def _with_micro_batches(layout: ParallelConfig, rank: int) -> list[tuple[Pass, int]]:
+    """Passes with their micro-batch: each kind takes them in order, but for breadth-first backward passes."""
+    counts: dict[Pass, int] = defaultdict(int)
+    found = []
+    for each in pipeline_passes(layout, rank):
+        at = counts[each]
+        reverse = layout.schedule == "looped-bfs" and each.kind == "B"
+        found.append((each, layout.micro_batches - 1 - at if reverse else at))
+        counts[each] += 1
+    return found
+
+
+def _begin(
+    layout: ParallelConfig,
+    costs: list[PassCosts],
+    done: dict[tuple[str, int, int], float],
+    which: tuple[Pass, int],
+    taken: list[TimedPass],
+) -> TimedPass | None:
+    """The pass with its times; None while another one is to come first."""
+    (kind, stage), at = which
+    ranks = layout.stage_ranks
+    needs = [("F", stage)] if kind in "BI" else [("B", stage)] if kind == "W" else []
+    neighbour = stage - 1 if kind == "F" else stage + 1
+    if kind != "W" and 0 <= neighbour < layout.stages:
+        needs.append((_direction(kind), neighbour))
+    start = taken[-1].end if taken else 0.0
+    for direction, other in needs:
+        if (direction, other, at) not in done:
+            return None
+        sent = costs[other].send if ranks[other] != ranks[stage] else 0.0
+        start = max(start, done[direction, other, at] + sent)
+    return TimedPass(kind, stage, at, start, start + costs[stage].of(kind))
+
+
+def _direction(kind: str) -> str:
+    return "B" if kind == "I" else kind
+
+
+def bubble_table(schedule: Schedule, ranks: int, micro_batches: list[int], costs: PassCosts) -> list[tuple[int, float]]:
+    """Bubble ratio by number of micro-batches; `costs` are those of a rank's stages together."""
+    found = []
+    for count in micro_batches:
+        layout = pipeline_layout(schedule, ranks, count)
+        found.append((count, simulate(layout, rank_costs(layout, costs)).bubble_ratio))
+    return found
+
+
+def rank_costs(layout: ParallelConfig, costs: PassCosts) -> list[PassCosts]:
+    """Costs of each stage, if those of a rank's stages together are `costs`."""
+    v = layout.virtual_stages
+    each = replace(costs, forward=costs.forward / v, inputs=costs.inputs / v, weights=costs.weights / v)
+    return [each] * layout.stages
