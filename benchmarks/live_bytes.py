@@ -131,6 +131,8 @@ class LiveBytes(TorchDispatchMode):
                 number = self._follow(tensor)
                 self._kinds.setdefault(number, kind)
                 self._resized[number] = self._references[number]
+        elif operation.namespace == "c10d" and "alltoall" in name:
+            return  # pieces of matrices that Muon is at work on
         elif operation.namespace == "c10d":
             if self._reduces_or_gathers(args, kwargs):
                 for tensor in every:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -28,6 +28,7 @@ from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_stages import stage_layers
+from training.sharding.axis import JointAxis
 
 _ONE = ParallelConfig()
 _STEPS = 3  # measured: gloo's threads now and then hold for a moment what they have sent
@@ -46,6 +47,8 @@ class Row:
     sequences: int = 8
     """Per step and replica."""
     bucket_bytes: int = 1 << 20
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    ema: bool = False
 
     @property
     def resolved(self) -> ParallelConfig:
@@ -56,13 +59,14 @@ class Row:
         layout, model = self.resolved, self.model
         return MemoryInputs(
             model, layout, self.sequences, model.context, stage_layers(model, layout.stages), self.precision,
-            self.recompute, rank, bucket_bytes=self.bucket_bytes,
+            self.recompute, rank, self.optimizer, self.ema, bucket_bytes=self.bucket_bytes,
         )  # fmt: skip
 
     def __str__(self) -> str:
         layout = self.resolved
         words = [self.model.preset, self.precision, layout.describe().removeprefix("dp 1 x ")]
         words += [f"{layout.micro_batches} micro-batches"] * (layout.micro_batches > 1)
+        words += [self.optimizer] * (self.optimizer != "adamw") + ["average"] * self.ema
         return ", ".join([*words, *[f"recompute {self.recompute}"] * (self.recompute != "none")])
 
 
@@ -81,7 +85,9 @@ def live_bytes(row: Row) -> dict[str, int]:
         memory = MemoryConfig(recompute=row.recompute)
         with LiveBytes({world.mesh.get_group(axis).group_name for axis in ("shard", "replicate")}) as live:
             model = parallelize(meta_decoder(row.model), row.resolved, world, 1, row.precision, memory)
-            optimizer = build_optimizer(model.params, OptimConfig(), memory, world.rank)
+            options = OptimConfig(name=row.optimizer, ema_decay=0.9 if row.ema else 0.0)
+            holders = model.matrix_holders() if row.optimizer == "muon" else JointAxis()
+            optimizer = build_optimizer(model.params, options, memory, world.rank, holders=holders)
             _watch(model, optimizer, live)
             _step(row, model, optimizer, live)  # torch's pipelines run each stage once more in the first step
             found = []
@@ -162,6 +168,7 @@ def table_rows() -> list[Row]:
     rows += [Row(model, layout, "bf16", mode, 2) for model in (llama, gpt2) for layout, mode in more]
     return [
         *rows,
+        *(Row(llama, ParallelConfig(zero=zero), "bf16", "none", 2, optimizer="muon", ema=True) for zero in (0, 1, 3)),
         Row(llama, ParallelConfig(), "fp16"),
         Row(llama, ParallelConfig(zero=2, micro_batches=4), "fp16", processes=2),
     ]

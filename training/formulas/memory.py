@@ -11,10 +11,10 @@ from training.formulas.block_memory import backward_bytes, loss_bytes
 from training.formulas.gathered_memory import gathered_at_loss, gathered_bytes
 from training.formulas.gradient_memory import gradient_bytes, gradient_levels, loss_gradient, reduced_bytes
 from training.formulas.memory_inputs import MemoryInputs
+from training.formulas.optimizer_memory import moment_bytes, update_bytes
 from training.formulas.parameter_shapes import ParameterShape
 from training.formulas.pipeline_passes import pipeline_passes
 
-_ALIGNMENT = 64  # elements: where each parameter's moments begin
 _CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # of the logits at a time
 
 
@@ -53,7 +53,7 @@ def peak_bytes(inputs: MemoryInputs) -> int:
     in_backward = gathered_bytes(inputs) if inputs.layout.zero == 3 else 0  # ZeRO-1 and 2 gather after the update
     passes = pipeline_passes(inputs.layout, inputs.rank)
     activations, gradients = activation_levels(inputs), gradient_levels(inputs)
-    moments = [reduced_bytes(inputs) + gathered_bytes(inputs)]
+    moments = [reduced_bytes(inputs) + max(gathered_bytes(inputs), update_bytes(inputs))]
     after = [level.before for level in activations[1:]] + [0]
     for each, kept, left, summed in zip(passes, activations, after, gradients, strict=True):
         if each.kind != "F":
@@ -89,15 +89,6 @@ def master_bytes(inputs: MemoryInputs) -> int:
     if inputs.layout.zero < 3 and inputs.itemsize == inputs.wide:
         return 0
     return inputs.wide * sum(p.rows_numel(inputs.shards) for p in _all(inputs))
-
-
-def moment_bytes(inputs: MemoryInputs) -> int:
-    """AdamW's two moments: 8 P / n; those of a parameter that two stages of the rank share exist once."""
-    if inputs.optimizer == "sgd" or (inputs.moments != "device" and (inputs.device, inputs.moments) != ("cpu", "cpu")):
-        return 0
-    numels = {p.name.replace("head", "embed.tokens") if inputs.model.tied else p.name: p for p in _all(inputs)}
-    aligned = [-(-p.rows_numel(inputs.shards) // _ALIGNMENT) * _ALIGNMENT for p in numels.values()]
-    return 2 * inputs.wide * sum(aligned)
 
 
 def logit_bytes(inputs: MemoryInputs) -> int:

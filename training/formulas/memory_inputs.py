@@ -27,7 +27,9 @@ class MemoryInputs:
     recompute: Recompute = "none"
     rank: int = 0
     """Pipeline rank. Along the other axes it is the first rank, which has the largest shards."""
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
+    ema: bool = False
+    """True with an average of the weights."""
     moments: OffloadTarget = "device"
     """Where AdamW's moments are."""
     device: Literal["cpu", "cuda"] = "cpu"

@@ -50,30 +50,34 @@ class WholeMatrices:
     ) -> None:
         """One round; rank r owns matrix `owned[r]`, and the last ranks of the last round none."""
         rank = self.holders.rank
-        own = owned[rank] if rank < len(owned) else None
-        mine = [piece(i).flatten() for i in owned]
-        theirs = self._specs[own] if own is not None else []
-        gathered = self._all_to_all(mine, [spec.numel for spec in theirs])
-        if own is not None:
-            whole = mine[0].new_empty(self._shapes[own])
-            for spec, values in zip(theirs, gathered, strict=False):
-                whole[spec.slices] = values.view(spec.size)
-            whole = function(whole)
-            gathered = [whole[spec.slices].flatten() for spec in theirs]
-        back = self._all_to_all(gathered[: len(theirs)], [values.numel() for values in mine], mine[0])
-        for i, values in zip(owned, back, strict=False):
-            if values.numel():
-                use(i, values.view(self._specs[i][rank].size))
+        specs = self._specs[owned[rank]] if rank < len(owned) else []
+        mine = [self._specs[i][rank] for i in owned]
+        gathered = self._all_to_all([piece(i).flatten() for i in owned], [spec.numel for spec in specs])
+        sent = gathered  # of an owner of none: nothing
+        if specs:
+            whole = function(_assemble(specs, gathered))
+            sent = [whole[spec.slices].flatten() for spec in specs]
+        for i, spec, values in zip(owned, mine, self._all_to_all(sent, [spec.numel for spec in mine]), strict=False):
+            if spec.numel:
+                use(i, values.view(spec.size))
 
-    def _all_to_all(self, sent: Sequence[Tensor], received: Sequence[int], like: Tensor | None = None) -> list[Tensor]:
-        """Send a tensor to each of the first ranks and receive one of so many elements from each of the first ones."""
-        group, sample = self.holders.group, sent[0] if like is None else like
-        rest = self.holders.size
-        sizes = [tensor.numel() for tensor in sent] + [0] * (rest - len(sent))
-        counts = [*received] + [0] * (rest - len(received))
-        found = sample.new_empty(sum(counts))
-        dist.all_to_all_single(found, torch.cat([sample[:0], *sent]), counts, sizes, group=group)
+    def _all_to_all(self, sent: Sequence[Tensor], received: Sequence[int]) -> list[Tensor]:
+        """Send a tensor to each of the first ranks; returns one of so many elements from each of the first ranks."""
+        size, group = self.holders.size, self.holders.group
+        sizes = [tensor.numel() for tensor in sent] + [0] * (size - len(sent))
+        counts = [*received] + [0] * (size - len(received))
+        found = sent[0].new_empty(sum(counts))
+        dist.all_to_all_single(found, torch.cat([*sent]), counts, sizes, group=group)
         return list(found.split(counts))
+
+
+def _assemble(specs: Sequence[ShardSpec], pieces: list[Tensor]) -> Tensor:
+    """The whole matrix from its flat pieces, of which it empties the list: they are not needed beside it."""
+    whole = pieces[0].new_empty(specs[0].global_shape)
+    for spec, values in zip(specs, pieces, strict=True):
+        whole[spec.slices] = values.view(spec.size)
+    pieces.clear()
+    return whole
 
 
 def _piece(matrix: ShardedParameter, holders: JointAxis, rank: int) -> ShardSpec:

@@ -24,6 +24,9 @@ ROWS = {
     "1f1b": Row(GPT2, ParallelConfig(pp=2, micro_batches=4), "bf16", "full", processes=2),
     "interleaved": Row(LLAMA, ParallelConfig(pp=2, schedule="interleaved-1f1b", micro_batches=4), processes=2),
     "zero-bubble": Row(LLAMA, ParallelConfig(pp=2, schedule="zero-bubble", micro_batches=4), "bf16", processes=2),
+    "muon at work": Row(small("llama", 1, 256, vocabulary=512, seq_len=8), optimizer="muon", sequences=1),
+    "muon, average": Row(LLAMA, ParallelConfig(zero=1), processes=2, optimizer="muon", ema=True),
+    "average": Row(GPT2, precision="bf16", ema=True),
     "two kinds": Row(LLAMA, ParallelConfig(dp=2, zero=1, pp=2), "bf16", processes=4, sequences=4),
 }
 
