@@ -27,7 +27,8 @@ from training.distributed.rank_pool import RankPool
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.reporting.evaluate import EvalConfig
-from training.reporting.metrics import METRICS, MetricsConfig, read_metrics
+from training.reporting.metrics import MetricsConfig
+from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 
 WINDOW = 10

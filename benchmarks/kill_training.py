@@ -27,7 +27,7 @@ from rich.text import Text
 
 from gristmill.command import wide_console
 from training.checkpoint.checkpoint import LATEST, RECORD
-from training.reporting.metrics import METRICS, read_metrics
+from training.reporting.metrics_file import METRICS, read_metrics
 
 LAYOUTS: dict[str, tuple[int, list[str]]] = {
     "dp 2": (2, []),

@@ -25,6 +25,7 @@ class RunPlan:
     config: TrainConfig
     train: TokenSequences
     holdout: TokenSequences
+    holdouts: dict[str, TokenSequences]
     model: ModelConfig
     layout: ParallelConfig
     memory: MemoryConfig
@@ -40,13 +41,15 @@ class RunPlan:
         config.check()
         data = config.data
         train, holdout = TokenSequences(data.train, data.seq_len), TokenSequences(data.holdout, data.seq_len)
-        require_same_tokenizer(train, holdout)
+        holdouts = {name: TokenSequences(folder, data.seq_len) for name, folder in data.holdouts.items()}
+        for held_out in (holdout, *holdouts.values()):
+            require_same_tokenizer(train, held_out)
         processes = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
         model = config.model.resolve(train.manifest.tokenizer.vocab_size, data.seq_len)
         layout = config.parallel.resolve(processes, model, data.seq_len)
         identity = config.identity(model, train.manifest, holdout.manifest)
         memory = config.memory.resolve(config.out_dir)
-        return cls(config, train, holdout, model, layout, memory, BatchSplit.of(data, layout), identity)
+        return cls(config, train, holdout, holdouts, model, layout, memory, BatchSplit.of(data, layout), identity)
 
     @property
     def tokens_per_step(self) -> int:

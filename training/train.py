@@ -1,19 +1,14 @@
 """Train a decoder on token shards: `torchrun --nproc_per_node=2 training/train.py --data.train … `."""
 
-import contextlib
-import io
-import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-from gristmill.config import load_config
-from gristmill.errors import GristmillError
 from training.checkpoint.run_folder import lock_run_folder
 from training.config import TrainConfig
+from training.distributed.command_line import exit_on_user_error, read_options
 from training.distributed.hang_detection import report_failures
 from training.distributed.mesh import init_distributed
 from training.distributed.stall_watch import StallWatch, gpu_busy
@@ -74,27 +69,13 @@ def _is_due(step: int, every: int) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and train. On a user error every process exits with its code, and one prints it."""
-    rank = int(os.environ.get("RANK", 0))
-    # torch.distributed.launch passes --local-rank=N as well as setting LOCAL_RANK, which is what we read
-    arguments = [
-        a for a in (sys.argv[1:] if argv is None else argv) if not a.startswith(("--local-rank=", "--local_rank="))
-    ]
-    try:
-        with contextlib.ExitStack() as stack:
-            if rank != 0:  # rank 0 alone prints the help and notes on renamed options
-                stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-                stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-            config = load_config(TrainConfig, arguments, prog="train.py")
+    with exit_on_user_error():
+        config = read_options(TrainConfig, argv, prog="train.py")
         plan = RunPlan.of(config)
         with init_distributed(config.device, config.seconds_to_wait) as device:
             watch = StallWatch(config.seconds_to_wait, lambda: gpu_busy(device))
             with report_failures(watch):
                 train_as_planned(plan, watch.beat)
-    except GristmillError as error:
-        if rank != 0:
-            time.sleep(15)  # rank 0 met the same error and prints it; the launcher kills all once the first one exits
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from training.checkpoint.shard_storage import model_state
 from training.data.batches import Batches
 from training.data.prefetch import PrefetchLoader
 from training.data.shard_verifier import ShardVerifier
+from training.data.text import copy_tokenizer
 from training.distributed.hang_detection import is_peer_failure
 from training.distributed.mesh import build_world, main_only
 from training.model.decoder import flops_per_token, meta_decoder
@@ -30,8 +31,10 @@ from training.optim.stability import Stability
 from training.optim.weight_average import AveragingOptimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallelize import parallelize
-from training.reporting.evaluate import bits_per_byte, evaluate, unigram_loss
-from training.reporting.metrics import METRICS, Reporter, StepMetrics
+from training.reporting.evaluate import unigram_loss
+from training.reporting.holdouts import Holdouts
+from training.reporting.metrics import Reporter, StepMetrics
+from training.reporting.metrics_file import METRICS
 from training.reporting.sample import Sampler
 from training.reporting.summary import Summary, write_summary
 from training.reporting.throughput import ThroughputMeter, peak_flops
@@ -78,13 +81,15 @@ class Trainer:
         self.meter = ThroughputMeter(self.tokens_per_step, self.flops_per_token, peak, device)
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics.tensorboard)
         self.eval_sequences = config.eval.sequence_count(len(self.holdout))
+        named = {"": plan.holdout, **plan.holdouts}
+        self.holdouts = Holdouts(named, config.eval, self.split.micro_batch_size)
         sampled = config.eval.sample_tokens > 0
         self.sampler = Sampler(data.train, self.train_data.manifest, config.eval, config.seed) if sampled else None
         self.checkpoints = CheckpointManager(
             config.out_dir / CHECKPOINTS, config.checkpoint.keep, world, self.reporter.say
         )
         self.steps_done, self.unreported = 0, list[StepMetrics]()
-        verified = (self.train_data, self.holdout) if data.verify == "checksum" else ()
+        verified = (self.train_data, *named.values()) if data.verify == "checksum" else ()
         self.verifier, self.verified = ShardVerifier(verified, world.rank, world.size), not verified
 
     def load(self) -> None:
@@ -126,6 +131,7 @@ class Trainer:
     def start(self) -> None:
         """Open the files of metrics, print the header and start the clock, after `load`."""
         self.reporter.start(self.steps_done)
+        main_only(lambda: copy_tokenizer(self.train_data, self.config.out_dir))
         self._print_header()
         if self.origin:
             self.reporter.say(self.origin)
@@ -180,12 +186,11 @@ class Trainer:
         self.meter.restart()
 
     def evaluate(self, step: int) -> None:
-        """Measure the holdout loss and sample some text, after `step` steps."""
+        """Measure the losses of the holdouts and sample some text, after `step` steps."""
         with self._weights_to_evaluate():
-            loss = evaluate(self.model, self.holdout, self.eval_sequences, self.split.micro_batch_size)
+            losses = self.holdouts.evaluate(self.model)
             text = self.sampler.sample(self.model) if self.sampler else ""
-        bits = bits_per_byte(loss, self.holdout.manifest)
-        self.reporter.log_eval(step, loss, self.unigram_loss, bits, text)
+        self.reporter.log_eval(step, losses, self.unigram_loss, text)
         self.meter.restart()
 
     @contextmanager

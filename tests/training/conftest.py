@@ -17,8 +17,8 @@ import torch
 
 from gristmill.config import load_config
 from gristmill.engine.executors.local import start_fork_server
-from gristmill.io.token_manifest import Manifest, ShardRecord, TokenizerRecord, token_dtype
-from gristmill.io.token_shards import TokenShardWriter
+from gristmill.io.token_manifest import Manifest, ShardRecord, SourceRecord, TokenizerRecord, token_dtype
+from gristmill.io.token_shards import TokenShardWriter, write_sources
 from training.config import TrainConfig
 from training.data.batches import DataConfig
 from training.distributed.rank_pool import RankPool
@@ -61,22 +61,34 @@ def _one_thread() -> None:
 
 
 def write_shards(
-    folder: Path, shards: list[Documents], tokenizer: Path | None = None, vocabulary: int = VOCABULARY
+    folder: Path,
+    shards: list[Documents],
+    tokenizer: Path | None = None,
+    vocabulary: int = VOCABULARY,
+    sources: list[list[str]] | None = None,
 ) -> Path:
-    """Token shards of the documents given as ids; every token counts as two bytes of text."""
+    """Token shards of the documents given as ids, and of the `sources` of each; every token is two bytes of text."""
     folder.mkdir(parents=True, exist_ok=True)
-    records = []
+    records, totals = [], dict[str, SourceRecord]()
     for number, documents in enumerate(shards):
         name = f"shard-{number:05d}"
         with TokenShardWriter(folder / name, token_dtype(vocabulary)) as shard:
             for ids in documents:
                 shard.add(ids)
-        records.append(
-            ShardRecord(name, len(documents), shard.tokens, 2 * shard.tokens, shard.sha256, shard.idx_sha256)
-        )
+        record = ShardRecord(name, len(documents), shard.tokens, 2 * shard.tokens, shard.sha256, shard.idx_sha256)
+        records.append(record)
+        if sources is not None:
+            record.sources = list(dict.fromkeys(sources[number]))
+            numbers = np.array([record.sources.index(source) for source in sources[number]], np.int64)
+            record.sources_sha256 = write_sources(folder / name, numbers, record.sources)
+            for source, ids in zip(sources[number], documents, strict=True):
+                total = totals.setdefault(source, SourceRecord())
+                total.documents, total.tokens, total.bytes = (
+                    total.documents + 1, total.tokens + len(ids), total.bytes + 2 * len(ids),
+                )  # fmt: skip
     path = os.path.relpath(tokenizer, folder) if tokenizer else "none.model"
     digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest() if tokenizer else "none"
-    Manifest(TokenizerRecord(path, digest, vocabulary, 2), str(token_dtype(vocabulary)), records, {}).save(folder)
+    Manifest(TokenizerRecord(path, digest, vocabulary, 2), str(token_dtype(vocabulary)), records, totals).save(folder)
     return folder
 
 

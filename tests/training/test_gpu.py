@@ -13,7 +13,7 @@ from training.distributed.rank_pool import RankPool
 from training.memory.memory_config import MemoryConfig
 from training.parity.comparison import Certifier
 from training.parity.feature_cases import feature_case
-from training.reporting.metrics import METRICS, read_metrics
+from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 
 pytestmark = pytest.mark.gpu

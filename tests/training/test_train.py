@@ -21,7 +21,7 @@ from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.hugging_face.export_hf import model_config
 from training.optim.stability import StabilityConfig
-from training.reporting.metrics import METRICS, read_metrics
+from training.reporting.metrics_file import METRICS, read_metrics
 from training.reporting.summary import Summary
 from training.train import main, train
 

@@ -1,6 +1,6 @@
 """Batches: the sequences that a data-parallel rank reads in each training step, and their order."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -29,6 +29,8 @@ class DataConfig:
     """Folder of token shards to train on."""
     holdout: Path
     """Folder of token shards to evaluate on."""
+    holdouts: dict[str, Path] = field(default_factory=dict)
+    """More folders of token shards to evaluate on, each reported by its name."""
     seq_len: int = 256
     """Tokens per sequence."""
     batch_size: int = 32

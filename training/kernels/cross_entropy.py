@@ -65,6 +65,22 @@ def linear_cross_entropy(
     return _LinearCrossEntropy.apply(x.flatten(0, 1), weight, targets.flatten(), vocab_start, group, z_loss)
 
 
+@torch.no_grad()
+def token_losses(
+    x: Tensor, weight: Tensor, targets: Tensor, vocab_start: int = 0, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Cross-entropy of each target in nats, zero for IGNORE_INDEX: (B, T); without gradients.
+
+    Arguments and memory are those of `linear_cross_entropy`.
+    """
+    losses = torch.empty(targets.shape, dtype=accumulation_dtype(x.dtype), device=x.device)
+    step = chunk_tokens(_largest_shard(len(weight), vocab_start, group), x.dtype, x.device)
+    chunks = zip(x.flatten(0, 1).split(step), targets.flatten().split(step), losses.flatten().split(step), strict=True)
+    for features, ids, out in chunks:
+        out.copy_(_chunk_losses(features, weight, ids, vocab_start, group)[0])
+    return losses
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Cross-entropy that computes its gradients in the forward pass, while each chunk's logits exist."""
 
@@ -144,24 +160,43 @@ def _chunk_loss(
     z_loss: ZLoss | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Summed loss of a chunk of N tokens, (), and the gradient of its logits, (N, V / n)."""
-    logits = x @ weight.T
-    valid, local = targets != IGNORE_INDEX, targets - vocab_start
-    in_shard = (local >= 0) & (local < len(weight)) if group is not None else valid
-    column = local.clamp(0, len(weight) - 1)[:, None]
-    # normalised within this shard of the vocabulary
-    log_probs = logits.log_softmax(-1, dtype=accumulation_dtype(x.dtype))
-    target_log_prob, scale = log_probs.gather(1, column)[:, 0], valid.to(log_probs.dtype)
-    if group is not None or z_loss is not None:
-        log_z = logits[:, 0].to(log_probs.dtype) - log_probs[:, 0]  # of this shard
-    if group is not None:
-        target_log_prob, shard_prob, log_z = _combine_vocab_shards(target_log_prob, log_z, in_shard, group)
+    losses, log_probs, log_z, shard_prob = _chunk_losses(x, weight, targets, vocab_start, group)
+    valid, (in_shard, column) = targets != IGNORE_INDEX, _columns(targets, weight, vocab_start, group)
+    scale = valid.to(log_probs.dtype)
+    if shard_prob is not None:
         scale *= shard_prob
     if z_loss is not None:
         scale *= z_loss.add(log_z, valid)
-    loss = torch.where(valid, -target_log_prob, 0.0).sum()
     gradient = log_probs.exp_().mul_(scale[:, None])
     gradient.scatter_add_(1, column, -(in_shard & valid)[:, None].to(gradient.dtype))
-    return loss, gradient
+    return losses.sum(), gradient
+
+
+def _columns(
+    targets: Tensor, weight: Tensor, vocab_start: int, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """Whether this shard has each of N targets, (N,), and its column there, (N, 1), or any other where it has not."""
+    local = targets - vocab_start
+    in_shard = (local >= 0) & (local < len(weight)) if group is not None else targets != IGNORE_INDEX
+    return in_shard, local.clamp(0, len(weight) - 1)[:, None]
+
+
+def _chunk_losses(
+    x: Tensor, weight: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The loss of each of N tokens, (N,), and what its gradient is made of.
+
+    That is log-probabilities, (N, V / n), normalised within this shard of the vocabulary; log Z over all of it, (N,);
+    with `group` this shard's total probability, (N,).
+    """
+    logits = x @ weight.T
+    in_shard, column = _columns(targets, weight, vocab_start, group)
+    log_probs, shard_prob = logits.log_softmax(-1, dtype=accumulation_dtype(x.dtype)), None
+    target_log_prob = log_probs.gather(1, column)[:, 0]
+    log_z = logits[:, 0].to(log_probs.dtype) - log_probs[:, 0]  # of this shard
+    if group is not None:
+        target_log_prob, shard_prob, log_z = _combine_vocab_shards(target_log_prob, log_z, in_shard, group)
+    return torch.where(targets != IGNORE_INDEX, -target_log_prob, 0.0), log_probs, log_z, shard_prob
 
 
 def _combine_vocab_shards(

@@ -36,7 +36,8 @@ class Decoder(nn.Module):
             self.head.weight = self.embed.tokens.weight
 
     def forward(self, ids: Tensor, targets: Tensor | None = None, sample_ids: Tensor | None = None) -> Tensor:
-        """Return logits (B, T, V); with `targets` (B, T), the summed loss in nats, (1,), instead.
+        """Return logits (B, T, V); with `targets` (B, T), their summed loss in nats, (1,), instead; in
+        evaluation mode the loss of each, (B, T).
 
         `sample_ids` (B,) int64 are ids of the sequences, unique over the run; dropout masks depend on them.
         """

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from training.kernels.cross_entropy import ZLoss, linear_cross_entropy
+from training.kernels.cross_entropy import ZLoss, linear_cross_entropy, token_losses
 from training.kernels.dispatch import embedding
 from training.model.dropout import Dropout
 from training.model.model_config import ModelConfig
@@ -40,8 +40,10 @@ class Head(nn.Linear):
     """Added to the loss in training."""
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy in nats, (1,), from features (B, T, D) and targets (B, T)."""
-        return linear_cross_entropy(x, self.weight, targets, z_loss=self.z_loss if self.training else None)
+        """Cross-entropy in nats from features (B, T, D) and targets (B, T): in training summed, (1,), else (B, T)."""
+        if not self.training:
+            return token_losses(x, self.weight, targets)
+        return linear_cross_entropy(x, self.weight, targets, z_loss=self.z_loss)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         return super().forward(x) if targets is None else self.loss(x, targets)

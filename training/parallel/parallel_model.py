@@ -84,9 +84,18 @@ class ParallelModel:
     def loss(self, ids: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
         """Evaluate micro-batches (B, T), without dropout: this rank's term of the loss sum in nats, 0-d float64."""
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for output in self._forward(ids, targets):
-            total += output.double().sum()
-        return self._count_once(total)
+        for losses in self.target_losses(ids, targets):
+            total += losses.double().sum()
+        return total
+
+    @torch.no_grad()
+    def target_losses(self, ids: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+        """Evaluate micro-batches (B, T), without dropout: the loss of each target in nats, (B, T) a micro-batch.
+
+        One rank of each replica has them, and the others an empty list: a sum over all ranks counts each target once.
+        """
+        losses = self._forward(ids, targets)
+        return losses if self.world.axis("tp").rank == 0 else []
 
     @torch.no_grad()
     def next_logits(self, ids: Tensor) -> Tensor:

@@ -93,8 +93,8 @@ class Pipeline:
     def forward(self, ids: Sequence[Tensor], targets: Sequence[Tensor] | None) -> list[Tensor]:
         """Run a forward pass only: the last stage's outputs per micro-batch, an empty list on the other ranks.
 
-        An output is the summed loss, (1,), or without targets the logits, (B, T, V). Micro-batches may differ in size,
-        which torch's schedules do not support.
+        An output is the loss of each target, (B, T), or without targets the logits, (B, T, V). Micro-batches may differ
+        in size, which torch's schedules do not support.
         """
         outputs: dict[int, list[Tensor]] = {}
         sent: list[dist.Work] = []

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.distributed.collectives import copy_to_tp, gather_from_sp, reduce_from_tp, reduce_scatter_to_sp
-from training.kernels.cross_entropy import linear_cross_entropy
+from training.kernels.cross_entropy import linear_cross_entropy, token_losses
 from training.kernels.dispatch import embedding, linear
 from training.model.block import Block
 from training.model.decoder import Decoder
@@ -162,8 +162,10 @@ class _VocabParallelHead(Head):
         self.first = shard.offset[0]
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        z_loss, group = self.z_loss if self.training else None, self.region.axis.group
-        return linear_cross_entropy(self.region.enter(x), self.weight, targets, self.first, group, z_loss)
+        x, group = self.region.enter(x), self.region.axis.group
+        if not self.training:
+            return token_losses(x, self.weight, targets, self.first, group)
+        return linear_cross_entropy(x, self.weight, targets, self.first, group, self.z_loss)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """The loss; without targets this rank's logits, (B, T, V / n)."""

@@ -1,21 +1,24 @@
-"""Evaluation: the holdout loss, in nats/token and bits per byte, and the unigram model's loss to compare it with."""
+"""Evaluation: the losses of a holdout, and the unigram model's loss to compare them with."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gristmill.config import INT64, Range
 from gristmill.errors import require
-from gristmill.io.token_manifest import Manifest
 from training.data.sequences import TokenSequences
+from training.data.target_groups import TargetGroups
 from training.distributed.mesh import World
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.parallel.parallel_model import ParallelModel
+from training.reporting.holdout_losses import HoldoutLosses, holdout_losses
 
 _SPAN = 1 << 18  # tokens counted at once
 _SPANS = 1 << 9  # of the training tokens, at most: 134 million tokens, which take a second or two
@@ -34,7 +37,11 @@ class EvalConfig:
     every: int = 100
     """Steps between evaluations; 0: only after the last step."""
     sequences: int = 0
-    """Holdout sequences to evaluate, from the first; 0: all."""
+    """Sequences of each holdout to evaluate, from the first; 0: all."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weights of sources in the holdouts' losses; the others do not count. None: every token counts the same."""
+    lengths: tuple[int, ...] = ()
+    """Lengths of documents, in tokens, that divide them into ranges; losses of each range are reported."""
     sample_tokens: int = 64
     """Tokens of text to sample at each evaluation; 0: none."""
     prompt: str = ""
@@ -45,10 +52,19 @@ class EvalConfig:
     """Sampling temperature; 0: always the most probable token."""
 
     def check(self) -> None:
-        """Raise UsageError for a prompt that is no text."""
+        """Raise UsageError for a prompt that is no text, weights that add up to nothing, lengths out of order."""
         require(
             not any("\ud800" <= character <= "\udfff" for character in self.prompt),  # Python's form of other bytes
             f"eval.prompt is {self.prompt!r}, which is not UTF-8; wanted text; try another --eval.prompt",
+        )
+        require(
+            all(weight > 0 and math.isfinite(weight) for weight in self.weights.values()),
+            f"eval.weights are {self.weights}; wanted finite numbers above 0; leave sources out that shall not count",
+        )
+        require(
+            list(self.lengths) == sorted(set(self.lengths)) and min(self.lengths, default=1) > 0,
+            f"eval.lengths are {self.lengths}; wanted numbers of tokens from 1 on, each more than the one before; try "
+            "--eval.lengths 256 1024 4096",
         )
 
     def sequence_count(self, available: int) -> int:
@@ -56,28 +72,40 @@ class EvalConfig:
         return min(self.sequences or available, available)
 
 
-def evaluate(model: ParallelModel, data: TokenSequences, count: int, micro_batch_size: int) -> float:
-    """Return the mean cross-entropy in nats/token over the first `count` sequences; every rank calls it.
+def evaluate(
+    model: ParallelModel,
+    groups: TargetGroups,
+    count: int,
+    micro_batch_size: int,
+    weights: Mapping[str, float] = MappingProxyType({}),
+) -> HoldoutLosses:
+    """Return the losses of the first `count` sequences of `groups.data`; every rank calls it.
 
     Sequence i goes to replica i mod dp_size. All replicas run the same number of micro-batches, because their
     collectives wait for each other: a replica with fewer sequences repeats the last one, with all targets ignored.
+    Ids that are IGNORE_INDEX are padding. `weights` of sources count in the whole's loss, in place of their tokens.
     """
-    world = model.world
+    world, data = model.world, groups.data
     share = -(-count // world.dp_size)
     mine = np.arange(share) * world.dp_size + world.dp_rank
-    total = torch.zeros((), dtype=torch.float64, device=world.device)
+    sums = np.zeros((2, groups.count))  # nats and targets of each group
     for start in range(0, share, micro_batch_size):
         indices = mine[start : start + micro_batch_size]
-        tokens = data.batch(np.minimum(indices, count - 1)).to(world.device)
-        beyond = torch.from_numpy(indices >= count).to(world.device)
-        targets = tokens[:, 1:].masked_fill(beyond[:, None], IGNORE_INDEX)
-        total += model.loss([tokens[:, :-1]], [targets])
-    return world.all_reduce(total).item() / (count * data.length)
+        read = np.minimum(indices, count - 1)
+        tokens = data.batch(read)
+        targets = tokens[:, 1:].masked_fill(torch.from_numpy(indices >= count)[:, None], IGNORE_INDEX)
+        ids = tokens[:, :-1].clamp(min=0).to(world.device)  # padding is IGNORE_INDEX
+        for losses in model.target_losses([ids], [targets.to(world.device)]):
+            sums += _sums_by_group(losses, targets != IGNORE_INDEX, groups.of(read), groups.count)
+    nats, counted = world.all_reduce(torch.from_numpy(sums)).numpy()
+    return holdout_losses(nats, counted, groups, weights)
 
 
-def bits_per_byte(loss: float, manifest: Manifest) -> float:
-    """Convert nats/token to bits per UTF-8 byte of text, which compares models with different vocabularies."""
-    return loss / math.log(2) * manifest.tokens / max(1, manifest.bytes)
+def _sums_by_group(losses: Tensor, counted: Tensor, group: Tensor, groups: int) -> NDArray[np.float64]:
+    """Sum of the losses, and number, of the targets of each group that are `counted`; (B, T) each: (2, groups)."""
+    group = group[counted]
+    nats = np.bincount(group.numpy(), losses.cpu()[counted].double().numpy(), groups)
+    return np.stack([nats, np.bincount(group.numpy(), minlength=groups)])
 
 
 def unigram_loss(train: TokenSequences, holdout: TokenSequences, count: int, world: World) -> float:

@@ -1,22 +1,18 @@
-"""Metrics: a line per report in the terminal, and every step's values in metrics.jsonl and TensorBoard.
-
-Every record of metrics.jsonl has `kind` (run, step, eval) and `step`, the number of steps done.
-"""
+"""Metrics: a line per report in the terminal, and every step's values in metrics.jsonl and TensorBoard."""
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from gristmill.config import INT64, Range
-from gristmill.errors import wrap_read_errors, wrap_write_errors
+from gristmill.errors import wrap_write_errors
 from gristmill.storage.local import atomic_write_bytes
+from training.reporting.holdout_losses import HoldoutLosses
+from training.reporting.metrics_file import METRICS, finite, read_metrics
 from training.reporting.throughput import Throughput
-
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -49,41 +45,6 @@ class StepMetrics:
     loss_scale: float | None
     skipped: str
     z_loss: float | None = None
-
-
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a metrics.jsonl, without damaged lines; nothing if there is no such file."""
-    yield from read_metrics_and_damage(path)[0]
-
-
-def read_metrics_and_damage(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the records of a metrics.jsonl, and the number of damaged lines.
-
-    A last line without its end is not counted: the run is writing it, or was killed. Raises InputError where the file
-    cannot be read.
-    """
-    if not path.exists():
-        return [], 0
-    with wrap_read_errors(path):
-        *lines, _ = path.read_bytes().split(b"\n")
-    records = [record for line in lines if (record := _parse_record(line)) is not None]
-    return records, len(lines) - len(records)
-
-
-def _parse_record(line: bytes) -> dict[str, Any] | None:
-    """A line's record; None if it is damaged."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    found = isinstance(record, dict) and isinstance(record.get("kind"), str) and type(record.get("step")) is int
-    return record if found and 0 <= record["step"] <= INT64 else None
-
-
-def finite(value: Any) -> float | None:
-    """A recorded number; None if it is infinite, nan, or no number."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
 class Reporter:
@@ -134,7 +95,9 @@ class Reporter:
 
     def _add_to_board(self, kind: str, step: int, values: dict[str, Any]) -> None:
         for name, value in values.items():
-            if isinstance(value, int | float):
+            if isinstance(value, dict):
+                self._add_to_board(f"{kind}/{name}", step, value)
+            elif isinstance(value, int | float):
                 self._board.add_scalar(f"{kind}/{name}", value, step)
             elif isinstance(value, str):
                 self._board.add_text(f"{kind}/{name}", value, step)
@@ -150,11 +113,20 @@ class Reporter:
                 self.say(f"skipped step {step.step}: {step.skipped}")
         self.say(format_step(steps[-1], total_steps, speed))
 
-    def log_eval(self, step: int, loss: float, unigram_loss: float, bits_per_byte: float, text: str) -> None:
-        """Record and print an evaluation: losses in nats/token, `text` sampled from the model or empty."""
-        self.record("eval", step, loss=finite(loss), bits_per_byte=finite(bits_per_byte), text=text)
-        losses = f"loss {loss:.4f} (unigram {unigram_loss:.4f}), {bits_per_byte:.4f} bits per byte"
-        self.say(f"holdout after step {step}: {losses}")
+    def log_eval(self, step: int, losses: Mapping[str, HoldoutLosses], unigram_loss: float, text: str) -> None:
+        """Record and print an evaluation: each holdout's losses by its name, that of data.holdout by "".
+
+        `unigram_loss` in nats/token; `text` is sampled from the model, or empty.
+        """
+        named = {name: found.values() for name, found in losses.items() if name}
+        self.record("eval", step, **losses[""].values(), **({"holdouts": named} if named else {}), text=text)
+        for name, found in losses.items():
+            bits = f"{found.whole.bits_per_byte:.4f} bits per byte"
+            unigram = "" if name else f" (unigram {unigram_loss:.4f})"
+            of = f"holdout {name}" if name else "holdout"
+            self.say(
+                "\n".join([f"{of} after step {step}: loss {found.whole.loss:.4f}{unigram}, {bits}", *found.lines()])
+            )
         if text:
             self.say(f"    {text!r}")
 

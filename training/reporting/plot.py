@@ -13,7 +13,7 @@ from tyro.conf import Positional
 
 from gristmill.errors import UsageError
 from gristmill.storage.local import atomic_write_bytes
-from training.reporting.metrics import METRICS, finite, read_metrics_and_damage
+from training.reporting.metrics_file import METRICS, finite, read_metrics_and_damage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

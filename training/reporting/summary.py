@@ -3,18 +3,22 @@
 import json
 import math
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gristmill.errors import InputError
 from gristmill.storage.local import atomic_write_bytes
-from training.reporting.metrics import METRICS, finite, read_metrics
+from training.reporting.metrics_file import METRICS, finite, read_metrics
+
+_PARTS = ("sources", "lengths", "holdouts")
 
 
 @dataclass(frozen=True)
 class Summary:
     """The final numbers of a run. Losses in nats/token, NaN of a diverged run, in the file null; `tokens_per_second`
-    is the median over the steps.
+    is the median over the steps. `sources`, `lengths` and `holdouts` are the last evaluation's, as in metrics.jsonl;
+    they are not in the file where there are none.
     """
 
     steps: int
@@ -26,6 +30,9 @@ class Summary:
     parameters: int
     processes: int
     checkpoint: str
+    sources: dict[str, Any] = field(default_factory=dict)
+    lengths: dict[str, Any] = field(default_factory=dict)
+    holdouts: dict[str, Any] = field(default_factory=dict)
 
 
 def write_summary(
@@ -54,8 +61,10 @@ def write_summary(
         parameters=parameters,
         processes=processes,
         checkpoint=str(checkpoint),
+        **{part: evaluated.get(part, {}) for part in _PARTS},
     )
     values = {key: finite(value) if isinstance(value, float) else value for key, value in asdict(summary).items()}
+    values = {key: value for key, value in values.items() if value or key not in _PARTS}
     atomic_write_bytes(out_dir / "summary.json", json.dumps(values, indent=2).encode() + b"\n")
     return summary
 

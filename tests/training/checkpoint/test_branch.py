@@ -9,7 +9,7 @@ import pytest
 from gristmill.errors import UsageError
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.config import TrainConfig
-from training.reporting.metrics import METRICS, read_metrics
+from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 
 

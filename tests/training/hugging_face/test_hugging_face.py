@@ -36,7 +36,7 @@ from training.data.sequences import TokenSequences
 from training.distributed.layout import ParallelConfig
 from training.hugging_face.export_hf import ExportDtype, export_hf
 from training.hugging_face.import_hf import import_hf
-from training.reporting.metrics import METRICS, read_metrics
+from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import training.kernels.cpu.kernels
 from training.distributed.mesh import init_distributed
-from training.kernels.cross_entropy import IGNORE_INDEX, ZLoss, chunk_tokens, linear_cross_entropy
+from training.kernels.cross_entropy import IGNORE_INDEX, ZLoss, chunk_tokens, linear_cross_entropy, token_losses
 from training.sharding.shard_spec import ShardSpec
 
 RunRanks = Callable[..., list[Any]]
@@ -48,6 +48,15 @@ def test_loss_and_gradients_equal_torch_for_any_chunk_size(monkeypatch: pytest.M
         gradients(loss, x, weight), gradients(reference(x, weight, targets), x, weight), strict=True
     ):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("chunk", [1, VOCABULARY * 4, 1 << 23])
+def test_each_token_has_its_loss_for_any_chunk_size(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(training.kernels.cpu.kernels, "LOGITS_BYTES", 8 * chunk)
+    x, weight, targets = example()
+    logits = (x @ weight.T).transpose(1, 2)
+    wanted = F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORE_INDEX)
+    torch.testing.assert_close(token_losses(x, weight, targets), wanted.detach())
 
 
 def with_z_loss(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from training.optim.model_parts import MATRICES
 from training.optim.muon import orthogonalize
 from training.optim.optim_config import OptimConfig
 from training.parity.plain_muon import newton_schulz
-from training.reporting.metrics import METRICS, read_metrics
+from training.reporting.metrics_file import METRICS, read_metrics
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 from training.train import train

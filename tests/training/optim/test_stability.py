@@ -17,7 +17,7 @@ from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.optim.stability import Stability, StabilityConfig
 from training.parallel.parallel_model import ParallelModel
-from training.reporting.metrics import METRICS, read_metrics
+from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 
 RunRanks = Callable[..., list[Any]]

@@ -16,7 +16,7 @@ from training.memory.memory_config import MemoryConfig, Recompute
 from training.model.dropout import Dropout
 from training.parallel.tensor_parallel import ShardedDropout
 from training.reporting.evaluate import EvalConfig
-from training.reporting.metrics import METRICS, read_metrics
+from training.reporting.metrics_file import METRICS, read_metrics
 from training.sharding.axis import Axis
 from training.train import train
 

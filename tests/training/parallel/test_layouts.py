@@ -14,7 +14,7 @@ from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankError
 from training.memory.memory_config import MemoryConfig
-from training.reporting.metrics import METRICS, read_metrics
+from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 
 RunRanks = Callable[..., list[Any]]

@@ -7,14 +7,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gristmill.errors import UsageError
 from training.data.sequences import TokenSequences
+from training.data.target_groups import TargetGroups
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world, init_distributed
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
-from training.reporting.evaluate import bits_per_byte, evaluate, unigram_loss
+from training.reporting.evaluate import EvalConfig, evaluate, unigram_loss
+from training.reporting.holdout_losses import HoldoutLosses, bits_per_byte
+from training.reporting.holdouts import Holdouts
 
 Shards = Callable[..., Path]
 
@@ -23,7 +27,9 @@ def measured(train: Path, holdout: Path, layout: ParallelConfig = ParallelConfig
     with init_distributed("cpu") as device:
         model = build(layout, device)
         data = TokenSequences(holdout, 4)
-        return evaluate(model, data, 5, 2), unigram_loss(TokenSequences(train, 4), data, 5, model.world)
+        return evaluate(model, TargetGroups(data), 5, 2).whole.loss, unigram_loss(
+            TokenSequences(train, 4), data, 5, model.world
+        )
 
 
 def build(layout: ParallelConfig, device: torch.device) -> ParallelModel:
@@ -81,6 +87,90 @@ def test_two_processes_evaluate_to_the_same_loss(
     alone = measured(*folders)
     for both in run_ranks(2, measured, *folders, layout):
         assert both == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.fixture
+def mixed(shards: Shards, tmp_path: Path) -> Path:
+    """Two shards of documents of three sources, of which one is in the second shard alone."""
+    numbers = torch.randint(10, (31,), generator=torch.Generator().manual_seed(2)).tolist()
+    documents = [[numbers[:3], numbers[3:10], numbers[10:11]], [numbers[11:13], numbers[13:]]]
+    return shards(tmp_path / "mixed", documents, vocabulary=10, sources=[["web", "book", "web"], ["code", "book"]])
+
+
+def measured_by_source(holdout: Path, layout: ParallelConfig, weights: dict[str, float]) -> HoldoutLosses:
+    with init_distributed("cpu") as device:
+        groups = TargetGroups(TokenSequences(holdout, 4), bounds=(3, 7))
+        return evaluate(build(layout, device), groups, 7, 2, weights)
+
+
+def losses_by_hand(holdout: Path) -> list[tuple[str, int, float]]:
+    """Source, length of the document, and loss of each target of the first seven sequences."""
+    with init_distributed("cpu") as device:
+        model = build(ParallelConfig(), device).parts[0]
+    of = [*[("web", 3)] * 3, *[("book", 7)] * 7, ("web", 1), *[("code", 2)] * 2, *[("book", 18)] * 18]
+    data, found = TokenSequences(holdout, 4), []
+    for i in range(7):
+        losses = -model(data[i][None, :-1])[0].log_softmax(-1)[range(4), data[i][1:]]
+        found += [(*of[4 * i + 1 + place], loss) for place, loss in enumerate(losses.tolist())]
+    return found
+
+
+def mean(losses: list[float]) -> float:
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_target_counts_for_the_source_and_the_length_of_its_document(
+    mixed: Path, run_ranks: Callable[..., list[Any]], layout: ParallelConfig
+) -> None:
+    by_hand = losses_by_hand(mixed)
+    for found in run_ranks(2, measured_by_source, mixed, layout, {}):
+        assert found.whole.loss == pytest.approx(mean([loss for *_, loss in by_hand]), rel=1e-5)
+        for source, tokens in {"web": 3, "code": 2, "book": 23}.items():
+            wanted = mean([loss for name, _, loss in by_hand if name == source])
+            assert found.sources[source].loss == pytest.approx(wanted, rel=1e-5)
+            assert found.sources[source].tokens == tokens
+        for name, low, high in (("0-2", 0, 2), ("3-6", 3, 6), ("7-", 7, 99)):
+            wanted = mean([loss for _, length, loss in by_hand if low <= length <= high])
+            assert found.lengths[name].loss == pytest.approx(wanted, rel=1e-5)
+
+
+def test_weights_of_sources_replace_their_tokens(mixed: Path) -> None:
+    found = measured_by_source(mixed, ParallelConfig(), {"web": 1.0, "code": 3.0})
+    assert found.whole.loss == pytest.approx((found.sources["web"].loss + 3 * found.sources["code"].loss) / 4)
+    assert found.whole.bits_per_byte == pytest.approx(found.whole.loss / math.log(2) / 2)  # a token is two bytes
+
+
+def test_shards_that_do_not_know_their_sources_are_of_one(folders: tuple[Path, Path]) -> None:
+    with init_distributed("cpu") as device:
+        groups = TargetGroups(TokenSequences(folders[1], 4))
+        found = evaluate(build(ParallelConfig(), device), groups, 5, 2)
+    assert (found.sources, found.lengths, found.lines(), groups.count) == ({}, {}, [], 1)
+
+
+@pytest.mark.parametrize(
+    ("weights", "sequences", "fault"),
+    [
+        ({"wiki": 1.0}, 0, "eval.weights has 'wiki', and .*mixed has no such source; it has book, code, web"),
+        ({"code": 1.0}, 2, "no token of it is among the first 2 sequences of .*; try more --eval.sequences"),
+    ],
+)
+def test_weights_of_sources_that_are_not_evaluated_are_refused(
+    mixed: Path, weights: dict[str, float], sequences: int, fault: str
+) -> None:
+    with pytest.raises(UsageError, match=fault):
+        Holdouts({"": TokenSequences(mixed, 4)}, EvalConfig(weights=weights, sequences=sequences), 2)
+
+
+def test_weights_need_shards_that_know_their_sources(folders: tuple[Path, Path]) -> None:
+    with pytest.raises(UsageError, match="does not say which document is of which source; run tokenize_corpus again"):
+        Holdouts({"": TokenSequences(folders[1], 4)}, EvalConfig(weights={"web": 1.0}), 2)
+
+
+@pytest.mark.parametrize("options", [EvalConfig(weights={"a": -1.0}), EvalConfig(lengths=(5, 5))])
+def test_options_that_mean_nothing_are_refused(options: EvalConfig) -> None:
+    with pytest.raises(UsageError, match="wanted"):
+        options.check()
 
 
 def test_bits_per_byte_by_hand(folders: tuple[Path, Path]) -> None:

@@ -8,7 +8,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gristmill.errors import OutputError
-from training.reporting.metrics import METRICS, Reporter, StepMetrics, read_metrics
+from training.reporting.metrics import Reporter, StepMetrics
+from training.reporting.metrics_file import METRICS, read_metrics
 from training.reporting.throughput import Throughput
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.errors import InputError, UsageError
-from training.reporting.metrics import METRICS
+from training.reporting.metrics_file import METRICS
 from training.reporting.plot import draw_figure, plot, read_curves, terminal_plot
 
 

@@ -1,0 +1,158 @@
+"""A run of two sources with a second holdout, and the command that evaluates its checkpoint."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import torch
+
+from gristmill.config import load_config
+from gristmill.errors import InputError, UsageError
+from tests.training.conftest import sentences, write_shards
+from training.config import TrainConfig
+from training.data.batches import DataConfig
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import init_distributed
+from training.evaluate import EvaluateConfig, _load, evaluate_checkpoint, main
+from training.model.model_config import ModelConfig
+from training.optim.optim_config import OptimConfig
+from training.reporting.evaluate import EvalConfig
+from training.reporting.metrics import MetricsConfig
+from training.reporting.metrics_file import METRICS, read_metrics
+from training.train import train
+
+Data = dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def data(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Data:
+    """Shards of two sources, of which one is upper case: train, holdout, and another holdout of one source."""
+    root, tokenizer = tmp_path_factory.mktemp("sources"), corpus / "tokenizer.model"
+    encode = sentencepiece.SentencePieceProcessor(model_file=str(tokenizer)).encode
+    for name, seed, size in (("train", 3, 60), ("holdout", 4, 20), ("other", 5, 10)):
+        texts = [(text.upper() if i % 3 == 0 else text) for i, text in enumerate(sentences(seed, size))]
+        of = ["shouted" if i % 3 == 0 else "said" for i in range(size)] if name != "other" else ["said"] * size
+        write_shards(root / name, [[[*encode(text), 2] for text in texts]], tokenizer, sources=[of])
+    return {name: root / name for name in ("train", "holdout", "other")}
+
+
+@pytest.fixture(scope="module")
+def run(data: Data, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run."""
+    config = TrainConfig(
+        out_dir=tmp_path_factory.mktemp("runs") / "run",
+        data=DataConfig(data["train"], data["holdout"], {"late": data["other"]}, seq_len=16, batch_size=8),
+        model=ModelConfig(layers=2, width=32, heads=4, kv_heads=2),
+        optim=OptimConfig(steps=4, lr=1e-2, warmup_steps=1),
+        eval=EvalConfig(sample_tokens=0, lengths=(60,)),
+        metrics=MetricsConfig(tensorboard=True),
+        device="cpu",
+    )
+    train(config)
+    return config.out_dir
+
+
+def config_of(run: Path, *tokens: Path, **options: Any) -> EvaluateConfig:
+    return EvaluateConfig(run, tokens, device="cpu", **options)
+
+
+def test_a_run_reports_each_holdout_and_each_of_its_sources(run: Path) -> None:
+    (evaluated,) = [record for record in read_metrics(run / METRICS) if record["kind"] == "eval"]
+    sources = evaluated["sources"]
+    assert set(sources) == {"said", "shouted"} and sources["shouted"]["loss"] > sources["said"]["loss"]
+    tokens = sum(part["tokens"] for part in sources.values())
+    mean = sum(part["loss"] * part["tokens"] for part in sources.values()) / tokens
+    assert evaluated["loss"] == pytest.approx(mean) and set(evaluated["lengths"]) == {"0-59", "60-"}
+    assert set(evaluated["holdouts"]) == {"late"} and "sources" not in evaluated["holdouts"]["late"]
+    summary = json.loads((run / "summary.json").read_bytes())
+    assert {key: summary[key] for key in ("sources", "lengths", "holdouts")} == {
+        key: evaluated[key] for key in ("sources", "lengths", "holdouts")
+    }
+
+
+LAYOUTS = [
+    ParallelConfig(),
+    ParallelConfig(zero=3),
+    ParallelConfig(tp=2, sequence_parallel=True),
+    ParallelConfig(pp=2),
+]
+
+
+def losses_of(config: EvaluateConfig) -> dict[str, dict[str, Any]]:
+    return {name: found.values() for name, found in evaluate_checkpoint(config).items()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_checkpoint_has_the_losses_that_its_run_reported(
+    run: Path, data: Data, run_ranks: Callable[..., list[Any]], layout: ParallelConfig
+) -> None:
+    (evaluated,) = [record for record in read_metrics(run / METRICS) if record["kind"] == "eval"]
+    config = config_of(run, data["holdout"], data["other"], lengths=(60,), parallel=layout)
+    for found in run_ranks(2, losses_of, config):
+        holdout, other = found[str(data["holdout"])], found[str(data["other"])]
+        for name in ("loss", "bits_per_byte"):
+            assert holdout[name] == pytest.approx(evaluated[name], rel=1e-5)
+            assert other[name] == pytest.approx(evaluated["holdouts"]["late"][name], rel=1e-5)
+            for part in ("said", "shouted"):
+                assert holdout["sources"][part][name] == pytest.approx(evaluated["sources"][part][name], rel=1e-5)
+
+
+def test_a_text_has_the_loss_of_its_tokens_as_a_document(
+    run: Path, data: Data, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = " ".join(sentences(9, 3)) + " é"
+    (tmp_path / "a.txt").write_text(text)
+    ids = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "tokenizer.model")).encode(text)
+    read, nats = torch.tensor([2, *ids]), 0.0
+    with init_distributed("cpu") as device:
+        part = _load(config_of(run), device)[0].parts[0]
+        for start in range(0, len(ids), 16):
+            logits = part(read[start:-1][None, :16])[0].log_softmax(-1)
+            nats -= float(logits[range(len(logits)), read[start + 1 :][:16]].sum().detach())
+    out = tmp_path / "losses.json"
+    (found,) = evaluate_checkpoint(config_of(run, text=(tmp_path / "a.txt",), out=out)).values()
+    assert found.whole.tokens == len(ids) and found.whole.loss == pytest.approx(nats / len(ids), rel=1e-5)
+    assert found.whole.bits_per_byte == pytest.approx(
+        found.whole.loss * len(ids) / math.log(2) / len(text.encode()), rel=1e-9
+    )
+    (written,) = json.loads(out.read_bytes()).values()
+    assert written["perplexity"] == pytest.approx(math.exp(found.whole.loss))
+    assert f"perplexity {math.exp(found.whole.loss):.4g} ({len(ids):,} tokens)" in capfd.readouterr().out
+
+
+def test_bad_input_is_refused_in_a_sentence(run: Path, data: Data, tmp_path: Path, shards: Callable[..., Path]) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"\xff")
+    (tmp_path / "empty.txt").touch()
+    other = shards(tmp_path / "tokens", [[[1] * 40]])
+    for config, fault in (
+        (config_of(run), "nothing to evaluate on: give folders of token shards, or --text FILE"),
+        (config_of(tmp_path, data["holdout"]), "wanted a checkpoint with record.json"),
+        (config_of(run, other), "was made with tokenizer none.model .* and the checkpoint was trained with another"),
+        (config_of(run, data["holdout"], seq_len=32), "model.context 16 is below data.seq_len 32"),
+        (config_of(run, text=(tmp_path / "none.txt",)), "none.txt: no such file; wanted a text file"),
+        (config_of(run, text=(tmp_path / "empty.txt",)), "empty.txt is empty; wanted text"),
+        (config_of(run, text=(tmp_path / "latin.txt",)), "latin.txt is not UTF-8"),
+        (config_of(run, text=(tmp_path / "a",), tokenizer=tmp_path / "empty.txt"), "is not the checkpoint's tokenizer"),
+    ):
+        with pytest.raises((UsageError, InputError), match=fault):
+            evaluate_checkpoint(config)
+
+
+def test_the_command_line_takes_folders_text_and_weights(
+    run: Path, data: Data, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(run), str(data["holdout"]), str(data["other"]), "--weights", "said", "2", "--parallel.tp", "2"]
+    config = load_config(EvaluateConfig, words)
+    assert config == EvaluateConfig(
+        run, (data["holdout"], data["other"]), weights={"said": 2.0}, parallel=ParallelConfig(tp=2)
+    )
+    (tmp_path / "a.txt").write_text("the mill")
+    main([str(run), "--text", str(tmp_path / "a.txt"), "--device", "cpu"])
+    assert "perplexity" in capfd.readouterr().out
+    with pytest.raises(SystemExit):
+        main([str(run)])
+    assert capfd.readouterr().err.startswith("error: nothing to evaluate on")

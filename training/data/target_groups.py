@@ -1,0 +1,94 @@
+"""Groups of targets: which source, and which range of document lengths, each target of a sequence belongs to."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gristmill.io.token_manifest import Manifest
+from gristmill.io.token_shards import read_sources
+from training.data.documents import DocumentIndex
+from training.data.sequences import TokenSequences
+from training.data.text import TextSequences
+
+_READ = 256  # shards whose sources are in memory at once: 2 bytes a document
+
+
+class DocumentSources:
+    """The sources of the documents of one folder of token shards; without names where the shards do not know them."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.shards, self.names = folder, manifest.shards, manifest.source_names
+        self.documents = np.cumsum([0] + [shard.documents for shard in self.shards], dtype=np.int64)
+        self._in_shard = lru_cache(_READ)(self._read)
+
+    def of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in `names` the sources of documents are, by their numbers in the folder: int64 of the same shape.
+
+        Raises InputError for a damaged .sources.
+        """
+        found = np.empty_like(numbers)
+        shards = np.searchsorted(self.documents, numbers, side="right") - 1
+        for shard in np.unique(shards):
+            rows = shards == shard
+            found[rows] = self._in_shard(int(shard))[numbers[rows] - self.documents[shard]]
+        return found
+
+    def _read(self, shard: int) -> NDArray[np.integer]:
+        record = self.shards[shard]
+        place = np.array([self.names.index(name) for name in record.sources], np.int64)
+        return place.astype(np.min_scalar_type(len(self.names)))[read_sources(self.folder, record)]
+
+
+class TargetGroups:
+    """Groups of the targets of sequences: their document's source, times the range that its length lies in.
+
+    Group `source * ranges + range`; `sources` are names, none if unknown; range r has the documents of at least
+    bounds[r - 1] and less than bounds[r] tokens.
+    """
+
+    def __init__(self, data: TokenSequences | TextSequences, bounds: Sequence[int] = ()) -> None:
+        """`bounds` ascend; a text has none."""
+        self.data, self.bounds = data, np.array(bounds, np.int64)
+        self._sources = DocumentSources(data.folder, data.manifest)
+        self.sources, self.ranges = self._sources.names, len(bounds) + 1
+        self.count = max(1, len(self.sources)) * self.ranges
+
+    def of(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        """The groups of the targets of the sequences `indices`: (len(indices), T) int64. Raises InputError."""
+        if self.count == 1:
+            return torch.zeros(len(indices), self.data.length, dtype=torch.int64)
+        starts = np.asarray(indices, np.int64) * self.data.length + 1  # a target is the token after its input
+        return torch.from_numpy(np.stack([self._row(int(start)) for start in starts]))
+
+    def sources_of(self, count: int) -> set[int]:
+        """Where in `sources` the sources of the targets of the first `count` sequences are."""
+        spans = self._documents.between(1, count * self.data.length + 1)
+        return set(self._sources.of(spans.number[spans.length > 0]).tolist())
+
+    @property
+    def _documents(self) -> DocumentIndex:
+        assert isinstance(self.data, TokenSequences), "a text is one document"
+        return self.data.documents
+
+    def _row(self, start: int) -> NDArray[np.int64]:
+        stop = start + self.data.length
+        spans = self._documents.between(start, stop)
+        group = np.searchsorted(self.bounds, spans.length, side="right")
+        if self.sources:
+            group = group + self._sources.of(spans.number) * self.ranges
+        return np.repeat(group, spans.overlap(start, stop))
+
+
+def range_names(bounds: Sequence[int]) -> list[str]:
+    """Names of the ranges of lengths between `bounds`.
+
+    >>> range_names([256, 1024])
+    ['0-255', '256-1023', '1024-']
+    """
+    lows = [0, *bounds]
+    return [f"{low}-{high - 1}" for low, high in zip(lows, bounds, strict=False)] + [f"{lows[-1]}-"]

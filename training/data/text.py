@@ -1,0 +1,83 @@
+"""Sequences of the tokens of one text, as a model with a given tokenizer reads it."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gristmill.errors import InputError, UsageError, wrap_read_errors
+from gristmill.io.token_manifest import Manifest, ShardRecord, TokenizerRecord, token_dtype
+from gristmill.storage.local import atomic_write_bytes
+from training.data.sequences import TokenSequences
+from training.kernels.cross_entropy import IGNORE_INDEX
+
+
+class TextSequences:
+    """The tokens of a text file in sequences of T, with the interface of `TokenSequences`; padding is IGNORE_INDEX.
+
+    Every token of the text is a target once; the first follows an end of document, where the tokenizer's is known.
+    """
+
+    def __init__(self, file: Path, length: int, tokenizer: Path, record: TokenizerRecord) -> None:
+        """Encode `file` with the `tokenizer` of `record`; `length` is T.
+
+        Raises UsageError where there is no such file or no text in it, InputError where it is not UTF-8.
+        """
+        if not file.is_file():
+            raise UsageError(f"{file}: no such file; wanted a text file in UTF-8")
+        with wrap_read_errors(file):
+            data = file.read_bytes()
+        try:
+            ids = _load(tokenizer).encode(data.decode())
+        except UnicodeDecodeError as error:
+            raise InputError(f"{file} is not UTF-8 ({error}); convert it first") from error
+        if not ids:
+            raise UsageError(f"{file} is empty; wanted text")
+        self.folder, self.length = file, length
+        read = [record.end_of_document, *ids] if record.end_of_document >= 0 else ids
+        rows = max(1, -(-(len(read) - 1) // length))
+        self.ids = np.full(rows * length + 1, IGNORE_INDEX, np.int64)
+        self.ids[: len(read)] = read
+        shard = ShardRecord(file.name, 1, len(ids), len(data), "")
+        self.manifest = Manifest(record, token_dtype(record.vocab_size).name, [shard], {})
+
+    def __len__(self) -> int:
+        return (len(self.ids) - 1) // self.length
+
+    def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        """The sequences `indices`: (len(indices), T + 1) int64."""
+        starts = np.asarray(indices, np.int64) * self.length
+        return torch.from_numpy(self.ids[starts[:, None] + np.arange(self.length + 1)])
+
+
+def copy_tokenizer(data: TokenSequences, out_dir: Path) -> None:
+    """Copy the tokenizer of token shards, if it is there, to a run's folder, whose checkpoints read text with it."""
+    record = data.manifest.tokenizer
+    if found := find_tokenizer(record, [data.folder]):
+        atomic_write_bytes(out_dir / found.name, found.read_bytes())
+
+
+def find_tokenizer(record: TokenizerRecord, folders: Iterable[Path]) -> Path | None:
+    """The tokenizer of `record` in the first of the folders that has it, by its SHA-256; None if none has."""
+    for folder in folders:
+        for path in (folder / record.path, folder / Path(record.path).name):
+            if is_tokenizer(path, record):
+                return path
+    return None
+
+
+def is_tokenizer(path: Path, record: TokenizerRecord) -> bool:
+    """Whether a file is the tokenizer of `record`, by its SHA-256."""
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == record.sha256
+
+
+def _load(path: Path) -> sentencepiece.SentencePieceProcessor:
+    try:
+        return sentencepiece.SentencePieceProcessor(model_file=str(path))
+    except RuntimeError as error:
+        raise UsageError(f"{path} is not a SentencePiece tokenizer ({error}), which text is encoded with") from error

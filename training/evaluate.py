@@ -1,0 +1,186 @@
+"""Evaluate a checkpoint on token shards and on text files: `gristmill evaluate CHECKPOINT TOKENS`, or with torchrun."""
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+import torch
+import torch.distributed as dist
+from tyro.conf import Positional
+
+from gristmill.config import INT64, Range, check_ranges
+from gristmill.errors import UsageError, require
+from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.storage.local import atomic_write_bytes
+from training.checkpoint.checkpoint import open_checkpoint
+from training.checkpoint.checkpoint_group import CheckpointGroup
+from training.checkpoint.shard_storage import model_state, read_shards
+from training.data.sequences import TokenSequences
+from training.data.text import TextSequences, find_tokenizer, is_tokenizer
+from training.distributed.command_line import exit_on_user_error, read_options
+from training.distributed.hang_detection import report_failures
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import build_world, init_distributed, main_only
+from training.distributed.stall_watch import StallWatch, gpu_busy
+from training.kernels.precision import Precision
+from training.model.decoder import meta_decoder
+from training.model.model_config import ModelConfig
+from training.parallel.parallel_model import ParallelModel
+from training.parallel.parallelize import parallelize
+from training.reporting.evaluate import EvalConfig
+from training.reporting.holdout_losses import HoldoutLosses
+from training.reporting.holdouts import Holdouts
+from training.reporting.metrics_file import finite
+
+_SECONDS_TO_WAIT = 60.0  # of a rank for another
+_MOST_NATS = 709.0  # of which a float holds the exponential
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """What to evaluate, and on how many processes."""
+
+    RANGES: ClassVar[dict[str, Range]] = {
+        **dict.fromkeys(("seq_len", "sequences"), Range(0, INT64)),
+        "micro_batch_size": Range(1, INT64),
+    }
+
+    checkpoint: Positional[Path]
+    """A checkpoint (OUT/checkpoints/step-…), or the latest of a folder of them or a run's --out_dir."""
+    tokens: Positional[tuple[Path, ...]] = ()
+    """Folders of token shards, made with the checkpoint's tokenizer."""
+    text: tuple[Path, ...] = ()
+    """Text files in UTF-8, encoded with the checkpoint's tokenizer."""
+    tokenizer: Path | None = None
+    """The checkpoint's tokenizer, for --text; by default that of TOKENS, or of the run's folder."""
+    seq_len: int = 0
+    """Tokens per sequence, whose first has no context; 0: the model's context."""
+    micro_batch_size: int = 8
+    """Sequences computed together on each replica."""
+    sequences: int = 0
+    """Sequences of each folder to evaluate, from the first; 0: all."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weights of sources in the losses; the others do not count. None: every token counts the same."""
+    lengths: tuple[int, ...] = ()
+    """Lengths of documents, in tokens, that divide them into ranges; losses of each range are reported."""
+    out: Path | None = None
+    """JSON file to write the losses to."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    precision: Precision = "fp32"
+    """As in training."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU per rank if there are any, else the CPU."""
+
+    def check(self) -> None:
+        """Raise UsageError for a value out of range, or nothing to evaluate."""
+        check_ranges(self)
+        check_ranges(self.parallel, "parallel.")
+        self.eval.check()
+        require(bool(self.tokens or self.text), "nothing to evaluate on: give folders of token shards, or --text FILE")
+
+    @property
+    def eval(self) -> EvalConfig:
+        """The options of evaluation as a training run has them."""
+        return EvalConfig(sequences=self.sequences, weights=self.weights, lengths=self.lengths)
+
+
+def evaluate_checkpoint(config: EvaluateConfig) -> dict[str, HoldoutLosses]:
+    """Return the losses of a checkpoint on each folder and text file, by its path; every rank calls it.
+
+    Raises UsageError for options that do not fit the checkpoint or each other, InputError for damaged data.
+    """
+    config.check()
+    with init_distributed(config.device, _SECONDS_TO_WAIT) as device:
+        model, tokenizer, folder = _load(config, device)
+        length = config.seq_len or model.config.context
+        tokens = {str(path): TokenSequences(path, length) for path in config.tokens}
+        for data in tokens.values():
+            _require_tokenizer(data, tokenizer)
+        found = Holdouts(tokens, config.eval, config.micro_batch_size).evaluate(model)
+        if config.text:
+            path = _tokenizer_path(config, tokenizer, folder)
+            texts = {str(file): TextSequences(file, length, path, tokenizer) for file in config.text}
+            found |= Holdouts(texts, EvalConfig(), config.micro_batch_size).evaluate(model)
+        model.close()
+        main_only(lambda: _write(found, config.out))
+        return found
+
+
+def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, TokenizerRecord, Path]:
+    """The model of the checkpoint under the layout, its tokenizer, and the folder that the checkpoint is in."""
+    processes = dist.get_world_size()
+    group = CheckpointGroup.create(build_world(ParallelConfig(dp=processes, zero_group=1), device, _SECONDS_TO_WAIT))
+    path, record = open_checkpoint(config.checkpoint, group, lambda line: print(line, file=sys.stderr))
+    sizes = ModelConfig.from_record(record.model)
+    sizes.check(record.tokenizer.vocab_size, config.seq_len or sizes.context)
+    layout = config.parallel.resolve(processes, sizes, config.seq_len or sizes.context)
+    world = build_world(layout, device, _SECONDS_TO_WAIT)
+    model = parallelize(meta_decoder(sizes), layout, world, 0, config.precision)
+    read_shards(model_state(model.params), path, group.process_group)
+    model.after_load()
+    model.publish_params()
+    return model, record.tokenizer, path.parent
+
+
+def _require_tokenizer(data: TokenSequences, tokenizer: TokenizerRecord) -> None:
+    ours = data.manifest.tokenizer
+    if tokenizer.sha256 not in ("", ours.sha256):
+        raise UsageError(
+            f"{data.folder} was made with tokenizer {ours.path} (sha256 {ours.sha256[:12]}), and the checkpoint was "
+            f"trained with another ({tokenizer.sha256[:12]}); run tokenize_corpus with the checkpoint's"
+        )
+
+
+def _tokenizer_path(config: EvaluateConfig, tokenizer: TokenizerRecord, checkpoints: Path) -> Path:
+    if config.tokenizer is not None:
+        require(
+            not tokenizer.sha256 or is_tokenizer(config.tokenizer, tokenizer),
+            f"{config.tokenizer} is not the checkpoint's tokenizer, which has the SHA-256 {tokenizer.sha256}",
+        )
+        return config.tokenizer
+    found = find_tokenizer(tokenizer, (*config.tokens, checkpoints.parent))
+    if found is None:
+        raise UsageError(
+            f"--text needs the checkpoint's tokenizer {tokenizer.path} (sha256 {tokenizer.sha256[:12]}), which is not "
+            f"in {checkpoints.parent}; give it by --tokenizer FILE"
+        )
+    return found
+
+
+def _write(found: dict[str, HoldoutLosses], out: Path | None) -> None:
+    """Print the losses, a line for each holdout and each of its parts; write them to `out`."""
+    for name, losses in found.items():
+        print(f"{name}: {losses.whole}, perplexity {_perplexity(losses):.4g} ({losses.whole.tokens:,} tokens)")
+        print("\n".join(losses.lines()), end="\n" if losses.lines() else "")
+    if out is not None:
+        values = {name: _values(losses) for name, losses in found.items()}
+        atomic_write_bytes(out, json.dumps(values, indent=2).encode() + b"\n")
+
+
+def _values(losses: HoldoutLosses) -> dict[str, Any]:
+    return {**losses.values(), "tokens": losses.whole.tokens, "perplexity": finite(_perplexity(losses))}
+
+
+def _perplexity(losses: HoldoutLosses) -> float:
+    return math.exp(losses.whole.loss) if losses.whole.loss < _MOST_NATS else math.inf
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line, evaluate and print. On a user error every process exits with its code."""
+    with exit_on_user_error():
+        config = read_options(EvaluateConfig, argv, prog="evaluate")
+        with (
+            init_distributed(config.device, _SECONDS_TO_WAIT) as device,
+            report_failures(StallWatch(_SECONDS_TO_WAIT, lambda: gpu_busy(device))),
+        ):
+            evaluate_checkpoint(config)
+
+
+if __name__ == "__main__":
+    main()
