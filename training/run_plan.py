@@ -52,6 +52,11 @@ class RunPlan:
         return cls(config, train, holdout, holdouts, model, layout, memory, BatchSplit.of(data, layout), identity)
 
     @property
+    def named_holdouts(self) -> dict[str, TokenSequences]:
+        """All holdouts, by name: that of data.holdout by ""."""
+        return {"": self.holdout, **self.holdouts}
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of the global batch."""
         return self.config.data.batch_size * self.config.data.seq_len

@@ -80,16 +80,14 @@ class Trainer:
         peak = peak_flops(device, config.precision, config.metrics.peak_tflops, world.size)
         self.meter = ThroughputMeter(self.tokens_per_step, self.flops_per_token, peak, device)
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics.tensorboard)
-        self.eval_sequences = config.eval.sequence_count(len(self.holdout))
-        named = {"": plan.holdout, **plan.holdouts}
-        self.holdouts = Holdouts(named, config.eval, self.split.micro_batch_size)
+        self.holdouts = Holdouts(plan.named_holdouts, config.eval, self.split.micro_batch_size)
         sampled = config.eval.sample_tokens > 0
         self.sampler = Sampler(data.train, self.train_data.manifest, config.eval, config.seed) if sampled else None
         self.checkpoints = CheckpointManager(
             config.out_dir / CHECKPOINTS, config.checkpoint.keep, world, self.reporter.say
         )
         self.steps_done, self.unreported = 0, list[StepMetrics]()
-        verified = (self.train_data, *named.values()) if data.verify == "checksum" else ()
+        verified = (self.train_data, *plan.named_holdouts.values()) if data.verify == "checksum" else ()
         self.verifier, self.verified = ShardVerifier(verified, world.rank, world.size), not verified
 
     def load(self) -> None:
@@ -106,7 +104,7 @@ class Trainer:
                 self._branch(self.config.branch_from)
             elif self.config.init_from is not None:
                 self._load_weights(self.config.init_from)
-            self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.eval_sequences, self.world)
+            self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.holdouts.counts[""], self.world)
         self.model.after_load()
         self.model.publish_params()
 
@@ -287,7 +285,7 @@ class Trainer:
             f"{self.layout.describe()}; a step is {self.tokens_per_step:,} tokens: {split.dp_size} replicas x "
             f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x {self.train_data.length}\n"
             f"train {self.train_data.tokens:,} tokens, {self.batches.steps_per_epoch} steps an epoch; "
-            f"holdout {self.eval_sequences} sequences, unigram loss {self.unigram_loss:.4f}"
+            f"holdout {self.holdouts.counts['']} sequences, unigram loss {self.unigram_loss:.4f}"
         )
         for warning in self.config.memory.warnings(world.device.type):
             self.reporter.say(warning)

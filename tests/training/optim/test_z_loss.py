@@ -9,7 +9,7 @@ import pytest
 
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
-from training.reporting.metrics import METRICS, read_metrics
+from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 
 
