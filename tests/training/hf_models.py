@@ -24,12 +24,26 @@ MODELS = {
     "llama": replace(SIZES, preset="llama"),
     "llama, grouped": replace(SIZES, preset="llama", kv_heads=2, rope_base=500.0),
     "llama, tied, biases": replace(SIZES, preset="llama", tied=True, bias=True),
+    "llama, scaled": replace(
+        SIZES, rope_scaling="llama3", rope_factor=4.0, rope_original_context=64, head_dim=8, rope_base=500.0
+    ),
+    "llama, yarn": replace(
+        SIZES, rope_scaling="yarn", rope_factor=4.0, rope_original_context=32, qkv_bias=True, out_bias=True
+    ),
+    "mistral": replace(SIZES, kv_heads=2, window=5),
+    "qwen2": replace(SIZES, kv_heads=2, qkv_bias=True, tied=True),
+    "qwen2, window": replace(SIZES, qkv_bias=True, window=4, rope_scaling="linear", rope_factor=2.0),
+    "qwen3": replace(SIZES, kv_heads=2, head_dim=8, qk_norm=True, tied=True),
     "gpt2": replace(SIZES, preset="gpt2"),
     "gpt2, untied": replace(SIZES, preset="gpt2", tied=False),
 }
 LLAMA = {
     "vocab_size": 50, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 12, "initializer_range": 0.3, "rms_norm_eps": 1e-4,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
 }  # fmt: skip
 GPT2 = {"vocab_size": 50, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 12, "initializer_range": 0.3}
 END = 7
@@ -94,6 +108,27 @@ THEIRS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     ),
     "llama, biases": lambda: transformers.LlamaForCausalLM(
         transformers.LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True)
+    ),
+    "llama, scaled": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, rope_parameters=LLAMA3)),
+    "mistral": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**LLAMA, num_key_value_heads=2, sliding_window=5)
+    ),
+    "mistral, no window": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**LLAMA, num_key_value_heads=2, sliding_window=None, head_dim=8)
+    ),
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(**LLAMA, num_key_value_heads=2, tie_word_embeddings=True)
+    ),
+    "qwen2, window": lambda: transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(
+            **LLAMA, num_key_value_heads=4, use_sliding_window=True, sliding_window=4, max_window_layers=0
+        )
+    ),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**LLAMA, num_key_value_heads=2, head_dim=8)
+    ),
+    "qwen3, biases": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**LLAMA, num_key_value_heads=2, head_dim=6, attention_bias=True)
     ),
     "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
     "gpt2, untied": lambda: transformers.GPT2LMHeadModel(

@@ -83,7 +83,9 @@ def held_gradients(sizes: BlockSizes) -> int:
 
     The gradients of the outputs of all products and norms.
     """
+    model, of_heads = sizes.model, sizes.model.q_width + sizes.model.kv_width
     features = sum(_products(sizes).values()) - _products(sizes)["attention"] + 2 * sizes.hidden
+    features += of_heads // sizes.tp if model.qk_norm else 0
     return sizes.tokens * features * sizes.itemsize
 
 
@@ -94,6 +96,8 @@ def _all_features(sizes: BlockSizes) -> dict[str, int]:
     features = {"input": sizes.hidden, "norm": model.width, "queries": q, "keys": kv, "values": kv}
     if model.positions == "rope" and _is_fused(sizes, _projections(sizes)):
         features["values"] = q + 2 * kv  # rotated queries and keys are new; the values are part of one product
+    if model.qk_norm and not (model.positions == "rope" and _is_fused(sizes, _projections(sizes))):
+        features["unnormed"] = q + kv
     features |= {"attention": q, "middle": sizes.hidden, "norm 2": model.width}
     if model.mlp == "swiglu":
         features |= {"gate": ffn, "up": ffn, "product": ffn}
@@ -114,10 +118,10 @@ def _shared_with_products(sizes: BlockSizes) -> dict[str, int]:
     kept, every = _products(sizes), _all_features(sizes)
     names = {"attention"}
     if not (sizes.fused_products and sizes.model.qkv_bias):  # with a bias those products are not yet what is used
-        names |= {"values"} | ({"queries", "keys"} if sizes.model.positions != "rope" else set())
+        names |= {"values", "unnormed"} | ({"queries", "keys"} if sizes.model.positions != "rope" else set())
     if not (sizes.fused_products and sizes.model.mlp_bias):
         names |= {"gate"} | ({"up"} if sizes.model.mlp == "swiglu" or not sizes.fused_loops else set())
-    return {name: every[name] for name in names if name in kept}
+    return {name: every[name] for name in names if name in every and name in (*kept, "unnormed")}
 
 
 def _attention_statistics(sizes: BlockSizes) -> int:
@@ -126,9 +130,10 @@ def _attention_statistics(sizes: BlockSizes) -> int:
 
 
 def _norm_statistics(sizes: BlockSizes) -> int:
-    """Bytes a token of two norms' statistics: the inverse root mean square, or mean and inverse deviation."""
-    per_norm = sizes.wide * (1 if sizes.model.norm == "rms" else 2)
-    return 2 * per_norm * sizes.hidden // sizes.model.width
+    """Bytes a token of the norms' statistics: the inverse root mean square, or mean and inverse deviation."""
+    model, per_norm = sizes.model, sizes.wide * (1 if sizes.model.norm == "rms" else 2)
+    of_heads = (model.heads + model.kv_heads) // sizes.tp if model.qk_norm else 0
+    return 2 * per_norm * sizes.hidden // model.width + per_norm * of_heads
 
 
 def _projections(sizes: BlockSizes) -> int:

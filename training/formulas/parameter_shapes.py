@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from training.model.model_config import ModelConfig
 
@@ -17,6 +17,8 @@ class ParameterShape:
     """True if the tensor-parallel ranks hold different parts of it; otherwise each holds all of it."""
     unit: str
     """What is gathered at once with it under ZeRO-3: "embed", the block's number, or "head"."""
+    of_heads: bool = False
+    """True if each tensor-parallel rank applies all of it to its own heads: its gradient is a sum over the ranks."""
 
     @property
     def numel(self) -> int:
@@ -61,6 +63,10 @@ def _block(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
     for name, features in (("q", q), ("k", kv), ("v", kv)):
         matrix = ParameterShape(f"blocks.{layer}.attention.{name}.weight", (features, width), tp > 1, layer)
         yield from _with_bias(matrix, bool(model.qkv_bias), tp > 1)
+    if model.qk_norm:
+        for name in ("q_norm", "k_norm"):
+            for p in _norm(model, f"blocks.{layer}.attention.{name}", layer, model.head_dim):
+                yield replace(p, of_heads=True)
     matrix = ParameterShape(f"blocks.{layer}.attention.o.weight", (width, q), tp > 1, layer)
     yield from _with_bias(matrix, bool(model.out_bias), False)
     yield from _norm(model, f"blocks.{layer}.mlp_norm", layer)
@@ -78,10 +84,10 @@ def _with_bias(matrix: ParameterShape, bias: bool, divided_bias: bool) -> Iterat
         yield ParameterShape(name, matrix.shape[:1], divided_bias, matrix.unit)
 
 
-def _norm(model: ModelConfig, name: str, unit: str) -> Iterator[ParameterShape]:
-    yield ParameterShape(f"{name}.weight", (model.width,), False, unit)
+def _norm(model: ModelConfig, name: str, unit: str, features: int = 0) -> Iterator[ParameterShape]:
+    yield ParameterShape(f"{name}.weight", (features or model.width,), False, unit)
     if model.norm == "layer" and model.bias:
-        yield ParameterShape(f"{name}.bias", (model.width,), False, unit)
+        yield ParameterShape(f"{name}.bias", (features or model.width,), False, unit)
 
 
 def pack_buckets(parameters: Sequence[ParameterShape], numel: int) -> list[list[ParameterShape]]:

@@ -55,6 +55,8 @@ class Family:
     """Fields of config.json: the values that we implement; the first one is exported."""
     ignored: frozenset[str] = frozenset()
     """Further fields of config.json, which change nothing: dropout, heads for other tasks, order of summation."""
+    nullable: frozenset[str] = frozenset()
+    """Fields of config.json whose null is a value of its own, and not the default."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of fields, in older files: the name."""
     buffers: tuple[str, ...] = ()

@@ -58,14 +58,22 @@ def read_hf_config(config: dict[str, Any]) -> tuple[Family, ModelConfig]:
         if isinstance(error, UsageError):
             raise
         raise InputError(f"its sizes do not fit together ({error})") from error
-    values = {ours: full[theirs] for ours, theirs in family.fields.items() if full[theirs] is not None}
+    values = {ours: full[theirs] for ours, theirs in family.fields.items() if full[theirs] is not None} | more
+    _refuse_zeros(values)
     try:
-        model = msgspec.convert({"preset": family.preset, **family.parts, **values, **more}, ModelConfig)
+        model = msgspec.convert({"preset": family.preset, **family.parts, **values}, ModelConfig)
         check_ranges(model, "model.")
         model = model.resolve(model.vocab_size, model.context)
     except (msgspec.ValidationError, TypeError, ValueError, ZeroDivisionError) as error:
         raise InputError(f"its sizes do not fit together ({error})") from error
     return family, model
+
+
+def _refuse_zeros(values: dict[str, Any]) -> None:
+    """Raise InputError for a size or a number that is 0, which stands for a default in our options."""
+    for name, value in values.items():
+        if name not in ("dropout", "init_std") and isinstance(value, int | float) and value == 0 and value is not False:
+            raise InputError(f"its sizes do not fit together (model.{name} is {value}; wanted more than 0)")
 
 
 def known_fields(family: Family) -> set[str]:
@@ -88,7 +96,7 @@ def _with_defaults(family: Family, config: dict[str, Any]) -> dict[str, Any]:
             )
         if name != key and config.get(name) not in (None, value):
             raise UsageError(f"its {key} is {value!r} and its {name} {config[name]!r}, which mean the same; remove one")
-        full[name] = full.get(name) if value is None else value
+        full[name] = full.get(name) if value is None and name not in family.nullable else value
     return full
 
 

@@ -33,8 +33,9 @@ class LayerNorm(nn.LayerNorm):
         return layer_norm(x, self.weight, self.bias, self.eps)
 
 
-def build_norm(config: ModelConfig) -> nn.Module:
-    """RMSNorm or LayerNorm over D features."""
+def build_norm(config: ModelConfig, features: int = 0) -> nn.Module:
+    """RMSNorm or LayerNorm over `features`, or the D of the residual stream."""
+    features = features or config.width
     if config.norm == "rms":
-        return RMSNorm(config.width, config.norm_eps)
-    return LayerNorm(config.width, config.norm_eps, bias=bool(config.bias))
+        return RMSNorm(features, config.norm_eps)
+    return LayerNorm(features, config.norm_eps, bias=bool(config.bias))

@@ -22,6 +22,7 @@ class ModelConfig:
         **dict.fromkeys(("layers", "heads", "kv_heads", "head_dim"), Range(0, 10_000)),
         **dict.fromkeys(("width", "ffn_width"), Range(0, 10_000_000)),
         **dict.fromkeys(("vocab_size", "context"), Range(0, 2**31 - 1)),
+        "window": Range(0, 2**31 - 1),
         "dropout": Range(0, 1),
         **dict.fromkeys(("rope_base", "rope_factor", "rope_low", "rope_high", "rope_attention_factor"), Range(0)),
         "rope_original_context": Range(0, 2**31 - 1),
@@ -62,6 +63,10 @@ class ModelConfig:
     """Bias of attention's output matrix."""
     mlp_bias: bool | None = None
     """Biases in the MLP."""
+    qk_norm: bool | None = None
+    """A norm of each head's query and key, before they are rotated."""
+    window: int = 0
+    """Tokens that a token attends to, itself among them (sliding-window attention); 0: all before it."""
     tied: bool | None = None
     """Tie the output matrix to the token embedding."""
     dropout: float = 0.0
@@ -115,6 +120,7 @@ class ModelConfig:
             self,
             **given,
             **_rope_defaults(self),
+            qk_norm=bool(self.qk_norm),
             bias=self.bias if self.norm == "layer" else all(given.values()),  # it has no other effect then
             kv_heads=self.kv_heads or self.heads,
             head_dim=self.head_dim or self.width // max(1, self.heads),
@@ -177,6 +183,7 @@ class ModelConfig:
             self.context >= seq_len,
             f"model.context {self.context} is below data.seq_len {seq_len}; try --model.context {seq_len}",
         )
+        require(self.window >= 0, f"model.window is {self.window}; wanted 1 or more, or 0 for no window")
         _check_rope(self)
         require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}; wanted 0 <= dropout < 1")
 

@@ -38,6 +38,8 @@ LLAMA3 = {
     **LLAMA, "vocab_size": 128_256, "context": 131_072, "rope_base": 500_000.0, "rope_scaling": "llama3",
     "rope_original_context": 8192,
 }  # fmt: skip
+# Qwen team 2024, "Qwen2 technical report", section 2.2.1
+QWEN = {**LLAMA, "vocab_size": 151_936, "rope_base": 1_000_000.0, "norm_eps": 1e-6, "tied": True}
 
 PRESETS: dict[str, Preset] = {
     "llama": Preset(LLAMA),
@@ -69,5 +71,29 @@ PRESETS: dict[str, Preset] = {
         },
         1_235_814_400,
         "config.json of meta-llama/Llama-3.2-1B",
+    ),
+    "mistral-7b": Preset(
+        {
+            **LLAMA, "layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn_width": 14_336,
+            "vocab_size": 32_000, "context": 32_768, "window": 4096,
+        },
+        7_241_732_096,
+        "config.json of mistralai/Mistral-7B-v0.1",
+    ),
+    "qwen2.5-0.5b": Preset(
+        {
+            **QWEN, "layers": 24, "width": 896, "heads": 14, "kv_heads": 2, "ffn_width": 4864, "context": 32_768,
+            "qkv_bias": True,
+        },
+        494_032_768,
+        "config.json of Qwen/Qwen2.5-0.5B",
+    ),
+    "qwen3-0.6b": Preset(
+        {
+            **QWEN, "layers": 28, "width": 1024, "heads": 16, "kv_heads": 8, "head_dim": 128, "ffn_width": 3072,
+            "context": 40_960, "qk_norm": True,
+        },
+        596_049_920,
+        "config.json of Qwen/Qwen3-0.6B",
     ),
 }  # fmt: skip

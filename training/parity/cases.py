@@ -2,8 +2,8 @@
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,7 @@ from training.kernels.keyed_random import key_from_name
 from training.kernels.precision import Precision
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
+from training.model.presets import find_preset
 
 VOCAB_SIZE = 67  # a prime: never divisible by the number of processes
 SEQ_LEN = 24
@@ -24,8 +25,26 @@ _SCHEDULES: tuple[Schedule, ...] = (
 )  # fmt: skip
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 Pair = frozenset[tuple[str, object]]  # two options and their values
-Preset = Literal["llama", "gpt2"]
+Preset = str  # of the model
 _PRESETS: tuple[Preset, ...] = ("llama", "gpt2")
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """What a published model's preset becomes in a small model, beside the sizes of all of them."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Values of ModelConfig's fields: small enough that its parts do something in a sequence of SEQ_LEN tokens."""
+    in_transformers: bool = True
+    """True if transformers has the model."""
+
+
+SHRUNK = {
+    "llama-3.2-1b": Shrunk({"rope_original_context": 64}),
+    "mistral-7b": Shrunk({"window": 7}),
+    "qwen2.5-0.5b": Shrunk(),
+    "qwen3-0.6b": Shrunk({"head_dim": 20}),
+}
 
 
 @dataclass(frozen=True)
@@ -50,6 +69,8 @@ class Case:
     z_loss: float = 0.0
     offload: OffloadTarget = "device"
     """Storage of AdamW's moments, and with ZeRO-3 of the parameters too."""
+    steps: int = 3
+    """Of training, before an evaluation."""
     compiled: bool = False
     device: Literal["cpu", "cuda"] = "cpu"
 
@@ -96,6 +117,7 @@ class Case:
         words += [f"offload-{self.offload}"] * (self.offload != "device")
         words += ["compiled"] * self.compiled
         words += [self.precision] * (self.precision != "fp64")
+        words += [f"{self.steps} steps"] * (self.steps != 3)
         return " ".join([*words, *[f"= {self.reference}"] * (self.reference != "one process")])
 
 
@@ -111,16 +133,11 @@ def small_model(
 
     The default initial weights are large enough that every gradient matters.
     """
-    return ModelConfig(
-        preset=preset,
-        layers=layers,
-        width=96,
-        heads=heads,
-        kv_heads=heads // 2 if preset == "llama" else 0,  # grouped queries
-        ffn_width=96,
-        dropout=dropout,
-        init_std=init_std,
-    ).resolve(VOCAB_SIZE, SEQ_LEN)
+    sizes = {"layers": layers, "width": 96, "heads": heads, "ffn_width": 96, "dropout": dropout, "init_std": init_std}
+    grouped = preset == "llama" or "kv_heads" in find_preset(preset).options
+    sizes |= {"kv_heads": heads // 2 if grouped else heads, "vocab_size": VOCAB_SIZE, "context": SEQ_LEN}
+    options = SHRUNK[preset].options if preset in SHRUNK else {}
+    return ModelConfig(preset=preset, **{**sizes, **options}).resolve(VOCAB_SIZE, SEQ_LEN)
 
 
 def all_cases(processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:

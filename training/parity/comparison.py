@@ -35,7 +35,7 @@ def limits(case: Case) -> dict[str, float]:
         return dict.fromkeys(("gradient", "logits"), 2 * case.layers * epsilon) | dict.fromkeys(
             ("loss", "weight"), epsilon
         )
-    if case.preset == "llama" and case.reference == "transformers":
+    if case.reference == "transformers" and case.model.positions == "rope":
         return dict.fromkeys(QUANTITIES, _TRANSFORMERS_LIMIT)
     return dict.fromkeys(QUANTITIES, LIMITS[case.precision])
 

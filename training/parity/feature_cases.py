@@ -13,6 +13,7 @@ from gristmill.errors import UsageError
 from training.distributed.layout import ParallelConfig
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.parity.cases import SEQ_LEN, Case, Preset, small_model
+from training.parity.family_cases import family_cases
 from training.parity.reference import transformers_is_installed
 
 HEADS = 8  # of 12 features: several rotary frequencies, halves that differ from neighbours
@@ -23,8 +24,11 @@ _3D = ParallelConfig(dp=2, zero=1, tp=2, sequence_parallel=True, pp=2, schedule=
 Options = dict[str, Any]
 
 
-def feature_cases(device: Literal["cpu", "cuda"] = "cpu") -> tuple[list[Case], list[str]]:
-    """All cases with an independent reference; also a line for each that this machine cannot run."""
+def feature_cases(device: Literal["cpu", "cuda"] = "cpu", full: bool = False) -> tuple[list[Case], list[str]]:
+    """All cases with an independent reference, and of each family; also a line for each that this machine cannot run.
+
+    `full`: also those of families that train for longer.
+    """
     asked = [*_single_cases(), *_adamw_cases(device), *_muon_cases(device), *_half_precision_cases()]
     skipped = []
     if transformers_is_installed():
@@ -35,6 +39,7 @@ def feature_cases(device: Literal["cpu", "cuda"] = "cpu") -> tuple[list[Case], l
         asked.append(("llama", ParallelConfig(dp=2, zero=3), {"precision": "fp32", "compiled": True}))
     else:
         skipped.append("there is no C++ compiler, which torch.compile needs: no compiled blocks are compared")
+    asked += family_cases(transformers_is_installed(), full)
     cases = []
     for preset, layout, options in asked:
         try:

@@ -79,7 +79,7 @@ def plan_certificate(full: bool, processes: int, device: Literal["cpu", "cuda"] 
     """
     covering = [case for case in covering_cases() if case.processes <= processes]
     all_, refused = all_cases(processes)
-    features, skipped = feature_cases(device)
+    features, skipped = feature_cases(device, full)
     single = [replace(case, precision="fp32") for case in covering]
     cases = [*features, *(replace(case, device=device) for case in [*(all_ if full else covering), *single])]
     possible = [case for case in cases if device == "cpu" or case.layout.pp == 1 or _have_own_gpus(case)]

@@ -37,6 +37,8 @@ class PlainSizes:
     """Frequencies that turn less often than the first in the original context are divided by the factor; those that
     turn more often than the second stay."""
     attention_factor: float = 1.0
+    window: int = 0
+    """Tokens that a token attends to; 0: all before it."""
 
 
 class PlainDecoder:
@@ -81,12 +83,16 @@ class PlainDecoder:
         name, sizes = f"{block}.attention", self.sizes
         q = self._linear(f"{name}.q", x).unflatten(-1, (sizes.heads, -1))
         k, v = (self._linear(f"{name}.{part}", x).unflatten(-1, (sizes.kv_heads, -1)) for part in "kv")
+        if f"{name}.q_norm.weight" in self.weights:
+            q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
         if sizes.rope_base:
             q, k = self._rotate(q), self._rotate(k)
         group = [head * sizes.kv_heads // sizes.heads for head in range(sizes.heads)]
         scores = torch.einsum("bihe,bjhe->bhij", q, k[:, :, group]) / math.sqrt(q.shape[-1])
         position = torch.arange(x.shape[1])
-        scores = scores.masked_fill(position[:, None] < position, -math.inf)  # a token sees none after it
+        distance = position[:, None] - position
+        scores = scores.masked_fill(distance < 0, -math.inf)  # a token sees none after it
+        scores = scores.masked_fill(distance >= (sizes.window or len(position)), -math.inf)
         exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
         shares = self._drop(name, exponentials / exponentials.sum(-1, keepdim=True), sample_ids)
         mixed = torch.einsum("bhij,bjhe->bihe", shares, v[:, :, group]).flatten(2)

@@ -18,7 +18,7 @@ from training.model.initialize import init_shard
 from training.parity.cases import Case
 from training.parity.plain_decoder import IGNORED, PlainDecoder, PlainSizes
 from training.parity.plain_muon import PlainMuon
-from training.parity.worker import ADAMW, LOGIT_POSITIONS, LR, SEED, STEPS, global_batch
+from training.parity.worker import ADAMW, LOGIT_POSITIONS, LR, SEED, global_batch
 from training.sharding.shard_spec import ShardSpec
 
 Named = dict[str, Tensor]
@@ -45,7 +45,7 @@ def run_reference(case: Case) -> GlobalResult:
     model = _Transformers(case) if case.reference == "transformers" else _Plain(case)
     optimizer = _optimizer(case, model)
     losses, gradients = [], {}
-    for step in range(STEPS):
+    for step in range(case.steps):
         batch, targets = global_batch(case, step)
         optimizer.zero_grad()
         loss = model.loss(batch) / targets
@@ -56,7 +56,7 @@ def run_reference(case: Case) -> GlobalResult:
         if case.optimizer != "sgd":
             torch.nn.utils.clip_grad_norm_(model.parameters, ADAMW.max_grad_norm)
         optimizer.step()
-    batch, targets = global_batch(case, STEPS)
+    batch, targets = global_batch(case, case.steps)
     with torch.no_grad():
         logits = model.logits(batch.ids)
         losses.append(_summed_loss(logits, batch.targets) / targets)
@@ -87,7 +87,7 @@ class _Plain:
         sizes = PlainSizes(
             model.layers, model.heads, model.kv_heads, model.norm_eps, base, model.dropout, str(model.rope_scaling),
             model.rope_factor, model.rope_original_context, (model.rope_low, model.rope_high),
-            model.rope_attention_factor,
+            model.rope_attention_factor, model.window,
         )  # fmt: skip
         self._decoder = PlainDecoder(self.weights, sizes)
         self.logits = self._decoder.logits

@@ -76,7 +76,7 @@ def expected_traffic(inputs: TrafficInputs) -> Traffic:
     """Return this rank's traffic of one step, from the forward pass to the updated parameters."""
     parts = [
         _tensor_parallel(inputs),
-        _sequence_parallel_gradients(inputs),
+        _tensor_parallel_gradients(inputs),
         _zero3(inputs) if inputs.layout.zero == 3 else _data_parallel(inputs),
         _pipeline_parallel(inputs),
         _tied_embedding(inputs),
@@ -142,11 +142,15 @@ def _recomputations(inputs: TrafficInputs, stage: int) -> int:
     return sum(order.count(kind) for kind in ("BIW" if stage else "BW"))  # the first stage's input has no gradient
 
 
-def _sequence_parallel_gradients(inputs: TrafficInputs) -> Traffic:
-    """Sequence parallelism: replicated parameters have a partial gradient on each rank; one all-reduce sums them."""
-    if not inputs.layout.sequence_parallel:
+def _tensor_parallel_gradients(inputs: TrafficInputs) -> Traffic:
+    """Sequence parallelism: replicated parameters have a partial gradient on each rank; one all-reduce sums them.
+
+    Norms of the queries and keys of each head have one without it, too.
+    """
+    if inputs.layout.tp == 1:
         return {}
-    sizes = [_own_numel(inputs, p) for stage in inputs.parameters.values() for p in stage if not p.divided]
+    every = [p for stage in inputs.parameters.values() for p in stage if not p.divided]
+    sizes = [_own_numel(inputs, p) for p in every if inputs.layout.sequence_parallel or p.of_heads]
     return {("tp", "all-reduce"): Volume(bool(sizes), sum(sizes) * inputs.wide)}
 
 

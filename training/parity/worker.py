@@ -31,7 +31,6 @@ from training.parity.traffic_theory import Coordinates, TrafficInputs, expected_
 from training.sharding.axis import JointAxis
 from training.sharding.shard_spec import ShardSpec
 
-STEPS = 3
 SEED = 1
 LOGIT_POSITIONS = (0, 1, 7, 16, 23)
 LR = 0.1  # plain SGD: Adam's updates would hide a wrong gradient scale
@@ -114,14 +113,14 @@ class _Run:
         case, model, world = self.case, self.model, self.world
         losses, gradients = [], ShardValues()
         traffic = TrafficCounter(world)
-        for step in range(STEPS):
+        for step in range(case.steps):
             counted = step == _COUNTED_STEP and case.counts_traffic
             with traffic if counted else contextlib.nullcontext():
                 losses.append(self.forward_backward(step))
                 if step == 0:
                     gradients = [(p.name, p.spec, _copy(p.local.grad)) for p in model.params]
                 self.update()
-        batch, targets = global_batch(case, STEPS)
+        batch, targets = global_batch(case, case.steps)
         local = local_batch(batch, world).to(world.device)
         micro_batches = [t.chunk(case.layout.micro_batches) for t in (local.ids, local.targets)]
         losses.append(float(model.loss(*micro_batches)) / targets)

@@ -1,5 +1,7 @@
 """Parameter shapes beside the decoder's own."""
 
+from dataclasses import replace
+
 import pytest
 
 from training.distributed.layout import ParallelConfig
@@ -9,11 +11,20 @@ from training.model.model_config import ModelConfig
 from training.parallel.placement_table import placement_table
 from training.sharding.axis import Axis
 
+SIZES = ModelConfig(layers=3, width=64, heads=4, kv_heads=2, bias=True)
+MODELS = {
+    "llama": SIZES,
+    "gpt2": replace(SIZES, preset="gpt2"),
+    "wide heads": replace(SIZES, head_dim=24, out_bias=False),
+    "norms of heads": replace(SIZES, qk_norm=True, mlp_bias=False),
+    "norms of heads with biases": replace(SIZES, preset="gpt2", qk_norm=True),
+}
 
-@pytest.mark.parametrize("preset", ["llama", "gpt2"])
+
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("tp", "rank"), [(1, 0), (2, 0), (2, 1)])
-def test_shapes_are_those_of_the_decoder(preset: str, tp: int, rank: int) -> None:
-    model = ModelConfig(preset=preset, layers=3, width=64, heads=4, kv_heads=2, bias=True).resolve(511, 32)  # type: ignore[arg-type]
+def test_shapes_are_those_of_the_decoder(name: str, tp: int, rank: int) -> None:
+    model = MODELS[name].resolve(511, 32)
     decoder = meta_decoder(model)
     table, axes = placement_table(decoder, ParallelConfig(tp=tp)), {"tp": Axis("tp", tp, rank, None)}
     shards = {name: table[name].without("shard") for name, _ in decoder.named_parameters()}

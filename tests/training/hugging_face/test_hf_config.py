@@ -15,6 +15,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "llama": {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 40},
     "gpt2": {"n_embd": 24, "n_head": 4, "n_layer": 2},
 }
+SMALL |= {name: {**SMALL["llama"], "num_key_value_heads": 2} for name in ("mistral", "qwen2", "qwen3")}
 
 
 def config_class(name: str) -> type[transformers.PretrainedConfig]:
@@ -87,8 +88,30 @@ def test_what_is_exported_is_what_transformers_reads(name: str) -> None:
     theirs = transformers.AutoConfig.for_model(**write_hf_config(family, model, 7, torch.float32)).to_dict()
     assert read_hf_config(theirs) == (family, model)
     assert theirs["eos_token_id"] == 7
-    same = {field: theirs[field] for field in FAMILIES[name].fields.values()}
+    same = {field: theirs[field] for field in FAMILIES[name].fields.values() if field in fields_of(name)}
     assert same == {field: fields_of(name)[field] for field in same}
+
+
+def test_a_window_in_some_layers_only_is_refused() -> None:
+    windows = {"use_sliding_window": True, "sliding_window": 4}
+    for kinds in ({"max_window_layers": 1}, {"layer_types": ["sliding_attention", "full_attention"]}):
+        for name in ("qwen2", "qwen3"):
+            config = {**fields_of(name), "layer_types": None, **windows, **kinds}
+            with pytest.raises(UsageError, match="only some of its layers have a sliding_window"):
+                read_hf_config(config)
+    config = {**fields_of("qwen3"), **windows, "layer_types": ["linear_attention"] * 2}
+    with pytest.raises(UsageError, match="its layer_types has 'linear_attention'; our model implements full_att"):
+        read_hf_config(config)
+    _, model = read_hf_config({**fields_of("qwen2"), **windows, "layer_types": None, "max_window_layers": 2})
+    assert model.window == 0
+
+
+def test_a_window_that_is_null_is_none_and_an_absent_one_the_default() -> None:
+    config = fields_of("mistral")
+    assert read_hf_config(config)[1].window == 4096
+    assert read_hf_config(config | {"sliding_window": None})[1].window == 0
+    del config["sliding_window"]
+    assert read_hf_config(config)[1].window == 4096
 
 
 def test_gpt2_with_the_exact_gelu_is_known() -> None:

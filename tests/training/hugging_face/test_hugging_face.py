@@ -72,7 +72,8 @@ def test_a_model_that_knows_no_end_and_mixes_dtypes_keeps_both(tmp_path: Path) -
 def test_an_imported_model_has_the_same_logits_and_loss(tmp_path: Path, name: str) -> None:
     theirs = build_theirs(name, tmp_path / "hf")
     said = import_hf(tmp_path / "hf", tmp_path / "start")
-    assert f"--init_from {tmp_path / 'start'} --model.preset {name.partition(',')[0]}" in said
+    preset = "gpt2" if name.startswith("gpt2") else "llama"
+    assert f"--init_from {tmp_path / 'start'} --model.preset {preset}" in said
     ours = load_ours(tmp_path / "start")
     with torch.no_grad():
         logits, wanted = ours(ids()), theirs(ids(), labels=ids())
@@ -89,7 +90,7 @@ def printed_config(said: str, config: TrainConfig) -> TrainConfig:
     return load_config(TrainConfig, [*told, *words], prog="train.py")
 
 
-@pytest.mark.parametrize("name", THEIRS)
+@pytest.mark.parametrize("name", ["llama, biases", "llama, scaled", "mistral", "qwen3", "gpt2, untied"])
 def test_training_starts_at_the_imported_model_s_loss(tmp_path: Path, config: TrainConfig, name: str) -> None:
     wide = {"vocab_size": 300, "max_position_embeddings": 20, "n_positions": 20}
     theirs = build_theirs(name, tmp_path / "hf", **wide)

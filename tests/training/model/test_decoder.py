@@ -123,10 +123,10 @@ def test_with_targets_the_loss_is_returned() -> None:
     torch.testing.assert_close(model(ids(), ids().roll(1, 1))[0], expected)
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_attention_with_dropout_equals_the_fused_kernel_if_nothing_is_dropped(kv_heads: int) -> None:
+@pytest.mark.parametrize(("kv_heads", "window"), [(4, 0), (2, 0), (2, 5)])
+def test_attention_with_dropout_equals_the_fused_kernel_if_nothing_is_dropped(kv_heads: int, window: int) -> None:
     """Whose weights it has in memory, and whose groups of heads it makes itself."""
-    model = build(replace(SIZES, kv_heads=kv_heads, dropout=1e-12))
+    model = build(replace(SIZES, kv_heads=kv_heads, dropout=1e-12, window=window))
     sample_ids = torch.arange(2)
     assert torch.allclose(model(ids(), sample_ids=sample_ids), model.eval()(ids()), rtol=0, atol=1e-9)
 

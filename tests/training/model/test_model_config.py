@@ -3,9 +3,10 @@
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 
 from gristmill.errors import UsageError
-from training.model.decoder import meta_decoder
+from training.model.decoder import Decoder, meta_decoder
 from training.model.model_config import ModelConfig
 
 SIZES = ModelConfig(layers=1, width=20, heads=3, kv_heads=1, head_dim=8, ffn_width=16)
@@ -39,7 +40,7 @@ def test_biases_are_chosen_by_part() -> None:
     [
         ModelConfig(), ModelConfig(preset="gpt2"), SIZES, replace(SIZES, qkv_bias=True),
         replace(SIZES, preset="gpt2", out_bias=False), replace(SIZES, bias=True),
-        replace(SIZES, bias=True, mlp_bias=False),
+        replace(SIZES, bias=True, mlp_bias=False), replace(SIZES, window=3, qk_norm=True),
     ],
     ids=repr,
 )  # fmt: skip
@@ -58,3 +59,16 @@ def test_a_record_has_no_fields_that_the_first_records_did_not_have_unless_they_
     assert replace(SIZES, qkv_bias=True).resolve(50, 8).record().keys() - first.keys() == {"head_dim", "qkv_bias"}
     with pytest.raises(UsageError, match=r"saved by a version with other model options .*colour"):
         ModelConfig.from_record({**first, "colour": 1})
+
+
+def test_a_negative_window_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"model.window is -1; wanted 1 or more, or 0 for no window"):
+        replace(SIZES, window=-1).resolve(50, 8)
+
+
+def test_a_window_longer_than_the_sequence_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("training.model.attention.windowed_attention")
+    ids = torch.arange(8)[None]
+    decoders = [Decoder(replace(SIZES, window=window).resolve(50, 8)) for window in (0, 8)]
+    decoders[1].load_state_dict(decoders[0].state_dict())
+    assert torch.equal(decoders[0](ids), decoders[1](ids))

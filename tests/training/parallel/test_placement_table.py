@@ -42,8 +42,17 @@ def test_the_table_is_the_papers(preset: str) -> None:
             assert dim == 0 and name.endswith("bias"), name
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_norms_of_heads_sum_the_terms_of_the_ranks_heads(sequence_parallel: bool) -> None:
+    layout = ParallelConfig(tp=2, sequence_parallel=sequence_parallel)
+    table = placement_table(decoder("llama", qk_norm=True), layout)
+    for name in ("q_norm", "k_norm"):
+        placement = table[f"blocks.1.attention.{name}.weight"]
+        assert "tp" in placement.replicated and "tp" in placement.gradient_sum
+
+
 def test_every_row_is_used() -> None:
-    options = {"bias": True, "tied": False}
+    options = {"bias": True, "tied": False, "qk_norm": True}
     names = {f".{n}" for preset in ("llama", "gpt2") for n, _ in decoder(preset, **options).named_parameters()}
     assert all(any(name.endswith(f".{end}") for name in names) for end in tensor_parallel_table(False))
 

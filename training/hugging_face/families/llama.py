@@ -3,7 +3,7 @@
 from typing import Any
 
 from training.hugging_face.family import Family, TensorRow
-from training.hugging_face.rope_fields import ROPE_DEFAULTS, read_rope
+from training.hugging_face.rope_fields import ROPE_DEFAULTS, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
 TENSORS = (
@@ -40,7 +40,7 @@ def _read(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
-    return {"rope_theta": model.rope_base, "rope_scaling": None, "attention_bias": model.qkv_bias}
+    return {**write_rope(model), "attention_bias": model.qkv_bias}
 
 
 FAMILY = Family(

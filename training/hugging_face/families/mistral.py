@@ -1,0 +1,42 @@
+"""Mistral (Jiang et al. 2023): MistralForCausalLM, a Llama with sliding-window attention."""
+
+from typing import Any
+
+from training.hugging_face.families.llama import FIELDS, TENSORS
+from training.hugging_face.family import Family
+from training.hugging_face.rope_fields import ROPE_DEFAULTS, read_rope, write_rope
+from training.model.model_config import ModelConfig
+
+DEFAULTS = {
+    "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "intermediate_size": 14_336, "vocab_size": 32_000, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6,
+    "initializer_range": 0.02, "tie_word_embeddings": False, "hidden_act": "silu", "head_dim": None,
+    "sliding_window": 4096, **ROPE_DEFAULTS,
+}  # fmt: skip
+
+
+def _read(config: dict[str, Any]) -> dict[str, Any]:
+    window = {} if config["sliding_window"] is None else {"window": config["sliding_window"]}
+    return {**read_rope(config), **window, "bias": False}
+
+
+def _write(model: ModelConfig) -> dict[str, Any]:
+    return {**write_rope(model), "sliding_window": model.window or None}
+
+
+FAMILY = Family(
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    preset="llama",
+    body="model.",
+    tensors=TENSORS,
+    parts={"norm": "rms", "positions": "rope", "mlp": "swiglu"},
+    fields={ours: theirs for ours, theirs in FIELDS.items() if ours != "mlp_bias"},
+    defaults=DEFAULTS,
+    accepted={"hidden_act": ("silu",)},
+    ignored=frozenset({"attention_dropout"}),
+    nullable=frozenset({"sliding_window"}),
+    buffers=(".rotary_emb.inv_freq",),
+    read=_read,
+    write=_write,
+)

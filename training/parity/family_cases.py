@@ -1,0 +1,31 @@
+"""Cases of the parity certificate for the parts of published models: their presets, with few and small layers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from training.distributed.layout import ParallelConfig
+from training.parity.cases import SHRUNK, Preset
+
+_ONE = ParallelConfig()
+_TWO = (
+    ParallelConfig(dp=2, zero=3), ParallelConfig(tp=2), ParallelConfig(tp=2, sequence_parallel=True),
+    ParallelConfig(pp=2, schedule="1f1b"), ParallelConfig(dp=2, zero=1),
+    ParallelConfig(pp=2, schedule="interleaved-1f1b"),
+)  # fmt: skip
+_3D = ParallelConfig(dp=2, zero=1, tp=2, sequence_parallel=True, pp=2, schedule="1f1b")
+STEPS = 50
+"""Of the cases that follow a training for longer."""
+
+
+def family_cases(transformers: bool, full: bool) -> Iterator[tuple[Preset, ParallelConfig, dict[str, Any]]]:
+    """Each preset in one process beside transformers, if installed, and in all kinds of parallelism together.
+
+    The kinds by themselves take turns; in `full` every preset also trains for longer with each of them.
+    """
+    for number, preset in enumerate(SHRUNK):
+        if transformers and SHRUNK[preset].in_transformers:
+            yield preset, _ONE, {"reference": "transformers"}
+        yield preset, _TWO[number % len(_TWO)], {}
+        yield preset, _3D, {"recompute": "selective"}
+        for layout in (ParallelConfig(dp=2), ParallelConfig(tp=2), ParallelConfig(pp=2)) if full else ():
+            yield preset, layout, {"reference": "one process", "precision": "fp32", "steps": STEPS}
