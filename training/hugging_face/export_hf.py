@@ -60,7 +60,7 @@ def export_hf(
         ema: Export the average of the weights, of a run with optim.ema_decay, instead of the weights.
 
     Returns:
-        One line: the architecture, step, number of tensors and folder.
+        One line: the architecture, step, number of tensors and folder; and how to read the tokenizer if not as usual.
     """
     limit = parse_size(shard_size)
     require_empty(out_dir)
@@ -78,7 +78,9 @@ def export_hf(
             _write_json(partial / "generation_config.json", _generation_config(end, padding))
             if tokenizer is not None:
                 _write_tokenizer(tokenizer, end, model.context, partial)
-    return f"{family.model_type} model of step {record.step:,}, {len(tensors)} tensors, in {out_dir}"
+    advice = "; read its tokenizer by PreTrainedTokenizerFast: AutoTokenizer takes another for this type of model"
+    advice = advice if tokenizer is not None and family.forces_tokenizer else ""
+    return f"{family.model_type} model of step {record.step:,}, {len(tensors)} tensors, in {out_dir}{advice}"
 
 
 @contextmanager

@@ -61,6 +61,8 @@ class Family:
     """Other names of fields, in older files: the name."""
     buffers: tuple[str, ...] = ()
     """Ends of names of tensors in older files that are no parameters."""
+    forces_tokenizer: bool = False
+    """True if AutoTokenizer reads every folder of this type by the type's own class, whatever the folder says."""
     read: Callable[[dict[str, Any]], dict[str, Any]] = _nothing
     """Further values of ModelConfig, from config.json with all defaults. Raises UsageError for what we lack."""
     write: Callable[[ModelConfig], dict[str, Any]] = _nothing

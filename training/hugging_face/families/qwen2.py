@@ -63,6 +63,7 @@ FAMILY = Family(
     ignored=frozenset({"attention_dropout"}),
     nullable=frozenset({"sliding_window"}),
     buffers=(".rotary_emb.inv_freq",),
+    forces_tokenizer=True,
     read=_read,
     write=_write,
 )
