@@ -228,6 +228,23 @@ def test_norm_gradients_under_pipelines_are_those_of_one_process(run_ranks: RunR
         assert (gradient - expected[name]).norm() < 1e-6 * expected[name].norm(), name
 
 
+def accumulation_error(layout: ParallelConfig, copies: int) -> float:
+    """Largest relative difference of a gradient of so many equal micro-batches from one's times their number."""
+    gradients = []
+    for count in (copies, 1):
+        model = build(replace(layout, micro_batches=count), "bf16", layers=1)
+        one = batch(model, model.world.dp_size)
+        parts = (x.repeat(count, *[1] * (x.ndim - 1)) for x in (one.ids, one.targets, one.sample_ids))
+        model.forward_backward(Batch(*parts), 1 / TOKENS)
+        gradients.append([p.local.grad * copies / count for p in model.params if p.local.grad is not None])
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize(("size", "zero"), [(1, 0), (2, 0), (2, 1), (2, 3)])
+def test_gradients_of_micro_batches_are_accumulated_in_float32(run_ranks: RunRanks, size: int, zero: Any) -> None:
+    assert max(run_ranks(size, accumulation_error, ParallelConfig(zero=zero), 40)) < 1e-5  # in bf16 1e-2
+
+
 def test_only_bf16_gradients_are_reduced_in_bf16(config: TrainConfig) -> None:
     replace(config, precision="bf16", parallel=ParallelConfig(reduce_bf16=True)).check()
     with pytest.raises(UsageError, match=r"reduce_bf16 and precision fp16: .* try --precision bf16"):
