@@ -25,11 +25,12 @@ def tokenizer_json(vocabulary: Vocabulary, end: int) -> dict[str, Any]:
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": ESCAPED_SPACE}
     prefix = [{"type": "Prepend", "prepend": ESCAPED_SPACE}] if vocabulary.add_dummy_prefix else []
     ends = [end] if end >= 0 else []
+    control = [i for i, kind in enumerate(vocabulary.types) if kind == PieceType.CONTROL]  # no text, if generated
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_special(vocabulary, i) for i in sorted({*ends, _unknown(vocabulary)})],
+        "added_tokens": [_special(vocabulary, i) for i in sorted({*ends, *control, _unknown(vocabulary)})],
         "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
         "pre_tokenizer": None,
         "post_processor": _begin_with(vocabulary.pieces[end], end) if ends else None,
