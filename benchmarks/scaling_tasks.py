@@ -17,8 +17,8 @@ from dedup.minhash.signatures import Sketch
 from dedup.removal.members import MemberPlan, sort_members
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.executors.local import Call
+from gristmill.engine.executors.staging import _remote_ranges as ranges_read_by
 from gristmill.engine.records import DoneRecord, OutputRecord
-from gristmill.engine.staging import _remote_ranges as ranges_read_by
 from gristmill.engine.task import Task
 from gristmill.io.token_manifest import ShardRecord, SourceRecord
 from preprocessing.mixing.drops import write_drops

@@ -82,7 +82,7 @@ def dedup_train(
     digests = _digest_holdout(list_corpus(tgt_dir, text_column=text_column), tgt_dir, out_dir, options)
     with open_stage(
         STAGE, out_dir, options, selection=f"chunk{chunk}", plans=f"chunk{chunk}/",
-        reads=[src_dir, tgt_dir], listed={folder: paths_of(files)}, publishes=[out_dir],
+        reads=[src_dir, tgt_dir], listed={folder: paths_of(files)}, publishes=[out_dir], column=text_column,
     ) as run:  # fmt: skip
         reject_unknown_files(out_dir, (out_dir / file.name for file in files), CORPUS_SUFFIXES, run.ledger)
         groups = group_slices(map(_whole, files))
@@ -107,7 +107,7 @@ def _digest_holdout(files: list[CorpusFile], tgt_dir: Path, out_dir: Path, optio
     digests = out_dir / STATE_DIR / "holdout.sha256"
     with open_stage(
         STAGE, out_dir, replace(options, quiet=True), label="digests", reads=[tgt_dir],
-        listed={tgt_dir: paths_of(files)},
+        listed={tgt_dir: paths_of(files)}, column=files[0].text_column,
     ) as run:  # fmt: skip
         arguments = {"slices": list(map(_whole, files)), "output": digests}
         size = sum(file.size for file in files)

@@ -3,9 +3,7 @@
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Literal
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -24,6 +22,7 @@ from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.claims import reject_overlapping_folders
 from gristmill.engine.options import RunOptions
+from gristmill.engine.origins import reject_outdated
 from gristmill.engine.records import Ledger
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.tags import KnownLedger, is_hash
@@ -101,14 +100,16 @@ def generate_duplicates_dict(
     outputs, reads = (*([keys] if keys else []), table), [input_file.with_suffix("")]  # .pickle or .parquet
     listed = {corpus: paths_of(files)} if corpus and settings.reads_corpus else {}
     with open_stage(
-        STAGE, out_file.parent, options, label=out_file.stem, reads=reads, listed=listed, files=outputs
-    ) as run:
-        run.check_made([input_file, *dropped])
+        STAGE, out_file.parent, options, label=out_file.stem, reads=reads, listed=listed, files=outputs,
+        column=text_column if settings.reads_corpus else "",
+    ) as run:  # fmt: skip
+        run.check_made(dropped)
+        made_by = reject_outdated(run, input_file, files) if settings.reads_corpus else run.check_made([input_file])
         fetched = Counts({}, [])
         if settings.reads_corpus:
             shards = _list_index(run, index) if verify else []
             if verify:
-                run.check_made([input_file], partial(_reject_other_index, run, input_file, shards))
+                _reject_other_index(run, input_file, made_by, shards)
             settings = _with_sketch_of(shards, settings)
             members = steps.sort(run, settings)
             found = steps.fetch(run, settings, members, files, shards)
@@ -143,18 +144,18 @@ def _list_index(run: StageRun, index: tuple[str, ...]) -> list[SignatureShard]:
 
 
 def _reject_other_index(
-    run: StageRun, input_file: Path, shards: list[SignatureShard], ledger: KnownLedger
-) -> Literal[False]:
+    run: StageRun, input_file: Path, made_by: list[KnownLedger], shards: list[SignatureShard]
+) -> None:
     """UsageError if a stage by which `input_file` was made read signatures of an index that are not among `shards`."""
-    if ledger.tags_of_others:
-        tags = {shard.path: run.tag(shard.path) for shard in shards}
-        tags |= run.hash_files([path for path, tag in tags.items() if not is_hash(tag)])  # a copy, without its ledger
+    made_by = [ledger for ledger in made_by if ledger.tags_of_others]
+    tags = {shard.path: run.tag(shard.path) for shard in shards if made_by}
+    tags |= run.hash_files([path for path, tag in tags.items() if not is_hash(tag)])  # a copy, without its ledger
+    for ledger in made_by:
         if not ledger.tags_of_others <= {*tags.values()}:
             raise UsageError(
                 f"--index: {input_file} was made with other signatures than those given here: give --index as "
                 f"{ledger.stage} was given it, or run {ledger.stage} again with this one, and then the same command"
             )
-    return False
 
 
 def _with_sketch_of(shards: list[SignatureShard], settings: RemovalSettings) -> RemovalSettings:

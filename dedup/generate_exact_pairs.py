@@ -82,7 +82,7 @@ def generate_exact_pairs(
     files, outputs = list_corpus(input_dir, text_column=text_column), (out_file, out_file.with_suffix(".parquet"))
     with open_stage(
         STAGE, out_file.parent, options, label=out_file.name, reads=[input_dir], listed={input_dir: paths_of(files)},
-        files=outputs,
+        files=outputs, column=text_column,
     ) as run:  # fmt: skip
         names, corpus = [file.name for file in files], FileSet(tuple(file.path for file in files))
         arguments: dict[str, Any] = {"names": names, "on": on, "scope": scope, "text_column": text_column}

@@ -103,8 +103,9 @@ def tokenize_corpus(
     if (out_dir / tokenizer.name).resolve() == tokenizer.resolve():
         raise UsageError(f"{tokenizer} lies in the output folder, and would be overwritten: give another --out_dir")
     with open_stage(
-        STAGE, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, publishes=[out_dir]
-    ) as run:
+        STAGE, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, publishes=[out_dir],
+        column=text_column,
+    ) as run:  # fmt: skip
         _remove_unrecorded_shards(run, out_dir)
         reject_unknown_files(out_dir, (), SHARD_SUFFIXES, run.ledger)
         facts = _read_facts(run, tokenizer)

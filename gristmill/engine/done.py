@@ -2,14 +2,17 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from gristmill.engine.handovers import inputs_of, record_inputs
-from gristmill.engine.records import DoneRecord, Ledger, OutputRecord, TaskId
-from gristmill.engine.tags import FileTags, matches
+from gristmill.counts import Counts
+from gristmill.engine.handovers import Listed, is_below, join
+from gristmill.engine.records import INPUTS, DoneRecord, Inputs, Ledger, OutputRecord, TaskId
+from gristmill.engine.tags import FileTags, is_hash, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
 from gristmill.storage.files import FileInfo
 from gristmill.storage.names import absolute, name_of
@@ -77,6 +80,10 @@ class DoneTasks:
         objects = {path: FileInfo(out.size, out.mtime_ns, out.e_tag) for path, out in written.items() if out}
         return self.tags.states(path for path in (*task.inputs, *written) if path not in self.written) | objects
 
+    def found(self, task: Task) -> dict[str, Any]:
+        """What run_task is told of the inputs of a task."""
+        return {"identity": self.identity(task), "inputs": self.states(task)}
+
     def changed_inputs(self) -> list[str]:
         """The names of inputs that are not as they were any more; the records of tasks that may have read them so go.
 
@@ -91,9 +98,10 @@ class DoneTasks:
             )
         return changed
 
-    def note_sets(self, step: str, task: Task) -> None:
-        """Remember which sets of files a task reads that is about to run."""
-        self._read_sets += [((step, task.name), found) for found in task.inputs if isinstance(found, FileSet)]
+    def note_sets(self, step: str, tasks: Sequence[Task]) -> None:
+        """Remember which sets of files are read by tasks that are about to run."""
+        found = (((step, task.name), found) for task in tasks for found in task.inputs)
+        self._read_sets += [(task, files) for task, files in found if isinstance(files, FileSet)]
 
     def is_own(self, path: Path) -> bool:
         """Whether a file is temporary, or an output of this run."""
@@ -108,10 +116,13 @@ class DoneTasks:
         output, found = self.written.get(absolute(path)), self.tags.stat(path)
         return found is not None and (output is None or matches(found, output))
 
-    def record_inputs(self, selection: str, is_whole: bool) -> tuple[dict[TaskId, DoneRecord], list[TaskId]]:
+    def record_inputs(
+        self, selection: str, is_whole: bool, column: str
+    ) -> tuple[dict[TaskId, DoneRecord], list[TaskId]]:
         """What is to be written to the ledger of what a run has read, and what is to be removed; see handovers.py."""
-        inputs = inputs_of(self.ledger, self.tags, self.seen, self.listed, self.others, is_share="/" in selection)
-        return record_inputs(selection, is_whole, inputs, self.before, self.tags)
+        inputs = _inputs_of(self.ledger, self.tags, self.seen, self.listed, self.others, is_share="/" in selection)
+        inputs = msgspec.structs.replace(inputs, text_column=column)
+        return _records_of(selection, is_whole, inputs, self.before, self.tags)
 
     def _is_intact(self, path: Path, output: OutputRecord) -> bool:
         """Whether a file is as recorded; a temporary one may be gone, and is made again if it is needed."""
@@ -142,3 +153,53 @@ class DoneTasks:
             return written.sha256
         self.note_read(found)
         return self.tags.of(found)
+
+
+def _inputs_of(
+    ledger: Ledger, tags: FileTags, read: Iterable[str], listed: Listed, others: Iterable[Path], is_share: bool
+) -> Inputs:
+    """What a run has `read` of other stages' outputs, and listed in folders; of a share of these not the folders.
+
+    `others` are the folders of other corpora.
+    """
+    root, files = name_of(ledger.root), defaultdict[str, dict[str, str]](dict)
+    found = {} if is_share else dict.fromkeys((name_of(path) for paths in listed.values() for path in paths), "")
+    for name, tag in sorted((found | {name: tags.of(Path(name)) for name in read}).items()):
+        written = tags.writer(name)
+        if written and (not tag or is_hash(tag)):
+            place = os.path.relpath(written.known.place, root)
+            files[place][os.path.relpath(written.real_name(name), root)] = tag
+    folders, apart = ([os.path.relpath(name_of(folder), root) for folder in found] for found in (listed, others))
+    return Inputs(root, dict(files), [] if is_share else folders, apart) if files else Inputs("")
+
+
+def _records_of(
+    selection: str, is_whole: bool, inputs: Inputs, before: Mapping[TaskId, DoneRecord], tags: FileTags
+) -> tuple[dict[TaskId, DoneRecord], list[TaskId]]:
+    """The records of Inputs to write at the end of a run, and the ids of those to remove.
+
+    What the run has read replaces what others recorded: parts of the work that it did, and files that are gone.
+    """
+    own = ("", f"{INPUTS}{selection}")
+    earlier = {task: record for task, record in before.items() if not task[0] and task[1].startswith(INPUTS)}
+    found = {task: msgspec.convert(record.value, Inputs) for task, record in earlier.items() if task != own}
+    names = {name for files in inputs.files.values() for name in files}
+    found = {} if is_whole else {task: _without(other, inputs, names, tags) for task, other in found.items()}
+    found = {task: it for task, it in (found | {own: inputs}).items() if it.files or it.text_column}
+    records = {task: DoneRecord(*task, {}, [], Counts({}, []), msgspec.to_builtins(it)) for task, it in found.items()}
+    new = {task: record for task, record in records.items() if earlier.get(task) != record}
+    return new, [task for task in earlier if task not in records]
+
+
+def _without(other: Inputs, own: Inputs, names: Container[str], tags: FileTags) -> Inputs:
+    """What another run recorded, without what this one has read (`names`), and what is in folders that it listed."""
+
+    def is_kept(place: str, name: str) -> bool:
+        source = tags.ledger_at(join(own.root, place)) if own.root and not own.folders else None
+        is_gone = source is not None and not source.writes(join(own.root, name))
+        return not (name in names or is_gone or any(is_below(name, folder) for folder in own.folders))
+
+    files = {place: {name: of[name] for name in of if is_kept(place, name)} for place, of in other.files.items()}
+    files = {place: of for place, of in files.items() if of}
+    column = "" if other.files and not files else other.text_column
+    return msgspec.structs.replace(other, files=files, text_column=column)

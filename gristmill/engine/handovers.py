@@ -8,17 +8,14 @@ without ledgers, such as a user's, nothing is known, and it is taken as it is.
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-import msgspec
-
-from gristmill.counts import Counts
-from gristmill.engine.records import INPUTS, DoneRecord, Inputs, Ledger, OutputRecord, TaskId
-from gristmill.engine.tags import FileTags, KnownLedger, Written, is_hash, writer_of
-from gristmill.errors import InputError
+from gristmill.engine.records import Ledger, OutputRecord
+from gristmill.engine.tags import FileTags, KnownLedger, Written, writer_of
+from gristmill.errors import InputError, UsageError
 from gristmill.io.files import STATE_DIR
 from gristmill.io.formats.suffixes import CORPUS_SUFFIXES
 from gristmill.storage.files import hash_file, is_folder
@@ -120,27 +117,34 @@ class _Fault(NamedTuple):
 class History:
     """Which stages made the inputs of a run, as ledgers say; each ledger and folder is looked at once.
 
-    `compare`, given a ledger, compares the input folders of that stage itself, and returns whether it did.
+    `compare`, given a ledger, compares the input folders of that stage itself, and returns whether it did. `column` is
+    the text column of the run; '': it reads none, or may read any.
     """
 
     tags: FileTags
+    column: str = ""
     compare: Compare = lambda _: False
     _in_folders: dict[str, _Files] = field(default_factory=dict)
+    _found: dict[KnownLedger, tuple[list[KnownLedger], _Fault | None]] = field(default_factory=dict)
 
     def check_folders(self, listed: Listed) -> None:
         """Raise InputError if folders are not as stages wrote them, or these have not read what is there now."""
         for folder, paths in listed.items():
             self._reject_outdated(folder, reject_incomplete(folder, paths, self.tags))
 
-    def check_files(self, files: Iterable[Path]) -> None:
-        """Raise InputError if a stage by which one of the files was made has not read what is there now."""
-        for path in files:
-            if written := self.tags.writer(name_of(path)):
-                self._reject_outdated(path, [written.known])
+    def check_files(self, files: Iterable[Path]) -> list[KnownLedger]:
+        """The ledgers of the stages by which the files were made, as far as they are known.
 
-    def _reject_outdated(self, given: Path, writers: Sequence[KnownLedger]) -> None:
+        Raises InputError if one of these stages has not read what is there now.
+        """
+        written = ((path, self.tags.writer(name_of(path))) for path in files)
+        found = (self._reject_outdated(path, [it.known]) for path, it in written if it)
+        return list(dict.fromkeys(ledger for ledgers in found for ledger in ledgers))
+
+    def _reject_outdated(self, given: Path, writers: Sequence[KnownLedger]) -> Iterable[KnownLedger]:
         """The same of an input that `writers` name. Of several such stages the first of the pipeline is named."""
         todo = list(writers)
+        self._reject_other_column(given, todo)
         direct, seen, fault = set(todo), set(todo), None
         while todo:
             found = [self._sources(ledger) for ledger in todo]
@@ -155,9 +159,30 @@ class History:
                 f"{given} is not up to date: {stage} {fault.words}. Run {stage} {fault.how}, {then}. (If {given} is "
                 f"right as it is, copy {way}, and give that.)"
             )
+        return seen
+
+    def _reject_other_column(self, given: Path, writers: Sequence[KnownLedger]) -> None:
+        """UsageError if the stages nearest to an input that read texts, back from `writers`, had another column."""
+        todo, seen = list(writers) if self.column else [], set(writers)
+        while todo:
+            for ledger in todo:
+                if other := min(ledger.text_columns - {self.column}, default=""):
+                    raise UsageError(
+                        f"--text_column {self.column}: {given} was made by {ledger.stage} with --text_column {other}: "
+                        f"give all stages the same. (If {self.column} is meant, copy {given} without {STATE_DIR} to "
+                        "another folder, and give that.)"
+                    )
+            sources = (source for ledger in todo if not ledger.text_columns for source in self._sources(ledger)[0])
+            todo = [source for source in dict.fromkeys(sources) if source not in seen]
+            seen.update(todo)
 
     def _sources(self, ledger: KnownLedger) -> tuple[list[KnownLedger], _Fault | None]:
         """The ledgers of the stages whose outputs a stage has read, and what it has not read as it is now."""
+        if ledger not in self._found:
+            self._found[ledger] = self._find_sources(ledger)
+        return self._found[ledger]
+
+    def _find_sources(self, ledger: KnownLedger) -> tuple[list[KnownLedger], _Fault | None]:
         read = _Read.of(ledger, self.tags)
         if self.compare(ledger):
             read = read.without_folders()
@@ -167,7 +192,7 @@ class History:
                 if name not in now or found[0].mtime_ns >= now[name][0].mtime_ns:
                     now[name] = found
         writers = {**read.writers, **{name: source for name, (_, source) in now.items()}}
-        sources = dict.fromkeys(source for name, source in writers.items() if name not in read.others)
+        sources = dict.fromkeys(source for name, source in writers.items() if not read.is_of_others(name))
         return [source for source in sources if source is not ledger], _find_fault(ledger, read, now)
 
     def _files_in(self, folder: str, names: Iterable[str]) -> _Files:
@@ -188,7 +213,7 @@ class History:
 class _Read:
     """What all runs of a stage have read: the tags of files, the ledgers that named them, and folders with files.
 
-    Of `others`, files of other corpora, it does not matter whether they are up to date themselves.
+    Of files in `others`, folders of other corpora, it does not matter whether they are up to date themselves.
     """
 
     tags: dict[str, set[str]]
@@ -203,23 +228,26 @@ class _Read:
         others = set[str]()
         here, inputs = name_of(ledger.ledger.root), ledger.inputs.values()
         for root, place, files in ((it.root, place, files) for it in inputs for place, files in it.files.items()):
-            top = next((top for top in (here, root) if tags.ledger_at(_join(top, place))), here)
-            source = tags.ledger_at(_join(top, place))
+            top = next((top for top in (here, root) if tags.ledger_at(join(top, place))), here)
+            source = tags.ledger_at(join(top, place))
             for name, tag in files.items():
-                read[_join(top, name)].add(tag)
+                read[join(top, name)].add(tag)
                 if source:
-                    writers[_join(top, name)] = source
+                    writers[join(top, name)] = source
         for it in inputs:
             names = [name for files in it.files.values() for name in files]
             for folder in it.folders:
                 for top in dict.fromkeys((here, it.root)):
-                    at = _join(top, folder)
-                    found = [path for path in (_join(top, name) for name in names) if _is_below(path, at)]
+                    at = join(top, folder)
+                    found = [path for path in (join(top, name) for name in names) if is_below(path, at)]
                     if any(path in writers for path in found):
                         folders.setdefault(at, []).extend(found)
-                        others.update(found if folder in it.others else [])
+                        others.update([at] if folder in it.others else [])
                         break
         return cls(read, writers, folders, others)
+
+    def is_of_others(self, name: str) -> bool:
+        return any(is_below(name, folder) for folder in self.others)
 
     def without_folders(self) -> "_Read":
         """What is in none of the folders."""
@@ -240,57 +268,11 @@ def _find_fault(ledger: KnownLedger, read: _Read, now: _Files) -> _Fault | None:
     return _Fault(ledger, f"has not read {unread}, which {now[unread][1].stage} wrote") if unread else None
 
 
-def inputs_of(
-    ledger: Ledger, tags: FileTags, read: Iterable[str], listed: Listed, others: Iterable[Path], is_share: bool
-) -> Inputs:
-    """What a run has `read` of other stages' outputs, and listed in folders; of a share of these not the folders.
-
-    `others` are the folders of other corpora.
-    """
-    root, files = name_of(ledger.root), defaultdict[str, dict[str, str]](dict)
-    found = {} if is_share else dict.fromkeys((name_of(path) for paths in listed.values() for path in paths), "")
-    for name, tag in sorted((found | {name: tags.of(Path(name)) for name in read}).items()):
-        written = tags.writer(name)
-        if written and (not tag or is_hash(tag)):
-            place = os.path.relpath(written.known.place, root)
-            files[place][os.path.relpath(written.real_name(name), root)] = tag
-    folders, apart = ([os.path.relpath(name_of(folder), root) for folder in found] for found in (listed, others))
-    return Inputs(root, dict(files), [] if is_share else folders, apart) if files else Inputs("")
-
-
-def record_inputs(
-    selection: str, is_whole: bool, inputs: Inputs, before: Mapping[TaskId, DoneRecord], tags: FileTags
-) -> tuple[dict[TaskId, DoneRecord], list[TaskId]]:
-    """The records of Inputs to write at the end of a run, and the ids of those to remove.
-
-    What the run has read replaces what others recorded: parts of the work that it did, and files that are gone.
-    """
-    own = ("", f"{INPUTS}{selection}")
-    earlier = {task: record for task, record in before.items() if not task[0] and task[1].startswith(INPUTS)}
-    found = {task: msgspec.convert(record.value, Inputs) for task, record in earlier.items() if task != own}
-    names = {name for files in inputs.files.values() for name in files}
-    found = {} if is_whole else {task: _without(other, inputs, names, tags) for task, other in found.items()}
-    found = {task: it for task, it in (found | {own: inputs}).items() if it.files}
-    records = {task: DoneRecord(*task, {}, [], Counts({}, []), msgspec.to_builtins(it)) for task, it in found.items()}
-    new = {task: record for task, record in records.items() if earlier.get(task) != record}
-    return new, [task for task in earlier if task not in records]
-
-
-def _without(other: Inputs, own: Inputs, names: Container[str], tags: FileTags) -> Inputs:
-    """What another run recorded, without what this one has read (`names`), and what is in folders that it listed."""
-
-    def is_kept(place: str, name: str) -> bool:
-        source = tags.ledger_at(_join(own.root, place)) if own.root and not own.folders else None
-        is_gone = source is not None and not source.writes(_join(own.root, name))
-        return not (name in names or is_gone or any(_is_below(name, folder) for folder in own.folders))
-
-    files = {place: {name: of[name] for name in of if is_kept(place, name)} for place, of in other.files.items()}
-    return msgspec.structs.replace(other, files={place: of for place, of in files.items() if of})
-
-
-def _is_below(name: str, folder: str) -> bool:
+def is_below(name: str, folder: str) -> bool:
+    """Whether a file is in a folder, at any depth."""
     return name.startswith(f"{folder.rstrip('/')}/")
 
 
-def _join(folder: str, relative: str) -> str:
+def join(folder: str, relative: str) -> str:
+    """The path of a file, given relative to a folder."""
     return os.path.normpath(os.path.join(folder, relative))

@@ -57,12 +57,14 @@ class Inputs(msgspec.Struct):
         files: By the ledger that names them: the content tag of each file; '' if it was listed and not read.
         folders: Input folders of which the run listed every file.
         others: Those of them that are of other corpora: readers of the output do not ask what these were made of.
+        text_column: The column in which the run found texts; '' if it read none, or in ledgers of earlier versions.
     """
 
     root: str
     files: dict[str, dict[str, str]] = {}
     folders: list[str] = []
     others: list[str] = []
+    text_column: str = ""
 
 
 class Summary(NamedTuple):

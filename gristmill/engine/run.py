@@ -27,6 +27,7 @@ from gristmill.engine.handovers import Compare, History, Listed, reject_damaged
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord, Ledger, StepResult, TaskId
 from gristmill.engine.report import explain, print_summary, progress_bar
+from gristmill.engine.tags import KnownLedger
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
@@ -51,6 +52,7 @@ class StageRun:
     place: Workplace
     claims: Claims
     marks: Marks
+    column: str = ""
     started: float = field(default_factory=time.perf_counter)
     ran: int = 0  # tasks
     _producers: dict[Path, tuple[str, Task]] = field(default_factory=dict)  # of temporary files
@@ -74,8 +76,7 @@ class StageRun:
         self._goal = Task(GOAL[1], explain, arguments, outputs)
         self._check_files(self._goal)
         record = self._done.find(*GOAL[:1], self._goal, self._done.identity(self._goal))
-        if record:
-            self._done.records = dict(self._done.before)
+        self._done.records = dict(self._done.before) if record else self._done.records
         return record.counts if record else None
 
     def step(self, name: str, tasks: Iterable[Task]) -> StepResult:
@@ -87,7 +88,7 @@ class StageRun:
         assert len({task.name for task in tasks}) == len(tasks), f"{name}: names of tasks repeat"
         self.claims.check_outputs(tasks, set(self._done.written))
         self._check_files(*tasks)
-        todo = []
+        todo = list[Task]()
         for task in tasks:
             identity = self._done.identity(task)
             if record := self._done.find(name, task, identity):
@@ -113,13 +114,13 @@ class StageRun:
 
     def check_listed(self, listed: Listed, of_others: bool = False) -> None:
         """Refuse input folders, maybe `of_others` (see Inputs), that lack files, hold foreign ones, or are outdated."""
-        History(self._done.tags).check_folders(listed)
+        History(self._done.tags, "" if of_others else self.column).check_folders(listed)
         self._done.listed |= listed
         self._done.others += listed if of_others else []
 
-    def check_made(self, files: Iterable[Path], compare: Compare = lambda _: False) -> None:
+    def check_made(self, files: Iterable[Path], compare: Compare = lambda _: False) -> list[KnownLedger]:
         """Refuse single files, such as key sets, if what they were made of is different now; see History."""
-        History(self._done.tags, compare).check_files(files)
+        return History(self._done.tags, self.column, compare).check_files(files)
 
     def hash_files(self, paths: Sequence[Path]) -> dict[Path, str]:
         """The SHA-256 of files; workers read them."""
@@ -169,7 +170,7 @@ class StageRun:
             identity, self._done.is_changed = self._done.identity(self._goal), True
             self._done.records[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
         reads = self.claims.record_reads(self.ledger, self._done.before | self._done.records)
-        inputs, gone = self._done.record_inputs(self.claims.selection, is_whole=self.claims.plans == "")
+        inputs, gone = self._done.record_inputs(self.claims.selection, self.claims.plans == "", self.column)
         left = self.claims.old_claims(self._done.before)
         if self._done.is_changed or stale or reads or left or inputs or gone:
             self._done.records = self.claims.known_reads(self._done.before) | self._done.records | reads | inputs
@@ -208,15 +209,13 @@ class StageRun:
     def _execute(self, step: str, tasks: Sequence[Task]) -> None:
         if not self.place.scratch.is_private:
             remove_partial_files(path for task in tasks for path in task.outputs)
-        budget = Budget.of(self.options.memory_bytes, min(self.options.processes, len(tasks)))
-        common = {"step": step, "ledger": self.ledger, "budget": budget, "scratch": self.place.scratch}
+        common = {"step": step, "ledger": self.ledger, "scratch": self.place.scratch}
+        common["budget"] = Budget.of(self.options.memory_bytes, min(self.options.processes, len(tasks)))
 
-        def call(task: Task) -> Call:  # as the inputs were when the step was planned
-            identity, inputs = self._done.identity(task), self._done.states(task)
-            return Call(run_task, common | {"task": task, "identity": identity, "inputs": inputs})
+        def call(task: Task) -> Call:  # the inputs are as they were when the step was planned
+            return Call(run_task, common | {"task": task, **self._done.found(task)})
 
-        for task in tasks:
-            self._done.note_sets(step, task)
+        self._done.note_sets(step, tasks)
         with progress_bar(f"{self.stage.name}: {step}", tasks, self.options.quiet) as advance:
             for position, record in self.place.executor.run(Calls(tasks, call)):
                 self._done.keep(tasks[position], record)
@@ -263,6 +262,7 @@ def open_stage(
     publishes: Sequence[Path] = (),
     files: Sequence[Path] = (),
     is_alone: bool = False,
+    column: str = "",
 ) -> Iterator[StageRun]:
     """Context: a run of a stage, alone with its output; another process that runs it waits.
 
@@ -278,6 +278,7 @@ def open_stage(
         publishes: Folders that later stages read as a whole; marked as unfinished until the end.
         files: Files of one folder that later stages read one by one; marked as unfinished until the end.
         is_alone: Whether calls that do other parts of the work wait, too.
+        column: The column of the texts that are read; an input that was made with another one is refused.
     """
     options.check()
     reject_read_only([root, *publishes, *files])
@@ -294,6 +295,6 @@ def open_stage(
         place = stack.enter_context(open_workplace(options, lock, lock == whole, work))
         marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files)))
         claims, ledger = Claims(selection, plans, tuple(reads), tuple(files)), Ledger(state, name)
-        run = StageRun(stage, ledger, run_name, options, place, claims, marks)
+        run = StageRun(stage, ledger, run_name, options, place, claims, marks, column)
         run.check_listed(listed or {})
         yield run

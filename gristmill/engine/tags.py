@@ -37,6 +37,11 @@ class KnownLedger:
         return self._summary.inputs
 
     @property
+    def text_columns(self) -> set[str]:
+        """The columns in which the runs of the stage found texts, as far as is known."""
+        return {read.text_column for read in self.inputs.values()} - {""}
+
+    @property
     def tags_of_others(self) -> set[str]:
         """The content tags of what the stage has read of other corpora, such as the signatures of an index."""
         found: set[str] = set()

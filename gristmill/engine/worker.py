@@ -7,8 +7,8 @@ import msgspec
 
 from gristmill.budget import Budget, memory_budget
 from gristmill.counts import Counts
+from gristmill.engine.executors.staging import Scratch, staged
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord
-from gristmill.engine.staging import Scratch, staged
 from gristmill.engine.task import Result, Task
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.storage.files import FileInfo, file_info

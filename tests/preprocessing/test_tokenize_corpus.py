@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.counts import READ, WRITTEN
+from gristmill.engine.executors.staging import StagedTask
 from gristmill.engine.options import RunOptions
-from gristmill.engine.staging import StagedTask
 from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.token_manifest import Manifest
 from gristmill.io.token_shards import open_shards, read_sources

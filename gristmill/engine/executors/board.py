@@ -22,9 +22,9 @@ import msgspec
 
 from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.presence import Presence
+from gristmill.engine.executors.staging import TAKEN_OVER
 from gristmill.engine.executors.work import Work
 from gristmill.engine.records import DoneRecord
-from gristmill.engine.staging import TAKEN_OVER
 from gristmill.errors import GristmillError, OutputError
 from gristmill.storage.files import (
     create_file,

@@ -1,4 +1,4 @@
-"""Origins of a key set: whether the corpus files that it was made of are still as they were then."""
+"""Origins of a key set, or of clusters: whether the corpus files that it was made of are those that are given."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -16,17 +16,15 @@ _PARTS = "argument parts"  # of one that reads some documents of such slices
 _INPUT = "input "
 
 
-def reject_outdated(run: StageRun, key_sets: Iterable[Path], files: Iterable[CorpusFile]) -> None:
+def reject_outdated(run: StageRun, key_set: Path, files: Iterable[CorpusFile]) -> list[KnownLedger]:
     """Raise InputError if a key set was made of corpus files of which some have other content now, or more have joined.
 
     Its rows would be those of other documents, or documents would be mixed that were not compared. The ledger beside
     the key set says what the stage read: the corpus, or files of other stages, whose ledgers are followed as far as
     they are there: duplicates, clusters, pairs, signatures. Of these, too, none may be outdated. A set without a
-    ledger, such as a user's, is taken as it is.
+    ledger, such as a user's, is taken as it is. Returns the ledgers of all these stages.
     """
-    present = {file.name: file.path for file in files}
-    for key_set in key_sets:
-        run.check_made([key_set], partial(_compare, run, key_set, present))
+    return run.check_made([key_set], partial(_compare, run, key_set, {file.name: file.path for file in files}))
 
 
 def _compare(run: StageRun, key_set: Path, present: dict[str, Path], ledger: KnownLedger) -> bool:
@@ -39,7 +37,8 @@ def _compare(run: StageRun, key_set: Path, present: dict[str, Path], ledger: Kno
     if fault := f"{changed} has changed" if changed else f"{unread} has joined it" if unread else "":
         raise InputError(
             f"{key_set} was made from another state of the corpus: {fault} since. Run {ledger.stage} again, and the "
-            f"stages after it. (If {key_set} is right as it is, copy it to another folder, and give that.)"
+            f"stages after it, or give the corpus that it has read. (If {key_set} is right as it is, copy it to "
+            "another folder, and give that.)"
         )
     return bool(whole or some)
 

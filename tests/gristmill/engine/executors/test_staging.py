@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.counts import Counts, Damage
-from gristmill.engine.staging import Scratch, open_scratch, staged
+from gristmill.engine.executors.staging import Scratch, open_scratch, staged
 from gristmill.engine.task import Task
 from gristmill.errors import DamagedFile, OutputError, wrap_write_errors
 from tests.gristmill.engine.upper_stage import join
@@ -52,7 +52,7 @@ def test_scratch_is_removed_of_processes_that_died_and_of_no_other(tmp_path: Pat
     script = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from gristmill.engine.staging import open_scratch\n"
+        "from gristmill.engine.executors.staging import open_scratch\n"
         "with open_scratch(Path(sys.argv[1]), None) as scratch:\n"
         "    (scratch.folder / 'copy').mkdir(parents=True)\n"
         "    print(scratch.folder, flush=True)\n"
