@@ -21,6 +21,7 @@ from gristmill.storage.local import atomic_write_bytes
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.shard_storage import model_state, read_shards
+from training.checkpoint.stored_weights import weight_keys
 from training.data.sequences import TokenSequences
 from training.data.text import TextSequences, find_tokenizer, is_tokenizer
 from training.distributed.command_line import exit_on_user_error, read_options
@@ -69,6 +70,8 @@ class EvaluateConfig:
     """Weights of sources in the losses; the others do not count. None: every token counts the same."""
     lengths: tuple[int, ...] = ()
     """Lengths of documents, in tokens, that divide them into ranges; losses of each range are reported."""
+    ema: bool = False
+    """Evaluate the average of the weights, of a run with optim.ema_decay, instead of the weights."""
     out: Path | None = None
     """JSON file to write the losses to."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -122,7 +125,7 @@ def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, 
     layout = config.parallel.resolve(processes, sizes, config.seq_len or sizes.context)
     world = build_world(layout, device, _SECONDS_TO_WAIT)
     model = parallelize(meta_decoder(sizes), layout, world, 0, config.precision)
-    read_shards(model_state(model.params), path, group.process_group)
+    read_shards(model_state(model.params, key_of=weight_keys(path, config.ema)), path, group.process_group)
     model.after_load()
     model.publish_params()
     return model, record.tokenizer, path.parent

@@ -7,7 +7,7 @@ one; two for a tied embedding whose first and last pipeline stage are both on th
 
 import pickle
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,14 +48,19 @@ def optimizer_key(name: str, state: str) -> str:
     return f"optim.{name}.{state}"
 
 
-def model_state(params: Iterable[ShardedParameter], moments: Mapping[str, Mapping[str, Tensor]] | None = None) -> State:
+def model_state(
+    params: Iterable[ShardedParameter],
+    moments: Mapping[str, Mapping[str, Tensor]] | None = None,
+    key_of: Callable[[str], str] = parameter_key,
+) -> State:
     """Build the state of a checkpoint: `model.NAME` and `optim.NAME.MOMENT`, from `moments[NAME][MOMENT]`.
 
     Moments have the shape of the parameter's local shard. Without `moments`, the state holds the parameters only.
+    `key_of`: the key to read a parameter's values from, by its name.
     """
     state: State = {}
     for param in params:
-        state.setdefault(parameter_key(param.name), []).append((param.local.detach(), param.spec))
+        state.setdefault(key_of(param.name), []).append((param.local.detach(), param.spec))
         for moment, values in (moments or {}).get(param.name, {}).items():
             state[optimizer_key(param.name, moment)] = [(values.detach(), param.spec)]  # tied copies share one moment
     return state

@@ -23,12 +23,12 @@ from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_p
 from gristmill.vocabulary import read_vocabulary
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group
-from training.checkpoint.shard_storage import optimizer_key, parameter_key, read_shards, stored_dtypes
+from training.checkpoint.shard_storage import read_shards, stored_dtypes
+from training.checkpoint.stored_weights import weight_keys
 from training.hugging_face.hf_config import CONFIG_FILE, find_family, write_hf_config
 from training.hugging_face.hf_tensors import HFTensor, hf_tensors
 from training.hugging_face.tokenizer_json import tokenizer_config, tokenizer_json
 from training.model.model_config import ModelConfig
-from training.optim.weight_average import AVERAGE
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -72,7 +72,7 @@ def export_hf(
         weights_dtype, end = DTYPES.get(dtype) or _stored_dtype(path), record.tokenizer.end_of_document
         tensors = hf_tensors(family, model)
         with _new_folder(out_dir) as partial:
-            _write_weights(tensors, weights_dtype, limit, path, partial, group.process_group, _key_of(path, ema))
+            _write_weights(tensors, weights_dtype, limit, path, partial, group.process_group, weight_keys(path, ema))
             _write_json(partial / CONFIG_FILE, write_hf_config(family, model, end, weights_dtype))
             padding = range(record.tokenizer.vocab_size, model.vocab_size)
             _write_json(partial / "generation_config.json", _generation_config(end, padding))
@@ -102,18 +102,6 @@ def _stored_dtype(checkpoint: Path) -> torch.dtype:
     """The narrowest dtype that holds every parameter: an imported checkpoint may mix them."""
     dtypes = [dtype for key, dtype in stored_dtypes(checkpoint).items() if key.startswith("model.")]
     return reduce(torch.promote_types, dtypes)
-
-
-def _key_of(checkpoint: Path, ema: bool) -> Callable[[str], str]:
-    """What gives the key of a parameter's values to export. Raises UsageError for a checkpoint without an average."""
-    if not ema:
-        return parameter_key
-    if not any(key.endswith(f".{AVERAGE}") for key in stored_dtypes(checkpoint)):
-        raise UsageError(
-            f"{checkpoint} holds no average of the weights, which --ema exports: its run was without optim.ema_decay; "
-            "try without --ema"
-        )
-    return lambda name: optimizer_key(name, AVERAGE)
 
 
 def require_empty(out_dir: Path) -> None:

@@ -16,6 +16,7 @@ from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import read_shards
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
+from training.evaluate import EvaluateConfig, evaluate_checkpoint
 from training.hugging_face.export_hf import export_hf
 from training.memory.memory_config import MemoryConfig
 from training.optim.build_optimizer import build_optimizer
@@ -90,7 +91,7 @@ def test_the_average_is_evaluated_and_resumed_exactly_under_any_layout(
     assert metrics(moved.out_dir, "eval") == pytest.approx(metrics(averaged.out_dir, "eval"), rel=1e-5)
 
 
-def test_the_average_is_exported(averaged: TrainConfig, tmp_path: Path) -> None:
+def test_the_average_is_exported_and_evaluated(averaged: TrainConfig, tmp_path: Path) -> None:
     train(with_steps(averaged, 2))
     export_hf(averaged.out_dir, tmp_path / "weights")
     export_hf(averaged.out_dir, tmp_path / "average", ema=True)
@@ -104,6 +105,10 @@ def test_the_average_is_exported(averaged: TrainConfig, tmp_path: Path) -> None:
         spec = ShardSpec.whole(tuple(stored.shape))
         read_shards({"optim.norm.weight.ema": [(stored, spec)]}, checkpoint, group.process_group)
     assert torch.equal(average, stored) and not torch.equal(average, weights)
+    found = evaluate_checkpoint(EvaluateConfig(averaged.out_dir, (averaged.data.holdout,), sequences=10, ema=True))
+    assert [losses.whole.loss for losses in found.values()] == pytest.approx(
+        metrics(averaged.out_dir, "eval")[-1:], rel=1e-6
+    )
     plain = replace(averaged, out_dir=tmp_path / "plain", optim=replace(averaged.optim, ema_decay=0.0))
     train(with_steps(replace(plain, eval=replace(plain.eval, ema=False)), 1))
     with pytest.raises(UsageError, match=r"holds no average of the weights.*try without --ema"):
