@@ -174,10 +174,12 @@ def table_rows() -> list[Row]:
     ]
 
 
-def small(preset: Any, layers: int = 4, width: int = 128, vocabulary: int = 2048, seq_len: int = 128) -> ModelConfig:
-    """A model of some megabytes."""
+def small(
+    preset: str, layers: int = 4, width: int = 128, vocabulary: int = 2048, seq_len: int = 128, **options: Any
+) -> ModelConfig:
+    """A model of some megabytes; `options` are further fields of its configuration."""
     kv_heads = 2 if preset == "llama" else 4
-    return ModelConfig(preset=preset, layers=layers, width=width, heads=4, kv_heads=kv_heads).resolve(
+    return ModelConfig(preset=preset, layers=layers, width=width, heads=4, kv_heads=kv_heads, **options).resolve(
         vocabulary, seq_len
     )
 

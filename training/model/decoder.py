@@ -58,8 +58,8 @@ def flops_per_token(model: Decoder, seq_len: int) -> float:
     """Model FLOPs per token, forward and backward: 6 N + 12 L H E T (Chowdhery et al. 2022, appendix B).
 
     N counts the parameters used in matrix products: all but the embeddings; a tied output matrix counts. As usual,
-    recomputation is not counted, and attention is counted as if it were not causal. `model` must be unsharded; its
-    parameters may be on the meta device.
+    recomputation is not counted, and attention is counted as if it were not causal and had no window. `model` must be
+    unsharded; its parameters may be on the meta device.
     """
     config = model.config
     matrices = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("embed."))

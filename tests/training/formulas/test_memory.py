@@ -11,11 +11,15 @@ from training.distributed.layout import ParallelConfig
 
 RunRanks = Callable[..., list[Any]]
 LLAMA, GPT2 = (small(preset, layers=4, width=64, vocabulary=1024, seq_len=48) for preset in ("llama", "gpt2"))
+QWEN = small("llama", layers=4, width=64, vocabulary=1024, seq_len=48, head_dim=32, qk_norm=True, qkv_bias=True)
 BUCKET = 300_000  # bytes: several of them
 ROWS = {
     "one process": Row(LLAMA),
     "tied, bf16, selective": Row(GPT2, precision="bf16", recompute="selective"),
     "fp16, full": Row(LLAMA, precision="fp16", recompute="full"),
+    "norms of wide heads": Row(QWEN),
+    "norms of wide heads, bf16, selective": Row(QWEN, precision="bf16", recompute="selective"),
+    "norms of wide heads, tensor parallel": Row(QWEN, ParallelConfig(tp=2), processes=2),
     "ddp": Row(LLAMA, ParallelConfig(micro_batches=2), "bf16", processes=2, bucket_bytes=BUCKET),
     "zero1": Row(GPT2, ParallelConfig(zero=1, micro_batches=4), processes=2, bucket_bytes=BUCKET),
     "zero2": Row(LLAMA, ParallelConfig(zero=2, micro_batches=4), "bf16", processes=2, bucket_bytes=BUCKET),

@@ -1,0 +1,36 @@
+"""A run resumes with the options it was started with, those that its record omits among them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.errors import UsageError
+from training.checkpoint.run_folder import RunFolder
+from training.distributed.mesh import init_distributed
+from training.model.model_config import ModelConfig
+from training.optim.optim_config import OptimConfig
+
+
+def folder(out_dir: Path, **options: Any) -> RunFolder:
+    model = ModelConfig(layers=1, width=8, heads=2, **options).resolve(30, 8)
+    identity = {f"model.{key}": value for key, value in model.record().items()}
+    return RunFolder(out_dir, identity, OptimConfig(steps=10))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({"window": 4}, {}, r"model.window \(4 there, None now\)"),
+        ({}, {"window": 4}, r"model.window \(None there, 4 now\)"),
+        ({"head_dim": 6}, {"head_dim": 10}, r"model.head_dim \(6 there, 10 now\)"),
+    ],
+)
+def test_an_option_that_only_one_record_has_is_a_difference(
+    tmp_path: Path, before: dict[str, Any], now: dict[str, Any], said: str
+) -> None:
+    with init_distributed("cpu"):
+        folder(tmp_path, **before).claim()
+        folder(tmp_path, **before).require_same_run()
+        with pytest.raises(UsageError, match=said):
+            folder(tmp_path, **now).require_same_run()
