@@ -1,9 +1,8 @@
 """Configuration: dataclass defaults, overridden by a TOML file, overridden by the command line.
 
-A nested dataclass is a `[section]` of the file and `--section.key value` on the command line. A
-dataclass lists its renamed keys in `RENAMED: ClassVar[dict[str, str]]`, old name to new; the old
-names still work, with a note on standard error. It lists the values that its numbers may have in
-`RANGES: ClassVar[dict[str, Range]]`.
+A nested dataclass is a `[section]` of the file and `--section.key value` on the command line. A dataclass lists its
+renamed keys in `RENAMED: ClassVar[dict[str, str]]`, old name to new; the old names still work, with a note on standard
+error. It lists the values that its numbers may have in `RANGES: ClassVar[dict[str, Range]]`.
 """
 
 import contextlib
@@ -211,6 +210,8 @@ def _option_name(argument: str) -> str:
 
 
 def _convert(value: Any, kind: Any, where: str) -> Any:
+    several = [member for member in typing.get_args(kind) if typing.get_origin(member) is tuple]
+    kind = several[0] if several and isinstance(value, list) else Path if several else kind  # of Path | tuple[Path, …]
     try:
         return msgspec.convert(value, kind, dec_hook=_read_path)
     except (msgspec.ValidationError, TypeError) as error:

@@ -12,6 +12,7 @@ from gristmill.errors import require
 from gristmill.io.token_manifest import Manifest
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.data.batches import DataConfig
+from training.data.mix import TokenMix
 from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig
 from training.distributed.torch_version import require_torch
 from training.kernels.precision import Precision
@@ -76,6 +77,7 @@ class TrainConfig:
             if hasattr(options := getattr(self, section.name), "RANGES"):
                 check_ranges(options, f"{section.name}.")
         self.optim.check()
+        self.data.check()
         self.eval.check()
         require(
             self.init_from is None or self.branch_from is None,
@@ -114,17 +116,17 @@ class TrainConfig:
             reason = "before, compiled attention on a CPU takes float64 for float32"
             require_torch("2.13", "compile with precision fp64", reason, "--compile false, or --precision fp32")
 
-    def identity(self, model: ModelConfig, train: Manifest, holdout: Manifest) -> dict[str, Any]:
+    def identity(self, model: ModelConfig, train: TokenMix, holdout: Manifest) -> dict[str, Any]:
         """Options and data that determine the run's results, by option name; a run resumes only if all are equal.
 
-        Not among them: paths, the number of processes and their layout. `model` must be resolved; `train` and
-        `holdout` are the manifests of the token shards.
+        Not among them: paths, the number of processes and their layout. `model` must be resolved; `holdout` is
+        the manifest of the token shards.
         """
         lengths = ("steps", "decay_steps", "cooldown_steps")  # a run can be made longer
         optim = {f"optim.{key}": value for key, value in asdict(self.optim).items() if key not in lengths}
         return {
             **{f"model.{key}": value for key, value in model.record().items() if key != "preset"},
-            "data.train": _fingerprint(train),
+            **_train_identity(train),
             "data.holdout": _fingerprint(holdout),
             "data.seq_len": self.data.seq_len,
             "data.batch_size": self.data.batch_size,
@@ -133,6 +135,14 @@ class TrainConfig:
             "seed": self.seed,
             "precision": self.precision,
         }
+
+
+def _train_identity(train: TokenMix) -> dict[str, Any]:
+    """What of the data sets decides the results: their shards, and of several their shares."""
+    found = [_fingerprint(part.manifest) for part in train.parts]
+    if len(found) == 1:
+        return {"data.train": found[0]}
+    return {"data.train": found, "data.weights": [f"{share:.9g}" for share in train.shares]}
 
 
 def _fingerprint(manifest: Manifest) -> str:

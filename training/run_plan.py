@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from training.config import TrainConfig
 from training.data.batches import BatchSplit
+from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences, require_same_tokenizer
 from training.distributed.layout import ParallelConfig
 from training.memory.memory_config import MemoryConfig
@@ -23,7 +24,7 @@ class RunPlan:
     """
 
     config: TrainConfig
-    train: TokenSequences
+    train: TokenMix
     holdout: TokenSequences
     holdouts: dict[str, TokenSequences]
     model: ModelConfig
@@ -40,14 +41,15 @@ class RunPlan:
         """
         config.check()
         data = config.data
-        train, holdout = TokenSequences(data.train, data.seq_len), TokenSequences(data.holdout, data.seq_len)
+        parts = [TokenSequences(folder, data.seq_len) for folder in data.train_folders]
+        train, holdout = TokenMix.of(parts, data.weights), TokenSequences(data.holdout, data.seq_len)
         holdouts = {name: TokenSequences(folder, data.seq_len) for name, folder in data.holdouts.items()}
-        for held_out in (holdout, *holdouts.values()):
-            require_same_tokenizer(train, held_out)
+        for other in (*parts[1:], holdout, *holdouts.values()):
+            require_same_tokenizer(train.first, other)
         processes = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
-        model = config.model.resolve(train.manifest.tokenizer.vocab_size, data.seq_len)
+        model = config.model.resolve(train.first.manifest.tokenizer.vocab_size, data.seq_len)
         layout = config.parallel.resolve(processes, model, data.seq_len)
-        identity = config.identity(model, train.manifest, holdout.manifest)
+        identity = config.identity(model, train, holdout.manifest)
         memory = config.memory.resolve(config.out_dir)
         return cls(config, train, holdout, holdouts, model, layout, memory, BatchSplit.of(data, layout), identity)
 

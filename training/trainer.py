@@ -36,12 +36,11 @@ from training.reporting.holdouts import Holdouts
 from training.reporting.metrics import Reporter, StepMetrics
 from training.reporting.metrics_file import METRICS
 from training.reporting.sample import Sampler
+from training.reporting.seen_tokens import SeenTokens
 from training.reporting.summary import Summary, write_summary
 from training.reporting.throughput import ThroughputMeter, peak_flops
 from training.run_plan import RunPlan
 from training.sharding.axis import JointAxis
-
-_WAIT_SECONDS = 1.0  # of one rank for its shards, between two messages to the others: below every timeout
 
 
 class Trainer:
@@ -56,10 +55,12 @@ class Trainer:
         self.train_data, self.holdout = plan.train, plan.holdout
         self.model_config, self.layout, self.split = plan.model, plan.layout, plan.split
         self.tokens_per_step = plan.tokens_per_step
-        self.tokenizer = self.train_data.manifest.tokenizer
+        first = self.train_data.first
+        self.tokenizer = first.manifest.tokenizer
 
         self.world = world = build_world(self.layout, device, config.seconds_to_wait)
-        self.batches = Batches(self.train_data, self.split, world.dp_rank, config.seed, data.order)
+        sequences, mix = self.train_data.sequences(config.seed)
+        self.batches = Batches(sequences, self.split, world.dp_rank, config.seed, data.order, mix)
         self.loader = PrefetchLoader(self.batches, device)
 
         decoder = meta_decoder(self.model_config)
@@ -81,14 +82,15 @@ class Trainer:
         self.meter = ThroughputMeter(self.tokens_per_step, self.flops_per_token, peak, device)
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics.tensorboard)
         self.holdouts = Holdouts(plan.named_holdouts, config.eval, self.split.micro_batch_size)
+        self.seen = SeenTokens(self.batches, self.train_data, config.metrics.sources)
         sampled = config.eval.sample_tokens > 0
-        self.sampler = Sampler(data.train, self.train_data.manifest, config.eval, config.seed) if sampled else None
+        self.sampler = Sampler(first.folder, first.manifest, config.eval, config.seed) if sampled else None
         self.checkpoints = CheckpointManager(
             config.out_dir / CHECKPOINTS, config.checkpoint.keep, world, self.reporter.say
         )
         self.steps_done, self.unreported = 0, list[StepMetrics]()
-        verified = (self.train_data, *plan.named_holdouts.values()) if data.verify == "checksum" else ()
-        self.verifier, self.verified = ShardVerifier(verified, world.rank, world.size), not verified
+        verified = (*self.train_data.parts, *plan.named_holdouts.values()) if data.verify == "checksum" else ()
+        self.verifier = ShardVerifier(verified, world.rank, world.size)
 
     def load(self) -> None:
         """Load the latest checkpoint; without one, start from `branch_from`, `init_from` or initial weights.
@@ -129,7 +131,7 @@ class Trainer:
     def start(self) -> None:
         """Open the files of metrics, print the header and start the clock, after `load`."""
         self.reporter.start(self.steps_done)
-        main_only(lambda: copy_tokenizer(self.train_data, self.config.out_dir))
+        main_only(lambda: copy_tokenizer(self.train_data.first, self.config.out_dir))
         self._print_header()
         if self.origin:
             self.reporter.say(self.origin)
@@ -189,6 +191,8 @@ class Trainer:
             losses = self.holdouts.evaluate(self.model)
             text = self.sampler.sample(self.model) if self.sampler else ""
         self.reporter.log_eval(step, losses, self.unigram_loss, text)
+        if self.world.is_main and (seen := self.seen.after(step)):
+            self.reporter.log_seen(step, seen)
         self.meter.restart()
 
     @contextmanager
@@ -208,7 +212,7 @@ class Trainer:
 
         Waits until all token shards are verified: no checkpoint depends on a damaged one. Raises InputError for one.
         """
-        self._finish_verification()
+        self.verifier.finish(self.checkpoints.group.gather, self.reporter.say)
         record = CheckpointRecord(
             step=step,
             updates=self.optimizer.updates,
@@ -225,14 +229,6 @@ class Trainer:
         save = self.checkpoints.save_async if async_save else self.checkpoints.save
         save(record, self._state())
         self.meter.restart()
-
-    def _finish_verification(self) -> None:
-        if self.verified:
-            return
-        if not all(self.checkpoints.group.gather(self.verifier.done)):
-            self.reporter.say("the first checkpoint waits for the token shards' checksums (--data.verify)")
-        while not self.verified:
-            self.verified = all(self.checkpoints.group.gather(lambda: self.verifier.done(_WAIT_SECONDS)))
 
     def finish(self) -> Summary:
         """Wait for the last checkpoint, write summary.json and print where the results are."""
@@ -283,12 +279,14 @@ class Trainer:
             f"vocabulary {model.vocab_size}\n"
             f"{world.size} processes ({world.device.type}{threads}, {self.config.precision}): "
             f"{self.layout.describe()}; a step is {self.tokens_per_step:,} tokens: {split.dp_size} replicas x "
-            f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x {self.train_data.length}\n"
-            f"train {self.train_data.tokens:,} tokens, {self.batches.steps_per_epoch} steps an epoch; "
+            f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x "
+            f"{self.config.data.seq_len}\n"
+            f"train {self.train_data.describe(self.batches.steps_per_epoch)}; "
             f"holdout {self.holdouts.counts['']} sequences, unigram loss {self.unigram_loss:.4f}"
         )
-        for warning in self.config.memory.warnings(world.device.type):
-            self.reporter.say(warning)
+        parts = self.train_data.lines(self.batches.mix, self.config.optim.steps * split.batch_size)
+        for line in [*parts, *self.config.memory.warnings(world.device.type)]:
+            self.reporter.say(line)
         self.reporter.record(
             "run",
             self.steps_done,

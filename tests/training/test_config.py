@@ -48,13 +48,13 @@ def test_the_old_name_of_async_save_is_accepted(capsys: pytest.CaptureFixture[st
 
 
 def numbers(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The options of a configuration that are numbers, with their values."""
+    """The options of a configuration that are numbers, with their values; not lists of them that are empty."""
     hints = typing.get_type_hints(type(options))
     for found in fields(options):
         value, kinds = getattr(options, found.name), (hints[found.name], *typing.get_args(hints[found.name]))
         if is_dataclass(value):
             yield from numbers(value, f"{prefix}{found.name}.")
-        elif int in kinds or float in kinds:
+        elif (int in kinds or float in kinds) and value not in ((), {}):
             yield prefix + found.name, value
 
 

@@ -1,5 +1,6 @@
 """Batches: the sequences that a data-parallel rank reads in each training step, and their order."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from gristmill.config import Range
 from gristmill.errors import UsageError, require
+from training.data.mix import MixedSequences, MixOrder
 from training.data.order import EpochOrder, OrderKind
 from training.data.sequences import TokenSequences
 from training.distributed.layout import ParallelConfig
@@ -25,12 +27,15 @@ class DataConfig:
 
     RANGES: ClassVar[dict[str, Range]] = {"seq_len": Range(1, _MOST), "batch_size": Range(1, _MOST)}
 
-    train: Path
-    """Folder of token shards to train on."""
+    train: Path | tuple[Path, ...]
+    """Folder of token shards to train on; or several, of one tokenizer."""
     holdout: Path
     """Folder of token shards to evaluate on."""
     holdouts: dict[str, Path] = field(default_factory=dict)
     """More folders of token shards to evaluate on, each reported by its name."""
+    weights: tuple[float, ...] = ()
+    """With several folders to train on: weight of each, its share of the tokens; none: by their tokens. A folder that
+    a weight asks more tokens of than it has is read again, every sequence once each time."""
     seq_len: int = 256
     """Tokens per sequence."""
     batch_size: int = 32
@@ -43,6 +48,29 @@ class DataConfig:
     """Order of the sequences in an epoch. keyed: a permutation computed index by index, of no size in memory; randperm:
     torch.randperm, 8 bytes a sequence in every process, as in releases before this option. Give it to resume a run
     that one of them began."""
+
+    @property
+    def train_folders(self) -> tuple[Path, ...]:
+        """The folders to train on."""
+        return self.train if isinstance(self.train, tuple) else (self.train,)
+
+    def check(self) -> None:
+        """Raise UsageError for weights that do not fit the folders, or an order that mixes do not have."""
+        folders = len(self.train_folders)
+        require(folders > 0, "data.train names no folder; wanted one of token shards, or several")
+        require(
+            len(self.weights) in (0, folders),
+            f"data.weights are {len(self.weights)}, and data.train names {folders} folders; wanted a weight for each",
+        )
+        require(
+            all(weight > 0 and math.isfinite(weight) for weight in self.weights),
+            f"data.weights are {' '.join(map(str, self.weights))}; wanted finite numbers above 0; leave folders out of "
+            "data.train that shall not be read",
+        )
+        require(
+            folders == 1 or self.order == "keyed",
+            f"data.order {self.order} is of one folder, and data.train names {folders}; try --data.order keyed",
+        )
 
 
 @dataclass(frozen=True)
@@ -76,20 +104,26 @@ class BatchSplit:
 class Batches:
     """The batches of one data-parallel rank, as a pure function of (seed, step).
 
-    Each epoch has its own permutation. Rank r of n takes its elements r, r + n, r + 2n, …, as torch's
+    Of one data set, each epoch has its own permutation. Rank r of n takes its elements r, r + n, r + 2n, …, as torch's
     DistributedSampler does, so a step's global batch is a contiguous run of the permutation and holds the same
     sequences for any n. Sequences beyond the last full batch are left out of that epoch; they differ from epoch to
-    epoch.
+    epoch. Of a mix of several, the global batches are contiguous runs of its order (see mix.py), which has no end.
     """
 
     def __init__(
-        self, data: TokenSequences, split: BatchSplit, dp_rank: int, seed: int, order: OrderKind = "keyed"
+        self,
+        data: TokenSequences | MixedSequences,
+        split: BatchSplit,
+        dp_rank: int,
+        seed: int,
+        order: OrderKind = "keyed",
+        mix: MixOrder | None = None,
     ) -> None:
-        """Raises UsageError where `data` has fewer sequences than one global batch."""
-        self.data, self.split, self.dp_rank, self.seed = data, split, dp_rank, seed
+        """`mix`: the order of several sets. Raises UsageError where one set has fewer sequences than a global batch."""
+        self.data, self.split, self.dp_rank, self.seed, self.mix = data, split, dp_rank, seed, mix
         self.order = EpochOrder(order, len(data), seed)
         self.steps_per_epoch = len(data) // split.batch_size
-        if self.steps_per_epoch < 1:
+        if self.steps_per_epoch < 1 and mix is None:
             parts = split.dp_size * split.grad_accum_steps
             most = len(data) // parts * parts
             raise UsageError(
@@ -100,11 +134,17 @@ class Batches:
 
     def indices(self, first: int, steps: int = 1) -> NDArray[np.int64]:
         """Indices of the sequences that this rank reads in `steps` steps from `first` on (from 0): (B,) int64."""
+        return self.global_indices(first, steps, self.dp_rank, self.split.dp_size)
+
+    def global_indices(self, first: int, steps: int, rank: int = 0, ranks: int = 1) -> NDArray[np.int64]:
+        """As `indices`, of all sequences of the global batches, or every `ranks`-th one from `rank` on."""
         size, per_epoch = self.split.batch_size, self.steps_per_epoch
+        if self.mix is not None:
+            return self.mix.at(torch.arange(first * size + rank, (first + steps) * size, ranks)).numpy()
         found = []
         for epoch in range(first // per_epoch, (first + steps - 1) // per_epoch + 1):
             start, stop = max(first - epoch * per_epoch, 0), min(first + steps - epoch * per_epoch, per_epoch)
-            positions = torch.arange(start * size + self.dp_rank, stop * size, self.split.dp_size)
+            positions = torch.arange(start * size + rank, stop * size, ranks)
             found.append(self.order.at(epoch, positions))
         return torch.cat(found).numpy()
 

@@ -15,14 +15,15 @@ _ROUNDS = 12  # with 8, permutations of ten or fewer sequences are not yet equal
 class EpochOrder:
     """The order in which the epochs visit `size` sequences; a function of the seed, the epoch and the position."""
 
-    def __init__(self, kind: OrderKind, size: int, seed: int) -> None:
-        self.kind, self.size, self.seed = kind, size, seed
+    def __init__(self, kind: OrderKind, size: int, seed: int, name: str = "") -> None:
+        """`name` of the data set, of several with a `keyed` order each."""
+        self.kind, self.size, self.seed, self.name = kind, size, seed, name
         self._shuffled = (-1, torch.empty(0, dtype=torch.int64))  # epoch, its whole order: of `randperm` only
 
     def at(self, epoch: int, positions: Tensor) -> Tensor:
         """The sequences at `positions` (int64, 0 … size - 1) of an epoch: int64 of the same shape."""
         if self.kind == "keyed":
-            return permute(positions, self.size, key_from_name(f"{self.seed}/order/{epoch}"))
+            return permute(positions, self.size, key_from_name(f"{self.seed}/order/{self.name}{epoch}"))
         if self._shuffled[0] != epoch:
             generator = torch.Generator().manual_seed(self.seed + epoch)
             self._shuffled = epoch, torch.randperm(self.size, generator=generator)

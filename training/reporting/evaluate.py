@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gristmill.config import INT64, Range
 from gristmill.errors import require
+from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences
 from training.data.target_groups import TargetGroups
 from training.distributed.mesh import World
@@ -108,22 +109,35 @@ def _sums_by_group(losses: Tensor, counted: Tensor, group: Tensor, groups: int) 
     return np.stack([nats, np.bincount(group.numpy(), minlength=groups)])
 
 
-def unigram_loss(train: TokenSequences, holdout: TokenSequences, count: int, world: World) -> float:
+def unigram_loss(train: TokenMix, holdout: TokenSequences, count: int, world: World) -> float:
     """Return the unigram model's loss in nats/token, over the targets of `evaluate` with the same `count`.
 
     The unigram model predicts each token by its frequency in `train`, with add-one smoothing: in all of it, or of more
-    than 134 million tokens in 512 spans, evenly spread. Every rank calls it and counts its part of the tokens.
+    than 134 million tokens in 512 spans, evenly spread; of a mix, in each data set, by its share. Every rank calls it
+    and counts its part of the tokens.
     """
-    vocabulary = train.manifest.tokenizer.vocab_size
-    starts: Sequence[int] = range(0, train.tokens, _SPAN)
-    if len(starts) > _SPANS:
-        starts = [(train.tokens - _SPAN) * number // (_SPANS - 1) for number in range(_SPANS)]
-    seen = _token_counts(train, [(start, min(start + _SPAN, train.tokens)) for start in starts], vocabulary, world)
+    vocabulary = train.first.manifest.tokenizer.vocab_size
+    each = [_train_counts(part, vocabulary, world) for part in train.parts]
+    seen = each[0] if len(each) == 1 else _mixed_counts(each, train.shares)
     last = 1 + count * holdout.length
     targets = [(start, min(start + _SPAN, last)) for start in range(1, last, _SPAN)]
     target_counts = _token_counts(holdout, targets, vocabulary, world)
     nats = math.log(seen.sum() + vocabulary) - np.log(seen + 1.0)
     return float((target_counts * nats).sum() / target_counts.sum())
+
+
+def _train_counts(train: TokenSequences, vocabulary: int, world: World) -> NDArray[np.int64]:
+    """Count each id of a data set, or of spans of it: (vocabulary,) int64."""
+    starts: Sequence[int] = range(0, train.tokens, _SPAN)
+    if len(starts) > _SPANS:
+        starts = [(train.tokens - _SPAN) * number // (_SPANS - 1) for number in range(_SPANS)]
+    return _token_counts(train, [(start, min(start + _SPAN, train.tokens)) for start in starts], vocabulary, world)
+
+
+def _mixed_counts(each: Sequence[NDArray[np.int64]], shares: Sequence[float]) -> NDArray[np.float64]:
+    """Counts of as many tokens as there are in all sets, each by its share: (vocabulary,)."""
+    total = sum(int(counts.sum()) for counts in each)
+    return sum(share * total / counts.sum() * counts for counts, share in zip(each, shares, strict=True))
 
 
 def _token_counts(

@@ -25,6 +25,8 @@ class MetricsConfig:
     """Steps between lines in the terminal. metrics.jsonl and TensorBoard receive every step."""
     tensorboard: bool = True
     """Write TensorBoard event files to out_dir/tensorboard."""
+    sources: bool = False
+    """At each evaluation, count the tokens seen of each source so far; a resumed run counts from its first step."""
     peak_tflops: float = 0.0
     """One device's peak in TFLOP/s, for the model FLOPs utilization; 0: from a table of GPUs."""
 
@@ -129,6 +131,14 @@ class Reporter:
             )
         if text:
             self.say(f"    {text!r}")
+
+    def log_seen(self, step: int, seen: dict[str, Any]) -> None:
+        """Record and print the tokens seen of each data set and source (see `SeenTokens.after`)."""
+        self.record("data", step, **seen)
+        for name, part in [*seen.get("sets", {}).items(), *seen.get("sources", {}).items()]:
+            epochs = f", {part['epochs']:.2f} epochs" if "epochs" in part else ""
+            shares = f"{part['share']:.2%} of all, {part['requested']:.2%} requested"
+            self.say(f"    seen of {name}: {part['tokens']:,} tokens, {shares}{epochs}")
 
 
 def format_step(step: StepMetrics, total_steps: int, speed: Throughput) -> str:

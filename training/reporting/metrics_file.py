@@ -1,6 +1,6 @@
 """The file metrics.jsonl: its records, read without those that are damaged.
 
-Every record has `kind` (run, step, eval) and `step`, the number of steps done.
+Every record has `kind` (run, step, eval, data) and `step`, the number of steps done.
 """
 
 import json

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from gristmill.errors import UsageError
+from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences
 from training.data.target_groups import TargetGroups
 from training.distributed.layout import ParallelConfig
@@ -28,7 +29,7 @@ def measured(train: Path, holdout: Path, layout: ParallelConfig = ParallelConfig
         model = build(layout, device)
         data = TokenSequences(holdout, 4)
         return evaluate(model, TargetGroups(data), 5, 2).whole.loss, unigram_loss(
-            TokenSequences(train, 4), data, 5, model.world
+            TokenMix.of([TokenSequences(train, 4)], ()), data, 5, model.world
         )
 
 

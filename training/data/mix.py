@@ -1,0 +1,141 @@
+"""Mix of several data sets by weights: which sequence of which set comes next, at any point of a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from training.data.order import EpochOrder
+from training.data.sequences import TokenSequences
+
+_MOST_PARTS = 1 << 30  # of the whole, in which a share is counted: products with it fit 64 bits
+
+
+@dataclass(frozen=True)
+class TokenMix:
+    """Data sets of one tokenizer and one T, by `weights` in any unit: their shares of the tokens that a run reads."""
+
+    parts: tuple[TokenSequences, ...]
+    weights: tuple[float, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[TokenSequences], weights: Sequence[float]) -> "TokenMix":
+        """Mix by `weights`, one each; none: by the sets' tokens."""
+        return cls(tuple(parts), tuple(weights or [part.tokens for part in parts]))
+
+    @property
+    def shares(self) -> list[float]:
+        """The shares of the tokens, which add up to 1."""
+        return [weight / sum(self.weights) for weight in self.weights]
+
+    @property
+    def first(self) -> TokenSequences:
+        """The first data set, whose tokenizer is that of all."""
+        return self.parts[0]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all data sets."""
+        return sum(part.tokens for part in self.parts)
+
+    def sequences(self, seed: int) -> "tuple[TokenSequences | MixedSequences, MixOrder | None]":
+        """What a run reads, and the order of several data sets."""
+        if len(self.parts) == 1:
+            return self.first, None
+        return MixedSequences(self.parts), MixOrder([len(part) for part in self.parts], self.weights, seed)
+
+    def describe(self, steps_per_epoch: int) -> str:
+        """The tokens, and how often they are read, in a few words."""
+        many = len(self.parts) > 1
+        return f"{self.tokens:,} tokens" + (
+            f" of {len(self.parts)} sets" if many else f", {steps_per_epoch} steps an epoch"
+        )
+
+    def lines(self, order: "MixOrder | None", sequences: int) -> list[str]:
+        """Of several data sets a line for each: its share, and how often a run of so many `sequences` reads it."""
+        if order is None:
+            return []
+        counts, length = order.counts(torch.tensor([sequences]))[:, 0].tolist(), self.first.length
+        return [
+            f"    {share:.2%} of {part.folder}: {count * length:,} of its {part.tokens:,} tokens, "
+            f"{count / len(part):.2f} epochs{', so that they are repeated' if count > len(part) else ''}"
+            for part, share, count in zip(self.parts, self.shares, counts, strict=True)
+        ]
+
+
+class MixedSequences:
+    """The sequences of several data sets as those of one: first all of the first set, then of the next."""
+
+    def __init__(self, parts: Sequence[TokenSequences]) -> None:
+        self.parts, self.folder, self.length = parts, parts[0].folder, parts[0].length
+        self.starts = np.cumsum([0] + [len(part) for part in parts], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        """Read the sequences `indices`: (len(indices), T + 1) int64, in one gather per set."""
+        indices = np.asarray(indices, np.int64)
+        out = torch.empty(len(indices), self.length + 1, dtype=torch.int64)
+        of = np.searchsorted(self.starts, indices, side="right") - 1
+        for number in np.unique(of):
+            rows = np.flatnonzero(of == number)
+            out[torch.from_numpy(rows)] = self.parts[number].batch(indices[rows] - self.starts[number])
+        return out
+
+
+class Place(NamedTuple):
+    """Where in the data sets each of n places of a run lies, (n,) int64 each."""
+
+    part: Tensor
+    """The data set."""
+    number: Tensor
+    """How many sequences of that set came before, over all its epochs."""
+
+
+class MixOrder:
+    """The order in which a run visits the sequences of several data sets: a function of the seed and the place.
+
+    After p sequences, about p times its share are of each set, off by less than one for each set before it: the first
+    set takes its share of the places, evenly spread, the second its share of what remains, and so on. Each set is
+    visited epoch by epoch, every sequence once in each, in the order of `EpochOrder`.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int) -> None:
+        """`sizes`: sequences of each set; `weights`: their shares of the run, in any unit."""
+        self.sizes = sizes
+        self.starts = np.cumsum([0, *sizes], dtype=np.int64)
+        self.orders = [EpochOrder("keyed", size, seed, f"{number}/") for number, size in enumerate(sizes)]
+        exact = [Fraction(repr(weight)) for weight in weights]
+        rests = [share / sum(exact[number:]) for number, share in enumerate(exact)]
+        self._of_rest = [rest.limit_denominator(_MOST_PARTS).as_integer_ratio() for rest in rests]
+
+    def counts(self, places: Tensor) -> Tensor:
+        """How many of the first `places` (n,) int64 sequences of the run are of each set: (sets, n) int64."""
+        found, rest = [], places
+        for part, whole in self._of_rest:
+            turns, over = rest // whole, rest % whole
+            found.append(turns * part + (2 * over * part + whole) // (2 * whole))  # rounded
+            rest = rest - found[-1]
+        return torch.stack(found)
+
+    def place(self, places: Tensor) -> Place:
+        """The data set, and the number in it, of the sequences at `places` (n,) int64 of the run, from 0."""
+        before = self.counts(places)
+        part = (self.counts(places + 1) - before).argmax(0)
+        return Place(part, before.gather(0, part[None])[0])
+
+    def at(self, places: Tensor) -> Tensor:
+        """The sequences at `places` (n,) int64 of the run, as `MixedSequences` counts them: (n,) int64."""
+        found, sequences = self.place(places), torch.empty_like(places)
+        for number, (size, order) in enumerate(zip(self.sizes, self.orders, strict=True)):
+            epochs = found.number // size
+            for epoch in epochs[found.part == number].unique().tolist():
+                rows = (found.part == number) & (epochs == epoch)
+                sequences[rows] = order.at(epoch, found.number[rows] % size) + int(self.starts[number])
+        return sequences
