@@ -36,6 +36,13 @@ MODELS = {
     "qwen3": replace(SIZES, kv_heads=2, head_dim=8, qk_norm=True, tied=True),
     "gpt2": replace(SIZES, preset="gpt2"),
     "gpt2, untied": replace(SIZES, preset="gpt2", tied=False),
+    "gpt_neox": replace(SIZES, preset="gpt-neox", rope_fraction=0.34),
+    "gpt_neox, tied, in sequence": replace(
+        SIZES, preset="gpt-neox", tied=True, residual="pre-norm", rope_fraction=0.67
+    ),
+    "bloom": replace(SIZES, preset="bloom", ffn_width=96),
+    "bloom, 3 heads": replace(SIZES, preset="bloom", ffn_width=96, heads=3),
+    "opt": replace(SIZES, preset="opt", norm_eps=1e-5),
 }
 LLAMA = {
     "vocab_size": 50, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -44,6 +51,14 @@ LLAMA = {
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}  # fmt: skip
+NEOX = {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"} | {"hidden_act": "gelu"}
+BLOOM = {
+    "vocab_size": 50, "hidden_size": 24, "n_layer": 2, "n_head": 6, "initializer_range": 0.3, "seq_length": 12,
+}  # fmt: skip
+OPT = {
+    "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 40,
+    "max_position_embeddings": 12, "init_std": 0.3, "word_embed_proj_dim": 24, "pad_token_id": None,
 }  # fmt: skip
 GPT2 = {"vocab_size": 50, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 12, "initializer_range": 0.3}
 END = 7
@@ -90,7 +105,7 @@ def save(model: Decoder, folder: Path, tokenizer: TokenizerRecord | None = None)
 def load_ours(folder: Path) -> Decoder:
     """Build the model that the checkpoint in `folder` describes."""
     with single_process_group() as group:
-        model = build(ModelConfig(**json.loads(next(folder.glob("step-*/record.json")).read_text())["model"]))
+        model = build(ModelConfig.from_record(json.loads(next(folder.glob("step-*/record.json")).read_text())["model"]))
         assert load_model(folder, model_state(weights(model)), group, print).step == 0
     return model
 
@@ -134,6 +149,20 @@ THEIRS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "gpt2, untied": lambda: transformers.GPT2LMHeadModel(
         transformers.GPT2Config(**GPT2, n_inner=40, tie_word_embeddings=False)
     ),
+    "gpt_neox": lambda: transformers.GPTNeoXForCausalLM(
+        transformers.GPTNeoXConfig(**NEOX, rope_parameters={"rope_theta": 500.0, "partial_rotary_factor": 0.67})
+    ),
+    "gpt_neox, sequential": lambda: transformers.GPTNeoXForCausalLM(
+        transformers.GPTNeoXConfig(
+            **{**NEOX, "hidden_act": "gelu_fast"},
+            use_parallel_residual=False,
+            attention_bias=False,
+            tie_word_embeddings=True,
+            rope_parameters={"rope_theta": 500.0, "partial_rotary_factor": 1.0},
+        )
+    ),
+    "bloom": lambda: transformers.BloomForCausalLM(transformers.BloomConfig(**BLOOM)),
+    "opt": lambda: transformers.OPTForCausalLM(transformers.OPTConfig(**OPT)),
 }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from gristmill.errors import UsageError
 from training.model.model_config import ModelConfig
 
 # How a Hugging Face tensor holds our matrices, which are (outputs, inputs) like nn.Linear's:
@@ -12,6 +13,11 @@ from training.model.model_config import ModelConfig
 TensorLayout = Literal["linear", "conv1d", "per head"]
 
 
+# transformers' names of the activations: ours. "gelu" is exact there, and the tanh approximation is here
+ACTIVATIONS = {
+    "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu", "gelu": "gelu-exact", "relu": "relu",
+    "quick_gelu": "gelu-fast",
+}  # fmt: skip
 QKV = "blocks.{}.attention.q blocks.{}.attention.k blocks.{}.attention.v"
 
 
@@ -22,6 +28,18 @@ class TensorRow(NamedTuple):
     ours: str
     """Our name, or names separated by spaces where one tensor holds several of our parameters."""
     layout: TensorLayout = "linear"
+
+
+def read_activation(config: Mapping[str, Any], field: str) -> str:
+    """ModelConfig.mlp of an MLP without gate. Raises UsageError for an activation that our model lacks."""
+    if config[field] not in ACTIVATIONS:
+        raise UsageError(f"its {field} is {config[field]!r}; our model implements {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[config[field]]
+
+
+def write_activation(model: ModelConfig) -> str:
+    """transformers' name of a model's activation; of a gated MLP any, as the family has none."""
+    return next((theirs for theirs, ours in ACTIVATIONS.items() if ours == model.mlp), "gelu_new")
 
 
 def _nothing(_: Any) -> dict[str, Any]:

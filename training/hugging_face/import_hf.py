@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,23 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
 
 
 def command_line_options(model: ModelConfig) -> str:
-    """The --model options that differ from the preset's, as a command line."""
+    """The --model options that make the preset this model, as a command line."""
     preset = ModelConfig(preset=model.preset).resolve(1, 1)
-    given = {key: value for key, value in model.record().items() if value != getattr(preset, key)}
-    given = {"preset": model.preset, **{key: value for key, value in given.items() if key != "init_std"}}
-    return " ".join(f"--model.{key} {value}" for key, value in given.items())
+    given = {key: value for key, value in asdict(model).items() if value != getattr(preset, key)}
+    given.pop("init_std", None)
+    for key in list(given):
+        if _follows(model, {**given, "init_std": model.init_std}, key):
+            del given[key]
+    return " ".join(f"--model.{key} {value}" for key, value in {"preset": model.preset, **given}.items())
+
+
+def _follows(model: ModelConfig, given: dict[str, Any], key: str) -> bool:
+    """True if the value of an option follows from the others."""
+    try:
+        rest = {name: value for name, value in given.items() if name != key}
+        return ModelConfig(preset=model.preset, **rest).resolve(1, 1) == model
+    except UsageError:
+        return False
 
 
 def _checkpoint_state(family: Family, model: ModelConfig, tensors: dict[str, tuple[Any, str]]) -> State:

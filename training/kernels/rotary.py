@@ -28,10 +28,13 @@ def rotary_table(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor
 
 
 def apply_rotary(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate each pair (x[i], x[i + E/2]) of `x` (B, H, T, E) by its position's angle in `rotary_table`.
+    """Rotate each pair (x[i], x[i + R/2]) of `x` (B, H, T, E) by its position's angle in `rotary_table` (T, R).
 
-    The result has the dtype of `x`; 16-bit tensors are rotated in float32.
+    Features from R on stay as they are. The result has the dtype of `x`; 16-bit tensors are rotated in float32.
     """
+    rotated = table[0].shape[-1]
+    if rotated < x.shape[-1]:
+        return torch.cat((apply_rotary(x[..., :rotated], table), x[..., rotated:]), -1)
     return _Rotary.apply(x, *(t.to(accumulation_dtype(x.dtype)) for t in table))
 
 

@@ -2,25 +2,72 @@
 
 from torch import Tensor, nn
 
-from training.model.attention import Attention
+from training.model.attention import Attention, QueryAttention
 from training.model.dropout import Dropout
 from training.model.layers import build_norm
 from training.model.mlp import build_mlp
 from training.model.model_config import ModelConfig
+from training.model.positions import PositionTable
 
 
 class Block(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: ModelConfig, name: str) -> None:
+    def __init__(self, config: ModelConfig, name: str, attention: type[Attention] = Attention) -> None:
         super().__init__()
         self.attention_norm = build_norm(config)
-        self.attention = Attention(config, name)
+        self.attention = attention(config, name)
         self.attention_dropout = Dropout(config.dropout, f"{name}.attention.out")
         self.mlp_norm = build_norm(config)
         self.mlp = build_mlp(config)
         self.mlp_dropout = Dropout(config.dropout, f"{name}.mlp.out")
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, sample_ids: Tensor | None) -> Tensor:
-        x = x + self.attention_dropout(self.attention(self.attention_norm(x), rotary, sample_ids), sample_ids)
+    def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x), table, sample_ids), sample_ids)
         return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), sample_ids)
+
+
+class ParallelBlock(Block):
+    """x + attention(norm(x)) + mlp(norm'(x)): both see the same stream (Black et al. 2022, GPT-NeoX, section 2.1)."""
+
+    def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
+        mixed = self.attention_dropout(self.attention(self.attention_norm(x), table, sample_ids), sample_ids)
+        return x + mixed + self.mlp_dropout(self.mlp(self.mlp_norm(x)), sample_ids)
+
+
+class DeepNormBlock(Block):
+    """Post-norm with DeepNorm's constant α = (2 layers)^½: x = norm(x), then α x + sublayer(x).
+
+    A sublayer's norm is applied where the next one begins, and the decoder's last norm is that of the last sublayer
+    (Wang et al. 2022, DeepNet, section 2; Zeng et al. 2022, GLM-130B, section 2.1).
+    """
+
+    def __init__(self, config: ModelConfig, name: str, attention: type[Attention] = Attention) -> None:
+        super().__init__(config, name, attention)
+        self.alpha = (2 * config.layers) ** 0.5
+
+    def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
+        x = self.attention_norm(x)
+        x = self.alpha * x + self.attention_dropout(self.attention(x, table, sample_ids), sample_ids)
+        x = self.mlp_norm(x)
+        return self.alpha * x + self.mlp_dropout(self.mlp(x), sample_ids)
+
+
+class QueryBlock(Block):
+    """The last block of a model with a query layer: a pre-norm block, on the stream after the last norm."""
+
+    def __init__(self, config: ModelConfig, name: str) -> None:
+        super().__init__(config, name, QueryAttention)
+        self.input_norm = build_norm(config)
+
+    def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
+        return super().forward(self.input_norm(x), table, sample_ids)
+
+
+def build_block(config: ModelConfig, layer: int) -> Block:
+    """The block of a layer."""
+    name = f"blocks.{layer}"
+    if config.query_layer and layer == config.layers - 1:
+        return QueryBlock(config, name)
+    blocks: dict[str | None, type[Block]] = {"parallel": ParallelBlock, "deepnorm": DeepNormBlock}
+    return blocks.get(config.residual, Block)(config, name)

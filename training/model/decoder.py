@@ -8,11 +8,11 @@ and by replacing some of its modules.
 import torch
 from torch import Tensor, nn
 
-from training.model.block import Block
+from training.model.block import build_block
 from training.model.embedding import Embedding, Head
 from training.model.layers import build_norm
 from training.model.model_config import ModelConfig
-from training.model.positions import Rotary
+from training.model.positions import build_positions
 
 
 class Decoder(nn.Module):
@@ -24,9 +24,9 @@ class Decoder(nn.Module):
         assert config.norm and config.vocab_size, "resolve() the configuration first"
         self.config = config
         self.embed = Embedding(config)
-        self.rotary = Rotary(config)
-        self.blocks = nn.ModuleDict({str(i): Block(config, f"blocks.{i}") for i in range(config.layers)})
-        self.norm = build_norm(config)
+        self.rotary = build_positions(config)
+        self.blocks = nn.ModuleDict({str(i): build_block(config, i) for i in range(config.layers)})
+        self.norm = nn.Identity() if config.query_layer else build_norm(config)  # a query layer has it
         self.head = Head(config.width, config.vocab_size, bias=False)
         self.tie()
 
@@ -54,6 +54,11 @@ def meta_decoder(config: ModelConfig) -> Decoder:
         return Decoder(config)
 
 
+def _is_lookup(name: str) -> bool:
+    """True for an embedding, which takes part in no product; a tied output matrix is counted apart."""
+    return name.startswith("embed.") or name.endswith("attention.query.weight")
+
+
 def flops_per_token(model: Decoder, seq_len: int) -> float:
     """Model FLOPs per token, forward and backward: 6 N + 12 L H E T (Chowdhery et al. 2022, appendix B).
 
@@ -62,7 +67,7 @@ def flops_per_token(model: Decoder, seq_len: int) -> float:
     unsharded; its parameters may be on the meta device.
     """
     config = model.config
-    matrices = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("embed."))
+    matrices = sum(p.numel() for name, p in model.named_parameters() if not _is_lookup(name))
     if config.tied:
         matrices += config.vocab_size * config.width
     return 6.0 * matrices + 12.0 * config.layers * config.q_width * seq_len

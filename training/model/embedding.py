@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from training.kernels.cross_entropy import ZLoss, linear_cross_entropy, token_losses
 from training.kernels.dispatch import embedding
 from training.model.dropout import Dropout
+from training.model.layers import build_norm
 from training.model.model_config import ModelConfig
 from training.model.positions import PositionEmbedding
 
@@ -17,19 +18,21 @@ class TokenEmbedding(nn.Embedding):
 
 
 class Embedding(nn.Module):
-    """Token embedding, plus learned position embeddings if the model has them; ids (B, T) to (B, T, D)."""
+    """Token embedding, plus learned position embeddings and a norm if the model has them; ids (B, T) to (B, T, D)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.tokens = TokenEmbedding(config.vocab_size, config.width)
-        learned = config.positions == "learned"
-        self.positions = PositionEmbedding(config.context, config.width) if learned else None
+        self.positions = PositionEmbedding(config) if config.positions == "learned" else None
+        self.embed_norm = build_norm(config) if config.embed_norm else None
         self.dropout = Dropout(config.dropout, "embed")
 
     def forward(self, ids: Tensor, sample_ids: Tensor | None) -> Tensor:
         x = self.tokens(ids)
         if self.positions is not None:
             x = x + self.positions(x)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
         return self.dropout(x, sample_ids)
 
 

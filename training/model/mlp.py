@@ -1,5 +1,7 @@
 """MLP of a block, gated or not."""
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.kernels.dispatch import fused_linears, gelu, swiglu
@@ -8,7 +10,7 @@ from training.model.model_config import ModelConfig
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU MLP: down(silu(gate x) * up x) (Shazeer 2020, "GLU variants", equation 6)."""
+    """SwiGLU or GeGLU MLP: down(silu(gate x) * up x), or with GELU (Shazeer 2020, "GLU variants", equations 6, 5)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -16,24 +18,39 @@ class GatedMLP(nn.Module):
         self.gate = Linear(config.width, config.ffn_width, bias=bias)
         self.up = Linear(config.width, config.ffn_width, bias=bias)
         self.down = Linear(config.ffn_width, config.width, bias=bias)
+        self.combine = geglu if config.mlp == "geglu" else swiglu
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(swiglu(*fused_linears(x, (self.gate, self.up))))
+        return self.down(self.combine(*fused_linears(x, (self.gate, self.up))))
+
+
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """GeGLU's elementwise part, with the exact GELU: tensors of one shape (Shazeer 2020, equation 5)."""
+    return gelu(gate, "none") * up
 
 
 class MLP(nn.Module):
-    """GELU MLP: down(gelu(up x)), with GPT-2's tanh approximation or exact (Hendrycks & Gimpel 2016, section 2)."""
+    """MLP without gate: down(activation(up x)); `activate` has the activations."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.up = Linear(config.width, config.ffn_width, bias=bool(config.mlp_bias))
         self.down = Linear(config.ffn_width, config.width, bias=bool(config.mlp_bias))
-        self.approximate = "none" if config.mlp == "gelu-exact" else "tanh"
+        self.kind = str(config.mlp)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(gelu(self.up(x), self.approximate))
+        return self.down(activate(self.up(x), self.kind))
+
+
+def activate(x: Tensor, kind: str) -> Tensor:
+    """ReLU, or GELU: exact, GPT-2's tanh approximation, or x σ(1.702 x) (Hendrycks & Gimpel 2016, section 2)."""
+    if kind == "relu":
+        return F.relu(x)
+    if kind == "gelu-fast":
+        return x * torch.sigmoid(1.702 * x)
+    return gelu(x, "none" if kind == "gelu-exact" else "tanh")
 
 
 def build_mlp(config: ModelConfig) -> nn.Module:
     """The MLP of a block, (…, D) to (…, D)."""
-    return GatedMLP(config) if config.mlp == "swiglu" else MLP(config)
+    return GatedMLP(config) if config.is_gated else MLP(config)

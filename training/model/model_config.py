@@ -26,6 +26,8 @@ class ModelConfig:
         "dropout": Range(0, 1),
         **dict.fromkeys(("rope_base", "rope_factor", "rope_low", "rope_high", "rope_attention_factor"), Range(0)),
         "rope_original_context": Range(0, 2**31 - 1),
+        "rope_fraction": Range(0, 1),
+        "position_offset": Range(0, 1000),
         **dict.fromkeys(("norm_eps", "init_std"), Range(0)),
     }
 
@@ -51,10 +53,20 @@ class ModelConfig:
     """Longest sequence that learned positions can encode; 0: the preset's, or data.seq_len."""
     norm: Literal["rms", "layer"] | None = None
     """RMSNorm or LayerNorm, before each sublayer and before the output matrix (pre-norm)."""
-    positions: Literal["rope", "learned"] | None = None
-    """Rotary position embeddings, or a learned embedding per position."""
-    mlp: Literal["swiglu", "gelu", "gelu-exact"] | None = None
-    """gelu: GPT-2's tanh approximation; gelu-exact: with the error function, twice as fast on a CPU."""
+    positions: Literal["rope", "learned", "alibi"] | None = None
+    """Rotary position embeddings, a learned embedding per position, or attention biased by distance (ALiBi)."""
+    position_offset: int = 0
+    """Rows of the learned positions before the first position's, which nothing uses; of OPT 2."""
+    mlp: Literal["swiglu", "geglu", "gelu", "gelu-exact", "gelu-fast", "relu"] | None = None
+    """gelu: GPT-2's tanh approximation; gelu-exact: with the error function, twice as fast on a CPU; gelu-fast: with
+    the logistic function."""
+    residual: Literal["pre-norm", "parallel", "deepnorm"] | None = None
+    """pre-norm: each sublayer adds to the stream, which it sees normalised; parallel: attention and MLP see the same
+    stream, as in GPT-NeoX; deepnorm: the normalised stream goes on, times (2 layers)^½, as in GLM-130B."""
+    embed_norm: bool | None = None
+    """A norm after the embedding, as in BLOOM."""
+    query_layer: bool | None = None
+    """The last block's queries are learned, one for each next position, as in CodeGeeX and PanGu-α."""
     bias: bool | None = None
     """Biases in the linear layers, unless the next three options say otherwise, and in LayerNorm."""
     qkv_bias: bool | None = None
@@ -71,6 +83,8 @@ class ModelConfig:
     """Tie the output matrix to the token embedding."""
     dropout: float = 0.0
     """Dropout probability, for the embedding, the attention weights and each sublayer's output."""
+    rope_fraction: float = 0.0
+    """Share of a head's features that are rotated, the first ones; 0: the preset's, or 1."""
     rope_base: float = 0.0
     """Base of the rotary frequencies (theta); 0: the preset's, of llama 10,000."""
     rope_scaling: Literal["none", "linear", "llama3", "yarn"] | None = None
@@ -122,6 +136,9 @@ class ModelConfig:
             **_rope_defaults(self),
             qk_norm=bool(self.qk_norm),
             bias=self.bias if self.norm == "layer" else all(given.values()),  # it has no other effect then
+            residual=self.residual or "pre-norm",
+            embed_norm=bool(self.embed_norm),
+            query_layer=bool(self.query_layer),
             kv_heads=self.kv_heads or self.heads,
             head_dim=self.head_dim or self.width // max(1, self.heads),
             ffn_width=self.ffn_width or (gated if self.is_gated else 4 * self.width),
@@ -142,7 +159,17 @@ class ModelConfig:
     @property
     def is_gated(self) -> bool:
         """True if the MLP has a gate: three matrices instead of two."""
-        return self.mlp == "swiglu"
+        return self.mlp in ("swiglu", "geglu")
+
+    @property
+    def rotary_dim(self) -> int:
+        """Features of a head that are rotated."""
+        return int(self.head_dim * self.rope_fraction)
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the learned positions."""
+        return self.context + self.position_offset if self.positions == "learned" else 0
 
     def record(self) -> dict[str, Any]:
         """The fields of this resolved configuration, as records and the identities of runs have them.
@@ -204,6 +231,7 @@ def _rope_defaults(config: ModelConfig) -> dict[str, Any]:
     low, high = _TURNS.get(kind, (0.0, 0.0))
     attention = 0.1 * math.log(max(1.0, factor)) + 1 if kind == "yarn" else 1.0  # Peng et al. 2023, equation 22
     return {
+        "rope_fraction": config.rope_fraction or 1.0,
         "rope_scaling": kind,
         "rope_factor": factor,
         "rope_low": config.rope_low or low,
@@ -215,8 +243,8 @@ def _rope_defaults(config: ModelConfig) -> dict[str, Any]:
 def _check_rope(config: ModelConfig) -> None:
     """Raise UsageError for rotary options that do not fit together, or that have no effect."""
     require(
-        config.positions != "rope" or config.head_dim % 2 == 0,
-        f"rotary positions need an even number of features per head, and a head has {config.head_dim}; "
+        config.positions != "rope" or config.rotary_dim % 2 == 0,
+        f"rotary positions need an even number of features per head, and a head has {config.rotary_dim}; "
         f"try another --model.heads, or --model.head_dim {config.head_dim + 1}",
     )
     kind = config.rope_scaling

@@ -10,16 +10,61 @@ from training.kernels.precision import accumulation_dtype
 from training.kernels.rotary import rotary_frequencies, rotary_table
 from training.model.model_config import ModelConfig
 
+# What blocks know of positions: the pair cos, sin of rotary ones, ALiBi's bias, or nothing where they are embedded
+PositionTable = tuple[Tensor, Tensor] | Tensor | None
+
 
 class PositionEmbedding(nn.Embedding):
     """Learned embedding of the positions of features (B, T, D): (T, D)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config.position_rows, config.width)
+        self.offset = config.position_offset
 
     def forward(self, x: Tensor) -> Tensor:
         return embedding(self.positions(x), self.weight)
 
     def positions(self, x: Tensor) -> Tensor:
-        """Positions of the tokens in their sequence, (T,) int64."""
-        return torch.arange(x.shape[1], device=x.device)
+        """Rows of the tokens' positions in their sequence, (T,) int64."""
+        return torch.arange(self.offset, self.offset + x.shape[1], device=x.device)
+
+
+class Alibi(nn.Module):
+    """ALiBi: the bias of attention's scores by distance, causal, (1, H, T, T) (Press et al. 2022, section 3)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.slopes = alibi_slopes(config.heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of features (B, T, D), in their dtype, rounded once: what is near has a small bias, which is precise."""
+        positions = torch.arange(self.tokens(x), device=x.device)
+        distance = (positions - positions[:, None]).to(accumulation_dtype(x.dtype))
+        bias = torch.tensor(self.slopes, device=x.device, dtype=distance.dtype)[:, None, None] * distance
+        return bias.masked_fill_(distance > 0, -torch.inf).to(x.dtype)[None]
+
+    def tokens(self, x: Tensor) -> int:
+        """Number of tokens in a sequence."""
+        return x.shape[1]
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """Slope of each head's bias: 2^(-8 i / heads), i = 1 …, for a power of two (Press et al. 2022, section 3).
+
+    Other numbers of heads take those of the power of two below, then every other one of twice as many (the paper's
+    published code).
+
+    >>> alibi_slopes(3)
+    [0.0625, 0.00390625, 0.25]
+    """
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]
+    return slopes + [2.0 ** (-4 * i / power) for i in range(1, 2 * (heads - power), 2)]
+
+
+def build_positions(config: ModelConfig) -> nn.Module:
+    """The module that makes a model's PositionTable from features (B, T, D)."""
+    return Alibi(config) if config.positions == "alibi" else Rotary(config)
 
 
 class Rotary(nn.Module):
@@ -33,7 +78,7 @@ class Rotary(nn.Module):
         config = self.config
         if config.positions != "rope":
             return None
-        frequencies = rotary_frequencies(config.head_dim, config.rope_base, x.device, accumulation_dtype(x.dtype))
+        frequencies = rotary_frequencies(config.rotary_dim, config.rope_base, x.device, accumulation_dtype(x.dtype))
         if config.rope_scaling == "none":
             return rotary_table(self.positions(x), frequencies)
         cos, sin = rotary_table(self.positions(x), scaled_frequencies(config, frequencies))

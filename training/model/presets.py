@@ -40,10 +40,28 @@ LLAMA3 = {
 }  # fmt: skip
 # Qwen team 2024, "Qwen2 technical report", section 2.2.1
 QWEN = {**LLAMA, "vocab_size": 151_936, "rope_base": 1_000_000.0, "norm_eps": 1e-6, "tied": True}
+# Black et al. 2022, "GPT-NeoX-20B", section 2.1
+GPT_NEOX = {
+    **_SIZES, "norm": "layer", "positions": "rope", "rope_fraction": 0.25, "residual": "parallel", "mlp": "gelu-exact",
+    "bias": True, "tied": False,
+}  # fmt: skip
+# BigScience 2022, "BLOOM", section 3.2
+BLOOM = {**GPT2, "positions": "alibi", "embed_norm": True}
+# Zhang et al. 2022, "OPT", section 2.1; the offset is in its published code
+OPT = {**GPT2, "position_offset": 2, "mlp": "relu"}
+# Zeng et al. 2022, "GLM-130B", section 2.1; here without its bidirectional prefix
+GLM = {**GPT2, "positions": "rope", "residual": "deepnorm", "mlp": "geglu"}
+# Zheng et al. 2023, "CodeGeeX", section 2.1
+CODEGEEX = {**GPT2, "query_layer": True, "mlp": "gelu-fast"}
 
 PRESETS: dict[str, Preset] = {
     "llama": Preset(LLAMA),
     "gpt2": Preset(GPT2),
+    "gpt-neox": Preset(GPT_NEOX),
+    "bloom": Preset(BLOOM),
+    "opt": Preset(OPT),
+    "glm": Preset(GLM),
+    "codegeex": Preset(CODEGEEX),
     "gpt2-124m": Preset(
         {**GPT2, "layers": 12, "width": 768, "heads": 12, "vocab_size": 50_257, "context": 1024},
         124_439_808,
@@ -95,5 +113,55 @@ PRESETS: dict[str, Preset] = {
         },
         596_049_920,
         "config.json of Qwen/Qwen3-0.6B",
+    ),
+    "gpt-neox-20b": Preset(
+        {
+            **GPT_NEOX, "layers": 44, "width": 6144, "heads": 64, "vocab_size": 50_432, "context": 2048, "mlp": "gelu",
+        },
+        20_554_567_680,
+        "config.json of EleutherAI/gpt-neox-20b",
+    ),
+    "pythia-160m": Preset(
+        {**GPT_NEOX, "layers": 12, "width": 768, "heads": 12, "vocab_size": 50_304, "context": 2048},
+        162_322_944,
+        "config.json of EleutherAI/pythia-160m",
+    ),
+    "bloom-560m": Preset(
+        {**BLOOM, "layers": 24, "width": 1024, "heads": 16, "vocab_size": 250_880, "context": 2048},
+        559_214_592,
+        "config.json of bigscience/bloom-560m",
+    ),
+    "bloom-176b": Preset(
+        {**BLOOM, "layers": 70, "width": 14_336, "heads": 112, "vocab_size": 250_880, "context": 2048},
+        176_247_271_424,
+        "config.json of bigscience/bloom",
+    ),
+    "opt-125m": Preset(
+        {**OPT, "layers": 12, "width": 768, "heads": 12, "vocab_size": 50_272, "context": 2048},
+        125_239_296,
+        "config.json of facebook/opt-125m",
+    ),
+    "opt-175b": Preset(
+        {**OPT, "layers": 96, "width": 12_288, "heads": 96, "vocab_size": 50_272, "context": 2048},
+        175 * 10**9,
+        "Zhang et al. 2022, table 1",
+    ),
+    "glm-130b": Preset(
+        {
+            **GLM, "layers": 70, "width": 12_288, "heads": 96, "ffn_width": 32_768, "vocab_size": 150_528,
+            "context": 2048,
+        },
+        130 * 10**9,
+        "Zeng et al. 2022, table 11",
+    ),
+    "codegeex-13b": Preset(
+        {**CODEGEEX, "layers": 40, "width": 5120, "heads": 40, "vocab_size": 52_224, "context": 2048},
+        13 * 10**9,
+        "Zheng et al. 2023, table 2",
+    ),
+    "mt-nlg-530b": Preset(
+        {**GPT2, "layers": 105, "width": 20_480, "heads": 128, "vocab_size": 51_200, "context": 2048},
+        530 * 10**9,
+        "Smith et al. 2022, section 2.1; the vocabulary is padded",
     ),
 }  # fmt: skip

@@ -26,16 +26,19 @@ def tensor_parallel_table(sequence_parallel: bool) -> dict[str, Placement]:
     """
     columns, rows = Placement(shard={"tp": 0}), Placement(shard={"tp": 1})  # of W; torch stores W^T, (outputs, inputs)
     outside = Placement(replicated=("tp",), gradient_sum=("tp",) if sequence_parallel else ())
-    of_all_heads = Placement(replicated=("tp",), gradient_sum=("tp",))  # each rank applies it to its own
+    of_all_heads = Placement(replicated=("tp",), gradient_sum=("tp",))  # each rank's own give a term of its gradient
     table = {
         "embed.tokens": {"weight": columns},  # shards the vocabulary
         "embed.positions": {"weight": outside},
+        "embed_norm": {"weight": outside, "bias": outside},
+        "input_norm": {"weight": outside, "bias": outside},
         "attention_norm": {"weight": outside, "bias": outside},
         "attention.q": {"weight": columns, "bias": columns},  # shards the heads
         "attention.k": {"weight": columns, "bias": columns},
         "attention.v": {"weight": columns, "bias": columns},
         "attention.q_norm": {"weight": of_all_heads, "bias": of_all_heads},
         "attention.k_norm": {"weight": of_all_heads, "bias": of_all_heads},
+        "attention.query": {"weight": of_all_heads},
         "attention.o": {"weight": rows, "bias": outside},
         "mlp_norm": {"weight": outside, "bias": outside},
         "mlp.gate": {"weight": columns, "bias": columns},

@@ -22,7 +22,7 @@ from training.model.block import Block
 from training.model.decoder import Decoder
 from training.model.dropout import Dropout
 from training.model.embedding import Embedding, Head, TokenEmbedding
-from training.model.positions import PositionEmbedding, Rotary
+from training.model.positions import Alibi, PositionEmbedding, Rotary
 from training.sharding.axis import Axis
 from training.sharding.shard_spec import ShardSpec
 
@@ -46,7 +46,9 @@ def apply_tensor_parallel(part: Decoder, pieces: Mapping[str, ShardSpec], axis: 
         part.embed.tokens = _VocabParallelTokens(part.embed.tokens, region, pieces["embed.tokens.weight"])
     if isinstance(part.head, Head):
         part.head = _VocabParallelHead(part.head, region, pieces["head.weight"])
-    if sequence_parallel:
+    if isinstance(part.rotary, Alibi):
+        part.rotary = _ShardedAlibi(part.rotary, region)
+    elif sequence_parallel and isinstance(part.rotary, Rotary):
         part.rotary = _AllRotary(part.rotary, axis)
         if isinstance(part.embed, Embedding):
             _shard_sequence(part.embed, axis)
@@ -107,10 +109,23 @@ class _ShardedPositions(PositionEmbedding):
 
     def __init__(self, full: PositionEmbedding, axis: Axis) -> None:
         nn.Module.__init__(self)
-        self.weight, self.axis = full.weight, axis
+        self.weight, self.offset, self.axis = full.weight, full.offset, axis
 
     def positions(self, x: Tensor) -> Tensor:
         return super().positions(x) + self.axis.rank * x.shape[1]
+
+
+class _ShardedAlibi(Alibi):
+    """ALiBi's bias of this rank's heads, and of all tokens, where the sequence is sharded between the regions."""
+
+    def __init__(self, full: Alibi, region: _Region) -> None:
+        nn.Module.__init__(self)
+        count = len(full.slopes) // region.axis.size
+        self.slopes = full.slopes[region.axis.rank * count :][:count]
+        self.parts = region.axis.size if region.sequence_parallel else 1
+
+    def tokens(self, x: Tensor) -> int:
+        return x.shape[1] * self.parts
 
 
 class _AllRotary(Rotary):

@@ -109,12 +109,12 @@ class _Transformers:
         family = find_family(case.model)
         fields: dict[str, Any] = write_hf_config(family, case.model, 0, torch.float64)
         config = transformers.AutoConfig.for_model(**fields)
-        self._model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double()
-        self._tensors = hf_tensors(family, case.model)
+        self._model = transformers.AutoModelForCausalLM.from_config(config).double()
+        self._tensors, self._head = hf_tensors(family, case.model), family.head
         self.parameters = list(self._model.parameters())
         initial = _initial_weights(case)
         for tensor in self._tensors:
-            for name, pieces in tensor.pieces(self._model.get_parameter(tensor.name).data).items():
+            for name, pieces in tensor.pieces(self._theirs(tensor.name).data).items():
                 for view, spec in pieces:
                     view.copy_(initial[name][spec.slices])
 
@@ -127,9 +127,15 @@ class _Transformers:
 
     def named(self, kind: str) -> Named:
         """The "data" or "grad" of the parameters by our names."""
-        theirs = dict(self._model.named_parameters())
-        parts = [tensor.parameters_of(getattr(theirs[tensor.name], kind)) for tensor in self._tensors]
+        parts = [tensor.parameters_of(getattr(self._theirs(tensor.name), kind)) for tensor in self._tensors]
         return {name: values for found in parts for name, values in found.items()}
+
+    def _theirs(self, name: str) -> Tensor:
+        """Their parameter; the output matrix may have another name in memory than in files."""
+        found: Tensor = (
+            self._model.get_output_embeddings().weight if name == self._head else self._model.get_parameter(name)
+        )
+        return found
 
 
 def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:

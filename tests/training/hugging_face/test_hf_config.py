@@ -14,6 +14,9 @@ NAMES = list(FAMILIES)
 SMALL: dict[str, dict[str, Any]] = {
     "llama": {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 40},
     "gpt2": {"n_embd": 24, "n_head": 4, "n_layer": 2},
+    "gpt_neox": {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 40},
+    "bloom": {"hidden_size": 24, "n_head": 4, "n_layer": 2},
+    "opt": {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 2, "word_embed_proj_dim": 24},
 }
 SMALL |= {name: {**SMALL["llama"], "num_key_value_heads": 2} for name in ("mistral", "qwen2", "qwen3")}
 

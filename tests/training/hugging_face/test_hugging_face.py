@@ -35,6 +35,7 @@ from training.data.batches import Batches, BatchSplit
 from training.data.sequences import TokenSequences
 from training.distributed.layout import ParallelConfig
 from training.hugging_face.export_hf import ExportDtype, export_hf
+from training.hugging_face.families import FAMILIES
 from training.hugging_face.import_hf import import_hf
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
@@ -72,7 +73,7 @@ def test_a_model_that_knows_no_end_and_mixes_dtypes_keeps_both(tmp_path: Path) -
 def test_an_imported_model_has_the_same_logits_and_loss(tmp_path: Path, name: str) -> None:
     theirs = build_theirs(name, tmp_path / "hf")
     said = import_hf(tmp_path / "hf", tmp_path / "start")
-    preset = "gpt2" if name.startswith("gpt2") else "llama"
+    preset = FAMILIES[name.partition(",")[0]].preset
     assert f"--init_from {tmp_path / 'start'} --model.preset {preset}" in said
     ours = load_ours(tmp_path / "start")
     with torch.no_grad():
@@ -92,7 +93,7 @@ def printed_config(said: str, config: TrainConfig) -> TrainConfig:
 
 @pytest.mark.parametrize("name", ["llama, biases", "llama, scaled", "mistral", "qwen3", "gpt2, untied"])
 def test_training_starts_at_the_imported_model_s_loss(tmp_path: Path, config: TrainConfig, name: str) -> None:
-    wide = {"vocab_size": 300, "max_position_embeddings": 20, "n_positions": 20}
+    wide = {"vocab_size": 300, "max_position_embeddings": 20, "n_positions": 20, "seq_length": 20}
     theirs = build_theirs(name, tmp_path / "hf", **wide)
     told = printed_config(import_hf(tmp_path / "hf", tmp_path / "start"), config)
     config = replace(config, model=told.model, init_from=told.init_from, optim=replace(config.optim, steps=1))

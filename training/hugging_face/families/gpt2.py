@@ -2,25 +2,20 @@
 
 from typing import Any
 
-from gristmill.errors import UsageError
-from training.hugging_face.family import QKV, Family, TensorRow
+from training.hugging_face.family import QKV, Family, TensorRow, read_activation, write_activation
 from training.model.model_config import ModelConfig
 
-# transformers' names of the activations: ours. "gelu" is exact there, and the tanh approximation is here
-_ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu-exact"}
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
 def _read(config: dict[str, Any]) -> dict[str, Any]:
-    activation, width = config["activation_function"], config["n_embd"]
-    if activation not in _ACTIVATIONS:
-        raise UsageError(f"its activation_function is {activation!r}; our model implements {', '.join(_ACTIVATIONS)}")
-    return {"mlp": _ACTIVATIONS[activation], "ffn_width": config["n_inner"] or 4 * width, "kv_heads": config["n_head"]}
+    activation = read_activation(config, "activation_function")
+    return {"mlp": activation, "ffn_width": config["n_inner"] or 4 * config["n_embd"], "kv_heads": config["n_head"]}
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
-    activation = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}.get(str(model.mlp), "gelu_new")
-    return {**dict.fromkeys(_DROPOUTS, model.dropout), "activation_function": activation, "n_inner": model.ffn_width}
+    dropouts = dict.fromkeys(_DROPOUTS, model.dropout)
+    return {**dropouts, "activation_function": write_activation(model), "n_inner": model.ffn_width}
 
 
 FAMILY = Family(
