@@ -75,7 +75,11 @@ def _sent_bytes(inputs: MemoryInputs, stage: int, before: int) -> int:
 def _stage_bytes(inputs: MemoryInputs, stage: int) -> int:
     """What one micro-batch keeps in a stage: its blocks, the table of rotary angles, and its end."""
     model, block = inputs.model, inputs.block
-    angles = 2 * _FLOAT32 * inputs.seq_len * model.head_dim if model.positions == "rope" else 0
+    angles = 2 * _FLOAT32 * inputs.seq_len * model.rotary_dim if model.positions == "rope" else 0
+    if model.positions == "alibi":  # its bias of each pair of tokens, in all blocks
+        angles = block.itemsize * inputs.seq_len**2 * model.heads // inputs.layout.tp
+    if stage == 0 and model.embed_norm:
+        angles += block.tokens * block.hidden * block.itemsize
     lookup = (
         (_INT64 + 1) * block.tokens if stage == 0 and inputs.layout.tp > 1 else 0
     )  # the rank's ids, and which they are

@@ -99,10 +99,19 @@ def _all_features(sizes: BlockSizes) -> dict[str, int]:
     if model.qk_norm and not (model.positions == "rope" and _is_fused(sizes, _projections(sizes))):
         features["unnormed"] = q + kv
     features |= {"attention": q, "middle": sizes.hidden, "norm 2": model.width}
-    if model.mlp == "swiglu":
-        features |= {"gate": ffn, "up": ffn, "product": ffn}
-        return features if sizes.fused_loops else features | {"silu": ffn}
-    return features | {"up": ffn, "gelu": ffn}  # gelu's input, or its derivative
+    if model.residual == "parallel":
+        del features["middle"]  # the second norm's input is the first one's
+    return features | dict.fromkeys(_mlp_features(sizes), ffn)
+
+
+def _mlp_features(sizes: BlockSizes) -> tuple[str, ...]:
+    """Inner tensors of the MLP that are saved."""
+    if sizes.model.is_gated:
+        fused = sizes.fused_loops and sizes.model.mlp == "swiglu"
+        return ("gate", "up", "product") if fused else ("gate", "up", "product", "activation")
+    if sizes.model.mlp == "relu":
+        return ("relu",)  # which is positive where its input is
+    return ("up", "gelu", "logistic") if sizes.model.mlp == "gelu-fast" else ("up", "gelu")  # or gelu's derivative
 
 
 def _products(sizes: BlockSizes) -> dict[str, int]:

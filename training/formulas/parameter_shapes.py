@@ -47,11 +47,13 @@ def stage_parameters(
     if first:
         found.append(ParameterShape("embed.tokens.weight", (vocabulary, width), tp > 1, "embed"))
         if model.positions == "learned":
-            found.append(ParameterShape("embed.positions.weight", (model.context, width), False, "embed"))
+            found.append(ParameterShape("embed.positions.weight", (model.position_rows, width), False, "embed"))
+        if model.embed_norm:
+            found.extend(_norm(model, "embed.embed_norm", "embed"))
     for layer in layers:
         found.extend(_block(model, str(layer), tp))
     if last:
-        found.extend(_norm(model, "norm", "head"))
+        found.extend(_norm(model, "norm", "head") if not model.query_layer else [])
         if not (model.tied and first):
             found.append(ParameterShape("head.weight", (vocabulary, width), tp > 1, "head"))
     return found
@@ -59,6 +61,7 @@ def stage_parameters(
 
 def _block(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
     width, q, kv, ffn = model.width, model.q_width // tp, model.kv_width // tp, model.ffn_width // tp
+    has_queries = model.query_layer and int(layer) == model.layers - 1
     yield from _norm(model, f"blocks.{layer}.attention_norm", layer)
     for name, features in (("q", q), ("k", kv), ("v", kv)):
         matrix = ParameterShape(f"blocks.{layer}.attention.{name}.weight", (features, width), tp > 1, layer)
@@ -69,12 +72,16 @@ def _block(model: ModelConfig, layer: str, tp: int) -> Iterator[ParameterShape]:
                 yield replace(p, of_heads=True)
     matrix = ParameterShape(f"blocks.{layer}.attention.o.weight", (width, q), tp > 1, layer)
     yield from _with_bias(matrix, bool(model.out_bias), False)
+    if has_queries:
+        yield ParameterShape(f"blocks.{layer}.attention.query.weight", (model.context, width), False, layer, True)
     yield from _norm(model, f"blocks.{layer}.mlp_norm", layer)
     for name in ("gate", "up")[not model.is_gated :]:
         matrix = ParameterShape(f"blocks.{layer}.mlp.{name}.weight", (ffn, width), tp > 1, layer)
         yield from _with_bias(matrix, bool(model.mlp_bias), tp > 1)
     matrix = ParameterShape(f"blocks.{layer}.mlp.down.weight", (width, ffn), tp > 1, layer)
     yield from _with_bias(matrix, bool(model.mlp_bias), False)
+    if has_queries:
+        yield from _norm(model, f"blocks.{layer}.input_norm", layer)
 
 
 def _with_bias(matrix: ParameterShape, bias: bool, divided_bias: bool) -> Iterator[ParameterShape]:

@@ -17,6 +17,10 @@ MODELS = {
     "gpt2": replace(SIZES, preset="gpt2"),
     "wide heads": replace(SIZES, head_dim=24, out_bias=False),
     "norms of heads": replace(SIZES, qk_norm=True, mlp_bias=False),
+    **{
+        name: replace(SIZES, preset=name, kv_heads=4, bias=None)
+        for name in ("gpt-neox", "bloom", "opt", "glm", "codegeex")
+    },
     "norms of heads with biases": replace(SIZES, preset="gpt2", qk_norm=True),
 }
 
