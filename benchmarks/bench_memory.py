@@ -40,10 +40,10 @@ from training.distributed.rank_pool import RankPool
 from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import allocate_parameters
 from training.model.decoder import meta_decoder
-from training.model.initialize import init_shard
 from training.model.model_config import ModelConfig
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
+from training.parallel.initialize import init_shard
 from training.parallel.parallelize import shard_model
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter

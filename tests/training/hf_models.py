@@ -14,8 +14,8 @@ from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord, 
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import model_state
 from training.model.decoder import Decoder
-from training.model.initialize import init_shard
 from training.model.model_config import ModelConfig
+from training.parallel.initialize import init_shard
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 

@@ -1,1 +1,1 @@
-"""The decoder for a single device: its configuration, modules and initial weights."""
+"""The decoder for a single device: its configuration and modules."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from gristmill.config import Range
 from gristmill.errors import UsageError, require
-from training.model.presets import find_preset
+from training.presets.presets import find_preset
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import allocate_parameters
 from training.memory.recompute import checkpoint_activations
 from training.model.decoder import Decoder
-from training.model.initialize import init_shard
 from training.parallel.data_parallel import GradReducer
 from training.parallel.fsdp import apply_fsdp
 from training.parallel.gradients import RemainingSums, tied_axis
+from training.parallel.initialize import init_shard
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline_stages import global_name, split_stages
 from training.parallel.placement_table import DATA_PARALLEL, placement_table

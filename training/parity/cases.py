@@ -14,7 +14,7 @@ from training.kernels.keyed_random import key_from_name
 from training.kernels.precision import Precision
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
-from training.model.presets import find_preset
+from training.presets.presets import find_preset
 
 VOCAB_SIZE = 67  # a prime: never divisible by the number of processes
 SEQ_LEN = 24

@@ -14,7 +14,7 @@ from training.hugging_face.hf_config import find_family, write_hf_config
 from training.hugging_face.hf_tensors import hf_tensors
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
-from training.model.initialize import init_shard
+from training.parallel.initialize import init_shard
 from training.parity.cases import Case
 from training.parity.plain_decoder import IGNORED, PlainDecoder, PlainSizes
 from training.parity.plain_muon import PlainMuon

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from training.model.decoder import Decoder, flops_per_token
-from training.model.initialize import init_shard
 from training.model.model_config import ModelConfig
+from training.parallel.initialize import init_shard
 from training.sharding.shard_spec import ShardSpec
 
 SIZES = ModelConfig(layers=2, width=24, heads=4, kv_heads=2, init_std=0.3)

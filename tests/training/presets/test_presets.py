@@ -10,7 +10,7 @@ from gristmill.errors import UsageError
 from training.formulas.parameter_shapes import stage_parameters
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
-from training.model.presets import PRESETS
+from training.presets.presets import PRESETS
 
 DOCS = Path(__file__).parents[3] / "docs/models.md"
 PUBLISHED = [name for name, preset in PRESETS.items() if preset.parameters]

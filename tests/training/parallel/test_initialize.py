@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-import training.model.initialize
+import training.parallel.initialize
 from training.kernels.keyed_random import keyed_normal, splitmix64
 from training.model.decoder import Decoder
-from training.model.initialize import init_shard
 from training.model.model_config import ModelConfig
+from training.parallel.initialize import init_shard
 from training.sharding.shard_spec import ShardSpec
 
 
@@ -45,7 +45,7 @@ def test_chunks_and_dtype_do_not_change_the_values(monkeypatch: pytest.MonkeyPat
     spec, config = ShardSpec.whole((50, 30)).shard(1, 4, 3), build().config
     values = [torch.empty(spec.size, dtype=dtype) for dtype in (torch.float64, torch.float64, torch.float32)]
     init_shard(values[0], "head.weight", spec, config, 1)
-    monkeypatch.setattr(training.model.initialize, "_CHUNK", 7)
+    monkeypatch.setattr(training.parallel.initialize, "_CHUNK", 7)
     init_shard(values[1], "head.weight", spec, config, 1)
     init_shard(values[2], "head.weight", spec, config, 1)
     assert torch.equal(values[0], values[1]) and torch.equal(values[0].float(), values[2])

@@ -1,0 +1,1 @@
+"""Published models by name: their options, their counts of parameters and their sources."""
