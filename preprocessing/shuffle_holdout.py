@@ -11,6 +11,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -106,9 +107,13 @@ def pass1(
         ((named, is_of_others),) = dropped.values(tuple[int, bool])
         _note_provenance(duplicates, is_of_others, options)
         epochs = find_epochs(run, source_weight, groups, drops, seed, FAN_OUT)
+        end_rows = {part: after.first_row for part, after in pairwise(slices) if part.name == after.name}
         placed = {group: mix_outputs(group, folder, out_dir) for group in groups}
         mixed = run.step("mix", [
-            mix_task(group, drops[files_of(group)], epochs[group[0].source], 1 if is_gathered else buckets, seed, paths)
+            mix_task(
+                group, end_rows.get(group[-1]), drops[files_of(group)], epochs[group[0].source],
+                1 if is_gathered else buckets, seed, paths,
+            )
             for group, paths in placed.items()
         ])  # fmt: skip
         check_all_found(mixed.counts, named, filter(None, (duplicates, short_docs)))

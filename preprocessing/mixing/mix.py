@@ -17,7 +17,7 @@ from gristmill.io.documents import KEY_FIELD, Document
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size
-from preprocessing.mixing.drops import load_drops
+from preprocessing.mixing.drops import KeptRows, load_drops
 from preprocessing.mixing.manifest import BucketManifest
 from preprocessing.mixing.sampling import SourceEpochs, random_numbers
 from preprocessing.mixing.selection import select_kth, write_numbers
@@ -63,7 +63,7 @@ def find_epochs(
 def write_weight_numbers(group: SliceGroup, drops: Path, seed: int, output: Path) -> Result:
     """Task: write a random number for each document that is not dropped, to sample by; return how many."""
     chunks = [np.empty(0, np.uint64)]
-    for batch in _read_batches(group, drops, Counts({}, []), Rejects(output)):
+    for batch in _read_batches(group, drops, Counts({}, []), Rejects(output), end_row=0):
         numbers = random_numbers(seed, "weight", batch.part.name, batch.rows)
         chunks.append(numbers[[not reason for reason in batch.reasons]])
         del batch
@@ -77,29 +77,44 @@ def mix_outputs(group: SliceGroup, folder: Path, out_dir: Path) -> tuple[Path, P
 
 
 def mix_task(
-    group: SliceGroup, drops: Path, epochs: SourceEpochs, buckets: int, seed: int, outputs: tuple[Path, Path]
+    group: SliceGroup,
+    end_row: int | None,
+    drops: Path,
+    epochs: SourceEpochs,
+    buckets: int,
+    seed: int,
+    outputs: tuple[Path, Path],
 ) -> Task:
+    """The task of a group; `end_row` is the row after its last if that is not the last of its file."""
     arguments = {
-        "group": group, "drops": drops, "epochs": epochs, "buckets": buckets, "seed": seed,
+        "group": group, "end_row": end_row, "drops": drops, "epochs": epochs, "buckets": buckets, "seed": seed,
         "output": outputs[0], "holdout": outputs[1],
     }  # fmt: skip
     return Task(group[0].label, mix_group, arguments, outputs, _bytes(group))
 
 
 def mix_group(
-    group: SliceGroup, drops: Path, epochs: SourceEpochs, buckets: int, seed: int, output: Path, holdout: Path
+    group: SliceGroup,
+    end_row: int | None,
+    drops: Path,
+    epochs: SourceEpochs,
+    buckets: int,
+    seed: int,
+    output: Path,
+    holdout: Path,
 ) -> Result:
     """Task: write the bucket file of a group: each document that is not dropped, as often as its weight asks.
 
     With 1 bucket the rows are in no order, for gather.py to scatter. `holdout` gets the numbers to choose the holdout
-    by. The value is the number of bytes of all lines.
+    by. The value is the number of bytes of all lines. Raises InputError if a document of which others are copies is
+    not there.
     """
     counts, numbers = Counts({}, []), [np.empty(0, np.uint64)]
     with (
         write_bucket_file(output) as writer,
         open_scatter(lambda rows: partition_of(numbers_of(rows, "draw"), buckets), writer.write, output) as scatter,
     ):
-        for batch in _read_batches(group, drops, counts, Rejects(output)):
+        for batch in _read_batches(group, drops, counts, Rejects(output), end_row):
             copies = _count_copies(batch, epochs, seed, counts)
             numbers += _scatter_copies(scatter, batch, copies, seed)
             del batch  # a large document is gone before its frame is written, and the next read
@@ -118,15 +133,20 @@ class _Batch:
     reasons: list[str]
 
 
-def _read_batches(group: SliceGroup, drops: Path, counts: Counts, rejects: Rejects) -> Iterator[_Batch]:
+def _read_batches(
+    group: SliceGroup, drops: Path, counts: Counts, rejects: Rejects, end_row: int | None
+) -> Iterator[_Batch]:
+    """Yield the documents of a group; see KeptRows for `end_row`, with 0 nothing is checked."""
     of_files = load_drops(drops, files_of(group))
     for part in group:
-        found = read_documents(part, counts, rejects)
+        found, kept = read_documents(part, counts, rejects), KeptRows(part, of_files[part.name].kept, end_row)
         for documents in batched(found, _BATCH_DOCUMENTS, _BATCH_CHARACTERS, lambda document: len(document.text)):
             rows = np.array([document.key.row for document in documents], np.int64)
+            kept.see(rows)
             batch = [_Batch(part, documents, rows, of_files[part.name].reasons(rows))]
             del documents
             yield batch.pop()
+        kept.end()
 
 
 def files_of(group: SliceGroup) -> tuple[str, ...]:

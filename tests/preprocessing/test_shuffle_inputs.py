@@ -7,11 +7,13 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dedup import generate_connected_components, generate_duplicates_dict
 from dedup.dedup_train import dedup_train
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, OutputError, UsageError
@@ -96,6 +98,32 @@ def test_pass2_is_redone_where_a_file_of_pass1_changed(
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     pass2(0, ALL, 1, *folders, 0.1, quiet)
     assert digest(tmp_path / "train") == before
+
+
+@pytest.mark.parametrize("row", [2, 5, 77])
+def test_copies_of_a_document_that_is_not_there_are_not_dropped(
+    tmp_path: Path, quiet: RunOptions, monkeypatch: pytest.MonkeyPatch, row: int
+) -> None:
+    """In a pair file of another state of the corpus; row 2, which ends a slice, and row 5 are malformed."""
+    lines = [f'{{"text": "text {number}"}}'.ljust(40) for number in range(9)]
+    for malformed in (2, 5):
+        lines[malformed] = "x".ljust(40)
+    for source in ("book", "web"):
+        (tmp_path / "norm" / source).mkdir(parents=True)
+        (tmp_path / "norm" / source / "a.jsonl").write_text("\n".join([*lines, ""]))
+    monkeypatch.setattr(reading, "SLICE_BYTES", 100)
+    options, dup = replace(quiet, max_malformed=1.0), tmp_path / "dup"
+    dup.mkdir()
+
+    def drop(line: str) -> None:
+        (dup / "duplicate_pairs_own.txt").write_text(line)
+        generate_connected_components(dup, dup / "c.pickle", options=quiet)
+        generate_duplicates_dict(dup / "c.pickle", dup / "d.pickle", quiet)
+        pass1(tmp_path / "norm", tmp_path / "pass1", dup / "d.pickle", options=options)
+
+    with pytest.raises(InputError, match=rf"book/a.jsonl has no document in line {row + 1}, .*'book/a.jsonl@{row}'"):
+        drop(f"book/a.jsonl@{row} :: web/a.jsonl@1\n")
+    drop("book/a.jsonl@3 :: web/a.jsonl@1\n")
 
 
 def test_many_small_files_give_few_bucket_files_and_the_same_documents(

@@ -62,6 +62,13 @@ def test_documents_kept_in_a_file_that_is_gone_are_told(tmp_path: Path, given: s
         drop("book/a")
 
 
+def test_a_document_that_is_dropped_and_kept_is_told(tmp_path: Path) -> None:
+    columns = {"file": ["a", "a"], "row": [1, 2], "kept_file": ["a", "a"], "kept_row": [0, 1]}
+    write_table(tmp_path / "dup.parquet", {name: pa.array(values) for name, values in columns.items()})
+    with pytest.raises(InputError, match=r"a@1 is listed as a duplicate, and is kept in place of others"):
+        write_drops(*[tmp_path / "dup.parquet"] * 2, None, (), [("a",)], [tmp_path / "a.npz"], memory=1)
+
+
 def test_memory_is_a_file_of_a_key_set_at_a_time(tmp_path: Path) -> None:
     files = [f"s/{number:02}" for number in range(50)]
     for name, first in (("short", 0), ("dup", 1)):
