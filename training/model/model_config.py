@@ -32,7 +32,8 @@ class ModelConfig:
     }
 
     preset: str = "llama"
-    """Sets the defaults of the other options: a family (llama, gpt2), or a published model such as gpt2-124m."""
+    """Sets the defaults of the other options: a family such as llama, or a published model such as gpt2-124m; an
+    unknown name is an error that lists them."""
     layers: int = 0
     """Number of decoder blocks; 0: the preset's, of llama and gpt2 4."""
     width: int = 0
@@ -211,6 +212,10 @@ class ModelConfig:
             f"model.context {self.context} is below data.seq_len {seq_len}; try --model.context {seq_len}",
         )
         require(self.window >= 0, f"model.window is {self.window}; wanted 1 or more, or 0 for no window")
+        require(
+            self.window == 0 or self.positions != "alibi",
+            f"model.window {self.window} and model.positions alibi: a window has no bias; try --model.window 0",
+        )
         _check_rope(self)
         require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}; wanted 0 <= dropout < 1")
 
@@ -243,9 +248,9 @@ def _rope_defaults(config: ModelConfig) -> dict[str, Any]:
 def _check_rope(config: ModelConfig) -> None:
     """Raise UsageError for rotary options that do not fit together, or that have no effect."""
     require(
-        config.positions != "rope" or config.rotary_dim % 2 == 0,
-        f"rotary positions need an even number of features per head, and a head has {config.rotary_dim}; "
-        f"try another --model.heads, or --model.head_dim {config.head_dim + 1}",
+        config.positions != "rope" or (config.rotary_dim > 0 and config.rotary_dim % 2 == 0),
+        f"rotary positions need an even number of features per head, and of a head's {config.head_dim} are "
+        f"{config.rotary_dim} rotated; try another --model.heads, --model.head_dim or --model.rope_fraction",
     )
     kind = config.rope_scaling
     require(

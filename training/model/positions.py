@@ -104,7 +104,7 @@ def scaled_frequencies(config: ModelConfig, frequencies: Tensor) -> Tensor:
         kept = ((turns - config.rope_low) / (config.rope_high - config.rope_low)).clamp(0, 1)
     else:
         first, last = (_pair_that_turns(config, times) for times in (config.rope_high, config.rope_low))
-        start, end = max(math.floor(first), 0), min(math.ceil(last), config.head_dim - 1)
+        start, end = max(math.floor(first), 0), min(math.ceil(last), config.rotary_dim - 1)
         pairs = torch.arange(len(frequencies), device=frequencies.device, dtype=frequencies.dtype)
         kept = 1 - ((pairs - start) / (end - start or 0.001)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / config.rope_factor)
@@ -116,4 +116,4 @@ def _pair_that_turns(config: ModelConfig, times: float) -> float:
     Between two pairs it is not whole.
     """
     wavelength = config.rope_original_context / times
-    return config.head_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(config.rope_base))
+    return config.rotary_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(config.rope_base))

@@ -22,7 +22,7 @@ def test_the_width_of_heads_is_independent_of_the_model_s() -> None:
     assert shapes["blocks.0.attention.o.weight"] == (20, 24)
     with pytest.raises(UsageError, match=r"width 20 is not divisible by model.heads 3; try .*21, or give .*head_dim"):
         replace(SIZES, head_dim=0).resolve(50, 8)
-    with pytest.raises(UsageError, match=r"a head has 7; try another --model.heads, or --model.head_dim 8"):
+    with pytest.raises(UsageError, match=r"of a head's 7 are 7 rotated; try another --model.heads, --model.head_d"):
         replace(SIZES, head_dim=7).resolve(50, 8)
 
 
@@ -64,6 +64,16 @@ def test_a_record_has_no_fields_that_the_first_records_did_not_have_unless_they_
 def test_a_negative_window_is_refused() -> None:
     with pytest.raises(UsageError, match=r"model.window is -1; wanted 1 or more, or 0 for no window"):
         replace(SIZES, window=-1).resolve(50, 8)
+
+
+def test_a_window_with_a_bias_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"model.window 3 and model.positions alibi: a window has no bias; try"):
+        replace(SIZES, window=3, positions="alibi").resolve(50, 8)
+
+
+def test_rotary_positions_that_rotate_nothing_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"of a head's 8 are 0 rotated"):
+        replace(SIZES, rope_fraction=0.1).resolve(50, 8)
 
 
 def test_a_window_longer_than_the_sequence_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,13 @@ YARN = replace(SIZES, rope_scaling="yarn", rope_factor=4.0, rope_original_contex
         ),
         (YARN, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}),
         (
+            replace(YARN, rope_fraction=0.5),
+            {
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048,
+                "partial_rotary_factor": 0.5,
+            },
+        ),
+        (
             replace(YARN, rope_low=2.0, rope_high=9.0, rope_attention_factor=1.5),
             {
                 "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, "beta_fast": 9.0,
@@ -52,7 +59,7 @@ def test_scaled_frequencies_are_those_of_transformers(config: ModelConfig, their
     hf = transformers.LlamaConfig(hidden_size=256, num_attention_heads=4, max_position_embeddings=8192)
     hf.rope_parameters = {"rope_theta": 10_000.0, **theirs}
     wanted, factor = ROPE_INIT_FUNCTIONS[theirs["rope_type"]](hf, torch.device("cpu"))
-    plain = rotary_frequencies(model.head_dim, model.rope_base, torch.device("cpu"), torch.float64)
+    plain = rotary_frequencies(model.rotary_dim, model.rope_base, torch.device("cpu"), torch.float64)
     found = scaled_frequencies(model, plain)
     torch.testing.assert_close(found, wanted.double(), rtol=1e-6, atol=0)
     assert model.rope_attention_factor == pytest.approx(factor, rel=1e-12)
@@ -61,8 +68,8 @@ def test_scaled_frequencies_are_those_of_transformers(config: ModelConfig, their
         assert kept[0] and divided[-1] and not (kept | divided).all(), "the three ranges are not all tried"
     x = torch.zeros(1, 3, 256, dtype=torch.float64)
     cos, sin = Rotary(model)(x)  # type: ignore[misc]
-    torch.testing.assert_close(cos[2, :32], (2 * found).cos() * factor)
-    torch.testing.assert_close(sin[2, 32:], (2 * found).sin() * factor)
+    torch.testing.assert_close(cos[2, : len(found)], (2 * found).cos() * factor)
+    torch.testing.assert_close(sin[2, len(found) :], (2 * found).sin() * factor)
 
 
 @pytest.mark.parametrize(
