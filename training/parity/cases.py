@@ -37,6 +37,8 @@ class Shrunk:
     """Values of ModelConfig's fields: small enough that its parts do something in a sequence of SEQ_LEN tokens."""
     in_transformers: bool = True
     """True if transformers has the model."""
+    has_own_parts: bool = True
+    """False if another preset has its parts; it is then only in the full certificate."""
 
 
 SHRUNK = {
@@ -44,6 +46,18 @@ SHRUNK = {
     "mistral-7b": Shrunk({"window": 7}),
     "qwen2.5-0.5b": Shrunk(),
     "qwen3-0.6b": Shrunk({"head_dim": 20}),
+    "gpt-neox-20b": Shrunk({"rope_fraction": 0.34}),
+    "bloom-176b": Shrunk({"ffn_width": 384, "heads": 6, "kv_heads": 6}),  # 112 heads are no power of two
+    "opt-175b": Shrunk(),
+    "glm-130b": Shrunk(in_transformers=False),
+    "codegeex-13b": Shrunk(in_transformers=False),
+    "llama-2-7b": Shrunk(has_own_parts=False),
+    "llama-3.1-8b": Shrunk({"rope_original_context": 64}, has_own_parts=False),
+    "gpt2-124m": Shrunk(has_own_parts=False),
+    "mt-nlg-530b": Shrunk(has_own_parts=False),
+    "pythia-160m": Shrunk({"rope_fraction": 0.34}, has_own_parts=False),
+    "bloom-560m": Shrunk({"ffn_width": 384}, has_own_parts=False),
+    "opt-125m": Shrunk(has_own_parts=False),
 }
 
 

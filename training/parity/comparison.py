@@ -35,7 +35,7 @@ def limits(case: Case) -> dict[str, float]:
         return dict.fromkeys(("gradient", "logits"), 2 * case.layers * epsilon) | dict.fromkeys(
             ("loss", "weight"), epsilon
         )
-    if case.reference == "transformers" and case.model.positions == "rope":
+    if case.reference == "transformers" and case.model.positions in ("rope", "alibi"):
         return dict.fromkeys(QUANTITIES, _TRANSFORMERS_LIMIT)
     return dict.fromkeys(QUANTITIES, LIMITS[case.precision])
 

@@ -81,7 +81,7 @@ class PlainDecoder:
         Query heads in consecutive groups share a key and a value head (Ainslie et al. 2023, section 2.2).
         """
         name, sizes = f"{block}.attention", self.sizes
-        q = self._linear(f"{name}.q", x).unflatten(-1, (sizes.heads, -1))
+        q = self._queries(name, x).unflatten(-1, (sizes.heads, -1))
         k, v = (self._linear(f"{name}.{part}", x).unflatten(-1, (sizes.kv_heads, -1)) for part in "kv")
         if f"{name}.q_norm.weight" in self.weights:
             q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
@@ -91,12 +91,21 @@ class PlainDecoder:
         scores = torch.einsum("bihe,bjhe->bhij", q, k[:, :, group]) / math.sqrt(q.shape[-1])
         position = torch.arange(x.shape[1])
         distance = position[:, None] - position
+        scores = scores + self._bias(distance)
         scores = scores.masked_fill(distance < 0, -math.inf)  # a token sees none after it
         scores = scores.masked_fill(distance >= (sizes.window or len(position)), -math.inf)
         exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
         shares = self._drop(name, exponentials / exponentials.sum(-1, keepdim=True), sample_ids)
         mixed = torch.einsum("bhij,bjhe->bihe", shares, v[:, :, group]).flatten(2)
         return self._drop(f"{name}.out", self._linear(f"{name}.o", mixed), sample_ids)
+
+    def _queries(self, name: str, x: Tensor) -> Tensor:
+        """Queries of all heads, (B, T, H E)."""
+        return self._linear(f"{name}.q", x)
+
+    def _bias(self, distance: Tensor) -> Tensor:
+        """What is added to the scores of a query and a key by their distance, (T, T)."""
+        return torch.zeros_like(distance)
 
     def _rotate(self, x: Tensor) -> Tensor:
         """Rotary positions (Su et al. 2021, equation 34), with features i and i + E/2 as a pair; `x` (B, T, H, E)."""

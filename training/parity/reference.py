@@ -18,6 +18,7 @@ from training.parallel.initialize import init_shard
 from training.parity.cases import Case
 from training.parity.plain_decoder import IGNORED, PlainDecoder, PlainSizes
 from training.parity.plain_muon import PlainMuon
+from training.parity.plain_variants import PlainParts, PlainVariant
 from training.parity.worker import ADAMW, LOGIT_POSITIONS, LR, SEED, global_batch
 from training.sharding.shard_spec import ShardSpec
 
@@ -89,7 +90,11 @@ class _Plain:
             model.rope_factor, model.rope_original_context, (model.rope_low, model.rope_high),
             model.rope_attention_factor, model.window,
         )  # fmt: skip
-        self._decoder = PlainDecoder(self.weights, sizes)
+        parts = PlainParts(
+            str(model.residual), str(model.mlp), model.positions == "alibi", model.rotary_dim, model.position_offset
+        )
+        plain = case.preset in ("llama", "gpt2") or model.norm == "rms"
+        self._decoder = PlainDecoder(self.weights, sizes) if plain else PlainVariant(self.weights, sizes, parts)
         self.logits = self._decoder.logits
 
     def loss(self, batch: Batch) -> Tensor:

@@ -1,0 +1,29 @@
+"""docs/models.md: every cell of the table of families is a case that is tested."""
+
+import re
+from pathlib import Path
+
+from tests.training.hf_models import MODELS, THEIRS
+from tests.training.hugging_face.test_families import FAMILY_NAMES
+from training.hugging_face.families import FAMILIES
+from training.parity.cases import SHRUNK
+
+DOCS = Path(__file__).parents[3] / "docs/models.md"
+CASES = (
+    set(FAMILY_NAMES),
+    set(THEIRS),
+    set(MODELS),
+    set(MODELS),
+    set(SHRUNK),
+)  # of the columns, but the first and last
+
+
+def test_every_cell_is_a_case_of_its_test() -> None:
+    table = DOCS.read_text().partition("| family |")[2].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table if line.startswith("|")]
+    assert set(FAMILIES) == {re.sub("`", "", row[1]) for row in rows if row[1].startswith("`")}
+    for family, *cells in rows:
+        for cell, cases in zip(cells, CASES, strict=False):
+            for case in re.findall("`(.*?)`", cell):
+                assert case in cases, f"{family}: no case {case}"
+        assert "`" in cells[4], f"{family} is in no row of the certificate"
