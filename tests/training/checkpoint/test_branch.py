@@ -1,5 +1,6 @@
 """Branches off a run: they continue it exactly, decay from there, and are refused where the rate would jump."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,3 +78,16 @@ def test_a_stable_run_goes_on_and_says_when_it_decays(stable: TrainConfig, capsy
         train(with_optim(stable, steps=8, cooldown_steps=2))
     train(with_optim(stable, steps=7, cooldown_steps=2, decay_steps=6))
     assert steps(stable.out_dir, "lr")[7] == pytest.approx(stable.optim.min_lr)
+
+
+def test_a_folder_that_does_not_name_later_options_is_of_their_defaults(stable: TrainConfig, tmp_path: Path) -> None:
+    run, other = tmp_path / "old/run.json", replace(stable, out_dir=tmp_path / "old")
+    old = with_optim(other, schedule="cosine", steps=2)
+    train(old)
+    later = ("schedule", "cooldown_shape", "decay_parts", "muon_momentum", "z_loss", "ema_decay")
+    named = {key: value for key, value in json.loads(run.read_text()).items() if key.partition(".")[2] not in later}
+    run.write_text(json.dumps(named))
+    assert train(old).steps == 2 and json.loads(run.read_text())["optim.schedule"] == "cosine"
+    run.write_text(json.dumps(named))
+    with pytest.raises(UsageError, match=r"optim.schedule \(cosine there, wsd now\); optim.z_loss \(0.0"):
+        train(with_optim(other, steps=2, z_loss=0.1))
