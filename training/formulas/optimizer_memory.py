@@ -39,7 +39,7 @@ def update_bytes(inputs: MemoryInputs) -> int:
 
 def is_block_matrix(p: ParameterShape) -> bool:
     """True for what Muon updates: a matrix of a block."""
-    return len(p.shape) == 2 and p.unit not in ("embed", "head")
+    return len(p.shape) == 2 and p.unit not in ("embed", "head") and not p.name.endswith("attention.query.weight")
 
 
 def _has_moments_here(inputs: MemoryInputs) -> bool:

@@ -54,7 +54,7 @@ def meta_decoder(config: ModelConfig) -> Decoder:
         return Decoder(config)
 
 
-def _is_lookup(name: str) -> bool:
+def is_lookup(name: str) -> bool:
     """True for an embedding, which takes part in no product; a tied output matrix is counted apart."""
     return name.startswith("embed.") or name.endswith("attention.query.weight")
 
@@ -67,7 +67,7 @@ def flops_per_token(model: Decoder, seq_len: int) -> float:
     unsharded; its parameters may be on the meta device.
     """
     config = model.config
-    matrices = sum(p.numel() for name, p in model.named_parameters() if not _is_lookup(name))
+    matrices = sum(p.numel() for name, p in model.named_parameters() if not is_lookup(name))
     if config.tied:
         matrices += config.vocab_size * config.width
     return 6.0 * matrices + 12.0 * config.layers * config.q_width * seq_len

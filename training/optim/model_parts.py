@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from training.model.decoder import is_lookup
+
 Part = Literal["hidden", "embeddings", "head", "norms", "biases"]
 MATRICES: tuple[Part, ...] = ("hidden", "embeddings", "head")
 
@@ -14,4 +16,6 @@ def part_of(name: str, global_shape: tuple[int, ...]) -> Part:
     """
     if len(global_shape) < 2:
         return "biases" if name.endswith("bias") else "norms"
-    return "embeddings" if name.startswith("embed.") else "head" if name.startswith("head.") else "hidden"
+    if is_lookup(name):
+        return "embeddings"
+    return "head" if name.startswith("head.") else "hidden"

@@ -15,7 +15,7 @@ from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.optim.build_optimizer import build_optimizer
-from training.optim.model_parts import MATRICES
+from training.optim.model_parts import MATRICES, part_of
 from training.optim.muon import orthogonalize
 from training.optim.optim_config import OptimConfig
 from training.parity.plain_muon import newton_schulz
@@ -103,3 +103,9 @@ def test_offloading_and_another_optimizers_run_are_refused(config: TrainConfig) 
     train(replace(config, optim=replace(config.optim, steps=1)))
     with pytest.raises(UsageError, match=r"optim.name \(adamw there, muon now\)"):
         train(muon)
+
+
+def test_a_matrix_that_is_looked_up_is_an_embedding() -> None:
+    names = {"blocks.1.attention.query.weight", "embed.tokens.weight", "embed.positions.weight"}
+    assert {part_of(name, (8, 4)) for name in names} == {"embeddings"}
+    assert part_of("head.weight", (8, 4)) == "head" and part_of("blocks.1.attention.q_norm.weight", (4,)) == "norms"
