@@ -65,7 +65,8 @@ class Claims:
         files = [absolute(file) for path in outputs for file in (path, rejects_path(path))]
         unknown = {file for file in files if file not in known and STATE_DIR not in file.parts and is_there(file)}
         if unknown and not ledger.is_damaged:
-            unknown -= set(map(Path, ledger.outputs()))  # another process may have written them since `known` was read
+            written = real_paths(map(Path, ledger.outputs()))  # maybe by another process since `known` was read
+            unknown = {file for real, file in real_paths(unknown).items() if real not in written}
             unknown -= ledger.announced({folder for file in unknown for folder in folders_above(file)})
         for path in [] if ledger.is_damaged else sorted(unknown):
             raise OutputError(
@@ -126,7 +127,9 @@ class Claims:
         if self.plans is None:  # a task may have covered more files than this run plans
             earlier &= {rejects_path(path) for path in current}
         left = {ledger.path(output) for task in self.old_claims(before) for output in before[task].outputs}
-        return sorted(path for path in (earlier | left) - current if is_file(path))
+        found = [path for path in (earlier | left) - current if is_file(path)]
+        present = real_paths(current) if found else {}  # those of `found` may be the same under other names
+        return sorted(path for real, path in real_paths(found).items() if real not in present)
 
     def old_claims(self, before: Records) -> list[TaskId]:
         """Claims of earlier runs of this part of the work, which were killed or failed."""
@@ -213,6 +216,13 @@ def _is_same(earlier: tuple[Path, Path], now: tuple[Path, Path], is_inside: bool
         one == other or (is_inside and (one.is_relative_to(other) or other.is_relative_to(one)))
         for one, other in zip(earlier, now, strict=True)
     )
+
+
+def real_paths(files: Iterable[Path]) -> dict[Path, Path]:
+    """The files by their paths without links to folders."""
+    files = list(files)
+    folders = {folder: resolved(folder) for folder in {file.parent for file in files}}
+    return {folders[file.parent] / file.name: file for file in files}
 
 
 def reject_unknown_files(folder: Path, planned: Iterable[Path], suffixes: tuple[str, ...], ledger: Ledger) -> None:

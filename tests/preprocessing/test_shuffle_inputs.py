@@ -261,6 +261,17 @@ def test_a_copied_train_set_does_not_replace_files_of_others(tmp_path: Path, qui
     pass2(0, ALL, 1, tmp_path / "pass1", other / "train", other / "holdout", 0.1, quiet)
 
 
+def test_train_set_and_holdout_may_be_named_by_a_link_or_not(tmp_path: Path, quiet: RunOptions, write, read) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    for number, (train, holdout) in enumerate([(link, link), (link, real), (real, link), (real, real)]):
+        write(tmp_path / "norm/book/a.jsonl", [{"text": f"text {i}"} for i in range(30 + number)])
+        pass1(tmp_path / "norm", tmp_path / "pass1", options=quiet)
+        pass2(0, 20, 1, tmp_path / "pass1", train / "train", holdout / "holdout", 0.5, options=quiet)
+        assert len({*keys_of(read(real / "train")), *keys_of(read(real / "holdout"))}) == 30 + number
+
+
 def test_chunks_of_another_holdout_are_not_mixed(tmp_path: Path, quiet: RunOptions, corpus) -> None:
     folders = (tmp_path / "pass1", tmp_path / "train", tmp_path / "holdout")
     pass1(corpus(book=60), folders[0], options=quiet)
