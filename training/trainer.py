@@ -80,7 +80,7 @@ class Trainer:
 
         peak = peak_flops(device, config.precision, config.metrics.peak_tflops, world.size)
         self.meter = ThroughputMeter(self.tokens_per_step, self.flops_per_token, peak, device)
-        self.reporter = Reporter(config.out_dir, world.is_main, config.metrics.tensorboard)
+        self.reporter = Reporter(config.out_dir, world.is_main, config.metrics)
         self.holdouts = Holdouts(plan.named_holdouts, config.eval, self.split.micro_batch_size)
         self.seen = SeenTokens(self.batches, self.train_data, config.metrics.sources)
         sampled = config.eval.sample_tokens > 0

@@ -1,6 +1,5 @@
-"""Metrics: a line per report in the terminal, and every step's values in metrics.jsonl and TensorBoard."""
+"""Metrics: a line per report in the terminal, and every step's values in all sinks (sinks.py)."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -9,15 +8,15 @@ from typing import Any, ClassVar
 
 from gristmill.config import INT64, Range
 from gristmill.errors import wrap_write_errors
-from gristmill.storage.local import atomic_write_bytes
 from training.reporting.holdout_losses import HoldoutLosses
-from training.reporting.metrics_file import METRICS, finite, read_metrics
+from training.reporting.metrics_file import METRICS, finite
+from training.reporting.sinks import JsonLines, MetricSink, MLflow, TensorBoard, WeightsAndBiases, require_installed
 from training.reporting.throughput import Throughput
 
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Options of metrics: the terminal's interval, TensorBoard, the device's peak."""
+    """Options of metrics: the terminal's interval, the sinks, the device's peak."""
 
     RANGES: ClassVar[dict[str, Range]] = {"log_every": Range(1, INT64), "peak_tflops": Range(0)}
 
@@ -25,6 +24,10 @@ class MetricsConfig:
     """Steps between lines in the terminal. metrics.jsonl and TensorBoard receive every step."""
     tensorboard: bool = True
     """Write TensorBoard event files to out_dir/tensorboard."""
+    wandb: bool = False
+    """Write a run of Weights & Biases to out_dir/wandb, offline unless WANDB_MODE says otherwise."""
+    mlflow: bool = False
+    """Write a run of MLflow to out_dir/mlruns, or where MLFLOW_TRACKING_URI says."""
     sources: bool = False
     """At each evaluation, count the tokens seen of each source so far; a resumed run counts from its first step."""
     peak_tflops: float = 0.0
@@ -50,34 +53,39 @@ class StepMetrics:
 
 
 class Reporter:
-    """Prints and records a run's metrics on rank 0 (`active`); does nothing on the other ranks."""
+    """Prints a run's metrics on rank 0 (`active`) and sends them to its sinks; does nothing on the other ranks."""
 
-    def __init__(self, out_dir: Path, active: bool, tensorboard: bool) -> None:
-        self.path = out_dir / METRICS
-        self.active, self.tensorboard = active, tensorboard
+    def __init__(self, out_dir: Path, active: bool, config: MetricsConfig) -> None:
+        """Raises UsageError for a sink whose library is not installed."""
+        self.out_dir, self.active, self.config = out_dir, active, config
+        self.sinks: list[MetricSink] = []
+        if config.wandb:
+            require_installed("wandb", "metrics.wandb", "wandb")
+        if config.mlflow:
+            require_installed("mlflow", "metrics.mlflow", "mlflow")
 
     def start(self, step: int) -> None:
-        """Open the files to continue after `step`; drop records of later steps, from before a restart.
+        """Open the sinks to continue after `step`; what they have of later steps is from before a restart.
 
         Raises OutputError where they cannot be written.
         """
         if not self.active:
             return
-        with wrap_write_errors(self.path):
-            kept = [json.dumps(record) + "\n" for record in read_metrics(self.path) if 0 < record["step"] <= step]
-            atomic_write_bytes(self.path, "".join(kept).encode())
-            self._file = self.path.open("a", encoding="utf-8")
-            if self.tensorboard:
-                from torch.utils.tensorboard import SummaryWriter  # takes a second to import, not needed on every rank
-
-                self._board = SummaryWriter(str(self.path.parent / "tensorboard"), purge_step=step + 1)
+        group = self.out_dir.resolve().name
+        with wrap_write_errors(self.out_dir / METRICS):
+            self.sinks.append(JsonLines(self.out_dir / METRICS, step))
+            if self.config.tensorboard:
+                self.sinks.append(TensorBoard(self.out_dir / "tensorboard", step))
+            if self.config.wandb:
+                self.sinks.append(WeightsAndBiases(self.out_dir / "wandb", step, group))
+            if self.config.mlflow:
+                self.sinks.append(MLflow(self.out_dir / "mlruns", step, group))
 
     def close(self) -> None:
-        """Close the files. Raises OutputError where what was written last does not fit on the disk."""
-        with wrap_write_errors(self.path.parent), ExitStack() as files:
-            for file in (getattr(self, "_file", None), getattr(self, "_board", None)):
-                if file is not None:
-                    files.callback(file.close)
+        """Close the sinks. Raises OutputError where what was written last does not fit on the disk."""
+        with wrap_write_errors(self.out_dir), ExitStack() as closing:
+            for sink in self.sinks:
+                closing.callback(sink.close)
 
     def say(self, line: str) -> None:
         """Print a line on rank 0."""
@@ -85,24 +93,10 @@ class Reporter:
             print(line, flush=True)
 
     def record(self, kind: str, step: int, **values: Any) -> None:
-        """Append a record to metrics.jsonl; numbers and text go to TensorBoard too, as `kind/name`."""
-        if not self.active:
-            return
-        with wrap_write_errors(self.path):
-            self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-            self._file.flush()
-        if self.tensorboard:
-            with wrap_write_errors(self.path.parent / "tensorboard"):
-                self._add_to_board(kind, step, values)
-
-    def _add_to_board(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            if isinstance(value, dict):
-                self._add_to_board(f"{kind}/{name}", step, value)
-            elif isinstance(value, int | float):
-                self._board.add_scalar(f"{kind}/{name}", value, step)
-            elif isinstance(value, str):
-                self._board.add_text(f"{kind}/{name}", value, step)
+        """Send a record to all sinks. Raises OutputError where one cannot be written."""
+        for sink in self.sinks:
+            with wrap_write_errors(sink.path):
+                sink.record(kind, step, values)
 
     def log_steps(self, steps: Sequence[StepMetrics], total_steps: int, speed: Throughput) -> None:
         """Record every step; print the skipped ones and the last one. `speed`: the steps' average throughput."""

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gristmill.errors import OutputError
-from training.reporting.metrics import Reporter, StepMetrics
+from gristmill.errors import OutputError, UsageError
+from training.reporting.metrics import MetricsConfig, Reporter, StepMetrics
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.reporting.throughput import Throughput
 
+QUIET = MetricsConfig(tensorboard=False)
+
 
 def write(out_dir: Path, begin: int, steps: range, active: bool = True) -> None:
-    with closing(Reporter(out_dir, active, tensorboard=True)) as reporter:
+    with closing(Reporter(out_dir, active, MetricsConfig())) as reporter:
         reporter.start(begin)
         for step in steps:
             reporter.record("step", step, loss=1.0 / step, mfu=None)
@@ -42,14 +44,14 @@ def test_resuming_drops_the_records_after_the_checkpoint(tmp_path: Path) -> None
 
 def test_other_ranks_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, 0, range(1, 3), active=False)
-    Reporter(tmp_path, False, False).say("hello")
+    Reporter(tmp_path, False, QUIET).say("hello")
     assert list(tmp_path.iterdir()) == [] and capsys.readouterr().out == ""
 
 
 def test_an_out_dir_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="a part of that path is a file"):
-        Reporter(tmp_path / "file" / "run", True, False).start(0)
+        Reporter(tmp_path / "file" / "run", True, QUIET).start(0)
 
 
 def test_steps_are_recorded_and_the_last_one_and_skipped_ones_are_printed(
@@ -57,7 +59,7 @@ def test_steps_are_recorded_and_the_last_one_and_skipped_ones_are_printed(
 ) -> None:
     steps = [StepMetrics(i, 1e-3, 2.0, 1.0, None, "") for i in (1, 2)]
     steps.append(StepMetrics(3, 5e-4, float("nan"), float("inf"), 512.0, "the loss is nan"))
-    with closing(Reporter(tmp_path, True, tensorboard=False)) as reporter:
+    with closing(Reporter(tmp_path, True, QUIET)) as reporter:
         reporter.start(0)
         reporter.log_steps(steps, 100, Throughput(0.5, 8192.0, 0.25, 2**30))
     records = list(read_metrics(tmp_path / METRICS))
@@ -74,22 +76,23 @@ def test_steps_are_recorded_and_the_last_one_and_skipped_ones_are_printed(
 
 def test_a_full_disk_is_one_error_wherever_it_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"metrics.jsonl: the disk is full"), closing_quietly(tmp_path) as reporter:
-        reporter._file.close()
-        reporter._file = Path("/dev/full").open("a")  # noqa: SIM115
+        lines = reporter.sinks[0]
+        lines.file.close()
+        lines.file = Path("/dev/full").open("a")  # noqa: SIM115
         reporter.record("step", 1, loss=1.0)
     with pytest.raises(OutputError, match=r"tensorboard: the disk is full"), closing_quietly(tmp_path) as reporter:
 
         def fail(*_: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        reporter._board.add_scalar = fail
+        reporter.sinks[1].board.add_scalar = fail
         reporter.record("step", 1, loss=1.0)
 
 
 @contextmanager
 def closing_quietly(out_dir: Path) -> Iterator[Reporter]:
     """A reporter, closed as the trainer closes it: an error then must not hide what the disk lacks."""
-    reporter = Reporter(out_dir, active=True, tensorboard=True)
+    reporter = Reporter(out_dir, True, MetricsConfig())
     reporter.start(0)
     try:
         yield reporter
@@ -98,3 +101,40 @@ def closing_quietly(out_dir: Path) -> Iterator[Reporter]:
             reporter.close()
         except OutputError as error:
             assert "the disk is full" in str(error)
+
+
+def test_records_reach_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with closing(Reporter(tmp_path, True, MetricsConfig(tensorboard=False, wandb=True))) as reporter:
+        reporter.start(0)
+        reporter.record("step", 1, loss=2.5)
+        reporter.record("eval", 1, loss=3.0, sources={"web": {"loss": 3.5}}, text="once")
+    (path,) = tmp_path.glob("wandb/wandb/offline-run-*/*.wandb")
+    written = path.read_bytes()  # a log of protocol buffers, which hold names and values as text
+    for text in (b"step/loss", b"2.5", b"eval/sources/web/loss", b"3.5", b'"once"'):
+        assert text in written
+
+
+def test_records_reach_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with closing(Reporter(tmp_path, True, MetricsConfig(tensorboard=False, mlflow=True))) as reporter:
+        reporter.start(0)
+        for step in (1, 2):
+            reporter.record("step", step, loss=2.5 / step, mfu=None)
+        reporter.record("eval", 2, sources={"web": {"loss": 3.5}}, text="once")
+    client = mlflow.MlflowClient((tmp_path / "mlruns").absolute().as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("gristmill").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "step/loss")
+    assert [(point.step, point.value) for point in history] == [(1, 2.5), (2, 1.25)]
+    assert run.data.metrics["eval/sources/web/loss"] == 3.5 and run.data.tags["eval/text"] == "once"
+
+
+@pytest.mark.parametrize("sink", ["wandb", "mlflow"])
+def test_a_sink_that_is_not_installed_is_refused_in_a_sentence(
+    tmp_path: Path, sink: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=rf"metrics.{sink} needs {sink}, which is not installed: pip install 'gristm"):
+        Reporter(tmp_path, True, MetricsConfig(**{sink: True}))  # type: ignore[arg-type]
