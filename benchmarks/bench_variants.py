@@ -53,6 +53,7 @@ def bench_variants(
     seq_len: int = 64,
     batch_size: int = 12,
     lr: float = 1e-3,
+    holdout_sequences: int = 0,
     out: Path | None = None,
 ) -> str:
     """Train each variant on each folder of tokens with each seed, and print a table of the losses.
@@ -61,6 +62,7 @@ def bench_variants(
         tokens: Folders with `train` and `holdout`.
         variants: Names of those of ours to train beside the default (wsd, muon); all by default.
         add: More of them, each "NAME: OPTIONS"; {steps} and {fifth} stand for the steps and a fifth of them.
+        holdout_sequences: Sequences of the holdout to evaluate; 0: all.
         seeds: Of initial weights and order; 1 and 2 by default.
         out: Folder to keep the runs in: a second call resumes what is not finished. By default they are removed.
     """
@@ -68,7 +70,8 @@ def bench_variants(
     base = [
         f"--model.layers {layers} --model.width {width} --data.seq_len {seq_len} --data.batch_size {batch_size}",
         f"--optim.steps {steps} --optim.warmup_steps {steps // 20} --optim.lr {lr} --optim.min_lr {lr / 10}",
-        f"--eval.every 0 --eval.sample_tokens 0 --checkpoint.every 0 --metrics.log_every {max(1, steps // 5)}",
+        f"--eval.every 0 --eval.sample_tokens 0 --eval.sequences {holdout_sequences} --checkpoint.every 0",
+        f"--metrics.log_every {max(1, steps // 5)}",
         "--metrics.tensorboard false --device cpu",
     ]
     found: dict[tuple[Path, str], list[Outcome]] = {}

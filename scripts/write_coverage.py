@@ -24,6 +24,7 @@ Each cell has the precisions in which `gristmill parity` trains a layout with a 
 
 Beside the certificate, tests compare losses: compiled blocks with sequence parallelism and with ZeRO-3
 (`tests/training/parallel/test_compile.py`), moments on disk and in CPU memory bit for bit (`tests/training/optim/`),
+averages of the weights under ZeRO-3 and tensor parallelism (`tests/training/optim/test_weight_average.py`),
 runs that are killed and resumed under another layout (`tests/training/checkpoint/`, `tests/training/test_restart.py`).
 """
 _GPU = """
@@ -53,6 +54,8 @@ FEATURES: dict[str, Callable[[Case], bool]] = {
     "recompute: selective": lambda c: c.recompute == "selective",
     "recompute: full": lambda c: c.recompute == "full",
     "AdamW, clipped": lambda c: c.optimizer == "adamw",
+    "Muon, clipped": lambda c: c.optimizer == "muon",
+    "z-loss": lambda c: c.z_loss > 0,
     "offload: cpu": lambda c: c.offload == "cpu",
     "offload: disk": lambda c: c.offload == "disk",
     "compiled": lambda c: c.compiled,
