@@ -26,7 +26,7 @@ from gristmill.command import run_with_exit_code
 from gristmill.config import load_config
 from gristmill.errors import UsageError
 from training.config import TrainConfig
-from training.reporting.metrics import METRICS, read_metrics
+from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 
 DEFAULT = "default"
