@@ -14,7 +14,9 @@ from gristmill.engine.handovers import Listed, is_below, join
 from gristmill.engine.records import INPUTS, DoneRecord, Inputs, Ledger, OutputRecord, TaskId
 from gristmill.engine.tags import FileTags, is_hash, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
+from gristmill.io.files import rejects_path
 from gristmill.storage.files import FileInfo
+from gristmill.storage.local import remove_partial_files
 from gristmill.storage.names import absolute, name_of
 from gristmill.urls import is_remote
 
@@ -115,6 +117,14 @@ class DoneTasks:
         """Whether a temporary file is there, as recorded, and not one that a killed run left with other arguments."""
         output, found = self.written.get(absolute(path)), self.tags.stat(path)
         return found is not None and (output is None or matches(found, output))
+
+    def remove_leftovers(self) -> None:
+        """Remove what killed workers left beside the outputs of this run's tasks, also of those that were skipped."""
+        local = [path for path in self.written if not is_remote(path)]
+        recorded = {self.ledger.path(output) for record in self.records.values() for output in record.outputs}
+        remove_partial_files([*local, *map(rejects_path, local)])
+        for path in set(map(rejects_path, local)) - recorded:
+            path.unlink(missing_ok=True)
 
     def record_inputs(
         self, selection: str, is_whole: bool, column: str

@@ -177,8 +177,7 @@ class StageRun:
             self.ledger.compact(self._done.records.values(), [*stale, *self._claimed, *left, *gone])
             self.ledger.announce(self.marks.folders)
         remove_folder(self.work)
-        if self.place.scratch.is_private:  # killed processes may have left some
-            remove_partial_files(path for path in self._done.written if not is_remote(path))
+        self._done.remove_leftovers()
         self.marks.remove()
         if not self.options.quiet:
             tasks = sum(1 for step, _ in self._done.records if step)

@@ -121,3 +121,12 @@ def test_a_mark_is_found_behind_links_and_only_where_they_lead(tmp_path: Path) -
         with pytest.raises(InputError, match=r"stage, which writes .*/(runs/1|current), was interrupted"):
             reject_unfinished(tmp_path / folder)
     reject_unfinished(tmp_path / "current/../norm")
+
+
+def test_what_killed_workers_left_beside_finished_outputs_is_removed(source: Path, tmp_path: Path) -> None:
+    upper_stage(source, tmp_path / "out")
+    left = [tmp_path / "out" / name for name in ("b.0123abcd.partial", "b.malformed.0123abcd.partial", "b.malformed")]
+    for path in left:
+        path.touch()
+    assert upper_stage(source, tmp_path / "out").ran == 0
+    assert not any(path.exists() for path in left)
