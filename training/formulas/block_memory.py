@@ -107,8 +107,10 @@ def _all_features(sizes: BlockSizes) -> dict[str, int]:
 def _mlp_features(sizes: BlockSizes) -> tuple[str, ...]:
     """Inner tensors of the MLP that are saved."""
     if sizes.model.is_gated:
-        fused = sizes.fused_loops and sizes.model.mlp == "swiglu"
-        return ("gate", "up", "product") if fused else ("gate", "up", "product", "activation")
+        if sizes.model.mlp == "geglu":  # fused loops save GELU's derivative; the gate is part of a fused product
+            fused = sizes.fused_loops and _is_fused(sizes, 2 * sizes.model.ffn_width // sizes.tp)
+            return ("gate", "up", "product", "activation", "derivative")[: 5 if fused else 4]
+        return ("gate", "up", "product") if sizes.fused_loops else ("gate", "up", "product", "activation")
     if sizes.model.mlp == "relu":
         return ("relu",)  # which is positive where its input is
     return ("up", "gelu", "logistic") if sizes.model.mlp == "gelu-fast" else ("up", "gelu")  # or gelu's derivative
@@ -129,7 +131,7 @@ def _shared_with_products(sizes: BlockSizes) -> dict[str, int]:
     if not (sizes.fused_products and sizes.model.qkv_bias):  # with a bias those products are not yet what is used
         names |= {"values", "unnormed"} | ({"queries", "keys"} if sizes.model.positions != "rope" else set())
     if not (sizes.fused_products and sizes.model.mlp_bias):
-        names |= {"gate"} | ({"up"} if sizes.model.mlp == "swiglu" or not sizes.fused_loops else set())
+        names |= {"gate"} | ({"up"} if sizes.model.is_gated or not sizes.fused_loops else set())
     return {name: every[name] for name in names if name in every and name in (*kept, "unnormed")}
 
 

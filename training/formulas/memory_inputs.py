@@ -94,4 +94,4 @@ class MemoryInputs:
 
     def is_tied(self, stage: int) -> bool:
         """True if the stage has both ends of the model, and one matrix for them."""
-        return bool(self.model.tied) and {p.unit for p in self.parameters[stage]} >= {"embed", "head"}
+        return bool(self.model.tied) and self.layout.stages == 1 and stage == 0

@@ -34,7 +34,9 @@ def apply_rotary(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """
     rotated = table[0].shape[-1]
     if rotated < x.shape[-1]:
-        return torch.cat((apply_rotary(x[..., :rotated], table), x[..., rotated:]), -1)
+        parts = (apply_rotary(x[..., :rotated], table), x[..., rotated:])
+        # in the projection's memory layout, (B, T, H, E): attention's output has that of its queries
+        return torch.cat([part.transpose(1, 2) for part in parts], -1).transpose(1, 2)
     return _Rotary.apply(x, *(t.to(accumulation_dtype(x.dtype)) for t in table))
 
 

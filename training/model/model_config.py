@@ -216,6 +216,16 @@ class ModelConfig:
             self.window == 0 or self.positions != "alibi",
             f"model.window {self.window} and model.positions alibi: a window has no bias; try --model.window 0",
         )
+        require(
+            self.position_offset == 0 or self.positions == "learned",
+            f"model.position_offset {self.position_offset} needs learned positions, and model.positions is "
+            f"{self.positions}; try --model.positions learned, or another preset",
+        )
+        require(
+            not self.query_layer or (self.layers > 1 and self.residual == "pre-norm"),
+            f"model.query_layer needs 2 layers or more, and pre-norm, and this model has {self.layers} and "
+            f"{self.residual}; try --model.query_layer false",
+        )
         _check_rope(self)
         require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}; wanted 0 <= dropout < 1")
 

@@ -12,6 +12,8 @@ from training.distributed.layout import ParallelConfig
 RunRanks = Callable[..., list[Any]]
 LLAMA, GPT2 = (small(preset, layers=4, width=64, vocabulary=1024, seq_len=48) for preset in ("llama", "gpt2"))
 QWEN = small("llama", layers=4, width=64, vocabulary=1024, seq_len=48, head_dim=32, qk_norm=True, qkv_bias=True)
+SMALL = {"layers": 4, "width": 64, "vocabulary": 1024, "seq_len": 48}
+NEOX, BLOOM, OPT, GLM, CODEGEEX = (small(name, **SMALL) for name in ("gpt-neox", "bloom", "opt", "glm", "codegeex"))
 BUCKET = 300_000  # bytes: several of them
 ROWS = {
     "one process": Row(LLAMA),
@@ -20,6 +22,12 @@ ROWS = {
     "norms of wide heads": Row(QWEN),
     "norms of wide heads, bf16, selective": Row(QWEN, precision="bf16", recompute="selective"),
     "norms of wide heads, tensor parallel": Row(QWEN, ParallelConfig(tp=2), processes=2),
+    "gpt-neox": Row(NEOX, precision="bf16"),
+    "bloom": Row(BLOOM),
+    "bloom, tensor parallel": Row(BLOOM, ParallelConfig(tp=2), processes=2),
+    "opt": Row(OPT, precision="bf16"),
+    "glm": Row(GLM),
+    "codegeex": Row(CODEGEEX),
     "ddp": Row(LLAMA, ParallelConfig(micro_batches=2), "bf16", processes=2, bucket_bytes=BUCKET),
     "zero1": Row(GPT2, ParallelConfig(zero=1, micro_batches=4), processes=2, bucket_bytes=BUCKET),
     "zero2": Row(LLAMA, ParallelConfig(zero=2, micro_batches=4), "bf16", processes=2, bucket_bytes=BUCKET),

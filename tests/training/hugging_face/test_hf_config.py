@@ -1,5 +1,6 @@
 """config.json: every field of every family is known, and one that is not is refused by name."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ import transformers
 
 from gristmill.errors import UsageError
 from training.hugging_face.families import FAMILIES
-from training.hugging_face.hf_config import known_fields, read_hf_config, write_hf_config
+from training.hugging_face.hf_config import find_family, known_fields, read_hf_config, write_hf_config
+from training.model.model_config import ModelConfig
 
 NAMES = list(FAMILIES)
 SMALL: dict[str, dict[str, Any]] = {
@@ -120,3 +122,58 @@ def test_a_window_that_is_null_is_none_and_an_absent_one_the_default() -> None:
 def test_gpt2_with_the_exact_gelu_is_known() -> None:
     _, model = read_hf_config(fields_of("gpt2") | {"activation_function": "gelu"})
     assert model.mlp == "gelu-exact"
+
+
+# what config.json of published models has beside today's fields, or in place of them
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2-124m": ("gpt2", {
+        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+        "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-5, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+        "resid_pdrop": 0.1, "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True,
+        "summary_type": "cls_index", "summary_use_proj": True, "vocab_size": 50257,
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    }),
+    "gpt-neox-20b": ("gpt_neox", {
+        "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0, "hidden_act": "gelu_fast", "hidden_size": 6144,
+        "initializer_range": 0.02, "intermediate_size": 24576, "layer_norm_eps": 1e-5, "max_position_embeddings": 2048,
+        "num_attention_heads": 64, "num_hidden_layers": 44, "rotary_emb_base": 10000, "rotary_pct": 0.25,
+        "tie_word_embeddings": False, "torch_dtype": "float16", "use_cache": True, "vocab_size": 50432,
+    }),
+    "pythia-160m": ("gpt_neox", {
+        "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu", "hidden_size": 768, "initializer_range": 0.02,
+        "intermediate_size": 3072, "layer_norm_eps": 1e-5, "max_position_embeddings": 2048, "num_attention_heads": 12,
+        "num_hidden_layers": 12, "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False,
+        "use_cache": True, "use_parallel_residual": True, "vocab_size": 50304,
+    }),
+    "bloom-560m": ("bloom", {
+        "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0, "attention_softmax_in_fp32": True,
+        "bias_dropout_fusion": True, "hidden_dropout": 0.0, "initializer_range": 0.02, "layer_norm_epsilon": 1e-5,
+        "masked_softmax_fusion": True, "n_embed": 1024, "n_inner": None, "n_layer": 24, "num_attention_heads": 16,
+        "offset_alibi": 100, "pad_token_id": 3, "pretraining_tp": 1, "seq_length": 2048, "skip_bias_add": True,
+        "skip_bias_add_qkv": False, "unk_token_id": 0, "use_cache": True, "vocab_size": 250880,
+    }),
+    "opt-125m": ("opt", {
+        "_remove_final_layer_norm": False, "activation_dropout": 0.0, "activation_function": "relu",
+        "attention_dropout": 0.0, "bos_token_id": 2, "do_layer_norm_before": True, "dropout": 0.1, "ffn_dim": 3072,
+        "hidden_size": 768, "init_std": 0.02, "layerdrop": 0.0, "max_position_embeddings": 2048,
+        "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 1, "prefix": "</s>", "use_cache": True,
+        "vocab_size": 50272, "word_embed_proj_dim": 768,
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_a_published_config_json_is_the_preset(preset: str) -> None:
+    model_type, config = PUBLISHED[preset]
+    family, model = read_hf_config({"model_type": model_type, **config})
+    assert replace(model, preset=preset) == ModelConfig(preset=preset).resolve(model.vocab_size, model.context)
+    assert find_family(model) is family
+
+
+def test_opt_with_projections_of_its_embedding_is_refused() -> None:
+    config = fields_of("opt")
+    with pytest.raises(UsageError, match="its word_embed_proj_dim is 512 and its hidden_size 24"):
+        read_hf_config(config | {"word_embed_proj_dim": 512})
+    with pytest.raises(UsageError, match="its do_layer_norm_before is False; our model implements True only"):
+        read_hf_config(config | {"do_layer_norm_before": False, "word_embed_proj_dim": 512})

@@ -1,6 +1,7 @@
 """Options of the decoder that depend on one another, and their records."""
 
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 import torch
@@ -82,3 +83,14 @@ def test_a_window_longer_than_the_sequence_costs_nothing(monkeypatch: pytest.Mon
     decoders = [Decoder(replace(SIZES, window=window).resolve(50, 8)) for window in (0, 8)]
     decoders[1].load_state_dict(decoders[0].state_dict())
     assert torch.equal(decoders[0](ids), decoders[1](ids))
+
+
+def test_an_offset_of_positions_that_are_not_learned_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"model.position_offset 2 needs learned positions"):
+        ModelConfig(preset="opt", positions="rope").resolve(9, 8)
+
+
+@pytest.mark.parametrize("options", [{"layers": 1}, {"residual": "parallel"}, {"residual": "deepnorm"}], ids=str)
+def test_a_query_layer_that_the_model_cannot_have_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"model.query_layer needs 2 layers or more, and pre-norm"):
+        ModelConfig(preset="codegeex", **options).resolve(9, 8)

@@ -63,7 +63,9 @@ FAMILY = Family(
         "rotary_pct": 0.25, "rotary_emb_base": None, **ROPE_DEFAULTS,
     },
     accepted={},
-    ignored=frozenset({"attention_dropout", "hidden_dropout"}),
+    ignored=frozenset({
+        "attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob",
+    }),
     buffers=(".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq"),
     read=_read,
     write=_write,
