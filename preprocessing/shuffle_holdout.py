@@ -39,6 +39,7 @@ from preprocessing.datasets import shares_table, source_weights
 from preprocessing.mixing.chunks import (
     SPLIT,
     mark_outdated_chunks,
+    name_from,
     note_missing_parts,
     reject_other_holdout,
     reject_other_parts,
@@ -246,6 +247,7 @@ def pass2(
             f"pass2 {start} {end}: wanted 0 ≤ start < end, in twentieths of the {manifest.parts} parts that pass1 "
             f"made: 0 {MIN_PARTS} for all, or 0 {MIN_PARTS // 2} and {MIN_PARTS // 2} {MIN_PARTS} for two chunks"
         )
+    holdout_dir = name_from(train_dir, holdout_dir)
     parts = range(*(-(-min(place, MIN_PARTS) * manifest.parts // MIN_PARTS) for place in (start, end)))
     outputs = {part: _outputs(part, train_dir / f"chunk{chunk}", holdout_dir / f"chunk{chunk}") for part in parts}
     plans = "" if len(parts) == manifest.parts else "its own parts"  # no task's name: a part may move to this chunk

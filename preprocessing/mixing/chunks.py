@@ -10,6 +10,7 @@ from gristmill.engine.run import StageRun, StepResult
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.files import STATE_DIR, mark_finished, mark_unfinished, marked_stages
 from gristmill.storage.files import is_folder, resolved
+from gristmill.storage.names import absolute
 from gristmill.urls import is_remote
 
 SPLIT = "split"  # name of the step that makes the parts
@@ -46,6 +47,21 @@ def _outdated_chunks(run: StageRun, split: StepResult) -> set[str]:
 def _content(record: DoneRecord) -> tuple[str | None, ...]:
     """What pass 1 had mixed, of which a part was made, and what is held out of it: arguments of its task."""
     return tuple(record.identity.get(f"argument {name}") for name in ("content", "limits"))
+
+
+def name_from(train_dir: Path, holdout_dir: Path) -> Path:
+    """The path of the holdout by the name of the nearest folder that it shares with the train set.
+
+    The ledger beside the train set names the holdout relative to it, which must not depend on the links by which either
+    was named.
+    """
+    holdout_dir = absolute(holdout_dir)
+    if not (is_remote(train_dir) or is_remote(holdout_dir)):
+        place = resolved(holdout_dir.parent) / holdout_dir.name
+        for folder in list(absolute(train_dir).parents)[:-1]:
+            if place.is_relative_to(resolved(folder)):
+                return folder / place.relative_to(resolved(folder))
+    return holdout_dir
 
 
 def reject_other_holdout(run: StageRun, train_dir: Path, holdout_dir: Path) -> None:

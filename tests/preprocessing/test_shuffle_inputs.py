@@ -262,8 +262,8 @@ def test_a_copied_train_set_does_not_replace_files_of_others(tmp_path: Path, qui
 
 
 def test_train_set_and_holdout_may_be_named_by_a_link_or_not(tmp_path: Path, quiet: RunOptions, write, read) -> None:
-    real, link = tmp_path / "real", tmp_path / "link"
-    real.mkdir()
+    real, link = tmp_path / "disk/real", tmp_path / "link"
+    real.mkdir(parents=True)
     link.symlink_to(real)
     for number, (train, holdout) in enumerate([(link, link), (link, real), (real, link), (real, real)]):
         write(tmp_path / "norm/book/a.jsonl", [{"text": f"text {i}"} for i in range(30 + number)])
