@@ -64,7 +64,7 @@ def gpt2(draw: random.Random) -> transformers.PretrainedConfig:
 
 
 def gpt_neox(draw: random.Random) -> transformers.PretrainedConfig:
-    parameters = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": draw.choice([0.25, 0.5, 1.0])}
+    parameters = rope(draw) | {"partial_rotary_factor": draw.choice([0.25, 0.5, 1.0])}
     return transformers.GPTNeoXConfig(
         vocab_size=VOCABULARY, hidden_size=24, num_attention_heads=3, num_hidden_layers=2, intermediate_size=20,
         max_position_embeddings=16, rope_parameters=parameters, use_parallel_residual=draw.random() < 0.5,
