@@ -20,6 +20,7 @@ from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.stability import StabilityConfig
+from training.profiling.profile_config import ProfileConfig
 from training.reporting.evaluate import EvalConfig
 from training.reporting.metrics import MetricsConfig
 
@@ -41,6 +42,7 @@ class TrainConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     stability: StabilityConfig = field(default_factory=StabilityConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     seed: int = 1
     """Seed of the initial weights, the dropout masks, the order of sequences and sampled text."""
     precision: Precision = "fp32"
@@ -78,6 +80,7 @@ class TrainConfig:
                 check_ranges(options, f"{section.name}.")
         self.optim.check()
         self.data.check()
+        self.profile.check()
         self.eval.check()
         require(
             self.init_from is None or self.branch_from is None,

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from training.config import TrainConfig
@@ -62,3 +63,15 @@ class RunPlan:
     def tokens_per_step(self) -> int:
         """Tokens of the global batch."""
         return self.config.data.batch_size * self.config.data.seq_len
+
+    def header(self, parameters: int, processes: int, device: str) -> str:
+        """Two lines for logs: the sizes of the model, the layout and the batch. `device` is cpu or cuda."""
+        model, split = self.model, self.split
+        threads = f" x {torch.get_num_threads()} threads" if device == "cpu" else ""
+        return (
+            f"{model.preset}: {parameters:,} parameters, {model.layers} layers of width {model.width}, "
+            f"vocabulary {model.vocab_size}\n"
+            f"{processes} processes ({device}{threads}, {self.config.precision}): "
+            f"{self.layout.describe()}; a step is {self.tokens_per_step:,} tokens: {split.dp_size} replicas x "
+            f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x {self.train.first.length}"
+        )

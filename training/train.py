@@ -45,7 +45,8 @@ def train_as_planned(plan: RunPlan, on_step: Callable[[], None] = lambda: None) 
         due = False
         for step in range(trainer.steps_done + 1, config.optim.steps + 1):
             on_step()
-            stopping = trainer.step(step, stop.received)
+            with trainer.profiler.step(step):
+                stopping = trainer.step(step, stop.received)
             last = step == config.optim.steps
             evaluating = last or _is_due(step, config.eval.every)
             due = due or _is_due(step, config.checkpoint.every)

@@ -31,6 +31,7 @@ from training.optim.stability import Stability
 from training.optim.weight_average import AveragingOptimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallelize import parallelize
+from training.profiling.profiler import Profiler
 from training.reporting.evaluate import unigram_loss
 from training.reporting.holdouts import Holdouts
 from training.reporting.metrics import Reporter, StepMetrics
@@ -51,7 +52,7 @@ class Trainer:
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
         """Build all parts. Raises UsageError for a batch without data, or a tokenizer that has changed."""
-        self.config, config, data = plan.config, plan.config, plan.config.data
+        self.plan, self.config, config, data = plan, plan.config, plan.config, plan.config.data
         self.train_data, self.holdout = plan.train, plan.holdout
         self.model_config, self.layout, self.split = plan.model, plan.layout, plan.split
         self.tokens_per_step = plan.tokens_per_step
@@ -82,6 +83,8 @@ class Trainer:
         self.meter = ThroughputMeter(self.tokens_per_step, self.flops_per_token, peak, device)
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics)
         self.holdouts = Holdouts(plan.named_holdouts, config.eval, self.split.micro_batch_size)
+        names = [name for name, _ in decoder.named_parameters()]
+        self.profiler = Profiler(config.profile, self.model, names, config.out_dir)
         self.seen = SeenTokens(self.batches, self.train_data, config.metrics.sources)
         sampled = config.eval.sample_tokens > 0
         self.sampler = Sampler(first.folder, first.manifest, config.eval, config.seed) if sampled else None
@@ -146,15 +149,18 @@ class Trainer:
         """
         self.verifier.done()
         lr, loss_scale = learning_rate(step - 1, self.config.optim), self.stability.scale
-        batch = self.loader.batch(step - 1)
-        local_loss = self.model.forward_backward(batch, loss_scale / self.tokens_per_step)
+        with self.profiler.phase("data"):
+            batch = self.loader.batch(step - 1)
+        with self.profiler.phase("backward"):
+            local_loss = self.model.forward_backward(batch, loss_scale / self.tokens_per_step)
         loss, grad_norm, stop, z_loss = self._all_reduce_metrics(local_loss, loss_scale, stop_signal)
         if self.stability.accepts(step, loss, grad_norm):
             max_norm = self.config.optim.max_grad_norm
             clip_factor = min(1.0, max_norm / (grad_norm + 1e-6)) if max_norm else 1.0
-            scale_gradients(self.model.params, clip_factor / loss_scale)
-            self.optimizer.step(lr)
-            self.model.publish_params()
+            with self.profiler.update(loss_scale):
+                scale_gradients(self.model.params, clip_factor / loss_scale)
+                self.optimizer.step(lr)
+                self.model.publish_params()
         self.optimizer.zero_grad()
         self.steps_done = step
         new_scale = self.stability.scale if self.stability.scales_loss else None
@@ -182,6 +188,8 @@ class Trainer:
         """Record the steps since the last report and print the last one."""
         speed = self.meter.measure(len(self.unreported))
         self.reporter.log_steps(self.unreported, self.config.optim.steps, speed)
+        for kind, step, values in self.profiler.take():
+            self.reporter.record(kind, step, **values)
         self.unreported.clear()
         self.meter.restart()
 
@@ -261,6 +269,7 @@ class Trainer:
                 self.checkpoints.wait()
         finally:
             gc.unfreeze()
+            self.profiler.close()
             self.loader.close()
             self.verifier.close()
             self.optimizer.close()
@@ -272,15 +281,9 @@ class Trainer:
 
     def _print_header(self) -> None:
         """Print and record the sizes of model, layout, batch and data."""
-        model, split, world = self.model_config, self.split, self.world
-        threads = f" x {torch.get_num_threads()} threads" if world.device.type == "cpu" else ""
+        world, split = self.world, self.split
         self.reporter.say(
-            f"{model.preset}: {self.parameters:,} parameters, {model.layers} layers of width {model.width}, "
-            f"vocabulary {model.vocab_size}\n"
-            f"{world.size} processes ({world.device.type}{threads}, {self.config.precision}): "
-            f"{self.layout.describe()}; a step is {self.tokens_per_step:,} tokens: {split.dp_size} replicas x "
-            f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x "
-            f"{self.config.data.seq_len}\n"
+            f"{self.plan.header(self.parameters, world.size, world.device.type)}\n"
             f"train {self.train_data.describe(self.batches.steps_per_epoch)}; "
             f"holdout {self.holdouts.counts['']} sequences, unigram loss {self.unigram_loss:.4f}"
         )

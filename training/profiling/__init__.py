@@ -1,0 +1,1 @@
+"""Looking into a run: traces of steps, times of their parts, norms of each layer's gradients and updates."""

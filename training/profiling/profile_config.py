@@ -1,0 +1,45 @@
+"""ProfileConfig: the options for looking into a run."""
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gristmill.config import INT64, Range
+from gristmill.errors import require
+
+_SPAN = re.compile(r"(\d{1,18}):(\d{1,18})")
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """Options for looking into a run. Without them nothing is measured, and with them nothing else is computed."""
+
+    RANGES: ClassVar[dict[str, Range]] = {
+        **dict.fromkeys(("times", "norms"), Range(0, INT64)),
+        "ranks": Range(0, 2**31 - 1),
+    }
+
+    steps: str = ""
+    """START:STOP: trace these steps, both included, with torch's profiler, into out_dir/profile; on a GPU also a
+    snapshot of its memory. None: empty."""
+    ranks: tuple[int, ...] = (0,)
+    """Ranks that write a trace."""
+    times: int = 0
+    """Steps between records of how long the parts of a step take; 0: none. A step that is measured waits for the GPU
+    between its parts."""
+    norms: int = 0
+    """Steps between records of the norms of each layer's gradients, weights and updates; 0: none."""
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """First and last step to trace."""
+        found = _SPAN.fullmatch(self.steps)
+        return (int(found[1]), int(found[2])) if found else None
+
+    def check(self) -> None:
+        """Raise UsageError for steps that are no span."""
+        span = self.span or (0, 0)
+        require(
+            not self.steps or 1 <= span[0] <= span[1],
+            f"profile.steps is {self.steps!r}; wanted START:STOP, from step 1 on; try --profile.steps 10:12",
+        )
