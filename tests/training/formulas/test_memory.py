@@ -27,6 +27,7 @@ ROWS = {
     "bloom, tensor parallel": Row(BLOOM, ParallelConfig(tp=2), processes=2),
     "opt": Row(OPT, precision="bf16"),
     "glm": Row(GLM),
+    "glm, selective": Row(GLM, precision="bf16", recompute="selective"),
     "codegeex": Row(CODEGEEX),
     "ddp": Row(LLAMA, ParallelConfig(micro_batches=2), "bf16", processes=2, bucket_bytes=BUCKET),
     "zero1": Row(GPT2, ParallelConfig(zero=1, micro_batches=4), processes=2, bucket_bytes=BUCKET),

@@ -5,17 +5,13 @@ from pathlib import Path
 
 from tests.training.hf_models import MODELS, THEIRS
 from tests.training.hugging_face.test_families import FAMILY_NAMES
+from tests.training.hugging_face.test_generation import GENERATED
 from training.hugging_face.families import FAMILIES
 from training.parity.cases import SHRUNK
 
 DOCS = Path(__file__).parents[3] / "docs/models.md"
-CASES = (
-    set(FAMILY_NAMES),
-    set(THEIRS),
-    set(MODELS),
-    set(MODELS),
-    set(SHRUNK),
-)  # of the columns, but the first and last
+# of the columns, but the first and last
+CASES = (set(FAMILY_NAMES), set(THEIRS), set(MODELS), set(GENERATED), set(SHRUNK))
 
 
 def test_every_cell_is_a_case_of_its_test() -> None:
