@@ -1,4 +1,4 @@
-"""Plot a run's loss curve, in the terminal and as loss.svg and loss.png: `gristmill plot RUN_DIR`."""
+"""Plot a run: its losses in the terminal, as loss.svg and loss.png, and with more as run.svg and run.png."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tyro.conf import Positional
 from gristmill.errors import UsageError
 from gristmill.storage.local import atomic_write_bytes
 from training.reporting.metrics_file import METRICS, finite, read_metrics_and_damage
+from training.reporting.panels import draw_panels, read_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,6 +27,8 @@ _MARKERS = {"train": "·", "holdout": "o", "unigram": "-"}
 
 def plot(run_dir: Positional[Path]) -> Path:
     """Print the loss curves of `run_dir`/metrics.jsonl and write them to `run_dir`/loss.svg and loss.png.
+
+    Losses by source, learning rate, gradient norm, throughput and memory are drawn beside them in run.svg and run.png.
 
     Args:
         run_dir: The run's --out_dir.
@@ -41,7 +44,8 @@ def plot(run_dir: Positional[Path]) -> Path:
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("the picture needs matplotlib, which is not installed: pip install 'gristmill[train]'")
     figure = draw_figure(curves, title=f"Loss of {run_dir.resolve().name}")
-    for name, image in render_images(figure).items():
+    panels = draw_panels(read_panels(read_metrics_and_damage(run_dir / METRICS)[0]), title=run_dir.resolve().name)
+    for name, image in {**render_images(figure), **render_images(panels, "run")}.items():
         atomic_write_bytes(run_dir / name, image)
     return run_dir / "loss.svg"
 
@@ -94,8 +98,8 @@ def draw_figure(curves: dict[str, Curve], title: str) -> Figure:
     return figure
 
 
-def render_images(figure: Figure) -> dict[str, bytes]:
-    """Render loss.svg and loss.png; the same figure always gives the same bytes."""
+def render_images(figure: Figure, name: str = "loss") -> dict[str, bytes]:
+    """Render `name`.svg and `name`.png; the same figure always gives the same bytes."""
     from matplotlib import rc_context
 
     svg, png = io.BytesIO(), io.BytesIO()
@@ -104,7 +108,7 @@ def render_images(figure: Figure) -> dict[str, bytes]:
         with rc_context({"svg.hashsalt": "gristmill", "svg.fonttype": "none"}):  # text as text, not as outlines
             figure.savefig(svg, format="svg", metadata={"Date": None})
         figure.savefig(png, format="png", dpi=100)
-    return {"loss.svg": svg.getvalue(), "loss.png": png.getvalue()}
+    return {f"{name}.svg": svg.getvalue(), f"{name}.png": png.getvalue()}
 
 
 def terminal_plot(curves: dict[str, Curve], width: int = 72, height: int = 18) -> str:

@@ -3,12 +3,14 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gristmill.errors import InputError, UsageError
 from training.reporting.metrics_file import METRICS
-from training.reporting.plot import draw_figure, plot, read_curves, terminal_plot
+from training.reporting.panels import draw_panels, read_panels
+from training.reporting.plot import draw_figure, plot, read_curves, render_images, terminal_plot
 
 
 @pytest.fixture
@@ -42,11 +44,32 @@ def test_the_figure_holds_every_point(run_dir: Path) -> None:
 
 def test_the_same_run_gives_the_same_bytes(run_dir: Path) -> None:
     plot(run_dir)
-    first = {name: (run_dir / name).read_bytes() for name in ("loss.svg", "loss.png")}
+    first = {name: (run_dir / name).read_bytes() for name in ("loss.svg", "loss.png", "run.svg", "run.png")}
     command = [sys.executable, "-m", "gristmill_cli", "plot", str(run_dir)]
     subprocess.run(command, check=True, capture_output=True)
     assert first == {name: (run_dir / name).read_bytes() for name in first}
     assert b"dc:date" not in first["loss.svg"]
+
+
+def test_panels_hold_every_finite_point_of_each_source_and_holdout() -> None:
+    records: list[dict[str, Any]] = [
+        {"kind": "step", "step": 1, "loss": 3.0, "lr": 1e-3, "grad_norm": None, "memory_bytes": 2**31, "mfu": None},
+        {"kind": "step", "step": 2, "loss": None, "lr": 2e-3, "tokens_per_second": 5.0},
+        {"kind": "eval", "step": 2, "loss": 2.5, "sources": {"web": {"loss": 2.0}, "code": {"loss": None}, "bad": 3},
+         "holdouts": {"late": {"loss": 4.0, "sources": {"$web$": {"loss": 4.5}}}, "harmed": []}},
+    ]  # fmt: skip
+    panels = read_panels(records)
+    assert panels == {
+        "loss (nats/token)": {"train": [(1, 3.0)], "holdout": [(2, 2.5)]},
+        "holdout loss by source (nats/token)": {"web": [(2, 2.0)], "late": [(2, 4.0)], "late: $web$": [(2, 4.5)]},
+        "learning rate": {"": [(1, 1e-3), (2, 2e-3)]},
+        "tokens/s": {"": [(2, 5.0)]},
+        "peak memory of a rank (GiB)": {"": [(1, 2.0)]},
+    }
+    figure = draw_panels(panels, "a run")
+    assert [axes.get_title() for axes in figure.axes] == list(panels)
+    assert [line.get_label() for line in figure.axes[1].lines] == ["web", "late", "late: $web$"]
+    assert b"late: $web$" in render_images(figure, "run")["run.svg"]
 
 
 @pytest.mark.parametrize("name", [r"a$\frac$", "日本"])
