@@ -59,6 +59,7 @@ FEATURES: dict[str, Callable[[Case], bool]] = {
     "offload: cpu": lambda c: c.offload == "cpu",
     "offload: disk": lambda c: c.offload == "disk",
     "compiled": lambda c: c.compiled,
+    "documents apart": lambda c: c.documents,
 }
 
 

@@ -72,6 +72,8 @@ class EvaluateConfig:
     """Lengths of documents, in tokens, that divide them into ranges; losses of each range are reported."""
     ema: bool = False
     """Evaluate the average of the weights, of a run with optim.ema_decay, instead of the weights."""
+    mask_documents: bool = False
+    """Documents do not see each other, as in training with data.mask_documents."""
     out: Path | None = None
     """JSON file to write the losses to."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -105,7 +107,7 @@ def evaluate_checkpoint(config: EvaluateConfig) -> dict[str, HoldoutLosses]:
         tokens = {str(path): TokenSequences(path, length) for path in config.tokens}
         for data in tokens.values():
             _require_tokenizer(data, tokenizer)
-        found = Holdouts(tokens, config.eval, config.micro_batch_size).evaluate(model)
+        found = Holdouts(tokens, config.eval, config.micro_batch_size, config.mask_documents).evaluate(model)
         if config.text:
             path = _tokenizer_path(config, tokenizer, folder)
             texts = {str(file): TextSequences(file, length, path, tokenizer) for file in config.text}

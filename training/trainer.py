@@ -60,8 +60,8 @@ class Trainer:
         self.tokenizer = first.manifest.tokenizer
 
         self.world = world = build_world(self.layout, device, config.seconds_to_wait)
-        sequences, mix = self.train_data.sequences(config.seed)
-        self.batches = Batches(sequences, self.split, world.dp_rank, config.seed, data.order, mix)
+        sequences, mix = self.train_data.sequences(config.seed, config.out_dir if data.is_packed else None)
+        self.batches = Batches(sequences, plan.split, world.dp_rank, config.seed, data.order, mix, data.mask_documents)
         self.loader = PrefetchLoader(self.batches, device)
 
         decoder = meta_decoder(self.model_config)
@@ -82,9 +82,8 @@ class Trainer:
         peak = peak_flops(device, config.precision, config.metrics.peak_tflops, world.size)
         self.meter = ThroughputMeter(self.tokens_per_step, self.flops_per_token, peak, device)
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics)
-        self.holdouts = Holdouts(plan.named_holdouts, config.eval, self.split.micro_batch_size)
-        names = [name for name, _ in decoder.named_parameters()]
-        self.profiler = Profiler(config.profile, self.model, names, config.out_dir)
+        self.holdouts = Holdouts(plan.named_holdouts, config.eval, self.split.micro_batch_size, data.mask_documents)
+        self.profiler = Profiler(config.profile, self.model, [*dict(decoder.named_parameters())], config.out_dir)
         self.seen = SeenTokens(self.batches, self.train_data, config.metrics.sources)
         sampled = config.eval.sample_tokens > 0
         self.sampler = Sampler(first.folder, first.manifest, config.eval, config.seed) if sampled else None
@@ -149,11 +148,12 @@ class Trainer:
         """
         self.verifier.done()
         lr, loss_scale = learning_rate(step - 1, self.config.optim), self.stability.scale
+        targets = self.batches.target_count(step - 1)
         with self.profiler.phase("data"):
             batch = self.loader.batch(step - 1)
         with self.profiler.phase("backward"):
-            local_loss = self.model.forward_backward(batch, loss_scale / self.tokens_per_step)
-        loss, grad_norm, stop, z_loss = self._all_reduce_metrics(local_loss, loss_scale, stop_signal)
+            local_loss = self.model.forward_backward(batch, loss_scale / targets)
+        loss, grad_norm, stop, z_loss = self._all_reduce_metrics(local_loss, targets, loss_scale, stop_signal)
         if self.stability.accepts(step, loss, grad_norm):
             max_norm = self.config.optim.max_grad_norm
             clip_factor = min(1.0, max_norm / (grad_norm + 1e-6)) if max_norm else 1.0
@@ -168,7 +168,7 @@ class Trainer:
         return stop
 
     def _all_reduce_metrics(
-        self, local_loss: Tensor, loss_scale: float, stop_signal: int
+        self, local_loss: Tensor, targets: int, loss_scale: float, stop_signal: int
     ) -> tuple[float, float, bool, float | None]:
         """Mean loss (nats/token), unscaled gradient norm, whether to stop, and mean z-loss: over all ranks, at once."""
         squares = squared_grad_norm(self.model.params, self.world.device)
@@ -176,8 +176,8 @@ class Trainer:
         if self.config.optim.z_loss:
             local.append(self.model.take_z_loss().double())
         total, square, stop, *z_loss = self.world.all_reduce(torch.stack(local)).tolist()
-        mean_z_loss = z_loss[0] / self.tokens_per_step if z_loss else None
-        return total / self.tokens_per_step, math.sqrt(square) / loss_scale, stop > 0, mean_z_loss
+        mean_z_loss = z_loss[0] / targets if z_loss else None
+        return total / targets, math.sqrt(square) / loss_scale, stop > 0, mean_z_loss
 
     @property
     def skipped(self) -> bool:
@@ -197,7 +197,7 @@ class Trainer:
         """Measure the losses of the holdouts and sample some text, after `step` steps."""
         with self._weights_to_evaluate():
             losses = self.holdouts.evaluate(self.model)
-            text = self.sampler.sample(self.model) if self.sampler else ""
+            text = self.sampler.sample(self.model, self.config.data.mask_documents) if self.sampler else ""
         self.reporter.log_eval(step, losses, self.unigram_loss, text)
         if self.world.is_main and (seen := self.seen.after(step)):
             self.reporter.log_seen(step, seen)
@@ -288,7 +288,7 @@ class Trainer:
             f"holdout {self.holdouts.counts['']} sequences, unigram loss {self.unigram_loss:.4f}"
         )
         parts = self.train_data.lines(self.batches.mix, self.config.optim.steps * split.batch_size)
-        for line in [*parts, *self.config.memory.warnings(world.device.type)]:
+        for line in [*parts, *self.batches.data.notes(), *self.config.memory.warnings(world.device.type)]:
             self.reporter.say(line)
         self.reporter.record(
             "run",

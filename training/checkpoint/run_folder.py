@@ -99,7 +99,9 @@ def _require_same_run(out_dir: Path, identity: dict[str, Any], optim: OptimConfi
         )
         return
     given = json.loads(json.dumps(identity, default=str))  # as it was written: lists for tuples
-    used = [key for key in stored if key.startswith("model.") and key not in given]  # recorded only where they are used
+    used = [
+        key for key in stored if key.startswith(("model.", "data.")) and key not in given
+    ]  # recorded only where they are used
     differing = [
         f"{key} ({stored.get(key)} there, {given.get(key)} now)"
         for key in (*given, *used)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from gristmill.config import Range
 from gristmill.errors import UsageError, require
-from training.data.mix import MixedSequences, MixOrder
+from training.data.mix import MixOrder
 from training.data.order import EpochOrder, OrderKind
-from training.data.sequences import TokenSequences
+from training.data.sequences import Sequences
 from training.distributed.layout import ParallelConfig
 from training.kernels.keyed_random import key_from_name
 from training.model.batch import Batch
@@ -48,11 +48,29 @@ class DataConfig:
     """Order of the sequences in an epoch. keyed: a permutation computed index by index, of no size in memory; randperm:
     torch.randperm, 8 bytes a sequence in every process, as in releases before this option. Give it to resume a run
     that one of them began."""
+    mask_documents: bool = False
+    """Documents in one sequence do not see each other, and positions restart with each, in training and evaluation. The
+    first document of a sequence starts at position 0 even if it was cut. Where documents start is read from the .idx
+    files."""
+    packing: Literal["windows", "best-fit"] = "windows"
+    """Training sequences. windows: consecutive tokens, so that most sequences begin and end within a document;
+    best-fit: whole documents, packed with little padding, which the loss ignores; only documents longer than a
+    sequence are cut (Ding et al. 2024). The plan of a packing is kept in out_dir."""
 
     @property
     def train_folders(self) -> tuple[Path, ...]:
         """The folders to train on."""
         return self.train if isinstance(self.train, tuple) else (self.train,)
+
+    @property
+    def is_packed(self) -> bool:
+        """Training sequences are packed documents."""
+        return self.packing == "best-fit"
+
+    def of_documents(self) -> dict[str, bool | str]:
+        """The options of documents that are not at their defaults, by name: runs from before them have none."""
+        chosen = {"data.mask_documents": self.mask_documents, "data.packing": self.packing}
+        return {name: value for name, value in chosen.items() if value not in (False, "windows")}
 
     def check(self) -> None:
         """Raise UsageError for weights that do not fit the folders, or an order that mixes do not have."""
@@ -70,6 +88,10 @@ class DataConfig:
         require(
             folders == 1 or self.order == "keyed",
             f"data.order {self.order} is of one folder, and data.train names {folders}; try --data.order keyed",
+        )
+        require(
+            folders == 1 or not self.is_packed,
+            f"data.packing {self.packing} is of one folder, and data.train names {folders}; try --data.packing windows",
         )
 
 
@@ -112,15 +134,17 @@ class Batches:
 
     def __init__(
         self,
-        data: TokenSequences | MixedSequences,
+        data: Sequences,
         split: BatchSplit,
         dp_rank: int,
         seed: int,
         order: OrderKind = "keyed",
         mix: MixOrder | None = None,
+        mask_documents: bool = False,
     ) -> None:
         """`mix`: the order of several sets. Raises UsageError where one set has fewer sequences than a global batch."""
         self.data, self.split, self.dp_rank, self.seed, self.mix = data, split, dp_rank, seed, mix
+        self.mask_documents = mask_documents
         self.order = EpochOrder(order, len(data), seed)
         self.steps_per_epoch = len(data) // split.batch_size
         if self.steps_per_epoch < 1 and mix is None:
@@ -148,6 +172,12 @@ class Batches:
             found.append(self.order.at(epoch, positions))
         return torch.cat(found).numpy()
 
+    def target_count(self, step: int) -> int:
+        """Targets of the global batch of a step (from 0) that are not padding."""
+        if not self.data.is_padded:
+            return self.split.batch_size * self.data.length
+        return self.data.target_count(self.global_indices(step, 1))
+
     def batch(self, step: int) -> Batch:
         """Read the batch of a step (from 0), on the CPU."""
         return self.read(step, 1)[0]
@@ -158,9 +188,14 @@ class Batches:
         A sequence's sample id depends only on the seed, the step and its position in the global batch; the int64
         sum may wrap.
         """
-        tokens = self.data.batch(self.indices(first, steps))
+        indices = self.indices(first, steps)
+        tokens = self.data.batch(indices)
+        ids = tokens[:, :-1].clamp(min=0) if self.data.is_padded else tokens[:, :-1]
         size = self.split.batch_size
         position = torch.arange(self.dp_rank, size, self.split.dp_size)
         key = key_from_name(f"{self.seed}/sequences")
         sample_ids = torch.arange(first, first + steps)[:, None] * size + position + key
-        return [Batch(t[:, :-1], t[:, 1:], n) for t, n in zip(tokens.chunk(steps), sample_ids, strict=True)]
+        parts = [ids, tokens[:, 1:], sample_ids.flatten()]
+        if self.mask_documents:
+            parts.append(self.data.positions(indices))
+        return [Batch(*part) for part in zip(*(t.chunk(steps) for t in parts), strict=True)]

@@ -57,6 +57,16 @@ class DocumentIndex:
                 parts.append(self._in_shard(shard, max(start - begin, 0), min(stop, end) - begin))
         return DocumentSpans(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
+    def numbered(self, first: int, last: int) -> DocumentSpans:
+        """The documents of these numbers, first … last, at least one; some may be empty."""
+        parts = []
+        start, stop = (int(np.searchsorted(self.documents, at, side="right")) - 1 for at in (first, last - 1))
+        for shard in range(start, stop + 1):
+            begin, end = max(first, int(self.documents[shard])), min(last, int(self.documents[shard + 1]))
+            if begin < end:
+                parts.append(self._of_shard(shard, *(at - int(self.documents[shard]) for at in (begin, end))))
+        return DocumentSpans(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
     def positions(self, starts: Sequence[int] | NDArray[np.int64], length: int) -> Tensor:
         """Positions in their document of the tokens of windows: (len(starts), length) int64.
 
@@ -72,18 +82,28 @@ class DocumentIndex:
 
     def _in_shard(self, shard: int, start: int, stop: int) -> DocumentSpans:
         """The documents that hold tokens start … stop of a shard, counted from its first."""
-        offsets, size = self._offsets(shard), self.shards[shard].tokens
+        offsets = self._offsets(shard)
         first = bisect_right(offsets, start * self.itemsize) - 1
         last = bisect_left(offsets, stop * self.itemsize)
-        end = np.array([size] * (last == len(offsets)), np.int64)
-        begins = np.concatenate([offsets[max(first, 0) : last + 1] // self.itemsize, end])
+        spans, begin = self._of_shard(shard, max(first, 0), last), int(self.tokens[shard])
+        if spans.overlap(begin + start, begin + stop).sum() != stop - start:
+            raise self._damaged(shard, f"it has no documents for tokens {start:,} to {stop:,}")
+        return spans
+
+    def _of_shard(self, shard: int, first: int, last: int) -> DocumentSpans:
+        """The documents first … last of a shard, counted from its first."""
+        offsets = self._offsets(shard)
+        end = np.array([self.shards[shard].tokens] * (last == len(offsets)), np.int64)
+        begins = np.concatenate([offsets[first : last + 1] // self.itemsize, end])
         lengths = np.diff(begins)
-        spans = DocumentSpans(np.arange(first, last), begins[:-1], lengths)
-        if first < 0 or (lengths < 0).any() or spans.overlap(start, stop).sum() != stop - start:
-            path = with_suffix(self.folder / self.shards[shard].name, ".idx")
-            raise InputError(f"{path} is damaged: it has no documents for tokens {start:,} to {stop:,}. {REMEDY}")
-        begin, before = int(self.tokens[shard]), int(self.documents[shard])
-        return DocumentSpans(spans.number + before, spans.start + begin, spans.length)
+        if (lengths < 0).any():
+            raise self._damaged(shard, f"its documents {first:,} to {last:,} are not in order")
+        number = np.arange(first, last) + self.documents[shard]
+        return DocumentSpans(number, begins[:-1] + self.tokens[shard], lengths)
+
+    def _damaged(self, shard: int, fault: str) -> InputError:
+        path = with_suffix(self.folder / self.shards[shard].name, ".idx")
+        return InputError(f"{path} is damaged: {fault}. {REMEDY}")
 
     def _map(self, shard: int) -> NDArray[np.int64]:
         """Where the documents of a shard start in its .bin, in bytes: (documents,) int64."""

@@ -1,8 +1,9 @@
 """Mix of several data sets by weights: which sequence of which set comes next, at any point of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.data.order import EpochOrder
-from training.data.sequences import TokenSequences
+from training.data.packing import PackedSequences
+from training.data.sequences import Sequences, TokenSequences
 
 _MOST_PARTS = 1 << 30  # of the whole, in which a share is counted: products with it fit 64 bits
 
@@ -43,10 +45,10 @@ class TokenMix:
         """Tokens of all data sets."""
         return sum(part.tokens for part in self.parts)
 
-    def sequences(self, seed: int) -> "tuple[TokenSequences | MixedSequences, MixOrder | None]":
-        """What a run reads, and the order of several data sets."""
+    def sequences(self, seed: int, packed_in: Path | None = None) -> "tuple[Sequences, MixOrder | None]":
+        """What a run reads, and the order of several data sets; one is packed if `packed_in` is to keep the plan."""
         if len(self.parts) == 1:
-            return self.first, None
+            return self.first if packed_in is None else PackedSequences(self.first, packed_in), None
         return MixedSequences(self.parts), MixOrder([len(part) for part in self.parts], self.weights, seed)
 
     def describe(self, steps_per_epoch: int) -> str:
@@ -78,14 +80,39 @@ class MixedSequences:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
+    @property
+    def is_padded(self) -> bool:
+        return False
+
+    def notes(self) -> list[str]:
+        """What a run's header says of these sequences."""
+        return []
+
     def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """Read the sequences `indices`: (len(indices), T + 1) int64, in one gather per set."""
+        return self._gather(indices, self.length + 1, lambda part, rows: part.batch(rows))
+
+    def positions(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        """Positions of the inputs of the sequences `indices` in their documents: (len(indices), T) int64."""
+        return self._gather(indices, self.length, lambda part, rows: part.positions(rows))
+
+    def target_count(self, indices: Sequence[int] | NDArray[np.int64]) -> int:
+        """Targets of the sequences `indices`."""
+        return len(indices) * self.length
+
+    def _gather(
+        self,
+        indices: Sequence[int] | NDArray[np.int64],
+        width: int,
+        read: Callable[[TokenSequences, NDArray[np.int64]], Tensor],
+    ) -> Tensor:
+        """What `read` finds in each set of its sequences among `indices`: (len(indices), width) int64."""
         indices = np.asarray(indices, np.int64)
-        out = torch.empty(len(indices), self.length + 1, dtype=torch.int64)
+        out = torch.empty(len(indices), width, dtype=torch.int64)
         of = np.searchsorted(self.starts, indices, side="right") - 1
         for number in np.unique(of):
             rows = np.flatnonzero(of == number)
-            out[torch.from_numpy(rows)] = self.parts[number].batch(indices[rows] - self.starts[number])
+            out[torch.from_numpy(rows)] = read(self.parts[number], indices[rows] - self.starts[number])
         return out
 
 

@@ -9,6 +9,7 @@ import mmap
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,6 +23,31 @@ from gristmill.io.token_shards import map_shard
 from training.data.documents import DocumentIndex
 
 _MAPPED = 256  # shards mapped at once: each takes a file descriptor, and many systems allow 1,024 a process
+
+
+class Sequences(Protocol):
+    """Sequences of T tokens that batches are made of: windows, packed documents, or those of several data sets."""
+
+    folder: Path
+    length: int
+
+    @property
+    def is_padded(self) -> bool:
+        """Some sequences end with padding, of IGNORE_INDEX."""
+
+    def __len__(self) -> int: ...
+
+    def notes(self) -> list[str]:
+        """Lines for a run's header, such as how much is padding."""
+
+    def batch(self, indices: NDArray[np.int64], /) -> Tensor:
+        """Tokens of sequences: (len(indices), T + 1) int64."""
+
+    def positions(self, indices: NDArray[np.int64], /) -> Tensor:
+        """Positions of the first T of them in their documents: (len(indices), T) int64."""
+
+    def target_count(self, indices: NDArray[np.int64], /) -> int:
+        """How many of the last T of them are not padding."""
 
 
 class TokenSequences(Dataset[Tensor]):
@@ -89,6 +115,18 @@ class TokenSequences(Dataset[Tensor]):
         A document that started before the sequence counts from the sequence's start.
         """
         return self.documents.positions(np.asarray(indices, np.int64) * self.length, self.length)
+
+    @property
+    def is_padded(self) -> bool:
+        return False
+
+    def notes(self) -> list[str]:
+        """What a run's header says of these sequences."""
+        return []
+
+    def target_count(self, indices: Sequence[int] | NDArray[np.int64]) -> int:
+        """Targets of the sequences `indices`."""
+        return len(indices) * self.length
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Read tokens start … stop of all shards concatenated: (stop - start,) int64. Raises InputError as `batch`."""

@@ -54,6 +54,10 @@ class TextSequences:
         starts = np.asarray(indices, np.int64) * self.length
         return torch.from_numpy(self.ids[starts[:, None] + np.arange(self.length + 1)])
 
+    def positions(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        """Positions of the inputs of the sequences `indices`, of one document: (len(indices), T) int64."""
+        return torch.arange(self.length).repeat(len(indices), 1)
+
 
 def copy_tokenizer(data: TokenSequences, out_dir: Path) -> None:
     """Copy the tokenizer of token shards, if it is there, to a run's folder, whose checkpoints read text with it."""

@@ -21,6 +21,9 @@ class Kernels(Protocol):
     PRODUCTS: frozenset[Any]
     """Operators, as they are below autograd, that multiply matrices: the most expensive ones."""
 
+    SPLITS_DOCUMENTS: bool
+    """Attention within documents computes one after the other: the device launches small kernels at little cost."""
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, /) -> Tensor: ...
     def fused_linears(self, x: Tensor, layers: Sequence[nn.Linear], /) -> Sequence[Tensor]: ...
     def embedding(self, ids: Tensor, weight: Tensor, /) -> Tensor: ...

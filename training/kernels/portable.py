@@ -12,6 +12,8 @@ LOGITS_BYTES = 1 << 30
 _aten = torch.ops.aten
 PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
 
+SPLITS_DOCUMENTS = False
+
 linear = F.linear
 embedding = F.embedding
 

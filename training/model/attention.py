@@ -1,19 +1,18 @@
-"""Attention of a block: projections, rotation of queries and keys, and the mask."""
+"""Attention of a block: projections, rotation of queries and keys, and attention to the tokens that are not hidden."""
 
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.kernels.dispatch import embedding, fused_linears
-from training.kernels.precision import accumulation_dtype
 from training.kernels.rotary import apply_rotary
-from training.kernels.windowed_attention import windowed_attention
+from training.model.attention_mask import Mask
+from training.model.documents import Documents
 from training.model.dropout import Dropout
 from training.model.layers import Linear, build_norm
 from training.model.model_config import ModelConfig
-from training.model.positions import PositionTable
+from training.model.positions import DocumentTable, PositionTable
 
 
 class Attention(nn.Module):
@@ -32,44 +31,30 @@ class Attention(nn.Module):
         self.o = Linear(config.q_width, config.width, bias=bool(config.out_bias))
 
     def forward(self, x: Tensor, table: PositionTable, sample_ids: Tensor | None) -> Tensor:
-        """(B, T, D) to (B, T, D); `sample_ids` (B,) int64."""
-        q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in self.project(x))
+        """(B, T, D) to (B, T, D); `sample_ids` (B,) int64.
+
+        Where documents do not see each other, all sequences are one of B T tokens until the last projection.
+        """
+        table, documents = table if isinstance(table, DocumentTable) else (table, None)
+        projected = self.project(x, documents)
+        if documents is not None:
+            projected = [y.flatten(0, 1)[None] for y in projected]
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in projected)
         if self.q_norm is not None and self.k_norm is not None:  # Dehghani et al. 2023, "ViT-22B", section 2
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-        bias = table if isinstance(table, Tensor) else None
         if isinstance(table, tuple):
             q, k = apply_rotary(q, table), apply_rotary(k, table)
+        mask = Mask(self.window, table if isinstance(table, Tensor) else None, documents)
         if self.training and self.dropout.p:
-            mixed = self._attention_with_dropout(q, k, v, bias, sample_ids)
-        elif 0 < self.window < q.shape[2]:
-            mixed = windowed_attention(q, k, v, self.window)
-        elif bias is not None:
-            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=q.shape[1] != k.shape[1])
+            mixed = mask.attend_with_dropout(q, k, v, self.dropout, sample_ids)
         else:
-            grouped = q.shape[1] != k.shape[1]
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-        return self.o(mixed.transpose(1, 2).flatten(-2))
+            mixed = mask.attend(q, k, v)
+        return self.o(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
 
-    def project(self, x: Tensor) -> Sequence[Tensor]:
+    def project(self, x: Tensor, _documents: Documents | None) -> Sequence[Tensor]:
         """Queries, keys and values of features (B, T, D), each (B, T, …)."""
         return fused_linears(x, (self.q, self.k, self.v))
-
-    def _attention_with_dropout(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sample_ids: Tensor | None
-    ) -> Tensor:
-        """Attention with all (T, T) weights in memory: torch's fused kernel has no counter-based dropout.
-
-        `q` (B, H, T, E); `k` and `v` (B, kv_heads, T, E).
-        """
-        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
-        scores = q @ k.transpose(-2, -1) * self.head_dim**-0.5
-        scores = scores if bias is None else scores + bias
-        hidden = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
-        if self.window:
-            hidden |= hidden.new_ones(hidden.shape).tril(-self.window)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1, dtype=accumulation_dtype(q.dtype))
-        return self.dropout(weights, sample_ids).to(v.dtype) @ v
 
 
 class QueryAttention(Attention):
@@ -79,6 +64,7 @@ class QueryAttention(Attention):
         super().__init__(config, name)
         self.query = nn.Embedding(config.context, config.width)
 
-    def project(self, x: Tensor) -> Sequence[Tensor]:
-        q = self.q(embedding(torch.arange(x.shape[1], device=x.device), self.query.weight))
+    def project(self, x: Tensor, documents: Documents | None) -> Sequence[Tensor]:
+        positions = torch.arange(x.shape[1], device=x.device) if documents is None else documents.positions
+        q = self.q(embedding(positions, self.query.weight))
         return q.expand(len(x), -1, -1), *fused_linears(x, (self.k, self.v))

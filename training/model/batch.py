@@ -1,5 +1,6 @@
-"""Batch: one data-parallel rank's inputs, targets and sample ids for a step."""
+"""Batch: one data-parallel rank's inputs, targets, sample ids and positions for a step."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +17,22 @@ class Batch:
     """Next tokens (B, T) int64."""
     sample_ids: Tensor
     """Ids of the sequences, unique over the run, (B,) int64; keys of counter-based dropout."""
+    positions: Tensor | None = None
+    """Positions of the input tokens in their documents, (B, T) int64, where documents do not see each other."""
+
+    def chunk(self, count: int) -> list["Batch"]:
+        """Split into `count` micro-batches."""
+        parts = (self.ids, self.targets, self.sample_ids, *([] if self.positions is None else [self.positions]))
+        return [Batch(*part) for part in zip(*(t.chunk(count) for t in parts), strict=True)]
 
     def pin_memory(self) -> "Batch":
         """Copy to pinned memory, from which transfers to a GPU are asynchronous."""
-        return Batch(*(t.pin_memory() for t in (self.ids, self.targets, self.sample_ids)))
+        return self._map(lambda t: t.pin_memory())
 
     def to(self, device: torch.device) -> "Batch":
         """Copy to `device`, asynchronously from pinned memory."""
-        return Batch(*(t.to(device, non_blocking=True) for t in (self.ids, self.targets, self.sample_ids)))
+        return self._map(lambda t: t.to(device, non_blocking=True))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        positions = None if self.positions is None else change(self.positions)
+        return Batch(change(self.ids), change(self.targets), change(self.sample_ids), positions)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from training.model.block import build_block
+from training.model.documents import Documents
 from training.model.embedding import Embedding, Head
 from training.model.layers import build_norm
 from training.model.model_config import ModelConfig
-from training.model.positions import build_positions
+from training.model.positions import build_positions, in_documents
 
 
 class Decoder(nn.Module):
@@ -35,16 +36,26 @@ class Decoder(nn.Module):
         if self.config.tied:
             self.head.weight = self.embed.tokens.weight
 
-    def forward(self, ids: Tensor, targets: Tensor | None = None, sample_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        targets: Tensor | None = None,
+        sample_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
         """Return logits (B, T, V); with `targets` (B, T), their summed loss in nats, (1,), instead; in
         evaluation mode the loss of each, (B, T).
 
         `sample_ids` (B,) int64 are ids of the sequences, unique over the run; dropout masks depend on them.
+        `positions` (B, T) int64 are those of the tokens in their documents, which then do not see each other.
         """
-        x = self.embed(ids, sample_ids)
-        rotary = self.rotary(x)
+        documents = None if positions is None else Documents.of(positions)
+        x = self.embed(ids, sample_ids, documents)
+        table = self.rotary(x)
+        if documents is not None:
+            table = in_documents(table, documents)
         for block in self.blocks.values():
-            x = block(x, rotary, sample_ids)
+            x = block(x, table, sample_ids)
         return self.head(self.norm(x), targets)
 
 

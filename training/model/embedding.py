@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from training.kernels.cross_entropy import ZLoss, linear_cross_entropy, token_losses
 from training.kernels.dispatch import embedding
+from training.model.documents import Documents
 from training.model.dropout import Dropout
 from training.model.layers import build_norm
 from training.model.model_config import ModelConfig
@@ -27,10 +28,10 @@ class Embedding(nn.Module):
         self.embed_norm = build_norm(config) if config.embed_norm else None
         self.dropout = Dropout(config.dropout, "embed")
 
-    def forward(self, ids: Tensor, sample_ids: Tensor | None) -> Tensor:
+    def forward(self, ids: Tensor, sample_ids: Tensor | None, documents: Documents | None = None) -> Tensor:
         x = self.tokens(ids)
         if self.positions is not None:
-            x = x + self.positions(x)
+            x = x + self.positions(x, documents)
         if self.embed_norm is not None:
             x = self.embed_norm(x)
         return self.dropout(x, sample_ids)

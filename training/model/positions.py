@@ -1,6 +1,7 @@
 """Positions: a learned embedding per position, or the angles that rotate queries and keys."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -8,21 +9,45 @@ from torch import Tensor, nn
 from training.kernels.dispatch import embedding
 from training.kernels.precision import accumulation_dtype
 from training.kernels.rotary import rotary_frequencies, rotary_table
+from training.model.documents import Documents
 from training.model.model_config import ModelConfig
 
-# What blocks know of positions: the pair cos, sin of rotary ones, ALiBi's bias, or nothing where they are embedded
-PositionTable = tuple[Tensor, Tensor] | Tensor | None
+# the pair cos, sin of rotary positions, ALiBi's bias, or nothing where positions are embedded
+SequenceTable = tuple[Tensor, Tensor] | Tensor | None
+
+
+class DocumentTable(NamedTuple):
+    """What blocks know of positions where documents do not see each other."""
+
+    table: SequenceTable
+    """Of rotary positions, each of the pair is (B T, E), sequence after sequence; else as without documents."""
+    documents: Documents
+
+
+# What blocks know of positions
+PositionTable = SequenceTable | DocumentTable
+
+
+def in_documents(table: SequenceTable, documents: Documents) -> DocumentTable:
+    """Let rotary positions restart with each document; ALiBi's bias depends on distances alone."""
+    if isinstance(table, tuple):
+        positions = documents.positions.flatten()
+        table = table[0][positions], table[1][positions]
+    return DocumentTable(table, documents)
 
 
 class PositionEmbedding(nn.Embedding):
-    """Learned embedding of the positions of features (B, T, D): (T, D)."""
+    """Learned embedding of the positions of features (B, T, D): (T, D), or in their documents (B, T, D)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.position_rows, config.width)
         self.offset = config.position_offset
 
-    def forward(self, x: Tensor) -> Tensor:
-        return embedding(self.positions(x), self.weight)
+    def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
+        rows = self.positions(x)
+        if documents is not None:
+            rows = documents.positions[:, rows - self.offset] + self.offset
+        return embedding(rows, self.weight)
 
     def positions(self, x: Tensor) -> Tensor:
         """Rows of the tokens' positions in their sequence, (T,) int64."""

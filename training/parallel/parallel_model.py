@@ -81,30 +81,42 @@ class ParallelModel:
         return torch.zeros((), device=self.world.device) if total is None else self._count_once(total)
 
     @torch.no_grad()
-    def loss(self, ids: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+    def loss(
+        self, ids: Sequence[Tensor], targets: Sequence[Tensor], positions: Sequence[Tensor] | None = None
+    ) -> Tensor:
         """Evaluate micro-batches (B, T), without dropout: this rank's term of the loss sum in nats, 0-d float64."""
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for losses in self.target_losses(ids, targets):
+        for losses in self.target_losses(ids, targets, positions):
             total += losses.double().sum()
         return total
 
     @torch.no_grad()
-    def target_losses(self, ids: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+    def target_losses(
+        self, ids: Sequence[Tensor], targets: Sequence[Tensor], positions: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
         """Evaluate micro-batches (B, T), without dropout: the loss of each target in nats, (B, T) a micro-batch.
 
-        One rank of each replica has them, and the others an empty list: a sum over all ranks counts each target once.
+        `positions` as of `Batch`. One rank of each replica has the losses, and the others an empty list: a sum over
+        all ranks counts each target once.
         """
-        losses = self._forward(ids, targets)
+        losses = self._forward(ids, targets, positions)
         return losses if self.world.axis("tp").rank == 0 else []
 
     @torch.no_grad()
-    def next_logits(self, ids: Tensor) -> Tensor:
-        """Logits (V,) of the token after `ids` (1, T); every rank passes the same ids and gets the same logits."""
+    def next_logits(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Logits (V,) of the token after `ids` (1, T); every rank passes the same ids and gets the same logits.
+
+        `positions` (1, T) as of `Batch`.
+        """
         parts = self.layout.sequence_shards
-        ids = ids[:, -(self.config.context // parts * parts) :]  # so that no padding is beyond the learned positions
-        length = ids.shape[1]
-        ids = torch.nn.functional.pad(ids, (0, -length % parts))  # causal: padding has no effect
-        outputs = self._forward([ids.to(self.world.device)], None)
+        longest = self.config.context // parts * parts  # so that no padding is beyond the learned positions
+        length = min(ids.shape[1], longest)
+
+        def padded(x: Tensor) -> list[Tensor]:
+            return [torch.nn.functional.pad(x[:, -longest:], (0, -length % parts)).to(self.world.device)]
+
+        # causal: padding has no effect
+        outputs = self._forward(padded(ids), None, None if positions is None else padded(positions))
         logits = self._all_gather_vocab(outputs[0][0, length - 1]) if outputs else None
         return self._broadcast_from_last_stage(logits)
 
@@ -138,10 +150,9 @@ class ParallelModel:
         """Run all micro-batches; gradients are reduced in the last one, or with ZeRO-2 and 3 in each."""
         (part,), (reducer,) = self.parts, self.reducers
         count = self.layout.micro_batches
-        micro_batches = zip(*(t.chunk(count) for t in (batch.ids, batch.targets, batch.sample_ids)), strict=True)
         total = torch.zeros((), device=self.world.device)
-        for ids, targets, sample_ids in micro_batches:
-            loss = part(ids, targets, sample_ids)
+        for micro_batch in batch.chunk(count):
+            loss = part(micro_batch.ids, micro_batch.targets, micro_batch.sample_ids, micro_batch.positions)
             with reducer.backward_pass():
                 (loss.sum() * scale).backward()
             reducer.finish()  # frees what was sent before the next micro-batch
@@ -150,19 +161,24 @@ class ParallelModel:
 
     def _run_schedule(self, batch: Batch, scale: float) -> Tensor:
         assert self.pipeline is not None
-        loss = self.pipeline.forward_backward(batch.ids, batch.targets, batch.sample_ids, scale)
+        loss = self.pipeline.forward_backward(batch, scale)
         for reducer in self.reducers:
             reducer.finish()
         return loss
 
-    def _forward(self, ids: Sequence[Tensor], targets: Sequence[Tensor] | None) -> list[Tensor]:
+    def _forward(
+        self, ids: Sequence[Tensor], targets: Sequence[Tensor] | None, positions: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
         """The decoder's outputs per micro-batch in evaluation mode; empty on ranks without the last stage."""
         for part in self.parts:
             part.eval()
         if self.pipeline:
-            outputs = self.pipeline.forward(ids, targets)
+            outputs = self.pipeline.forward(ids, targets, positions)
         else:
-            outputs = [self.parts[0](x, targets[i] if targets else None) for i, x in enumerate(ids)]
+            outputs = [
+                self.parts[0](x, targets[i] if targets else None, None, positions[i] if positions else None)
+                for i, x in enumerate(ids)
+            ]
         for part in self.parts:
             part.train()
             reshard(part)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import GraphExecGroup
 
 from training.distributed.collectives import wait
 from training.distributed.layout import ParallelConfig
+from training.model.batch import Batch
 from training.model.decoder import Decoder
 from training.parallel.data_parallel import GradReducer
 from training.sharding.axis import Axis
@@ -77,20 +78,24 @@ class Pipeline:
             scale_grads=False,  # the loss is a sum, already divided by the global count of targets
         )
 
-    def forward_backward(self, ids: Tensor, targets: Tensor, sample_ids: Tensor, scale: float) -> Tensor:
+    def forward_backward(self, batch: Batch, scale: float) -> Tensor:
         """Run the schedule on this replica's batch: accumulate the gradients of `scale` × the summed loss.
 
-        ids and targets are (B, T) int64, sample_ids (B,) int64. Returns the summed loss in nats, 0-d, on the rank
-        of the last stage, and zero on the others.
+        Returns the summed loss in nats, 0-d, on the rank of the last stage, and zero on the others.
         """
         self.scale = scale
         losses: list[Tensor] = []
-        first = (ids,) if 0 in self.stages else ()
-        last = {"target": sample_ids, "losses": losses} if self.layout.stages - 1 in self.stages else {}
-        self.schedule.step(*first, targets=targets, sample_ids=sample_ids, return_outputs=False, **last)
+        first = (batch.ids,) if 0 in self.stages else ()
+        last = {"target": batch.sample_ids, "losses": losses} if self.layout.stages - 1 in self.stages else {}
+        every = {"targets": batch.targets, "sample_ids": batch.sample_ids}  # every stage gets its micro-batch of these
+        if batch.positions is not None:
+            every["positions"] = batch.positions
+        self.schedule.step(*first, **every, return_outputs=False, **last)
         return torch.stack(losses).detach().sum() / scale if losses else torch.zeros((), device=self.device)
 
-    def forward(self, ids: Sequence[Tensor], targets: Sequence[Tensor] | None) -> list[Tensor]:
+    def forward(
+        self, ids: Sequence[Tensor], targets: Sequence[Tensor] | None, positions: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
         """Run a forward pass only: the last stage's outputs per micro-batch, an empty list on the other ranks.
 
         An output is the loss of each target, (B, T), or without targets the logits, (B, T, V). Micro-batches may differ
@@ -102,7 +107,12 @@ class Pipeline:
             outputs[stage] = []
             for i, tokens in enumerate(ids):
                 x = tokens if stage == 0 else self._receive(stage, outputs, i, tokens)
-                y = self.parts[stage](x, targets[i] if targets is not None else None)
+                y = self.parts[stage](
+                    x,
+                    targets[i] if targets is not None else None,
+                    None,
+                    positions[i] if positions is not None else None,
+                )
                 outputs[stage].append(y)
                 if stage + 1 < self.layout.stages and self.ranks[stage + 1] != self.axis.rank:
                     work = dist.isend(y.contiguous(), group=self.axis.group, group_dst=self.ranks[stage + 1])

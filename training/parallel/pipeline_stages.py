@@ -1,6 +1,7 @@
 """Pipeline stages: the layers and the decoder modules of each stage. Stages are numbered in the order of layers."""
 
 from copy import deepcopy
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -55,7 +56,7 @@ class Stage(Decoder):
 class _PassOn(nn.Module):
     """Stands for a module of another stage."""
 
-    def forward(self, x: Tensor, *_: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, *_: Any) -> Tensor:
         return x
 
 

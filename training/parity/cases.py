@@ -86,6 +86,8 @@ class Case:
     steps: int = 3
     """Of training, before an evaluation."""
     compiled: bool = False
+    documents: bool = False
+    """Several documents a sequence, which do not see each other."""
     device: Literal["cpu", "cuda"] = "cpu"
 
     @classmethod
@@ -130,6 +132,7 @@ class Case:
         words += ["z-loss"] * (self.z_loss > 0)
         words += [f"offload-{self.offload}"] * (self.offload != "device")
         words += ["compiled"] * self.compiled
+        words += ["documents"] * self.documents
         words += [self.precision] * (self.precision != "fp64")
         words += [f"{self.steps} steps"] * (self.steps != 3)
         return " ".join([*words, *[f"= {self.reference}"] * (self.reference != "one process")])

@@ -29,10 +29,15 @@ def feature_cases(device: Literal["cpu", "cuda"] = "cpu", full: bool = False) ->
 
     `full`: also those of families that train for longer.
     """
-    asked = [*_single_cases(), *_adamw_cases(device), *_muon_cases(device), *_half_precision_cases()]
+    asked = [*_single_cases(), *_document_cases(), *_half_precision_cases()]
+    asked += [*_adamw_cases(device), *_muon_cases(device)]
     skipped = []
     if transformers_is_installed():
-        asked += [(preset, _ONE, {"reference": "transformers", "dropout": 0.0}) for preset in _PRESETS]
+        asked += [
+            (preset, _ONE, {"reference": "transformers", "dropout": 0.0, "documents": documents})
+            for preset in _PRESETS
+            for documents in (False, True)
+        ]
     else:
         skipped.append("transformers is not installed: its Llama and GPT-2 are not compared; pip install transformers")
     if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
@@ -64,6 +69,22 @@ def _single_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
         yield preset, ParallelConfig(micro_batches=2), {"recompute": "full"}
     for layout in (_ONE, ParallelConfig(tp=2), ParallelConfig(pp=2, schedule="zbv")):
         yield "llama", layout, {"z_loss": 0.01}
+
+
+def _document_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """Documents that do not see each other: beside each of them alone, and layouts beside one process, with dropout."""
+    for preset in _PRESETS:
+        yield preset, _ONE, {"documents": True, "dropout": 0.0}
+        yield preset, ParallelConfig(micro_batches=2), {"documents": True, "dropout": 0.0, "recompute": "selective"}
+    layouts: list[tuple[Preset, ParallelConfig, Recompute]] = [
+        ("llama", ParallelConfig(dp=2), "none"), ("gpt2", ParallelConfig(dp=2, zero=3), "full"),
+        ("llama", ParallelConfig(tp=2), "selective"), ("gpt2", ParallelConfig(tp=2, sequence_parallel=True), "none"),
+        ("llama", ParallelConfig(tp=2, sequence_parallel=True), "full"), ("gpt2", ParallelConfig(tp=2), "none"),
+        ("llama", ParallelConfig(pp=2, schedule="zbv"), "none"), ("gpt2", ParallelConfig(pp=2), "selective"),
+        ("gpt2", _3D, "full"),
+    ]  # fmt: skip
+    for preset, layout, recompute in layouts:
+        yield preset, layout, {"documents": True, "recompute": recompute, "reference": "one process"}
 
 
 def _adamw_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]]:

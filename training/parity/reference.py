@@ -49,8 +49,9 @@ def run_reference(case: Case) -> GlobalResult:
     for step in range(case.steps):
         batch, targets = global_batch(case, step)
         optimizer.zero_grad()
-        loss = model.loss(batch) / targets
-        (loss + _z_loss(case, model, batch) / targets).backward()
+        parts = _documents_alone(batch)
+        loss = torch.stack([model.loss(part) for part in parts]).sum() / targets
+        (loss + sum(_z_loss(case, model, part) for part in parts) / targets).backward()
         losses.append(loss.detach())
         if step == 0:
             gradients = {name: grad.clone() for name, grad in model.named("grad").items()}
@@ -59,7 +60,7 @@ def run_reference(case: Case) -> GlobalResult:
         optimizer.step()
     batch, targets = global_batch(case, case.steps)
     with torch.no_grad():
-        logits = model.logits(batch.ids)
+        logits = torch.cat([model.logits(part.ids) for part in _documents_alone(batch)], 1).view(*batch.ids.shape, -1)
         losses.append(_summed_loss(logits, batch.targets) / targets)
     return GlobalResult(torch.stack(losses), gradients, model.named("data"), logits[0, list(LOGIT_POSITIONS)])
 
@@ -70,6 +71,16 @@ def _z_loss(case: Case, model: "_Plain | _Transformers", batch: Batch) -> Tensor
         return 0.0
     log_z = model.logits(batch.ids).logsumexp(-1)
     return case.z_loss * log_z[batch.targets != IGNORED].square().sum()
+
+
+def _documents_alone(batch: Batch) -> list[Batch]:
+    """Each document of the batch, alone in a batch of one sequence; the whole batch if it has none."""
+    if batch.positions is None:
+        return [batch]
+    starts = (batch.positions.flatten() == 0).nonzero().flatten().tolist()
+    lengths = [stop - start for start, stop in zip(starts, [*starts[1:], batch.ids.numel()], strict=True)]
+    parts = zip(*(t.flatten().split(lengths) for t in (batch.ids, batch.targets)), strict=True)
+    return [Batch(ids[None], targets[None], batch.sample_ids[:1]) for ids, targets in parts]
 
 
 def transformers_is_installed() -> bool:

@@ -122,13 +122,14 @@ class _Run:
                 self.update()
         batch, targets = global_batch(case, case.steps)
         local = local_batch(batch, world).to(world.device)
-        micro_batches = [t.chunk(case.layout.micro_batches) for t in (local.ids, local.targets)]
-        losses.append(float(model.loss(*micro_batches)) / targets)
+        parts = local.chunk(case.layout.micro_batches)
+        positions = [part.positions for part in parts if part.positions is not None] or None
+        losses.append(float(model.loss([p.ids for p in parts], [p.targets for p in parts], positions)) / targets)
         weights = [(p.name, p.spec, _copy(p.local)) for p in model.params]
         inputs = _traffic_inputs(case, model) if case.counts_traffic else None
         expected = expected_traffic(inputs) if inputs else {}
         held = [HeldPiece(p.name, p.spec, p.placement.copies(model.axes), p.is_primary) for p in model.params]
-        logits = self.logits(batch.ids[0])
+        logits = self.logits(batch)
         return RankResult(losses, gradients, weights, traffic.traffic, expected, logits, held, inputs)
 
     def forward_backward(self, step: int) -> float:
@@ -151,14 +152,16 @@ class _Run:
         self.model.publish_params()
         self.optimizer.zero_grad()
 
-    def logits(self, ids: Tensor) -> Tensor | None:
-        """The logits that sampling sees at some positions of a sequence (T,), (N, V).
+    def logits(self, batch: Batch) -> Tensor | None:
+        """The logits that sampling sees at some positions of the first sequence, (N, V).
 
         None if the case compares none; with a pipeline they are float32's, and each length is compiled anew.
         """
         if self.case.reference == "one process" or self.case.layout.pp > 1 or self.case.compiled:
             return None
-        return torch.stack([_cpu_copy(self.model.next_logits(ids[None, : n + 1])) for n in LOGIT_POSITIONS])
+        ids, positions = batch.ids[:1], batch.positions
+        seen = [(ids[:, : n + 1], None if positions is None else positions[:1, : n + 1]) for n in LOGIT_POSITIONS]
+        return torch.stack([_cpu_copy(self.model.next_logits(*tokens)) for tokens in seen])
 
     def close(self) -> None:
         """Remove the files of what was offloaded."""
@@ -180,7 +183,8 @@ def global_batch(case: Case, step: int) -> tuple[Batch, int]:
     """Draw a step's global batch; returns it and its number of targets that are not ignored.
 
     Ignored targets: a random fifth, all but the first of every fourth sequence, and the whole first sequence. So a
-    loss averaged over anything but the global count of targets differs from the reference.
+    loss averaged over anything but the global count of targets differs from the reference. With `case.documents`
+    about every sixth token starts one, the last one of a sequence too.
     """
     generator = torch.Generator().manual_seed(1000 + step)
     tokens = torch.randint(VOCAB_SIZE, (case.sequences, SEQ_LEN + 1), generator=generator)
@@ -189,13 +193,23 @@ def global_batch(case: Case, step: int) -> tuple[Batch, int]:
     targets[::4, 1:] = IGNORE_INDEX
     targets[0] = IGNORE_INDEX
     samples = torch.arange(len(tokens)) + step * len(tokens)
-    return Batch(tokens[:, :-1], targets, samples), int((targets != IGNORE_INDEX).sum())
+    positions = draw_positions(len(tokens), generator) if case.documents else None
+    return Batch(tokens[:, :-1], targets, samples, positions), int((targets != IGNORE_INDEX).sum())
+
+
+def draw_positions(sequences: int, generator: torch.Generator) -> Tensor:
+    """Positions of tokens in documents of random lengths, one of them of one token: (sequences, SEQ_LEN) int64."""
+    starts = torch.rand(sequences, SEQ_LEN, generator=generator) < 1 / 6
+    starts[:, 0] = starts[:, -1] = True
+    at = torch.arange(SEQ_LEN).expand_as(starts)
+    return at - torch.where(starts, at, 0).cummax(1).values
 
 
 def local_batch(batch: Batch, world: World) -> Batch:
     """This replica's sequences: every dp_size-th, from dp_rank, as in training."""
     mine = slice(world.dp_rank, None, world.dp_size)
-    return Batch(batch.ids[mine], batch.targets[mine], batch.sample_ids[mine])
+    positions = None if batch.positions is None else batch.positions[mine]
+    return Batch(batch.ids[mine], batch.targets[mine], batch.sample_ids[mine], positions)
 
 
 def _sgd_step(model: ParallelModel) -> None:

@@ -79,6 +79,7 @@ def evaluate(
     count: int,
     micro_batch_size: int,
     weights: Mapping[str, float] = MappingProxyType({}),
+    mask_documents: bool = False,
 ) -> HoldoutLosses:
     """Return the losses of the first `count` sequences of `groups.data`; every rank calls it.
 
@@ -96,7 +97,8 @@ def evaluate(
         tokens = data.batch(read)
         targets = tokens[:, 1:].masked_fill(torch.from_numpy(indices >= count)[:, None], IGNORE_INDEX)
         ids = tokens[:, :-1].clamp(min=0).to(world.device)  # padding is IGNORE_INDEX
-        for losses in model.target_losses([ids], [targets.to(world.device)]):
+        positions = [data.positions(read).to(world.device)] if mask_documents else None
+        for losses in model.target_losses([ids], [targets.to(world.device)], positions):
             sums += _sums_by_group(losses, targets != IGNORE_INDEX, groups.of(read), groups.count)
     nats, counted = world.all_reduce(torch.from_numpy(sums)).numpy()
     return holdout_losses(nats, counted, groups, weights)

@@ -15,10 +15,14 @@ class Holdouts:
     """The holdouts of a run, by name: that of data.holdout by "", the others by theirs."""
 
     def __init__(
-        self, named: Mapping[str, TokenSequences | TextSequences], config: EvalConfig, micro_batch_size: int
+        self,
+        named: Mapping[str, TokenSequences | TextSequences],
+        config: EvalConfig,
+        micro_batch_size: int,
+        mask_documents: bool = False,
     ) -> None:
         """Raises UsageError for weights of sources that a holdout, or what is evaluated of it, does not have."""
-        self.config, self.micro_batch_size = config, micro_batch_size
+        self.config, self.micro_batch_size, self.mask_documents = config, micro_batch_size, mask_documents
         self.groups = {name: TargetGroups(data, config.lengths) for name, data in named.items()}
         self.counts = {name: config.sequence_count(len(data)) for name, data in named.items()}
         if config.weights:
@@ -27,10 +31,8 @@ class Holdouts:
 
     def evaluate(self, model: ParallelModel) -> dict[str, HoldoutLosses]:
         """The losses of each holdout; every rank calls it."""
-        return {
-            name: evaluate(model, groups, self.counts[name], self.micro_batch_size, self.config.weights)
-            for name, groups in self.groups.items()
-        }
+        options = self.micro_batch_size, self.config.weights, self.mask_documents
+        return {name: evaluate(model, groups, self.counts[name], *options) for name, groups in self.groups.items()}
 
 
 def _require_sources(groups: TargetGroups, count: int, weights: Mapping[str, float]) -> None:

@@ -40,7 +40,7 @@ class Sampler:
         self.start = [manifest.tokenizer.end_of_document, *self.tokenizer.encode(config.prompt)]
         self.end, self.config, self.seed = manifest.tokenizer.end_of_document, config, seed
 
-    def sample(self, model: ParallelModel) -> str:
+    def sample(self, model: ParallelModel, mask_documents: bool = False) -> str:
         """Return the prompt and its continuation, up to the end of a document or `sample_tokens` tokens.
 
         Every rank calls it; rank 0 draws each token for all.
@@ -48,12 +48,19 @@ class Sampler:
         generator = torch.Generator().manual_seed(self.seed)
         ids = list(self.start)
         for _ in range(self.config.sample_tokens):
-            logits = model.next_logits(torch.tensor([ids[-model.config.context :]]))
+            seen = torch.tensor([ids[-model.config.context :]])
+            logits = model.next_logits(seen, self._positions(seen) if mask_documents else None)
             chosen = main_only(lambda: self._draw_token(logits.float().cpu(), generator))  # noqa: B023
             ids.append(chosen)
             if chosen == self.end:
                 break
         return self.tokenizer.decode([i for i in ids if i != self.end])
+
+    def _positions(self, ids: Tensor) -> Tensor:
+        """Positions of `ids` (1, T) in their documents, which end with end-of-document: (1, T)."""
+        at = torch.arange(ids.shape[1])
+        starts = torch.cat([torch.tensor([True]), ids[0, :-1] == self.end])
+        return (at - torch.where(starts, at, 0).cummax(0).values)[None]
 
     def _draw_token(self, logits: Tensor, generator: torch.Generator) -> int:
         """Draw a token from logits (V,); ids beyond the tokenizer's are never drawn."""

@@ -102,7 +102,7 @@ def spread_gradients(preset: str, precision: str) -> dict[str, dict[str, list[Te
         for name, asked in LAYOUTS.items():
             layout = asked.resolve(2, config, 16)
             world = build_world(layout, device)
-            share = Batch(*(t.chunk(layout.dp)[world.dp_rank] for t in vars(batch()).values()))
+            share = batch().chunk(layout.dp)[world.dp_rank]
             got[name] = {}
             for mode in MODES:
                 model = parallelize(meta_decoder(config), layout, world, 1, precision)

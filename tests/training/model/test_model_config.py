@@ -78,7 +78,7 @@ def test_rotary_positions_that_rotate_nothing_are_refused() -> None:
 
 
 def test_a_window_longer_than_the_sequence_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("training.model.attention.windowed_attention")
+    monkeypatch.delattr("training.model.attention_mask.windowed_attention")
     ids = torch.arange(8)[None]
     decoders = [Decoder(replace(SIZES, window=window).resolve(50, 8)) for window in (0, 8)]
     decoders[1].load_state_dict(decoders[0].state_dict())

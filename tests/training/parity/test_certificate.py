@@ -23,6 +23,7 @@ from training.distributed import collectives
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.kernels.cross_entropy import IGNORE_INDEX
+from training.model.batch import Batch
 from training.model.decoder import Decoder
 from training.model.dropout import Dropout
 from training.model.positions import PositionEmbedding
@@ -202,10 +203,10 @@ def stages_swapped(patch: Patch) -> None:
 def last_micro_batch_dropped(patch: Patch) -> None:
     right = Pipeline.forward_backward
 
-    def dropping(self: Pipeline, ids: Tensor, targets: Tensor, sample_ids: Tensor, scale: float) -> Tensor:
-        left = targets.clone()
+    def dropping(self: Pipeline, batch: Batch, scale: float) -> Tensor:
+        left = batch.targets.clone()
         left[-len(left) // self.layout.micro_batches :] = IGNORE_INDEX
-        return right(self, ids, left, sample_ids, scale)
+        return right(self, replace(batch, targets=left), scale)
 
     patch.setattr(Pipeline, "forward_backward", dropping)
 

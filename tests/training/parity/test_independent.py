@@ -141,7 +141,7 @@ def rotary_pairs_swapped(patch: Patch) -> None:
 
 def learned_positions_shifted(patch: Patch) -> None:
     right = PositionEmbedding.forward
-    patch.setattr(PositionEmbedding, "forward", lambda self, x: right(self, x).roll(1, 0))
+    patch.setattr(PositionEmbedding, "forward", lambda self, x, documents: right(self, x, documents).roll(1, 0))
 
 
 class DoubledGradient(torch.autograd.Function):

@@ -7,11 +7,13 @@ from training.kernels.cpu.embedding import embedding
 from training.kernels.cpu.linear import ONEDNN, fused_linears, linear
 
 LOGITS_BYTES = 32 << 20  # fits in a cache
+SPLITS_DOCUMENTS = True
 PRODUCTS = portable.PRODUCTS | ({ONEDNN} if ONEDNN is not None else set())
 
 __all__ = [
     "LOGITS_BYTES",
     "PRODUCTS",
+    "SPLITS_DOCUMENTS",
     "embedding",
     "fused_linears",
     "gelu",

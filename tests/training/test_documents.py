@@ -1,0 +1,89 @@
+"""Runs whose documents do not see each other, and runs of packed documents."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gristmill.errors import UsageError
+from tests.training.conftest import small_run
+from training.checkpoint.checkpoint import CheckpointConfig
+from training.config import TrainConfig
+from training.data.batches import Batches, BatchSplit
+from training.data.packing import PackedSequences
+from training.data.sequences import TokenSequences
+from training.kernels.cross_entropy import IGNORE_INDEX
+from training.reporting.metrics import METRICS, read_metrics
+from training.train import train
+
+OPTIONS = {"mask": {"mask_documents": True}, "pack": {"packing": "best-fit", "mask_documents": True}}
+
+
+def losses(out_dir: Path) -> list[float]:
+    return [record["loss"] for record in read_metrics(out_dir / METRICS) if record["kind"] in ("step", "eval")]
+
+
+@pytest.mark.parametrize("chosen", OPTIONS)
+def test_a_run_resumes_bit_for_bit(config: TrainConfig, tmp_path: Path, chosen: str) -> None:
+    data = replace(config.data, **OPTIONS[chosen])  # type: ignore[arg-type]
+    config = replace(config, data=data, checkpoint=CheckpointConfig(every=5))
+    train(config)
+    shorter = replace(config, out_dir=tmp_path / "again", optim=replace(config.optim, steps=7, decay_steps=12))
+    train(shorter)
+    train(replace(shorter, optim=replace(config.optim, decay_steps=12)))
+    assert losses(shorter.out_dir)[-6:] == losses(config.out_dir)[-6:]
+
+
+def test_two_processes_train_on_what_one_does(
+    corpus: Path, tmp_path: Path, train_in_ranks: Callable[[int, Path, list[str]], None]
+) -> None:
+    options = [*small_run(corpus), "--data.packing", "best-fit", "--data.mask_documents", "true", "--optim.steps", "4"]
+    options += ["--optim.decay_steps", "4", "--eval.sample_tokens", "4", "--precision", "fp64"]
+    for size in (1, 2):
+        train_in_ranks(size, tmp_path / str(size), options)
+    assert losses(tmp_path / "1") == pytest.approx(losses(tmp_path / "2"), rel=1e-9)
+
+
+def test_runs_of_other_documents_are_other_runs(config: TrainConfig) -> None:
+    config = replace(config, optim=replace(config.optim, steps=1), eval=replace(config.eval, sample_tokens=0))
+    train(config)
+    recorded = json.loads((config.out_dir / "run.json").read_text())
+    assert not [key for key in recorded if "documents" in key or "packing" in key]
+    masked = replace(config, data=replace(config.data, mask_documents=True))
+    with pytest.raises(UsageError, match=r"data.mask_documents \(None there, True now\)"):
+        train(masked)
+    masked = replace(masked, out_dir=config.out_dir / "masked")
+    train(masked)
+    with pytest.raises(UsageError, match=r"data.mask_documents \(True there, None now\)"):
+        train(replace(config, out_dir=masked.out_dir))
+
+
+@pytest.fixture
+def packed(corpus: Path, tmp_path: Path) -> PackedSequences:
+    return PackedSequences(TokenSequences(corpus / "tokens/train", 64), tmp_path)
+
+
+def test_padding_is_ignored_and_not_counted(packed: PackedSequences) -> None:
+    for dp in (1, 2):
+        ranks = [Batches(packed, BatchSplit(dp, 1, 8 // dp), rank, 3, mask_documents=True) for rank in range(dp)]
+        counts = []
+        for step in range(2 * ranks[0].steps_per_epoch):
+            batches = [rank.batch(step) for rank in ranks]
+            counts.append(sum(int((batch.targets != IGNORE_INDEX).sum()) for batch in batches))
+            assert {rank.target_count(step) for rank in ranks} == {counts[-1]}
+            assert all((batch.ids >= 0).all() for batch in batches)
+        assert 0.8 * 8 * 64 < min(counts) < max(counts) == 8 * 64
+
+
+def test_a_batch_has_the_positions_of_its_sequences(corpus: Path) -> None:
+    data = TokenSequences(corpus / "tokens/train", 64)
+    batches: Any = Batches(data, BatchSplit(2, 1, 4), 1, 3, mask_documents=True)
+    for batch, step in zip(batches.read(2, 3), range(2, 5), strict=True):
+        assert (batch.positions == data.positions(batches.indices(step))).all()
+        after_end = np.flatnonzero((batch.ids[:, :-1] == 2).numpy())  # the end-of-document of these shards
+        assert (batch.positions[:, 1:].flatten()[after_end] == 0).all() and len(after_end)
+    assert Batches(data, BatchSplit(2, 1, 4), 1, 3).batch(0).positions is None
