@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {  # name: module, funct
     "funnel": ("gristmill_cli.funnel", ("show_funnel",), "print the documents kept and removed by each stage of a run"),
     "train": ("training.train", ("main",), "pre-train a decoder on token shards (or: torchrun -m training.train)"),
     "evaluate": ("training.evaluate", ("main",), "measure the losses of a checkpoint on token shards or text files"),
+    "plan": ("training.plan", ("plan",), "choose the parallel layout of a training run for a cluster, before a run"),
     "plot": ("training.reporting.plot", ("plot",), "plot the loss curve of a training run"),
     "parity": ("training.parity.parity", ("parity",), "check that parallel layouts train exactly as one process"),
     "export_hf": ("training.hugging_face.export_hf", ("export_hf",), "export a checkpoint as a Hugging Face model"),

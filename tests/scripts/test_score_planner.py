@@ -9,8 +9,8 @@ import pytest
 from gristmill.errors import InputError
 from scripts.planner_rows import MULTI_NODE, SINGLE_NODE, read_rows
 from scripts.score_planner import constant_efficiency, fit, mean_error, predict_held_out, predictions, rank_correlation
-from training.planner.fitted_constants import Constants
-from training.planner.step_time import step_time
+from training.planner.cost.fitted_constants import Constants
+from training.planner.cost.step_time import step_time
 
 HEADER = [
     "# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers", "sequence length",

@@ -22,8 +22,9 @@ def activation_levels(inputs: MemoryInputs) -> list[Level]:
     """
     always = _receive_buffers(inputs) + _INT64 * inputs.sequences * (inputs.seq_len + 1)
     kept, sent, levels = dict.fromkeys(inputs.parameters, 0), 0, list[Level]()
+    each = {stage: _stage_bytes(inputs, stage) for stage in inputs.parameters}
     for kind, stage in pipeline_passes(inputs.layout, inputs.rank):
-        now, one = always + sum(kept.values()) + sent, _stage_bytes(inputs, stage)
+        now, one = always + sum(kept.values()) + sent, each[stage]
         backward = kind != "F" and (kind, stage) != ("I", 0)  # the first stage has no gradients of inputs
         again = backward and inputs.recompute != "none"
         added = one if kind == "F" else _computed_again(inputs, stage, kind) if again else 0

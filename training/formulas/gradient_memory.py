@@ -28,6 +28,7 @@ def gradient_levels(inputs: MemoryInputs) -> list[Level]:
     """Gradients pass by pass, in the order of `pipeline_passes`; a backward pass begins with its first bucket."""
     held, done = dict.fromkeys(inputs.parameters, 0), Counter[int]()
     last, of_loss = inputs.layout.stages - 1, loss_gradient(inputs)
+    found: dict[tuple[int, int, bool, bool], tuple[int, int, int]] = {}
     waiting, levels = 0, list[Level]()  # waiting: output matrix's gradients that await their backward pass
     for kind, stage in pipeline_passes(inputs.layout, inputs.rank):
         now = sum(held.values()) + waiting
@@ -39,9 +40,13 @@ def gradient_levels(inputs: MemoryInputs) -> list[Level]:
             levels.append(Level(now, now))
         else:
             rest, done[stage] = now - held[stage] - own, done[stage] + 1
-            within, held[stage] = _pass(inputs, stage, done[stage], split=kind == "W" and stage > 0)
+            split, number = kind == "W" and stage > 0, done[stage]
+            alike = stage, min(number, 2), number == inputs.layout.micro_batches, split  # those between are all equal
+            if alike not in found:
+                found[alike] = *_pass(inputs, stage, number, split), _opened_bytes(inputs, stage, number)
+            within, held[stage], opened = found[alike]
             waiting -= own
-            levels.append(Level(now + _opened_bytes(inputs, stage, done[stage]), rest + within))
+            levels.append(Level(now + opened, rest + within))
     return levels
 
 

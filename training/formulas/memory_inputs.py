@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from training.distributed.layout import ParallelConfig
@@ -48,12 +49,12 @@ class MemoryInputs:
         }
         object.__setattr__(self, "parameters", found)
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """e: bytes of an element in the compute dtype."""
         return self.block.itemsize
 
-    @property
+    @cached_property
     def wide(self) -> int:
         """Bytes of an element of masters, moments and gradient sums."""
         return self.block.wide
@@ -63,7 +64,7 @@ class MemoryInputs:
         """n: ranks over which ZeRO shards."""
         return self.layout.zero_group
 
-    @property
+    @cached_property
     def block(self) -> BlockSizes:
         """Sizes of a block for one micro-batch."""
         layout, on_cpu = self.layout, self.device == "cpu" and self.precision == "fp32"

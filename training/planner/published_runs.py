@@ -1,18 +1,18 @@
 """Published runs: what papers and logs print of large training runs, to compare the planner with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.table import Table
 
 from training.distributed.layout import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.planner.fitted_constants import Constants
-from training.planner.hardware import Cluster, find_device
-from training.planner.layer_work import model_flops
-from training.planner.megatron_memory import megatron_memory
-from training.planner.planned_run import MEGATRON, MEGATRON_DEEPSPEED, PlannedRun, Software
-from training.planner.step_time import step_time
+from training.planner.cost.fitted_constants import Constants
+from training.planner.cost.hardware import Cluster, find_device
+from training.planner.cost.layer_work import model_flops
+from training.planner.cost.megatron_memory import megatron_memory
+from training.planner.cost.planned_run import FAIRSCALE, MEGATRON, MEGATRON_DEEPSPEED, PlannedRun, Software
+from training.planner.cost.step_time import step_time
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,9 @@ def _others() -> list[PublishedRun]:
             source="Black et al. 2022, section 3",
         ),
     ]
+    opt = _run(_gpt(12_288, 96, 96, 50_272), Cluster(large, 992), (8, 1, 1), 992, 8, FAIRSCALE)
+    opt = replace(opt, layout=replace(opt.layout, zero=3, zero_group=124))
+    found.append(PublishedRun("OPT-175B", opt, 147, source="Zhang et al. 2022, section 2.4", note="up to"))
     for dp, seconds in ((8, 60.1), (10, 50.2), (12, 44.4)):
         run = _run(nlg, Cluster(large, 280 * dp), (8, 35, 1), 1920, 1, MEGATRON_DEEPSPEED)
 

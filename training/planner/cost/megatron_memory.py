@@ -6,8 +6,8 @@ all parameters and a float32 copy of them. Two constants are fitted to BigScienc
 
 from dataclasses import dataclass
 
-from training.planner.planned_run import PlannedRun
-from training.planner.step_time import layer_parameters
+from training.planner.cost.planned_run import PlannedRun
+from training.planner.cost.step_time import layer_parameters
 
 STATE_SHARE = 1.2
 """Bytes reserved for each byte of weights, gradients and optimizer states: copies and padding of flattened buffers."""
@@ -17,9 +17,9 @@ CONTEXT = 6.7 * 2**30
 
 @dataclass(frozen=True)
 class MegatronMemory:
-    """Bytes on a GPU of pipeline stage `stage`, which needs most."""
+    """Bytes on a GPU of pipeline rank `rank`, which needs most."""
 
-    stage: int
+    rank: int
     weights: float
     gradients: float
     optimizer: float
@@ -33,41 +33,48 @@ class MegatronMemory:
 
 
 def megatron_memory(run: PlannedRun, bf16: bool = False) -> MegatronMemory:
-    """Memory of the fullest stage of `run`, under 1F1B.
+    """Memory of the fullest rank of `run`, under 1F1B or interleaved 1F1B.
 
     Mixed precision with Adam: 2 bytes a parameter for weights and for gradients, in bf16 4 more to sum those in; 16 for
     the float32 weights, their gradients and two moments, shared by ZeRO-1 (Rajbhandari et al. 2020, section 3.1).
     """
-    stages = range(run.layout.stages)
-    return max((_stage_memory(run, stage, bf16) for stage in stages), key=lambda memory: memory.total)
+    ranks = range(run.layout.pp)
+    return max((_rank_memory(run, rank, bf16) for rank in ranks), key=lambda memory: memory.total)
 
 
-def _stage_memory(run: PlannedRun, stage: int, bf16: bool) -> MegatronMemory:
-    model, layout, last = run.model, run.layout, run.layout.stages - 1
-    ends = (stage == 0) + (stage == last and not (model.tied and last == 0))
-    vocabulary = model.vocab_size * model.width
-    parameters = (run.layers[stage] * layer_parameters(model) + ends * vocabulary) / layout.tp
+def _rank_memory(run: PlannedRun, rank: int, bf16: bool) -> MegatronMemory:
+    model, layout, held = run.model, run.layout, run.held[rank]
+    first, last = 0 in held, layout.stages - 1 in held
+    vocabulary = (first + (last and not (model.tied and first))) * model.vocab_size * model.width
+    parameters = (run.rank_layers[rank] * layer_parameters(model) + vocabulary) / layout.tp
     shards = layout.zero_group if layout.zero else 1
+    logits = 12.0 * run.micro_batch * run.seq_len * model.vocab_size / layout.tp
     return MegatronMemory(
-        stage,
-        2 * parameters,
-        (6 if bf16 else 2) * parameters,
+        rank,
+        2 * parameters / (shards if layout.zero == 3 else 1),
+        (6 if bf16 else 2) * parameters / (shards if layout.zero >= 2 else 1),
         16 * parameters / shards,
-        _activation_bytes(run, stage),
-        12.0 * run.micro_batch * run.seq_len * model.vocab_size / layout.tp if stage == last else 0.0,
+        _activation_bytes(run, rank),
+        logits if last else 0.0,
     )
 
 
-def _activation_bytes(run: PlannedRun, stage: int) -> float:
+def _activation_bytes(run: PlannedRun, rank: int) -> float:
     """Micro-batches in flight x layers x what each keeps, and one layer computed again.
 
     A layer keeps its input, 2 s b h bytes, if it is computed again; else s b h (10 + 24 / t + 5 a s / h t)
     (Korthikanti et al. 2022, equation 2).
     """
     model, layout = run.model, run.layout
-    in_flight = min(layout.micro_batches, layout.pp - stage)
     features = run.seq_len * run.micro_batch * model.width
     whole = features * (10 + 24 / layout.tp + 5 * model.heads * run.seq_len / (model.width * layout.tp))
-    if run.recompute == "none":
-        return in_flight * run.layers[stage] * whole
-    return in_flight * run.layers[stage] * 2.0 * features + whole
+    kept = _in_flight(run, rank) * run.rank_layers[rank]
+    return kept * whole if run.recompute == "none" else kept * 2.0 * features + whole
+
+
+def _in_flight(run: PlannedRun, rank: int) -> float:
+    """Micro-batches of which the rank keeps all layers' activations (Narayanan et al. 2021, section 2.2)."""
+    layout, v = run.layout, run.layout.virtual_stages
+    if v == 1:
+        return min(layout.micro_batches, layout.pp - rank)
+    return min(layout.micro_batches, ((v - 1) * layout.pp + 2 * (layout.pp - 1 - rank) + 1) / v)

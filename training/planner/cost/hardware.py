@@ -52,7 +52,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.devices < 1 or self.per_node < 1:
             raise UsageError(
-                f"a cluster of {self.devices} devices in nodes of {self.per_node}: try --gpus 8 --nodes-of 8"
+                f"a cluster of {self.devices} GPUs in nodes of {self.per_node}; wanted 1 or more of each, "
+                "for example --gpus 8 --nodes_of 8"
             )
 
     def with_network(self, node_bytes: float) -> "Cluster":

@@ -4,8 +4,8 @@ A ring over n ranks moves (n - 1) / n of the bytes through each link in a gather
 (Thakur et al. 2005; Patarasuk and Yuan 2009). Ranks are numbered tensor-parallel first, then data, then pipeline.
 """
 
-from training.planner.fitted_constants import Constants
-from training.planner.hardware import Cluster
+from training.planner.cost.fitted_constants import Constants
+from training.planner.cost.hardware import Cluster
 
 
 def tensor_all_reduce(cluster: Cluster, constants: Constants, ranks: int, size: float) -> float:

@@ -8,7 +8,7 @@ from rich.style import Style
 from rich.text import Text
 
 from gristmill.errors import UsageError, wrap_write_errors
-from training.planner.pipeline_simulator import TimedPass, Timeline
+from training.planner.timeline.pipeline_simulator import TimedPass, Timeline
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; lighter on the way up or in the second half
 _COLORS = {

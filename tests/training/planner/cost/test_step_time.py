@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from training.planner.fitted_constants import Constants, fitted_constants
-from training.planner.layer_work import Product, head_work, layer_work, model_flops
-from training.planner.megatron_memory import megatron_memory
+from training.planner.cost.fitted_constants import Constants, fitted_constants
+from training.planner.cost.layer_work import Product, head_work, layer_work, model_flops
+from training.planner.cost.megatron_memory import megatron_memory
+from training.planner.cost.step_time import product_time, step_time
 from training.planner.published_runs import PublishedRun, divided_layers, published_runs
-from training.planner.step_time import product_time, step_time
 
 RUNS = {each.name: each for each in published_runs()}
 MISSES = {"GPT-NeoX-20B": 15.0}  # docs/planner.md says why

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
-from training.distributed.layout import ParallelConfig
+from training.distributed.layout import ParallelConfig, Schedule
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
-from training.planner.hardware import Cluster
+from training.planner.cost.hardware import Cluster
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,26 @@ class Software:
 
     deepspeed: bool = False
     """The pipeline is DeepSpeed's."""
+    schedules: tuple[Schedule, ...] = ("1f1b", "interleaved-1f1b", "zero-bubble", "zbv")
+    """Those worth a search: GPipe and breadth-first take as long as 1F1B and interleaved 1F1B, and more memory;
+    DualPipeV as long as ZB-V."""
+    recompute: tuple[Recompute, ...] = ("none", "selective", "full")
+    zero: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 
 
 GRISTMILL = Software(flash=True, gradient_bytes=4, overlap=True, divided_messages=False)
-MEGATRON = Software(flash=False, gradient_bytes=4, overlap=False, divided_messages=True)
-MEGATRON_DEEPSPEED = Software(flash=False, gradient_bytes=4, overlap=False, divided_messages=False, deepspeed=True)
+MEGATRON = Software(
+    flash=False, gradient_bytes=4, overlap=False, divided_messages=True,
+    schedules=("1f1b", "interleaved-1f1b"), recompute=("none", "full"), zero=(0,),
+)  # fmt: skip
+MEGATRON_DEEPSPEED = Software(
+    flash=False, gradient_bytes=4, overlap=False, divided_messages=False, deepspeed=True,
+    schedules=("1f1b",), recompute=("none", "full"), zero=(0, 1),
+)  # fmt: skip
+FAIRSCALE = Software(
+    flash=False, gradient_bytes=2, overlap=True, divided_messages=False,
+    schedules=(), recompute=("none", "full"), zero=(3,),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,7 +75,10 @@ class PlannedRun:
     @cached_property
     def held(self) -> list[list[int]]:
         """The stages of each pipeline rank."""
-        return [self.layout.stages_of_rank(rank) for rank in range(self.layout.pp)]
+        found: list[list[int]] = [[] for _ in range(self.layout.pp)]
+        for stage, rank in enumerate(self.layout.stage_ranks):
+            found[rank].append(stage)
+        return found
 
     @cached_property
     def rank_layers(self) -> list[int]:

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from training.distributed.layout import Schedule
-from training.planner.pipeline_simulator import PassCosts, Timeline, pipeline_layout, rank_costs, simulate
+from training.planner.timeline.pipeline_simulator import PassCosts, Timeline, pipeline_layout, rank_costs, simulate
 
 EQUAL = PassCosts(1.0, 1.0, 1.0)
 

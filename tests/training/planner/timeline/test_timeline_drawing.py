@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gristmill.errors import OutputError, UsageError
-from training.planner.pipeline_simulator import PassCosts, Timeline, pipeline_layout, rank_costs, simulate
-from training.planner.timeline_drawing import describe, draw_timelines, timeline_text
+from training.planner.timeline.pipeline_simulator import PassCosts, Timeline, pipeline_layout, rank_costs, simulate
+from training.planner.timeline.timeline_drawing import describe, draw_timelines, timeline_text
 
 
 def timeline() -> Timeline:

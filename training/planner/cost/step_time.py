@@ -4,16 +4,19 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from training.distributed.layout import SPLIT_BACKWARD
 from training.formulas.parameter_shapes import stage_parameters
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
-from training.planner.communication_time import gradient_all_reduce, message, tensor_all_reduce
-from training.planner.fitted_constants import Constants
-from training.planner.hardware import Device
-from training.planner.layer_work import Product, Work, head_work, layer_work
-from training.planner.planned_run import PlannedRun
+from training.planner.cost.communication_time import gradient_all_reduce, message, tensor_all_reduce
+from training.planner.cost.fitted_constants import Constants
+from training.planner.cost.hardware import Device
+from training.planner.cost.layer_work import Product, Work, head_work, layer_work
+from training.planner.cost.planned_run import PlannedRun
 
 _LAUNCH_NORM = 6  # of the smooth maximum of the device's and the host's time
+
+_MOST_HIDDEN = 0.6  # of communication between replicas: what OPT-175B's published speed leaves room for
 
 
 @dataclass(frozen=True)
@@ -107,13 +110,13 @@ def step_time(run: PlannedRun, constants: Constants) -> StepTime:
     busiest = max(range(layout.pp), key=slots.__getitem__)
     collectives = layers[busiest] * layer.collectives + head.collectives * (layout.stages - 1 in held[busiest])
     bubble = _bubble(run, slots, sent, layer)
-    reduction = _reduction_time(run, constants, layers[busiest] * layer.backward)
+    data = data_time(run, constants, slots[busiest], layers[busiest] * layer.backward)
     return StepTime(
         count * (slots[busiest] - collectives),
         count * collectives,
         count * sent,
         bubble,
-        reduction,
+        data,
         _update_time(run, constants) + constants.step,
     )
 
@@ -132,26 +135,42 @@ def _bubble(run: PlannedRun, slots: list[float], sent: float, layer: PassTime) -
     """Seconds in which the busiest rank waits: the first micro-batch has to pass the other ranks, down and up again.
 
     (p - 1)(f + b) of equal stages for GPipe and 1F1B, 1 / v of it interleaved (Narayanan et al. 2021, section 2.2);
-    (p - 1)(f + i - w) / v if gradients of inputs i and of weights w are separate (Qi et al. 2023, table 2), and
-    none in V shape (Qi et al. 2024).
+    (p - 1)(f + i - w) / v if gradients of inputs i and of weights w are separate (Qi et al. 2023, table 2), which are
+    taken to last as long. The pipeline simulator gives the same for equal stages.
     """
     layout = run.layout
     others = sum(slots) - max(slots) + (layout.pp - 1) * sent
-    if layout.schedule in ("zbv", "dualpipev"):
-        return 0.0
-    if layout.schedule == "zero-bubble":
-        others *= (layer.forward + layer.backward / 2 - layer.backward / 2) / (layer.forward + layer.backward)
+    if layout.schedule in SPLIT_BACKWARD:
+        others *= layer.forward / (layer.forward + layer.backward)
     return others / layout.virtual_stages
 
 
-def _reduction_time(run: PlannedRun, constants: Constants, hidden: float) -> float:
-    """Seconds to sum the gradients over replicas, less the backward pass of one micro-batch that hides them."""
-    layout = run.layout
+def data_time(run: PlannedRun, constants: Constants, slot: float, backward: float) -> float:
+    """Seconds of communication between replicas that nothing hides.
+
+    An all-reduce of the gradients; with ZeRO-1 half of one, and half of one of the weights in 16 bits; ZeRO-2 scatters
+    gradients after each micro-batch; ZeRO-3 also gathers the weights for each pass, in a pipeline once (Rajbhandari et
+    al. 2020, section 7; docs/parallelism.md). `slot` and `backward` are the rank's seconds of a micro-batch, and of its
+    backward pass, which hides what is sent in the meantime.
+    """
+    layout, count = run.layout, run.layout.micro_batches
     if layout.dp == 1:
         return 0.0
-    size = run.software.gradient_bytes * rank_parameters(run)
-    seconds = gradient_all_reduce(run.cluster, constants, layout.tp, layout.dp, size)
-    return max(0.0, seconds - hidden) if run.software.overlap else seconds
+    parameters = rank_parameters(run)
+    gradients, weights = (
+        gradient_all_reduce(run.cluster, constants, layout.tp, layout.dp, size * parameters)
+        for size in (run.software.gradient_bytes, 2)
+    )
+    if layout.zero == 3:
+        gathers = 1 if layout.pp > 1 else 2 * count
+        seconds, hidden = (gathers * weights + count * gradients) / 2, count * slot
+    elif layout.zero == 2:
+        seconds, hidden = (weights + count * gradients) / 2, count * backward
+    else:
+        seconds, hidden = (gradients if layout.zero == 0 else (gradients + weights) / 2), backward
+    if not run.software.overlap:
+        return seconds
+    return max(seconds - hidden, (1 - _MOST_HIDDEN) * seconds)
 
 
 def _update_time(run: PlannedRun, constants: Constants) -> float:

@@ -1,0 +1,107 @@
+"""The planner's search: its layouts are those that the trainer accepts, they fit, and the best is the fastest."""
+
+from dataclasses import replace
+from itertools import product
+from statistics import median
+
+import pytest
+
+from gristmill.errors import UsageError
+from training.distributed.layout import ParallelConfig
+from training.model.model_config import ModelConfig
+from training.planner.cost.fitted_constants import fitted_constants
+from training.planner.cost.hardware import Cluster, find_device
+from training.planner.cost.planned_run import PlannedRun
+from training.planner.cost.step_time import step_time
+from training.planner.divide_layers import divide_by_cost, divided_by_time
+from training.planner.published_runs import PublishedRun, published_runs
+from training.planner.run_memory import RESERVE, run_memory
+from training.planner.search import PlanRequest, candidates, least_total, search
+
+MODEL = ModelConfig(preset="gpt2", layers=8, width=512, heads=8).resolve(32_000, 512)
+REQUEST = PlanRequest(MODEL, 64, 512, Cluster(find_device("a100-40gb"), 16))
+
+
+def test_the_trainer_accepts_every_candidate() -> None:
+    runs = list(candidates(REQUEST))
+    assert len(runs) > 500
+    for run in runs:
+        layout = run.layout
+        given = ParallelConfig(
+            zero=layout.zero, tp=layout.tp, sequence_parallel=layout.sequence_parallel, pp=layout.pp,
+            schedule=layout.schedule, virtual_stages=layout.virtual_stages, micro_batches=layout.micro_batches,
+        )  # fmt: skip
+        assert given.resolve(16, MODEL, 512) == layout
+        assert layout.dp * layout.micro_batches * run.micro_batch == 64
+        assert sum(run.layers) == 8
+
+
+def test_the_best_is_the_fastest_that_fits() -> None:
+    request = replace(REQUEST, batch=4, cluster=Cluster(find_device("a100-40gb"), 4))
+    runs = list(candidates(request))
+    totals = [run_memory(run).total for run in runs]
+    for memory in (median(totals), sorted(totals)[len(totals) // 5]):
+        tight = replace(request.cluster.device, memory=memory)
+        result = search(replace(request, cluster=Cluster(tight, 4)), fitted_constants(), 3)
+        times = [choice.time.total for choice in result.choices]
+        assert times == sorted(times)
+        fitting = [run for run, total in zip(runs, totals, strict=True) if total <= memory]
+        assert times[0] == pytest.approx(min(step_time(run, fitted_constants()).total for run in fitting))
+
+
+def test_bounds_are_below_the_memory() -> None:
+    for run in list(candidates(REQUEST))[::50]:
+        assert least_total(run, "bf16") <= run_memory(run).total
+
+
+def test_memory_of_many_micro_batches_follows_from_fewer() -> None:
+    for schedule, virtual in (("1f1b", 1), ("interleaved-1f1b", 2), ("zero-bubble", 2)):
+        layout = ParallelConfig(dp=1, zero_group=1, pp=4, schedule=schedule, virtual_stages=virtual, micro_batches=24)  # type: ignore[arg-type]
+        run = PlannedRun(MODEL, layout, 48, 512, Cluster(find_device("a100-40gb"), 4))
+        few = replace(run, layout=replace(layout, micro_batches=16), batch=32)  # 16 are counted one by one, 24 are not
+        more, less = run_memory(run), run_memory(few)
+        extra = {name: more.kinds[name] - less.kinds[name] for name in more.kinds}
+        assert more.total - less.total == pytest.approx(extra["activations"], rel=1e-6)
+        assert less.kinds["other"] == RESERVE
+
+
+def test_no_layout_divides() -> None:
+    with pytest.raises(UsageError, match=r"no layout divides 104 GPUs.*batch_size 64.*try --gpus \d+"):
+        search(replace(REQUEST, cluster=Cluster(find_device("h100"), 104)), fitted_constants())
+
+
+def runs_to_search() -> list[PublishedRun]:
+    return [
+        each for each in published_runs() if each.name in ("BLOOM-176B", "GLM-130B", "GPT-NeoX-20B", "Megatron 39.1B")
+    ]
+
+
+@pytest.mark.parametrize("each", runs_to_search(), ids=lambda each: each.name)
+def test_the_best_is_at_least_as_fast_as_the_published_layout(each: PublishedRun) -> None:
+    run = each.run
+    request = PlanRequest(run.model, run.batch, run.seq_len, run.cluster, "bf16" if each.bf16 else "fp16", run.software)
+    best = search(request, fitted_constants(), 1).choices[0]
+    assert best.time.total <= step_time(run, fitted_constants()).total * (1 + 1e-9)
+    assert best.memory.total <= run.cluster.device.memory
+
+
+def test_layers_are_divided_by_their_costs() -> None:
+    def slowest(counts: list[int], costs: list[float]) -> float:
+        ends = [sum(counts[: n + 1]) for n in range(len(counts))]
+        return max(sum(costs[end - count : end]) for count, end in zip(counts, ends, strict=True))
+
+    costs = [1.0, 4.0, 1.0, 1.0, 2.0, 3.0, 1.5]
+    for stages in (1, 2, 3, 5, 7):
+        found = divide_by_cost(costs, stages)
+        every = [list(c) for c in product(range(1, 8), repeat=stages) if sum(c) == 7] if stages < 6 else [[1] * 7]
+        assert sum(found) == 7
+        assert min(found) >= 1
+        assert slowest(found, costs) == min(slowest(counts, costs) for counts in every)
+
+
+def test_the_head_counts_when_layers_are_divided() -> None:
+    layout = ParallelConfig(dp=1, zero_group=1, pp=2, virtual_stages=1, micro_batches=4)
+    large = replace(MODEL, vocab_size=256_000)
+    run = PlannedRun(large, layout, 16, 512, Cluster(find_device("a100-40gb"), 2))
+    first, last = divided_by_time(run, fitted_constants())
+    assert first > last

@@ -1,0 +1,130 @@
+"""The command `gristmill plan`: from a configuration to a table, words, JSON and pictures; and what bad input gets."""
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from gristmill.command import run_with_exit_code
+from gristmill.errors import GristmillError, UsageError
+from training.plan import plan
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONFIG = """
+precision = "bf16"
+[model]
+preset = "gpt2"
+layers = 12
+width = 768
+heads = 12
+vocab_size = 50304
+[data]
+seq_len = 1024
+batch_size = 96
+[optim]
+steps = 1000
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def printed(result: object) -> str:
+    console = Console(width=250, record=True, file=io.StringIO())
+    console.print(result)
+    return console.export_text()
+
+
+def test_table_and_words(config: Path) -> None:
+    text = printed(plan(str(config), gpus=16, explain=True))
+    assert "dp 16" in text
+    assert "The first choice computes for" in text
+    assert "9.83e+07 tokens" in text  # 1000 steps of 96 x 1024
+    assert "product: 2 m n k / (" in text
+
+
+def test_json(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(str(config), gpus=8, gpu="h100", json=True, top=2, tokens=1e9) is None
+    first, second = msgspec.json.decode(capsys.readouterr().out)
+    assert first["seconds"]["total"] <= second["seconds"]["total"]
+    assert first["layout"]["dp"] * first["layout"]["tp"] * first["layout"]["pp"] == 8
+    assert first["bytes"]["total"] < 80 << 30
+
+
+def test_a_published_run_on_another_cluster() -> None:
+    text = printed(plan("gpt-neox-20b", gpus=64, gpu="h100", top=1))
+    assert "300,000,000,000" in text or "3e+11 tokens" in text
+
+
+def test_validate() -> None:
+    text = printed(plan(validate=True))
+    assert "BLOOM-176B" in text
+    assert "Megatron 1008B" in text
+
+
+def test_pictures(tmp_path: Path, config: Path) -> None:
+    text = printed(plan(draw=tmp_path / "all.svg", ranks=2, micro_batches=4))
+    assert text.count("bubble ratio") == 6
+    assert (tmp_path / "all.svg").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpu": "a200"}, "gpu 'a200' is not in the planner's table; wanted one of v100"),
+        ({"gpus": 0}, "a cluster of 0 GPUs"),
+        ({"gpus": 12}, "12 GPUs do not fill nodes of 8; try --gpus 16"),
+        ({"gpus": 104}, "no layout divides 104 GPUs"),
+        ({"network": -1.0}, "--network is -1.0"),
+        ({"top": 0}, "--top is 0"),
+        ({"draw": Path("x.svg")}, "the first choice has no pipeline to draw"),
+    ],
+)
+def test_bad_options(config: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("(", "\\(")):
+        plan(str(config), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "layers = 12",
+            "layers = -1",
+        ),
+        ("batch_size = 96", "batch_size = -96"),
+        ("heads = 12", "heads = 7"),
+        ("vocab_size = 50304", ""),
+        ("seq_len = 1024", "sequence_length = 1024"),
+        ("steps = 1000", "steps = 'many'"),
+    ],
+)
+def test_bad_files(config: Path, line: str, message: str) -> None:
+    config.write_text(CONFIG.replace(line, message))
+    with pytest.raises(GristmillError) as caught:
+        plan(str(config))
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_fits(config: Path) -> None:
+    config.write_text(
+        CONFIG.replace("layers = 12", "layers = 96")
+        .replace("768", "12288")
+        .replace("12\n", "96\n")
+        .replace("= 96\n[optim]", "= 8\n[optim]")
+    )
+    with pytest.raises(UsageError, match=r"no layout fits 8 x v100.* GiB a GPU, .* too many; try --gpus \d+"):
+        plan(str(config), gpu="v100")
+
+
+def test_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_with_exit_code(lambda: plan("bloom-176")) == 2
+    assert "did you mean bloom-176b?" in capsys.readouterr().err
+    assert run_with_exit_code(lambda: plan("missing.toml")) == 2
+    assert run_with_exit_code(plan) == 2

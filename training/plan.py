@@ -1,0 +1,166 @@
+"""Plan a training run on a cluster: `gristmill plan CONFIG --gpus 384 --gpu a100-80gb --nodes-of 8`."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+import msgspec
+from rich.console import Group
+from tyro.conf import Positional
+
+from gristmill.command import command
+from gristmill.errors import UsageError, require
+from training.planner.cost.fitted_constants import Constants, fitted_constants
+from training.planner.cost.hardware import Cluster, find_device
+from training.planner.cost.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEEPSPEED
+from training.planner.plan_config import published_request, read_request
+from training.planner.plan_report import as_record, choices_table, formulas, in_words, stage_costs
+from training.planner.published_runs import comparison_table
+from training.planner.search import Choice, PlanRequest, SearchResult, search
+from training.planner.timeline.pipeline_simulator import PassCosts, pipeline_layout, rank_costs, simulate
+from training.planner.timeline.timeline_drawing import draw_timelines, timeline_text
+
+_SOFTWARE = {"gristmill": GRISTMILL, "megatron": MEGATRON, "megatron-deepspeed": MEGATRON_DEEPSPEED}
+_DRAWN: tuple[Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv", "dualpipev"], ...] = (
+    "gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv", "dualpipev",
+)  # fmt: skip
+
+
+def plan(
+    config: Positional[str] = "",
+    gpus: int = 8,
+    gpu: str = "a100-80gb",
+    nodes_of: int = 8,
+    network: float = 0.0,
+    tokens: float = 0.0,
+    top: int = 5,
+    software: Literal["gristmill", "megatron", "megatron-deepspeed"] = "gristmill",
+    explain: bool = False,
+    json: bool = False,
+    validate: bool = False,
+    draw: Path | None = None,
+    ranks: int = 4,
+    micro_batches: int = 8,
+    costs: tuple[float, float, float] = (1.0, 1.0, 1.0),
+) -> Group | None:
+    """Choose the parallel layout of a training run for a cluster: its speed and memory, before there is one.
+
+    Args:
+        config: TOML file of training's options (model, data.seq_len, data.batch_size, precision, optim.steps), or the
+            name of a published run, such as bloom-176b.
+        gpus: GPUs of the cluster.
+        gpu: v100, a100-40gb, a100-80gb, h100, h200 or ascend-910.
+        nodes_of: GPUs of a node.
+        network: What the network cards of a node carry in each direction, in GB/s; 0: as such nodes usually have.
+        tokens: Tokens of the whole run; 0: optim.steps of the file.
+        top: Layouts to show.
+        software: The program that trains: this one, or what published runs used.
+        explain: Show each formula of the first choice with its numbers.
+        json: Print JSON, for programs.
+        validate: Compare the planner with published runs; needs no config.
+        draw: Picture (.svg, .png, .pdf) of the schedules' timelines; without a config for --ranks, --micro_batches
+            and --costs, else for the first choice. The terminal shows it, too.
+        ranks: Pipeline ranks to draw.
+        micro_batches: Micro-batches to draw.
+        costs: Seconds to draw of a rank's forward pass, of its backward pass for inputs, and for weights.
+    """
+    constants = fitted_constants()
+    if validate:
+        return Group(comparison_table(constants))
+    if not config:
+        require(draw is not None, "there is nothing to plan; give a CONFIG, or --validate, or --draw timeline.svg")
+        assert draw is not None
+        return _draw_schedules(draw, ranks, micro_batches, PassCosts(*costs))
+    require(top > 0, f"--top is {top}; wanted 1 or more")
+    request, total = _request(config, _cluster(gpus, gpu, nodes_of, network), software, tokens)
+    result = search(request, constants, top)
+    if not result.choices:
+        raise UsageError(_fits_nowhere(request, result, constants))
+    if json:
+        print(msgspec.json.format(msgspec.json.encode([as_record(each, total) for each in result.choices])).decode())
+        return None
+    return _report(result, constants, total, explain, draw)
+
+
+def _cluster(gpus: int, gpu: str, nodes_of: int, network: float) -> Cluster:
+    require(network >= 0, f"--network is {network}; wanted GB/s, or 0 for what such nodes usually have")
+    cluster = Cluster(find_device(gpu), gpus, nodes_of)
+    require(
+        gpus % nodes_of == 0 or gpus < nodes_of,
+        f"{gpus} GPUs do not fill nodes of {nodes_of}; try --gpus {-(-gpus // nodes_of) * nodes_of}",
+    )
+    return cluster.with_network(1e9 * network) if network else cluster
+
+
+def _request(config: str, cluster: Cluster, software: str, tokens: float) -> tuple[PlanRequest, float]:
+    """The request, and the tokens of the whole run."""
+    require(tokens >= 0, f"--tokens is {tokens}; wanted 0 or more")
+    if Path(config).suffix == ".toml" or Path(config).is_file():
+        request, steps = read_request(config, cluster)
+        request = replace(request, software=_SOFTWARE[software])
+        return request, tokens or float(steps * request.batch * request.seq_len)
+    return published_request(config, cluster, _SOFTWARE[software]), tokens or 300e9
+
+
+def _report(result: SearchResult, constants: Constants, tokens: float, explained: bool, draw: Path | None) -> Group:
+    choices = result.choices
+    lines: list[object] = [choices_table(choices, tokens), "", *in_words(choices, constants)]
+    lines.append(f"{result.considered:,} layouts were considered; {tokens:.3g} tokens.")
+    if explained:
+        lines += ["", *formulas(choices[0], constants)]
+    if draw is not None:
+        lines += ["", _draw_choice(choices[0], constants, draw)]
+    return Group(*lines)  # type: ignore[arg-type]
+
+
+def _fits_nowhere(request: PlanRequest, result: SearchResult, constants: Constants) -> str:
+    """By how much nothing fits, and the fewest GPUs of twice, four times … as many that would do."""
+    assert result.closest is not None
+    closest, gib = result.closest, 1 << 30
+    missing = (closest.memory.total - request.cluster.device.memory) / gib
+    text = (
+        f"no layout fits {request.cluster.devices} x {request.cluster.device.name}: the smallest, "
+        f"{closest.run.layout.describe()} with recompute {closest.run.recompute}, takes "
+        f"{closest.memory.total / gib:.1f} GiB a GPU, {missing:.1f} too many"
+    )
+    for factor in (2, 4, 8, 16, 32, 64):
+        devices = factor * request.cluster.devices
+        larger = replace(request, cluster=replace(request.cluster, devices=devices))
+        try:
+            if search(larger, constants, 1).choices:
+                return f"{text}; try --gpus {devices}"
+        except UsageError:
+            continue
+    return f"{text}; try a GPU with more memory, or a smaller model"
+
+
+def _draw_schedules(path: Path, ranks: int, micro_batches: int, costs: PassCosts) -> Group:
+    """Draw all schedules for the same costs."""
+    require(1 < ranks <= 64, f"--ranks is {ranks}; wanted 2 to 64")
+    require(
+        ranks <= micro_batches <= 256 and micro_batches % ranks == 0,
+        f"--micro_batches is {micro_batches}; wanted a multiple of --ranks {ranks}, up to 256, as interleaved "
+        f"schedules take them in rounds; try {2 * ranks}",
+    )
+    require(min(vars(costs).values()) >= 0 and costs.forward > 0, "--costs must be above 0")
+    layouts = [pipeline_layout(schedule, ranks, micro_batches) for schedule in _DRAWN]
+    timelines = [simulate(layout, rank_costs(layout, costs)) for layout in layouts]
+    draw_timelines(timelines, path)
+    return Group(*(timeline_text(timeline) for timeline in timelines), f"drawn in {path}")
+
+
+def _draw_choice(choice: Choice, constants: Constants, path: Path) -> Group:
+    """Draw the pipeline of a layout, with at most four micro-batches for each rank."""
+    layout = choice.run.layout
+    require(layout.pp > 1, f"--draw {path}: the first choice has no pipeline to draw; give --draw without a config")
+    shown = replace(layout, micro_batches=min(layout.micro_batches, 4 * layout.pp))
+    timeline = simulate(shown, stage_costs(choice.run, constants))
+    draw_timelines([timeline], path)
+    return Group(timeline_text(timeline), f"drawn in {path}")
+
+
+if __name__ == "__main__":
+    command(plan)

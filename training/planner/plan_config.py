@@ -1,0 +1,77 @@
+"""Plan config: what is to be planned, read from the configuration file that training uses, or from a published run."""
+
+import difflib
+import tomllib
+from pathlib import Path
+
+from gristmill.config import check_ranges, load_config
+from gristmill.errors import GristmillError, UsageError
+from gristmill.io.token_shards import open_shards
+from training.config import TrainConfig
+from training.kernels.precision import Precision
+from training.planner.cost.hardware import Cluster
+from training.planner.cost.planned_run import GRISTMILL, Software
+from training.planner.published_runs import published_runs
+from training.planner.search import PlanRequest
+
+_REQUIRED = ("out_dir", "data.train", "data.holdout")  # which a plan does not need
+
+
+def read_request(config: str, cluster: Cluster) -> tuple[PlanRequest, int]:
+    """The request in `config`, a TOML file of training's options, and the steps of the run.
+
+    Raises UsageError if the file cannot be read, or if it does not say how large the vocabulary is.
+    """
+    options = _read_options(config)
+    model = options.model.resolve(1, options.data.seq_len)
+    if model.vocab_size == 1:
+        model = options.model.resolve(_vocabulary(options, config), options.data.seq_len)
+    precision: Precision = "fp16" if options.precision == "fp16" else "bf16"
+    return PlanRequest(model, options.data.batch_size, options.data.seq_len, cluster, precision), options.optim.steps
+
+
+def published_request(name: str, cluster: Cluster, software: Software) -> PlanRequest:
+    """The request of the published run called `name`, on another cluster. Raises UsageError for an unknown one."""
+    runs = {each.name.lower().replace(" ", "-").replace(",-dp-8", ""): each for each in published_runs()}
+    if name.lower() not in runs:
+        nearest = difflib.get_close_matches(name.lower(), runs, n=1, cutoff=0.3)
+        advice = f"did you mean {nearest[0]}? There are" if nearest else "there are"
+        raise UsageError(f"{name} is neither a file nor a published run; {advice} {', '.join(runs)}")
+    each = runs[name.lower()]
+    run = each.run
+    precision: Precision = "bf16" if each.bf16 or software == GRISTMILL else "fp16"
+    return PlanRequest(run.model, run.batch, run.seq_len, cluster, precision, software)
+
+
+def _read_options(config: str) -> TrainConfig:
+    """All options of the file; those of paths may be missing."""
+    arguments = ["--config", config]
+    for name in _REQUIRED:
+        if not _has(config, name):
+            arguments += [f"--{name}", "not-needed"]
+    options = load_config(TrainConfig, arguments, prog="plan")
+    sections = (options, options.data, options.model, options.optim)
+    for section, prefix in zip(sections, ("", "data.", "model.", "optim."), strict=True):
+        check_ranges(section, prefix)
+    return options
+
+
+def _has(config: str, name: str) -> bool:
+    try:
+        table = tomllib.loads(Path(config).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return True  # load_config says what is wrong
+    section, _, key = name.rpartition(".")
+    inner = table.get(section, {}) if section else table
+    return not isinstance(inner, dict) or key in inner
+
+
+def _vocabulary(options: TrainConfig, config: str) -> int:
+    """Size of the vocabulary of the token shards."""
+    try:
+        return open_shards(options.data.train)[0].tokenizer.vocab_size
+    except (GristmillError, OSError) as error:
+        raise UsageError(
+            f"{config} does not say how large the vocabulary is, and there are no token shards in "
+            f"{options.data.train}; give vocab_size in its [model], for example vocab_size = 50304"
+        ) from error

@@ -1,0 +1,206 @@
+"""Search: every layout of a model on a cluster that the trainer accepts, from the fastest that fits its memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gristmill.errors import UsageError
+from training.distributed.layout import SPLIT_BACKWARD, STAGES_PER_RANK, ParallelConfig, Schedule
+from training.formulas.block_memory import BlockSizes, kept_bytes
+from training.kernels.precision import Precision
+from training.memory.memory_config import Recompute
+from training.model.model_config import ModelConfig
+from training.parallel.pipeline_stages import stage_layers
+from training.planner.cost.fitted_constants import Constants
+from training.planner.cost.hardware import Cluster
+from training.planner.cost.planned_run import GRISTMILL, PlannedRun, Software
+from training.planner.cost.step_time import StepTime, step_time
+from training.planner.run_memory import RESERVE, RunMemory, least_bytes, run_memory
+
+_MOST_SEQUENCES = 32  # of a micro-batch
+_MOST_VIRTUAL = 4
+_SMALLEST = 8
+_EXACT = 60  # memory estimates, which take longest, before the search gives up
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What is to be planned: a resolved model, `batch` sequences of `seq_len` tokens a step, and a cluster."""
+
+    model: ModelConfig
+    batch: int
+    seq_len: int
+    cluster: Cluster
+    precision: Precision = "bf16"
+    software: Software = GRISTMILL
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layout, its step time and its memory."""
+
+    run: PlannedRun
+    time: StepTime
+    memory: RunMemory
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The fastest layouts that fit; and the one that comes closest to fitting, if none does."""
+
+    choices: list[Choice]
+    considered: int
+    closest: Choice | None
+
+
+def search(request: PlanRequest, constants: Constants, wanted: int = 5) -> SearchResult:
+    """Find the `wanted` fastest layouts, each of other degrees or of another schedule.
+
+    Raises UsageError if no layout divides GPUs, model and batch.
+    """
+    runs = list(candidates(request))
+    if not runs:
+        raise UsageError(_no_layout(request))
+    timed = sorted(((step_time(run, constants), at) for at, run in enumerate(runs)), key=lambda pair: pair[0].total)
+    available = request.cluster.device.memory
+    found: list[Choice] = []
+    tried: list[Choice] = []
+    shapes: set[tuple[int, int, int, str]] = set()
+    for time, at in timed:
+        run, layout = runs[at], runs[at].layout
+        shape = (layout.dp, layout.tp, layout.pp, layout.schedule)
+        if shape in shapes or least_total(run, request.precision) > available:
+            continue
+        memory = run_memory(run, request.precision, available)
+        choice = Choice(run, time, memory)
+        tried.append(choice)
+        if memory.total <= available:
+            found.append(choice)
+            shapes.add(shape)
+        if len(found) == wanted or len(tried) == _EXACT + wanted:
+            break
+    if found:
+        return SearchResult(found, len(runs), None)
+    small = _smallest(request, runs, constants)
+    fitting = sorted((each for each in small if each.memory.total <= available), key=lambda each: each.time.total)
+    closest = min([*tried, *small], key=lambda choice: choice.memory.total)
+    return SearchResult(fitting[:wanted], len(runs), None if fitting else closest)
+
+
+def _smallest(request: PlanRequest, runs: list[PlannedRun], constants: Constants) -> list[Choice]:
+    """The layouts with the lowest bounds of memory: if the fastest do not fit, one of these may."""
+    low = sorted(runs, key=lambda run: least_total(run, request.precision))[:_SMALLEST]
+    return [Choice(run, step_time(run, constants), run_memory(run, request.precision)) for run in low]
+
+
+def candidates(request: PlanRequest) -> Iterator[PlannedRun]:
+    """Every layout that divides GPUs, model and batch evenly.
+
+    Tensor parallelism stays within a node, with sequence parallelism where the sequence divides.
+    """
+    devices, model = request.cluster.devices, request.model
+    for tp in tensor_degrees(request):
+        for pp in divisors(devices // tp):
+            dp = devices // (tp * pp)
+            if pp > model.layers or request.batch % dp:
+                continue
+            for micro in divisors(request.batch // dp):
+                if micro <= _MOST_SEQUENCES:
+                    yield from _of_sizes(request, (dp, tp, pp), request.batch // dp // micro)
+
+
+def _of_sizes(request: PlanRequest, sizes: tuple[int, int, int], count: int) -> Iterator[PlannedRun]:
+    """Layouts of these degrees (data, tensor, pipeline) with `count` micro-batches."""
+    dp, tp, pp = sizes
+    software = request.software
+    for schedule, virtual in _schedules(request, pp, count):
+        layers = _stage_layers(request.model, pp * virtual)
+        for zero in software.zero if dp > 1 else (0,):
+            if zero == 3 and pp > 1:  # gathers all weights of a stage at once: as much memory as ZeRO-1, and more time
+                continue
+            layout = ParallelConfig(
+                dp=dp, zero=zero, zero_group=dp if zero else 1, tp=tp, pp=pp, schedule=schedule,
+                sequence_parallel=tp > 1 and request.seq_len % tp == 0 and software == GRISTMILL,
+                virtual_stages=virtual, micro_batches=count,
+            )  # fmt: skip
+            for recompute in software.recompute:
+                yield PlannedRun(
+                    request.model, layout, request.batch, request.seq_len, request.cluster, recompute,
+                    software, layers,
+                )  # fmt: skip
+
+
+def _schedules(request: PlanRequest, pp: int, count: int) -> Iterator[tuple[Schedule, int]]:
+    """Schedules of a pipeline of `pp` ranks that take `count` micro-batches, with their stages per rank."""
+    layers = request.model.layers
+    if pp == 1:
+        yield "1f1b", 1
+        return
+    for schedule in request.software.schedules:
+        fixed = STAGES_PER_RANK[schedule]
+        for virtual in [fixed] if fixed else range(2, _MOST_VIRTUAL + 1 if schedule not in SPLIT_BACKWARD else 3):
+            enough = count >= (pp if schedule == "1f1b" else 1) and pp * virtual <= layers
+            if enough and (virtual == 1 or count % max(1, count // pp) == 0):  # in rounds of one per rank
+                yield schedule, virtual
+
+
+def tensor_degrees(request: PlanRequest) -> list[int]:
+    """Degrees of tensor parallelism that divide the heads, the MLP and the GPUs of a node."""
+    model, cluster = request.model, request.cluster
+    sizes = (model.heads, model.kv_heads, model.ffn_width, cluster.devices)
+    within = min(cluster.per_node, cluster.devices)
+    return [
+        tp
+        for tp in range(1, within + 1)
+        if all(size % tp == 0 for size in sizes) and cluster.per_node % tp == 0 and model.vocab_size >= tp * tp
+    ]
+
+
+def least_total(run: PlannedRun, precision: Precision) -> float:
+    """Bytes that `run` takes at the least: states, activations of the micro-batches in flight, buffers of messages."""
+    layout = run.layout
+    if run.software != GRISTMILL:
+        return run_memory(run, precision).total
+    kept = _kept(run.model, run.micro_batch, run.seq_len, precision, layout.tp, layout.sequence_parallel, run.recompute)
+    received = 2.0 * run.micro_batch * run.seq_len * run.model.width / layout.sequence_shards * layout.micro_batches
+    buffers = (2 * layout.virtual_stages - 1) * received if layout.pp > 1 else 0.0  # torch keeps one per micro-batch
+    return least_bytes(run) + RESERVE + micro_batches_in_flight(layout) * min(run.rank_layers) * kept + buffers
+
+
+def micro_batches_in_flight(layout: ParallelConfig) -> float:
+    """Micro-batches of which the first rank keeps all activations (Narayanan et al. 2021, section 2.2)."""
+    pp, v = layout.pp, layout.virtual_stages
+    if layout.schedule == "interleaved-1f1b" and pp > 1:
+        return min(layout.micro_batches, ((v - 1) * pp + 2 * (pp - 1) + 1) / v)
+    return min(layout.micro_batches, pp)
+
+
+@lru_cache(4096)
+def _kept(
+    model: ModelConfig, sequences: int, seq_len: int, precision: Precision, tp: int, sharded: bool, recompute: Recompute
+) -> int:
+    return kept_bytes(BlockSizes(model, sequences, seq_len, precision, tp, sharded), recompute)
+
+
+@lru_cache
+def _stage_layers(model: ModelConfig, stages: int) -> tuple[int, ...]:
+    """As the trainer divides them; other programs are taken to do it alike."""
+    return tuple(len(layers) for layers in stage_layers(model, stages))
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, in ascending order."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _no_layout(request: PlanRequest) -> str:
+    """Why no layout divides, and what would."""
+    devices, batch = request.cluster.devices, request.batch
+    largest = max(tensor_degrees(request)) * request.model.layers
+    near = next(n for n in range(devices, 0, -1) if batch % (n // max(d for d in divisors(n) if d <= largest)) == 0)
+    return (
+        f"no layout divides {devices} GPUs: data-parallel replicas must divide data.batch_size {batch}, "
+        f"tensor-parallel ranks the heads ({request.model.heads}, {request.model.kv_heads} of keys and values) and the "
+        f"GPUs of a node, and pipeline ranks be at most {request.model.layers}; try --gpus {near}, or a batch_size "
+        f"of {-(-batch // devices) * devices}"
+    )

@@ -1,0 +1,1 @@
+"""Pipeline timelines: simulated from the order of passes, and drawn."""
