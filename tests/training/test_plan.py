@@ -119,8 +119,8 @@ def test_nothing_fits(config: Path) -> None:
         .replace("12\n", "96\n")
         .replace("= 96\n[optim]", "= 8\n[optim]")
     )
-    with pytest.raises(UsageError, match=r"no layout fits 8 x v100.* GiB a GPU, .* too many; try --gpus \d+"):
-        plan(str(config), gpu="v100")
+    with pytest.raises(UsageError, match=r"no layout fits 32 x v100.* GiB a GPU, .* too many; try --gpus \d+"):
+        plan(str(config), gpus=32, gpu="v100")
 
 
 def test_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from training.formulas.optimizer_memory import moment_bytes, update_bytes
 from training.formulas.parameter_shapes import ParameterShape
 from training.formulas.pipeline_passes import pipeline_passes
 
-_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # of the logits at a time
+LOGIT_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # of the logits at a time
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def master_bytes(inputs: MemoryInputs) -> int:
 def logit_bytes(inputs: MemoryInputs) -> int:
     """What the loss works with, on the rank of the last stage: never all logits, but a chunk of tokens at a time."""
     has_loss = inputs.layout.stages - 1 in inputs.parameters
-    return loss_bytes(inputs.block, _CHUNK_BYTES[inputs.device]) if has_loss else 0
+    return loss_bytes(inputs.block, LOGIT_CHUNK_BYTES[inputs.device]) if has_loss else 0
 
 
 def _all(inputs: MemoryInputs) -> list[ParameterShape]:

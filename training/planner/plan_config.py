@@ -68,10 +68,12 @@ def _has(config: str, name: str) -> bool:
 
 def _vocabulary(options: TrainConfig, config: str) -> int:
     """Size of the vocabulary of the token shards."""
+    train = options.data.train
+    folder = train if isinstance(train, Path) else train[0]
     try:
-        return open_shards(options.data.train)[0].tokenizer.vocab_size
+        return open_shards(folder)[0].tokenizer.vocab_size
     except (GristmillError, OSError) as error:
         raise UsageError(
-            f"{config} does not say how large the vocabulary is, and there are no token shards in "
-            f"{options.data.train}; give vocab_size in its [model], for example vocab_size = 50304"
+            f"{config} does not say how large the vocabulary is, and there are no token shards in {folder}; "
+            "give vocab_size in its [model], for example vocab_size = 50304"
         ) from error

@@ -9,7 +9,6 @@ from training.formulas.memory_inputs import MemoryInputs
 from training.kernels.precision import Precision
 from training.planner.cost.megatron_memory import CONTEXT, megatron_memory
 from training.planner.cost.planned_run import GRISTMILL, PlannedRun
-from training.planner.cost.step_time import layer_parameters
 
 RESERVE = 3 << 30
 """Bytes of CUDA, its libraries and collectives beside what the formulas count."""
@@ -73,16 +72,3 @@ def _megatron(run: PlannedRun, precision: Precision) -> RunMemory:
     found = megatron_memory(run, precision == "bf16")
     kinds = {name: value for name, value in vars(found).items() if name != "rank"}
     return RunMemory(found.rank, found.total, {**kinds, "other": CONTEXT})
-
-
-def least_bytes(run: PlannedRun) -> float:
-    """Less than the total of `run`: its states alone, of the layers of the rank with the fewest.
-
-    2 bytes of weights, 12 of master weights and moments, and of gradients what one micro-batch leaves, or with several
-    their sums in float32; shared by ZeRO-3, 1 and 2.
-    """
-    layout = run.layout
-    shards = [layout.zero_group if layout.zero >= stage else 1 for stage in (3, 2, 1)]
-    parameters = min(run.rank_layers) * layer_parameters(run.model) / layout.tp
-    gradients = 4 if layout.micro_batches > 1 and run.software == GRISTMILL else 2
-    return parameters * (2 / shards[0] + gradients / shards[1] + 12 / shards[2])

@@ -6,7 +6,8 @@ from functools import lru_cache
 
 from gristmill.errors import UsageError
 from training.distributed.layout import SPLIT_BACKWARD, STAGES_PER_RANK, ParallelConfig, Schedule
-from training.formulas.block_memory import BlockSizes, kept_bytes
+from training.formulas.block_memory import BlockSizes, kept_bytes, loss_bytes
+from training.formulas.memory import LOGIT_CHUNK_BYTES
 from training.kernels.precision import Precision
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
@@ -14,12 +15,12 @@ from training.parallel.pipeline_stages import stage_layers
 from training.planner.cost.fitted_constants import Constants
 from training.planner.cost.hardware import Cluster
 from training.planner.cost.planned_run import GRISTMILL, PlannedRun, Software
-from training.planner.cost.step_time import StepTime, step_time
-from training.planner.run_memory import RESERVE, RunMemory, least_bytes, run_memory
+from training.planner.cost.step_time import StepTime, layer_parameters, step_time
+from training.planner.run_memory import RESERVE, RunMemory, run_memory
 
 _MOST_SEQUENCES = 32  # of a micro-batch
 _MOST_VIRTUAL = 4
-_SMALLEST = 8
+_SMALLEST = 4
 _EXACT = 60  # memory estimates, which take longest, before the search gives up
 
 
@@ -157,14 +158,31 @@ def tensor_degrees(request: PlanRequest) -> list[int]:
 
 
 def least_total(run: PlannedRun, precision: Precision) -> float:
-    """Bytes that `run` takes at the least: states, activations of the micro-batches in flight, buffers of messages."""
+    """Bytes that `run` takes at the least, on its first or on its last rank: a bound that is quick to compute."""
     layout = run.layout
     if run.software != GRISTMILL:
         return run_memory(run, precision).total
-    kept = _kept(run.model, run.micro_batch, run.seq_len, precision, layout.tp, layout.sequence_parallel, run.recompute)
+    kept, logits = _block_bytes(
+        run.model, run.micro_batch, run.seq_len, precision, layout.tp, layout.sequence_parallel, run.recompute
+    )
+    in_flight = micro_batches_in_flight(layout)
     received = 2.0 * run.micro_batch * run.seq_len * run.model.width / layout.sequence_shards * layout.micro_batches
     buffers = (2 * layout.virtual_stages - 1) * received if layout.pp > 1 else 0.0  # torch keeps one per micro-batch
-    return least_bytes(run) + RESERVE + micro_batches_in_flight(layout) * min(run.rank_layers) * kept + buffers
+    first = _state_bytes(run, 0, layout.micro_batches > in_flight) + in_flight * run.rank_layers[0] * kept + buffers
+    last = _state_bytes(run, -1, False) + kept + logits
+    return RESERVE + (max(first, last) if run.held[-1][-1] == layout.stages - 1 else first)
+
+
+def _state_bytes(run: PlannedRun, rank: int, sums: bool) -> float:
+    """Bytes of weights, float32 masters and moments, and with `sums` the float32 sums of gradients, of a rank's layers.
+
+    The first rank has an end of the model, too; ZeRO-1, 2 and 3 shard moments, gradients and weights.
+    """
+    layout, vocabulary = run.layout, run.model.vocab_size * run.model.width if rank == 0 else 0
+    parameters = (run.rank_layers[rank] * layer_parameters(run.model) + vocabulary) / layout.tp
+    weights = 2 if layout.zero < 3 else 0
+    gradients = 4 / (layout.zero_group if layout.zero >= 2 else 1) if sums else 0
+    return parameters * (weights + gradients + 12 / layout.zero_group)
 
 
 def micro_batches_in_flight(layout: ParallelConfig) -> float:
@@ -176,10 +194,12 @@ def micro_batches_in_flight(layout: ParallelConfig) -> float:
 
 
 @lru_cache(4096)
-def _kept(
+def _block_bytes(
     model: ModelConfig, sequences: int, seq_len: int, precision: Precision, tp: int, sharded: bool, recompute: Recompute
-) -> int:
-    return kept_bytes(BlockSizes(model, sequences, seq_len, precision, tp, sharded), recompute)
+) -> tuple[int, int]:
+    """Bytes that a block keeps of a micro-batch, and that the loss works with."""
+    sizes = BlockSizes(model, sequences, seq_len, precision, tp, sharded)
+    return kept_bytes(sizes, recompute), loss_bytes(sizes, LOGIT_CHUNK_BYTES["cuda"])
 
 
 @lru_cache
