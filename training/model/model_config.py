@@ -211,7 +211,11 @@ class ModelConfig:
             self.context >= seq_len,
             f"model.context {self.context} is below data.seq_len {seq_len}; try --model.context {seq_len}",
         )
-        require(self.window >= 0, f"model.window is {self.window}; wanted 1 or more, or 0 for no window")
+        require(
+            0 <= self.window <= self.context,
+            f"model.window is {self.window} and model.context {self.context}; wanted a window of 1 token or more, no "
+            f"longer than the context, or 0 for none; try --model.window {self.context}",
+        )
         require(
             self.window == 0 or self.positions != "alibi",
             f"model.window {self.window} and model.positions alibi: a window has no bias; try --model.window 0",

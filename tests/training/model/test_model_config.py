@@ -62,9 +62,11 @@ def test_a_record_has_no_fields_that_the_first_records_did_not_have_unless_they_
         ModelConfig.from_record({**first, "colour": 1})
 
 
-def test_a_negative_window_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"model.window is -1; wanted 1 or more, or 0 for no window"):
-        replace(SIZES, window=-1).resolve(50, 8)
+@pytest.mark.parametrize("window", [-1, 9])
+def test_a_negative_window_and_one_longer_than_the_context_are_refused(window: int) -> None:
+    said = rf"model.window is {window} and model.context 8; wanted a window of 1 token .*; try --model.window 8"
+    with pytest.raises(UsageError, match=said):
+        replace(SIZES, window=window).resolve(50, 8)
 
 
 def test_a_window_with_a_bias_is_refused() -> None:
