@@ -15,10 +15,12 @@ from gristmill.command import command
 from gristmill.errors import UsageError, require
 from training.planner.cost.fitted_constants import Constants, fitted_constants
 from training.planner.cost.hardware import Cluster, find_device
-from training.planner.cost.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEEPSPEED
-from training.planner.plan_config import published_request, read_request
-from training.planner.plan_report import as_record, choices_table, formulas, in_words, stage_costs
+from training.planner.cost.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
+from training.planner.cost.step_time import step_time
+from training.planner.plan_config import configured_run, published_request, read_request
+from training.planner.plan_report import about, as_record, choices_table, formulas, in_words, stage_costs
 from training.planner.published_runs import comparison_table
+from training.planner.run_memory import run_memory
 from training.planner.search import Choice, PlanRequest, SearchResult, search
 from training.planner.timeline.pipeline_simulator import PassCosts, pipeline_layout, rank_costs, simulate
 from training.planner.timeline.timeline_drawing import draw_timelines, timeline_text
@@ -38,6 +40,7 @@ def plan(
     tokens: float = 0.0,
     top: int = 5,
     software: Literal["gristmill", "megatron", "megatron-deepspeed"] = "gristmill",
+    configured: bool = False,
     explain: bool = False,
     json: bool = False,
     validate: bool = False,
@@ -58,6 +61,7 @@ def plan(
         tokens: Tokens of the whole run; 0: optim.steps of the file.
         top: Layouts to show.
         software: The program that trains: this one, or what published runs used.
+        configured: Plan the layout in the file's [parallel] and [memory] alone, instead of searching for one.
         explain: Show each formula of the first choice with its numbers.
         json: Print JSON, for programs.
         validate: Compare the planner with published runs; needs no config.
@@ -75,7 +79,10 @@ def plan(
         assert draw is not None
         return _draw_schedules(draw, ranks, micro_batches, PassCosts(*costs))
     require(top > 0, f"--top is {top}; wanted 1 or more")
-    request, total = _request(config, _cluster(gpus, gpu, nodes_of, network), software, tokens)
+    cluster = _cluster(gpus, gpu, nodes_of, network)
+    request, total = _request(config, cluster, software, tokens)
+    if configured:
+        return _report_configured(configured_run(config, cluster), constants, total)
     result = search(request, constants, top)
     if not result.choices:
         raise UsageError(_fits_nowhere(request, result, constants))
@@ -103,6 +110,14 @@ def _request(config: str, cluster: Cluster, software: str, tokens: float) -> tup
         request = replace(request, software=_SOFTWARE[software])
         return request, tokens or float(steps * request.batch * request.seq_len)
     return published_request(config, cluster, _SOFTWARE[software]), tokens or 300e9
+
+
+def _report_configured(run: PlannedRun, constants: Constants, tokens: float) -> Group:
+    """The layout of the file, also if it does not fit."""
+    choice = Choice(run, step_time(run, constants), run_memory(run))
+    missing = (choice.memory.total - run.cluster.device.memory) / (1 << 30)
+    fits = f"It does not fit: {missing:.1f} GiB too many." if missing > 0 else "It fits."
+    return Group(choices_table([choice], tokens), "", *about(choice, constants), fits)
 
 
 def _report(result: SearchResult, constants: Constants, tokens: float, explained: bool, draw: Path | None) -> Group:

@@ -44,7 +44,7 @@ def printed(result: object) -> str:
 def test_table_and_words(config: Path) -> None:
     text = printed(plan(str(config), gpus=16, explain=True))
     assert "dp 16" in text
-    assert "The first choice computes for" in text
+    assert "dp 16 x ZeRO-1 computes for" in text
     assert "9.83e+07 tokens" in text  # 1000 steps of 96 x 1024
     assert "product: 2 m n k / (" in text
 
@@ -110,6 +110,18 @@ def test_bad_files(config: Path, line: str, message: str) -> None:
     with pytest.raises(GristmillError) as caught:
         plan(str(config))
     assert "\n" not in str(caught.value)
+
+
+def test_the_layout_of_the_file(config: Path) -> None:
+    config.write_text(CONFIG + "[parallel]\ntp = 2\npp = 2\nmicro_batches = 4\n")
+    text = printed(plan(str(config), gpus=8, configured=True))
+    assert "dp 2 x tp 2 x pp 2 (1f1b)" in text
+    assert "It fits." in text
+    config.write_text(CONFIG + "[parallel]\ntp = 5\n")
+    with pytest.raises(UsageError, match=r"model.heads 12 is not divisible by parallel.tp 5; try --parallel.tp 4"):
+        plan(str(config), gpus=5, configured=True)
+    config.write_text(CONFIG.replace("layers = 12", "layers = 800"))
+    assert "It does not fit" in printed(plan(str(config), gpus=1, gpu="v100", configured=True))
 
 
 def test_nothing_fits(config: Path) -> None:

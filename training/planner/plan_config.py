@@ -8,9 +8,12 @@ from gristmill.config import check_ranges, load_config
 from gristmill.errors import GristmillError, UsageError
 from gristmill.io.token_shards import open_shards
 from training.config import TrainConfig
+from training.data.batches import BatchSplit
 from training.kernels.precision import Precision
+from training.model.model_config import ModelConfig
+from training.parallel.pipeline_stages import stage_layers
 from training.planner.cost.hardware import Cluster
-from training.planner.cost.planned_run import GRISTMILL, Software
+from training.planner.cost.planned_run import GRISTMILL, PlannedRun, Software
 from training.planner.published_runs import published_runs
 from training.planner.search import PlanRequest
 
@@ -23,11 +26,29 @@ def read_request(config: str, cluster: Cluster) -> tuple[PlanRequest, int]:
     Raises UsageError if the file cannot be read, or if it does not say how large the vocabulary is.
     """
     options = _read_options(config)
-    model = options.model.resolve(1, options.data.seq_len)
-    if model.vocab_size == 1:
-        model = options.model.resolve(_vocabulary(options, config), options.data.seq_len)
+    model = _model(options, config)
     precision: Precision = "fp16" if options.precision == "fp16" else "bf16"
     return PlanRequest(model, options.data.batch_size, options.data.seq_len, cluster, precision), options.optim.steps
+
+
+def configured_run(config: str, cluster: Cluster) -> PlannedRun:
+    """The run as `config` lays it out. Raises UsageError if that does not divide GPUs, model and batch."""
+    options = _read_options(config)
+    model, seq_len = _model(options, config), options.data.seq_len
+    layout = options.parallel.resolve(cluster.devices, model, seq_len)
+    BatchSplit.of(options.data, layout)
+    layers = tuple(len(each) for each in stage_layers(model, layout.stages))
+    return PlannedRun(
+        model, layout, options.data.batch_size, seq_len, cluster, options.memory.recompute, stage_layers=layers
+    )
+
+
+def _model(options: TrainConfig, config: str) -> ModelConfig:
+    """The model with its defaults filled in; the vocabulary may be the token shards'."""
+    model = options.model.resolve(1, options.data.seq_len)
+    if model.vocab_size > 1:
+        return model
+    return options.model.resolve(_vocabulary(options, config), options.data.seq_len)
 
 
 def published_request(name: str, cluster: Cluster, software: Software) -> PlanRequest:

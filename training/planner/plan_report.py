@@ -61,7 +61,12 @@ def days(choice: Choice, tokens: float) -> float:
 def in_words(choices: Sequence[Choice], constants: Constants) -> list[str]:
     """What limits the first choice, where its memory goes, and what the next one would cost."""
     first = choices[0]
-    return [_limits(first), _memory(first), _division(first, constants), *_next(choices)]
+    return [*about(first, constants), *_next(choices)]
+
+
+def about(choice: Choice, constants: Constants) -> list[str]:
+    """What limits one layout, where its memory goes, and how its layers are divided."""
+    return [_limits(choice), _memory(choice), _division(choice, constants)]
 
 
 def _limits(choice: Choice) -> str:
@@ -70,8 +75,8 @@ def _limits(choice: Choice) -> str:
     rest = sorted(((share, name) for name, share in shares.items() if name != "compute"), reverse=True)
     (largest, name), (second, other) = rest[:2]
     return (
-        f"The first choice computes for {100 * shares['compute']:.0f} % of a step; of the rest most is {_PARTS[name]} "
-        f"({100 * largest:.0f} %), then {_PARTS[other]} ({100 * second:.0f} %)."
+        f"{choice.run.layout.describe()} computes for {100 * shares['compute']:.0f} % of a step; of the rest most is "
+        f"{_PARTS[name]} ({100 * largest:.0f} %), then {_PARTS[other]} ({100 * second:.0f} %)."
     )
 
 
