@@ -10,7 +10,7 @@ from training.parallel.parallel_model import ParallelModel
 from training.profiling.layer_norms import LayerNorms
 from training.profiling.profile_config import ProfileConfig
 from training.profiling.step_times import StepTimes
-from training.profiling.trace import StepTrace
+from training.profiling.step_trace import StepTrace
 
 
 class Profiler:
