@@ -107,6 +107,11 @@ class TrainConfig:
             f"metrics.sources and data.packing {self.data.packing}: tokens are counted by source in windows only; try "
             "--metrics.sources false, or --data.packing windows",
         )
+        require(
+            not (self.metrics.sources and self.data.is_packed),
+            "metrics.sources and data.packing best-fit: tokens are counted by source in windows alone; try "
+            "--metrics.sources false, or --data.packing windows",
+        )
         self.memory.check(self.parallel.zero)
         require(
             not self.parallel.reduce_bf16 or self.precision == "bf16",

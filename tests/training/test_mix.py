@@ -119,6 +119,9 @@ def test_bad_mixes_are_refused_in_a_sentence(
     ):
         with pytest.raises(UsageError, match=fault):
             RunPlan.of(replace(config, data=data))
+    packed = replace(config.data, packing="best-fit")
+    with pytest.raises(UsageError, match=r"metrics.sources and data.packing best-fit"):
+        RunPlan.of(replace(config, data=packed, metrics=replace(config.metrics, sources=True)))
 
 
 def test_folders_and_weights_come_from_the_command_line_and_from_a_file(tmp_path: Path) -> None:
