@@ -9,6 +9,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import msgspec
 from rich.console import Group
+from rich.table import Table
 from tyro.conf import Positional
 
 from gristmill.command import command
@@ -22,7 +23,7 @@ from training.planner.plan_report import about, as_record, choices_table, formul
 from training.planner.published_runs import comparison_table
 from training.planner.run_memory import run_memory
 from training.planner.search import Choice, PlanRequest, SearchResult, search
-from training.planner.timeline.pipeline_simulator import PassCosts, pipeline_layout, rank_costs, simulate
+from training.planner.timeline.pipeline_simulator import PassCosts, bubble_table, pipeline_layout, rank_costs, simulate
 from training.planner.timeline.timeline_drawing import draw_timelines, timeline_text
 
 _SOFTWARE = {"gristmill": GRISTMILL, "megatron": MEGATRON, "megatron-deepspeed": MEGATRON_DEEPSPEED}
@@ -164,7 +165,18 @@ def _draw_schedules(path: Path, ranks: int, micro_batches: int, costs: PassCosts
     layouts = [pipeline_layout(schedule, ranks, micro_batches) for schedule in _DRAWN]
     timelines = [simulate(layout, rank_costs(layout, costs)) for layout in layouts]
     draw_timelines(timelines, path)
-    return Group(*(timeline_text(timeline) for timeline in timelines), f"drawn in {path}")
+    return Group(*(timeline_text(timeline) for timeline in timelines), _bubbles(ranks, costs), f"drawn in {path}")
+
+
+def _bubbles(ranks: int, costs: PassCosts) -> Table:
+    """Bubble ratio of every schedule by number of micro-batches."""
+    counts = [factor * ranks for factor in (1, 2, 4, 8)]
+    table = Table("bubble ratio", *(f"{count} micro-batches" for count in counts), box=None, pad_edge=False)
+    for schedule in _DRAWN:
+        enough = [count for count in counts if schedule != "dualpipev" or count >= 2 * ranks]
+        found = dict(bubble_table(schedule, ranks, enough, costs))
+        table.add_row(schedule, *(f"{found[count]:.3f}" if count in found else "" for count in counts))
+    return table
 
 
 def _draw_choice(choice: Choice, constants: Constants, path: Path) -> Group:

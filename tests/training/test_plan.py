@@ -1,6 +1,7 @@
 """The command `gristmill plan`: from a configuration to a table, words, JSON and pictures; and what bad input gets."""
 
 import io
+import re
 from pathlib import Path
 
 import msgspec
@@ -70,7 +71,8 @@ def test_validate() -> None:
 
 def test_pictures(tmp_path: Path, config: Path) -> None:
     text = printed(plan(draw=tmp_path / "all.svg", ranks=2, micro_batches=4))
-    assert text.count("bubble ratio") == 6
+    assert text.count("bubble ratio") == 7  # of six timelines, and the table's
+    assert re.search(r"\n1f1b +0.500 +0.250 +0.125 +0.062", text)  # (p - 1) / m
     assert (tmp_path / "all.svg").stat().st_size > 1000
 
 
