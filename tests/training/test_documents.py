@@ -17,7 +17,7 @@ from training.data.batches import Batches, BatchSplit
 from training.data.packing import PackedSequences
 from training.data.sequences import TokenSequences
 from training.kernels.cross_entropy import IGNORE_INDEX
-from training.reporting.metrics import METRICS, read_metrics
+from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 
 OPTIONS = {"mask": {"mask_documents": True}, "pack": {"packing": "best-fit", "mask_documents": True}}
