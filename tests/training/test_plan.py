@@ -58,6 +58,12 @@ def test_json(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert first["bytes"]["total"] < 80 << 30
 
 
+def test_other_precisions_are_told(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(CONFIG.replace("bf16", "fp32"))
+    plan(str(config), top=1)
+    assert "trains in fp32, and this plan is for bf16" in capsys.readouterr().err
+
+
 def test_a_published_run_on_another_cluster() -> None:
     text = printed(plan("gpt-neox-20b", gpus=64, gpu="h100", top=1))
     assert "300,000,000,000" in text or "3e+11 tokens" in text

@@ -1,6 +1,7 @@
 """Plan config: what is to be planned, read from the configuration file that training uses, or from a published run."""
 
 import difflib
+import sys
 import tomllib
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def read_request(config: str, cluster: Cluster) -> tuple[PlanRequest, int]:
     options = _read_options(config)
     model = _model(options, config)
     precision: Precision = "fp16" if options.precision == "fp16" else "bf16"
+    if options.precision not in ("bf16", "fp16"):
+        print(f"note: {config} trains in {options.precision}, and this plan is for bf16", file=sys.stderr)
     return PlanRequest(model, options.data.batch_size, options.data.seq_len, cluster, precision), options.optim.steps
 
 
