@@ -12,7 +12,7 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 _STYLE = {"font.family": "DejaVu Sans", "font.size": 9, "svg.hashsalt": "gristmill", "svg.fonttype": "none"}
@@ -52,6 +52,58 @@ def draw_step() -> Figure:
     return figure
 
 
+def draw_zero() -> Figure:
+    """What each of n replicas holds of a model under ZeRO (Rajbhandari et al. 2020, figure 1): float32 training."""
+    figure, axes = _figure(7.2, 2.9, (-33, 112), (-3.9, 1.2))
+    parts = [("parameters", DATA), ("gradients", MODEL), ("optimizer's moments", RANKS)]
+    widths, share = (20, 20, 40), 1 / 8
+    for stage in range(4):
+        left = 0.0
+        axes.text(-2, -stage, f"ZeRO-{stage}", ha="right", va="center")
+        for number, ((name, color), width) in enumerate(zip(parts, widths, strict=True)):
+            held = width * (share if stage >= 3 - number else 1)
+            axes.add_patch(Rectangle((left, -stage - 0.3), held, 0.6, facecolor=color, edgecolor=_LINE, linewidth=0.7))
+            if stage == 0:
+                axes.text(left + width / 2, 0, name, ha="center", va="center", size=8)
+            left += held
+        formula = " + ".join(f"{n}Ψ/n" if stage >= 3 - i else f"{n}Ψ" for i, n in enumerate((4, 4, 8)))
+        axes.text(left + 2, -stage, formula, va="center", size=8)
+    axes.text(0, 0.75, "bytes on each replica, of Ψ parameters; drawn for n = 8", color="#555555", style="italic")
+    return figure
+
+
+def draw_tensor_parallel() -> Figure:
+    """The collectives of a block (Shoeybi et al. 2019, figure 4; Korthikanti et al. 2022, figure 5)."""
+    figure, axes = _figure(7.2, 3.0, (-1, 107), (-3.1, 1.15))
+    places = [("norm", 9), ("entry", 17), ("q, k, v\nattention, o", 20), ("exit", 17), ("add, norm", 13)]
+    rows = [
+        ("tensor parallel", "copy\n(all-reduce back)", "all-reduce\n(copy back)", "all tokens on\nevery rank"),
+        (
+            "sequence parallel",
+            "all-gather\n(reduce-scatter back)",
+            "reduce-scatter\n(all-gather back)",
+            "T / n tokens\non each",
+        ),
+    ]
+    for row, (title, entry, leave, outside) in enumerate(rows):
+        middle, left = -1.7 * row - 0.1, 13.0
+        axes.text(0, middle + 0.75, title, weight="bold", va="center")
+        axes.text(0, middle, outside, va="center", size=7.5, color="#555555")
+        for number, (name, width) in enumerate(places):
+            text, color = {"entry": (entry, RANKS), "exit": (leave, RANKS)}.get(
+                name, (name, MODEL if number == 2 else DATA)
+            )
+            box = FancyBboxPatch((left, middle - 0.4), width, 0.8, "round,pad=0,rounding_size=0.15")
+            box.set(facecolor=color, edgecolor=_LINE, linewidth=0.7)
+            axes.add_patch(box)
+            axes.text(left + width / 2, middle, text, ha="center", va="center", size=6.5)
+            if number + 1 < len(places):
+                _arrow(axes, (left + width, middle), (left + width + 4, middle))
+            left += width + 4
+        axes.text(53.5 + 6, middle - 0.62, "heads / n on each rank", ha="center", va="center", size=7, color="#555555")
+    return figure
+
+
 def _figure(width: float, height: float, x: tuple[float, float], y: tuple[float, float]) -> tuple[Figure, Axes]:
     """A figure of so many inches, and axes without frame over all of it, with these limits."""
     figure = Figure(figsize=(width, height))
@@ -65,7 +117,7 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> 
     axes.annotate("", end, start, arrowprops=style)
 
 
-DRAWN: dict[str, Callable[[], Figure]] = {"step": draw_step}
+DRAWN: dict[str, Callable[[], Figure]] = {"step": draw_step, "zero": draw_zero, "tensor_parallel": draw_tensor_parallel}
 
 
 def draw_all(folder: Path) -> None:
