@@ -38,10 +38,10 @@ class StepTimes:
             yield
             return
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        started = self._now()
         with self._communication():
+            started = self._now()
             yield
-        self.seconds["step_seconds"] = self._now() - started
+            self.seconds["step_seconds"] = self._now() - started
         self.active = False
         self.seconds["backward"] -= self.seconds["forward"]
         names = list(self.seconds)
