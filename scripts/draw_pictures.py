@@ -14,6 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from training.planner.timeline.pipeline_simulator import PassCosts, pipeline_layout, simulate
+
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 _STYLE = {"font.family": "DejaVu Sans", "font.size": 9, "svg.hashsalt": "gristmill", "svg.fonttype": "none"}
 _LINE = "#444444"
@@ -104,6 +106,23 @@ def draw_tensor_parallel() -> Figure:
     return figure
 
 
+def draw_pipeline(ranks: int = 4) -> Figure:
+    """1F1B (Narayanan et al. 2021, figure 4): who computes which micro-batch when; a backward pass takes two units."""
+    timeline = simulate(pipeline_layout("1f1b", ranks, 2 * ranks), [PassCosts()] * ranks)
+    figure, axes = _figure(7.2, 1.9, (-6.5, timeline.seconds + 1), (-ranks - 0.7, 0.3))
+    for rank, passes in enumerate(timeline.ranks):
+        axes.text(-0.6, -rank - 0.55, f"rank {rank}", ha="right", va="center", size=8)
+        for each in passes:
+            box = Rectangle((each.start, -rank - 1), each.end - each.start, 0.92)
+            box.set(facecolor=DATA if each.kind == "F" else MODEL, edgecolor=_LINE, linewidth=0.6)
+            axes.add_patch(box)
+            middle = (each.start + each.end) / 2
+            axes.text(middle, -rank - 0.55, str(each.micro_batch + 1), ha="center", va="center", size=7)
+    legend = "blue: forward, green: backward, numbers: micro-batches, white: bubble"
+    axes.text(0, -ranks - 0.4, legend, color="#555555", size=7.5, va="center")
+    return figure
+
+
 def _figure(width: float, height: float, x: tuple[float, float], y: tuple[float, float]) -> tuple[Figure, Axes]:
     """A figure of so many inches, and axes without frame over all of it, with these limits."""
     figure = Figure(figsize=(width, height))
@@ -117,7 +136,12 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> 
     axes.annotate("", end, start, arrowprops=style)
 
 
-DRAWN: dict[str, Callable[[], Figure]] = {"step": draw_step, "zero": draw_zero, "tensor_parallel": draw_tensor_parallel}
+DRAWN: dict[str, Callable[[], Figure]] = {
+    "step": draw_step,
+    "zero": draw_zero,
+    "tensor_parallel": draw_tensor_parallel,
+    "pipeline": draw_pipeline,
+}
 
 
 def draw_all(folder: Path) -> None:
