@@ -64,7 +64,7 @@ def test_what_this_machine_lacks_is_told_in_a_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")
     cases, skipped = feature_cases()
-    assert len(cases) == len(everything) - 5
+    assert cases == [case for case in everything if case.reference != "transformers" and not case.compiled]
     assert any(line.startswith("transformers is not installed") for line in skipped)
     assert any(line.startswith("there is no C++ compiler") for line in skipped)
 
