@@ -20,12 +20,13 @@ STEPS = 50
 def family_cases(transformers: bool, full: bool) -> Iterator[tuple[Preset, ParallelConfig, dict[str, Any]]]:
     """Each preset in one process beside transformers, if installed, and in all kinds of parallelism together.
 
-    The kinds by themselves take turns; in `full` every preset also trains for longer with each of them.
+    The kinds by themselves take turns, with documents that do not see each other; in `full` every preset also trains
+    for longer with each of them.
     """
     for number, preset in enumerate(name for name in SHRUNK if full or SHRUNK[name].has_own_parts):
         if transformers and SHRUNK[preset].in_transformers:
             yield preset, _ONE, {"reference": "transformers"}
-        yield preset, _TWO[number % len(_TWO)], {}
+        yield preset, _TWO[number % len(_TWO)], {"documents": True, "dropout": 0.0}
         yield preset, _3D, {"recompute": "selective"}
         for layout in (ParallelConfig(dp=2), ParallelConfig(tp=2), ParallelConfig(pp=2)) if full else ():
             yield preset, layout, {"reference": "one process", "precision": "fp32", "steps": STEPS}

@@ -108,7 +108,7 @@ def test_training_starts_at_the_imported_model_s_loss(tmp_path: Path, config: Tr
     assert abs(loss - float(wanted)) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["llama, tied, biases", "gpt2, untied"])
+@pytest.mark.parametrize("name", ["llama, tied, biases", "qwen3", "gpt2, untied"])
 def test_an_export_in_several_files_imports_bit_for_bit(tmp_path: Path, name: str) -> None:
     model = build(MODELS[name])
     export_hf(save(model, tmp_path / "run"), tmp_path / "hf", shard_size="6KB")
