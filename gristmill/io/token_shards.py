@@ -50,6 +50,7 @@ class TokenShardWriter:
     """Writer of one shard, PREFIX.bin and PREFIX.idx; published when the `with` block ends without an error.
 
     >>> import tempfile
+    >>> from gristmill.io.token_manifest import token_dtype
     >>> prefix = Path(tempfile.mkdtemp()) / "shard"
     >>> with TokenShardWriter(prefix, token_dtype(100)) as shard:
     ...     shard.add([5, 6, 7])

@@ -91,7 +91,6 @@ def test_unusual_but_valid_records_are_documents(tmp_path: Path, run, read_texts
     odd = b'{"id":1e400,"text":"cafe\xcc\x81","meta":{"x": NaN, "y":[-Infinity],"z": "\\udc00"},"n":NaN}\n'
     put(tmp_path / "in" / "odd" / "a.jsonl", odd)
     put(tmp_path / "in" / "empty" / "a.jsonl", b"")
-    put(tmp_path / "in" / "empty" / "a.jsonl.gz", b"")
     put(tmp_path / "in" / "empty" / "mark.jsonl", b"\xef\xbb\xbf")
     done = run(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / "out", "--max_malformed", "0")
     assert done.returncode == 0, done.stderr

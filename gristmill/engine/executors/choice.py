@@ -1,6 +1,5 @@
 """Which executor runs the tasks of a stage or of a whole run, and the lock under which it does."""
 
-import multiprocessing
 import secrets
 import shutil
 import sys
@@ -103,8 +102,8 @@ def _fence(lock: Path) -> Iterator[Path]:
 def _is_importing_script() -> bool:
     """Whether this is a worker process that is importing, as `__mp_main__`, the script that has started it."""
     script = sys.modules.get("__mp_main__")
-    is_worker = multiprocessing.parent_process() is not None  # else the two may differ under runpy
-    return is_worker and script is not None and script is not sys.modules["__main__"]
+    is_worker = script is not None and script.__name__ == "__mp_main__"  # else it is a name of the driver's own script
+    return is_worker and script is not sys.modules["__main__"]
 
 
 def _remove_empty(folder: Path) -> None:

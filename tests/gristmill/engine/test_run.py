@@ -181,13 +181,14 @@ def test_the_input_of_a_finished_run_that_moved_is_known(tmp_path: Path, source:
 
 def count_calls(number: int) -> Result:
     """Task: say how many calls there are in this process."""
-    return Result(Counts({}, []), sum(isinstance(found, Call) for found in gc.get_objects()))
+    return Result(Counts({}, []), sum(type(found) is Call for found in gc.get_objects()))
 
 
 def test_calls_are_made_when_they_are_run(tmp_path: Path) -> None:
     with open_stage(STAGE, tmp_path / "out", QUIET) as run:
         tasks = [Task(str(number), count_calls, {"number": number}) for number in range(50)]
-        assert max(run.step("count", tasks).values(int)) < 25
+        left = count_calls(0).value  # of other tests
+        assert max(run.step("count", tasks).values(int)) < left + 25
 
 
 def test_an_output_that_is_an_input_is_refused(source: Path) -> None:

@@ -14,7 +14,7 @@ from training.optim.optim_config import OptimConfig
 
 def folder(out_dir: Path, **options: Any) -> RunFolder:
     model = ModelConfig(layers=1, width=8, heads=2, **options).resolve(30, 8)
-    identity = {f"model.{key}": value for key, value in model.record().items()}
+    identity = {f"model.{key}": value for key, value in model.record().items()} | {"data.order": "keyed"}
     return RunFolder(out_dir, identity, OptimConfig(steps=10))
 
 

@@ -52,8 +52,8 @@ def test_norms_of_heads_sum_the_terms_of_the_ranks_heads(sequence_parallel: bool
 
 
 def test_every_row_is_used() -> None:
-    options = {"bias": True, "tied": False, "qk_norm": True}
-    names = {f".{n}" for preset in ("llama", "gpt2") for n, _ in decoder(preset, **options).named_parameters()}
+    options = {"llama": {"bias": True}, "gpt2": {"qk_norm": True, "tied": False}, "bloom": {}, "codegeex": {}}
+    names = {f".{n}" for preset, more in options.items() for n, _ in decoder(preset, **more).named_parameters()}
     assert all(any(name.endswith(f".{end}") for name in names) for end in tensor_parallel_table(False))
 
 
