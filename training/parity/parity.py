@@ -1,6 +1,6 @@
 """The parity certificate: training computes what independent references do, and every layout what one process does.
 
-`gristmill parity` runs a set of layouts that covers all pairs of options, in three minutes; `--full` runs every layout.
+`gristmill parity` runs a set of layouts that covers all pairs of options, in four minutes; `--full` runs every layout.
 """
 
 import json
