@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from gristmill.counts import Counts
+from gristmill.engine.claims import real_paths
 from gristmill.engine.handovers import Listed, is_below, join
 from gristmill.engine.records import INPUTS, DoneRecord, Inputs, Ledger, OutputRecord, TaskId
 from gristmill.engine.tags import FileTags, is_hash, matches
@@ -121,10 +122,10 @@ class DoneTasks:
     def remove_leftovers(self) -> None:
         """Remove what killed workers left beside the outputs of this run's tasks, also of those that were skipped."""
         local = [path for path in self.written if not is_remote(path)]
-        recorded = {self.ledger.path(output) for record in self.records.values() for output in record.outputs}
+        recorded = real_paths(self.ledger.path(output) for record in self.records.values() for output in record.outputs)
         remove_partial_files([*local, *map(rejects_path, local)])
-        for path in set(map(rejects_path, local)) - recorded:
-            path.unlink(missing_ok=True)
+        for real in real_paths(map(rejects_path, local)).keys() - recorded.keys():
+            real.unlink(missing_ok=True)
 
     def record_inputs(
         self, selection: str, is_whole: bool, column: str

@@ -12,9 +12,11 @@ import torch
 
 from gristmill.config import load_config
 from gristmill.errors import InputError, UsageError
+from gristmill.io.token_manifest import TokenizerRecord
 from tests.training.conftest import sentences, write_shards
 from training.config import TrainConfig
 from training.data.batches import DataConfig
+from training.data.text import TextSequences
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import init_distributed
 from training.evaluate import EvaluateConfig, _load, evaluate_checkpoint, main
@@ -140,6 +142,17 @@ def test_bad_input_is_refused_in_a_sentence(run: Path, data: Data, tmp_path: Pat
     ):
         with pytest.raises((UsageError, InputError), match=fault):
             evaluate_checkpoint(config)
+
+
+def test_a_text_of_one_token_without_an_end_of_document_is_refused(corpus: Path, tmp_path: Path) -> None:
+    tokenizer = corpus / "tokenizer.model"
+    encoder = sentencepiece.SentencePieceProcessor(model_file=str(tokenizer))
+    size = encoder.vocab_size()
+    word = next(text for i in range(size) if len(encoder.encode(text := encoder.id_to_piece(i).strip("▁"))) == 1)
+    (tmp_path / "a.txt").write_text(word)
+    assert len(TextSequences(tmp_path / "a.txt", 4, tokenizer, TokenizerRecord("", "", size, 2))) == 1
+    with pytest.raises(UsageError, match=r"a.txt is one token, .*; wanted more text"):
+        TextSequences(tmp_path / "a.txt", 4, tokenizer, TokenizerRecord("", "", size, -1))
 
 
 def test_the_command_line_takes_folders_text_and_weights(

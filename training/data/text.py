@@ -40,7 +40,9 @@ class TextSequences:
             raise UsageError(f"{file} is empty; wanted text")
         self.folder, self.length = file, length
         read = [record.end_of_document, *ids] if record.end_of_document >= 0 else ids
-        rows = max(1, -(-(len(read) - 1) // length))
+        if len(read) < 2:
+            raise UsageError(f"{file} is one token, before which there is nothing to predict it from; wanted more text")
+        rows = -(-(len(read) - 1) // length)
         self.ids = np.full(rows * length + 1, IGNORE_INDEX, np.int64)
         self.ids[: len(read)] = read
         shard = ShardRecord(file.name, 1, len(ids), len(data), "")

@@ -25,7 +25,7 @@ class Decoder(nn.Module):
         assert config.norm and config.vocab_size, "resolve() the configuration first"
         self.config = config
         self.embed = Embedding(config)
-        self.rotary = build_positions(config)
+        self.position_table = build_positions(config)
         self.blocks = nn.ModuleDict({str(i): build_block(config, i) for i in range(config.layers)})
         self.norm = nn.Identity() if config.query_layer else build_norm(config)  # a query layer has it
         self.head = Head(config.width, config.vocab_size, bias=False)
@@ -51,7 +51,7 @@ class Decoder(nn.Module):
         """
         documents = None if positions is None else Documents.of(positions)
         x = self.embed(ids, sample_ids, documents)
-        table = self.rotary(x)
+        table = self.position_table(x)
         if documents is not None:
             table = in_documents(table, documents)
         for block in self.blocks.values():

@@ -266,12 +266,14 @@ def _check_rope(config: ModelConfig) -> None:
         f"rotary positions need an even number of features per head, and of a head's {config.head_dim} are "
         f"{config.rotary_dim} rotated; try another --model.heads, --model.head_dim or --model.rope_fraction",
     )
+    for name, none in (("rope_fraction", 1), ("rope_scaling", "none")):
+        value = getattr(config, name)
+        require(
+            config.positions == "rope" or value == none,
+            f"model.{name} {value} needs rotary positions, and model.positions is {config.positions}; "
+            f"try --model.positions rope, or --model.{name} {none}",
+        )
     kind = config.rope_scaling
-    require(
-        kind == "none" or config.positions == "rope",
-        f"model.rope_scaling {kind} needs rotary positions, and model.positions is {config.positions}; "
-        "try --model.positions rope, or --model.rope_scaling none",
-    )
     require(
         config.rope_factor == 1 if kind == "none" else config.rope_factor > 1,
         f"model.rope_factor is {config.rope_factor} and model.rope_scaling {kind}; "

@@ -44,7 +44,7 @@ class Stage(Decoder):
         nn.Module.__init__(self)
         self.config = decoder.config
         self.add_module("embed", decoder.embed if is_first else _PassOn())
-        self.rotary = decoder.rotary
+        self.position_table = decoder.position_table
         self.blocks = nn.ModuleDict({str(i): decoder.blocks[str(i)] for i in layers})
         self.add_module("norm", decoder.norm if is_last else _PassOn())
         self.add_module("head", decoder.head if is_last else _PassOn())

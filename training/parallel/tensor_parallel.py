@@ -46,10 +46,10 @@ def apply_tensor_parallel(part: Decoder, pieces: Mapping[str, ShardSpec], axis: 
         part.embed.tokens = _VocabParallelTokens(part.embed.tokens, region, pieces["embed.tokens.weight"])
     if isinstance(part.head, Head):
         part.head = _VocabParallelHead(part.head, region, pieces["head.weight"])
-    if isinstance(part.rotary, Alibi):
-        part.rotary = _ShardedAlibi(part.rotary, region)
-    elif sequence_parallel and isinstance(part.rotary, Rotary):
-        part.rotary = _AllRotary(part.rotary, axis)
+    if isinstance(part.position_table, Alibi):
+        part.position_table = _ShardedAlibi(part.position_table, region)
+    elif sequence_parallel and isinstance(part.position_table, Rotary):
+        part.position_table = _AllRotary(part.position_table, axis)
         if isinstance(part.embed, Embedding):
             _shard_sequence(part.embed, axis)
 

@@ -79,6 +79,12 @@ def test_rotary_positions_that_rotate_nothing_are_refused() -> None:
         replace(SIZES, rope_fraction=0.1).resolve(50, 8)
 
 
+@pytest.mark.parametrize("option", [{"rope_fraction": 0.5}, {"rope_scaling": "linear", "rope_factor": 2.0}], ids=str)
+def test_rotary_options_without_rotary_positions_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"needs rotary positions, and model.positions is learned; try --model.pos"):
+        ModelConfig(preset="gpt2", **option).resolve(9, 8)
+
+
 def test_a_window_longer_than_the_sequence_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("training.model.attention_mask.windowed_attention")
     ids = torch.arange(8)[None]
