@@ -1,8 +1,10 @@
 """Claims: which files of a folder belong to a run of a stage, to other runs, or to nobody; nothing is lost silently."""
 
+import os
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -91,15 +93,15 @@ class Claims:
             part = record.task.removeprefix(READS)
             if part in (own, "") or not own:
                 for name, now in zip(record.identity.values(), self.reads, strict=False):
-                    relative, absolute = map(Path, name.split("\0"))
-                    here = Path(ledger.relative(now)), resolved(now)
-                    has_moved = is_same and not exists(absolute)
-                    if not has_moved and not _is_same((relative, absolute), here, is_inside=part != own):
-                        raise UsageError(self._refusal(ledger, absolute, now))
+                    earlier = [Path(it) for it in name.split("\0")]
+                    has_moved = is_same and not exists(earlier[1])
+                    if not has_moved and not _is_same(earlier, _names_of(ledger, now), is_inside=part != own):
+                        raise UsageError(self._refusal(ledger, earlier[1], now))
 
     def record_reads(self, ledger: Ledger, known: Records) -> Records:
-        """Record the input folders, relative and absolute, for check_reads; unless those `known` are there still."""
-        folders = {f"input {i}": f"{ledger.relative(path)}\0{resolved(path)}" for i, path in enumerate(self.reads)}
+        """Record the names of the input folders for check_reads; unless those `known` are there still."""
+        names = (map(str, _names_of(ledger, path)) for path in self.reads)
+        folders = {f"input {i}": "\0".join(each) for i, each in enumerate(names)}
         record = DoneRecord(*self._reads_id, folders, [], Counts({}, []))
         earlier = known[record.id].identity if record.id in known else {}
         is_there = all(exists(Path(name.split("\0")[1])) for name in earlier.values())
@@ -210,11 +212,20 @@ class Marks:
             mark_files_finished(self.files, self.name)
 
 
-def _is_same(earlier: tuple[Path, Path], now: tuple[Path, Path], is_inside: bool) -> bool:
-    """Whether two inputs, each a relative and an absolute path, are one; or, with `is_inside`, one is in the other."""
+def _names_of(ledger: Ledger, path: Path) -> list[Path]:
+    """The names of an input: relative to the output as given; absolute, and relative again, both without links."""
+    real = resolved(path)
+    return [Path(ledger.relative(path)), real, Path(os.path.relpath(real, resolved(ledger.root)))]
+
+
+def _is_same(earlier: Sequence[Path], now: Sequence[Path], is_inside: bool) -> bool:
+    """Whether two inputs, by names of _names_of, are one; or, with `is_inside`, one is in the other.
+
+    A ledger may have only the first two names.
+    """
+    pairs = [*product(earlier[::2], now[::2]), (earlier[1], now[1])]
     return any(
-        one == other or (is_inside and (one.is_relative_to(other) or other.is_relative_to(one)))
-        for one, other in zip(earlier, now, strict=True)
+        one == other or (is_inside and (one.is_relative_to(other) or other.is_relative_to(one))) for one, other in pairs
     )
 
 

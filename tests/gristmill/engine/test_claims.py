@@ -129,3 +129,16 @@ def test_files_that_a_damaged_ledger_does_not_name_any_more(source: Path, tmp_pa
         pytest.raises(OutputError, match=r"its ledger .*/upper\.ledger is damaged"),
     ):
         reject_unknown_files(tmp_path / "out", [], ("c",), run.ledger)
+
+
+def test_an_input_that_moved_with_its_output_is_known_by_a_link(tmp_path: Path) -> None:
+    first, link, moved = tmp_path / "run", tmp_path / "link", tmp_path / "deep" / "er" / "run"
+    (first / "in").mkdir(parents=True)
+    (first / "in" / "a").write_text("text a\n")
+    upper_stage(first / "in", first / "out")
+    moved.parent.mkdir(parents=True)
+    first.rename(moved)
+    link.symlink_to(moved)
+    (moved / "in" / "a").write_text("all new\n")
+    assert upper_stage(link / "in", moved / "out").ran == 3  # by its place beside the output, whatever it is called
+    assert (moved / "out" / "a").read_text() == "ALL NEW\n"
