@@ -102,16 +102,6 @@ class TrainConfig:
             f"optim.ema_decay with memory.parameters {self.memory.parameters}: the average is on the device, like "
             "the weights; try --memory.parameters device, or --optim.ema_decay 0",
         )
-        require(
-            not (self.metrics.sources and self.data.is_packed),
-            f"metrics.sources and data.packing {self.data.packing}: tokens are counted by source in windows only; try "
-            "--metrics.sources false, or --data.packing windows",
-        )
-        require(
-            not (self.metrics.sources and self.data.is_packed),
-            "metrics.sources and data.packing best-fit: tokens are counted by source in windows alone; try "
-            "--metrics.sources false, or --data.packing windows",
-        )
         self.memory.check(self.parallel.zero)
         require(
             not self.parallel.reduce_bf16 or self.precision == "bf16",

@@ -287,8 +287,8 @@ class Trainer:
             f"train {self.train_data.describe(self.batches.steps_per_epoch)}; "
             f"holdout {self.holdouts.counts['']} sequences, unigram loss {self.unigram_loss:.4f}"
         )
-        parts = self.train_data.lines(self.batches.mix, self.config.optim.steps * split.batch_size)
-        for line in [*parts, *self.batches.data.notes(), *self.config.memory.warnings(world.device.type)]:
+        read = self.train_data.lines(self.batches.data, self.batches.mix, self.config.optim.steps * split.batch_size)
+        for line in [*read, *self.config.memory.warnings(world.device.type)]:
             self.reporter.say(line)
         self.reporter.record(
             "run",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sentencepiece
+import torch
 
 from gristmill.config import load_config
 from gristmill.errors import UsageError
@@ -60,6 +61,50 @@ def test_a_mix_is_trained_on_and_resumed_and_tells_what_it_has_seen(
     assert sources["b"]["share"] > sources["a"]["share"] and sum(p["requested"] for p in sources.values()) == 1
     assert f"75.00% of {folders[0]}: 1,728 of its" in said and "epochs, so that they are repeated" in said
     assert f"seen of {folders[1]}: 576 tokens, 25.00% of all, 25.00% requested, " in said
+
+
+def test_a_mix_of_packed_documents_is_counted_target_by_target(
+    config: TrainConfig, folders: Folders, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = mixed(config, folders, (0.6, 0.4))
+    whole = replace(whole, data=replace(whole.data, packing="best-fit", mask_documents=True, seq_len=48, batch_size=4))
+    train(whole)
+    said = capfd.readouterr().out
+    assert all(
+        f"{folder}: packing: {number} documents in " in said for folder, number in zip(folders, (60, 8), strict=True)
+    )
+    seen = [record for record in read_metrics(whole.out_dir / METRICS) if record["kind"] == "data"][-1]
+    first, second = (seen["sets"][str(folder)] for folder in folders)
+    plan = RunPlan.of(whole)
+    sequences, order = plan.train.sequences(whole.seed, whole.out_dir)
+    batches = Batches(sequences, plan.split, 0, whole.seed, mix=order)
+    counted = {"a": 0, "b": 0}
+    for set_, _, rows in sequences.by_set(batches.global_indices(0, 12)):  # type: ignore[attr-defined]
+        part = sequences.sets[set_]
+        for row in rows.tolist():
+            for start, stop in part.target_spans(row):
+                spans = part.documents.between(start, stop)
+                for document, tokens in zip(spans.number, spans.overlap(start, stop), strict=True):
+                    counted["b" if set_ or document % 2 else "a"] += int(tokens)
+    assert {name: source["tokens"] for name, source in seen["sources"].items()} == counted
+    targets = sum(batches.target_count(step) for step in range(12))
+    assert first["tokens"] + second["tokens"] == sum(counted.values()) == targets < 12 * 4 * 48
+    assert first["share"] == pytest.approx(0.6, abs=0.02) and first["requested"] == 0.6
+    losses = [record["loss"] for record in read_metrics(whole.out_dir / METRICS) if record["kind"] == "step"]
+    again = replace(whole, out_dir=whole.out_dir / "again", optim=replace(whole.optim, steps=5, decay_steps=12))
+    train(again)
+    train(replace(again, optim=replace(again.optim, steps=12)))
+    assert losses == [r["loss"] for r in read_metrics(again.out_dir / METRICS) if r["kind"] == "step"]
+
+
+def test_weights_of_packed_sets_are_of_tokens_and_not_of_rows(folders: Folders, tmp_path: Path) -> None:
+    mix = TokenMix.of([TokenSequences(folder, 100) for folder in folders], (0.5, 0.5))
+    packed, order = mix.sequences(seed=1, packed_in=tmp_path)
+    assert order is not None
+    rows = order.counts(torch.tensor([10_000]))[:, 0].tolist()
+    of_row = [part.target_count(np.arange(len(part))) / len(part) for part in packed.sets]
+    targets = [count * targets for count, targets in zip(rows, of_row, strict=True)]
+    assert targets[0] == pytest.approx(targets[1], rel=1e-3) and rows[0] != rows[1]
 
 
 def test_another_mix_is_another_run(config: TrainConfig, folders: Folders) -> None:
@@ -119,9 +164,6 @@ def test_bad_mixes_are_refused_in_a_sentence(
     ):
         with pytest.raises(UsageError, match=fault):
             RunPlan.of(replace(config, data=data))
-    packed = replace(config.data, packing="best-fit")
-    with pytest.raises(UsageError, match=r"metrics.sources and data.packing best-fit"):
-        RunPlan.of(replace(config, data=packed, metrics=replace(config.metrics, sources=True)))
 
 
 def test_folders_and_weights_come_from_the_command_line_and_from_a_file(tmp_path: Path) -> None:

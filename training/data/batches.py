@@ -89,10 +89,6 @@ class DataConfig:
             folders == 1 or self.order == "keyed",
             f"data.order {self.order} is of one folder, and data.train names {folders}; try --data.order keyed",
         )
-        require(
-            folders == 1 or not self.is_packed,
-            f"data.packing {self.packing} is of one folder, and data.train names {folders}; try --data.packing windows",
-        )
 
 
 @dataclass(frozen=True)
@@ -145,7 +141,7 @@ class Batches:
         """`mix`: the order of several sets. Raises UsageError where one set has fewer sequences than a global batch."""
         self.data, self.split, self.dp_rank, self.seed, self.mix = data, split, dp_rank, seed, mix
         self.mask_documents = mask_documents
-        self.order = EpochOrder(order, len(data), seed)
+        self.order = EpochOrder(order, len(data), seed) if mix is None else mix
         self.steps_per_epoch = len(data) // split.batch_size
         if self.steps_per_epoch < 1 and mix is None:
             parts = split.dp_size * split.grad_accum_steps
@@ -163,8 +159,8 @@ class Batches:
     def global_indices(self, first: int, steps: int, rank: int = 0, ranks: int = 1) -> NDArray[np.int64]:
         """As `indices`, of all sequences of the global batches, or every `ranks`-th one from `rank` on."""
         size, per_epoch = self.split.batch_size, self.steps_per_epoch
-        if self.mix is not None:
-            return self.mix.at(torch.arange(first * size + rank, (first + steps) * size, ranks)).numpy()
+        if isinstance(self.order, MixOrder):
+            return self.order.at(torch.arange(first * size + rank, (first + steps) * size, ranks)).numpy()
         found = []
         for epoch in range(first // per_epoch, (first + steps - 1) // per_epoch + 1):
             start, stop = max(first - epoch * per_epoch, 0), min(first + steps - epoch * per_epoch, per_epoch)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from training.data.order import EpochOrder
 from training.data.packing import PackedSequences
-from training.data.sequences import Sequences, TokenSequences
+from training.data.sequences import DataSet, Sequences, TokenSequences
 
 _MOST_PARTS = 1 << 30  # of the whole, in which a share is counted: products with it fit 64 bits
 
@@ -46,10 +46,17 @@ class TokenMix:
         return sum(part.tokens for part in self.parts)
 
     def sequences(self, seed: int, packed_in: Path | None = None) -> "tuple[Sequences, MixOrder | None]":
-        """What a run reads, and the order of several data sets; one is packed if `packed_in` is to keep the plan."""
-        if len(self.parts) == 1:
-            return self.first if packed_in is None else PackedSequences(self.first, packed_in), None
-        return MixedSequences(self.parts), MixOrder([len(part) for part in self.parts], self.weights, seed)
+        """What a run reads, and the order of several data sets; each is packed if `packed_in` is to keep the plans."""
+        if packed_in is None:
+            if len(self.parts) == 1:
+                return self.first, None
+            return MixedSequences(self.parts), MixOrder([len(part) for part in self.parts], self.weights, seed)
+        packed = [PackedSequences(part, packed_in) for part in self.parts]
+        if len(packed) == 1:
+            return packed[0], None
+        # by weights of tokens, of which rows with more padding have fewer
+        rows = [weight * len(part) / part.targets for weight, part in zip(self.weights, packed, strict=True)]
+        return MixedSequences(packed), MixOrder([len(part) for part in packed], rows, seed)
 
     def describe(self, steps_per_epoch: int) -> str:
         """The tokens, and how often they are read, in a few words."""
@@ -58,35 +65,39 @@ class TokenMix:
             f" of {len(self.parts)} sets" if many else f", {steps_per_epoch} steps an epoch"
         )
 
-    def lines(self, order: "MixOrder | None", sequences: int) -> list[str]:
-        """Of several data sets a line for each: its share, and how often a run of so many `sequences` reads it."""
+    def lines(self, read: Sequences, order: "MixOrder | None", sequences: int) -> list[str]:
+        """Of several data sets a line for each: its share, and how often a run of so many `sequences` reads it.
+
+        `read` and `order` are those of `sequences`; what `read` says of itself follows.
+        """
         if order is None:
-            return []
-        counts, length = order.counts(torch.tensor([sequences]))[:, 0].tolist(), self.first.length
-        return [
-            f"    {share:.2%} of {part.folder}: {count * length:,} of its {part.tokens:,} tokens, "
-            f"{count / len(part):.2f} epochs{', so that they are repeated' if count > len(part) else ''}"
-            for part, share, count in zip(self.parts, self.shares, counts, strict=True)
+            return read.notes()
+        counts = order.counts(torch.tensor([sequences]))[:, 0].tolist()
+        shares = [
+            f"    {share:.2%} of {part.folder}: {count * part.length:,} of its {part.tokens:,} tokens, "
+            f"{count / len(rows):.2f} epochs{', so that they are repeated' if count > len(rows) else ''}"
+            for part, rows, share, count in zip(self.parts, read.sets, self.shares, counts, strict=True)
         ]
+        return [*shares, *read.notes()]
 
 
 class MixedSequences:
     """The sequences of several data sets as those of one: first all of the first set, then of the next."""
 
-    def __init__(self, parts: Sequence[TokenSequences]) -> None:
-        self.parts, self.folder, self.length = parts, parts[0].folder, parts[0].length
-        self.starts = np.cumsum([0] + [len(part) for part in parts], dtype=np.int64)
+    def __init__(self, sets: Sequence[DataSet]) -> None:
+        self.sets, self.folder, self.length = sets, sets[0].folder, sets[0].length
+        self.starts = np.cumsum([0] + [len(part) for part in sets], dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     @property
     def is_padded(self) -> bool:
-        return False
+        return any(part.is_padded for part in self.sets)
 
     def notes(self) -> list[str]:
-        """What a run's header says of these sequences."""
-        return []
+        """What a run's header says of these sequences, set by set."""
+        return [f"{part.folder}: {line}" for part in self.sets for line in part.notes()]
 
     def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """Read the sequences `indices`: (len(indices), T + 1) int64, in one gather per set."""
@@ -97,22 +108,30 @@ class MixedSequences:
         return self._gather(indices, self.length, lambda part, rows: part.positions(rows))
 
     def target_count(self, indices: Sequence[int] | NDArray[np.int64]) -> int:
-        """Targets of the sequences `indices`."""
-        return len(indices) * self.length
+        """Targets of the sequences `indices` that are not padding."""
+        return sum(self.sets[number].target_count(rows) for number, _, rows in self.by_set(indices))
+
+    def by_set(
+        self, indices: Sequence[int] | NDArray[np.int64]
+    ) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Of each set that has some of the sequences `indices`: its number, where they are, and which they are."""
+        indices = np.asarray(indices, np.int64)
+        of, found = np.searchsorted(self.starts, indices, side="right") - 1, []
+        for number in np.unique(of).tolist():
+            places = np.flatnonzero(of == number)
+            found.append((number, places, indices[places] - self.starts[number]))
+        return found
 
     def _gather(
         self,
         indices: Sequence[int] | NDArray[np.int64],
         width: int,
-        read: Callable[[TokenSequences, NDArray[np.int64]], Tensor],
+        read: Callable[[DataSet, NDArray[np.int64]], Tensor],
     ) -> Tensor:
         """What `read` finds in each set of its sequences among `indices`: (len(indices), width) int64."""
-        indices = np.asarray(indices, np.int64)
         out = torch.empty(len(indices), width, dtype=torch.int64)
-        of = np.searchsorted(self.starts, indices, side="right") - 1
-        for number in np.unique(of):
-            rows = np.flatnonzero(of == number)
-            out[torch.from_numpy(rows)] = read(self.parts[number], indices[rows] - self.starts[number])
+        for number, places, rows in self.by_set(indices):
+            out[torch.from_numpy(places)] = read(self.sets[number], rows)
         return out
 
 

@@ -41,12 +41,16 @@ class PackedSequences:
     """Map-style dataset of the rows of a packing, with the interface of `TokenSequences`."""
 
     @property
+    def sets(self) -> "Sequence[PackedSequences]":
+        return [self]
+
+    @property
     def is_padded(self) -> bool:
         return True
 
     def __init__(self, data: TokenSequences, folder: Path) -> None:
         """`folder` keeps the plan; the processes that find none there compute it, and others wait for it."""
-        self.data, self.folder, self.length = data, data.folder, data.length
+        self.data, self.folder, self.length, self.manifest = data, data.folder, data.length, data.manifest
         self.plan = _open_plan(folder / f"packing-{_fingerprint(data)}", data)
 
     def __len__(self) -> int:
@@ -72,10 +76,26 @@ class PackedSequences:
                 filled += length
         return torch.from_numpy(out)
 
+    @property
+    def documents(self) -> DocumentIndex:
+        """The documents of all shards."""
+        return self.data.documents
+
+    @property
+    def targets(self) -> int:
+        """Targets of all rows."""
+        return int(self.plan.lengths.sum(dtype=np.int64)) - len(self)
+
     def target_count(self, indices: NDArray[np.int64]) -> int:
         """Targets of the rows `indices` that are not padding."""
         rows = self.plan.rows
         return sum(int(self.plan.lengths[rows[i] : rows[i + 1]].sum()) - 1 for i in indices)
+
+    def target_spans(self, index: int) -> list[tuple[int, int]]:
+        """Starts and stops of the targets of a row, piece by piece, counted over all shards concatenated."""
+        (first, length), *others = self._pieces(index)
+        spans = [(first + 1, first + length), *((start, start + size) for start, size in others)]
+        return [(start, stop) for start, stop in spans if start < stop]
 
     def _pieces(self, row: int) -> list[tuple[int, int]]:
         first, last = self.plan.rows[row : row + 2]

@@ -32,6 +32,10 @@ class Sequences(Protocol):
     length: int
 
     @property
+    def sets(self) -> "Sequence[DataSet]":
+        """The data sets that these are the sequences of, in order: itself, or several."""
+
+    @property
     def is_padded(self) -> bool:
         """Some sequences end with padding, of IGNORE_INDEX."""
 
@@ -48,6 +52,19 @@ class Sequences(Protocol):
 
     def target_count(self, indices: NDArray[np.int64], /) -> int:
         """How many of the last T of them are not padding."""
+
+
+class DataSet(Sequences, Protocol):
+    """The sequences of one folder of token shards."""
+
+    manifest: Manifest
+
+    @property
+    def documents(self) -> DocumentIndex:
+        """The documents of all shards."""
+
+    def target_spans(self, index: int, /) -> list[tuple[int, int]]:
+        """Starts and stops of the targets of a sequence, counted over all shards concatenated."""
 
 
 class TokenSequences(Dataset[Tensor]):
@@ -117,6 +134,10 @@ class TokenSequences(Dataset[Tensor]):
         return self.documents.positions(np.asarray(indices, np.int64) * self.length, self.length)
 
     @property
+    def sets(self) -> "Sequence[TokenSequences]":
+        return [self]
+
+    @property
     def is_padded(self) -> bool:
         return False
 
@@ -127,6 +148,11 @@ class TokenSequences(Dataset[Tensor]):
     def target_count(self, indices: Sequence[int] | NDArray[np.int64]) -> int:
         """Targets of the sequences `indices`."""
         return len(indices) * self.length
+
+    def target_spans(self, index: int) -> list[tuple[int, int]]:
+        """Start and stop of the targets of a sequence, counted over all shards concatenated: one pair."""
+        start = index * self.length + 1  # a target is the token after its input
+        return [(start, start + self.length)]
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Read tokens start … stop of all shards concatenated: (stop - start,) int64. Raises InputError as `batch`."""

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from gristmill.io.token_manifest import Manifest
 from gristmill.io.token_shards import read_sources
-from training.data.documents import DocumentIndex
-from training.data.sequences import TokenSequences
+from training.data.sequences import DataSet
 from training.data.text import TextSequences
 
 _READ = 256  # shards whose sources are in memory at once: 2 bytes a document
@@ -51,7 +50,7 @@ class TargetGroups:
     bounds[r - 1] and less than bounds[r] tokens.
     """
 
-    def __init__(self, data: TokenSequences | TextSequences, bounds: Sequence[int] = ()) -> None:
+    def __init__(self, data: DataSet | TextSequences, bounds: Sequence[int] = ()) -> None:
         """`bounds` ascend; a text has none."""
         self.data, self.bounds = data, np.array(bounds, np.int64)
         self._sources = DocumentSources(data.folder, data.manifest)
@@ -62,22 +61,29 @@ class TargetGroups:
         """The groups of the targets of the sequences `indices`: (len(indices), T) int64. Raises InputError."""
         if self.count == 1:
             return torch.zeros(len(indices), self.data.length, dtype=torch.int64)
-        starts = np.asarray(indices, np.int64) * self.data.length + 1  # a target is the token after its input
-        return torch.from_numpy(np.stack([self._row(int(start)) for start in starts]))
+        return torch.from_numpy(np.stack([self._row(int(index)) for index in indices]))
+
+    def counts(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many targets of the sequences `indices`, at least one, each group has: (groups,). Raises InputError."""
+        return np.bincount(np.concatenate([self._row(int(index)) for index in indices]), minlength=self.count)
 
     def sources_of(self, count: int) -> set[int]:
         """Where in `sources` the sources of the targets of the first `count` sequences are."""
-        spans = self._documents.between(1, count * self.data.length + 1)
+        spans = self._shards.documents.between(1, count * self.data.length + 1)
         return set(self._sources.of(spans.number[spans.length > 0]).tolist())
 
     @property
-    def _documents(self) -> DocumentIndex:
-        assert isinstance(self.data, TokenSequences), "a text is one document"
-        return self.data.documents
+    def _shards(self) -> DataSet:
+        assert not isinstance(self.data, TextSequences), "a text is one document"
+        return self.data
 
-    def _row(self, start: int) -> NDArray[np.int64]:
-        stop = start + self.data.length
-        spans = self._documents.between(start, stop)
+    def _row(self, index: int) -> NDArray[np.int64]:
+        """The groups of the targets of a sequence: (targets,)."""
+        return np.concatenate([self._between(start, stop) for start, stop in self._shards.target_spans(index)])
+
+    def _between(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The groups of the tokens start … stop."""
+        spans = self._shards.documents.between(start, stop)
         group = np.searchsorted(self.bounds, spans.length, side="right")
         if self.sources:
             group = group + self._sources.of(spans.number) * self.ranges

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from training.data.batches import Batches
-from training.data.mix import TokenMix
+from training.data.mix import MixedSequences, TokenMix
 from training.data.target_groups import TargetGroups
 
 _ROWS = 1 << 12  # sequences counted at once
@@ -16,46 +16,52 @@ _ROWS = 1 << 12  # sequences counted at once
 class SeenTokens:
     """Counts the targets of the steps of a run; exact, and a function of the seed and the step.
 
-    Of data sets it costs nothing; of sources it reads where the documents of every sequence start, once.
+    Of data sets in windows it costs nothing. Of packed ones it reads the plan of every sequence, and of sources where
+    its documents start, once.
     """
 
     def __init__(self, batches: Batches, mix: TokenMix, by_source: bool) -> None:
-        self.batches, self.mix = batches, mix
-        self.groups = [TargetGroups(part) for part in mix.parts] if by_source else []
+        self.batches, self.mix, self.sets = batches, mix, batches.data.sets
+        self.groups = [TargetGroups(part) for part in self.sets] if by_source else []
         self.names = sorted({name for groups in self.groups for name in groups.sources})
-        self._counted, self._tokens = 0, np.zeros(len(self.names), np.int64)
+        self._counted, self._tokens = 0, np.zeros(len(self.sets) + len(self.names), np.int64)
 
     def after(self, step: int) -> dict[str, Any]:
         """What was read in the first `step` steps: `sets` if there are several, `sources` if they are known.
 
         Of each `tokens`, its `share` of them and the share `requested`; of sets also `epochs`.
         """
-        found = {"sets": self._sets(step), "sources": self._sources(step)}
+        if not step:
+            return {}
+        found = {"sets": self._of_sets(step), "sources": self._of_sources(step)}
         return {kind: parts for kind, parts in found.items() if parts}
 
-    def _sets(self, step: int) -> dict[str, Any]:
-        if self.batches.mix is None or not step:
+    def _of_sets(self, step: int) -> dict[str, Any]:
+        if self.batches.mix is None:
             return {}
-        sequences = step * self.batches.split.batch_size
-        counts = self.batches.mix.counts(torch.tensor([sequences]))[:, 0].tolist()
+        read = self.batches.mix.counts(torch.tensor([step * self.batches.split.batch_size]))[:, 0].tolist()
+        if self.batches.data.is_padded:
+            tokens = self._count_until(step)[: len(self.sets)].tolist()
+        else:
+            tokens = [sequences * part.length for sequences, part in zip(read, self.sets, strict=True)]
         return {
             str(part.folder): {
-                "tokens": count * part.length,
-                "share": count / sequences,
+                "tokens": count,
+                "share": count / sum(tokens),
                 "requested": share,
-                "epochs": count / len(part),
+                "epochs": sequences / len(part),
             }
-            for part, share, count in zip(self.mix.parts, self.mix.shares, counts, strict=True)
+            for part, share, count, sequences in zip(self.sets, self.mix.shares, tokens, read, strict=True)
         }
 
-    def _sources(self, step: int) -> dict[str, Any]:
-        if not self.names or not step:
+    def _of_sources(self, step: int) -> dict[str, Any]:
+        if not self.names:
             return {}
-        self._count_until(step)
-        total = max(1, int(self._tokens.sum()))
+        tokens = self._count_until(step)[len(self.sets) :]
+        total = max(1, int(tokens.sum()))
         return {
-            name: {"tokens": int(tokens), "share": int(tokens) / total, "requested": self._requested(name)}
-            for name, tokens in zip(self.names, self._tokens, strict=True)
+            name: {"tokens": int(count), "share": int(count) / total, "requested": self._requested(name)}
+            for name, count in zip(self.names, tokens, strict=True)
         }
 
     def _requested(self, name: str) -> float:
@@ -64,21 +70,23 @@ class SeenTokens:
         shares = zip(self.mix.shares, of, self.mix.parts, strict=True)
         return sum(share * record.tokens / part.tokens for share, record, part in shares if record)
 
-    def _count_until(self, step: int) -> None:
+    def _count_until(self, step: int) -> NDArray[np.int64]:
+        """Targets of each set, then of each source, in the first `step` steps: (sets + sources,)."""
         if step < self._counted:
             self._counted, self._tokens = 0, np.zeros_like(self._tokens)
         steps = max(1, _ROWS // self.batches.split.batch_size)
         for first in range(self._counted, step, steps):
             self._tokens += self._count(self.batches.global_indices(first, min(steps, step - first)))
         self._counted = step
+        return self._tokens
 
     def _count(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Targets of each source in sequences of the run: (sources,)."""
-        starts = np.cumsum([0] + [len(part) for part in self.mix.parts], dtype=np.int64)
-        of, found = np.searchsorted(starts, indices, side="right") - 1, np.zeros(len(self.names), np.int64)
-        for number, groups in enumerate(self.groups):
-            rows = indices[of == number] - starts[number]
-            if len(rows) and groups.sources:
-                counts = np.bincount(groups.of(rows).flatten().numpy(), minlength=groups.count)
-                found[[self.names.index(name) for name in groups.sources]] += counts
+        """Targets of each set, then of each source, in sequences of the run: (sets + sources,)."""
+        found, data = np.zeros_like(self._tokens), self.batches.data
+        parts = data.by_set(indices) if isinstance(data, MixedSequences) else [(0, indices, indices)]
+        for number, _, rows in parts:
+            found[number] += self.sets[number].target_count(rows)
+            if self.groups and (names := self.groups[number].sources):
+                places = [len(self.sets) + self.names.index(name) for name in names]
+                found[places] += self.groups[number].counts(rows)
         return found
