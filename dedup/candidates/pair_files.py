@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import DocumentIds
+from dedup.minhash.signature_shards import MAX_ROWS
 from gristmill.counts import Counts
 from gristmill.engine.records import Ledger
 from gristmill.engine.run import StageRun
@@ -24,7 +25,8 @@ from gristmill.storage.files import file_info, list_names
 from gristmill.storage.names import name_of
 
 _PAIR_FILES = "duplicate_pairs*.txt"
-_PAIR = r"^(?P<a>.+)@(?P<i>[0-9]+) :: (?P<b>.+)@(?P<j>[0-9]+)$"
+_ROW = "@0*(?P<{}>[0-9]{{1,13}})"  # of the digits that MAX_ROWS has
+_PAIR = rf"^(?P<a>.+){_ROW.format('i')} :: (?P<b>.+){_ROW.format('j')}$"
 _SEPARATOR = r"@[0-9]+ :: "
 _BLOCK = 16 << 20  # bytes parsed together
 _PAIR_RECORD = np.dtype([("file", "<u4"), ("row", "<i8"), ("other_file", "<u4"), ("other_row", "<i8")])
@@ -114,12 +116,12 @@ def _parse(path: Path, first: int, text: bytes, numbers: dict[str, int], rows: d
     pairs = pc.extract_regex(lines, _PAIR)
     is_unambiguous = pc.less_equal(pc.count_substring_regex(lines, _SEPARATOR), 1)
     is_valid = pc.and_(pairs.is_valid(), pc.and_(pc.utf8_is_printable(lines), is_unambiguous))
-    if not pc.all(is_valid, min_count=0).as_py():
-        at = is_valid.index(False).as_py()
-        _raise_malformed(path, first + at, lines[at].as_py())
+    _reject_malformed(is_valid, path, first, lines)
     records = np.empty(len(lines), _PAIR_RECORD)
     for file, row, name, number in (("file", "row", "a", "i"), ("other_file", "other_row", "b", "j")):
-        records[row] = _parse_rows(path, pc.struct_field(pairs, number))
+        found = pc.struct_field(pairs, number).cast(pa.int64())
+        _reject_malformed(pc.less(found, MAX_ROWS), path, first, lines)
+        records[row] = found.to_numpy()
         records[file] = _number_files(pc.struct_field(pairs, name), records[row], numbers, rows)
     return records
 
@@ -131,13 +133,6 @@ def _decode_lines(path: Path, first: int, text: bytes) -> pa.StringArray:
     except pa.ArrowInvalid:
         at = next(at for at, line in enumerate(lines) if line.decode(errors="replace").encode() != line)
         _raise_malformed(path, first + at, lines[at].decode(errors="backslashreplace"))
-
-
-def _parse_rows(path: Path, digits: pa.StringArray) -> NDArray[np.int64]:
-    try:
-        return digits.cast(pa.int64()).to_numpy()
-    except pa.ArrowInvalid as error:
-        raise InputError(f"{path}: wanted rows below 2^63 ({error}). Is it a file of pairs?") from error
 
 
 def _number_files(
@@ -154,5 +149,14 @@ def _number_files(
     return np.array([numbers[name] for name in names], np.uint32)[indices]
 
 
+def _reject_malformed(is_valid: pa.BooleanArray, path: Path, first: int, lines: pa.StringArray) -> None:
+    """Raise the InputError of the first line that is not valid."""
+    if not pc.all(is_valid, min_count=0).as_py():
+        at = is_valid.index(False).as_py()
+        _raise_malformed(path, first + at, lines[at].as_py())
+
+
 def _raise_malformed(path: Path, line: int, text: str) -> NoReturn:
-    raise InputError(f"{path} line {line}: wanted `<file>@<row> :: <file>@<row>`, got {text[:80]!r}")
+    raise InputError(
+        f"{path} line {line}: wanted `<file>@<row> :: <file>@<row>`, rows below {MAX_ROWS:,}, got {text[:80]!r}"
+    )

@@ -39,8 +39,10 @@ def test_no_pair_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["no pair", "a/x@1 : a/x@2", "a/x :: a/x@2", "a/x@1 :: a/x@", "", "a/x@1 :: a/x@-2", "a/x@1 :: b@2 :: a/y@3"]
-)
+    "bad",
+    ["no pair", "a/x@1 : a/x@2", "a/x :: a/x@2", "a/x@1 :: a/x@", "", "a/x@1 :: a/x@-2", "a/x@1 :: b@2 :: a/y@3",
+     f"a/x@1 :: a/x@{1 << 40}", f"a/x@{(1 << 63) - 1} :: a/x@1", f"a/x@{1 << 63} :: a/x@1", f"a/x@1 :: a/x@{10**25}"],
+)  # fmt: skip
 def test_a_malformed_line_is_named(tmp_path: Path, bad: str) -> None:
     with pytest.raises(InputError, match=r"duplicate_pairs\.txt line 2: wanted .* got "):
         unite(tmp_path, ["a/x@1 :: a/x@2", bad, "a/x@3 :: a/x@2"])

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from dedup.candidates.document_ids import DocumentIds
 from dedup.candidates.pair_files import ParsedPairs, parse_pairs
 from gristmill.engine.task import FileSet
+from gristmill.errors import InputError
 
 NAMES = [
     "arxiv/a b.jsonl",
@@ -28,3 +29,9 @@ def test_names_of_any_kind_travel_unharmed(tmp_path_factory: pytest.TempPathFact
     document_ids = DocumentIds.of(parsed.rows)
     found = [tuple(document_ids.keys(edge).to_pylist()) for edges in parsed.edges(document_ids) for edge in edges]
     assert found == [(f"{a}@{i}", f"{b}@{j}") for a, i, b, j in pairs]
+
+
+def test_more_rows_than_ids_are_refused() -> None:
+    assert len(DocumentIds.of({"a": 1 << 62, "b": (1 << 62) - 1})) == (1 << 63) - 1
+    with pytest.raises(InputError, match=r"2 files have rows up to 4,611,.*: wanted fewer than 2\^63"):
+        DocumentIds.of({"a": 1 << 62, "b": 1 << 62})
