@@ -48,7 +48,7 @@ class EvaluateConfig:
     """What to evaluate, and on how many processes."""
 
     RANGES: ClassVar[dict[str, Range]] = {
-        **dict.fromkeys(("seq_len", "sequences"), Range(0, INT64)),
+        **dict.fromkeys(("seq_len", "sequences", "stride"), Range(0, INT64)),
         "micro_batch_size": Range(1, INT64),
     }
 
@@ -62,6 +62,10 @@ class EvaluateConfig:
     """The checkpoint's tokenizer, for --text; by default that of TOKENS, or of the run's folder."""
     seq_len: int = 0
     """Tokens per sequence, whose first has no context; 0: the model's context."""
+    stride: int = 0
+    """Of --text: tokens from the start of a sequence to that of the next one. With fewer than seq_len sequences
+    overlap, and every token but the first seq_len ones is predicted from seq_len - stride tokens or more; the time
+    grows as seq_len / stride. 0: seq_len, no overlap."""
     micro_batch_size: int = 8
     """Sequences computed together on each replica."""
     sequences: int = 0
@@ -88,6 +92,10 @@ class EvaluateConfig:
         check_ranges(self.parallel, "parallel.")
         self.eval.check()
         require(bool(self.tokens or self.text), "nothing to evaluate on: give folders of token shards, or --text FILE")
+        require(
+            bool(self.text) or not self.stride,
+            f"stride is {self.stride}, and there is no --text: only sequences of a text overlap; try --stride 0",
+        )
 
     @property
     def eval(self) -> EvalConfig:
@@ -109,8 +117,13 @@ def evaluate_checkpoint(config: EvaluateConfig) -> dict[str, HoldoutLosses]:
             _require_tokenizer(data, tokenizer)
         found = Holdouts(tokens, config.eval, config.micro_batch_size, config.mask_documents).evaluate(model)
         if config.text:
+            require(
+                config.stride <= length,
+                f"stride is {config.stride}, and a sequence has {length} tokens: those between would be left out; try "
+                f"--stride {length // 2}",
+            )
             path = _tokenizer_path(config, tokenizer, folder)
-            texts = {str(file): TextSequences(file, length, path, tokenizer) for file in config.text}
+            texts = {str(file): TextSequences(file, length, path, tokenizer, config.stride) for file in config.text}
             found |= Holdouts(texts, EvalConfig(), config.micro_batch_size).evaluate(model)
         model.close()
         main_only(lambda: _write(found, config.out))

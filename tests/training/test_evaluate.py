@@ -126,6 +126,23 @@ def test_a_text_has_the_loss_of_its_tokens_as_a_document(
     assert f"perplexity {math.exp(found.whole.loss):.4g} ({len(ids):,} tokens)" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("stride", [1, 5, 8, 16])
+def test_with_a_stride_every_token_is_predicted_once_from_what_its_sequence_has_before_it(
+    run: Path, corpus: Path, tmp_path: Path, stride: int
+) -> None:
+    (tmp_path / "a.txt").write_text(text := " ".join(sentences(9, 2)))
+    ids = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "tokenizer.model")).encode(text)
+    read, nats, start = torch.tensor([2, *ids]), 0.0, 0
+    with init_distributed("cpu") as device:
+        part = _load(config_of(run), device)[0].parts[0]
+        for target in range(1, len(read)):
+            start += stride if target - start > 16 else 0
+            logits = part(read[start:target][None])[0, -1].log_softmax(-1)
+            nats -= float(logits[read[target]].detach())
+    (found,) = evaluate_checkpoint(config_of(run, text=(tmp_path / "a.txt",), stride=stride)).values()
+    assert found.whole.tokens == len(ids) > 48 and found.whole.loss == pytest.approx(nats / len(ids), rel=1e-5)
+
+
 def test_bad_input_is_refused_in_a_sentence(run: Path, data: Data, tmp_path: Path, shards: Callable[..., Path]) -> None:
     (tmp_path / "latin.txt").write_bytes(b"\xff")
     (tmp_path / "empty.txt").touch()
@@ -135,6 +152,8 @@ def test_bad_input_is_refused_in_a_sentence(run: Path, data: Data, tmp_path: Pat
         (config_of(tmp_path, data["holdout"]), "wanted a checkpoint with record.json"),
         (config_of(run, other), "was made with tokenizer none.model .* and the checkpoint was trained with another"),
         (config_of(run, data["holdout"], seq_len=32), "model.context 16 is below data.seq_len 32"),
+        (config_of(run, data["holdout"], stride=8), "stride is 8, and there is no --text"),
+        (config_of(run, text=(tmp_path / "a.txt",), stride=17), "stride is 17, and a sequence has 16 tokens: .* 8"),
         (config_of(run, text=(tmp_path / "none.txt",)), "none.txt: no such file; wanted a text file"),
         (config_of(run, text=(tmp_path / "empty.txt",)), "empty.txt is empty; wanted text"),
         (config_of(run, text=(tmp_path / "latin.txt",)), "latin.txt is not UTF-8"),

@@ -58,7 +58,12 @@ class TargetGroups:
         self.count = max(1, len(self.sources)) * self.ranges
 
     def of(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
-        """The groups of the targets of the sequences `indices`: (len(indices), T) int64. Raises InputError."""
+        """The groups of the targets of the sequences `indices`: (len(indices), T) int64. Raises InputError.
+
+        -1 is of no group: a target of a text that the sequence before has predicted.
+        """
+        if isinstance(self.data, TextSequences):
+            return -self.data.is_context(indices).long()
         if self.count == 1:
             return torch.zeros(len(indices), self.data.length, dtype=torch.int64)
         return torch.from_numpy(np.stack([self._row(int(index)) for index in indices]))

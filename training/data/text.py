@@ -20,11 +20,12 @@ from training.kernels.cross_entropy import IGNORE_INDEX
 class TextSequences:
     """The tokens of a text file in sequences of T, with the interface of `TokenSequences`; padding is IGNORE_INDEX.
 
-    Every token of the text is a target once; the first follows an end of document, where the tokenizer's is known.
+    Every token of the text is a counted target once; the first follows an end of document, where the tokenizer's is
+    known. Sequences that overlap predict what is in several of them in the first one (see `is_context`).
     """
 
-    def __init__(self, file: Path, length: int, tokenizer: Path, record: TokenizerRecord) -> None:
-        """Encode `file` with the `tokenizer` of `record`; `length` is T.
+    def __init__(self, file: Path, length: int, tokenizer: Path, record: TokenizerRecord, stride: int = 0) -> None:
+        """Encode `file` with the `tokenizer` of `record`; `length` is T, a sequence starts every `stride` tokens; 0: T.
 
         Raises UsageError where there is no such file or no text in it, InputError where it is not UTF-8.
         """
@@ -42,19 +43,25 @@ class TextSequences:
         read = [record.end_of_document, *ids] if record.end_of_document >= 0 else ids
         if len(read) < 2:
             raise UsageError(f"{file} is one token, before which there is nothing to predict it from; wanted more text")
-        rows = -(-(len(read) - 1) // length)
-        self.ids = np.full(rows * length + 1, IGNORE_INDEX, np.int64)
+        self.stride = stride or length
+        self.rows = 1 + max(0, -(-(len(read) - 1 - length) // self.stride))
+        self.ids = np.full((self.rows - 1) * self.stride + length + 1, IGNORE_INDEX, np.int64)
         self.ids[: len(read)] = read
         shard = ShardRecord(file.name, 1, len(ids), len(data), "")
         self.manifest = Manifest(record, token_dtype(record.vocab_size).name, [shard], {})
 
     def __len__(self) -> int:
-        return (len(self.ids) - 1) // self.length
+        return self.rows
 
     def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """The sequences `indices`: (len(indices), T + 1) int64."""
-        starts = np.asarray(indices, np.int64) * self.length
+        starts = np.asarray(indices, np.int64) * self.stride
         return torch.from_numpy(self.ids[starts[:, None] + np.arange(self.length + 1)])
+
+    def is_context(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        """Which targets of the sequences `indices` the sequence before has predicted: (len(indices), T) bool."""
+        later = torch.from_numpy(np.asarray(indices) > 0)
+        return later[:, None] & (torch.arange(self.length) < self.length - self.stride)
 
     def positions(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """Positions of the inputs of the sequences `indices`, of one document: (len(indices), T) int64."""

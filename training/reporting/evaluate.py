@@ -99,7 +99,8 @@ def evaluate(
         ids = tokens[:, :-1].clamp(min=0).to(world.device)  # padding is IGNORE_INDEX
         positions = [data.positions(read).to(world.device)] if mask_documents else None
         for losses in model.target_losses([ids], [targets.to(world.device)], positions):
-            sums += _sums_by_group(losses, targets != IGNORE_INDEX, groups.of(read), groups.count)
+            group = groups.of(read)
+            sums += _sums_by_group(losses, (targets != IGNORE_INDEX) & (group >= 0), group, groups.count)
     nats, counted = world.all_reduce(torch.from_numpy(sums)).numpy()
     return holdout_losses(nats, counted, groups, weights)
 
