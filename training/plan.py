@@ -18,9 +18,9 @@ from training.planner.cost.fitted_constants import Constants, fitted_constants
 from training.planner.cost.hardware import Cluster, find_device
 from training.planner.cost.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
 from training.planner.cost.step_time import step_time
-from training.planner.plan_config import configured_run, published_request, read_request
+from training.planner.plan_config import configured_run, is_file, published_layout, published_request, read_request
 from training.planner.plan_report import about, as_record, choices_table, formulas, in_words, stage_costs
-from training.planner.published_runs import comparison_table
+from training.planner.published_runs import PublishedRun, comparison_table, find_published_run
 from training.planner.run_memory import run_memory
 from training.planner.search import Choice, PlanRequest, SearchResult, search
 from training.planner.timeline.pipeline_simulator import PassCosts, bubble_table, pipeline_layout, rank_costs, simulate
@@ -34,8 +34,8 @@ _DRAWN: tuple[Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv",
 
 def plan(
     config: Positional[str] = "",
-    gpus: int = 8,
-    gpu: str = "a100-80gb",
+    gpus: int | None = None,
+    gpu: str | None = None,
     nodes_of: int = 8,
     network: float = 0.0,
     tokens: float = 0.0,
@@ -55,14 +55,15 @@ def plan(
     Args:
         config: TOML file of training's options (model, data.seq_len, data.batch_size, precision, optim.steps), or the
             name of a published run, such as bloom-176b.
-        gpus: GPUs of the cluster.
-        gpu: v100, a100-40gb, a100-80gb, h100, h200 or ascend-910.
+        gpus: GPUs of the cluster; None: those of the published run, or 8.
+        gpu: v100, a100-40gb, a100-80gb, h100, h200 or ascend-910; None: that of the published run, or a100-80gb.
         nodes_of: GPUs of a node.
         network: What the network cards of a node carry in each direction, in GB/s; 0: as such nodes usually have.
         tokens: Tokens of the whole run; 0: optim.steps of the file.
         top: Layouts to show.
         software: The program that trains: this one, or what published runs used.
-        configured: Plan the layout in the file's [parallel] and [memory] alone, instead of searching for one.
+        configured: Plan the layout in the file's [parallel] and [memory] alone, or that of the published run, instead
+            of searching for one.
         explain: Show each formula of the first choice with its numbers.
         json: Print JSON, for programs.
         validate: Compare the planner with published runs; needs no config.
@@ -80,10 +81,13 @@ def plan(
         assert draw is not None
         return _draw_schedules(draw, ranks, micro_batches, PassCosts(*costs))
     require(top > 0, f"--top is {top}; wanted 1 or more")
-    cluster = _cluster(gpus, gpu, nodes_of, network)
-    request, total = _request(config, cluster, software, tokens)
+    published = None if is_file(config) else find_published_run(config, gpus)
+    cluster = _cluster(gpus, gpu, nodes_of, network, published)
+    request, total = _request(config, published, cluster, software, tokens)
     if configured:
-        return _report_configured(configured_run(config, cluster), constants, total)
+        if published is None:
+            return _report_configured(configured_run(config, cluster), constants, total)
+        return _report_configured(published_layout(published, cluster, request.software), constants, total)
     result = search(request, constants, top)
     if not result.choices:
         raise UsageError(_fits_nowhere(request, result, constants))
@@ -93,24 +97,32 @@ def plan(
     return _report(result, constants, total, explain, draw)
 
 
-def _cluster(gpus: int, gpu: str, nodes_of: int, network: float) -> Cluster:
+def _cluster(
+    gpus: int | None, gpu: str | None, nodes_of: int, network: float, published: PublishedRun | None
+) -> Cluster:
     require(network >= 0, f"--network is {network}; wanted GB/s, or 0 for what such nodes usually have")
-    cluster = Cluster(find_device(gpu), gpus, nodes_of)
+    usual = published.run.cluster if published is not None else Cluster(find_device("a100-80gb"), 8)
+    cluster = Cluster(
+        usual.device if gpu is None else find_device(gpu), usual.devices if gpus is None else gpus, nodes_of
+    )
+    devices = cluster.devices
     require(
-        gpus % nodes_of == 0 or gpus < nodes_of,
-        f"{gpus} GPUs do not fill nodes of {nodes_of}; try --gpus {-(-gpus // nodes_of) * nodes_of}",
+        devices % nodes_of == 0 or devices < nodes_of,
+        f"{devices} GPUs do not fill nodes of {nodes_of}; try --gpus {-(-devices // nodes_of) * nodes_of}",
     )
     return cluster.with_network(1e9 * network) if network else cluster
 
 
-def _request(config: str, cluster: Cluster, software: str, tokens: float) -> tuple[PlanRequest, float]:
+def _request(
+    config: str, published: PublishedRun | None, cluster: Cluster, software: str, tokens: float
+) -> tuple[PlanRequest, float]:
     """The request, and the tokens of the whole run."""
     require(tokens >= 0, f"--tokens is {tokens}; wanted 0 or more")
-    if Path(config).suffix == ".toml" or Path(config).is_file():
-        request, steps = read_request(config, cluster)
-        request = replace(request, software=_SOFTWARE[software])
-        return request, tokens or float(steps * request.batch * request.seq_len)
-    return published_request(config, cluster, _SOFTWARE[software]), tokens or 300e9
+    if published is not None:
+        return published_request(published, cluster, _SOFTWARE[software]), tokens or 300e9
+    request, steps = read_request(config, cluster)
+    request = replace(request, software=_SOFTWARE[software])
+    return request, tokens or float(steps * request.batch * request.seq_len)
 
 
 def _report_configured(run: PlannedRun, constants: Constants, tokens: float) -> Group:

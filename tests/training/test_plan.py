@@ -69,6 +69,16 @@ def test_a_published_run_on_another_cluster() -> None:
     assert "300,000,000,000" in text or "3e+11 tokens" in text
 
 
+def test_published_layouts() -> None:
+    for gpus, dp in ((None, 8), (2800, 10), (3360, 12)):
+        text = printed(plan("mt-nlg-530b", gpus=gpus, configured=True, software="megatron-deepspeed"))
+        assert f"dp {dp} x ZeRO-1 x tp 8 x pp 35 (1f1b)" in text
+        assert "It fits." in text
+    with pytest.raises(UsageError, match=r"BLOOM-176B was published for 384 GPUs, and --gpus is 64; try --gpus 384"):
+        plan("bloom-176b", gpus=64, configured=True)
+    assert "32 GiB" in printed(plan("codegeex-13b", configured=True))  # on its own cluster, of Ascend 910
+
+
 def test_validate() -> None:
     text = printed(plan(validate=True))
     assert "BLOOM-176B" in text

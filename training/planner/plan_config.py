@@ -1,12 +1,12 @@
 """Plan config: what is to be planned, read from the configuration file that training uses, or from a published run."""
 
-import difflib
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 from gristmill.config import check_ranges, load_config
-from gristmill.errors import GristmillError, UsageError
+from gristmill.errors import GristmillError, UsageError, require
 from gristmill.io.token_shards import open_shards
 from training.config import TrainConfig
 from training.data.batches import BatchSplit
@@ -15,7 +15,7 @@ from training.model.model_config import ModelConfig
 from training.parallel.pipeline_stages import stage_layers
 from training.planner.cost.hardware import Cluster
 from training.planner.cost.planned_run import GRISTMILL, PlannedRun, Software
-from training.planner.published_runs import published_runs
+from training.planner.published_runs import PublishedRun
 from training.planner.search import PlanRequest
 
 _REQUIRED = ("out_dir", "data.train", "data.holdout")  # which a plan does not need
@@ -54,17 +54,26 @@ def _model(options: TrainConfig, config: str) -> ModelConfig:
     return options.model.resolve(_vocabulary(options, config), options.data.seq_len)
 
 
-def published_request(name: str, cluster: Cluster, software: Software) -> PlanRequest:
-    """The request of the published run called `name`, on another cluster. Raises UsageError for an unknown one."""
-    runs = {each.name.lower().replace(" ", "-").replace(",-dp-8", ""): each for each in published_runs()}
-    if name.lower() not in runs:
-        nearest = difflib.get_close_matches(name.lower(), runs, n=1, cutoff=0.3)
-        advice = f"did you mean {nearest[0]}? There are" if nearest else "there are"
-        raise UsageError(f"{name} is neither a file nor a published run; {advice} {', '.join(runs)}")
-    each = runs[name.lower()]
-    run = each.run
+def is_file(config: str) -> bool:
+    """True if it names a file of options, which may be missing, and not a published run."""
+    return Path(config).suffix == ".toml" or Path(config).is_file()
+
+
+def published_request(each: PublishedRun, cluster: Cluster, software: Software) -> PlanRequest:
+    """The request of a published run's model and batch, on another cluster or with another program."""
     precision: Precision = "bf16" if each.bf16 or software == GRISTMILL else "fp16"
-    return PlanRequest(run.model, run.batch, run.seq_len, cluster, precision, software)
+    return PlanRequest(each.run.model, each.run.batch, each.run.seq_len, cluster, precision, software)
+
+
+def published_layout(each: PublishedRun, cluster: Cluster, software: Software) -> PlannedRun:
+    """A published run with its layout, by another program. Raises UsageError for a cluster of another size."""
+    devices = each.run.cluster.devices
+    require(
+        cluster.devices == devices,
+        f"{each.name} was published for {devices} GPUs, and --gpus is {cluster.devices}; try --gpus {devices}, or "
+        "leave out --configured to search for a layout",
+    )
+    return replace(each.run, cluster=cluster, software=software)
 
 
 def _read_options(config: str) -> TrainConfig:

@@ -17,6 +17,8 @@ class Preset:
     """The published count; 0 for a family, whose sizes are ours."""
     source: str = ""
     """Where the sizes and the count are from."""
+    rounded_to: int = 1
+    """The published count is a multiple of this."""
 
 
 def find_preset(name: str) -> Preset:
@@ -145,6 +147,7 @@ PRESETS: dict[str, Preset] = {
         {**OPT, "layers": 96, "width": 12_288, "heads": 96, "vocab_size": 50_272, "context": 2048},
         175 * 10**9,
         "Zhang et al. 2022, table 1",
+        10**9,
     ),
     "glm-130b": Preset(
         {
@@ -153,15 +156,34 @@ PRESETS: dict[str, Preset] = {
         },
         130 * 10**9,
         "Zeng et al. 2022, table 11",
+        10**9,
     ),
     "codegeex-13b": Preset(
         {**CODEGEEX, "layers": 40, "width": 5120, "heads": 40, "vocab_size": 52_224, "context": 2048},
         13 * 10**9,
         "Zheng et al. 2023, table 2",
+        10**9,
     ),
     "mt-nlg-530b": Preset(
         {**GPT2, "layers": 105, "width": 20_480, "heads": 128, "vocab_size": 51_200, "context": 2048},
         530 * 10**9,
         "Smith et al. 2022, section 2.1; the vocabulary is padded",
+        10**9,
     ),
 }  # fmt: skip
+
+# Narayanan et al. 2021, table 1: billions of parameters, width, layers, heads; the vocabulary is padded
+_MEGATRON = (
+    (1.7, 2304, 24, 24), (3.6, 3072, 30, 32), (7.5, 4096, 36, 32), (18.4, 6144, 40, 48), (39.1, 8192, 48, 64),
+    (76.1, 10_240, 60, 80), (145.6, 12_288, 80, 96), (310.1, 16_384, 96, 128), (529.6, 20_480, 105, 128),
+    (1008, 25_600, 128, 160),
+)  # fmt: skip
+PRESETS |= {
+    f"megatron-{billions:g}b": Preset(
+        {**GPT2, "layers": layers, "width": width, "heads": heads, "vocab_size": 51_200, "context": 2048},
+        round(billions * 10**9),
+        "Narayanan et al. 2021, table 1",
+        10**8,
+    )
+    for billions, width, layers, heads in _MEGATRON
+}

@@ -23,8 +23,7 @@ def parameters(name: str) -> int:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_model_has_the_published_number_of_parameters(name: str) -> None:
     published, count = PRESETS[name].parameters, parameters(name)
-    rounded = 10**9 // 2 if published % 10**9 == 0 else 0  # as papers do
-    assert abs(count - published) < published / 100 + rounded
+    assert abs(count - published) < published / 100 + PRESETS[name].rounded_to / 2
     model = ModelConfig(preset=name).resolve(1, 1)
     assert sum(p.numel for p in stage_parameters(model, range(model.layers), first=True, last=True)) == count
     row = f"| `{name}` | {count:,} | {published:,} | {count / published:.4f} | {PRESETS[name].source} |"

@@ -45,6 +45,10 @@ FAIRSCALE = Software(
     flash=False, gradient_bytes=2, overlap=True, divided_messages=False,
     schedules=(), recompute=("none", "full"), zero=(3,),
 )  # fmt: skip
+MINDSPORE = Software(
+    flash=False, gradient_bytes=2, overlap=False, divided_messages=False,
+    schedules=(), recompute=("none", "full"), zero=(2,),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
