@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from training.kernels import portable
 from training.kernels.dispatch import kernels_for
+from training.kernels.varlen_attention import varlen_operators
 from training.memory.memory_config import Recompute
 
 _aten = torch.ops.aten
@@ -46,7 +47,8 @@ def _run_full(forward: Callable[..., Any], *args: Any) -> Any:
 def _run_selective(forward: Callable[..., Any], *args: Any) -> Any:
     contexts: Callable[[], Any] = _compiled_contexts
     if not torch.compiler.is_compiling():
-        contexts = partial(_selective_contexts, _ATTENTION | kernels_for(args[0].device).PRODUCTS)
+        saved = _ATTENTION | varlen_operators() | kernels_for(args[0].device).PRODUCTS
+        contexts = partial(_selective_contexts, saved)
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
 

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from training.kernels.dispatch import kernels_for
 from training.kernels.precision import accumulation_dtype
+from training.kernels.varlen_attention import has_varlen_kernel, varlen_attention
 from training.kernels.windowed_attention import windowed_attention
 from training.model.documents import Documents
 from training.model.dropout import Dropout
-
-_VARLEN_DTYPES = (torch.bfloat16, torch.float16)
 
 
 class Mask(NamedTuple):
@@ -45,9 +44,8 @@ class Mask(NamedTuple):
             return self._attend_with_mask(q, k, v, documents)
         if kernels_for(q.device).SPLITS_DOCUMENTS:
             return self._attend_by_document(q, k, v, documents.bounds)
-        # older varlen kernels have no grouped queries, and none adds a bias
-        if q.dtype in _VARLEN_DTYPES and torch.__version__ >= "2.13" and self.bias is None:
-            return self._attend_varlen(q, k, v, documents.bounds, documents.positions.shape[1])
+        if self.bias is None and has_varlen_kernel(q):
+            return varlen_attention(q, k, v, documents.bounds, documents.positions.shape[1], self.window)
         return self._attend_with_mask(q, k, v, documents)
 
     def attend_with_dropout(
@@ -78,16 +76,6 @@ class Mask(NamedTuple):
         lengths = bounds.diff().tolist()
         parts = zip(q.split(lengths, 2), k.split(lengths, 2), v.split(lengths, 2), strict=True)
         return torch.cat([self._attend_within_sequence(*part) for part in parts], dim=2)
-
-    def _attend_varlen(self, q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Tensor:
-        """All documents in one kernel, FlashAttention's for sequences of different lengths."""
-        from torch.nn.attention.varlen import varlen_attn  # not in every build of torch
-
-        q, k, v = (t[0].transpose(0, 1) for t in (q, k, v))
-        before = (self.window - 1, 0)  # without a window (-1, 0): all before it
-        mixed = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=before, enable_gqa=True)
-        assert isinstance(mixed, Tensor)
-        return mixed.transpose(0, 1)[None]
 
     def _attend_with_mask(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
         """With a mask of (B, 1, T, T) in memory: its shape depends on no document, as torch.compile needs it."""

@@ -26,6 +26,8 @@ FIELDS = {
     "context": "max_position_embeddings", "norm_eps": "rms_norm_eps", "init_std": "initializer_range",
     "tied": "tie_word_embeddings", "mlp_bias": "mlp_bias", "head_dim": "head_dim",
 }  # fmt: skip
+FIELDS_BUT_BIAS = {ours: theirs for ours, theirs in FIELDS.items() if ours != "mlp_bias"}
+"""Of models whose MLP has no biases to choose."""
 DEFAULTS = {
     "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": None,
     "intermediate_size": 11_008, "vocab_size": 32_000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from training.hugging_face.families.llama import FIELDS, TENSORS
+from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
 from training.hugging_face.family import Family
 from training.hugging_face.rope_fields import ROPE_DEFAULTS, read_rope, write_rope
 from training.model.model_config import ModelConfig
@@ -31,7 +31,7 @@ FAMILY = Family(
     body="model.",
     tensors=TENSORS,
     parts={"norm": "rms", "positions": "rope", "mlp": "swiglu"},
-    fields={ours: theirs for ours, theirs in FIELDS.items() if ours != "mlp_bias"},
+    fields=FIELDS_BUT_BIAS,
     defaults=DEFAULTS,
     accepted={"hidden_act": ("silu",)},
     ignored=frozenset({"attention_dropout"}),

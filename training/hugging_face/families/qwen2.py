@@ -3,12 +3,11 @@
 from typing import Any
 
 from gristmill.errors import UsageError
-from training.hugging_face.families.llama import FIELDS, TENSORS
+from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
 from training.hugging_face.family import Family
 from training.hugging_face.rope_fields import ROPE_DEFAULTS, read_rope, write_rope
 from training.model.model_config import ModelConfig
 
-QWEN_FIELDS = {ours: theirs for ours, theirs in FIELDS.items() if ours != "mlp_bias"}
 QWEN_DEFAULTS = {
     "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32,
     "intermediate_size": 22_016, "vocab_size": 151_936, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6,
@@ -57,7 +56,7 @@ FAMILY = Family(
     body="model.",
     tensors=TENSORS,
     parts={"norm": "rms", "positions": "rope", "mlp": "swiglu", "qkv_bias": True},
-    fields=QWEN_FIELDS,
+    fields=FIELDS_BUT_BIAS,
     defaults={**QWEN_DEFAULTS, "head_dim": None},
     accepted={"hidden_act": ("silu",)},
     ignored=frozenset({"attention_dropout"}),

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from training.hugging_face.families.llama import TENSORS
-from training.hugging_face.families.qwen2 import QWEN_DEFAULTS, QWEN_FIELDS, read_window, write_window
+from training.hugging_face.families.llama import FIELDS_BUT_BIAS, TENSORS
+from training.hugging_face.families.qwen2 import QWEN_DEFAULTS, read_window, write_window
 from training.hugging_face.family import Family, TensorRow
 from training.hugging_face.rope_fields import read_rope, write_rope
 from training.model.model_config import ModelConfig
@@ -29,7 +29,7 @@ FAMILY = Family(
     body="model.",
     tensors=TENSORS[:-2] + QK_NORMS + TENSORS[-2:],
     parts={"norm": "rms", "positions": "rope", "mlp": "swiglu", "qk_norm": True},
-    fields=QWEN_FIELDS,
+    fields=FIELDS_BUT_BIAS,
     defaults={**QWEN_DEFAULTS, "head_dim": 128, "attention_bias": False},
     accepted={"hidden_act": ("silu",)},
     ignored=frozenset({"attention_dropout"}),
