@@ -1,5 +1,7 @@
 """Deduplication: MinHash signatures, LSH candidate pairs, connected components, duplicates to remove."""
 
+import warnings
+
 from dedup.bands import Bands, band_parameters, detection
 from dedup.cluster_graph import cluster_graph
 from dedup.dedup_train import dedup_train
@@ -31,3 +33,6 @@ __all__ = [
     "signatures",
     "to_hash",
 ]
+
+# For `python -m dedup.x`, which runs x again, as __main__: `command` calls the function of the import above.
+warnings.filterwarnings("ignore", rf"'{__name__}\.\w+' found in sys\.modules", RuntimeWarning, "runpy")

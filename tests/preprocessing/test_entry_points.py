@@ -2,7 +2,9 @@
 
 import ast
 import importlib
+import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,10 +14,40 @@ from gristmill_cli.__main__ import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH_FIX = "if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip\n"
+GUARD = 'if __name__ == "__main__":'
 PACKAGES = ("preprocessing", "dedup", "training")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-RUNNABLE = [path for path in FILES if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")]
+RUNNABLE = [path for path in FILES if GUARD in path.read_text(encoding="utf-8")]
+DOORS = RUNNABLE + sorted(path for path in (ROOT / "gristmill_cli").rglob("*.py") if GUARD in path.read_text())
 STAGES = ["normalize_text", "filter", "shuffle_holdout", "train_tokenizer", "tokenize_corpus"]
+
+HELPS = """
+import contextlib, io, json, runpy, sys, warnings
+said = {}
+for door in sys.argv[1:]:
+    sys.argv, outputs = [door, "--help"], io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with contextlib.redirect_stdout(outputs), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            if door.endswith(".py"):
+                runpy.run_path(door, run_name="__main__")
+            elif door.startswith("gristmill "):
+                sys.argv = door.split() + ["--help"]
+                from gristmill_cli.__main__ import main
+                main()
+            else:
+                for other in [name for name in sys.modules if name.partition(".")[0] in ROOMS]:
+                    del sys.modules[other]  # a door before has imported it
+                runpy.run_module(door, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            if end.code:
+                print(door, "ends with", end.code, file=sys.stderr)
+        except BaseException as error:
+            print(door, repr(error), file=sys.stderr)
+    outputs.flush()
+    said[door] = outputs.buffer.getvalue().decode()
+open(OUT, "w").write(json.dumps(said))
+"""
 
 
 def name_of(path: Path) -> str:
@@ -57,12 +89,28 @@ def test_package_exports_the_stage_function(name: str) -> None:
     assert name in COMMANDS[file][1] and COMMANDS[file][0] == f"preprocessing.{file}"
 
 
+@pytest.fixture(scope="module")
+def helps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The help of every module that `python -m` runs, and of stages by the other entry points; from one process."""
+    modules = [name_of(path)[: -len(".py")].replace("/", ".") for path in DOORS]
+    doors = modules + [f"preprocessing/{stage}.py" for stage in STAGES] + [f"gristmill {stage}" for stage in STAGES]
+    out = tmp_path_factory.mktemp("helps") / "helps.json"
+    words = [sys.executable, "-c", f"ROOMS, OUT = {(*PACKAGES, 'gristmill_cli')!r}, {str(out)!r}\n{HELPS}", *doors]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    found: dict[str, str] = json.loads(out.read_text())
+    return found
+
+
+def test_every_module_that_is_run_answers_and_says_nothing_beside(helps: dict[str, str]) -> None:
+    assert {"dedup.to_hash", "gristmill_cli.status.status", "training.train"} < set(helps)
+    assert all("usage: " in said for said in helps.values())
+
+
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_entry_point_gives_the_same_help(run, stage: str) -> None:
-    calls = [(f"preprocessing/{stage}.py",), ("-m", f"preprocessing.{stage}"), ("-m", "gristmill_cli", stage)]
-    helps = [run(*entry_point, "--help") for entry_point in calls]
-    assert [done.returncode for done in helps] == [0, 0, 0], helps[0].stderr
-    options = [done.stdout.partition("╭")[2] for done in helps]  # before it stands how it was called
+def test_every_entry_point_gives_the_same_help(helps: dict[str, str], stage: str) -> None:
+    calls = [f"preprocessing/{stage}.py", f"preprocessing.{stage}", f"gristmill {stage}"]
+    options = [helps[call].partition("╭")[2] for call in calls]  # before it stands how it was called
     assert options[0] and options[0] == options[1] == options[2]
 
 
