@@ -26,8 +26,8 @@ class Constants:
     """Of the memory's bandwidth that kernels beside the products reach."""
     launch: float = 9e-4
     """The host's, for a layer's kernels of a forward pass; a device is no faster than its host."""
-    launch_pair: float = 3e-4
-    """Of a layer's collectives of a forward pass, for each pair of tensor-parallel ranks, which wait for each other."""
+    launch_wait: float = 6e-5
+    """Longer that takes with each further tensor-parallel rank, as their hosts wait for each other."""
     link_share: float = 0.75
     """Of the links within a node."""
     collective_latency: float = 3e-5
@@ -35,7 +35,11 @@ class Constants:
     network_share: float = 0.8
     """Of a node's network cards, in tensor-parallel collectives and messages between stages."""
     reduction_share: float = 0.5
-    """Of a node's network cards, in sums of gradients."""
+    """Of a node's network cards, in sums of gradients over groups that have several ranks in a node."""
+    lone_reduction_share: float = 0.5
+    """The same, over groups that have one rank in each node: as many rings as the node has devices."""
+    deepspeed_reduction_share: float = 0.5
+    """The same, over both kinds of groups, under DeepSpeed."""
     deepspeed: float = 1.1
     """Times as long for the passes of layers under DeepSpeed's pipeline engine."""
     update_bytes: float = 40.0

@@ -34,11 +34,11 @@ class Software:
 
 GRISTMILL = Software(flash=True, gradient_bytes=4, overlap=True, divided_messages=False)
 MEGATRON = Software(
-    flash=False, gradient_bytes=4, overlap=False, divided_messages=True,
+    flash=False, gradient_bytes=2, overlap=False, divided_messages=True,
     schedules=("1f1b", "interleaved-1f1b"), recompute=("none", "full"), zero=(0,),
 )  # fmt: skip
 MEGATRON_DEEPSPEED = Software(
-    flash=False, gradient_bytes=4, overlap=False, divided_messages=False, deepspeed=True,
+    flash=False, gradient_bytes=4, overlap=False, divided_messages=True, deepspeed=True,
     schedules=("1f1b",), recompute=("none", "full"), zero=(0, 1),
 )  # fmt: skip
 FAIRSCALE = Software(

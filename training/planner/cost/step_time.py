@@ -74,7 +74,7 @@ def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
     forward, backward = work_time(work, device, constants)
     size = 2.0 * run.micro_batch * run.seq_len * run.model.width
     reduce = 2 * tensor_all_reduce(run.cluster, constants, layout.tp, size)
-    launch = constants.launch + constants.launch_pair * layout.tp * (layout.tp - 1) / 2
+    launch = constants.launch + constants.launch_wait * (layout.tp - 1)
     again = _again(run.recompute, work, device, constants, forward + reduce)
     whole_forward = _slower(forward + reduce, launch)
     whole_backward = _slower(backward + reduce + again, 2 * launch + launch * (again > 0))
@@ -158,7 +158,7 @@ def data_time(run: PlannedRun, constants: Constants, slot: float, backward: floa
         return 0.0
     parameters = rank_parameters(run)
     gradients, weights = (
-        gradient_all_reduce(run.cluster, constants, layout.tp, layout.dp, size * parameters)
+        gradient_all_reduce(run.cluster, constants, layout.tp, layout.dp, size * parameters, run.software.deepspeed)
         for size in (run.software.gradient_bytes, 2)
     )
     if layout.zero == 3:

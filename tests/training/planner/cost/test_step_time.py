@@ -14,13 +14,12 @@ from training.planner.published_runs import PublishedRun, divided_layers, publis
 from training.presets.presets import PRESETS
 
 RUNS = {each.name: each for each in published_runs()}
-MISSES = {"GPT-NeoX-20B": 15.0}  # docs/planner.md says why
 
 
 @pytest.mark.parametrize("each", [each for each in RUNS.values() if each.measured], ids=lambda each: each.name)
 def test_published_runs(each: PublishedRun) -> None:
     predicted = step_time(each.run, fitted_constants()).total
-    assert predicted == pytest.approx(each.measured, rel=MISSES.get(each.name, 12.0) / 100)
+    assert predicted == pytest.approx(each.measured, rel=0.12)
 
 
 @pytest.mark.parametrize("each", RUNS.values(), ids=RUNS.keys())
@@ -78,9 +77,16 @@ def test_a_step_is_its_parts_and_grows_with_each() -> None:
 
 def test_constants_are_of_possible_sizes() -> None:
     constants = fitted_constants()
-    for name in ("product_share", "traffic_share", "link_share", "network_share", "reduction_share"):
+    for name in ("product_share", "traffic_share", "link_share", "network_share", "lone_reduction_share"):
         assert 0.2 < getattr(constants, name) <= 1.0
     assert vars(constants).keys() == vars(Constants()).keys()
+
+
+def test_gradients_of_one_rank_a_node_are_summed_faster() -> None:
+    """As measured: with as many parameters on each, ranks of tp 8 wait less for sums than those of tp 4."""
+    run, constants = RUNS["Megatron 18.4B"].run, fitted_constants()
+    halves = replace(run, layout=replace(run.layout, tp=4, pp=2), stage_layers=())
+    assert step_time(run, constants).data < step_time(halves, constants).data
 
 
 def test_layers_are_divided_evenly() -> None:
