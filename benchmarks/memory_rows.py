@@ -148,7 +148,7 @@ def table_rows() -> list[Row]:
     """The rows of the documentation's table."""
     llama, gpt2 = small("llama"), small("gpt2")
     layouts = [(ParallelConfig(zero=zero, micro_batches=m), 2) for zero in (0, 1, 2, 3) for m in (1, 4)]
-    schedules = ("1f1b", "gpipe", "interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv")
+    schedules = ("1f1b", "gpipe", "interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv", "dualpipev")
     layouts += [(ParallelConfig(pp=2, schedule=schedule, micro_batches=4), 2) for schedule in schedules]
     layouts += [(ParallelConfig(tp=2), 2), (ParallelConfig(tp=2, sequence_parallel=True), 2)]
     layouts += [

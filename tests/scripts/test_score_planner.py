@@ -8,7 +8,15 @@ import pytest
 
 from gristmill.errors import InputError
 from scripts.planner_rows import MULTI_NODE, SINGLE_NODE, read_rows
-from scripts.score_planner import constant_efficiency, fit, mean_error, predict_held_out, predictions, rank_correlation
+from scripts.score_planner import (
+    constant_efficiency,
+    fit,
+    mean_error,
+    predict_held_out,
+    predictions,
+    print_bound,
+    rank_correlation,
+)
 from training.planner.cost.fitted_constants import Constants
 from training.planner.cost.step_time import step_time
 
@@ -61,7 +69,9 @@ def test_constants_are_recovered(folder: Path) -> None:
     rows = [row for row in read_rows(folder) if not row.file.startswith("bloom")]
     found = predictions(rows, fit(rows))
     assert mean_error(rows, found) < 3 < mean_error(rows, constant_efficiency(rows))
-    assert rank_correlation(rows, found) == (pytest.approx(1.0), 2)
+    rank, models = rank_correlation(rows, found)
+    assert rank > 0.97
+    assert models == 2
 
 
 def test_held_out_rows_are_not_fitted_to(folder: Path) -> None:
@@ -70,6 +80,16 @@ def test_held_out_rows_are_not_fitted_to(folder: Path) -> None:
     rows = [wrong, *rows[1:]]
     found = predict_held_out(rows, lambda row: row is wrong)
     assert found[id(wrong)] < wrong.seconds / 20  # type: ignore[operator]
+
+
+def test_an_oracle_for_all_rows_but_a_far_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row for row in read_rows(folder) if row.seconds]
+    predicted = {id(row): 1.05 * (row.seconds or 0.0) for row in rows}
+    predicted[id(rows[0])] *= 100  # by far the slowest
+    print_bound(rows, predicted)
+    printed = capsys.readouterr().out
+    assert f"{MULTI_NODE}: 1 rows are more than 10 % away" in printed
+    assert f"{SINGLE_NODE}: 0 rows are more than 10 % away; an oracle for all others has Spearman 1.000" in printed
 
 
 def test_bad_folder(tmp_path: Path) -> None:

@@ -24,10 +24,7 @@ class Level(NamedTuple):
 
 
 def pipeline_passes(layout: ParallelConfig, rank: int) -> list[Pass]:
-    """Passes of pipeline rank `rank` in a step, in order; `layout` is resolved. Without a pipeline: F and B in turn.
-
-    dualpipev (DeepSeek-AI 2024) is given ZB-V's order, which has a forward pass less in flight.
-    """
+    """Passes of pipeline rank `rank` in a step, in order; `layout` is resolved. Without a pipeline: F and B in turn."""
     stages, count = layout.stages_of_rank(rank), layout.micro_batches
     if layout.pp == 1:
         return [Pass(kind, 0) for _ in range(count) for kind in "FB"]
@@ -39,6 +36,8 @@ def pipeline_passes(layout: ParallelConfig, rank: int) -> list[Pass]:
         return [*forward, *(Pass("B", stage) for stage in reversed(stages) for _ in range(count))]
     if layout.schedule in ("interleaved-1f1b", "zero-bubble"):
         return _interleaved(layout, rank)
+    if layout.schedule == "dualpipev":
+        return _dualpipev(layout, rank)
     return _zbv(layout, rank)
 
 
@@ -103,3 +102,29 @@ def _zbv_order(
         take(down, "IW")
     take(up, "W" * (taken("I", up) - taken("W", up)))
     take(down, "W" * (taken("I", down) - taken("W", down)))
+
+
+def _dualpipev(layout: ParallelConfig, rank: int) -> list[Pass]:
+    """DualPipeV: DualPipe (DeepSeek-AI 2024, section 3.2.1) on half of its ranks, with a stage on the way down and up.
+
+    In its middle a forward pass of one stage and the backward pass of the other make a pair, which two streams of a GPU
+    can overlap; torch runs the one after the other. It needs as many micro-batches as stages.
+    """
+    down, up = layout.stages_of_rank(rank)
+    behind, own = layout.pp - rank - 1, rank + 1  # ranks further down, and those up to this one
+    middle = layout.micro_batches - layout.stages + own
+    turns = (
+        (2 * behind, [("F", down)]),
+        (own, [("F", down), ("F", up)]),
+        (behind, [("I", up), ("W", up), ("F", up)]),
+        (middle, [("F", down), ("B", up), ("F", up), ("B", down)]),
+        (behind, [("B", up), ("F", up), ("B", down)]),
+    )
+    passes = [Pass(*each) for times, turn in turns for _ in range(times) for each in turn]
+    last = [up, down] * own  # the first half of them in whole, the second half split
+    inputs = last[own:] + [down] * behind
+    weights = iter(inputs)
+    passes += [*(Pass("B", stage) for stage in last[:own]), *(Pass("I", stage) for stage in last[own:])]
+    for _ in range(behind):
+        passes += [Pass("W", next(weights)), Pass("I", down)]
+    return [*passes, *(Pass("W", stage) for stage in weights)]

@@ -11,7 +11,7 @@ from training.distributed.layout import STAGES_PER_RANK, ParallelConfig
 from training.formulas.pipeline_passes import Pass, pipeline_passes
 
 RunRanks = Callable[..., list[Any]]
-SCHEDULES = ("interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv")
+SCHEDULES = ("interleaved-1f1b", "looped-bfs", "zero-bubble", "zbv", "dualpipev")
 
 
 def differences(micro_batches: tuple[int, ...]) -> list[str]:
@@ -32,8 +32,8 @@ def differences(micro_batches: tuple[int, ...]) -> list[str]:
                 except ValueError:  # not a multiple of its rounds
                     continue
                 compared += 1
-                actions = [str(action) for action in real.pipeline_order[rank] if action is not None]
-                expected = [_pass(action) for action in actions]
+                actions = [action for action in real.pipeline_order[rank] if action is not None]
+                expected = [_pass(str(each)) for action in actions for each in action.sub_actions or [action]]
                 found += [str(layout)] * (pipeline_passes(layout, rank) != expected)
     assert compared > 20
     return found

@@ -26,8 +26,9 @@ def gradient_all_reduce(
 ) -> float:
     """Seconds to sum `size` bytes over `ranks` that are `stride` apart: within each node first, then between nodes.
 
-    The rings of all ranks of a node share its network cards, of which they reach the more if each has one rank there. A reduce-scatter and a gather of the same bytes, as ZeRO
-    takes them (Rajbhandari et al. 2020, section 7.1), take as long.
+    The rings of all ranks of a node share its network cards, of which they reach the more if each has one rank there. A
+    reduce-scatter and a gather of the same bytes, as ZeRO takes them (Rajbhandari et al. 2020, section 7.1), take as
+    long.
     """
     device = cluster.device
     inside = max(1, min(ranks, cluster.per_node // stride))

@@ -94,14 +94,19 @@ def simulate(layout: ParallelConfig, costs: list[PassCosts]) -> Timeline:
 
 
 def _with_micro_batches(layout: ParallelConfig, rank: int) -> list[tuple[Pass, int]]:
-    """Passes with their micro-batch: each kind takes them in order, but for breadth-first backward passes."""
+    """Passes with their micro-batch: each kind takes them in order, but for breadth-first backward passes.
+
+    A whole backward pass is one for inputs and one for weights.
+    """
     counts: dict[Pass, int] = defaultdict(int)
     found = []
     for each in pipeline_passes(layout, rank):
-        at = counts[each]
+        parts = [Pass(kind, each.stage) for kind in ("IW" if each.kind == "B" else each.kind)]
+        at = counts[parts[0]]
         reverse = layout.schedule == "looped-bfs" and each.kind == "B"
         found.append((each, layout.micro_batches - 1 - at if reverse else at))
-        counts[each] += 1
+        for part in parts:
+            counts[part] += 1
     return found
 
 

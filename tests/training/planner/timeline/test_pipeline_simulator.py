@@ -58,3 +58,4 @@ def test_peak_in_flight() -> None:
     assert peaks("1f1b") == [4, 3, 2, 1]
     assert peaks("interleaved-1f1b")[0] == 4 * 2 + 4 - 1  # Korthikanti et al. 2022: 1 + (p - 1) / p v of p v stages
     assert peaks("looped-bfs") == [16] * 4
+    assert peaks("dualpipev") == [2 * 4 + 1] * 4  # DeepSeek-AI 2024, table 2: one more than stages
