@@ -48,18 +48,28 @@ class BlockSizes:
         """Features a token of the residual stream on this rank: with sequence parallelism 1 / tp of the tokens."""
         return self.model.width // (self.tp if self.sequence_parallel else 1)
 
+    @property
+    def windows(self) -> int:
+        """Windows into which attention cuts a sequence, the last one filled up; 0: it has no window."""
+        return -(-self.seq_len // self.model.window) if 0 < self.model.window < self.seq_len else 0
+
+    @property
+    def attended(self) -> int:
+        """Tokens of attention's outputs."""
+        return self.sequences * self.windows * self.model.window if self.windows else self.tokens
+
 
 def kept_bytes(sizes: BlockSizes, recompute: Recompute) -> int:
     """Bytes that a block keeps from its forward pass to its backward pass."""
     if recompute == "full":  # the input only (Chen et al. 2016)
         return sizes.tokens * sizes.hidden * sizes.itemsize
     if recompute == "selective":  # also what is costly to compute again (Korthikanti et al. 2022, section 5)
-        features = sizes.hidden + sum(_products(sizes).values())
-        return sizes.tokens * (features * sizes.itemsize + _attention_statistics(sizes))
+        features = sizes.hidden + sum(_products(sizes).values()) - _products(sizes)["attention"]
+        return sizes.tokens * features * sizes.itemsize + _attention_outputs(sizes) + _attention_statistics(sizes)
     features = sum(_all_features(sizes).values())
-    return sizes.tokens * (features * sizes.itemsize + _attention_statistics(sizes) + _norm_statistics(sizes)) + (
-        _concatenated_weights(sizes)
-    )
+    windowed = _attention_outputs(sizes) + _window_copies(sizes) if sizes.windows else 0
+    statistics = sizes.tokens * _norm_statistics(sizes) + _attention_statistics(sizes)
+    return sizes.tokens * features * sizes.itemsize + windowed + statistics + _concatenated_weights(sizes)
 
 
 def recomputed_bytes(sizes: BlockSizes, recompute: Recompute) -> int:
@@ -75,7 +85,7 @@ def recomputed_bytes(sizes: BlockSizes, recompute: Recompute) -> int:
         return kept_bytes(sizes, "none") - kept_bytes(sizes, "full") + gradient
     features = sum(_all_features(sizes).values()) - sizes.hidden - sum(_shared_with_products(sizes).values())
     per_token = features * sizes.itemsize + _norm_statistics(sizes)
-    return sizes.tokens * per_token + _concatenated_weights(sizes) + gradient
+    return sizes.tokens * per_token + _window_copies(sizes) + _concatenated_weights(sizes) + gradient
 
 
 def held_gradients(sizes: BlockSizes) -> int:
@@ -93,11 +103,13 @@ def _all_features(sizes: BlockSizes) -> dict[str, int]:
     """Features a token that are saved without recomputation."""
     model, tp = sizes.model, sizes.tp
     q, kv, ffn = model.q_width // tp, model.kv_width // tp, model.ffn_width // tp
-    features = {"input": sizes.hidden, "norm": model.width, "queries": q, "keys": kv, "values": kv}
-    if model.positions == "rope" and _is_fused(sizes, _projections(sizes)):
-        features["values"] = q + 2 * kv  # rotated queries and keys are new; the values are part of one product
-    if model.qk_norm and not (model.positions == "rope" and _is_fused(sizes, _projections(sizes))):
-        features["unnormed"] = q + kv
+    features = {"input": sizes.hidden, "norm": model.width}
+    fused = model.positions == "rope" and _is_fused(sizes, _projections(sizes))
+    if not sizes.windows:  # whose copies are kept instead
+        # rotated queries and keys are new; the values are part of one product
+        features |= {"queries": q, "keys": kv, "values": q + 2 * kv if fused else kv}
+    if model.qk_norm and (sizes.windows or not fused):
+        features["unnormed"] = q + 2 * kv if fused else q + kv
     features |= {"attention": q, "middle": sizes.hidden, "norm 2": model.width}
     if model.residual == "parallel":
         del features["middle"]  # the second norm's input is the first one's
@@ -127,7 +139,7 @@ def _products(sizes: BlockSizes) -> dict[str, int]:
 def _shared_with_products(sizes: BlockSizes) -> dict[str, int]:
     """Features of `_all_features` that selective recomputation has kept, and does not compute again."""
     kept, every = _products(sizes), _all_features(sizes)
-    names = {"attention"}
+    names = set() if sizes.windows else {"attention"}  # of windows, which are put together again
     if not (sizes.fused_products and sizes.model.qkv_bias):  # with a bias those products are not yet what is used
         names |= {"values", "unnormed"} | ({"queries", "keys"} if sizes.model.positions != "rope" else set())
     if not (sizes.fused_products and sizes.model.mlp_bias):
@@ -135,9 +147,27 @@ def _shared_with_products(sizes: BlockSizes) -> dict[str, int]:
     return {name: every[name] for name in names if name in every and name in (*kept, "unnormed")}
 
 
+def _attention_outputs(sizes: BlockSizes) -> int:
+    """Bytes of what attention's kernels return."""
+    return sizes.attended * sizes.itemsize * sizes.model.q_width // sizes.tp
+
+
 def _attention_statistics(sizes: BlockSizes) -> int:
-    """Bytes a token of attention's log-sum-exp, a float32 per head (Dao et al. 2022)."""
-    return _FLOAT32 * sizes.model.heads // sizes.tp
+    """Bytes of attention's log-sum-exp, a float32 per token and head (Dao et al. 2022)."""
+    return sizes.attended * _FLOAT32 * sizes.model.heads // sizes.tp
+
+
+def _window_copies(sizes: BlockSizes) -> int:
+    """Bytes of the inputs of attention in windows, and of its mask (training/kernels/windowed_attention.py).
+
+    Queries, keys and values of all query heads, filled up to whole windows; and of all windows but the first the
+    queries again, with keys and values of two windows each, which are no copies if there are no more than two.
+    """
+    if not sizes.windows:
+        return 0
+    window, later = sizes.model.window, sizes.windows - 1 if sizes.windows > 2 else 0
+    features = (3 * sizes.windows + 5 * later) * window * sizes.model.q_width // sizes.tp
+    return (sizes.sequences * features + 2 * window**2) * sizes.itemsize
 
 
 def _norm_statistics(sizes: BlockSizes) -> int:

@@ -14,6 +14,8 @@ LLAMA, GPT2 = (small(preset, layers=4, width=64, vocabulary=1024, seq_len=48) fo
 QWEN = small("llama", layers=4, width=64, vocabulary=1024, seq_len=48, head_dim=32, qk_norm=True, qkv_bias=True)
 SMALL = {"layers": 4, "width": 64, "vocabulary": 1024, "seq_len": 48}
 NEOX, BLOOM, OPT, GLM, CODEGEEX = (small(name, **SMALL) for name in ("gpt-neox", "bloom", "opt", "glm", "codegeex"))
+MISTRAL = small("llama", **SMALL, window=20)  # which does not divide the sequence
+MISTRAL_NORMED = small("llama", **SMALL, window=16, head_dim=32, qk_norm=True)
 BUCKET = 300_000  # bytes: several of them
 ROWS = {
     "one process": Row(LLAMA),
@@ -22,6 +24,10 @@ ROWS = {
     "norms of wide heads": Row(QWEN),
     "norms of wide heads, bf16, selective": Row(QWEN, precision="bf16", recompute="selective"),
     "norms of wide heads, tensor parallel": Row(QWEN, ParallelConfig(tp=2), processes=2),
+    "window": Row(MISTRAL),
+    "window, bf16, selective": Row(MISTRAL, precision="bf16", recompute="selective"),
+    "two windows": Row(small("llama", **SMALL, window=32)),
+    "window, tensor parallel": Row(MISTRAL_NORMED, ParallelConfig(tp=2), recompute="full", processes=2),
     "gpt-neox": Row(NEOX, precision="bf16"),
     "bloom": Row(BLOOM),
     "bloom, tensor parallel": Row(BLOOM, ParallelConfig(tp=2), processes=2),
