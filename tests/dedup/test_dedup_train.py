@@ -179,8 +179,8 @@ def test_an_unfinished_holdout_is_refused(out: Path) -> None:
         clean(out)
 
 
-def test_tasks_open_only_what_they_declare(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with sandboxed(out, monkeypatch) as sandbox:
+def test_tasks_open_only_what_they_declare(out: Path) -> None:
+    with sandboxed(out) as sandbox:
         assert clean(out).total(CONTAMINATED).documents == 3
     assert sandbox.tasks == 2
 

@@ -139,11 +139,9 @@ def test_files_without_a_signature(tmp_path: Path, memory: str, signed: int, in_
 
 
 @pytest.mark.parametrize("memory", ["4G", "50K"])
-def test_tasks_open_only_what_they_name(
-    minhash: Path, by_pairs: Path, tmp_path: Path, memory: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_open_only_what_they_name(minhash: Path, by_pairs: Path, tmp_path: Path, memory: str) -> None:
     shutil.copy(by_pairs / "duplicate_pairs.txt", tmp_path)
-    with sandboxed(minhash, monkeypatch) as sandbox:
+    with sandboxed(minhash, tmp_path) as sandbox:
         generate_connected_components(tmp_path, tmp_path / "c.pickle", minhash, options=replace(QUIET, memory=memory))
     assert sandbox.tasks > 2
     assert (tmp_path / "c.pickle").read_bytes() == (by_pairs / "c.pickle").read_bytes()

@@ -158,7 +158,7 @@ def test_how_it_runs_changes_no_byte(
 
 def test_tasks_open_only_what_they_name(large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 1 << 13)
-    with sandboxed(large, monkeypatch) as sandbox:
+    with sandboxed(large, tmp_path) as sandbox:
         generate_exact_pairs(large, tmp_path / OUT, options=RunOptions(workers=1, memory="40K", quiet=True))
     assert sandbox.tasks > 20
     assert lines_of(tmp_path / OUT) == search(texts_in(large), matching_form)

@@ -184,7 +184,7 @@ def test_tasks_open_only_what_they_name(norm: Path, tmp_path: Path, monkeypatch:
     keys = tmp_path / "exact.parquet"
     write_keys(keys, {"arxiv/a.jsonl": np.array([0])})
     monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 1 << 10)
-    with sandboxed(norm, monkeypatch) as sandbox:
+    with sandboxed(norm, tmp_path) as sandbox:
         sign(norm, tmp_path / "out", skip=keys)
     assert sandbox.tasks > 4
 

@@ -325,7 +325,7 @@ def test_tasks_name_all_that_they_read(
     monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 300)
     write(source / "c4/large.jsonl", [{"text": "x" * (n % 7)} for n in range(100)])
     apply(source, tmp_path / "plain", f"{module}:keep_even", quiet)
-    with sandboxed(source, monkeypatch) as sandbox:
+    with sandboxed(source) as sandbox:
         apply(source, tmp_path / "boxed", f"{module}:keep_even", quiet)
     assert sandbox.tasks > 5
     assert digest(tmp_path / "plain") == digest(tmp_path / "boxed")

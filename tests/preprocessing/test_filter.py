@@ -166,7 +166,7 @@ def test_too_many_malformed_records_leave_the_keys_as_they_were(tmp_path: Path, 
 def test_tasks_open_only_what_they_declare(tmp_path: Path, quiet: RunOptions, corpus, monkeypatch) -> None:
     monkeypatch.setattr(reading, "SLICE_BYTES", 400)
     norm = corpus(files=3, book=40, c4=4)
-    with sandboxed(tmp_path, monkeypatch) as sandbox:
+    with sandboxed(tmp_path) as sandbox:
         for name in ("c4", "book"):
             find_short(norm, tmp_path / "sandboxed.pickle", 0, name, 40, quiet)
     assert sandbox.tasks > 8

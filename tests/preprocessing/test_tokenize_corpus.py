@@ -307,7 +307,7 @@ def test_tasks_name_all_that_they_read(
         write(tmp_path / "in" / "a" / f"{number}.jsonl", [{"text": prose[number]}])
     write(tmp_path / "in" / "b.jsonl", [{"text": text} for text in prose])
     tokenize_corpus(tmp_path / "in", model_path, tmp_path / "plain", quiet, shard_size="5K")
-    with sandboxed(tmp_path, monkeypatch) as sandbox:
+    with sandboxed(tmp_path) as sandbox:
         tokenize_corpus(tmp_path / "in", model_path, tmp_path / "boxed", quiet, shard_size="5K")
     assert 6 < sandbox.tasks < 16
     plain, boxed = (sorted((tmp_path / name).glob("[!.]*")) for name in ("plain", "boxed"))

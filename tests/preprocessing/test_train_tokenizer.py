@@ -15,7 +15,7 @@ def test_tasks_of_the_training_open_only_what_they_declare(
 ) -> None:
     monkeypatch.setattr("gristmill.io.readers.SLICE_BYTES", 400)
     norm = corpus(files=3, book=60, c4=10)
-    with sandboxed(tmp_path, monkeypatch) as sandbox:
+    with sandboxed(tmp_path) as sandbox:
         train_tokenizer(norm, tmp_path / "sandboxed", 290, options=quiet)
     assert sandbox.tasks > 8
     train_tokenizer(norm, tmp_path / "plain", 290, options=quiet)

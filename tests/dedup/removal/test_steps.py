@@ -116,16 +116,14 @@ def test_an_index_that_cannot_be_compared(chained: tuple, chained_norm: Path, in
         removed_by(tmp_path, [missing], **options, index=(str(folder),))
 
 
-def test_tasks_name_all_that_they_read(
-    chained_norm: Path, indexed: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contents: Callable
-) -> None:
+def test_tasks_name_all_that_they_read(chained_norm: Path, indexed: tuple, tmp_path: Path, contents: Callable) -> None:
     table = write_table(tmp_path / "c.parquet", indexed[1])
     (tmp_path / "short.pickle").write_bytes(pickle.dumps({"arxiv/a.jsonl": {0, 2}}))
     for number, settings in enumerate([{"verify": "jaccard", "index": (str(indexed[0]),)}, {"keep": "longest"}, {}]):
         options = {"corpus": chained_norm, "dropped": (tmp_path / "short.pickle",)} | settings
         plain, boxed = tmp_path / f"plain{number}" / "d.pickle", tmp_path / f"boxed{number}" / "d.pickle"
         generate_duplicates_dict(table, plain, QUIET, **options)
-        with sandboxed(tmp_path, monkeypatch) as sandbox:
+        with sandboxed(tmp_path) as sandbox:
             generate_duplicates_dict(table, boxed, QUIET, **options)
         assert sandbox.tasks >= 2
         assert contents(boxed.parent) == contents(plain.parent)

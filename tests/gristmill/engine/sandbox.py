@@ -1,7 +1,8 @@
 """A sandbox for tasks: each runs in an empty folder that holds copies of its declared inputs and nothing else.
 
-What a task opens without declaring it is then missing, whichever library opens it. An audit hook sees to the rest: the
-files that Python opens while the driver plans.
+Wherever else a task or the driver looks, it finds zeros: the files below the given folders, and those that tasks have
+written, have their sizes and times, but not their contents, until the sandbox is left. So what is opened without being
+declared is missing or wrong, whichever library opens it. An audit hook names the files that Python opens.
 """
 
 import dataclasses
@@ -27,12 +28,17 @@ from gristmill.storage.files import FileInfo
 
 
 class Sandbox:
-    """Runs tasks in sandboxes; `tasks` counts them, `opened` lists the files that the driver opened between them."""
+    """Runs tasks in sandboxes; `tasks` counts them, `opened` lists the files below `roots` that were opened otherwise.
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.tasks = root, 0
+    `store` is a folder for the contents of files. The driver may read files with the names `plans`.
+    """
+
+    def __init__(self, roots: tuple[Path, ...], store: Path, plans: tuple[str, ...]) -> None:
+        self.roots, self.tasks = roots, 0
         self.opened: list[str] = []
-        self._is_planning = False
+        self._store, self._plans = store, plans
+        self._hidden: dict[Path, tuple[Path, int]] = {}  # by real path: its content, and the inode of the zeros
+        self._is_watching = False
 
     def run_task(
         self,
@@ -45,53 +51,93 @@ class Sandbox:
         budget: Budget | None = None,
     ) -> DoneRecord:
         """As worker.run_task, in a sandbox."""
-        self._is_planning, self.tasks = False, self.tasks + 1
-        with tempfile.TemporaryDirectory() as folder:
-            self._run(Path(folder), task)
-        done = dataclasses.replace(task, function=_already_run, arguments={"result": self._result}, memory=None)
-        record = run_task(step, done, identity, ledger, inputs, scratch, budget)
-        self._is_planning = True
+        self.tasks += 1
+        with self._unwatched():
+            with tempfile.TemporaryDirectory() as folder:
+                result = self._run(Path(folder), task)
+            done = dataclasses.replace(task, function=_already_run, arguments={"result": result}, memory=None)
+            record = run_task(step, done, identity, ledger, inputs, scratch, budget)
+            for path in (*task.outputs, *map(rejects_path, task.outputs)):
+                self._hide(path)
         return record
 
-    def _run(self, folder: Path, task: Task) -> None:
+    def _run(self, folder: Path, task: Task) -> Any:
         for path in paths_read_by([task]):
             target = _inside(folder, path)
             target.parent.mkdir(parents=True, exist_ok=True)
             if not target.exists():
-                shutil.copy2(path, target)  # a missing input is an error: a task says None for it
+                shutil.copy2(self._content_of(path), target)  # a missing input is an error: a task says None for it
         budget = {} if task.memory is None else {"memory": task.memory}
-        self._result = task.function(**relocate(task.arguments, lambda path: _inside(folder, path)), **budget)
+        arguments = relocate(task.arguments, lambda path: _inside(folder, path))
+        self._is_watching = True
+        result = task.function(**arguments, **budget)
+        self._is_watching = False
         for output in (*task.outputs, *map(rejects_path, task.outputs)):
             written = _inside(folder, output)
             if written.exists():
                 output.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(written, output)
+        return result
+
+    def _hide(self, path: Path) -> None:
+        """Put zeros in place of a file's content."""
+        real = path.resolve()
+        if not real.is_file() or self._content_of(real) != real or real.name in self._plans:
+            return
+        content, status = self._store / str(len(self._hidden)), real.stat()
+        shutil.move(real, content)
+        with real.open("wb") as file:
+            file.truncate(status.st_size)
+        os.utime(real, ns=(status.st_atime_ns, status.st_mtime_ns))
+        self._hidden[real] = content, real.stat().st_ino
+
+    def _content_of(self, path: Path) -> Path:
+        """The file with the content of a file: itself, if it was not hidden or has been replaced since."""
+        real = path.resolve()
+        content, inode = self._hidden.get(real, (real, 0))
+        return content if real.exists() and real.stat().st_ino == inode else real
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Audit hook: note the files below `root` that are opened while the driver plans."""
-        if event == "open" and self._is_planning and isinstance(arguments[0], str):
-            path = os.path.abspath(arguments[0])
-            if path.startswith(str(self.root)) and STATE_DIR not in path and Path(path).is_file():
-                self.opened.append(path)
+        """Audit hook: note the files below the roots that are opened while the driver plans or a task runs."""
+        if event == "open" and self._is_watching and isinstance(arguments[0], str):
+            path = Path(os.path.abspath(arguments[0]))
+            is_state = STATE_DIR in path.parts and not any(part.endswith(".work") for part in path.parts)
+            is_known = is_state or path.name in self._plans or not any(map(path.is_relative_to, self.roots))
+            if not is_known and path.is_file():
+                self.opened.append(str(path))
 
     @contextmanager
-    def planning(self) -> Iterator[None]:
-        """Context in which files that are opened outside of tasks are noted."""
-        self._is_planning = True
+    def watching(self) -> Iterator[None]:
+        """Context in which all files are hidden, and those that are opened are noted."""
+        for path in [path for root in self.roots for path in root.rglob("*") if STATE_DIR not in path.parts]:
+            self._hide(path)
+        self._is_watching = True
         try:
             yield
         finally:
-            self._is_planning = False
+            self._is_watching = False
+            for path, (content, _) in self._hidden.items():
+                if self._content_of(path) == content:
+                    content.replace(path)
+
+    @contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        self._is_watching = False
+        try:
+            yield
+        finally:
+            self._is_watching = True
 
 
 @contextmanager
-def sandboxed(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
-    """Context: stages with workers=1 run tasks in sandboxes; fails if planning has opened a file below `root`."""
-    sandbox = Sandbox(root)
-    monkeypatch.setattr(engine_run, "run_task", sandbox.run_task)
-    sys.addaudithook(sandbox.audit)
-    with sandbox.planning():
-        yield sandbox
+def sandboxed(*roots: Path, plans: tuple[str, ...] = ()) -> Iterator[Sandbox]:
+    """Context: stages with workers=1 run tasks in sandboxes; fails if a file below a root was opened otherwise."""
+    with tempfile.TemporaryDirectory() as store, pytest.MonkeyPatch.context() as patched:
+        sandbox = Sandbox(roots, Path(store), plans)
+        patched.setattr(engine_run, "run_task", sandbox.run_task)
+        sys.addaudithook(sandbox.audit)
+        with sandbox.watching():
+            yield sandbox
     assert not sandbox.opened, sandbox.opened
 
 
