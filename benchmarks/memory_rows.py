@@ -58,8 +58,8 @@ class Row:
         """Inputs of the formulas for a pipeline rank."""
         layout, model = self.resolved, self.model
         return MemoryInputs(
-            model, layout, self.sequences, model.context, stage_layers(model, layout.stages), self.precision,
-            self.recompute, rank, self.optimizer, self.ema, bucket_bytes=self.bucket_bytes,
+            model, layout, self.sequences, model.context, stage_layers(model, layout.stages, model.context),
+            self.precision, self.recompute, rank, self.optimizer, self.ema, bucket_bytes=self.bucket_bytes,
         )  # fmt: skip
 
     def __str__(self) -> str:

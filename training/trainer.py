@@ -68,7 +68,7 @@ class Trainer:
         self.parameters = sum(p.numel() for p in decoder.parameters())
         self.flops_per_token = flops_per_token(decoder, data.seq_len)
         self.model = parallelize(
-            decoder, self.layout, world, config.seed, config.precision, plan.memory, config.compile
+            decoder, self.layout, world, config.seed, config.precision, plan.memory, config.compile, data.seq_len
         )
         if config.optim.z_loss:
             self.model.add_z_loss(config.optim.z_loss)

@@ -43,14 +43,16 @@ def parallelize(
     precision: str = "fp32",
     memory: MemoryConfig = MemoryConfig(),
     compiled: bool = False,
+    seq_len: int | None = None,
 ) -> ParallelModel:
     """Build this rank's part of the model; collective: every rank calls it.
 
-    `decoder` is the whole one, on the meta device; `layout` is resolved. Initial weights depend on `seed` and the
+    `decoder` is the whole one, on the meta device; `layout` is resolved; `seq_len`: tokens of a training sequence, for
+    which pipeline stages are balanced; by default the context. Initial weights depend on `seed` and the
     parameters' names only, so every layout starts with the same.
     """
     dtype = COMPUTE_DTYPES[precision]
-    parts = shard_model(decoder, layout, world, dtype, memory, compiled)
+    parts = shard_model(decoder, layout, world, dtype, memory, compiled, seq_len)
     files = allocate_parameters(parts, memory, world.device, world.rank)
     reducers = [_grad_reducer(part, layout, world) for part in parts]
     axes = {**world.axes, "tied": tied_axis(layout, world)} if decoder.config.tied else world.axes
@@ -74,13 +76,14 @@ def shard_model(
     dtype: torch.dtype = torch.float32,
     memory: MemoryConfig = MemoryConfig(),
     compiled: bool = False,
+    seq_len: int | None = None,
 ) -> list[Decoder]:
     """Split, shard and wrap the decoder on the meta device: this rank's pipeline stages, or one decoder.
 
     `dtype` is the compute dtype. FSDP holds its shards in the accumulation dtype and gathers them in `dtype`; any other
     parameter is in `dtype`.
     """
-    parts = split_stages(decoder, layout, world.axis("pp").rank)
+    parts = split_stages(decoder, layout, world.axis("pp").rank, seq_len or decoder.config.context)
     pieces = _module_pieces(decoder, placement_table(decoder, layout), world.axes)
     for part in parts:
         part.to(accumulation_dtype(dtype) if layout.zero == 3 else dtype)

@@ -10,14 +10,14 @@ from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
 
 
-def stage_layers(config: ModelConfig, stages: int) -> list[range]:
+def stage_layers(config: ModelConfig, stages: int, seq_len: int) -> list[range]:
     """Split the layers into consecutive ranges, one per stage, that minimize the cost of the most expensive stage.
 
-    The output matrix counts as layers of the last stage; the embedding is a lookup and costs nothing. Every stage has
-    at least one layer.
+    The output matrix counts as layers of the last stage; the embedding is a lookup and costs nothing. `seq_len`: tokens
+    of a training sequence, which may be fewer than the model's context. Every stage has at least one layer.
     """
     counts, costs = [1] * stages, [1.0] * stages
-    costs[-1] += _head_cost(config)
+    costs[-1] += _head_cost(config, seq_len)
     for _ in range(config.layers - stages):
         cheapest = costs.index(min(costs))
         counts[cheapest], costs[cheapest] = counts[cheapest] + 1, costs[cheapest] + 1
@@ -25,11 +25,11 @@ def stage_layers(config: ModelConfig, stages: int) -> list[range]:
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
-def _head_cost(config: ModelConfig) -> float:
-    """Cost of the output matrix in layers: its multiplications over a layer's, with attention to half a context."""
+def _head_cost(config: ModelConfig, seq_len: int) -> float:
+    """Cost of the output matrix in layers: its multiplications over a layer's, with attention to half a sequence."""
     attention = 2 * config.width * (config.q_width + config.kv_width)
     mlp = (3 if config.is_gated else 2) * config.width * config.ffn_width
-    return config.vocab_size * config.width / (attention + mlp + config.q_width * config.context)
+    return config.vocab_size * config.width / (attention + mlp + config.q_width * seq_len)
 
 
 class Stage(Decoder):
@@ -60,11 +60,14 @@ class _PassOn(nn.Module):
         return x
 
 
-def split_stages(decoder: Decoder, layout: ParallelConfig, rank: int) -> list[Decoder]:
-    """Copies of pipeline rank `rank`'s stages of a decoder on the meta device; without a pipeline, of all of it."""
+def split_stages(decoder: Decoder, layout: ParallelConfig, rank: int, seq_len: int) -> list[Decoder]:
+    """Copies of pipeline rank `rank`'s stages of a decoder on the meta device; without a pipeline, of all of it.
+
+    `seq_len` as of `stage_layers`.
+    """
     if layout.stages == 1:
         return [deepcopy(decoder)]
-    layers, last = stage_layers(decoder.config, layout.stages), layout.stages - 1
+    layers, last = stage_layers(decoder.config, layout.stages, seq_len), layout.stages - 1
     return [Stage(deepcopy(decoder), layers[n], n == 0, n == last) for n in layout.stages_of_rank(rank)]
 
 

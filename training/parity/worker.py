@@ -242,7 +242,7 @@ def _traffic_inputs(case: Case, model: ParallelModel) -> TrafficInputs:
         wide=wide,
         reduced=2 if case.layout.reduce_bf16 else wide,
         recompute=case.recompute,
-        stage_layers=stage_layers(model.config, case.layout.stages),
+        stage_layers=stage_layers(model.config, case.layout.stages, SEQ_LEN),
         passes=pipeline_passes(model.pipeline) if model.pipeline else {},
     )
 

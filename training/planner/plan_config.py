@@ -40,7 +40,7 @@ def configured_run(config: str, cluster: Cluster) -> PlannedRun:
     model, seq_len = _model(options, config), options.data.seq_len
     layout = options.parallel.resolve(cluster.devices, model, seq_len)
     BatchSplit.of(options.data, layout)
-    layers = tuple(len(each) for each in stage_layers(model, layout.stages))
+    layers = tuple(len(each) for each in stage_layers(model, layout.stages, seq_len))
     return PlannedRun(
         model, layout, options.data.batch_size, seq_len, cluster, options.memory.recompute, stage_layers=layers
     )

@@ -115,7 +115,7 @@ def _of_sizes(request: PlanRequest, sizes: tuple[int, int, int], count: int) -> 
     dp, tp, pp = sizes
     software = request.software
     for schedule, virtual in _schedules(request, pp, count):
-        layers = _stage_layers(request.model, pp * virtual)
+        layers = _stage_layers(request.model, pp * virtual, request.seq_len)
         for zero in software.zero if dp > 1 else (0,):
             if zero == 3 and pp > 1:  # gathers all weights of a stage at once: as much memory as ZeRO-1, and more time
                 continue
@@ -203,9 +203,9 @@ def _block_bytes(
 
 
 @lru_cache
-def _stage_layers(model: ModelConfig, stages: int) -> tuple[int, ...]:
+def _stage_layers(model: ModelConfig, stages: int, seq_len: int) -> tuple[int, ...]:
     """As the trainer divides them; other programs are taken to do it alike."""
-    return tuple(len(layers) for layers in stage_layers(model, stages))
+    return tuple(len(layers) for layers in stage_layers(model, stages, seq_len))
 
 
 def divisors(number: int) -> list[int]:

@@ -16,7 +16,7 @@ def model(layers: int, vocabulary: int = 100, **sizes: object) -> ModelConfig:
 @given(st.integers(1, 12), st.integers(0, 20), st.integers(10, 100_000))
 def test_stages_are_consecutive_and_balanced(stages: int, more: int, vocab: int) -> None:
     config = model(stages + more, vocab)
-    layers = stage_layers(config, stages)
+    layers = stage_layers(config, stages, 16)
     assert [i for stage in layers for i in stage] == list(range(config.layers))
     counts = [len(stage) for stage in layers]
     assert min(counts) >= 1 and max(counts[:-1], default=1) - min(counts[:-1], default=1) <= 1
@@ -24,9 +24,18 @@ def test_stages_are_consecutive_and_balanced(stages: int, more: int, vocab: int)
 
 
 def test_a_large_vocabulary_leaves_the_last_stage_fewer_layers() -> None:
-    small, large = stage_layers(model(12, 300), 4), stage_layers(model(12, 3000), 4)
+    small, large = stage_layers(model(12, 300), 4, 16), stage_layers(model(12, 3000), 4, 16)
     assert [len(s) for s in small] == [3, 3, 3, 3] or len(small[-1]) == 2
     assert len(large[-1]) == 1 and sum(map(len, large)) == 12
+
+
+def test_stages_are_balanced_for_the_sequences_and_not_for_the_context() -> None:
+    short, long = (ModelConfig(layers=12, width=64, heads=4, context=n).resolve(3000, 16) for n in (16, 65_536))
+    assert stage_layers(long, 4, 16) == stage_layers(short, 4, 16) != stage_layers(long, 4, 65_536)
+    stages = [
+        split_stages(meta_decoder(config), ParallelConfig(pp=4, virtual_stages=1), 3, 16) for config in (short, long)
+    ]
+    assert [len(part.blocks) for (part,) in stages] == [1, 1]
 
 
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
@@ -34,7 +43,7 @@ def test_stages_compose_to_the_whole_model(preset: str) -> None:
     whole, ids = Decoder(model(3, preset=preset)), torch.arange(20).view(2, 10)
     x = ids
     for rank in range(3):
-        (part,) = split_stages(whole, ParallelConfig(pp=3, virtual_stages=1), rank)
+        (part,) = split_stages(whole, ParallelConfig(pp=3, virtual_stages=1), rank, 16)
         x = part(x)
     assert torch.equal(x, whole(ids))
 
@@ -45,7 +54,7 @@ def test_the_stages_have_all_parameters_of_the_unsplit_model(preset: str, schedu
     config = model(7, preset=preset)
     layout = ParallelConfig(1, 0, 1, 1, False, 2, schedule, 2, 4)  # type: ignore[arg-type]
     decoder = meta_decoder(config)
-    parts = [part for rank in range(2) for part in split_stages(decoder, layout, rank)]
+    parts = [part for rank in range(2) for part in split_stages(decoder, layout, rank, 16)]
     names = [global_name(part, name) for part in parts for name, p in part.named_parameters()]
     whole = [name for name, _ in decoder.named_parameters(remove_duplicate=False)]
     for part in parts:  # in the order of use: gradients are reduced in the reverse one, while others are computed

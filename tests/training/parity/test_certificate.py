@@ -197,7 +197,7 @@ def ends_not_summed(patch: Patch) -> None:
 
 def stages_swapped(patch: Patch) -> None:
     right = training.parallel.pipeline_stages.stage_layers
-    patch.setattr(training.parallel.pipeline_stages, "stage_layers", lambda config, stages: right(config, stages)[::-1])
+    patch.setattr(training.parallel.pipeline_stages, "stage_layers", lambda *given: right(*given)[::-1])
 
 
 def last_micro_batch_dropped(patch: Patch) -> None:
