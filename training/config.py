@@ -68,6 +68,12 @@ class TrainConfig:
         """`timeout`, with its default filled in."""
         return self.timeout or (600.0 if self.compile else 60.0)
 
+    @property
+    def began_from(self) -> dict[str, str]:
+        """The checkpoint that a new run starts from, by the option that names it; empty without one."""
+        given = {"init_from": self.init_from, "branch_from": self.branch_from}
+        return {option: str(path.absolute()) for option, path in given.items() if path is not None}
+
     def check(self) -> None:
         """Raise UsageError for a value out of range, or options that exclude each other."""
         check_ranges(self)

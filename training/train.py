@@ -6,7 +6,7 @@ from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-from training.checkpoint.run_folder import lock_run_folder
+from training.checkpoint.run_folder import RunFolder, lock_run_folder
 from training.config import TrainConfig
 from training.distributed.command_line import exit_on_user_error, read_options
 from training.distributed.hang_detection import report_failures
@@ -30,10 +30,11 @@ def train(config: TrainConfig) -> Summary:
 def train_as_planned(plan: RunPlan, on_step: Callable[[], None] = lambda: None) -> Summary:
     """Train as `train` does, from options that are complete and checked; `on_step` is called before every step."""
     config = plan.config
+    folder = RunFolder(config.out_dir, plan.identity, config.optim, config.began_from)
     with (
         init_distributed(config.device, config.seconds_to_wait) as device,
         StopSignals() as stop,
-        lock_run_folder(config.out_dir, plan.identity, config.optim) as folder,
+        lock_run_folder(folder),
         Trainer(plan, device) as trainer,
     ):
         trainer.load()

@@ -101,7 +101,8 @@ class Trainer:
         """
         if (record := self.checkpoints.load(self._state())) is not None:
             self._continue(record)
-            self.origin, self.unigram_loss = f"resuming from {self.checkpoints.path(record.step)}", record.unigram_loss
+            at, self.unigram_loss = self.checkpoints.path(record.step), record.unigram_loss
+            self.origin = f"resuming from {at}" + "".join(f"; {o} is for a new run" for o in self.config.began_from)
         else:
             self.origin = ""
             if self.config.branch_from is not None:
@@ -126,8 +127,7 @@ class Trainer:
         self.origin = f"branching from {source.path}, after its step {source.record.step}"
 
     def _load_weights(self, checkpoint: Path) -> None:
-        initial = model_state(self.model.params)
-        source = load_model(checkpoint, initial, self.checkpoints.group, self.reporter.say)
+        source = load_model(checkpoint, model_state(self.model.params), self.checkpoints.group, self.reporter.say)
         require_same_model(source, self.model_config, self.tokenizer)
 
     def start(self) -> None:

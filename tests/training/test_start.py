@@ -1,5 +1,6 @@
 """A start that is refused leaves the output folder to the next one."""
 
+import json
 import re
 import struct
 import time
@@ -30,6 +31,33 @@ def test_a_refused_init_from_does_not_claim_the_folder(config: TrainConfig, tmp_
         assert [path.name for path in one_step.out_dir.iterdir()] == [".lock"]
     train(replace(one_step, init_from=other.out_dir, model=other.model))  # the corrected options, another seed
     assert (one_step.out_dir / "run.json").is_file()
+
+
+def test_init_from_beside_checkpoints_is_the_runs_own_or_refused(
+    config: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def steps(count: int, **options: object) -> TrainConfig:
+        quiet = EvalConfig(sequences=1, sample_tokens=0)
+        optim = replace(config.optim, steps=count, decay_steps=1)
+        return replace(config, eval=quiet, optim=optim, **options)  # type: ignore[arg-type]
+
+    pretrained, tuned = steps(1, out_dir=tmp_path / "pretrained"), steps(1, out_dir=tmp_path / "tuned")
+    train(pretrained)
+    for option in ("init_from", "branch_from"):
+        with pytest.raises(UsageError, match=rf"began from new weights, and --{option} .* would not be read; leave"):
+            train(replace(pretrained, **{option: tmp_path}))
+    train(replace(tuned, init_from=pretrained.out_dir))
+    with pytest.raises(UsageError, match=r"began from init_from .*pretrained, and --init_from .*elsewhere would not"):
+        train(replace(tuned, init_from=tmp_path / "elsewhere"))
+    train(replace(steps(2), out_dir=tuned.out_dir))  # without the option, or with it, the run is resumed
+    capsys.readouterr()
+    resumed = replace(steps(3), out_dir=tuned.out_dir, init_from=pretrained.out_dir)
+    train(resumed)
+    assert "resuming from" in (said := capsys.readouterr().out) and "step-00000002; init_from is for a new run" in said
+    record = tuned.out_dir / "run.json"
+    record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "began_from"}))
+    train(replace(steps(4), out_dir=tuned.out_dir, init_from=tmp_path))  # a release before: unknown, and said
+    assert "init_from is for a new run" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

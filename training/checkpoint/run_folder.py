@@ -3,9 +3,9 @@
 import fcntl
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from training.optim.optim_config import OptimConfig
 from training.optim.schedule import decay_start, learning_rate
 
 RUN, CHECKPOINTS = "run.json", "checkpoints"
+_BEGAN = "began_from"  # in run.json: the option that named the run's first weights, and its path; or nothing
 # old names of options to new, for folders that an earlier release began
 _RENAMED = {
     f"{section}.{old}": f"{section}.{new}"
@@ -36,15 +37,17 @@ class RunFolder:
     """A run's locked --out_dir. Every rank calls every method; rank 0 reads and writes.
 
     `identity`: the options that must be equal to resume, by name. `optim`: the length of the run and of its decay.
+    `began_from`: the checkpoint that a new run starts from, by the option that names it; empty without one.
     """
 
     out_dir: Path
     identity: dict[str, Any]
     optim: OptimConfig
+    began_from: Mapping[str, str] = field(default_factory=dict)
 
     def require_same_run(self) -> None:
-        """Raise UsageError for a run of another identity or of more steps, or one whose learning rate would jump."""
-        main_only(lambda: _require_same_run(self.out_dir, self.identity, self.optim))
+        """Raise UsageError for a run of another identity, start or length, or one whose learning rate would jump."""
+        main_only(lambda: _require_same_run(self))
 
     def describe_changed_decay(self, step: int) -> str:
         """Say how the learning rate after `step` steps changes, as the run was given another decay; or nothing.
@@ -59,17 +62,22 @@ class RunFolder:
         if self.optim.cooldown_steps:
             run["cooldown_steps"] = self.optim.cooldown_steps
         run |= self.identity
-        text = json.dumps(run, indent=2, default=str).encode() + b"\n"
-        main_only(lambda: atomic_write_bytes(self.out_dir / RUN, text))
+
+        def write() -> None:
+            began = _began_from(self.out_dir) if _has_checkpoints(self.out_dir) else dict(self.began_from)
+            text = json.dumps(run if began is None else {**run, _BEGAN: began}, indent=2, default=str)
+            atomic_write_bytes(self.out_dir / RUN, text.encode() + b"\n")
+
+        main_only(write)
 
 
 @contextmanager
-def lock_run_folder(out_dir: Path, identity: dict[str, Any], optim: OptimConfig) -> Iterator[RunFolder]:
-    """Create and lock `out_dir`; every rank calls it, rank 0 holds the lock while the block runs.
+def lock_run_folder(folder: RunFolder) -> Iterator[None]:
+    """Create and lock a run's folder; every rank calls it, rank 0 holds the lock while the block runs.
 
     Raises OutputError where another process trains into it, and what `require_same_run` raises.
     """
-    folder = RunFolder(out_dir, identity, optim)
+    out_dir = folder.out_dir
     locks: list[Any] = []  # on rank 0 only; the kernel releases it even if the process is killed
 
     def lock() -> None:
@@ -84,16 +92,39 @@ def lock_run_folder(out_dir: Path, identity: dict[str, Any], optim: OptimConfig)
     try:
         main_only(lock)
         folder.require_same_run()
-        yield folder
+        yield
     finally:
         for file in locks:
             file.close()
 
 
-def _require_same_run(out_dir: Path, identity: dict[str, Any], optim: OptimConfig) -> None:
+def _has_checkpoints(out_dir: Path) -> bool:
+    return any(out_dir.glob(f"{CHECKPOINTS}/step-*[0-9]"))
+
+
+def _began_from(out_dir: Path) -> dict[str, str] | None:
+    """What the run in `out_dir` began from; None where an earlier release began it, which did not record that."""
+    began: dict[str, str] | None = (read_run(out_dir / RUN) or {}).get(_BEGAN)
+    return began
+
+
+def _require_same_start(folder: RunFolder) -> None:
+    """A checkpoint to start from is read once: where the folder has its own, it must be the one that was read."""
+    began = _began_from(folder.out_dir)
+    if began is None or not folder.began_from or folder.began_from == began or not _has_checkpoints(folder.out_dir):
+        return
+    (option, path), start = next(iter(folder.began_from.items())), "".join(f"{o} {p}" for o, p in began.items())
+    raise UsageError(
+        f"{folder.out_dir} holds checkpoints of a run that began from {start or 'new weights'}, and --{option} {path} "
+        f"would not be read; leave --{option} out to resume that run, or choose another --out_dir to start from {path}"
+    )
+
+
+def _require_same_run(folder: RunFolder) -> None:
+    out_dir, identity, optim = folder.out_dir, folder.identity, folder.optim
     if (stored := read_run(out_dir / RUN)) is None:
         require(
-            not any(out_dir.glob(f"{CHECKPOINTS}/step-*[0-9]")),
+            not _has_checkpoints(out_dir),
             f"{out_dir} holds checkpoints and no {RUN}, which says with which options they were trained; restore that "
             f"file, or start a new run from their weights: another --out_dir, and --init_from {out_dir}",
         )
@@ -112,6 +143,7 @@ def _require_same_run(out_dir: Path, identity: dict[str, Any], optim: OptimConfi
             f"{out_dir} holds another run, which differs in {'; '.join(differing)}. "
             "Give the values it was started with to resume it, or choose another --out_dir"
         )
+    _require_same_start(folder)
     if stored["steps"] > optim.steps:
         raise UsageError(
             f"{out_dir} holds this run with --optim.steps {stored['steps']}, and {optim.steps} are given now; "
