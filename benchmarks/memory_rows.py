@@ -140,7 +140,7 @@ def _step(row: Row, model: ParallelModel, optimizer: Optimizer, live: LiveBytes)
     model.world.all_reduce(squared_grad_norm(model.params, model.world.device))
     scale_gradients(model.params, 0.5)
     optimizer.step(1e-3)
-    model.publish_params()
+    model.start_publishing()
     optimizer.zero_grad()
 
 

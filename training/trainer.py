@@ -143,8 +143,7 @@ class Trainer:
     def step(self, step: int, stop_signal: int = 0) -> bool:
         """Train on batch `step` (from 1); all ranks skip the update if loss or gradients are bad.
 
-        Returns True if any rank passes a `stop_signal`. Raises UsageError if `stability` ends the run, InputError for
-        a damaged token shard.
+        True if any rank has a `stop_signal`. Raises UsageError if `stability` ends the run, InputError for bad shards.
         """
         self.verifier.done()
         lr, loss_scale = learning_rate(step - 1, self.config.optim), self.stability.scale
@@ -160,7 +159,7 @@ class Trainer:
             with self.profiler.update(loss_scale):
                 scale_gradients(self.model.params, clip_factor / loss_scale)
                 self.optimizer.step(lr)
-                self.model.publish_params()
+                self.model.start_publishing()
         self.optimizer.zero_grad()
         self.steps_done = step
         new_scale = self.stability.scale if self.stability.scales_loss else None
@@ -176,8 +175,7 @@ class Trainer:
         if self.config.optim.z_loss:
             local.append(self.model.take_z_loss().double())
         total, square, stop, *z_loss = self.world.all_reduce(torch.stack(local)).tolist()
-        mean_z_loss = z_loss[0] / targets if z_loss else None
-        return total / targets, math.sqrt(square) / loss_scale, stop > 0, mean_z_loss
+        return total / targets, math.sqrt(square) / loss_scale, stop > 0, z_loss[0] / targets if z_loss else None
 
     @property
     def skipped(self) -> bool:
@@ -210,6 +208,7 @@ class Trainer:
             yield
             return
         assert isinstance(self.optimizer, AveragingOptimizer)
+        self.model.finish_publishing()
         with self.optimizer.averaged_weights():
             self.model.publish_params()
             yield
@@ -267,6 +266,7 @@ class Trainer:
         try:
             if not is_peer_failure(error):  # a rank that is gone cannot finish its part of a checkpoint
                 self.checkpoints.wait()
+                self.model.finish_publishing()
         finally:
             gc.unfreeze()
             self.profiler.close()

@@ -4,7 +4,8 @@ Ranks along "shard" each update 1 / n of every parameter's rows (ZeRO, Rajbhanda
 optimizer state, stage 2 the gradients too; stage 3 is FSDP (fsdp.py). With G bytes of gradients and P bytes of
 parameters in the compute dtype, a step
 - without ZeRO all-reduces G over "replicate";
-- with ZeRO-1 reduce-scatters G over "shard", and all-gathers P: the updated parameters;
+- with ZeRO-1 reduce-scatters G over "shard", and all-gathers P: the updated parameters, each bucket while earlier
+  ones are used;
 - with ZeRO-2 does the same, but reduce-scatters after each micro-batch, so that no full gradient is kept;
 - with several groups (hybrid sharding) also all-reduces each rank's G / n over "replicate".
 
@@ -12,7 +13,7 @@ In mixed precision a module holds a 16-bit copy of each parameter, and this rank
 it updates; the 16-bit gradients of a micro-batch are summed in the buckets, in float32.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -25,7 +26,7 @@ from training.kernels.precision import accumulation_dtype
 from training.sharding.axis import Axis
 
 BUCKET_BYTES = 25 << 20  # large enough to use a link's bandwidth, small enough to overlap with the backward pass
-BUCKETS_IN_FLIGHT = 2  # with ZeRO: before a third one is reduced, the first is waited for, and its full gradients freed
+BUCKETS_IN_FLIGHT = 2  # with ZeRO: before a third one is reduced or gathered, the first is waited for, and freed
 
 
 class GradBucket:
@@ -57,6 +58,7 @@ class GradBucket:
         self._reduced: Tensor | None = None
         self._sent: Tensor | None = None  # held until it is waited for, as NCCL does
         self._work: dist.Work | None = None
+        self._gathering: tuple[dist.Work, Tensor, Tensor] | None = None  # with what is received and sent
 
     def add(self, p: Tensor) -> None:
         """Move the gradient of `p` into the buffer, which sums those of several micro-batches."""
@@ -110,20 +112,26 @@ class GradBucket:
         self._sums = self._buffer = None
         self._filled = set()
 
-    def publish(self) -> None:
-        """Copy the updated rows, cast, into the full parameters of all ranks."""
+    def start_publish(self) -> None:
+        """Start to all-gather the updated rows, cast; without shards, copy them to the full parameters."""
         if self.shard.size > 1:
-            self._all_gather()
+            own, dtype = zip(self.own, self.lengths, strict=True), self.full[0].dtype
+            mine = torch.cat([F.pad(p.detach().flatten(), (0, n - p.numel())).to(dtype) for p, n in own])
+            gathered = mine.new_empty(self.shard.size, len(mine))
+            work = all_gather(gathered.flatten(), mine, group=self.shard.group, async_op=True)
+            self._gathering = work, gathered, mine
         elif self.full[0] is not self.own[0]:
             torch._foreach_copy_([p.detach() for p in self.full], [p.detach() for p in self.own])
 
-    def _all_gather(self) -> None:
-        own, dtype = zip(self.own, self.lengths, strict=True), self.full[0].dtype
-        mine = torch.cat([F.pad(p.detach().flatten(), (0, n - p.numel())).to(dtype) for p, n in own])
-        gathered = mine.new_empty(self.shard.size, len(mine))
-        all_gather(gathered.flatten(), mine, group=self.shard.group)
+    def finish_publish(self) -> None:
+        """Wait for the rows that are gathered, and copy them to the full parameters."""
+        if self._gathering is None:
+            return
+        work, gathered, _ = self._gathering
+        wait(work, self.shard.group)
         for p, values in zip(self.full, gathered.split(self.lengths, dim=1), strict=True):
             p.detach().copy_(values.flatten()[: p.numel()].view_as(p))
+        self._gathering = None
 
     def _allocate(self) -> list[Tensor]:
         size, own = (self.shard.size, sum(self.lengths)), self.own[0]
@@ -160,6 +168,8 @@ class GradReducer:
         self._passes_per_reduction = 1 if zero == 2 and shard.size > 1 else micro_batches
         self._passes = self._started = 0
         self._in_pass = False
+        self._by_use = self.buckets[::-1]  # the order of the forward pass
+        self._published = len(self.buckets)  # of those: the others are being gathered, or wait for it
         for bucket in self.buckets:
             for p in bucket.full:
                 p.register_post_accumulate_grad_hook(self._on_grad)
@@ -190,10 +200,29 @@ class GradReducer:
         for bucket in self.buckets:
             bucket.finish_reduce()
 
-    def publish(self) -> None:
-        """After an update: copy the updated rows to the full parameters, cast, and between ranks."""
-        for bucket in self.buckets:
-            bucket.publish()
+    def start_publish(self) -> None:
+        """After an update: start to copy the updated rows to the full parameters, cast, and between ranks."""
+        self.finish_publish()
+        self._published = 0
+        for bucket in self._by_use[:BUCKETS_IN_FLIGHT]:
+            bucket.start_publish()
+        if self.shard.size == 1:
+            self.finish_publish()
+
+    def finish_publish(self, count: int | None = None) -> None:
+        """Wait until the first `count` buckets in the order of use are complete, by default all; start those after."""
+        while self._published < (len(self._by_use) if count is None else count):
+            self._by_use[self._published].finish_publish()
+            self._published += 1
+            for bucket in self._by_use[self._published + BUCKETS_IN_FLIGHT - 1 :][:1]:
+                bucket.start_publish()
+
+    def publish_before_use(self, modules: Iterable[nn.Module]) -> None:
+        """Make every one of `modules` wait, before its forward pass, for the buckets of its parameters only."""
+        for module in modules if self.shard.size > 1 else ():
+            own = {id(self._bucket_of[id(p)]) for p in module.parameters()}
+            count = max((i + 1 for i, bucket in enumerate(self._by_use) if id(bucket) in own), default=0)
+            module.register_forward_pre_hook(lambda *_, count=count: self.finish_publish(count))
 
     @property
     def _reduces(self) -> bool:

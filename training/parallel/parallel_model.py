@@ -123,8 +123,19 @@ class ParallelModel:
     @torch.no_grad()
     def publish_params(self) -> None:
         """After an update: cast the master weights to the compute dtype, and with ZeRO-1 and 2 all-gather them."""
+        self.start_publishing()
+        self.finish_publishing()
+
+    @torch.no_grad()
+    def start_publishing(self) -> None:
+        """Start what `publish_params` does: before its forward pass every module waits for its parameters."""
         for reducer in self.reducers:
-            reducer.publish()
+            reducer.start_publish()
+
+    def finish_publishing(self) -> None:
+        """Wait until all parameters are complete: before they are used otherwise, or changed."""
+        for reducer in self.reducers:
+            reducer.finish_publish()
 
     def after_load(self) -> None:
         """Accept parameters that were written other than by an update: by initialization or a checkpoint."""

@@ -62,6 +62,9 @@ def parallelize(
             init_shard(param.local, param.name, param.spec, decoder.config, seed)
             if files is not None:
                 files.after_load()
+    for part, reducer in zip(parts, reducers, strict=True):
+        # compiled blocks contain their hooks: they are waited for together
+        reducer.publish_before_use([part] if compiled else [part.embed, *part.blocks.values(), part.norm, part.head])
     sums = RemainingSums(params, axes)
     pipeline = _pipeline(parts, reducers, layout, world, dtype) if layout.pp > 1 else None
     model = ParallelModel(decoder.config, layout, world, parts, params, reducers, axes, sums, pipeline, files)

@@ -149,7 +149,7 @@ class _Run:
         square = self.world.all_reduce(squared_grad_norm(self.model.params, self.world.device))
         scale_gradients(self.model.params, min(1.0, ADAMW.max_grad_norm / (math.sqrt(float(square)) + 1e-6)))
         self.optimizer.step(ADAMW.lr)
-        self.model.publish_params()
+        self.model.start_publishing()
         self.optimizer.zero_grad()
 
     def logits(self, batch: Batch) -> Tensor | None:
@@ -218,7 +218,7 @@ def _sgd_step(model: ParallelModel) -> None:
             if p.local.grad is not None:
                 p.local.sub_(LR * p.local.grad)
             p.local.grad = p.module_param.grad = None
-    model.publish_params()
+    model.start_publishing()
 
 
 def _copy(x: Tensor | None) -> Tensor | None:

@@ -60,7 +60,8 @@ def train(zero: int, shard: int, bucket_bytes: int, unused: int | None) -> list[
                 assert own.grad is not None and own.grad.shape == own.shape
                 grads.append(own.grad.clone())
                 own -= own.grad
-        reducer.publish()
+        reducer.start_publish()
+        reducer.finish_publish()
     first = [(reducer.own[id(p)].data_ptr() - p.data_ptr()) // (p.stride(0) * p.element_size()) for p in parameters]
     return [(len(reducer.buckets), *x) for x in zip(first, grads, (p.detach() for p in parameters), strict=True)]
 
