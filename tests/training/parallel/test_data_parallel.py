@@ -17,10 +17,12 @@ RunRanks = Callable[..., list[Any]]
 SHAPES = [(5, 4), (3,), (7, 2), (1,), (6, 6), (2, 3)]  # numbers of rows that 2 and 4 do not divide, and fewer than 4
 
 
-def build(zero: int, shard: int, micro_batches: int = 1) -> tuple[World, list[nn.Parameter], GradReducer]:
+def build(
+    zero: int, shard: int, micro_batches: int = 1, dtype: torch.dtype = torch.float32
+) -> tuple[World, list[nn.Parameter], GradReducer]:
     layout = ParallelConfig(dist.get_world_size(), zero, shard, 1, False, 1, "1f1b", 1, 1)  # type: ignore[arg-type]
     world = build_world(layout, torch.device("cpu"))
-    parameters = [nn.Parameter(torch.full(shape, float(i))) for i, shape in enumerate(SHAPES)]
+    parameters = [nn.Parameter(torch.full(shape, float(i), dtype=dtype)) for i, shape in enumerate(SHAPES)]
     return world, parameters, GradReducer(parameters, world.axis("shard"), world.axis("replicate"), zero, micro_batches)
 
 
@@ -136,3 +138,39 @@ def test_own_rows_are_a_view_of_the_full_parameter() -> None:
     with torch.no_grad():
         reducer.own[id(p)].add_(1)
     assert p.tolist() == [[0, 0]] * 3 + [[1, 1]] * 2
+
+
+class Returns(nn.Module):
+    """A module whose result is its parameter."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        super().__init__()
+        self.parameter = parameter
+
+    def forward(self) -> Tensor:
+        return self.parameter.detach().clone()
+
+
+def used_while_gathered(dtype: torch.dtype) -> list[tuple[int, bool]]:
+    """By parameter in the order of use: how many of the buckets are being gathered then, and if it is complete."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training.parallel.data_parallel, "BUCKET_BYTES", 1)
+        _, parameters, reducer = build(1, 2, dtype=dtype)
+    modules = [Returns(p) for p in parameters]
+    reducer.publish_before_use(modules)
+    found = []
+    for update in (1, 2):
+        with torch.no_grad():
+            for i, p in enumerate(parameters):
+                reducer.own[id(p)].fill_(10.0 * update + i)
+        reducer.start_publish()
+        for i, module in enumerate(modules):
+            complete = torch.equal(module(), torch.full(SHAPES[i], 10.0 * update + i, dtype=dtype))
+            found.append((sum(bucket._gathering is not None for bucket in reducer.buckets), complete))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_updated_weights_are_gathered_while_earlier_ones_are_used(run_ranks: RunRanks, dtype: torch.dtype) -> None:
+    in_flight = [min(2, len(SHAPES) - 1 - i) for i in range(len(SHAPES))]
+    assert run_ranks(2, used_while_gathered, dtype) == [[(n, True) for n in in_flight] * 2] * 2
