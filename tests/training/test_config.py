@@ -96,6 +96,14 @@ def test_the_ends_of_ranges() -> None:
         with_option(CONFIG, name, value).check()
 
 
+def test_a_rank_waits_longer_for_one_that_compiles() -> None:
+    assert [replace(CONFIG, **given).seconds_to_wait for given in ({}, {"compile": True}, {"timeout": 5.0})] == [
+        60,
+        600,
+        5,
+    ]
+
+
 def test_old_names_of_options_are_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     old = "--optim.clip 2 --model.hidden 64 --stability.budget 3 --stability.leap 5 --stability.loss_scale 8"
     old += " --stability.growth 7 --stability.floor 4"

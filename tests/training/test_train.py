@@ -239,7 +239,8 @@ def test_killed_and_resumed_under_torchrun_gives_bit_for_bit_the_same_losses(
     tmp_path: Path,
 ) -> None:
     step = random.randint(12, 30)
-    options = ["--optim.steps", "40", "--checkpoint.every", "5", "--metrics.log_every", "1", "--eval.every", "15"]
+    options = ["--precision", "bf16", "--parallel.zero", "1"]
+    options += ["--optim.steps", "40", "--checkpoint.every", "5", "--metrics.log_every", "1", "--eval.every", "15"]
     train_in_ranks(2, tmp_path / "through", [*small_run(corpus), *options])
 
     killed = start_training(torchrun, tmp_path / "killed", *options)

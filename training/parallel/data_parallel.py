@@ -219,7 +219,7 @@ class GradReducer:
 
     def publish_before_use(self, modules: Iterable[nn.Module]) -> None:
         """Make every one of `modules` wait, before its forward pass, for the buckets of its parameters only."""
-        for module in modules if self.shard.size > 1 else ():
+        for module in modules if self.buckets and self.shard.size > 1 else ():
             own = {id(self._bucket_of[id(p)]) for p in module.parameters()}
             count = max((i + 1 for i, bucket in enumerate(self._by_use) if id(bucket) in own), default=0)
             module.register_forward_pre_hook(lambda *_, count=count: self.finish_publish(count))
