@@ -20,11 +20,12 @@ from training.planner.cost.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEEP
 from training.planner.cost.step_time import step_time
 from training.planner.plan_config import configured_run, is_file, published_layout, published_request, read_request
 from training.planner.plan_report import about, as_record, choices_table, formulas, in_words, stage_costs
-from training.planner.published_runs import PublishedRun, comparison_table, find_published_run
+from training.planner.published_runs import PublishedRun, find_published_run
 from training.planner.run_memory import run_memory
 from training.planner.search import Choice, PlanRequest, SearchResult, search
 from training.planner.timeline.pipeline_simulator import PassCosts, bubble_table, pipeline_layout, rank_costs, simulate
 from training.planner.timeline.timeline_drawing import draw_timelines, timeline_text
+from training.planner.validation import comparison_table
 
 _SOFTWARE = {"gristmill": GRISTMILL, "megatron": MEGATRON, "megatron-deepspeed": MEGATRON_DEEPSPEED}
 _DRAWN: tuple[Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv", "dualpipev"], ...] = (

@@ -4,17 +4,12 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
-
 from gristmill.errors import UsageError
 from training.distributed.layout import ParallelConfig
 from training.model.model_config import ModelConfig
-from training.planner.cost.fitted_constants import Constants
 from training.planner.cost.hardware import Cluster, find_device
 from training.planner.cost.layer_work import model_flops
-from training.planner.cost.megatron_memory import megatron_memory
 from training.planner.cost.planned_run import FAIRSCALE, MEGATRON, MEGATRON_DEEPSPEED, MINDSPORE, PlannedRun, Software
-from training.planner.cost.step_time import step_time
 
 SEQ_LEN = 2048
 """Tokens of a sequence, of all of them."""
@@ -48,39 +43,6 @@ def published_runs() -> list[PublishedRun]:
     return [*_narayanan_table_1(), *_others()]
 
 
-def comparison_table(constants: Constants) -> Table:
-    """Predicted and published seconds a step and TFLOP/s, and predicted memory, of every published run."""
-    table = Table(
-        "run",
-        "layout",
-        "GPUs",
-        "published s",
-        "predicted s",
-        "TFLOP/s",
-        "error",
-        "GiB",
-        "source",
-        box=None,
-        pad_edge=False,
-    )
-    for each in published_runs():
-        run, measured, predicted = each.run, each.measured, step_time(each.run, constants).total
-        rate = model_flops(run.model, run.batch, run.seq_len, run.recompute) / run.cluster.devices / predicted / 1e12
-        memory = megatron_memory(run, each.bf16).total / (1 << 30)
-        table.add_row(
-            each.name,
-            run.layout.describe(),
-            str(run.cluster.devices),
-            f"{measured:.2f}" if measured else "",
-            f"{predicted:.2f}",
-            f"{rate:.0f}",
-            f"{100 * (predicted / measured - 1):+.1f} %" if measured else "",
-            f"{memory:.0f} of {run.cluster.device.memory / (1 << 30):.0f}",
-            each.source + (f"; {each.note}" if each.note else ""),
-        )
-    return table
-
-
 def find_published_run(name: str, devices: int | None = None) -> PublishedRun:
     """The published run of a preset: of several the one on `devices` devices, or the first.
 
@@ -112,7 +74,7 @@ def _narayanan_table_1() -> list[PublishedRun]:
     found = []
     for size, shape, gpus, batch, micro, tflops in rows:
         preset, cluster = f"megatron-{size.lower()}", Cluster(find_device("a100-80gb"), gpus)
-        run = _run(preset, cluster, shape, batch, micro, MEGATRON)
+        run = published_layout(preset, cluster, shape, batch, micro, MEGATRON)
         found.append(PublishedRun(f"Megatron {size}", preset, run, tflops, source="Narayanan et al. 2021, table 1"))
     return found
 
@@ -124,7 +86,7 @@ def _others() -> list[PublishedRun]:
         PublishedRun(
             "BLOOM-176B",
             "bloom-176b",
-            _run("bloom-176b", bloom, (4, 12, 1), 2048, 2, MEGATRON_DEEPSPEED, ends=1),
+            published_layout("bloom-176b", bloom, (4, 12, 1), 2048, 2, MEGATRON_DEEPSPEED, ends=1),
             seconds=104.7,
             source="BigScience, log of the run",
             bf16=True,
@@ -132,7 +94,7 @@ def _others() -> list[PublishedRun]:
         PublishedRun(
             "GLM-130B",
             "glm-130b",
-            _run("glm-130b", Cluster(small, 768), (4, 8, 1), 4224, 1, MEGATRON_DEEPSPEED, ends=1),
+            published_layout("glm-130b", Cluster(small, 768), (4, 8, 1), 4224, 1, MEGATRON_DEEPSPEED, ends=1),
             seconds=88.5,
             source="Zeng et al. 2022, section 2.3",
             note="micro-batch not published, taken as 1",
@@ -140,24 +102,24 @@ def _others() -> list[PublishedRun]:
         PublishedRun(
             "GPT-NeoX-20B",
             "gpt-neox-20b",
-            _run("gpt-neox-20b", neox, (2, 4, 1), 1536, 4, MEGATRON_DEEPSPEED),
+            published_layout("gpt-neox-20b", neox, (2, 4, 1), 1536, 4, MEGATRON_DEEPSPEED),
             tflops=117,
             source="Black et al. 2022, section 3",
         ),
     ]
-    opt = _run("opt-175b", Cluster(large, 992), (8, 1, 1), 992, 8, FAIRSCALE)
+    opt = published_layout("opt-175b", Cluster(large, 992), (8, 1, 1), 992, 8, FAIRSCALE)
     found.append(PublishedRun("OPT-175B", "opt-175b", opt, 147, source="Zhang et al. 2022, section 2.4", note="up to"))
     for dp, seconds in ((8, 60.1), (10, 50.2), (12, 44.4)):
-        nlg = _run("mt-nlg-530b", Cluster(large, 280 * dp), (8, 35, 1), 1920, 1, MEGATRON_DEEPSPEED)
+        nlg = published_layout("mt-nlg-530b", Cluster(large, 280 * dp), (8, 35, 1), 1920, 1, MEGATRON_DEEPSPEED)
         source = "Smith et al. 2022, section 2.3"
         found.append(PublishedRun(f"MT-NLG-530B, dp {dp}", "mt-nlg-530b", nlg, seconds=seconds, source=source))
-    geex = _run("codegeex-13b", Cluster(find_device("ascend-910"), 1536), (8, 1, 1), 3072, 16, MINDSPORE)
+    geex = published_layout("codegeex-13b", Cluster(find_device("ascend-910"), 1536), (8, 1, 1), 3072, 16, MINDSPORE)
     source, note = "Zheng et al. 2023, section 2.3", "no speed published; recomputation taken from its memory"
     found.append(PublishedRun("CodeGeeX-13B", "codegeex-13b", geex, source=source, note=note))
     return found
 
 
-def _run(
+def published_layout(
     preset: str,
     cluster: Cluster,
     shape: tuple[int, int, int],
@@ -166,7 +128,10 @@ def _run(
     software: Software,
     ends: int = 0,
 ) -> PlannedRun:
-    """`shape`: tensor- and pipeline-parallel ranks, and stages of each. `ends`: layers that each end counts as."""
+    """The run of a preset with all layers computed again.
+
+    `shape`: tensor- and pipeline-parallel ranks, and stages of each. `ends`: layers that each end counts as.
+    """
     tp, pp, virtual = shape
     model = ModelConfig(preset=preset).resolve(1, SEQ_LEN)
     dp, zero = cluster.devices // (tp * pp), max(software.zero)

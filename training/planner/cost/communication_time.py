@@ -22,13 +22,13 @@ def tensor_all_reduce(cluster: Cluster, constants: Constants, ranks: int, size: 
 
 
 def gradient_all_reduce(
-    cluster: Cluster, constants: Constants, stride: int, ranks: int, size: float, deepspeed: bool = False
+    cluster: Cluster, constants: Constants, stride: int, ranks: int, size: float, share: float = 0.0
 ) -> float:
     """Seconds to sum `size` bytes over `ranks` that are `stride` apart: within each node first, then between nodes.
 
     The rings of all ranks of a node share its network cards, of which they reach the more if each has one rank there. A
     reduce-scatter and a gather of the same bytes, as ZeRO takes them (Rajbhandari et al. 2020, section 7.1), take as
-    long.
+    long. `share` of the cards: 0 as fitted.
     """
     device = cluster.device
     inside = max(1, min(ranks, cluster.per_node // stride))
@@ -37,10 +37,8 @@ def gradient_all_reduce(
     in_node = 2 * (inside - 1) / inside * size / (constants.link_share * device.link)
     if nodes == 1:
         return in_node
-    share = constants.reduction_share if inside > 1 else constants.lone_reduction_share
-    if deepspeed:
-        share = constants.deepspeed_reduction_share
-    rate = share * device.network * cluster.per_node
+    fitted = constants.reduction_share if inside > 1 else constants.lone_reduction_share
+    rate = (share or fitted) * device.network * cluster.per_node
     return in_node + 2 * (nodes - 1) / nodes * size * sharing / rate
 
 

@@ -18,13 +18,15 @@ class Software:
     """Attention's weights never leave the chip."""
     gradient_bytes: int
     """Bytes of an element in which gradients are summed over replicas."""
-    overlap: bool
-    """Gradients are summed while the last micro-batch's backward pass runs."""
+    hidden: float
+    """Share of the communication between replicas that passes hide at the most, which run at the same time."""
     divided_messages: bool
     """Each tensor-parallel rank sends its part of what passes between stages (Narayanan et al. 2021, section 4.1)."""
 
     deepspeed: bool = False
     """The pipeline is DeepSpeed's."""
+    reduction_share: float = 0.0
+    """Of a node's network cards, in sums of gradients and gathers of weights; 0: as fitted."""
     schedules: tuple[Schedule, ...] = ("1f1b", "interleaved-1f1b", "zero-bubble", "zbv")
     """Those worth a search: GPipe and breadth-first take as long as 1F1B and interleaved 1F1B, and more memory;
     DualPipeV as long as ZB-V."""
@@ -32,21 +34,26 @@ class Software:
     zero: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
 
 
-GRISTMILL = Software(flash=True, gradient_bytes=4, overlap=True, divided_messages=False)
+OPT_HIDDEN = 0.6  # what OPT-175B's published speed leaves room for
+GRISTMILL = Software(flash=True, gradient_bytes=4, hidden=OPT_HIDDEN, divided_messages=False)
 MEGATRON = Software(
-    flash=False, gradient_bytes=2, overlap=False, divided_messages=True,
+    flash=False, gradient_bytes=2, hidden=0.0, divided_messages=True,
     schedules=("1f1b", "interleaved-1f1b"), recompute=("none", "full"), zero=(0,),
 )  # fmt: skip
 MEGATRON_DEEPSPEED = Software(
-    flash=False, gradient_bytes=4, overlap=False, divided_messages=True, deepspeed=True,
+    flash=False, gradient_bytes=4, hidden=0.0, divided_messages=True, deepspeed=True,
     schedules=("1f1b",), recompute=("none", "full"), zero=(0, 1),
 )  # fmt: skip
 FAIRSCALE = Software(
-    flash=False, gradient_bytes=2, overlap=True, divided_messages=False,
+    flash=False, gradient_bytes=2, hidden=OPT_HIDDEN, divided_messages=False,
+    schedules=(), recompute=("none", "full"), zero=(3,),
+)  # fmt: skip
+DEEPSPEED_ZERO_3 = Software(  # its share of the network is what the 175B model of Narayanan et al. 2021, table 2, had
+    flash=False, gradient_bytes=2, hidden=OPT_HIDDEN, divided_messages=False, reduction_share=0.083,
     schedules=(), recompute=("none", "full"), zero=(3,),
 )  # fmt: skip
 MINDSPORE = Software(
-    flash=False, gradient_bytes=2, overlap=False, divided_messages=False,
+    flash=False, gradient_bytes=2, hidden=0.0, divided_messages=False,
     schedules=(), recompute=("none", "full"), zero=(2,),
 )  # fmt: skip
 

@@ -16,8 +16,6 @@ from training.planner.cost.planned_run import PlannedRun
 
 _LAUNCH_NORM = 6  # of the smooth maximum of the device's and the host's time
 
-_MOST_HIDDEN = 0.6  # of communication between replicas: what OPT-175B's published speed leaves room for
-
 
 @dataclass(frozen=True)
 class PassTime:
@@ -156,10 +154,11 @@ def data_time(run: PlannedRun, constants: Constants, slot: float, backward: floa
     layout, count = run.layout, run.layout.micro_batches
     if layout.dp == 1:
         return 0.0
-    parameters = rank_parameters(run)
+    parameters, software = rank_parameters(run), run.software
+    share = constants.deepspeed_reduction_share if software.deepspeed else software.reduction_share
     gradients, weights = (
-        gradient_all_reduce(run.cluster, constants, layout.tp, layout.dp, size * parameters, run.software.deepspeed)
-        for size in (run.software.gradient_bytes, 2)
+        gradient_all_reduce(run.cluster, constants, layout.tp, layout.dp, size * parameters, share)
+        for size in (software.gradient_bytes, 2)
     )
     if layout.zero == 3:
         gathers = 1 if layout.pp > 1 else 2 * count
@@ -168,9 +167,7 @@ def data_time(run: PlannedRun, constants: Constants, slot: float, backward: floa
         seconds, hidden = (weights + count * gradients) / 2, count * backward
     else:
         seconds, hidden = (gradients if layout.zero == 0 else (gradients + weights) / 2), backward
-    if not run.software.overlap:
-        return seconds
-    return max(seconds - hidden, (1 - _MOST_HIDDEN) * seconds)
+    return seconds - min(hidden, software.hidden * seconds)
 
 
 def _update_time(run: PlannedRun, constants: Constants) -> float:
