@@ -30,7 +30,7 @@ from gristmill.storage.files import FileInfo
 class Sandbox:
     """Runs tasks in sandboxes; `tasks` counts them, `opened` lists the files below `roots` that were opened otherwise.
 
-    `store` is a folder for the contents of files. The driver may read files with the names `plans`.
+    `store` is a folder for the contents of files. The driver may read and write files with the names `plans`.
     """
 
     def __init__(self, roots: tuple[Path, ...], store: Path, plans: tuple[str, ...]) -> None:
@@ -102,7 +102,7 @@ class Sandbox:
         if event == "open" and self._is_watching and isinstance(arguments[0], str):
             path = Path(os.path.abspath(arguments[0]))
             is_state = STATE_DIR in path.parts and not any(part.endswith(".work") for part in path.parts)
-            is_known = is_state or path.name in self._plans or not any(map(path.is_relative_to, self.roots))
+            is_known = is_state or path.name.startswith(self._plans) or not any(map(path.is_relative_to, self.roots))
             if not is_known and path.is_file():
                 self.opened.append(str(path))
 
