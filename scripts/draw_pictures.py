@@ -4,8 +4,9 @@ python scripts/draw_pictures.py
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -19,6 +20,7 @@ from training.planner.timeline.pipeline_simulator import PassCosts, pipeline_lay
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 _STYLE = {"font.family": "DejaVu Sans", "font.size": 9, "svg.hashsalt": "gristmill", "svg.fonttype": "none"}
 _LINE = "#444444"
+_NOTE: dict[str, Any] = {"color": "#555555", "style": "italic", "size": 8, "va": "center"}
 DATA, MODEL, RANKS, UPDATE = "#dbe9f6", "#e3f1dd", "#fbe6cf", "#ece2f3"
 STEP = [  # what happens, by which function, what comes out, colour
     ("A window of the token shard", "TokenSequences.batch", "tokens (B, T + 1) int64", DATA),
@@ -54,29 +56,88 @@ def draw_step() -> Figure:
     return figure
 
 
+def draw_data_parallel() -> Figure:
+    """Gradients are summed bucket by bucket while the backward pass goes on (Li et al. 2020, section 3.2)."""
+    figure, axes = _figure(7.2, 2.7, (-9, 32.5), (-4.55, 1.1))
+    axes.text(0, 0.75, "two replicas with different sequences; time goes to the right", **_NOTE)
+    passes = [(f"F{block}", 1.5, DATA) for block in (1, 2, 3, 4)]
+    passes += [(f"B{block}", 3.0, MODEL) for block in (4, 3, 2, 1)]
+    buckets = [("blocks 4, 3", 12.0, 5.0), ("blocks 2, 1", 18.0, 5.0)]
+    update = buckets[-1][1] + buckets[-1][2] + 0.9
+    for replica, top in ((0, 0.0), (1, -3.0)):
+        axes.text(-0.6, top - 0.45, f"replica {replica}", ha="right", va="center", size=8)
+        left = 0.0
+        for name, width, color in passes:
+            _box(axes, (left, top - 0.9), (width, 0.9), color, name)
+            left += width
+        _box(axes, (update, top - 0.9), (3.0, 0.9), UPDATE, "update")
+    axes.text(-0.6, -1.95, "all-reduce", ha="right", va="center", size=8)
+    for name, left, width in buckets:
+        _box(axes, (left, -2.4), (width, 0.9), RANKS, name)
+        for start in (-0.9, -3.0):  # of both replicas: its gradients are there
+            _arrow(axes, (left, start), (left + 0.6, -1.5 if start > -2 else -2.4))
+    _arrow(axes, (buckets[-1][1] + 5.0, -1.95), (update + 0.02, -0.94))
+    _arrow(axes, (buckets[-1][1] + 5.0, -1.95), (update + 0.02, -2.96))
+    note = "F, B: forward and backward pass of a block; the first bucket is sent while blocks 2 and 1 compute"
+    axes.text(0, -4.25, note, **_NOTE)
+    return figure
+
+
 def draw_zero() -> Figure:
     """What each of n replicas holds of a model under ZeRO (Rajbhandari et al. 2020, figure 1): float32 training."""
-    figure, axes = _figure(7.2, 2.9, (-33, 112), (-3.9, 1.2))
+    figure, axes = _figure(7.2, 2.6, (-13, 133), (-3.5, 1.0))
     parts = [("parameters", DATA), ("gradients", MODEL), ("optimizer's moments", RANKS)]
     widths, share = (20, 20, 40), 1 / 8
+    sent = ("2Ψ", "2Ψ", "2Ψ", "3Ψ")
     for stage in range(4):
         left = 0.0
         axes.text(-2, -stage, f"ZeRO-{stage}", ha="right", va="center")
         for number, ((name, color), width) in enumerate(zip(parts, widths, strict=True)):
             held = width * (share if stage >= 3 - number else 1)
-            axes.add_patch(Rectangle((left, -stage - 0.3), held, 0.6, facecolor=color, edgecolor=_LINE, linewidth=0.7))
-            if stage == 0:
-                axes.text(left + width / 2, 0, name, ha="center", va="center", size=8)
+            _box(axes, (left, -stage - 0.3), (held, 0.6), color, name if stage == 0 else "")
             left += held
         formula = " + ".join(f"{n}Ψ/n" if stage >= 3 - i else f"{n}Ψ" for i, n in enumerate((4, 4, 8)))
-        axes.text(left + 2, -stage, formula, va="center", size=8)
-    axes.text(0, 0.75, "bytes on each replica, of Ψ parameters; drawn for n = 8", color="#555555", style="italic")
+        axes.text(84, -stage, formula, va="center", size=8)
+        axes.text(114, -stage, f"{sent[stage]} (n − 1)/n", va="center", size=8)
+    axes.text(0, 0.75, "drawn for Ψ parameters and n = 8 replicas", **_NOTE)
+    axes.text(84, 0.75, "bytes held", **_NOTE)
+    axes.text(114, 0.75, "numbers sent", **_NOTE)
+    return figure
+
+
+def draw_matrices() -> Figure:
+    """The MLP's two products on two tensor-parallel ranks (Shoeybi et al. 2019, figure 3a)."""
+    figure, axes = _figure(7.2, 2.75, (-2, 122), (-24, 22))
+    colors = (DATA, RANKS)
+
+    def matrix(left: float, size: tuple[float, float], parts: Sequence[str], by: str, title: str, shape: str) -> None:
+        width, height = size
+        for number, name in enumerate(parts):
+            share = 1 / len(parts)
+            color = colors[number] if len(parts) > 1 else MODEL
+            if by == "columns":
+                _box(axes, (left + number * width * share, -height / 2), (width * share, height), color, name)
+            else:
+                _box(axes, (left, height / 2 - (number + 1) * height * share), (width, height * share), color, name)
+        axes.text(left + width / 2, 14.5, title, ha="center", va="center", size=8)
+        axes.text(left + width / 2, -14.5, shape, ha="center", va="center", size=7.5, color="#555555")
+
+    tokens, width, inner = 10, 12, 24
+    matrix(0, (width, tokens), ["X"], "columns", "features", "T × D")
+    matrix(18, (inner, width), ["$A_0$", "$A_1$"], "columns", "up, by columns", "D × F")
+    matrix(48, (inner, tokens), ["$Y_0$", "$Y_1$"], "columns", "Y = act(X A)", "T × F")
+    matrix(78, (width, inner), ["$B_0$", "$B_1$"], "rows", "down, by rows", "F × D")
+    matrix(104, (width, tokens), ["Z"], "columns", "sum over ranks", "T × D")
+    for x, sign in ((15, "×"), (45, "="), (75, "×"), (97, "=")):
+        axes.text(x, 0, sign, ha="center", va="center", size=11)
+    axes.text(0, 20, "blue: rank 0, orange: rank 1, green: on both", **_NOTE)
+    axes.text(0, -21.5, r"$Z = Y_0 B_0 + Y_1 B_1$: each rank computes one term, of its own columns of Y", **_NOTE)
     return figure
 
 
 def draw_tensor_parallel() -> Figure:
     """The collectives of a block (Shoeybi et al. 2019, figure 4; Korthikanti et al. 2022, figure 5)."""
-    figure, axes = _figure(7.2, 3.0, (-1, 107), (-3.1, 1.15))
+    figure, axes = _figure(7.2, 2.8, (-1, 107), (-2.6, 1.05))
     places = [("norm", 9), ("entry", 17), ("q, k, v\nattention, o", 20), ("exit", 17), ("add, norm", 13)]
     rows = [
         ("tensor parallel", "copy\n(all-reduce back)", "all-reduce\n(copy back)", "all tokens on\nevery rank"),
@@ -95,31 +156,38 @@ def draw_tensor_parallel() -> Figure:
             text, color = {"entry": (entry, RANKS), "exit": (leave, RANKS)}.get(
                 name, (name, MODEL if number == 2 else DATA)
             )
-            box = FancyBboxPatch((left, middle - 0.4), width, 0.8, "round,pad=0,rounding_size=0.15")
-            box.set(facecolor=color, edgecolor=_LINE, linewidth=0.7)
-            axes.add_patch(box)
-            axes.text(left + width / 2, middle, text, ha="center", va="center", size=6.5)
+            _box(axes, (left, middle - 0.4), (width, 0.8), color, text, 6.5)
             if number + 1 < len(places):
                 _arrow(axes, (left + width, middle), (left + width + 4, middle))
             left += width + 4
-        axes.text(53.5 + 6, middle - 0.62, "heads / n on each rank", ha="center", va="center", size=7, color="#555555")
+        axes.text(57, middle - 0.6, "heads / n on each rank", ha="center", va="center", size=7, color="#555555")
     return figure
 
 
 def draw_pipeline(ranks: int = 4) -> Figure:
-    """1F1B (Narayanan et al. 2021, figure 4): who computes which micro-batch when; a backward pass takes two units."""
-    timeline = simulate(pipeline_layout("1f1b", ranks, 2 * ranks), [PassCosts()] * ranks)
-    figure, axes = _figure(7.2, 1.9, (-6.5, timeline.seconds + 1), (-ranks - 0.7, 0.3))
-    for rank, passes in enumerate(timeline.ranks):
-        axes.text(-0.6, -rank - 0.55, f"rank {rank}", ha="right", va="center", size=8)
-        for each in passes:
-            box = Rectangle((each.start, -rank - 1), each.end - each.start, 0.92)
-            box.set(facecolor=DATA if each.kind == "F" else MODEL, edgecolor=_LINE, linewidth=0.6)
-            axes.add_patch(box)
-            middle = (each.start + each.end) / 2
-            axes.text(middle, -rank - 0.55, str(each.micro_batch + 1), ha="center", va="center", size=7)
-    legend = "blue: forward, green: backward, numbers: micro-batches, white: bubble"
-    axes.text(0, -ranks - 0.4, legend, color="#555555", size=7.5, va="center")
+    """1F1B, and with two stages a rank (Narayanan et al. 2021, figure 4): who computes which micro-batch when."""
+    figure, axes = _figure(7.2, 3.9, (-5, 33.6), (-2 * ranks - 3.4, 0.9))
+    one = simulate(pipeline_layout("1f1b", ranks, 2 * ranks), [PassCosts()] * ranks)
+    two = simulate(pipeline_layout("interleaved-1f1b", ranks, 2 * ranks, 2), [PassCosts(0.5, 0.5, 0.5)] * 2 * ranks)
+    timelines = [("1F1B", one), ("interleaved, two stages on each rank", two)]
+    shades = {("F", 0): DATA, ("F", 1): "#9fc5e8", ("B", 0): MODEL, ("B", 1): "#a9d18e"}
+    for number, (title, timeline) in enumerate(timelines):
+        top = -number * (ranks + 1.2)
+        bubble = f"bubble {timeline.bubble_ratio:.1%} of the computing time"
+        axes.text(0, top + 0.35, f"{title}: {bubble}", size=8, va="center")
+        for rank, passes in enumerate(timeline.ranks):
+            axes.text(-0.5, top - rank - 0.55, f"rank {rank}", ha="right", va="center", size=8)
+            for each in passes:
+                color = shades[each.kind, each.stage // ranks]
+                corner, size = (each.start, top - rank - 1), (each.end - each.start, 0.92)
+                _box(axes, corner, size, color, str(each.micro_batch + 1), 7 if number == 0 else 5.5)
+    bottom, left = -2 * ranks - 2.4, 0.0
+    for kind, stage in shades:
+        text = {"F": "forward", "B": "backward"}[kind] + ", second stage" * stage
+        _box(axes, (left, bottom - 0.3), (0.9, 0.6), shades[kind, stage], "")
+        axes.text(left + 1.3, bottom, text, size=7.5, va="center", color="#555555")
+        left += 5.2 if stage == 0 else 8.6
+    axes.text(0, bottom - 0.75, "numbers: micro-batches; white: bubble", **_NOTE | {"size": 7.5})
     return figure
 
 
@@ -131,6 +199,16 @@ def _figure(width: float, height: float, x: tuple[float, float], y: tuple[float,
     return figure, axes
 
 
+def _box(
+    axes: Axes, corner: tuple[float, float], size: tuple[float, float], color: str, text: str, points: float = 8
+) -> None:
+    """A box with its lower left corner there, and a text in its middle."""
+    box = Rectangle(corner, *size)
+    box.set(facecolor=color, edgecolor=_LINE, linewidth=0.7)
+    axes.add_patch(box)
+    axes.text(corner[0] + size[0] / 2, corner[1] + size[1] / 2, text, ha="center", va="center", size=points)
+
+
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
     style = {"arrowstyle": "-|>", "color": _LINE, "lw": 0.8, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", end, start, arrowprops=style)
@@ -138,7 +216,9 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> 
 
 DRAWN: dict[str, Callable[[], Figure]] = {
     "step": draw_step,
+    "data_parallel": draw_data_parallel,
     "zero": draw_zero,
+    "matrices": draw_matrices,
     "tensor_parallel": draw_tensor_parallel,
     "pipeline": draw_pipeline,
 }

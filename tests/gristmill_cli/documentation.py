@@ -8,7 +8,9 @@ from pathlib import Path
 
 from tests.gristmill_cli.corpus import ROOT
 
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+DOCS = ROOT / "docs"
+PAGES = {str(path.relative_to(DOCS)): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+PAGES["README.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
 ENTER = ". .venv/bin/activate\n"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from scripts.write_layout import LAYOUT, layout
 from tests.gristmill_cli.corpus import ROOT, make_corpus
-from tests.gristmill_cli.documentation import PAGES, commands, examples, shell
+from tests.gristmill_cli.documentation import DOCS, PAGES, commands, examples, shell
 
 QUICKSTART, PIPELINE, TRAIN = commands("README.md")
 ON_TRAINING = [block for page in ("training.md", "parallelism.md", "checkpoints.md") for block in commands(page)]
@@ -60,7 +60,7 @@ def test_the_layout_page_is_of_today() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_and_pages_that_are_named_exist(page: str) -> None:
-    folder = ROOT if page == "README.md" else ROOT / "docs"
+    folder = ROOT if page == "README.md" else (DOCS / page).parent
     links = [target for target in re.findall(r"\]\(([^)#]+)\)", PAGES[page]) if "://" not in target]
     assert [link for link in links if not (folder / link).exists()] == []
     packages = "gristmill|gristmill_cli|preprocessing|dedup|training|benchmarks|scripts|configs"

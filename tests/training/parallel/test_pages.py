@@ -1,0 +1,30 @@
+"""Each page on a kind of parallelism has a figure that is drawn, a formula, its line of the table and real tests."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts.draw_pictures import DRAWN
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = sorted((ROOT / "docs/parallelism").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_has_its_parts_and_names_tests_that_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert titles[:3] == ["Formula", "In the placement table", "Proof"]
+    pictures = re.findall(r"\.\./pictures/(\w+)\.svg", text)
+    assert pictures and set(pictures) <= DRAWN.keys()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert named and all(f"def {test}(" in (ROOT / file).read_text(encoding="utf-8") for file, test in named)
+
+
+def test_the_index_links_every_page_and_every_picture_is_shown() -> None:
+    index = (ROOT / "docs/parallelism.md").read_text(encoding="utf-8")
+    assert [page.stem for page in PAGES] == ["data", "pipeline", "tensor", "zero"]
+    assert all(f"(parallelism/{page.name})" in index for page in PAGES)
+    shown = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    assert all(f"pictures/{name}.svg" in shown for name in DRAWN)
