@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -14,6 +14,7 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.errors import UsageError, require
+from training.kernels.precision import Precision
 from training.planner.cost.fitted_constants import Constants, fitted_constants
 from training.planner.cost.hardware import Cluster, find_device
 from training.planner.cost.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
@@ -43,6 +44,8 @@ def plan(
     top: int = 5,
     software: Literal["gristmill", "megatron", "megatron-deepspeed"] = "gristmill",
     configured: bool = False,
+    dry_run: bool = False,
+    rank: int = 0,
     explain: bool = False,
     json: bool = False,
     validate: bool = False,
@@ -65,6 +68,10 @@ def plan(
         software: The program that trains: this one, or what published runs used.
         configured: Plan the layout in the file's [parallel] and [memory] alone, or that of the published run, instead
             of searching for one.
+        dry_run: Build one rank's modules without memory, and run a step of them without the other ranks: parameters,
+            bytes and collectives beside the formulas; of the published layout, of the file's with --configured, or of
+            the first choice.
+        rank: The rank to build, from 0.
         explain: Show each formula of the first choice with its numbers.
         json: Print JSON, for programs.
         validate: Compare the planner with published runs; needs no config.
@@ -85,15 +92,18 @@ def plan(
     published = None if is_file(config) else find_published_run(config, gpus)
     cluster = _cluster(gpus, gpu, nodes_of, network, published)
     request, total = _request(config, published, cluster, software, tokens)
-    if configured:
-        if published is None:
-            return _report_configured(configured_run(config, cluster), constants, total)
-        return _report_configured(published_layout(published, cluster, request.software), constants, total)
-    result = search(request, constants, top)
-    if not result.choices:
-        raise UsageError(_fits_nowhere(request, result, constants))
+    given = None
+    if published is not None and (configured or dry_run):
+        given = published_layout(published, cluster, request.software)
+    elif configured:
+        given = configured_run(config, cluster)
+    if dry_run:
+        return _dry_run(given or _search(request, constants, 1).choices[0].run, rank, request.precision, json)
+    if given is not None:
+        return _report_configured(given, constants, total)
+    result = _search(request, constants, top)
     if json:
-        print(msgspec.json.format(msgspec.json.encode([as_record(each, total) for each in result.choices])).decode())
+        _print_json([as_record(each, total) for each in result.choices])
         return None
     return _report(result, constants, total, explain, draw)
 
@@ -124,6 +134,30 @@ def _request(
     request, steps = read_request(config, cluster)
     request = replace(request, software=_SOFTWARE[software])
     return request, tokens or float(steps * request.batch * request.seq_len)
+
+
+def _search(request: PlanRequest, constants: Constants, top: int) -> SearchResult:
+    """The fastest layouts that fit. Raises UsageError if there is none."""
+    result = search(request, constants, top)
+    if not result.choices:
+        raise UsageError(_fits_nowhere(request, result, constants))
+    return result
+
+
+def _dry_run(run: PlannedRun, rank: int, precision: Precision, json: bool) -> Group | None:
+    # takes seconds to import, needed for dry runs only
+    from training.planner.dry_run.dry_run import try_rank
+    from training.planner.dry_run.dry_run_report import dry_run_record, dry_run_report
+
+    found = try_rank(run, rank, precision)
+    if json:
+        _print_json(dry_run_record(found))
+        return None
+    return Group(*dry_run_report(run, found))  # type: ignore[arg-type]
+
+
+def _print_json(record: Any) -> None:
+    print(msgspec.json.format(msgspec.json.encode(record)).decode())
 
 
 def _report_configured(run: PlannedRun, constants: Constants, tokens: float) -> Group:

@@ -142,6 +142,19 @@ def test_the_layout_of_the_file(config: Path) -> None:
     assert "It does not fit" in printed(plan(str(config), gpus=1, gpu="v100", configured=True))
 
 
+def test_dry_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(CONFIG + "[parallel]\ntp = 2\npp = 2\nzero = 1\nmicro_batches = 4\n")
+    text = printed(plan(str(config), gpus=8, configured=True, dry_run=True, rank=5))
+    assert "rank 5 of 8 (pp 1 of 2, shard 0 of 2, tp 1 of 2) in dp 2 x ZeRO-1 x tp 2 x pp 2 (1f1b)" in text
+    assert re.search(r"layers \d+ to 11 and the output: [\d,]+ parameters", text)
+    assert re.search(r"\npp: send +4 ", text) and "The formulas agree to the byte." in text
+    assert plan(str(config), gpus=4, dry_run=True, json=True) is None  # of the first choice
+    record = msgspec.json.decode(capsys.readouterr().out)
+    assert record["agrees"] and record["bytes"]["built"]["weights"] > 0
+    with pytest.raises(UsageError, match=r"--rank is 384; wanted 0 to 383"):
+        plan("bloom-176b", dry_run=True, rank=384)
+
+
 def test_nothing_fits(config: Path) -> None:
     config.write_text(
         CONFIG.replace("layers = 12", "layers = 96")

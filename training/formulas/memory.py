@@ -88,7 +88,7 @@ def master_bytes(inputs: MemoryInputs) -> int:
     """
     if inputs.layout.zero < 3 and inputs.itemsize == inputs.wide:
         return 0
-    return inputs.wide * sum(p.rows_numel(inputs.shards) for p in _all(inputs))
+    return inputs.wide * sum(p.rows_numel(inputs.shards, inputs.shard_rank) for p in _all(inputs))
 
 
 def logit_bytes(inputs: MemoryInputs) -> int:

@@ -27,7 +27,7 @@ class MemoryInputs:
     precision: Precision = "fp32"
     recompute: Recompute = "none"
     rank: int = 0
-    """Pipeline rank. Along the other axes it is the first rank, which has the largest shards."""
+    """Pipeline rank."""
     optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
     ema: bool = False
     """True with an average of the weights."""
@@ -38,13 +38,19 @@ class MemoryInputs:
     """CPU threads: one has fused elementwise loops."""
     bucket_bytes: int = 25 << 20
     """Of gradient sums in a bucket."""
+    tp_rank: int = 0
+    """Index along "tp"; the first has the most of a vocabulary that does not divide."""
+    shard_rank: int = 0
+    """Index along "shard", of weights and of what the optimizer keeps; all else is of the first, which has most."""
     parameters: dict[int, list[ParameterShape]] = field(init=False, repr=False)
     """By stage of this rank."""
 
     def __post_init__(self) -> None:
         last = self.layout.stages - 1
         found = {
-            stage: stage_parameters(self.model, self.stage_layers[stage], stage == 0, stage == last, self.layout.tp)
+            stage: stage_parameters(
+                self.model, self.stage_layers[stage], stage == 0, stage == last, self.layout.tp, self.tp_rank
+            )
             for stage in self.layout.stages_of_rank(self.rank)
         }
         object.__setattr__(self, "parameters", found)

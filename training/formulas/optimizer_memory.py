@@ -15,7 +15,7 @@ def moment_bytes(inputs: MemoryInputs) -> int:
     for stage in inputs.parameters.values():
         for p in stage:
             found[p.name.replace("head", "embed.tokens") if inputs.model.tied else p.name] = p
-    rows = [p.rows_numel(inputs.shards) for p in found.values()]
+    rows = [p.rows_numel(inputs.shards, inputs.shard_rank) for p in found.values()]
     average = sum(rows) if inputs.ema else 0
     by_muon = [inputs.optimizer == "muon" and is_block_matrix(p) for p in found.values()]
     momentum = sum(numel for numel, is_muon in zip(rows, by_muon, strict=True) if is_muon)

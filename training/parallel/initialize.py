@@ -15,8 +15,11 @@ def init_shard(values: Tensor, name: str, spec: ShardSpec, config: ModelConfig, 
     """Initialise a shard in place: zeros for biases, ones for norms, else normal with standard deviation `init_std`.
 
     `values` has shape `spec.size`; `name` is the parameter's name. Matrices that add to the residual stream are scaled
-    by 1 / sqrt(2 layers), as in GPT-2 (Radford et al. 2019, section 2.3). Draws the shard's elements only.
+    by 1 / sqrt(2 layers), as in GPT-2 (Radford et al. 2019, section 2.3). Draws the shard's elements only; on the meta
+    device there are none.
     """
+    if values.is_meta:
+        return
     if name.endswith("bias"):
         values.zero_()
         return

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import GraphExecGroup
 
 from training.distributed.collectives import wait
 from training.distributed.layout import ParallelConfig
+from training.kernels.precision import accumulation_dtype
 from training.model.batch import Batch
 from training.model.decoder import Decoder
 from training.parallel.data_parallel import GradReducer
@@ -67,13 +68,34 @@ class Pipeline:
         self.layout, self.axis, self.device, self.dtype = layout, axis, device, dtype
         self.ranks, self.stages = layout.stage_ranks, layout.stages_of_rank(axis.rank)
         self.parts = dict(zip(self.stages, parts, strict=True))
-        stages = [_Stage(self.parts[n], n, layout.stages, device, group=axis.group) for n in self.stages]
-        for stage, reducer in zip(stages, reducers, strict=True):
-            stage.reducer = reducer
+        self.reducers = reducers
         self.scale: Tensor | float = 1.0
-        self.schedule = SCHEDULES[layout.schedule](
-            stages[0] if layout.virtual_stages == 1 else stages,
-            n_microbatches=layout.micro_batches,
+        self.schedule = self._schedule([{}] * len(self.stages))
+
+    def fix_shapes(self, sequences: int, seq_len: int) -> None:
+        """Give torch the shapes of micro-batches, which it else learns from the ranks before in the first step."""
+        width, length = self.parts[self.stages[0]].config.width, seq_len // self.layout.sequence_shards
+        ids = torch.empty(sequences, seq_len, dtype=torch.int64, device="meta")
+        features = torch.empty(sequences, length, width, dtype=self.dtype, device="meta", requires_grad=True)
+        loss = torch.empty(1, dtype=accumulation_dtype(self.dtype), device="meta", requires_grad=True)
+        self.schedule = self._schedule([
+            {
+                "input_args": (features if stage else ids,),
+                "output_args": (features if stage + 1 < self.layout.stages else loss,),
+            }
+            for stage in self.stages
+        ])  # fmt: skip
+
+    def _schedule(self, shapes: Sequence[dict[str, Any]]) -> Any:
+        """torch's schedule of this rank's stages, each with what it is told of shapes."""
+        stages = []
+        for number, reducer, known in zip(self.stages, self.reducers, shapes, strict=True):
+            stage = _Stage(self.parts[number], number, self.layout.stages, self.device, group=self.axis.group, **known)
+            stage.reducer = reducer
+            stages.append(stage)
+        return SCHEDULES[self.layout.schedule](
+            stages[0] if self.layout.virtual_stages == 1 else stages,
+            n_microbatches=self.layout.micro_batches,
             loss_fn=lambda loss, _: loss.sum() * self.scale,
             scale_grads=False,  # the loss is a sum, already divided by the global count of targets
         )

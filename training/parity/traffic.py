@@ -54,8 +54,12 @@ class TrafficCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
-            self._count(func.overloadpacket.__name__, tree_leaves((args, kwargs)))
+            self.count(func, args, kwargs)
         return func(*args, **(kwargs or {}))
+
+    def count(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Count a call of one of torch's operators on process groups."""
+        self._count(func.overloadpacket.__name__, tree_leaves((args, kwargs)))
 
     @property
     def traffic(self) -> Traffic:

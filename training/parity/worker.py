@@ -14,8 +14,8 @@ from torch import Tensor
 
 from training.distributed.mesh import World, build_world
 from training.kernels.cross_entropy import IGNORE_INDEX
-from training.kernels.precision import COMPUTE_DTYPES, accumulation_dtype
-from training.memory.memory_config import MemoryConfig, OffloadTarget
+from training.kernels.precision import COMPUTE_DTYPES, Precision, accumulation_dtype
+from training.memory.memory_config import MemoryConfig, OffloadTarget, Recompute
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.optim.build_optimizer import build_optimizer
@@ -126,7 +126,9 @@ class _Run:
         positions = [part.positions for part in parts if part.positions is not None] or None
         losses.append(float(model.loss([p.ids for p in parts], [p.targets for p in parts], positions)) / targets)
         weights = [(p.name, p.spec, _copy(p.local)) for p in model.params]
-        inputs = _traffic_inputs(case, model) if case.counts_traffic else None
+        inputs = None
+        if case.counts_traffic:
+            inputs = traffic_inputs(model, case.sequences // case.layout.dp, SEQ_LEN, case.precision, case.recompute)
         expected = expected_traffic(inputs) if inputs else {}
         held = [HeldPiece(p.name, p.spec, p.placement.copies(model.axes), p.is_primary) for p in model.params]
         logits = self.logits(batch)
@@ -229,20 +231,23 @@ def _cpu_copy(x: Tensor) -> Tensor:
     return x.detach().to("cpu", copy=True)
 
 
-def _traffic_inputs(case: Case, model: ParallelModel) -> TrafficInputs:
-    axis, dtype = model.world.axis, COMPUTE_DTYPES[case.precision]
+def traffic_inputs(
+    model: ParallelModel, sequences: int, seq_len: int, precision: Precision, recompute: Recompute
+) -> TrafficInputs:
+    """What the theory of traffic needs, of this rank of `model`; `sequences` per step and replica."""
+    axis, dtype, layout = model.world.axis, COMPUTE_DTYPES[precision], model.layout
     wide = accumulation_dtype(dtype).itemsize
     return TrafficInputs(
         config=model.config,
-        layout=case.layout,
+        layout=layout,
         rank=Coordinates(axis("pp").rank, axis("shard").rank, axis("tp").rank),
-        sequences=case.sequences // case.layout.dp,
-        seq_len=SEQ_LEN,
+        sequences=sequences,
+        seq_len=seq_len,
         itemsize=dtype.itemsize,
         wide=wide,
-        reduced=2 if case.layout.reduce_bf16 else wide,
-        recompute=case.recompute,
-        stage_layers=stage_layers(model.config, case.layout.stages, SEQ_LEN),
+        reduced=2 if layout.reduce_bf16 else wide,
+        recompute=recompute,
+        stage_layers=stage_layers(model.config, layout.stages, seq_len),
         passes=pipeline_passes(model.pipeline) if model.pipeline else {},
     )
 

@@ -70,8 +70,7 @@ def published_layout(each: PublishedRun, cluster: Cluster, software: Software) -
     devices = each.run.cluster.devices
     require(
         cluster.devices == devices,
-        f"{each.name} was published for {devices} GPUs, and --gpus is {cluster.devices}; try --gpus {devices}, or "
-        "leave out --configured to search for a layout",
+        f"{each.name} was published for {devices} GPUs, and --gpus is {cluster.devices}; try --gpus {devices}",
     )
     return replace(each.run, cluster=cluster, software=software)
 

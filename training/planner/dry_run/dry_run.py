@@ -1,0 +1,119 @@
+"""Dry run: one rank's modules and a step of them on the meta device, by the trainer's own code, beside the formulas."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from gristmill.errors import require
+from training.formulas.memory import LOGIT_CHUNK_BYTES, master_bytes, weight_bytes
+from training.formulas.memory_inputs import MemoryInputs
+from training.formulas.optimizer_memory import moment_bytes
+from training.kernels.precision import Precision
+from training.memory.memory_config import MemoryConfig
+from training.model.batch import Batch
+from training.model.decoder import meta_decoder
+from training.optim.build_optimizer import build_optimizer
+from training.optim.optim_config import OptimConfig
+from training.parallel.parallel_model import ParallelModel
+from training.parallel.parallelize import parallelize
+from training.parity.traffic import Traffic
+from training.parity.traffic_theory import TrafficInputs, expected_traffic
+from training.parity.worker import traffic_inputs
+from training.planner.cost.planned_run import PlannedRun
+from training.planner.dry_run.fake_world import FakeCollectives, StepOnMeta, fake_world
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a rank holds, and what it sends in a step: as it was built and run, and by the formulas."""
+
+    rank: int
+    place: dict[str, tuple[int, int]]
+    """Index of the rank, and number of ranks, by axis of the mesh."""
+    layers: dict[int, range]
+    """Of each of its pipeline stages."""
+    parameters: int
+    """That its modules compute with, before ZeRO-3 shards them; of two tied copies on one rank one."""
+    built: dict[str, int]
+    """Bytes of weights, of float32 masters and of AdamW's moments."""
+    expected: dict[str, int]
+    sent: Traffic
+    expected_sent: Traffic
+
+    @property
+    def agrees(self) -> bool:
+        """True if the formulas are right to the byte."""
+        return self.built == self.expected and self.sent == self.expected_sent
+
+
+def try_rank(run: PlannedRun, rank: int, precision: Precision = "bf16") -> DryRun:
+    """Build rank `rank` of `run`, and run one step of it, without memory and without the other ranks.
+
+    The step is that of the trainer but for the update's arithmetic and the sum of loss and gradient norm over all
+    ranks. Raises UsageError for a rank that there is not, or a layout that the trainer refuses.
+    """
+    layout, devices = run.layout, run.cluster.devices
+    require(0 <= rank < devices, f"--rank is {rank}; wanted 0 to {devices - 1}, as {devices} GPUs have")
+    layout.check(devices, run.model, run.seq_len)
+    memory = MemoryConfig(run.recompute)
+    with fake_world(layout, rank) as world:
+        with FakeCollectives():
+            model = parallelize(meta_decoder(run.model), layout, world, 1, precision, memory, seq_len=run.seq_len)
+            optimizer = build_optimizer(model.params, OptimConfig(), memory)
+        sequences = run.batch // layout.dp
+        with StepOnMeta(world) as traffic:
+            _step(model, sequences, run.seq_len)
+        inputs = traffic_inputs(model, sequences, run.seq_len, precision, run.recompute)
+        inputs = replace(inputs, chunk_bytes=LOGIT_CHUNK_BYTES["cuda"])
+        moments = [values for states in optimizer.moments().values() for values in states.values()]
+        place = {name: (axis.rank, axis.size) for name, axis in world.axes.items()}
+        return DryRun(
+            rank,
+            place,
+            {stage: inputs.stage_layers[stage] for stage in inputs.stages},
+            _parameters(model),
+            {**_weights(model), "moments": _storage_bytes(moments)},
+            _expected_bytes(inputs, precision),
+            traffic.traffic,
+            expected_traffic(inputs),
+        )
+
+
+def _step(model: ParallelModel, sequences: int, seq_len: int) -> None:
+    if model.pipeline is not None:
+        # torch keeps the state of the random numbers of a stage's device, and the meta device has none
+        model.pipeline.device = torch.device("cpu")
+        model.pipeline.fix_shapes(sequences // model.layout.micro_batches, seq_len)
+    tokens, samples = (torch.empty(shape, dtype=torch.int64) for shape in ((sequences, seq_len), (sequences,)))
+    model.forward_backward(Batch(tokens, tokens, samples), 1.0)
+    model.publish_params()
+
+
+def _parameters(model: ParallelModel) -> int:
+    """Elements of the modules' parameters; FSDP's are DTensors, which have the shapes of the whole."""
+    found = {id(param.module_param): param.module_param.numel() for param in model.params}
+    return sum(found.values())
+
+
+def _weights(model: ParallelModel) -> dict[str, int]:
+    """Bytes of the modules' parameters, and of those that the optimizer updates, where they are others."""
+    modules = [p for part in model.parts for p in part.parameters() if not isinstance(p, DTensor)]
+    own = {p.untyped_storage()._cdata for p in modules}
+    masters = [p.local for p in model.params if p.local.untyped_storage()._cdata not in own]
+    return {"weights": _storage_bytes(modules), "master": sum({id(p): p.nbytes for p in masters}.values())}
+
+
+def _storage_bytes(tensors: list[torch.Tensor] | list[torch.nn.Parameter]) -> int:
+    """Bytes of the memory that the tensors are in, each counted once; on the meta device memory has no address."""
+    storages = [t.untyped_storage() for t in tensors]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def _expected_bytes(inputs: TrafficInputs, precision: Precision) -> dict[str, int]:
+    """By the formulas of memory, for the very rank."""
+    memory = MemoryInputs(
+        inputs.config, inputs.layout, inputs.sequences, inputs.seq_len, inputs.stage_layers, precision,
+        inputs.recompute, inputs.rank.pp, device="cuda", tp_rank=inputs.rank.tp, shard_rank=inputs.rank.shard,
+    )  # fmt: skip
+    return {"weights": weight_bytes(memory), "master": master_bytes(memory), "moments": moment_bytes(memory)}
