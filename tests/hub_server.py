@@ -122,7 +122,7 @@ def running_hub() -> Iterator[Hub]:
     hub = Hub()
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+        protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
         def handle_request(self) -> None:
             headers = {name.lower(): value for name, value in self.headers.items()}

@@ -125,14 +125,14 @@ def upload(source: Path, path: Path) -> FileInfo:
                 raise  # else the upload in parts has ended, and the answer was lost
             raise StorageError(f"cannot write {name.url}: the upload of its parts is gone") from error
 
-    return FileInfo(size, e_tag=repeated(path, put, writes=True)["e_tag"] or "")
+    return FileInfo(size, e_tag=_tag(repeated(path, put, writes=True)))
 
 
 def write_object(path: Path, data: bytes) -> FileInfo:
     """Put bytes under an object's name."""
     name = object_name(path)
     done = repeated(path, lambda: obstore.put(_store(name), name.key, data, use_multipart=False), writes=True)
-    return FileInfo(len(data), e_tag=done["e_tag"] or "")
+    return FileInfo(len(data), e_tag=_tag(done))
 
 
 def swap_object(path: Path, data: bytes, before: FileInfo | None) -> FileInfo | None:
@@ -140,12 +140,13 @@ def swap_object(path: Path, data: bytes, before: FileInfo | None) -> FileInfo | 
 
     An answer that is lost looks like a refusal: what is there is then compared with `data`.
     """
-    name, mode = object_name(path), "create" if before is None else {"e_tag": before.e_tag}
+    name = object_name(path)
 
     def put() -> FileInfo | None:
         try:
+            mode = "create" if before is None else _version(name, before)
             done = obstore.put(_store(name), name.key, data, mode=mode)  # type: ignore[arg-type]
-            return FileInfo(len(data), e_tag=done["e_tag"] or "")
+            return FileInfo(len(data), e_tag=_tag(done))
         except (AlreadyExistsError, PreconditionError):
             return None
         except BaseError as error:
@@ -182,8 +183,24 @@ def _delete(paths: list[Path]) -> None:
     repeated(paths[0], lambda: obstore.delete(store, keys), writes=True)
 
 
+def _version(name: ObjectName, info: FileInfo) -> dict[str, str | None]:
+    """What a write that replaces this version of an object gives as its condition: on gs:// its generation."""
+    if name.scheme != "gs":
+        return {"e_tag": info.e_tag}
+    found = obstore.head(_store(name), name.key)
+    if _info(found) != info:
+        raise PreconditionError(name.url)
+    return {"e_tag": info.e_tag, "version": found["version"]}
+
+
 def _info(meta: Any) -> FileInfo:
-    return FileInfo(meta["size"], e_tag=meta["e_tag"] or "")
+    return FileInfo(meta["size"], e_tag=_tag(meta))
+
+
+def _tag(meta: Any) -> str:
+    """The ETag, in quotes as in answers' headers; Azure's listings have it without."""
+    tag = meta["e_tag"] or ""
+    return f'"{tag}"' if tag and not tag.endswith('"') else tag
 
 
 def _store(name: ObjectName) -> Any:
