@@ -227,13 +227,14 @@ def encode_slices(group: SliceGroup, tokenizer: Path, tokens: Path) -> Result:
 
 
 def _encode_batch(batch: list[Document], encoder: "Encoder", end_id: int, shard: TokenShardWriter) -> list[int]:
-    """Encode documents into a shard; return the number of tokens of each. A long one, which is alone, in parts."""
-    if len(batch) == 1:
-        shard.add(np.concatenate([ids.astype(shard.dtype) for ids in encoder.encode_parts(batch[0].text, end_id)]))
-        return shard.lengths[-1:]
-    ids, offsets = encoder.encode([document.text for document in batch], end_id)
+    """Encode documents into a shard; return the number of tokens of each. A long one, which is the last, in parts."""
+    texts = [document.text for document in batch]
+    long = texts.pop() if len(texts[-1]) >= BATCH_CHARACTERS else None
+    ids, offsets = encoder.encode(texts, end_id)
     lengths = np.diff(offsets).tolist()
     shard.add_all(ids, lengths)
+    if long is not None:
+        lengths.append(shard.add_parts(encoder.encode_parts(long, end_id, what=f"the text {batch[-1].key}")))
     return lengths
 
 

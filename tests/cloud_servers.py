@@ -47,7 +47,7 @@ class Bucket:
                 "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": KEY,
                 "AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": self.url,
             }  # fmt: skip
-        account = {name: "" for name in ("client_email", "private_key", "private_key_id")}
+        account = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
         account |= {"gcs_base_url": self.url, "disable_oauth": True}  # type: ignore[dict-item]
         return {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account)}
 

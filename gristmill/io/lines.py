@@ -30,15 +30,18 @@ def read_lines(path: Path, start: int = 0, end: int | None = None, limit: int = 
     truncated or corrupt; UsageError for a line that needs more memory than there is.
     """
     count, hold = 0, Hold()
+
+    def check(line: bytes) -> bytes:
+        nonlocal count
+        count += 1
+        if isinstance(line, CutLine) and line.size <= limit:
+            where = f"line {count:,}" + (f" after byte {start:,}" if start else "")
+            raise hold.refuse(f"{path} {where}, of {line.size:,} bytes,", line.size * MEMORY_A_BYTE)
+        return line
+
     try:
         with wrap_read_errors(path), path.open("rb", buffering=CHUNK) as file:
-            for line in split_lines(_chunks(path, file, start, end), limit, hold):
-                if isinstance(line, CutLine) and line.size <= limit:
-                    where = f"line {count + 1:,}" + (f" after byte {start:,}" if start else "")
-                    raise hold.refuse(f"{path} {where}, of {line.size:,} bytes,", line.size * MEMORY_A_BYTE)
-                yield line
-                del line  # a long one is gone before the next is read
-                count += 1
+            yield from map(check, split_lines(_chunks(path, file, start, end), limit, hold))  # keeps no line itself
     except CorruptStream as error:
         raise damaged_stream(path, f"line {count:,}", error) from error
     finally:
@@ -91,9 +94,8 @@ def split_lines(chunks: Iterable[bytes], limit: int = MAX_LINE_BYTES, hold: Hold
         size += len(head)
         pending = _append(pending, head, size, limit, hold)
         if end >= 0:
-            line, pending = _line(pending, size, limit, hold), io.BytesIO()
-            yield line
-            del line
+            whole, pending = [_line(pending, size, limit, hold)], io.BytesIO()
+            yield whole.pop()  # a long line is the caller's alone
             hold.release()
             start = end + 1
             while (end := chunk.find(b"\n", start)) >= 0:
@@ -101,8 +103,8 @@ def split_lines(chunks: Iterable[bytes], limit: int = MAX_LINE_BYTES, hold: Hold
                 start = end + 1
             size = pending.write(chunk[start:])
     if size:
-        line, pending = _line(pending, size, limit, hold), io.BytesIO()
-        yield line
+        whole, pending = [_line(pending, size, limit, hold)], io.BytesIO()
+        yield whole.pop()
 
 
 def _append(content: io.BytesIO, data: bytes, size: int, limit: int, hold: Hold) -> io.BytesIO:

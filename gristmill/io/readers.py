@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -208,18 +209,22 @@ def _what_is_left(record: Record) -> tuple[bytes | dict[str, Any], int]:
 
 
 def _read_lines(part: Slice) -> Iterator[tuple[int, bytes | BadRecord]]:
-    """Yield (row, line) of every line that is not blank."""
-    is_checked, row = part.start > 0 or _format(part.name) != "json", part.first_row
-    for line in read_lines(part.path, part.start, part.end, MAX_LINE_BYTES):  # enumerate would keep the last line
+    """The (row, line) of every line that is not blank; no line is kept, as a long one is the caller's alone."""
+    is_checked, rows = part.start > 0 or _format(part.name) != "json", count(part.first_row)
+
+    def to_record(line: bytes) -> tuple[int, bytes | BadRecord] | None:
+        nonlocal is_checked
+        row = next(rows)
         if row == 0:
             line = _without_mark(line)
-        if line and not line.isspace():
-            if not is_checked:
-                reject_one_value(part.path, line.strip())
-                is_checked = True
-            yield row, _cut_to_bad(line, "line") if isinstance(line, CutLine) else line
-        del line
-        row += 1
+        if not line or line.isspace():
+            return None
+        if not is_checked:
+            reject_one_value(part.path, line.strip())
+            is_checked = True
+        return row, _cut_to_bad(line, "line") if isinstance(line, CutLine) else line
+
+    return filter(None, map(to_record, read_lines(part.path, part.start, part.end, MAX_LINE_BYTES)))
 
 
 def _without_mark(content: bytes) -> bytes:

@@ -17,7 +17,7 @@ is in `manifest.json` in the same folder (token_manifest.py), with documents, to
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -80,11 +80,24 @@ class TokenShardWriter:
     def add_all(self, ids: NDArray[np.integer] | list[int], lengths: list[int]) -> None:
         """Append several documents: their ids, concatenated, and the number of ids of each."""
         assert sum(lengths) == len(ids)
+        self._write(ids)
+        self.lengths += lengths
+
+    def add_parts(self, parts: Iterable[NDArray[np.integer]]) -> int:
+        """Append one document, whose ids come in parts, of which one at a time is in memory; return their number."""
+        length = 0
+        for ids in parts:
+            self._write(ids)
+            length += len(ids)
+            del ids  # before the next are made
+        self.lengths.append(length)
+        return length
+
+    def _write(self, ids: NDArray[np.integer] | list[int]) -> None:
         data = np.ascontiguousarray(ids, dtype=self.dtype).data
         with wrap_write_errors(self._bin):
             self._file.write(data)
         self._digest.update(data)
-        self.lengths += lengths
 
     def __exit__(self, kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
         try:

@@ -110,11 +110,11 @@ def merge_by_heap(data, at, end, merges, ids, n, first):  # type: ignore[no-unty
         character, at = decode(data, at)
         symbols[size] = merges.symbols[character]
         size += 1
-    before, after = np.arange(-1, size - 1), np.arange(1, size + 1)
+    before, after = np.arange(-1, size - 1, 1, np.int32), np.arange(1, size + 1, 1, np.int32)
     alive = np.ones(size, np.bool_)
-    heap = [(np.int32(0), i, i, np.int32(0), np.int32(0)) for i in range(0)]
+    heap = [(np.int32(0), np.int32(0), np.int32(0), np.int32(0), np.int32(0)) for i in range(0)]
     for i in range(size - 1):
-        _push_pair(heap, symbols, i, i + 1, merges.pairs)
+        _push_pair(heap, symbols, np.int32(i), np.int32(i + 1), merges.pairs)
     while heap:
         _, i, j, left, right = heapq.heappop(heap)
         if not (alive[i] and alive[j] and symbols[i] == left and symbols[j] == right):

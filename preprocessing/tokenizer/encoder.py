@@ -16,12 +16,17 @@ import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
+from gristmill.budget import held
+from gristmill.text import utf8_size
 from gristmill.vocabulary import ESCAPED_SPACE, ModelType, PieceType, Vocabulary, read_vocabulary
 from preprocessing.tokenizer.bpe import Merges, bigram_tables, merge_table
 from preprocessing.tokenizer.word_cache import MARGIN, encode_texts, new_word_cache
 
 CACHE_BYTES = 16 << 20
-_LONG = 1 << 20  # characters of a text that are encoded together
+_LONG = 1 << 18  # characters of a text that are encoded together
+# Bytes of memory for a byte of UTF-8, its line and its text included:
+_SENTENCEPIECE_MEMORY = 64  # of a text that SentencePiece encodes; it takes 20 to 57 (0.2.1, BPE and unigram)
+_WORD_MEMORY = 64  # of a word: merge_by_heap takes up to 58
 _PROBE_PIECES = 4000  # pieces in the texts that are compared with SentencePiece when an encoder is made
 _RESERVED = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.BYTE)  # never found by matching text
 
@@ -41,6 +46,7 @@ class Encoder:
         vocabulary = read_vocabulary(model.serialized_model_proto())
         self._model = model
         self._normalize = _normalizer(vocabulary, model)
+        self._has_bytes = bool(vocabulary.of_type(PieceType.BYTE))
         symbols = vocabulary.of_type(PieceType.USER_DEFINED)
         self._symbols = re.compile("|".join(re.escape(_unescape(symbol)) for symbol in symbols)) if symbols else None
         has_space = ESCAPED_SPACE in vocabulary.of_type(PieceType.NORMAL)
@@ -78,25 +84,38 @@ class Encoder:
             parts[i] = part
         return _concatenate(parts, end_id)
 
-    def encode_parts(self, text: str, end_id: int = -1, size: int = _LONG) -> Iterator[NDArray[np.int32]]:
-        """Yield the ids of one text as `encode` gives them: of parts of about `size` characters, for less memory."""
-        normalized, start, end = self._normalize(text), 0, -1
-        if self.fallback or len(text) <= size or (self._symbols and self._symbols.search(normalized)):
-            yield self.encode([text], end_id)[0]
+    def encode_parts(
+        self, text: str, end_id: int = -1, size: int = _LONG, what: str = "a text"
+    ) -> Iterator[NDArray[np.int32]]:
+        """Yield the ids of one text as `encode` gives them: of parts of about `size` characters, for less memory.
+
+        Raises UsageError, which names `what`, if the text cannot be divided and needs more memory than there is.
+        """
+        normalized = None if self.fallback else self._normalize(text)
+        if normalized is None or (self._symbols and self._symbols.search(normalized)):
+            with held(_SENTENCEPIECE_MEMORY * utf8_size(text), f"{what}, which SentencePiece itself encodes,"):
+                yield self.encode([text], end_id)[0]
             return
+        start, end = 0, -1
         while end < len(normalized):
             end = self._cut_after(normalized, start + size)
-            yield self._merge([normalized[start:end]], end_id if end == len(normalized) else -1)[0]
+            part = normalized[start:end]
+            word = utf8_size(part) if len(part) > 2 * size else 0
+            with held(_WORD_MEMORY * word, f"{what}, with {len(part):,} characters that the vocabulary may join,"):
+                yield self._merge([part], end_id if end == len(normalized) else -1)[0]
             start = end
 
     def _cut_after(self, text: str, at: int) -> int:
         """The first place from `at` on where the ids of both sides are the same apart as together (word_cache.py).
 
-        A character beside it is a piece: an unknown one would be merged with unknown ones on the other side.
+        Without byte pieces a character beside it is a piece: an unknown one would be merged with unknown ones on the
+        other side.
         """
         for cut in range(at, len(text)):
             before, after = text[cut - 1], text[cut]
-            if before + after not in self._bigrams and (before in self._pieces or after in self._pieces):
+            if before + after not in self._bigrams and (
+                self._has_bytes or before in self._pieces or after in self._pieces
+            ):
                 return cut
         return len(text)
 

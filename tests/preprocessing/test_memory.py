@@ -1,20 +1,32 @@
 """Memory: all processes of a stage together stay within --memory, beyond what they take for a small corpus."""
 
+import io
 import json
 import os
 import sys
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import sentencepiece
 import zstandard
 
 from benchmarks.process_memory import MemoryPeak, measure_peak
+from gristmill.budget import Budget, memory_budget
+from gristmill.errors import UsageError
+from gristmill.io.documents import list_corpus
+from gristmill.io.readers import Slice, plan_slices
+from preprocessing.tokenize_corpus import encode_slices
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1 << 20
 BUDGET = 96 * MB
+needs_sizes = pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(), reason="the sizes of processes are Linux's"
+)
 
 
 def make_corpus(root: Path, size: int) -> Path:
@@ -29,18 +41,100 @@ def make_corpus(root: Path, size: int) -> Path:
     return root
 
 
-def normalize(corpus: Path, target: Path) -> MemoryPeak:
-    paths = ["--data_dir", str(corpus), "--target_dir", str(target)]
-    command = [sys.executable, "-m", "gristmill_cli", "normalize_text", *paths, "--memory", str(BUDGET)]
+def run_stage(*arguments: object) -> MemoryPeak:
+    command = [sys.executable, "-m", "gristmill_cli", *map(str, arguments), "--memory", str(BUDGET)]
     command += ["--workers", "2"]
     found = measure_peak(command, os.environ | {"PYTHONPATH": str(ROOT)})
     assert found.exit_code == 0, found.output
     return found
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the sizes of processes are Linux's")
+def normalize(corpus: Path, target: Path) -> MemoryPeak:
+    return run_stage("normalize_text", "--data_dir", corpus, "--target_dir", target)
+
+
+@needs_sizes
 def test_two_workers_that_read_long_records_stay_within_the_budget(tmp_path: Path) -> None:
     own = normalize(make_corpus(tmp_path / "small", 1000), tmp_path / "small_out")
     found = normalize(make_corpus(tmp_path / "large", 11 * MB), tmp_path / "large_out")
     assert found.processes == own.processes >= 4  # this one, the fork server and its tracker, and the workers
     assert found.bytes - own.bytes < BUDGET
+
+
+def make_lines(root: Path, size: int) -> Path:
+    """Two files, each with short lines before a line of `size` bytes of random digits, and after it."""
+    short, long = (json.dumps({"text": os.urandom(count // 2).hex()}) + "\n" for count in (2000, size))
+    for n in range(2):
+        (root / str(n)).mkdir(parents=True)
+        (root / f"{n}/a.jsonl").write_text(short * 100 + long + short)
+    return root
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A model of a type, trained on a few words: neither digits nor snowmen are in its vocabulary."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def model(kind: str) -> Path:
+        written = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["the mill grinds grain into flour", "aaaaaaaaaaaaa"] * 9), model_writer=written,
+            model_type=kind, vocab_size=300, hard_vocab_limit=False, byte_fallback=True, minloglevel=2,
+            normalization_rule_name="identity", remove_extra_whitespaces=False, add_dummy_prefix=False,
+        )  # fmt: skip
+        (folder / f"{kind}.model").write_bytes(written.getvalue())
+        return folder / f"{kind}.model"
+
+    return model
+
+
+@needs_sizes
+@pytest.mark.parametrize("stage", ["pass1", "tokenize_corpus"])
+def test_later_stages_stay_within_the_budget(tmp_path: Path, models: Callable[[str], Path], stage: str) -> None:
+    name = (
+        ("tokenize_corpus", "--tokenizer", models("bpe")) if stage == "tokenize_corpus" else ("shuffle_holdout", stage)
+    )
+    small, large = make_lines(tmp_path / "small", 1000), make_lines(tmp_path / "large", 16 * MB)
+    own = run_stage(*name, "--input_dir", small, "--out_dir", tmp_path / "small_out")
+    found = run_stage(*name, "--input_dir", large, "--out_dir", tmp_path / "large_out")
+    assert found.processes == own.processes >= 4
+    assert found.bytes - own.bytes < BUDGET
+
+
+def slice_of(path: Path, *texts: str) -> Slice:
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
+    return plan_slices(list_corpus(path.parent)[0])[0]
+
+
+@pytest.mark.parametrize("word", ["the mill ", "12345 ", "\u2603"])
+def test_a_long_text_after_short_ones_is_encoded_in_parts(
+    tmp_path: Path, models: Callable[[str], Path], word: str
+) -> None:
+    """Also one of characters that the vocabulary lacks."""
+    size = 6 * MB
+    part = slice_of(tmp_path / "in/a.jsonl", *["the mill"] * 1000, word * (size // len(word.encode())), "the mill")
+    tokenizer = models("bpe")
+    encode_slices((part,), tokenizer, tmp_path / "first.bin")  # loads the model
+    tracemalloc.start()
+    try:
+        encode_slices((part,), tokenizer, tmp_path / "second.bin")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 2.5 * size + 12 * MB  # its line, its text, and what a part takes
+
+
+@pytest.mark.parametrize(("kind", "word", "why"), [
+    ("bpe", "a", "with 3,145,728 characters that the vocabulary may join"),
+    ("unigram", "the mill ", "which SentencePiece itself encodes"),
+])  # fmt: skip
+def test_a_text_that_cannot_be_divided_says_how_much_it_needs(
+    tmp_path: Path, models: Callable[[str], Path], kind: str, word: str, why: str
+) -> None:
+    part = slice_of(tmp_path / "in/a.jsonl", "short", (word * (3 * MB))[: 3 * MB])
+    with (
+        memory_budget(Budget.of(100 * MB, 1, tmp_path / "lock")),
+        pytest.raises(UsageError, match=rf"^the text a.jsonl@1, {why}, takes about 192 MiB .* give --memory 205MiB"),
+    ):
+        encode_slices((part,), models(kind), tmp_path / "tokens.bin")
