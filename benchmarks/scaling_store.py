@@ -121,4 +121,4 @@ def _meta(key: str, content: "int | bytes | _Folder") -> dict[str, Any]:
 
 
 def _tag(content: "int | bytes | _Folder") -> str:
-    return "tag" if isinstance(content, int) else f"{hash(content if isinstance(content, bytes) else 0):x}"
+    return '"tag"' if isinstance(content, int) else f'"{hash(content if isinstance(content, bytes) else 0):x}"'
