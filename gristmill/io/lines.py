@@ -12,6 +12,7 @@ from gristmill.io.formats.suffixes import compression_of
 
 MAX_LINE_BYTES = 1 << 30
 MEMORY_A_BYTE = 4  # bytes of memory for a byte of a line: the line, its text, the text in UTF-8 or what is written
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _KEPT_BYTES = 1024  # of the beginning of a line that is too long
 
 
@@ -64,6 +65,11 @@ def read_whole(path: Path, hold: Hold, limit: int = MAX_LINE_BYTES) -> bytes:
     if size <= limit and not hold.fits(size * MEMORY_A_BYTE):
         raise hold.refuse(f"{path}, of {size:,} bytes,", size * MEMORY_A_BYTE)
     return _line(content, size, limit, hold)
+
+
+def without_mark(content: bytes) -> bytes:
+    """The first line of a file, or all of it, without a byte order mark."""
+    return content if isinstance(content, CutLine) else content.removeprefix(_BYTE_ORDER_MARK)
 
 
 def damaged_stream(path: Path, last_good: str, error: CorruptStream) -> InputError:

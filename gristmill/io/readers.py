@@ -20,13 +20,12 @@ from gristmill.io.formats.json_fields import decode_string, parse_fields, reject
 from gristmill.io.formats.malformed import BadRecord, Malformed
 from gristmill.io.formats.suffixes import LINE_FORMATS, READABLE, TABLE_FORMATS, parse_name
 from gristmill.io.formats.text_files import CsvError, read_csv
-from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_lines, read_whole
+from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_lines, read_whole, without_mark
 from gristmill.io.writers import Rejects
 from gristmill.text import utf8_size, working_memory
 
 SLICE_BYTES = 64 << 20  # larger .jsonl and .parquet files are cut into slices of about this size, one task each
 _LONG_TEXT = 1 << 20  # characters
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -216,7 +215,7 @@ def _read_lines(part: Slice) -> Iterator[tuple[int, bytes | BadRecord]]:
         nonlocal is_checked
         row = next(rows)
         if row == 0:
-            line = _without_mark(line)
+            line = without_mark(line)
         if not line or line.isspace():
             return None
         if not is_checked:
@@ -227,10 +226,6 @@ def _read_lines(part: Slice) -> Iterator[tuple[int, bytes | BadRecord]]:
     return filter(None, map(to_record, read_lines(part.path, part.start, part.end, MAX_LINE_BYTES)))
 
 
-def _without_mark(content: bytes) -> bytes:
-    return content if isinstance(content, CutLine) else content.removeprefix(_BYTE_ORDER_MARK)
-
-
 def _cut_to_bad(content: CutLine, what: str) -> BadRecord:
     return BadRecord(f"{what} over {MAX_LINE_BYTES:,} bytes", content, content.size)
 
@@ -239,7 +234,7 @@ def _read_text(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
     """Yield (0, record) of a text file, which is one document."""
     hold = Hold()
     try:
-        yield 0, _text_record(_without_mark(read_whole(part.path, hold, MAX_LINE_BYTES)), part.text_column)
+        yield 0, _text_record(without_mark(read_whole(part.path, hold, MAX_LINE_BYTES)), part.text_column)
     finally:
         hold.release()
 
