@@ -1,10 +1,11 @@
 """Origins of a key set, or of clusters: whether the corpus files that it was made of are those that are given."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import partial
 from pathlib import Path
 
+from gristmill.engine.handovers import is_below
 from gristmill.engine.records import DoneRecord
 from gristmill.engine.run import StageRun
 from gristmill.engine.tags import KnownLedger, is_hash
@@ -40,7 +41,18 @@ def _compare(run: StageRun, key_set: Path, present: dict[str, Path], ledger: Kno
             f"stages after it, or give the corpus that it has read. (If {key_set} is right as it is, copy it to "
             "another folder, and give that.)"
         )
-    return bool(whole or some)
+    return bool(whole or some) or _has_listed(ledger, present)
+
+
+def _has_listed(ledger: KnownLedger, names: Container[str]) -> bool:
+    """Whether a stage has listed a corpus with files of these names, of which it may have had to read none."""
+    return any(
+        is_below(path, folder) and path.removeprefix(f"{folder}/") in names
+        for read in ledger.inputs.values()
+        for folder in read.folders
+        for files in read.files.values()
+        for path in files
+    )
 
 
 def _corpus_tags(records: Iterable[DoneRecord], argument: str) -> dict[str, set[str]]:

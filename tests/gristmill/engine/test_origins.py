@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dedup import generate_connected_components, generate_duplicates_dict, to_hash
+from gristmill.counts import WRITTEN
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError
 from preprocessing import normalize_text
@@ -43,6 +44,16 @@ def test_duplicates_are_not_verified_on_another_corpus_with_the_same_names(norm:
             generate_duplicates_dict(clusters, tmp_path / "d.pickle", QUIET, corpus=tmp_path / "other", **options)
         shutil.copytree(norm, tmp_path / "copy", dirs_exist_ok=True, ignore=shutil.ignore_patterns(".gristmill"))
         generate_duplicates_dict(clusters, tmp_path / "d.pickle", QUIET, corpus=tmp_path / "copy", **options)
+
+
+@pytest.mark.parametrize("options", [{"keep": "longest"}, {"verify": "jaccard"}])
+def test_a_corpus_without_duplicates_of_which_no_text_was_read(norm: Path, tmp_path: Path, options: dict) -> None:
+    """Its file has the name of the raw one, which has other content."""
+    (tmp_path / "dup").mkdir()
+    (tmp_path / "dup/duplicate_pairs.txt").touch()
+    generate_connected_components(tmp_path / "dup", tmp_path / "c.pickle", options=QUIET)
+    generate_duplicates_dict(tmp_path / "c.pickle", tmp_path / "d.pickle", QUIET, corpus=norm, **options)
+    assert pass1(norm, tmp_path / "pass1", tmp_path / "d.pickle", options=QUIET).total(WRITTEN).documents == 6
 
 
 def test_an_index_that_grew_is_named_and_not_the_corpus(norm: Path, tmp_path: Path) -> None:
