@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dedup.candidates.input_shards import check_index
+from dedup.candidates.input_shards import check_index, reject_own_index
 from dedup.candidates.lsh import check_bands
 from dedup.removal.keep_policy import check_sources, parse_keep
 from dedup.removal.similarity import SimilarityCheck
@@ -62,6 +62,7 @@ def _check_dedup(config: RunConfig, sources: set[str]) -> None:
     check_sources(parse_keep(spec.keep), sources)
     compared = sketch if spec.verify and spec.index else None
     SimilarityCheck(spec.verify or "jaccard", spec.threshold, spec.width, spec.unit, compared)
+    reject_own_index(spec.index, config.signatures)
     check_index(spec.index, sketch)
 
 

@@ -162,6 +162,11 @@ class RunConfig:
         return self.out / ("applied" if self.apply.function else "normalized")
 
     @property
+    def signatures(self) -> Path:
+        """Folder of the signatures."""
+        return self.out / "minhash"
+
+    @property
     def mix_seed(self) -> int:
         return self.seed if self.mix.seed is None else self.mix.seed
 

@@ -98,7 +98,7 @@ def _cleaned_by(config: RunConfig) -> str:
 
 def _find_duplicates(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
     spec, sketch = config.dedup, config.sketch
-    clean, minhash, dup = config.clean, config.out / "minhash", config.out / "dup"
+    clean, minhash, dup = config.clean, config.signatures, config.out / "dup"
     pairs, clusters = dup / "duplicate_pairs_exact.txt", dup / "connected_components.parquet"
     copies = pairs.with_suffix(".parquet") if spec.exact else None
 

@@ -35,7 +35,8 @@ WEIGHTS: dict[str, float] = {
 def source_weights(given: Mapping[str, float] | str, sources: Iterable[str]) -> dict[str, float]:
     """Weight of every source: from `given` (a mapping, '', 'book=2.5,c4=1' or a .toml path), else from WEIGHTS.
 
-    Raises UsageError for a source that the corpus does not have, or a weight that is not from 0 to MAX_WEIGHT.
+    Raises UsageError for a source that the corpus does not have, a weight that is not from 0 to MAX_WEIGHT, or none
+    above 0.
 
     >>> source_weights("book=2.5", ["book", "blogs"])
     {'blogs': 1.0, 'book': 2.5}
@@ -54,7 +55,10 @@ def source_weights(given: Mapping[str, float] | str, sources: Iterable[str]) -> 
                 f"--weights {source}={weight}: wanted a number of epochs, 0 or more and at most {MAX_WEIGHT:,}, "
                 "such as 2.5"
             )
-    return {source: float(given.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT))) for source in sources}
+    weights = {source: float(given.get(source, WEIGHTS.get(source, DEFAULT_WEIGHT))) for source in sources}
+    if weights and not any(weights.values()):
+        raise UsageError("--weights leaves out every source: wanted a weight above 0 for one of them")
+    return weights
 
 
 def shares_table(weights: Mapping[str, float], counts: Counts) -> Table:

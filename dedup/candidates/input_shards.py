@@ -26,6 +26,7 @@ from gristmill.counts import Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import UsageError
+from gristmill.storage.files import resolved
 
 Scope = Literal["global", "per-source"]
 
@@ -68,8 +69,10 @@ class SignatureShard:
 def list_shards_of(folder: Path | None, index: Sequence[str] = ()) -> ShardFolders:
     """The shards of a corpus, if there is one, and of its indexes, each a folder of shards, or NAME=FOLDER.
 
-    UsageError if a folder holds none, InputError if to_hash has not finished it.
+    UsageError if a folder holds none, or an index and the corpus are one, InputError if to_hash has not finished it.
     """
+    if folder is not None:
+        reject_own_index(index, folder)
     return {name: FileSet(tuple(shard_paths(root))) for name, root in _roots(folder, index)}
 
 
@@ -107,6 +110,17 @@ def list_signature_shards(run: StageRun, folders: ShardFolders) -> list[Signatur
     shards.sort(key=lambda shard: (not is_of_index(shard.file), shard.file, shard.end))
     _reject_copies(shards)
     return shards
+
+
+def reject_own_index(index: Sequence[str], signatures: Path) -> None:
+    """Raise UsageError if an index has shards of the corpus itself, of which no document would be kept."""
+    own = resolved(signatures)
+    for name, folder in parse_indexes(index):
+        if own.is_relative_to(resolved(folder)) or resolved(folder).is_relative_to(own):
+            raise UsageError(
+                f"--index {name}={folder}: these are signatures of the corpus itself, in {signatures}, and every "
+                "document would be removed as its own duplicate: give those of a corpus deduplicated before"
+            )
 
 
 def _reject_copies(shards: Sequence[SignatureShard]) -> None:

@@ -192,6 +192,7 @@ def test_an_index_comes_first_and_is_not_paired_within(minhash: Path, tmp_path: 
         (("nowhere",), "nowhere: wanted the folder"),
         (("MINHASH", "a=MINHASH", "MINHASH"), "a name of its own"),
         (("a:b=MINHASH",), "neither : nor /"),
+        (("old=MINHASH/arxiv",), "old=MINHASH/arxiv: these are signatures of the corpus itself"),
     ],
 )
 def test_an_index_that_cannot_be(

@@ -224,7 +224,7 @@ def test_a_dry_run_says_what_is_done_and_writes_nothing(finished, capsys):
         (["short"], {}, "filter: no document is left of 1 (1 short): give longer documents, or a smaller --filter."),
         (
             ["some words"],
-            {"mix": Mix(weights={"a": 0})},
+            {"mix": Mix(weights={"a": 0.001})},
             "pass1: no document is left of 1 (1 left out",
         ),
         (
