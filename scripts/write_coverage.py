@@ -28,8 +28,9 @@ averages of the weights under ZeRO-3 and tensor parallelism (`tests/training/opt
 runs that are killed and resumed under another layout (`tests/training/checkpoint/`, `tests/training/test_restart.py`).
 """
 _GPU = """
-Pipelines need a GPU per process. The tests marked `gpu` (`tests/training/test_gpu.py`) run some of these rows, and
-train, compile, offload and resume. None of them has run on a GPU yet, nor any row on several GPUs or machines.
+Pipelines and grids need a GPU per process. The tests marked `gpu` (`tests/training/test_gpu.py`) run some of these
+rows, and train, compile, offload and resume. None of them has run on a GPU yet, nor any row on several GPUs or
+machines.
 """
 LAYOUTS: dict[str, Callable[[Case], bool]] = {
     "one process": lambda c: _axes(c) == "",
@@ -38,7 +39,8 @@ LAYOUTS: dict[str, Callable[[Case], bool]] = {
         for zero in (0, 1, 2, 3)
     },
     "dp, ZeRO within groups": lambda c: _axes(c) == "dp" and _hybrid(c),
-    "tp": lambda c: _axes(c) == "tp" and not c.layout.sequence_parallel,
+    "tp": lambda c: _axes(c) == "tp" and not c.layout.sequence_parallel and c.layout.tensor == "1d",
+    "tp, on a grid (2d, 2.5d)": lambda c: c.layout.tensor != "1d",
     "tp, sequence parallel": lambda c: _axes(c) == "tp" and c.layout.sequence_parallel,
     "pp, whole backward pass": lambda c: _axes(c) == "pp" and c.layout.schedule not in SPLIT_BACKWARD,
     "pp, split backward pass": lambda c: _axes(c) == "pp" and c.layout.schedule in SPLIT_BACKWARD,
@@ -67,7 +69,7 @@ def coverage() -> str:
     """The whole page."""
     cpu = plan_certificate(False, 8).cases
     on_one_gpu = [*feature_cases("cuda")[0], *(case for case in cpu if case.reference == "one process")]
-    gpu = [case for case in on_one_gpu if case.layout.pp == 1]
+    gpu = [case for case in on_one_gpu if not case.sends_tensors]
     parts = [HEAD, "## On a CPU\n", *_table(cpu), "\n## On one GPU, with `--device cuda`\n", *_table(gpu)]
     return "\n".join([*parts, _GPU])
 

@@ -121,9 +121,24 @@ class TrainConfig:
             "try --parallel.schedule interleaved-1f1b, or --compile false",
         )
 
+        self._check_grid()
         if self.compile and self.precision == "fp64":
             reason = "before, compiled attention on a CPU takes float64 for float32"
             require_torch("2.13", "compile with precision fp64", reason, "--compile false, or --precision fp32")
+
+    def _check_grid(self) -> None:
+        """Raise UsageError for what does not go together with a grid of tensor-parallel ranks."""
+        tensor = self.parallel.tensor
+        require(
+            tensor == "1d" or not self.compile,
+            f"compile and parallel.tensor {tensor}: blocks whose products broadcast are not compiled yet; "
+            "try --compile false, or --parallel.tensor 1d",
+        )
+        require(
+            tensor == "1d" or self.memory.recompute != "selective",
+            f"memory.recompute selective and parallel.tensor {tensor}: it keeps the results of products, and on a grid "
+            "a product is several that are added up; try --memory.recompute full, or --parallel.tensor 1d",
+        )
 
     def identity(self, model: ModelConfig, train: TokenMix, holdout: Manifest) -> dict[str, Any]:
         """Options and data that determine the run's results, by option name; a run resumes only if all are equal.

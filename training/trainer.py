@@ -1,6 +1,5 @@
 """Trainer: the parts of a training run, in the order of use: load, start, step, report, evaluate, save, finish."""
 
-import dataclasses
 import gc
 import math
 from collections.abc import Iterator
@@ -224,7 +223,7 @@ class Trainer:
             step=step,
             updates=self.optimizer.updates,
             processes=self.world.size,
-            layout=dataclasses.asdict(self.layout),
+            layout=self.layout.record(),
             stability=self.stability.state,
             unigram_loss=self.unigram_loss,
             model=self.model_config.record(),

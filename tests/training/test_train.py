@@ -203,6 +203,8 @@ def test_a_diverged_model_replaces_no_checkpoint_and_its_files_are_json(config: 
         (["--timeout", "inf"], "timeout is inf; wanted a finite number, 0 or more; try --timeout 0.0"),
         (["--timeout", "0.001"], "wanted 1 or more seconds, or 0 for the default"),
         (["--data.batch_size", "10", "--parallel.micro_batches", "3"], "try --data.batch_size 12"),
+        (["--parallel.tensor", "2d", "--compile", "true"], "compile and parallel.tensor 2d: blocks whose products"),
+        (["--parallel.tensor", "2d", "--memory.recompute", "selective"], "try --memory.recompute full, or"),
         (["--data.seq_len", "100000"], "try a lower --data.seq_len"),
         (["--model.vocab_size", "20"], "below the tokenizer's 300"),
         (["--data.train", "nowhere"], "make it with tokenize_corpus"),

@@ -105,11 +105,13 @@ class BatchSplit:
     @classmethod
     def of(cls, config: DataConfig, layout: ParallelConfig) -> "BatchSplit":
         """Split `data.batch_size` for a resolved layout. Raises UsageError if it does not divide evenly."""
-        parts = layout.dp * layout.micro_batches
+        parts, rows = layout.dp * layout.micro_batches, layout.batch_shards
+        by_rows = f" x {rows} rows of the grid of parallel.tp {layout.tp}" if rows > 1 else ""
         require(
-            config.batch_size % parts == 0,
+            config.batch_size % (parts * rows) == 0,
             f"data.batch_size {config.batch_size} is not divisible by parallel.dp {layout.dp} x parallel.micro_batches "
-            f"{layout.micro_batches}; try --data.batch_size {-(-config.batch_size // parts) * parts}",
+            f"{layout.micro_batches}{by_rows}; try --data.batch_size "
+            f"{-(-config.batch_size // (parts * rows)) * parts * rows}",
         )
         return cls(layout.dp, layout.micro_batches, config.batch_size // parts)
 

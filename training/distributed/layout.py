@@ -1,8 +1,8 @@
 """The parallel layout: sizes of data, tensor and pipeline parallelism, and the checks that a model fits them."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 from gristmill.config import Range
 from gristmill.errors import require
@@ -47,10 +47,16 @@ class ParallelConfig:
     them need less activation memory and shrink the pipeline's bubble."""
     reduce_bf16: bool = False
     """Sum gradients over replicas in bf16 instead of float32: half the bytes, less exact; with precision bf16 only."""
+    tensor: Literal["1d", "2d", "2.5d"] = field(default="1d", repr=False)
+    """How tp ranks divide matrices: 1d, by rows or columns; 2d, into blocks on a grid of q x q ranks (Xu et al. 2021,
+    Optimus); 2.5d, on `depth` layers of such a grid, between which sequences are divided (Wang et al. 2021,
+    Tesseract)."""
+    depth: int = field(default=1, repr=False)
+    """Layers of the grid, of 2.5d: tp is q x q x depth."""
     RENAMED: ClassVar[dict[str, str]] = {"shard": "zero_group"}
     RANGES: ClassVar[dict[str, Range]] = {
         **dict.fromkeys(("dp", "zero_group", "virtual_stages", "micro_batches"), Range(0, 2**31 - 1)),
-        **dict.fromkeys(("tp", "pp"), Range(1, 2**31 - 1)),
+        **dict.fromkeys(("tp", "pp", "depth"), Range(1, 2**31 - 1)),
     }
 
     def resolve(self, processes: int, model: ModelConfig, seq_len: int) -> "ParallelConfig":
@@ -71,11 +77,28 @@ class ParallelConfig:
         if self.zero:
             words.append(f"ZeRO-{self.zero}" + (f" over {self.zero_group}" if self.zero_group != self.dp else ""))
         if self.tp > 1:
-            words.append(f"tp {self.tp}" + (" with sequence parallelism" if self.sequence_parallel else ""))
+            grid = "" if self.tensor == "1d" else f" ({self.tensor}, {' x '.join(map(str, self.grid))})"
+            words.append(f"tp {self.tp}{grid}" + (" with sequence parallelism" if self.sequence_parallel else ""))
         if self.pp > 1:
             turns = f", {self.virtual_stages} stages each" if self.virtual_stages > 1 else ""
             words.append(f"pp {self.pp} ({self.schedule}{turns})")
         return " x ".join(words)
+
+    def record(self) -> dict[str, Any]:
+        """The fields, as checkpoints have them; those of a grid only where there is one."""
+        found = asdict(self)
+        return {key: value for key, value in found.items() if self.tensor != "1d" or key not in ("tensor", "depth")}
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Depth, rows and columns of the grid of tensor-parallel ranks; 1, 1, 1 without one."""
+        side = 1 if self.tensor == "1d" else math.isqrt(self.tp // self.depth)
+        return (1 if self.tensor == "1d" else self.depth), side, side
+
+    @property
+    def batch_shards(self) -> int:
+        """Parts into which tensor-parallel ranks divide the sequences of a replica: layers times rows of a grid."""
+        return self.grid[0] * self.grid[1]
 
     @property
     def sequence_shards(self) -> int:
@@ -103,7 +126,10 @@ class ParallelConfig:
         """Raise UsageError unless this resolved layout fits `processes` ranks, the model and the sequence length."""
         _check_rank_count(self, processes)
         _check_zero_group(self)
-        _check_tensor_parallel(self, model, seq_len)
+        if self.tensor == "1d":
+            _check_tensor_parallel(self, model, seq_len)
+        else:
+            _check_grid(self, model)
         require(
             self.pp > 1 or self.virtual_stages == 1,
             f"parallel.virtual_stages {self.virtual_stages} needs a pipeline, and parallel.pp is 1; "
@@ -136,8 +162,40 @@ def _check_zero_group(layout: ParallelConfig) -> None:
     )
 
 
+def _check_grid(layout: ParallelConfig, model: ModelConfig) -> None:
+    tensor, tp, depth = layout.tensor, layout.tp, layout.depth
+    require(
+        (depth > 1) == (tensor == "2.5d"),
+        f"parallel.depth {depth} with parallel.tensor {tensor}: a 2d grid has one layer, a 2.5d one two or more; try "
+        + ("--parallel.tensor 2.5d" if depth > 1 else "--parallel.tensor 2d, or --parallel.depth 2 with 8 ranks"),
+    )
+    side = max(2, math.isqrt(max(1, tp // depth)))
+    require(
+        depth * side * side == tp,
+        f"parallel.tp {tp} is no grid of q x q ranks times parallel.depth {depth}; try --parallel.tp "
+        f"{depth * side * side}",
+    )
+    for name in ("width", "heads", "kv_heads", "ffn_width"):
+        size = getattr(model, name)
+        require(
+            size % side == 0,
+            f"model.{name} {size} is not divisible by the {side} columns of the grid of parallel.tp {tp}; try "
+            f"--model.{name} {-(-size // side) * side}, or --parallel.tensor 1d",
+        )
+    require(
+        model.vocab_size >= side * side,
+        f"a vocabulary of {model.vocab_size} is too small for a grid of {side} columns; try --parallel.tensor 1d",
+    )
+    require(
+        not layout.sequence_parallel,
+        f"parallel.sequence_parallel with parallel.tensor {tensor}: a grid divides all activations already; "
+        "try --parallel.sequence_parallel false",
+    )
+
+
 def _check_tensor_parallel(layout: ParallelConfig, model: ModelConfig, seq_len: int) -> None:
     tp = layout.tp
+    require(layout.depth == 1, f"parallel.depth {layout.depth} with parallel.tensor 1d; try --parallel.tensor 2.5d")
     common = math.gcd(model.heads, model.kv_heads, model.ffn_width)
     limit = max(n for n in range(1, tp + 1) if common % n == 0 and n * n <= model.vocab_size)
     for name in ("heads", "kv_heads", "ffn_width"):

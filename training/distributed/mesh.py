@@ -4,6 +4,8 @@ Mesh dimensions, outermost first: "pp", "replicate", "shard", "tp". Neighbouring
 communicates most (Narayanan et al. 2021, section 3). Data parallelism is "replicate" x "shard", as in FSDP's hybrid
 sharding: ZeRO shards over the ranks along "shard" (`parallel.zero_group` of them), and the ranks along "replicate"
 hold copies of the same shard.
+
+Where tensor parallelism is 2D or 2.5D, "tp" is also a grid of its own axes "depth", "row" and "column".
 """
 
 import os
@@ -28,6 +30,7 @@ Result = TypeVar("Result")
 _START_TIMEOUT = timedelta(minutes=5)  # for all ranks to join
 _REPORT_SECONDS = 30.0  # for the report on a hang under NCCL
 AXES = ("pp", "replicate", "shard", "tp")
+GRID = ("depth", "row", "column")
 
 
 @dataclass(frozen=True)
@@ -55,17 +58,24 @@ class World:
         return self.rank == 0
 
     def axis(self, name: str) -> Axis:
-        """The axis "pp", "replicate", "shard" or "tp"."""
+        """The axis "pp", "replicate", "shard" or "tp", or one of a grid."""
         return self.axes[name]
 
+    @property
+    def finest_axes(self) -> tuple[str, ...]:
+        """The axes of the mesh in order, with those of a grid of tensor-parallel ranks in place of "tp"."""
+        return (*AXES[:-1], *GRID) if "row" in self.axes else AXES
+
     def joint_axis(self, *names: str) -> JointAxis:
-        """Several axes, in the order of the mesh, as one; collective if more than one has several ranks."""
+        """Several of the `finest_axes`, in their order, as one; collective if more than one has several ranks."""
         axes = tuple(self.axes[name] for name in names)
         longer = [axis for axis in axes if axis.size > 1]
         if len(longer) < 2:
             return JointAxis(axes, longer[0].group if longer else None)
-        dims = [AXES.index(name) for name in names]
-        lines = self.mesh.mesh.movedim(dims, list(range(-len(dims), 0))).flatten(-len(dims)).flatten(0, -2).tolist()
+        every = self.finest_axes
+        dims = [every.index(name) for name in names]
+        ranks = self.mesh.mesh.view([self.axes[name].size for name in every])
+        lines = ranks.movedim(dims, list(range(-len(dims), 0))).flatten(-len(dims)).flatten(0, -2).tolist()
         group = dist.new_subgroups_by_enumeration(lines, timeout=self.timeout, group_desc=" x ".join(names))[0]
         return JointAxis(axes, group)
 
@@ -140,7 +150,22 @@ def build_world(layout: ParallelConfig, device: torch.device, timeout: float = 6
         lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
         groups.append(dist.new_subgroups_by_enumeration(lines, timeout=limit, group_desc=name)[0])
     mesh = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=AXES)
-    return World(mesh, {name: _axis(mesh[name], name) for name in AXES}, device, limit)
+    axes = {name: _axis(mesh[name], name) for name in AXES}
+    if layout.tensor != "1d":
+        axes |= _grid_axes(ranks.view(-1, *layout.grid), limit)
+    return World(mesh, axes, device, limit)
+
+
+def _grid_axes(ranks: Tensor, timeout: timedelta) -> dict[str, Axis]:
+    """The axes of each grid of tensor-parallel ranks, (grids, depth, rows, columns); collective."""
+    own, axes = (ranks == dist.get_rank()).nonzero()[0].tolist(), {}
+    for dim, name in enumerate(GRID, 1):
+        group, size = None, ranks.shape[dim]
+        if size > 1:
+            lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
+            group = dist.new_subgroups_by_enumeration(lines, timeout=timeout, group_desc=name)[0]
+        axes[name] = Axis(name, size, own[dim], group)
+    return axes
 
 
 def _axis(line: DeviceMesh, name: str) -> Axis:

@@ -46,6 +46,7 @@ class MemoryInputs:
     """By stage of this rank."""
 
     def __post_init__(self) -> None:
+        assert self.layout.tensor == "1d", "the memory of grids is not modelled"
         last = self.layout.stages - 1
         found = {
             stage: stage_parameters(

@@ -77,8 +77,44 @@ def token_losses(
     step = chunk_tokens(_largest_shard(len(weight), vocab_start, group), x.dtype, x.device)
     chunks = zip(x.flatten(0, 1).split(step), targets.flatten().split(step), losses.flatten().split(step), strict=True)
     for features, ids, out in chunks:
-        out.copy_(_chunk_losses(features, weight, ids, vocab_start, group)[0])
+        out.copy_(_chunk_losses(features @ weight.T, ids, vocab_start, group)[0])
     return losses
+
+
+def logits_cross_entropy(
+    logits: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None, z_loss: ZLoss | None = None
+) -> Tensor:
+    """`linear_cross_entropy` from this rank's logits (B, T, V / n), all of which are in memory; shape (1,)."""
+    return _LogitsCrossEntropy.apply(logits.flatten(0, 1), targets.flatten(), vocab_start, group, z_loss)
+
+
+@torch.no_grad()
+def logits_losses(logits: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None) -> Tensor:
+    """`token_losses` from this rank's logits (B, T, V / n): (B, T), without gradients."""
+    return _chunk_losses(logits.flatten(0, 1), targets.flatten(), vocab_start, group)[0].view_as(targets)
+
+
+class _LogitsCrossEntropy(torch.autograd.Function):
+    """Cross-entropy of logits that keeps their gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        vocab_start: int,
+        group: dist.ProcessGroup | None,
+        z_loss: ZLoss | None,
+    ) -> Tensor:
+        loss, gradient = _chunk_loss(logits, targets, vocab_start, group, z_loss)
+        ctx.save_for_backward(gradient.to(logits.dtype))
+        return loss[None]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad.to(gradient.dtype), None, None, None, None
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -101,7 +137,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         step = chunk_tokens(_largest_shard(len(weight), vocab_start, group), x.dtype, x.device)
         for start in range(0, len(x), step):
             chunk = slice(start, start + step)
-            loss, dlogits = _chunk_loss(x[chunk], weight, targets[chunk], vocab_start, group, z_loss)
+            loss, dlogits = _chunk_loss(x[chunk] @ weight.T, targets[chunk], vocab_start, group, z_loss)
             total += loss
             if dx is not None and dw is not None:
                 dlogits = dlogits.to(x.dtype)
@@ -152,16 +188,11 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _chunk_loss(
-    x: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    vocab_start: int,
-    group: dist.ProcessGroup | None,
-    z_loss: ZLoss | None = None,
+    logits: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None, z_loss: ZLoss | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Summed loss of a chunk of N tokens, (), and the gradient of its logits, (N, V / n)."""
-    losses, log_probs, log_z, shard_prob = _chunk_losses(x, weight, targets, vocab_start, group)
-    valid, (in_shard, column) = targets != IGNORE_INDEX, _columns(targets, weight, vocab_start, group)
+    """Summed loss of the logits of a chunk of N tokens, (), and their gradient; both of the logits are (N, V / n)."""
+    losses, log_probs, log_z, shard_prob = _chunk_losses(logits, targets, vocab_start, group)
+    valid, (in_shard, column) = targets != IGNORE_INDEX, _columns(targets, logits, vocab_start, group)
     scale = valid.to(log_probs.dtype)
     if shard_prob is not None:
         scale *= shard_prob
@@ -173,25 +204,24 @@ def _chunk_loss(
 
 
 def _columns(
-    targets: Tensor, weight: Tensor, vocab_start: int, group: dist.ProcessGroup | None
+    targets: Tensor, logits: Tensor, vocab_start: int, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
     """Whether this shard has each of N targets, (N,), and its column there, (N, 1), or any other where it has not."""
     local = targets - vocab_start
-    in_shard = (local >= 0) & (local < len(weight)) if group is not None else targets != IGNORE_INDEX
-    return in_shard, local.clamp(0, len(weight) - 1)[:, None]
+    in_shard = (local >= 0) & (local < logits.shape[1]) if group is not None else targets != IGNORE_INDEX
+    return in_shard, local.clamp(0, logits.shape[1] - 1)[:, None]
 
 
 def _chunk_losses(
-    x: Tensor, weight: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None
+    logits: Tensor, targets: Tensor, vocab_start: int, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The loss of each of N tokens, (N,), and what its gradient is made of.
 
     That is log-probabilities, (N, V / n), normalised within this shard of the vocabulary; log Z over all of it, (N,);
     with `group` this shard's total probability, (N,).
     """
-    logits = x @ weight.T
-    in_shard, column = _columns(targets, weight, vocab_start, group)
-    log_probs, shard_prob = logits.log_softmax(-1, dtype=accumulation_dtype(x.dtype)), None
+    in_shard, column = _columns(targets, logits, vocab_start, group)
+    log_probs, shard_prob = logits.log_softmax(-1, dtype=accumulation_dtype(logits.dtype)), None
     target_log_prob = log_probs.gather(1, column)[:, 0]
     log_z = logits[:, 0].to(log_probs.dtype) - log_probs[:, 0]  # of this shard
     if group is not None:

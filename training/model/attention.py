@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from training.kernels.dispatch import embedding, fused_linears
+from training.kernels.dispatch import embedding
 from training.kernels.rotary import apply_rotary
 from training.model.attention_mask import Mask
 from training.model.documents import Documents
@@ -54,7 +54,7 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, _documents: Documents | None) -> Sequence[Tensor]:
         """Queries, keys and values of features (B, T, D), each (B, T, …)."""
-        return fused_linears(x, (self.q, self.k, self.v))
+        return self.q.beside(x, self.k, self.v)
 
 
 class QueryAttention(Attention):
@@ -67,4 +67,4 @@ class QueryAttention(Attention):
     def project(self, x: Tensor, documents: Documents | None) -> Sequence[Tensor]:
         positions = torch.arange(x.shape[1], device=x.device) if documents is None else documents.positions
         q = self.q(embedding(positions, self.query.weight))
-        return q.expand(len(x), -1, -1), *fused_linears(x, (self.k, self.v))
+        return q.expand(len(x), -1, -1), *self.k.beside(x, self.v)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.kernels.dispatch import fused_linears, gelu, swiglu
+from training.kernels.dispatch import gelu, swiglu
 from training.model.layers import Linear
 from training.model.model_config import ModelConfig
 
@@ -21,7 +21,7 @@ class GatedMLP(nn.Module):
         self.combine = geglu if config.mlp == "geglu" else swiglu
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.combine(*fused_linears(x, (self.gate, self.up))))
+        return self.down(self.combine(*self.gate.beside(x, self.up)))
 
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from training.distributed.collectives import all_gather
 from training.distributed.layout import ParallelConfig
-from training.distributed.mesh import AXES, World
+from training.distributed.mesh import World
 from training.kernels.cross_entropy import ZLoss
 from training.memory.offload_parameters import ParametersOnDisk
 from training.model.batch import Batch
@@ -20,6 +20,7 @@ from training.model.model_config import ModelConfig
 from training.parallel.data_parallel import GradReducer
 from training.parallel.fsdp import reshard
 from training.parallel.gradients import RemainingSums
+from training.parallel.grid.sequences import all_sequences, own_batch, own_sequences
 from training.sharding.axis import Axes, JointAxis
 from training.sharding.shard_spec import shard_range
 from training.sharding.sharded_parameter import ShardedParameter
@@ -53,6 +54,9 @@ class ParallelModel:
         self.parts, self.params, self.reducers = parts, params, reducers
         self.axes, self.sums, self.pipeline, self.files = axes, sums, pipeline, files
         self.z_loss = ZLoss(0.0)
+        # of a grid: the layers and rows that divide the sequences, and the columns that divide the vocabulary
+        self.rows = world.joint_axis("depth", "row") if "row" in world.axes else JointAxis()
+        self.vocabulary = world.axes.get("column", world.axis("tp"))
 
     def forward_backward(self, batch: Batch, scale: float) -> Tensor:
         """Forward and backward: leaves gradients of `scale` × the global loss sum on the shards that this rank updates.
@@ -60,6 +64,7 @@ class ParallelModel:
         `batch` is this replica's, (B, T). Returns this rank's term of the loss sum in nats, 0-d: the sum over all ranks
         is the global one.
         """
+        batch = own_batch(batch, self.rows)
         loss = self._run_schedule(batch, scale) if self.pipeline else self._accumulate_gradients(batch, scale)
         for param in self.params:
             if isinstance(param.module_param, DTensor):
@@ -99,7 +104,9 @@ class ParallelModel:
         `positions` as of `Batch`. One rank of each replica has the losses, and the others an empty list: a sum over
         all ranks counts each target once.
         """
-        losses = self._forward(ids, targets, positions)
+        own = [[own_sequences(x, self.rows) for x in parts] for parts in (ids, targets, positions or ())]
+        losses = self._forward(own[0], own[1], own[2] or None)
+        losses = [all_sequences(x, self.rows)[: len(whole)] for x, whole in zip(losses, ids, strict=False)]
         return losses if self.world.axis("tp").rank == 0 else []
 
     @torch.no_grad()
@@ -145,7 +152,7 @@ class ParallelModel:
     def matrix_holders(self) -> JointAxis:
         """The axes along which matrices are sharded: the ranks that hold whole ones together; collective."""
         names = {name for param in self.params for name in param.placement.shard}
-        return self.world.joint_axis(*(name for name in AXES if name in names))
+        return self.world.joint_axis(*(name for name in self.world.finest_axes if name in names))
 
     def verify_params(self) -> None:
         """Raise InputError if parameters on disk changed since their last update; call it before saving."""
@@ -196,12 +203,12 @@ class ParallelModel:
         return outputs
 
     def _count_once(self, loss: Tensor) -> Tensor:
-        """The loss on tensor-parallel rank 0, zero on the others: a sum over all ranks counts each loss once."""
-        return loss if self.world.axis("tp").rank == 0 else torch.zeros_like(loss)
+        """The loss where the vocabulary begins, elsewhere zero: a sum over all ranks counts each target once."""
+        return loss if self.vocabulary.rank == 0 else torch.zeros_like(loss)
 
     def _all_gather_vocab(self, logits: Tensor) -> Tensor:
-        """All-gather this rank's logits (V / tp,) to (V,)."""
-        axis, size = self.world.axis("tp"), self.config.vocab_size
+        """All-gather this rank's logits (V / n,) to (V,)."""
+        axis, size = self.vocabulary, self.config.vocab_size
         if axis.size == 1:
             return logits
         step = shard_range(size, axis.size, 0)[1]

@@ -21,6 +21,8 @@ from training.model.decoder import Decoder
 from training.parallel.data_parallel import GradReducer
 from training.parallel.fsdp import apply_fsdp
 from training.parallel.gradients import RemainingSums, tied_axis
+from training.parallel.grid.modules import apply_grid
+from training.parallel.grid.summa import Grid
 from training.parallel.initialize import init_shard
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.pipeline_stages import global_name, split_stages
@@ -90,7 +92,10 @@ def shard_model(
     pieces = _module_pieces(decoder, placement_table(decoder, layout), world.axes)
     for part in parts:
         part.to(accumulation_dtype(dtype) if layout.zero == 3 else dtype)
-        apply_tensor_parallel(part, pieces, world.axis("tp"), layout.sequence_parallel)
+        if layout.tensor == "1d":
+            apply_tensor_parallel(part, pieces, world.axis("tp"), layout.sequence_parallel)
+        else:
+            apply_grid(part, pieces, Grid.of(world.axes))
         checkpoint_activations(part, memory.recompute)  # around the tensor-parallel modules
         if compiled:
             for block in part.blocks.values():  # of the same code, so torch compiles one and reuses it

@@ -53,7 +53,7 @@ class Pipeline:
     """The stages of this rank, each with its reducer, run by one of torch's schedules; `axis` is "pp".
 
     Between stages on different ranks each micro-batch sends its activations (B, T, D) forward and their gradient
-    backward, in `dtype`; with sequence parallelism (B, T / tp, D).
+    backward, in `dtype`; with sequence parallelism (B, T / tp, D), on a grid of q columns (B, T, D / q).
     """
 
     def __init__(
@@ -148,7 +148,8 @@ class Pipeline:
         """Activations of micro-batch `i` from the previous stage, which may be on this rank."""
         if stage - 1 in outputs:
             return outputs[stage - 1][i]
-        width, length = self.parts[stage].config.width, tokens.shape[1] // self.layout.sequence_shards
+        width = self.parts[stage].config.width // self.layout.grid[2]
+        length = tokens.shape[1] // self.layout.sequence_shards
         x = torch.empty(len(tokens), length, width, dtype=self.dtype, device=self.device)
         dist.recv(x, group=self.axis.group, group_src=self.ranks[stage - 1])
         return x

@@ -50,9 +50,37 @@ def tensor_parallel_table(sequence_parallel: bool) -> dict[str, Placement]:
     return {f"{module}.{leaf}": placement for module, leaves in table.items() for leaf, placement in leaves.items()}
 
 
+def grid_table() -> dict[str, Placement]:
+    """The placement of each parameter on a grid, by the end of its name (Xu et al. 2021; Wang et al. 2021).
+
+    Every matrix, the vocabulary's too, is split by its outputs over columns and by its inputs over rows; products sum
+    its gradient over the tokens of all rows. Vectors are split as the features that they scale or are added to, and the
+    rows have terms of their gradients: the papers hold them on one row, and broadcast them each time.
+    """
+    matrix = Placement(shard={"column": 0, "row": 1}, replicated=("depth",), gradient_sum=("depth",))
+    vector = Placement(shard={"column": 0}, replicated=("depth", "row"), gradient_sum=("depth", "row"))
+    of_positions = Placement(shard={"column": 1}, replicated=("depth", "row"), gradient_sum=("depth", "row"))
+    of_heads = Placement(replicated=("depth", "row", "column"), gradient_sum=("depth", "row", "column"))
+    linear = {"weight": matrix, "bias": vector}
+    norm = {"weight": vector, "bias": vector}
+    table = {
+        "embed.tokens": {"weight": matrix},
+        "embed.positions": {"weight": of_positions},
+        **dict.fromkeys(("embed_norm", "input_norm", "attention_norm", "mlp_norm", "norm"), norm),
+        **{f"attention.{name}": linear for name in ("q", "k", "v", "o")},
+        "attention.q_norm": {"weight": of_heads, "bias": of_heads},
+        "attention.k_norm": {"weight": of_heads, "bias": of_heads},
+        "attention.query": {"weight": of_positions},
+        **{f"mlp.{name}": linear for name in ("gate", "up", "down")},
+        "head": {"weight": matrix},
+    }
+    return {f"{module}.{leaf}": placement for module, leaves in table.items() for leaf, placement in leaves.items()}
+
+
 def placement_table(decoder: Decoder, layout: ParallelConfig) -> dict[str, Placement]:
     """The placement of every parameter of the whole decoder, by name; a tied matrix has both its names."""
-    table, tied = tensor_parallel_table(layout.sequence_parallel), bool(decoder.config.tied) and layout.stages > 1
+    table = tensor_parallel_table(layout.sequence_parallel) if layout.tensor == "1d" else grid_table()
+    tied = bool(decoder.config.tied) and layout.stages > 1
     placements = {}
     for name, _ in decoder.named_parameters(remove_duplicate=False):
         found = [row for end, row in table.items() if f".{name}".endswith(f".{end}")]

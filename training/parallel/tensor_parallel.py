@@ -34,10 +34,7 @@ def apply_tensor_parallel(part: Decoder, pieces: Mapping[str, ShardSpec], axis: 
     """
     if axis.size == 1:
         return
-    for name, parameter in list(part.named_parameters()):
-        owner, _, leaf = name.rpartition(".")
-        setattr(part.get_submodule(owner), leaf, nn.Parameter(parameter.new_empty(pieces[name].size)))
-    part.tie()
+    cut_parameters(part, pieces)
     region = _Region(axis, sequence_parallel)
     for block in part.blocks.values():
         assert isinstance(block, Block)
@@ -47,11 +44,19 @@ def apply_tensor_parallel(part: Decoder, pieces: Mapping[str, ShardSpec], axis: 
     if isinstance(part.head, Head):
         part.head = _VocabParallelHead(part.head, region, pieces["head.weight"])
     if isinstance(part.position_table, Alibi):
-        part.position_table = _ShardedAlibi(part.position_table, region)
+        part.position_table = ShardedAlibi(part.position_table, axis, axis.size if sequence_parallel else 1)
     elif sequence_parallel and isinstance(part.position_table, Rotary):
         part.position_table = _AllRotary(part.position_table, axis)
         if isinstance(part.embed, Embedding):
             _shard_sequence(part.embed, axis)
+
+
+def cut_parameters(part: Decoder, pieces: Mapping[str, ShardSpec]) -> None:
+    """Make each parameter, on the meta device, one of the shape of this rank's piece of it; in place."""
+    for name, parameter in list(part.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        setattr(part.get_submodule(owner), leaf, nn.Parameter(parameter.new_empty(pieces[name].size)))
+    part.tie()
 
 
 class _Region:
@@ -115,14 +120,14 @@ class _ShardedPositions(PositionEmbedding):
         return super().positions(x) + self.axis.rank * x.shape[1]
 
 
-class _ShardedAlibi(Alibi):
-    """ALiBi's bias of this rank's heads, and of all tokens, where the sequence is sharded between the regions."""
+class ShardedAlibi(Alibi):
+    """ALiBi's bias of this rank's heads, and of all tokens, where features are of one of `parts` of a sequence."""
 
-    def __init__(self, full: Alibi, region: _Region) -> None:
+    def __init__(self, full: Alibi, axis: Axis, parts: int = 1) -> None:
         nn.Module.__init__(self)
-        count = len(full.slopes) // region.axis.size
-        self.slopes = full.slopes[region.axis.rank * count :][:count]
-        self.parts = region.axis.size if region.sequence_parallel else 1
+        count = len(full.slopes) // axis.size
+        self.slopes = full.slopes[axis.rank * count :][:count]
+        self.parts = parts
 
     def tokens(self, x: Tensor) -> int:
         return x.shape[1] * self.parts

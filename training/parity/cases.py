@@ -93,7 +93,7 @@ class Case:
     @classmethod
     def of(cls, preset: Preset, layout: ParallelConfig, recompute: Recompute = "none", **options: Any) -> "Case":
         """Choose numbers of layers and sequences that the layout can split; `options` are further fields."""
-        parts = layout.dp * layout.micro_batches
+        parts = layout.dp * layout.micro_batches * layout.batch_shards
         options = {"dropout": 0.1 if preset == "gpt2" else 0.0, **options}
         return cls(preset, layout, _layer_count(layout), -(-_SEQUENCES // parts) * parts, recompute, **options)
 
@@ -104,6 +104,11 @@ class Case:
     @property
     def processes(self) -> int:
         return self.layout.dp * self.layout.tp * self.layout.pp
+
+    @property
+    def sends_tensors(self) -> bool:
+        """True if ranks send each other tensors outside collectives, as pipelines and grids do."""
+        return self.layout.pp > 1 or self.layout.tensor != "1d"
 
     @property
     def counts_traffic(self) -> bool:
@@ -125,6 +130,7 @@ class Case:
         words += [f"zero{layout.zero}"] * (layout.zero > 0)
         words += [f"shard{layout.zero_group}"] * (1 < layout.zero_group < layout.dp)
         words += ["sp"] * layout.sequence_parallel
+        words += [f"{layout.tensor} {' x '.join(map(str, layout.grid))}"] * (layout.tensor != "1d")
         words += [f"{layout.schedule} v{layout.virtual_stages}"] * (layout.pp > 1)
         words += [f"m{layout.micro_batches}"] * (layout.micro_batches > 1)
         words += [f"recompute-{self.recompute}"] * (self.recompute != "none")

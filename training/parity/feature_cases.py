@@ -21,6 +21,7 @@ INIT_STD = 0.1  # about 1 / sqrt(width): features keep their size, and rounding 
 _PRESETS: tuple[Preset, ...] = ("llama", "gpt2")
 _ONE = ParallelConfig()
 _3D = ParallelConfig(dp=2, zero=1, tp=2, sequence_parallel=True, pp=2, schedule="1f1b")
+_GRID = ParallelConfig(tp=4, tensor="2d")
 Options = dict[str, Any]
 
 
@@ -40,6 +41,7 @@ def feature_cases(device: Literal["cpu", "cuda"] = "cpu", full: bool = False) ->
         ]
     else:
         skipped.append("transformers is not installed: its Llama and GPT-2 are not compared; pip install transformers")
+    asked += _grid_cases(full)
     if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         asked.append(("llama", ParallelConfig(dp=2, zero=3), {"precision": "fp32", "compiled": True}))
     else:
@@ -85,6 +87,25 @@ def _document_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
     ]  # fmt: skip
     for preset, layout, recompute in layouts:
         yield preset, layout, {"documents": True, "recompute": recompute, "reference": "one process"}
+
+
+def _grid_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """2D and 2.5D tensor parallelism beside one process, alone and with other kinds; more of them in `full`."""
+    layers = ParallelConfig(tp=8, tensor="2.5d", depth=2)
+    layouts: list[tuple[Preset, ParallelConfig, Options]] = [
+        ("llama", _GRID, {}),
+        ("gpt2", layers, {"optimizer": "adamw", "recompute": "full", "documents": True, "dropout": 0.1}),
+    ]
+    if full:
+        layouts += [
+            ("gpt2", _GRID, {}), ("llama", layers, {"z_loss": 0.01}), ("llama", _GRID, {"optimizer": "muon"}),
+            *(("llama", replace(_GRID, dp=2, zero=zero), {"optimizer": "adamw"}) for zero in (0, 1, 2, 3)),
+            *(("gpt2", replace(_GRID, pp=2, schedule=schedule), {}) for schedule in ("1f1b", "zbv")),
+            ("codegeex-13b", _GRID, {}), ("bloom-176b", _GRID, {}), ("qwen3-0.6b", _GRID, {}),
+            ("glm-130b", layers, {}), ("mistral-7b", layers, {}), ("llama", _GRID, {"precision": "fp32"}),
+        ]  # fmt: skip
+    for preset, layout, options in layouts:
+        yield preset, layout, {"reference": "one process", **options}
 
 
 def _adamw_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]]:

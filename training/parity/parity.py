@@ -82,9 +82,10 @@ def plan_certificate(full: bool, processes: int, device: Literal["cpu", "cuda"] 
     features, skipped = feature_cases(device, full)
     single = [replace(case, precision="fp32") for case in covering]
     cases = [*features, *(replace(case, device=device) for case in [*(all_ if full else covering), *single])]
-    possible = [case for case in cases if device == "cpu" or case.layout.pp == 1 or _have_own_gpus(case)]
+    possible = [case for case in cases if device == "cpu" or not case.sends_tensors or _have_own_gpus(case)]
     if possible != cases:
-        skipped.append(f"{len(cases) - len(possible)} pipelines need a GPU per process: gloo sends no GPU's tensors")
+        count = len(cases) - len(possible)
+        skipped.append(f"{count} pipelines and grids need a GPU per process: gloo sends no GPU's tensors")
     return CertificatePlan([case for case in possible if case.processes <= processes], refused, skipped)
 
 

@@ -18,6 +18,8 @@ OPERATIONS = {
     "allgather_into_tensor_coalesced_": "all-gather",
     "_reduce_scatter_base_": "reduce-scatter",
     "reduce_scatter_tensor_coalesced_": "reduce-scatter",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
     "send": "send",
     "recv_": "receive",
 }
@@ -28,7 +30,7 @@ class Volume(NamedTuple):
 
     The bytes of a collective are those of its largest tensor: the input of an all-reduce or reduce-scatter, the output
     of an all-gather. In a ring of p ranks each rank sends (p - 1) / p of that, and twice as much for an all-reduce
-    (Patarasuk & Yuan 2009).
+    (Patarasuk & Yuan 2009); of p broadcasts or reductions, of which each rank is the root of one, (p - 1) / p too.
     """
 
     calls: int
@@ -49,6 +51,7 @@ class TrafficCounter(TorchDispatchMode):
     def __init__(self, world: World) -> None:
         super().__init__()
         self._axes = {world.mesh.get_group(axis).group_name: axis for axis in AXES}
+        self._axes |= {axis.group.group_name: axis.name for axis in world.axes.values() if axis.group is not None}
         self._calls: Counter[tuple[str, str]] = Counter()
         self._bytes: Counter[tuple[str, str]] = Counter()
 

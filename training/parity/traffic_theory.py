@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from training.distributed.layout import ParallelConfig
+from training.formulas.grid_traffic import GridSizes, GridTraffic, grid_parameters
 from training.formulas.parameter_shapes import ParameterShape, pack_buckets, stage_parameters
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
@@ -52,10 +53,24 @@ class TrafficInputs:
     def __post_init__(self) -> None:
         ends, layout = self.layout.stages - 1, self.layout
         found = {
-            n: stage_parameters(self.config, self.stage_layers[n], n == 0, n == ends, layout.tp, self.rank.tp)
-            for n in self.stages
+            n: stage_parameters(self.config, self.stage_layers[n], n == 0, n == ends, *self._cut) for n in self.stages
         }
+        if layout.tensor != "1d":
+            found = {n: list(grid_parameters(self.grid, whole)) for n, whole in found.items()}
         object.__setattr__(self, "parameters", found)
+
+    @property
+    def _cut(self) -> tuple[int, int]:
+        """Parts by which 1D tensor parallelism divides parameters, and this rank's."""
+        return (self.layout.tp, self.rank.tp) if self.layout.tensor == "1d" else (1, 0)
+
+    @property
+    def grid(self) -> GridSizes:
+        """This rank's place on a grid of tensor-parallel ranks."""
+        side = self.layout.grid[1]
+        tokens = self.sequences * self.seq_len // (self.layout.micro_batches * self.layout.batch_shards)
+        row, column = self.rank.tp // side % side, self.rank.tp % side
+        return GridSizes(self.config, side, row, column, tokens, self.itemsize, self.wide)
 
     @property
     def hidden_bytes(self) -> int:
@@ -74,9 +89,10 @@ class TrafficInputs:
 
 def expected_traffic(inputs: TrafficInputs) -> Traffic:
     """Return this rank's traffic of one step, from the forward pass to the updated parameters."""
+    on_grid = inputs.layout.tensor != "1d"
     parts = [
-        _tensor_parallel(inputs),
-        _tensor_parallel_gradients(inputs),
+        _grid(inputs) if on_grid else _tensor_parallel(inputs),
+        _grid_gradients(inputs) if on_grid else _tensor_parallel_gradients(inputs),
         _zero3(inputs) if inputs.layout.zero == 3 else _data_parallel(inputs),
         _pipeline_parallel(inputs),
         _tied_embedding(inputs),
@@ -125,6 +141,36 @@ def _tensor_parallel(inputs: TrafficInputs) -> Traffic:
         }
     sums = exits + backward_entries  # entries forward and exits backward communicate nothing
     return {("tp", "all-reduce"): Volume(sums, sums * each) + loss}
+
+
+def _grid(inputs: TrafficInputs) -> Traffic:
+    """2D and 2.5D: what each module of a grid communicates (grid_traffic.py), times the passes."""
+    found, layout, times = GridTraffic(inputs.grid), inputs.layout, inputs.layout.micro_batches
+    for stage in inputs.stages:
+        layers = _layer_count(inputs, stage)
+        recomputed = _recomputations(inputs, stage)
+        found.blocks(layers * (times + recomputed), layers * times)
+        if inputs.config.query_layer and stage == layout.stages - 1:
+            found.learned_queries(inputs.seq_len, times, times, recomputed)
+    if inputs.holds_stage(0):
+        found.embedding(times)
+        found.norms(bool(inputs.config.embed_norm), times, times)
+    if inputs.holds_stage(-1):
+        found.norms(1, times, times)
+        found.loss(times)
+    return {key: Volume(calls, found.bytes[key]) for key, calls in found.calls.items()}
+
+
+def _grid_gradients(inputs: TrafficInputs) -> Traffic:
+    """Layers of a grid sum the gradients of all that they hold, rows those of vectors; columns those of head norms."""
+    every = [p for stage in inputs.parameters.values() for p in stage]
+    vectors = [p for p in every if not p.divided]
+    of_heads = [p for p in vectors if p.of_heads]
+    summed = {"depth": every if inputs.layout.depth > 1 else [], "row": vectors, "column": of_heads}
+    return {
+        (axis, "all-reduce"): Volume(bool(found), sum(_own_numel(inputs, p) for p in found) * inputs.wide)
+        for axis, found in summed.items()
+    }
 
 
 def _loss_chunks(inputs: TrafficInputs) -> int:
@@ -210,7 +256,8 @@ def _zero3(inputs: TrafficInputs) -> Traffic:
 def _pipeline_parallel(inputs: TrafficInputs) -> Traffic:
     """Pipeline: hidden states forward and their gradients backward, between ranks (Huang et al. 2019)."""
     layout, rank = inputs.layout, inputs.rank.pp
-    each = inputs.hidden_bytes // (layout.micro_batches * (layout.tp if layout.sequence_parallel else 1))
+    parts = layout.tp if layout.sequence_parallel or layout.tensor != "1d" else 1
+    each = inputs.hidden_bytes // (layout.micro_batches * parts)
     borders = sum(
         1
         for stage in inputs.stages

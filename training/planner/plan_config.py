@@ -38,6 +38,11 @@ def configured_run(config: str, cluster: Cluster) -> PlannedRun:
     """The run as `config` lays it out. Raises UsageError if that does not divide GPUs, model and batch."""
     options = _read_options(config)
     model, seq_len = _model(options, config), options.data.seq_len
+    require(
+        options.parallel.tensor == "1d",
+        f"{config} has parallel.tensor {options.parallel.tensor}, whose time and memory are not known; try "
+        "parallel.tensor 1d, or the search, without --configured",
+    )
     layout = options.parallel.resolve(cluster.devices, model, seq_len)
     BatchSplit.of(options.data, layout)
     layers = tuple(len(each) for each in stage_layers(model, layout.stages, seq_len))

@@ -96,6 +96,9 @@ def test_a_model_and_optimizer_move_between_layouts(tmp_path: Path, run_ranks: R
         (4, {"tp": 2, "dp": 2, "zero": 1}),  # 21 rows over 2, and each part over 2
         (2, {"pp": 2, "schedule": "zbv"}),
         (3, {"dp": 3, "zero": 3}),
+        (8, {"dp": 2, "zero": 1, "tp": 4, "tensor": "2d"}),  # blocks, of which two replicas hold rows
+        (2, {"tp": 2}),
+        (8, {"tp": 8, "tensor": "2.5d", "depth": 2}),
         (1, {}),
     ]
     for step, (size, layout) in enumerate(layouts):

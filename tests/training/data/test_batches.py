@@ -74,6 +74,13 @@ def test_an_indivisible_batch_is_an_error_that_suggests_a_divisible_one(
         BatchSplit.of(DataConfig(Path(), Path(), batch_size=10), ParallelConfig(dp=dp, micro_batches=micro_batches))
 
 
+def test_rows_of_a_grid_divide_the_batch_too() -> None:
+    grid = ParallelConfig(dp=2, micro_batches=2, tp=8, tensor="2.5d", depth=2)
+    with pytest.raises(UsageError, match=r"micro_batches 2 x 4 rows of the grid of .*tp 8; try --data.batch_size 32"):
+        BatchSplit.of(DataConfig(Path(), Path(), batch_size=20), grid)
+    assert BatchSplit.of(DataConfig(Path(), Path(), batch_size=32), grid).micro_batch_size == 8
+
+
 def test_less_than_one_batch_is_an_error(open_sequences: OpenSequences) -> None:
     with pytest.raises(UsageError, match=r"5 sequences.*--data.batch_size 4"):
         Batches(open_sequences(26, 5), BatchSplit(2, 1, 4), 0, seed=1)

@@ -77,6 +77,13 @@ REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
     (of(pp=2, schedule="interleaved-1f1b", micro_batches=5), 2, r"5 do not divide.*batches 6", of(micro_batches=6), 2),
     (of(pp=2, zero=3, schedule="zbv"), 4, r"zero 3 frees .*schedule zbv.* try --parallel.zero 2, or", of(zero=2), 4),
     (of(pp=2, zero=3, schedule="dualpipev"), 4, r"or --parallel.schedule 1f1b", of(schedule="1f1b"), 4),
+    (of(tensor="2d", tp=6), 6, r"tp 6 is no grid of q x q .* parallel.depth 1; try --parallel.tp 4", of(tp=4), 4),
+    (of(tensor="2d"), 1, r"tp 1 is no grid .*; try --parallel.tp 4", of(tp=4), 4),
+    (of(tensor="2.5d", tp=8), 8, r"depth 1 with .* 2.5d: .*--parallel.depth 2 with 8 ranks", of(depth=2), 8),
+    (of(tensor="2d", tp=8, depth=2), 8, r"depth 2 with .* 2d: .*; try --parallel.tensor 2.5d", of(tensor="2.5d"), 8),
+    (of(tp=2, depth=2), 2, r"depth 2 with parallel.tensor 1d; try --parallel.tensor 2.5d", of(tp=8, tensor="2.5d"), 8),
+    (of(tensor="2d", tp=16), 16, r"kv_heads 6 .* 4 columns .* --model.kv_heads 8, or", of(tensor="1d", tp=2), 2),
+    (of(tensor="2d", tp=4, sequence_parallel=True), 4, r"a grid divides all .*try", of(sequence_parallel=False), 4),
     (of(micro_batches=-1), 1, r"parallel.micro_batches is -1; wanted 1 or more", of(micro_batches=1), 1),
 ]  # fmt: skip
 
@@ -90,6 +97,13 @@ def test_an_error_suggests_a_layout_that_works(
     said = refusal(processes, **asked)
     assert re.search(message, said), said
     ParallelConfig(**{**asked, **proposed}).resolve(then, MODEL, SEQ_LEN)
+
+
+def test_a_grid_is_described_and_recorded_where_there_is_one() -> None:
+    layout = ParallelConfig(tp=8, tensor="2.5d", depth=2).resolve(16, MODEL, SEQ_LEN)
+    assert layout.describe() == "dp 2 x tp 8 (2.5d, 2 x 2 x 2)" and layout.grid == (2, 2, 2)
+    assert layout.batch_shards == 4 and layout.record()["depth"] == 2
+    assert not {"tensor", "depth"} & ParallelConfig(tp=2).resolve(2, MODEL, SEQ_LEN).record().keys()
 
 
 def test_errors_that_depend_on_data_and_vocabulary() -> None:

@@ -45,6 +45,9 @@ LAYOUTS = [
     ParallelConfig(pp=2, schedule="interleaved-1f1b", virtual_stages=3),
     ParallelConfig(pp=3, schedule="zbv"),
     ParallelConfig(pp=2, tp=2, sequence_parallel=True, schedule="dualpipev"),
+    ParallelConfig(tp=4, tensor="2d"),
+    ParallelConfig(pp=2, tp=4, tensor="2d"),
+    ParallelConfig(tp=8, tensor="2.5d", depth=2),
 ]
 
 

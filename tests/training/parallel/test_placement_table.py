@@ -9,7 +9,7 @@ from torch import nn
 from training.distributed.layout import ParallelConfig
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
-from training.parallel.placement_table import placement_table, tensor_parallel_table
+from training.parallel.placement_table import grid_table, placement_table, tensor_parallel_table
 from training.sharding.placement import Placement
 
 DATA = ("replicate", "shard")
@@ -51,10 +51,23 @@ def test_norms_of_heads_sum_the_terms_of_the_ranks_heads(sequence_parallel: bool
         assert "tp" in placement.replicated and "tp" in placement.gradient_sum
 
 
+@pytest.mark.parametrize("preset", ["llama", "gpt2"])
+def test_a_grid_holds_a_block_of_every_matrix_and_a_part_of_every_vector(preset: str) -> None:
+    """Xu et al. 2021, section 3; Wang et al. 2021, section 3.1."""
+    table = table_of(preset, tp=8, tensor="2.5d", depth=2)
+    for name, p in decoder(preset).named_parameters():
+        grid = {axis: dim for axis, dim in table[name].shard.items() if axis not in DATA}
+        matrix = p.ndim == 2 and "positions" not in name
+        every = ("depth",) if matrix else ("depth", "row")
+        assert grid == ({"column": 0, "row": 1} if matrix else {"column": p.ndim - 1})
+        assert table[name].replicated == (*every, "replicate") and table[name].gradient_sum == (*every, *DATA)
+
+
 def test_every_row_is_used() -> None:
     options = {"llama": {"bias": True}, "gpt2": {"qk_norm": True, "tied": False}, "bloom": {}, "codegeex": {}}
     names = {f".{n}" for preset, more in options.items() for n, _ in decoder(preset, **more).named_parameters()}
-    assert all(any(name.endswith(f".{end}") for name in names) for end in tensor_parallel_table(False))
+    for table in (tensor_parallel_table(False), grid_table()):
+        assert all(any(name.endswith(f".{end}") for name in names) for end in table)
 
 
 def test_gradients_are_summed_over_the_axes_whose_ranks_see_other_tokens() -> None:

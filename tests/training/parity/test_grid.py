@@ -1,0 +1,141 @@
+"""2D and 2.5D tensor parallelism compute what one process does, and each planted fault of theirs turns a row red."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import training.parallel.grid.norms
+import training.parallel.grid.summa
+import training.parallel.grid.tokens
+import training.parallel.placement_table
+from training.distributed.layout import ParallelConfig
+from training.distributed.rank_pool import RankPool
+from training.model.dropout import Dropout
+from training.parallel.grid.modules import GridDropout
+from training.parity.cases import Case
+from training.parity.comparison import Certifier
+from training.parity.feature_cases import feature_case
+from training.parity.worker import RankResult, run_case
+from training.sharding.axis import Axis
+from training.sharding.placement import Placement
+
+Patch = pytest.MonkeyPatch
+GRID = ParallelConfig(tp=4, tensor="2d")
+LAYERS = ParallelConfig(tp=8, tensor="2.5d", depth=2)
+
+
+@pytest.fixture(scope="module")
+def certifier(rank_pool: RankPool) -> Certifier:
+    return Certifier(rank_pool)
+
+
+def case(preset: str, layout: ParallelConfig, **options: Any) -> Case:
+    found = feature_case(preset, layout, **{"reference": "one process", **options})
+    return replace(found, layers=max(2, found.layout.stages))
+
+
+CASES = [
+    case("llama", GRID),
+    case("llama", LAYERS, optimizer="adamw", z_loss=0.01),
+    case("gpt2", GRID, recompute="full"),
+    case("gpt2", LAYERS, documents=True),
+    case("llama", replace(GRID, dp=2), optimizer="adamw"),
+    case("gpt2", replace(GRID, dp=2, zero=1)),
+    case("llama", replace(GRID, dp=2, zero=3)),
+    case("gpt2", replace(GRID, pp=2)),
+    case("llama", replace(GRID, pp=2, schedule="zbv"), recompute="full"),
+    case("llama", replace(GRID, micro_batches=2), precision="bf16", reference="plain decoder"),
+]
+
+
+@pytest.mark.parametrize("chosen", CASES, ids=str)
+def test_a_grid_agrees_with_one_process_and_with_theory(certifier: Certifier, chosen: Case) -> None:
+    row = certifier.certify(chosen)
+    assert row.passed, row.reason
+
+
+# Planted faults: each function patches one thing, on every rank of a case
+
+
+def wrong_root(patch: Patch) -> None:
+    right = training.parallel.grid.summa.blocks_along
+
+    def others_first(axis: Axis, own: Tensor) -> Iterator[Tensor]:
+        return iter([*right(axis, own)][::-1] if axis.name == "column" else right(axis, own))
+
+    patch.setattr(training.parallel.grid.summa, "blocks_along", others_first)
+
+
+def not_transposed(patch: Patch) -> None:
+    patch.setattr(training.parallel.grid.tokens, "exchange", lambda x, _grid: x)
+
+
+def local_statistics(patch: Patch) -> None:
+    patch.setattr(training.parallel.grid.norms, "mean_over", lambda x, _axis: x.mean(-1, keepdim=True))
+
+
+def without_sums_along(patch: Patch, axis: str) -> None:
+    table = training.parallel.placement_table.grid_table()
+    less = {
+        name: replace(row, gradient_sum=tuple(other for other in row.gradient_sum if other != axis))
+        for name, row in table.items()
+    }
+    patch.setattr(training.parallel.placement_table, "grid_table", lambda: less)
+
+
+def no_sum_over_layers(patch: Patch) -> None:
+    without_sums_along(patch, "depth")
+
+
+def no_sum_of_vectors_over_rows(patch: Patch) -> None:
+    without_sums_along(patch, "row")
+
+
+def transposed_blocks(patch: Patch) -> None:
+    table = training.parallel.placement_table.grid_table()
+
+    def is_block(name: str) -> bool:  # of a vocabulary that divides unevenly they differ in shape
+        return len(table[name].shard) == 2 and name.startswith(("attention", "mlp"))
+
+    swapped = {
+        name: Placement({"row": 0, "column": 1}, row.replicated, row.gradient_sum) if is_block(name) else row
+        for name, row in table.items()
+    }
+    patch.setattr(training.parallel.placement_table, "grid_table", lambda: swapped)
+
+
+def every_column_drops_as_the_first(patch: Patch) -> None:
+    patch.setattr(GridDropout, "index", Dropout.index)
+
+
+def run_with_fault(fault: Callable[[Patch], None], chosen: Case) -> RankResult:
+    with pytest.MonkeyPatch.context() as patch:
+        fault(patch)
+        return run_case(chosen)
+
+
+FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
+    (wrong_root, case("llama", GRID), "loss"),
+    (not_transposed, case("llama", GRID), "loss"),
+    (transposed_blocks, case("llama", replace(GRID, micro_batches=1)), "loss"),
+    (local_statistics, case("llama", GRID), "loss"),
+    (local_statistics, case("gpt2", GRID), "loss"),
+    (no_sum_over_layers, case("llama", LAYERS), "gradient"),
+    (no_sum_of_vectors_over_rows, case("gpt2", GRID), "gradient"),
+    (every_column_drops_as_the_first, case("gpt2", GRID), "loss"),
+]
+
+
+@pytest.mark.parametrize(("fault", "chosen", "seen_in"), FAULTS, ids=[f"{b[0].__name__}-{b[1]}" for b in FAULTS])
+def test_a_planted_fault_turns_red_by_a_finite_difference(
+    rank_pool: RankPool, fault: Callable[[Patch], None], chosen: Case, seen_in: str
+) -> None:
+    result = Certifier(rank_pool, partial(run_with_fault, fault)).certify(chosen)
+    assert not result.error, result.error  # a fault that raises proves nothing about the comparison
+    assert not result.passed and 1e-6 < getattr(result, seen_in) < math.inf, result.reason
+    assert seen_in in result.reason

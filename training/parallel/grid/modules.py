@@ -1,0 +1,121 @@
+"""The decoder's modules on a grid of ranks: what apply_grid puts in the place of those for one device.
+
+Everywhere between two modules rank (i, j) has the sequences of grid row i and the features of grid column j: of the
+residual stream (B / q, T, D / q), of attention the heads of grid column j, of the logits their part of the vocabulary.
+So attention, activations and residuals need no communication; products (summa.py), norms (norms.py), the embedding
+(tokens.py) and the loss do. In 2.5D each of d layers of the grid has its own sequences, (B / (d q), T, D / q), and the
+same weights.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from training.kernels.cross_entropy import logits_cross_entropy, logits_losses
+from training.model.attention import Attention
+from training.model.decoder import Decoder
+from training.model.dropout import Dropout
+from training.model.embedding import Head, TokenEmbedding
+from training.model.layers import LayerNorm, Linear, RMSNorm
+from training.model.positions import Alibi
+from training.parallel.grid.norms import GridLayerNorm, GridRMSNorm
+from training.parallel.grid.summa import Grid, summa
+from training.parallel.grid.tokens import GridTokens
+from training.parallel.tensor_parallel import ShardedAlibi, ShardedDropout, cut_parameters
+from training.sharding.axis import Axis
+from training.sharding.shard_spec import ShardSpec
+
+
+def apply_grid(part: Decoder, pieces: Mapping[str, ShardSpec], grid: Grid) -> None:
+    """Replace the modules of a decoder, or a pipeline stage of one, that is on the meta device; in place.
+
+    `pieces`: those of the placement table, by the names of the part's parameters.
+    """
+    cut_parameters(part, pieces)
+    for name, module in list(part.named_modules()):
+        if name.endswith(("q_norm", "k_norm")):
+            continue  # of each head, which is whole
+        other = _on_grid(name, module, pieces, grid)
+        if other is not None:
+            part.set_submodule(name, other)
+    for block in part.blocks.children():
+        attention = block.attention
+        assert isinstance(attention, Attention)
+        attention.dropout = ShardedDropout(attention.dropout, grid.column)
+
+
+def _on_grid(name: str, module: nn.Module, pieces: Mapping[str, ShardSpec], grid: Grid) -> nn.Module | None:
+    """The module that computes this rank's part of another; None for one that stays as it is."""
+    match module:
+        case Head():
+            return GridHead(module, grid, pieces[f"{name}.weight"].offset[0])
+        case Linear():
+            return GridLinear(module, grid)
+        case TokenEmbedding():
+            return GridTokens(module, grid, pieces[f"{name}.weight"])
+        case RMSNorm():
+            return GridRMSNorm(module, grid.column)
+        case LayerNorm():
+            return GridLayerNorm(module, grid.column)
+        case Dropout() if not name.endswith("attention.dropout"):
+            return GridDropout(module, grid.column)
+        case Alibi():
+            return ShardedAlibi(module, grid.column)
+        case _:
+            return None
+
+
+class GridLinear(Linear):
+    """Linear layer from the features of this rank's grid column to its outputs, (..., h / q) to (..., h' / q)."""
+
+    def __init__(self, full: Linear, grid: Grid) -> None:
+        nn.Module.__init__(self)
+        self.weight, self.bias, self.grid = full.weight, full.bias, grid
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = summa(x, self.weight, self.grid)
+        return y if self.bias is None else y + self.bias
+
+    def beside(self, x: Tensor, *others: nn.Linear) -> Sequence[Tensor]:
+        """One product for all of them, which broadcasts `x` once."""
+        layers = (self, *others)
+        outputs = summa(x, torch.cat([layer.weight for layer in layers]), self.grid)
+        parts = outputs.split([len(layer.weight) for layer in layers], -1)
+        return [y if layer.bias is None else y + layer.bias for y, layer in zip(parts, layers, strict=True)]
+
+
+class GridHead(Head):
+    """Output matrix: the logits of this rank's sequences and part of the vocabulary, and the loss of its sequences.
+
+    Unlike one device's it has all of them in memory at once: in chunks of tokens the matrix were broadcast for each.
+    """
+
+    def __init__(self, full: Head, grid: Grid, first: int) -> None:
+        nn.Module.__init__(self)
+        self.weight, self.grid, self.first = full.weight, grid, first
+        self.register_parameter("bias", None)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The same on each rank of a grid row: it sums over the vocabulary."""
+        logits, group = summa(x, self.weight, self.grid), self.grid.column.group
+        if not self.training:
+            return logits_losses(logits, targets, self.first, group)
+        return logits_cross_entropy(logits, targets, self.first, group, self.z_loss)
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """The loss; without targets this rank's logits, (B, T, V / q)."""
+        return summa(x, self.weight, self.grid) if targets is None else self.loss(x, targets)
+
+
+class GridDropout(Dropout):
+    """Dropout of this rank's features (B, T, D / q): what one process drops of them."""
+
+    def __init__(self, full: Dropout, axis: Axis) -> None:
+        nn.Module.__init__(self)
+        self.p, self.key, self.axis = full.p, full.key, axis
+
+    def index(self, x: Tensor) -> Tensor:
+        _, tokens, features = x.shape
+        mine = torch.arange(features, device=x.device) + self.axis.rank * features
+        return torch.arange(tokens, device=x.device)[:, None] * features * self.axis.size + mine
