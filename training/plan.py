@@ -24,6 +24,7 @@ from training.planner.plan_report import about, as_record, choices_table, formul
 from training.planner.published_runs import PublishedRun, find_published_run
 from training.planner.run_memory import run_memory
 from training.planner.search import Choice, PlanRequest, SearchResult, search
+from training.planner.shrink import shrunk_config
 from training.planner.timeline.pipeline_simulator import PassCosts, bubble_table, pipeline_layout, rank_costs, simulate
 from training.planner.timeline.timeline_drawing import draw_timelines, timeline_text
 from training.planner.validation import comparison_table
@@ -46,6 +47,7 @@ def plan(
     configured: bool = False,
     dry_run: bool = False,
     rank: int = 0,
+    shrink: bool = False,
     explain: bool = False,
     json: bool = False,
     validate: bool = False,
@@ -72,6 +74,8 @@ def plan(
             bytes and collectives beside the formulas; of the published layout, of the file's with --configured, or of
             the first choice.
         rank: The rank to build, from 0.
+        shrink: Print a configuration that trains the published run in 8 processes on a CPU: the same architecture and
+            shape of the layout, and small sizes.
         explain: Show each formula of the first choice with its numbers.
         json: Print JSON, for programs.
         validate: Compare the planner with published runs; needs no config.
@@ -90,6 +94,9 @@ def plan(
         return _draw_schedules(draw, ranks, micro_batches, PassCosts(*costs))
     require(top > 0, f"--top is {top}; wanted 1 or more")
     published = None if is_file(config) else find_published_run(config, gpus)
+    if shrink:
+        print(shrunk_config(_published(published, config)))
+        return None
     cluster = _cluster(gpus, gpu, nodes_of, network, published)
     request, total = _request(config, published, cluster, software, tokens)
     given = None
@@ -106,6 +113,12 @@ def plan(
         _print_json([as_record(each, total) for each in result.choices])
         return None
     return _report(result, constants, total, explain, draw)
+
+
+def _published(published: PublishedRun | None, config: str) -> PublishedRun:
+    if published is None:
+        raise UsageError(f"--shrink is for published runs, and {config} is a file; try bloom-176b --shrink")
+    return published
 
 
 def _cluster(

@@ -155,6 +155,17 @@ def test_dry_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
         plan("bloom-176b", dry_run=True, rank=384)
 
 
+def test_shrink(config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert plan("codegeex-13b", shrink=True) is None
+    text = capsys.readouterr().out
+    assert "dp 4 x ZeRO-2 x tp 2 instead of dp 192 x ZeRO-2 x tp 8" in text
+    path = tmp_path / "shrunk.toml"
+    path.write_text(text)
+    assert "The formulas agree to the byte." in printed(plan(str(path), gpus=8, configured=True, dry_run=True, rank=7))
+    with pytest.raises(UsageError, match=r"--shrink is for published runs, and .*run.toml is a file; try bloom-176b"):
+        plan(str(config), shrink=True)
+
+
 def test_nothing_fits(config: Path) -> None:
     config.write_text(
         CONFIG.replace("layers = 12", "layers = 96")
