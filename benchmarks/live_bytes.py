@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 GRADIENTS, GATHERED, LOGITS, ACTIVATIONS = "gradients", "gathered", "logits", "activations"
+COMMUNICATION = "communication"
 _MARK = -1  # stands for a storage's number in the list of events
 
 
@@ -80,7 +81,10 @@ class LiveBytes(TorchDispatchMode):
         return sum(self._bytes.values())
 
     def peaks(self) -> dict[str, int]:
-        """The largest number of bytes of each kind, each at its own time; "peak": of all of them together."""
+        """The largest number of bytes of each kind, each at its own time; "peak": of all of them together.
+
+        But for gloo's copies of what it sends, which its threads make and drop at any time.
+        """
         self._poll()
         alive, peaks = Counter[str](), Counter[str]()
         for number, change in self._events:
@@ -90,7 +94,7 @@ class LiveBytes(TorchDispatchMode):
                 continue
             alive[kind] += change
             peaks[kind] = max(peaks[kind], alive[kind])
-            peaks["peak"] = max(peaks["peak"], alive.total())
+            peaks["peak"] = max(peaks["peak"], alive.total() - alive[COMMUNICATION])
         del peaks[""]
         return dict(peaks)
 
@@ -138,9 +142,9 @@ class LiveBytes(TorchDispatchMode):
                 for tensor in every:
                     self.tag(tensor, GATHERED if "allgather" in name else GRADIENTS)
             elif name in ("_allgather_base_", "_reduce_scatter_base_"):  # gloo's threads hold them for a while
-                self.tag(max(every, key=lambda tensor: tensor.nbytes), "communication")
+                self.tag(max(every, key=lambda tensor: tensor.nbytes), COMMUNICATION)
         elif name == "split" and before < len(self._bytes):  # gloo reduce-scatters by an all-reduce of a copy
-            self.tag(result[0], "communication")
+            self.tag(result[0], COMMUNICATION)
         elif name in ("add_", "copy_"):
             kinds = [self._kinds.get(self._follow(tensor)) for tensor in every[:2]]
             if GRADIENTS in kinds:

@@ -22,13 +22,15 @@ def activation_levels(inputs: MemoryInputs) -> list[Level]:
     """
     always = _receive_buffers(inputs) + _INT64 * inputs.sequences * (inputs.seq_len + 1)
     kept, sent, levels = dict.fromkeys(inputs.parameters, 0), 0, list[Level]()
-    each = {stage: _stage_bytes(inputs, stage) for stage in inputs.parameters}
+    whole_stage = {stage: _stage_bytes(inputs, stage) for stage in inputs.parameters}
     for kind, stage in pipeline_passes(inputs.layout, inputs.rank):
-        now, one = always + sum(kept.values()) + sent, each[stage]
+        now, one = always + sum(kept.values()) + sent, whole_stage[stage]
         backward = kind != "F" and (kind, stage) != ("I", 0)  # the first stage has no gradients of inputs
         again = backward and inputs.recompute != "none"
         added = one if kind == "F" else _computed_again(inputs, stage, kind) if again else 0
-        levels.append(Level(now, now + added))
+        whole = kind == "B" or (kind, stage) == ("W", 0)
+        freed = _freed_before_blocks(inputs, stage) if whole else ()
+        levels.append(Level(now, now + added, tuple(now + added - each for each in freed)))
         if kind == "F":
             kept[stage] += one
         elif backward:
@@ -36,6 +38,13 @@ def activation_levels(inputs: MemoryInputs) -> list[Level]:
             kept[stage] += between if kind == "I" else -one - between
             sent = _sent_bytes(inputs, stage, sent) if kind in "BI" or stage == 0 else sent
     return levels
+
+
+def _freed_before_blocks(inputs: MemoryInputs, stage: int) -> list[int]:
+    """What a backward pass has freed of its micro-batch when it reaches each block of a stage, last one first."""
+    one, is_last = kept_bytes(inputs.block, inputs.recompute), stage == inputs.layout.stages - 1
+    end = _end_bytes(inputs, stage) if is_last and inputs.recompute == "none" else 0  # else `_computed_again` knows
+    return [i * one + (end if i else 0) for i in range(len(inputs.stage_layers[stage]))]
 
 
 def _computed_again(inputs: MemoryInputs, stage: int, kind: str) -> int:

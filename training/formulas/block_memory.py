@@ -197,6 +197,11 @@ def backward_bytes(sizes: BlockSizes) -> int:
     return 2 * sizes.tokens * sizes.itemsize * sizes.model.ffn_width // sizes.tp
 
 
+def weights_pass_bytes(sizes: BlockSizes) -> int:
+    """Bytes at work in a pass for weights: a norm's gradient of its input; in 16 bits it and what it is of, wide."""
+    return sizes.tokens * sizes.hidden * sizes.wide * (1 if sizes.itemsize == sizes.wide else 3)
+
+
 def loss_bytes(sizes: BlockSizes, chunk_bytes: int) -> int:
     """Bytes at work in the loss, which a step needs a chunk of tokens at a time.
 

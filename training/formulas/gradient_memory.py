@@ -28,7 +28,7 @@ def gradient_levels(inputs: MemoryInputs) -> list[Level]:
     """Gradients pass by pass, in the order of `pipeline_passes`; a backward pass begins with its first bucket."""
     held, done = dict.fromkeys(inputs.parameters, 0), Counter[int]()
     last, of_loss = inputs.layout.stages - 1, loss_gradient(inputs)
-    found: dict[tuple[int, int, bool, bool], tuple[int, int, int]] = {}
+    found: dict[tuple[int, int, bool, bool], tuple[int, int, int, list[int]]] = {}
     waiting, levels = 0, list[Level]()  # waiting: output matrix's gradients that await their backward pass
     for kind, stage in pipeline_passes(inputs.layout, inputs.rank):
         now = sum(held.values()) + waiting
@@ -43,11 +43,39 @@ def gradient_levels(inputs: MemoryInputs) -> list[Level]:
             split, number = kind == "W" and stage > 0, done[stage]
             alike = stage, min(number, 2), number == inputs.layout.micro_batches, split  # those between are all equal
             if alike not in found:
-                found[alike] = *_pass(inputs, stage, number, split), _opened_bytes(inputs, stage, number)
-            within, held[stage], opened = found[alike]
+                opened, blocks = _opened_bytes(inputs, stage, number), _held_at_blocks(inputs, stage, number)
+                found[alike] = *_pass(inputs, stage, number, split), opened, blocks
+            within, held[stage], opened, blocks = found[alike]
             waiting -= own
-            levels.append(Level(now + opened, rest + within))
+            levels.append(Level(now + opened, rest + within, tuple(rest + each for each in blocks)))
     return levels
+
+
+def _held_at_blocks(inputs: MemoryInputs, stage: int, number: int) -> list[int]:
+    """A stage's gradients when backward pass `number` (from 1) reaches each of its blocks, last one first."""
+    units = [unit for unit in reversed(inputs.units(stage)) if unit[0].unit not in ("embed", "head")]
+    done = {p.name for p in inputs.parameters[stage] if p.unit == "head"}
+    held = []
+    for unit in units:
+        held.append(_held_after(inputs, stage, number, done))
+        done |= {p.name for p in unit}
+    return held
+
+
+def _held_after(inputs: MemoryInputs, stage: int, number: int, done: set[str]) -> int:
+    """A stage's gradients when those of the parameters `done` are computed in backward pass `number`."""
+    n, wide, every = inputs.shards, inputs.wide, inputs.parameters[stage]
+    if inputs.layout.zero == 3:
+        return wide * sum(p.rows_numel(n) for p in every if number > 1 or p.name in done)
+    if inputs.layout.dp == 1 and inputs.itemsize == wide:
+        return wide * sum(p.numel for p in every if number > 1 or p.name in done)
+    each = _reduces_each(inputs)
+    full = [(bucket, wide * sum(p.padded_numel(n) for p in bucket)) for bucket in inputs.buckets(stage)]
+    opened = [size for bucket, size in full if (number > 1 and not each) or bucket[0].name in done]
+    if n == 1 or not (each or number == inputs.layout.micro_batches):
+        return sum(opened)
+    summed = sum(size for _, size in full) if each and number > 1 else sum(opened[:-_IN_FLIGHT])
+    return sum(opened[-_IN_FLIGHT:]) + summed // n
 
 
 def _opened_bytes(inputs: MemoryInputs, stage: int, number: int) -> int:
@@ -144,11 +172,17 @@ def _pass_of_buckets(inputs: MemoryInputs, stage: int, number: int, split: bool)
 
 
 def _pass_of_units(inputs: MemoryInputs, stage: int, number: int) -> tuple[int, int]:
-    """FSDP: a unit's gradients, the copy that is sent, the copy of the unit before, and the shards of all others."""
+    """FSDP: a unit's gradients, the copy that is sent, the copy of the unit before, and the shards of all others.
+
+    In a pipeline the copy of the first unit is held until the next micro-batch's backward pass sends its own.
+    """
     n, e = inputs.shards, inputs.itemsize
     units = list(reversed(inputs.units(stage)))
     shards = [inputs.wide * sum(p.rows_numel(n) for p in unit) for unit in units]
+    in_pipeline = inputs.layout.pp > 1
     summed, sent, peak = sum(shards) if number > 1 else 0, 0, 0
+    if in_pipeline and number > 1:
+        sent = _sent_bytes(inputs, units[-1])
     for unit, shard in zip(units, shards, strict=True):
         own = e * sum(p.numel for p in unit)
         peak = max(peak, summed + sent + own + _tied_bytes(inputs, stage))
@@ -156,7 +190,7 @@ def _pass_of_units(inputs: MemoryInputs, stage: int, number: int) -> tuple[int, 
         last = e * unit[-1].numel  # which FSDP holds on to until the unit is sent
         peak = max(peak, summed + sent + max(own, last + shard))
         summed += shard if number == 1 else 0
-    return peak, summed
+    return peak, summed + (sent if in_pipeline and number < inputs.layout.micro_batches else 0)
 
 
 def _sent_bytes(inputs: MemoryInputs, unit: Sequence[ParameterShape]) -> int:

@@ -7,8 +7,8 @@ number of parameters on the rank before ZeRO shards them over n ranks, e the byt
 from dataclasses import dataclass
 
 from training.formulas.activation_memory import activation_bytes, activation_levels
-from training.formulas.block_memory import backward_bytes, loss_bytes
-from training.formulas.gathered_memory import gathered_at_loss, gathered_bytes
+from training.formulas.block_memory import backward_bytes, loss_bytes, weights_pass_bytes
+from training.formulas.gathered_memory import gathered_bytes, gathered_levels
 from training.formulas.gradient_memory import gradient_bytes, gradient_levels, loss_gradient, reduced_bytes
 from training.formulas.memory_inputs import MemoryInputs
 from training.formulas.optimizer_memory import moment_bytes, update_bytes
@@ -50,30 +50,44 @@ def estimate_memory(inputs: MemoryInputs) -> MemoryEstimate:
 def peak_bytes(inputs: MemoryInputs) -> int:
     """All kinds together at the fullest moment: in a loss, or where a backward pass begins or ends."""
     states = weight_bytes(inputs) + master_bytes(inputs) + moment_bytes(inputs)
-    in_backward = gathered_bytes(inputs) if inputs.layout.zero == 3 else 0  # ZeRO-1 and 2 gather after the update
     passes = pipeline_passes(inputs.layout, inputs.rank)
-    activations, gradients = activation_levels(inputs), gradient_levels(inputs)
+    activations, gradients, gathered = activation_levels(inputs), gradient_levels(inputs), gathered_levels(inputs)
     moments = [reduced_bytes(inputs) + max(gathered_bytes(inputs), update_bytes(inputs))]
     after = [level.before for level in activations[1:]] + [0]
-    for each, kept, left, summed in zip(passes, activations, after, gradients, strict=True):
+    levels = zip(passes, activations, after, gradients, gathered, strict=True)
+    for i, (each, kept, left, summed, units) in enumerate(levels):
         if each.kind != "F":
-            start = kept.peak + summed.before + backward_bytes(inputs.block)
-            moments.append(in_backward + max(start, left + summed.peak))
-        elif each.stage == inputs.layout.stages - 1:
-            moments.append(kept.peak + summed.peak + _at_work_in_loss(inputs))
+            at_work = weights_pass_bytes if each.kind == "W" and each.stage > 0 else backward_bytes
+            at_end = _at_work_in_embedding(inputs, each not in passes[:i]) if each.stage == 0 else 0
+            at_start = kept.peak + summed.before + at_work(inputs.block)
+            blocks = zip(kept.at_blocks, summed.at_blocks, strict=False)  # none where backward is split
+            within = max((a + g + backward_bytes(inputs.block) for a, g in blocks), default=0)
+            moments.append(units + max(at_start, within, left + summed.peak + at_end))
         else:
-            moments.append(kept.peak + summed.peak + in_backward)
+            in_loss = _at_work_in_loss(inputs) if each.stage == inputs.layout.stages - 1 else 0
+            moments.append(units + kept.peak + summed.peak + in_loss)
     return states + max(moments)
 
 
 def _at_work_in_loss(inputs: MemoryInputs) -> int:
-    """Beside what it leaves: the last norm's output, the logits, and under ZeRO-3 what is gathered.
+    """Beside what it leaves: the last norm's output, and the logits.
 
     In bf16 the loss works with a float32 sum, and rounds the gradient that it leaves when the logits are gone.
     """
     of_norm = inputs.block.tokens * inputs.block.hidden * inputs.itemsize
     rounded = loss_gradient(inputs) if inputs.precision == "bf16" else 0
-    return of_norm + logit_bytes(inputs) + gathered_at_loss(inputs) - rounded
+    return of_norm + logit_bytes(inputs) - rounded
+
+
+def _at_work_in_embedding(inputs: MemoryInputs, is_first: bool) -> int:
+    """In 16 bits on a CPU the embedding's gradient is summed in float32 and then rounded.
+
+    That is done before its bucket, or FSDP's copy of its unit, is allocated, unless the bucket is there already.
+    """
+    opens = len(inputs.buckets(0)[-1]) == 1 and (is_first or inputs.layout.zero == 2)
+    if inputs.device != "cpu" or inputs.itemsize == inputs.wide or inputs.layout.zero == 3 or opens:
+        return 0
+    return inputs.wide * inputs.parameters[0][0].numel
 
 
 def weight_bytes(inputs: MemoryInputs) -> int:

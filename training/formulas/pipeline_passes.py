@@ -17,10 +17,12 @@ class Pass(NamedTuple):
 
 
 class Level(NamedTuple):
-    """Bytes when a pass begins, and the most of them within it."""
+    """Bytes when a pass begins, the most of them within it, and when a whole backward pass reaches its blocks."""
 
     before: int
     peak: int
+    at_blocks: tuple[int, ...] = ()
+    """Last block first."""
 
 
 def pipeline_passes(layout: ParallelConfig, rank: int) -> list[Pass]:
