@@ -6,7 +6,7 @@ of an Arrow record batch of rows. The file ends with a table of its frames, so t
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -227,9 +227,15 @@ class Share:
         return rows.filter(pa.array(partition_of(numbers_of(rows, "draw"), self.parts) == self.part))
 
 
-def _held_frame(size: int, path: Path) -> AbstractContextManager[None]:
-    """Context: hold the memory of a frame with `size` bytes of lines, if one of them is long."""
-    return held(_MEMORY_A_BYTE * size if size > 2 * _FRAME_BYTES else 0, f"a line of {path}")
+@contextmanager
+def _held_frame(size: int, path: Path) -> Iterator[None]:
+    """Context: hold the memory of a frame with `size` bytes of lines, if one of them is long, and give it back."""
+    if size <= 2 * _FRAME_BYTES:
+        yield
+        return
+    with held(_MEMORY_A_BYTE * size, f"a line of {path}"):
+        yield
+        pa.default_memory_pool().release_unused()  # Arrow would keep the row and its frame for later ones
 
 
 @contextmanager

@@ -8,17 +8,19 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import sentencepiece
 import zstandard
 
-from benchmarks.process_memory import MemoryPeak, measure_peak
+from benchmarks.process_memory import MemoryPeak, measure_peak, resident_memory
 from gristmill.budget import Budget, memory_budget
 from gristmill.errors import UsageError
 from gristmill.io.documents import list_corpus
 from gristmill.io.readers import Slice, plan_slices
+from preprocessing.mixing.shuffle_buckets import NUMBERS, open_scatter, write_bucket_file
 from preprocessing.tokenize_corpus import encode_slices
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,3 +140,14 @@ def test_a_text_that_cannot_be_divided_says_how_much_it_needs(
         pytest.raises(UsageError, match=rf"^the text a.jsonl@1, {why}, takes about 192 MiB .* give --memory 205MiB"),
     ):
         encode_slices((part,), models(kind), tmp_path / "tokens.bin")
+
+
+@needs_sizes
+def test_the_frame_of_a_long_line_leaves_no_memory_with_arrow(tmp_path: Path) -> None:
+    numbers = pa.record_batch([[1], [1], [1], [1], ["source"]], schema=NUMBERS)
+    line = os.urandom(MB) * 32
+    with memory_budget(Budget.of(200 * MB, 1, tmp_path / "lock")), write_bucket_file(tmp_path / "out") as writer:
+        before = resident_memory(os.getpid())[0]
+        with open_scatter(lambda rows: np.zeros(rows.num_rows, np.int64), writer.write, tmp_path / "out") as scatter:
+            scatter.add(numbers, np.array([len(line)], np.int64), [line])
+        assert resident_memory(os.getpid())[0] - before < 16 * MB
