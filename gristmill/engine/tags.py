@@ -14,6 +14,7 @@ from gristmill.storage.files import FileInfo, is_folder, list_folder, list_names
 from gristmill.storage.names import name_of
 from gristmill.urls import folders_above, is_remote, is_top
 
+MISSING = "missing"  # the tag of a file that is not there
 _SIZE_AND_TIME = " bytes of "  # between the two in a tag
 
 
@@ -122,11 +123,11 @@ class FileTags:
             self._stats.pop(name_of(folder), None)
 
     def of(self, path: Path) -> str:
-        """The tag of a file; 'missing' if there is none."""
+        """The tag of a file; MISSING if there is none."""
         name = name_of(path)
         found = self.stat(name)
         if found is None:
-            return "missing"
+            return MISSING
         if name in self._hashed:
             return self._hashed[name]
         record = self._record(name)

@@ -112,12 +112,16 @@ def _remove_if_left(owner: Path) -> None:
 
 @dataclass
 class StagedTask:
-    """A task with local paths; `places` maps each of its own paths that was staged to the copy in `folder`."""
+    """A task with local paths; `places` maps each of its own paths that was staged to the copy in `folder`.
+
+    `whole` are the inputs of which all bytes were fetched.
+    """
 
     task: Task
     places: dict[Path, Path] = field(default_factory=dict)
     fence: Path | None = None
     folder: Path | None = None  # of the copies
+    whole: tuple[Path, ...] = ()
 
     def name_objects(self, counts: Counts) -> Counts:
         """Counts in which examples and damaged files have the names of objects, not of their copies."""
@@ -188,7 +192,8 @@ def staged(task: Task, inputs: Mapping[Path, FileInfo], scratch: Scratch | None)
                     _fetch(path, places[path], start, end, inputs.get(path))
         arguments = relocate(task.arguments, lambda path: places.get(path, path))
         outputs = tuple(places.get(path, path) for path in task.outputs)
-        copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch.fence, folder)
+        whole = tuple(path for path, ranges in fetched if ranges == WHOLE)
+        copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch.fence, folder, whole)
         is_all_here = len(moved) == len(task.outputs) and any(map(is_remote, places))  # else output's disk is full
         try:
             with _names_full_disk(scratch) if is_all_here else nullcontext():
