@@ -2,8 +2,9 @@
 
     python benchmarks/bench_executors.py --folder /tmp/executors --tasks 10_000 100_000
 
-With `shards` two processes share the tasks. Memory is the peak of the process in charge; the plan itself, which is made
-before, is told apart. Each measurement is a process of its own.
+With `shards` two processes share the tasks; with `ray` they run on a cluster of this machine's cores. Memory is the
+peak of the process in charge; the plan itself, which is made before, is told apart. Each measurement is a process
+of its own.
 """
 
 import json
@@ -32,13 +33,13 @@ from gristmill.engine.worker import run_task
 from gristmill.errors import FinishedElsewhere
 from gristmill.io.files import STATE_DIR
 
-Name = Literal["local", "shards"]
+Name = Literal["local", "shards", "ray"]
 MIB = 1 << 20
 
 
 def bench_executors(
-    folder: Path, tasks: tuple[int, ...] = (10_000, 100_000), executors: tuple[Name, ...] = ("local", "shards"),
-    workers: int = 2,
+    folder: Path, tasks: tuple[int, ...] = (10_000, 100_000),
+    executors: tuple[Name, ...] = ("local", "shards", "ray"), workers: int = 2,
 ) -> None:  # fmt: skip
     """Run so many tasks through each executor and print a table.
 
@@ -46,7 +47,7 @@ def bench_executors(
         folder: Folder for the done records; emptied first.
         tasks: Numbers of tasks.
         executors: The executors.
-        workers: Worker processes; with `shards` of both processes together.
+        workers: Worker processes; with `shards` of both processes together, with `ray` the cores of the machine.
     """
     rows = []
     for name in executors:
@@ -71,19 +72,20 @@ def nothing(number: int) -> Counts:
 def _measure(name: Name, folder: Path, tasks: int, workers: int) -> dict[str, Any]:
     shards = ["1/2", "2/2"] if name == "shards" else [""]
     each = max(1, workers // len(shards))
-    command = [sys.executable, __file__, "--one", folder, str(tasks), str(each)]
+    command = [sys.executable, __file__, "--one", folder, str(tasks), str(each), "ray" if name == "ray" else "local"]
     processes = [subprocess.Popen([*command, shard], stdout=subprocess.PIPE, text=True) for shard in shards]
     lines = [line for process in processes for line in process.communicate()[0].splitlines()]
     assert all(process.returncode == 0 for process in processes)
     return next(found for found in map(json.loads, lines) if found)
 
 
-def run_one(folder: Path, tasks: int, workers: int, shard: str) -> dict[str, Any]:
+def run_one(folder: Path, tasks: int, workers: int, executor: Literal["local", "ray"], shard: str) -> dict[str, Any]:
     """Run the tasks as the process in charge, and measure; or help it, and return nothing."""
-    flight = _count_flights()
+    flight = _count_ray_flights() if executor == "ray" else _count_flights()
     lock = folder / STATE_DIR / "nothing.lock"
+    options = RunOptions(workers=workers, memory="64MiB", shard=shard, quiet=True, executor=executor)
     try:
-        with open_workplace(RunOptions(workers=workers, shard=shard, quiet=True), lock) as place:
+        with open_workplace(options, lock) as place:
             ledger = Ledger(folder / STATE_DIR, "nothing")
             calls = [
                 Call(run_task, {
@@ -120,6 +122,20 @@ def _count_flights() -> list[int]:
     return found
 
 
+def _count_ray_flights() -> list[int]:
+    """As _count_flights, of tasks that Ray has."""
+    import ray
+
+    found, wait = [0], ray.wait
+
+    def counting(references: Any, **options: Any) -> Any:
+        found[0] = max(found[0], len(references))
+        return wait(references, **options)
+
+    ray.wait = counting
+    return found
+
+
 def _peak() -> int:
     """Most resident memory of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -128,6 +144,7 @@ def _peak() -> int:
 if __name__ == "__main__":
     if sys.argv[1] == "--one":
         os.environ.setdefault("PYTHONPATH", str(ROOT))
-        print(json.dumps(run_one(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])))
+        name: Any = sys.argv[5]
+        print(json.dumps(run_one(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), name, sys.argv[6])))
     else:
         tyro.cli(bench_executors)
