@@ -56,7 +56,7 @@ def run_task(
 def _hashes(task: Task, identity: Mapping[str, str]) -> dict[Path, str]:
     """The SHA-256 of each single input that a stage wrote, as the task's identity has it."""
     tags = [tag for name, tag in identity.items() if name.startswith("input ")]
-    found = zip(task.inputs, tags, strict=True)
+    found = zip(task.inputs, tags, strict=False)
     return {path: tag for path, tag in found if isinstance(path, Path) and is_hash(tag) and tag != MISSING}
 
 
