@@ -15,10 +15,12 @@ from tyro.conf import Positional
 from gristmill.command import command
 from gristmill.errors import UsageError, require
 from training.kernels.precision import Precision
+from training.planner.break_even import break_even_table
 from training.planner.cost.fitted_constants import Constants, fitted_constants
-from training.planner.cost.hardware import Cluster, find_device
+from training.planner.cost.hardware import Cluster, Device, find_device
 from training.planner.cost.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
 from training.planner.cost.step_time import step_time
+from training.planner.hardware_file import SUFFIX, check_name, read_hardware, write_hardware
 from training.planner.plan_config import configured_run, is_file, published_layout, published_request, read_request
 from training.planner.plan_report import about, as_record, choices_table, formulas, in_words, stage_costs
 from training.planner.published_runs import PublishedRun, find_published_run
@@ -51,6 +53,7 @@ def plan(
     explain: bool = False,
     json: bool = False,
     validate: bool = False,
+    calibrate: Path | None = None,
     draw: Path | None = None,
     ranks: int = 4,
     micro_batches: int = 8,
@@ -62,7 +65,8 @@ def plan(
         config: TOML file of training's options (model, data.seq_len, data.batch_size, precision, optim.steps), or the
             name of a published run, such as bloom-176b.
         gpus: GPUs of the cluster; None: those of the published run, or 8.
-        gpu: v100, a100-40gb, a100-80gb, h100, h200 or ascend-910; None: that of the published run, or a100-80gb.
+        gpu: v100, a100-40gb, a100-80gb, h100, h200 or ascend-910, or a file that --calibrate wrote; None: that of the
+            published run, or a100-80gb.
         nodes_of: GPUs of a node.
         network: What the network cards of a node carry in each direction, in GB/s; 0: as such nodes usually have.
         tokens: Tokens of the whole run; 0: optim.steps of the file.
@@ -79,12 +83,15 @@ def plan(
         explain: Show each formula of the first choice with its numbers.
         json: Print JSON, for programs.
         validate: Compare the planner with published runs; needs no config.
+        calibrate: Measure this CPU for some seconds, and write its speeds to this TOML file, for --gpu.
         draw: Picture (.svg, .png, .pdf) of the schedules' timelines; without a config for --ranks, --micro_batches
             and --costs, else for the first choice. The terminal shows it, too.
         ranks: Pipeline ranks to draw.
         micro_batches: Micro-batches to draw.
         costs: Seconds to draw of a rank's forward pass, of its backward pass for inputs, and for weights.
     """
+    if calibrate is not None:
+        return _calibrate(calibrate)
     constants = fitted_constants()
     if validate:
         return Group(comparison_table(constants))
@@ -97,7 +104,12 @@ def plan(
     if shrink:
         print(shrunk_config(_published(published, config)))
         return None
-    cluster = _cluster(gpus, gpu, nodes_of, network, published)
+    device = None
+    if gpu is not None and gpu.endswith(SUFFIX):
+        device, constants = read_hardware(Path(gpu))
+    elif gpu is not None:
+        device = find_device(gpu)
+    cluster = _cluster(gpus, device, nodes_of, network, published)
     request, total = _request(config, published, cluster, software, tokens)
     given = None
     if published is not None and (configured or dry_run):
@@ -121,14 +133,26 @@ def _published(published: PublishedRun | None, config: str) -> PublishedRun:
     return published
 
 
+def _calibrate(path: Path) -> Group:
+    from training.distributed.rank_pool import RankPool
+    from training.planner.calibration import calibrate
+
+    check_name(path)
+    with RankPool(2) as pool:
+        device, constants = calibrate(pool)
+    write_hardware(path, device, constants)
+    return Group(
+        f"{device.flops / 1e9:.1f} GFLOP/s, {device.bandwidth / 1e9:.1f} GB/s of memory, {device.link / 1e9:.2f} GB/s "
+        f"between processes; written to {path}: gristmill plan CONFIG --gpu {path} --gpus 2"
+    )
+
+
 def _cluster(
-    gpus: int | None, gpu: str | None, nodes_of: int, network: float, published: PublishedRun | None
+    gpus: int | None, device: Device | None, nodes_of: int, network: float, published: PublishedRun | None
 ) -> Cluster:
     require(network >= 0, f"--network is {network}; wanted GB/s, or 0 for what such nodes usually have")
     usual = published.run.cluster if published is not None else Cluster(find_device("a100-80gb"), 8)
-    cluster = Cluster(
-        usual.device if gpu is None else find_device(gpu), usual.devices if gpus is None else gpus, nodes_of
-    )
+    cluster = Cluster(device or usual.device, usual.devices if gpus is None else gpus, nodes_of)
     devices = cluster.devices
     require(
         devices % nodes_of == 0 or devices < nodes_of,
@@ -222,15 +246,17 @@ def _draw_schedules(path: Path, ranks: int, micro_batches: int, costs: PassCosts
         f"schedules take them in rounds; try {2 * ranks}",
     )
     require(min(vars(costs).values()) >= 0 and costs.forward > 0, "--costs must be above 0")
-    layouts = [pipeline_layout(schedule, ranks, micro_batches) for schedule in _DRAWN]
+    drawn = [schedule for schedule in _DRAWN if schedule != "dualpipev" or micro_batches >= 2 * ranks]
+    layouts = [pipeline_layout(schedule, ranks, micro_batches) for schedule in drawn]
     timelines = [simulate(layout, rank_costs(layout, costs)) for layout in layouts]
     draw_timelines(timelines, path)
-    return Group(*(timeline_text(timeline) for timeline in timelines), _bubbles(ranks, costs), f"drawn in {path}")
-
-
-def _bubbles(ranks: int, costs: PassCosts) -> Table:
-    """Bubble ratio of every schedule by number of micro-batches."""
     counts = [factor * ranks for factor in (1, 2, 4, 8)]
+    tables = _bubbles(ranks, counts, costs), break_even_table(_DRAWN[2:], ranks, counts, costs)
+    return Group(*(timeline_text(timeline) for timeline in timelines), *tables, f"drawn in {path}")
+
+
+def _bubbles(ranks: int, counts: list[int], costs: PassCosts) -> Table:
+    """Bubble ratio of every schedule by number of micro-batches."""
     table = Table("bubble ratio", *(f"{count} micro-batches" for count in counts), box=None, pad_edge=False)
     for schedule in _DRAWN:
         enough = [count for count in counts if schedule != "dualpipev" or count >= 2 * ranks]

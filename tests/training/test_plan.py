@@ -58,6 +58,18 @@ def test_json(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert first["bytes"]["total"] < 80 << 30
 
 
+def test_states_of_the_optimizer_count(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def moments(options: str) -> float:
+        config.write_text(CONFIG + options)
+        plan(str(config), gpus=1, json=True, top=1)
+        return float(msgspec.json.decode(capsys.readouterr().out)[0]["bytes"]["moments"])
+
+    adamw = moments("")
+    assert 0.5 * adamw < moments('name = "muon"\n') < 0.75 * adamw
+    assert moments("ema_decay = 0.999\n") == pytest.approx(1.5 * adamw, rel=1e-3)
+    assert moments('[memory]\noptimizer = "cpu"\n') == 0.0
+
+
 def test_other_precisions_are_told(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text(CONFIG.replace("bf16", "fp32"))
     plan(str(config), top=1)

@@ -14,7 +14,7 @@ from training.kernels.precision import Precision
 from training.model.model_config import ModelConfig
 from training.parallel.pipeline_stages import stage_layers
 from training.planner.cost.hardware import Cluster
-from training.planner.cost.planned_run import GRISTMILL, PlannedRun, Software
+from training.planner.cost.planned_run import GRISTMILL, OptimizerStates, PlannedRun, Software
 from training.planner.published_runs import PublishedRun
 from training.planner.search import PlanRequest
 
@@ -28,10 +28,14 @@ def read_request(config: str, cluster: Cluster) -> tuple[PlanRequest, int]:
     """
     options = _read_options(config)
     model = _model(options, config)
-    precision: Precision = "fp16" if options.precision == "fp16" else "bf16"
-    if options.precision not in ("bf16", "fp16"):
-        print(f"note: {config} trains in {options.precision}, and this plan is for bf16", file=sys.stderr)
-    return PlanRequest(model, options.data.batch_size, options.data.seq_len, cluster, precision), options.optim.steps
+    usual: Precision = "bf16" if cluster.device.element_bytes == 2 else "fp32"
+    precision: Precision = "fp16" if (usual, options.precision) == ("bf16", "fp16") else usual
+    if options.precision != precision:
+        print(f"note: {config} trains in {options.precision}, and this plan is for {precision}", file=sys.stderr)
+    if options.memory.parameters != "device":
+        print(f"note: {config} offloads parameters, which this plan does not count", file=sys.stderr)
+    request = PlanRequest(model, options.data.batch_size, options.data.seq_len, cluster, precision)
+    return replace(request, states=_states(options)), options.optim.steps
 
 
 def configured_run(config: str, cluster: Cluster) -> PlannedRun:
@@ -46,9 +50,14 @@ def configured_run(config: str, cluster: Cluster) -> PlannedRun:
     layout = options.parallel.resolve(cluster.devices, model, seq_len)
     BatchSplit.of(options.data, layout)
     layers = tuple(len(each) for each in stage_layers(model, layout.stages, seq_len))
+    recompute, states = options.memory.recompute, _states(options)
     return PlannedRun(
-        model, layout, options.data.batch_size, seq_len, cluster, options.memory.recompute, stage_layers=layers
+        model, layout, options.data.batch_size, seq_len, cluster, recompute, stage_layers=layers, states=states
     )
+
+
+def _states(options: TrainConfig) -> OptimizerStates:
+    return OptimizerStates(options.optim.name, options.optim.ema_decay > 0, options.memory.optimizer)
 
 
 def _model(options: TrainConfig, config: str) -> ModelConfig:

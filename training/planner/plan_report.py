@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
+from training.planner.break_even import tensor_break_even
 from training.planner.cost.fitted_constants import Constants
 from training.planner.cost.layer_work import head_work, layer_work, model_flops
 from training.planner.cost.planned_run import PlannedRun
@@ -137,7 +138,7 @@ def _formulas_of_layer(run: PlannedRun, constants: Constants) -> list[str]:
     layer, head = layer_time(run, constants), head_time(run, constants)
     work = layer_work(run.model, run.micro_batch, run.seq_len, layout.tp, layout.sequence_shards, run.software.flash)
     output = head_work(run.model, run.micro_batch, run.seq_len, layout.tp)
-    size = 2 * run.micro_batch * run.seq_len * run.model.width
+    size = device.element_bytes * run.micro_batch * run.seq_len * run.model.width
     products = ", ".join(
         f"{p.m:.0f} x {p.n:.0f} x {p.k:.0f}" + f" ({p.count:.0f} times)" * (p.count > 1) for p in work.products
     )
@@ -151,8 +152,18 @@ def _formulas_of_layer(run: PlannedRun, constants: Constants) -> list[str]:
         f"{run.recompute}; at least the host's {1e3 * constants.launch:.2g} ms a forward pass",
         f"tensor-parallel all-reduce: 2 (t - 1) / t x {size / 1e6:.3g} MB, t = {layout.tp}, twice a layer and pass: "
         f"{1e3 * layer.collectives:.3g} ms a layer (Shoeybi et al. 2019, section 3)",
+        _tensor_degrees(run, constants),
         f"head: {output.flops / 1e12:.3g} TFLOP forward, {1e3 * (head.forward + head.backward):.3g} ms a micro-batch",
     ]
+
+
+def _tensor_degrees(run: PlannedRun, constants: Constants) -> str:
+    """What a layer's passes take by tensor-parallel ranks: where more of them gain nothing."""
+    each = [
+        f"{1e3 * seconds:.3g} ms on {ranks} ({100 * within / seconds:.0f} %)"
+        for ranks, seconds, within in tensor_break_even(run, constants)
+    ]
+    return f"tensor-parallel ranks: a layer's passes (share of collectives) would take {', '.join(each)}"
 
 
 def _formulas_of_step(choice: Choice, constants: Constants) -> list[str]:

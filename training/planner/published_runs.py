@@ -74,7 +74,7 @@ def _narayanan_table_1() -> list[PublishedRun]:
     found = []
     for size, shape, gpus, batch, micro, tflops in rows:
         preset, cluster = f"megatron-{size.lower()}", Cluster(find_device("a100-80gb"), gpus)
-        run = published_layout(preset, cluster, shape, batch, micro, MEGATRON)
+        run = recomputed_run(preset, cluster, shape, batch, micro, MEGATRON)
         found.append(PublishedRun(f"Megatron {size}", preset, run, tflops, source="Narayanan et al. 2021, table 1"))
     return found
 
@@ -86,7 +86,7 @@ def _others() -> list[PublishedRun]:
         PublishedRun(
             "BLOOM-176B",
             "bloom-176b",
-            published_layout("bloom-176b", bloom, (4, 12, 1), 2048, 2, MEGATRON_DEEPSPEED, ends=1),
+            recomputed_run("bloom-176b", bloom, (4, 12, 1), 2048, 2, MEGATRON_DEEPSPEED, ends=1),
             seconds=104.7,
             source="BigScience, log of the run",
             bf16=True,
@@ -94,7 +94,7 @@ def _others() -> list[PublishedRun]:
         PublishedRun(
             "GLM-130B",
             "glm-130b",
-            published_layout("glm-130b", Cluster(small, 768), (4, 8, 1), 4224, 1, MEGATRON_DEEPSPEED, ends=1),
+            recomputed_run("glm-130b", Cluster(small, 768), (4, 8, 1), 4224, 1, MEGATRON_DEEPSPEED, ends=1),
             seconds=88.5,
             source="Zeng et al. 2022, section 2.3",
             note="micro-batch not published, taken as 1",
@@ -102,24 +102,24 @@ def _others() -> list[PublishedRun]:
         PublishedRun(
             "GPT-NeoX-20B",
             "gpt-neox-20b",
-            published_layout("gpt-neox-20b", neox, (2, 4, 1), 1536, 4, MEGATRON_DEEPSPEED),
+            recomputed_run("gpt-neox-20b", neox, (2, 4, 1), 1536, 4, MEGATRON_DEEPSPEED),
             tflops=117,
             source="Black et al. 2022, section 3",
         ),
     ]
-    opt = published_layout("opt-175b", Cluster(large, 992), (8, 1, 1), 992, 8, FAIRSCALE)
+    opt = recomputed_run("opt-175b", Cluster(large, 992), (8, 1, 1), 992, 8, FAIRSCALE)
     found.append(PublishedRun("OPT-175B", "opt-175b", opt, 147, source="Zhang et al. 2022, section 2.4", note="up to"))
     for dp, seconds in ((8, 60.1), (10, 50.2), (12, 44.4)):
-        nlg = published_layout("mt-nlg-530b", Cluster(large, 280 * dp), (8, 35, 1), 1920, 1, MEGATRON_DEEPSPEED)
+        nlg = recomputed_run("mt-nlg-530b", Cluster(large, 280 * dp), (8, 35, 1), 1920, 1, MEGATRON_DEEPSPEED)
         source = "Smith et al. 2022, section 2.3"
         found.append(PublishedRun(f"MT-NLG-530B, dp {dp}", "mt-nlg-530b", nlg, seconds=seconds, source=source))
-    geex = published_layout("codegeex-13b", Cluster(find_device("ascend-910"), 1536), (8, 1, 1), 3072, 16, MINDSPORE)
+    geex = recomputed_run("codegeex-13b", Cluster(find_device("ascend-910"), 1536), (8, 1, 1), 3072, 16, MINDSPORE)
     source, note = "Zheng et al. 2023, section 2.3", "no speed published; recomputation taken from its memory"
     found.append(PublishedRun("CodeGeeX-13B", "codegeex-13b", geex, source=source, note=note))
     return found
 
 
-def published_layout(
+def recomputed_run(
     preset: str,
     cluster: Cluster,
     shape: tuple[int, int, int],

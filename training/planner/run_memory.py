@@ -61,8 +61,10 @@ def _of_rank(run: PlannedRun, rank: int, count: int, precision: Precision) -> Ru
     layers = [range(end - each, end) for end, each in zip(ends, run.layers, strict=True)]
     layout = replace(run.layout, micro_batches=count)
     inputs = MemoryInputs(
-        run.model, layout, count * run.micro_batch, run.seq_len, layers, precision, run.recompute, rank, device="cuda"
-    )
+        run.model, layout, count * run.micro_batch, run.seq_len, layers, precision, run.recompute, rank,
+        run.states.name, run.states.ema, run.states.moments,
+        device="cuda" if run.cluster.device.element_bytes == 2 else "cpu",
+    )  # fmt: skip
     found = estimate_memory(inputs)
     kinds = {name: float(value) for name, value in vars(found).items() if name != "peak"}
     return RunMemory(rank, found.peak + RESERVE, {**kinds, "other": float(RESERVE)})

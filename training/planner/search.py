@@ -14,7 +14,7 @@ from training.model.model_config import ModelConfig
 from training.parallel.pipeline_stages import stage_layers
 from training.planner.cost.fitted_constants import Constants
 from training.planner.cost.hardware import Cluster
-from training.planner.cost.planned_run import GRISTMILL, PlannedRun, Software
+from training.planner.cost.planned_run import ADAMW, GRISTMILL, OptimizerStates, PlannedRun, Software
 from training.planner.cost.step_time import StepTime, layer_parameters, step_time
 from training.planner.run_memory import RESERVE, RunMemory, run_memory
 
@@ -34,6 +34,7 @@ class PlanRequest:
     cluster: Cluster
     precision: Precision = "bf16"
     software: Software = GRISTMILL
+    states: OptimizerStates = ADAMW
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _of_sizes(request: PlanRequest, sizes: tuple[int, int, int], count: int) -> 
             for recompute in software.recompute:
                 yield PlannedRun(
                     request.model, layout, request.batch, request.seq_len, request.cluster, recompute,
-                    software, layers,
+                    software, layers, request.states,
                 )  # fmt: skip
 
 
@@ -176,13 +177,15 @@ def least_total(run: PlannedRun, precision: Precision) -> float:
 def _state_bytes(run: PlannedRun, rank: int, sums: bool) -> float:
     """Bytes of weights, float32 masters and moments, and with `sums` the float32 sums of gradients, of a rank's layers.
 
-    The first rank has an end of the model, too; ZeRO-1, 2 and 3 shard moments, gradients and weights.
+    The first rank has an end of the model, too; ZeRO-1, 2 and 3 shard moments, gradients and weights. Muon has half of
+    AdamW's moments for most parameters.
     """
     layout, vocabulary = run.layout, run.model.vocab_size * run.model.width if rank == 0 else 0
     parameters = (run.rank_layers[rank] * layer_parameters(run.model) + vocabulary) / layout.tp
     weights = 2 if layout.zero < 3 else 0
     gradients = 4 / (layout.zero_group if layout.zero >= 2 else 1) if sums else 0
-    return parameters * (weights + gradients + 12 / layout.zero_group)
+    moments = {"adamw": 8, "muon": 4, "sgd": 0}[run.states.name] if run.states.moments == "device" else 0
+    return parameters * (weights + gradients + (4 + moments + 4 * run.states.ema) / layout.zero_group)
 
 
 def micro_batches_in_flight(layout: ParallelConfig) -> float:

@@ -11,7 +11,7 @@ from training.planner.cost.layer_work import model_flops
 from training.planner.cost.megatron_memory import megatron_memory
 from training.planner.cost.planned_run import DEEPSPEED_ZERO_3, MEGATRON, PlannedRun
 from training.planner.cost.step_time import step_time
-from training.planner.published_runs import SEQ_LEN, PublishedRun, divided_layers, published_layout, published_runs
+from training.planner.published_runs import SEQ_LEN, PublishedRun, divided_layers, published_runs, recomputed_run
 
 _SOURCE = "Narayanan et al. 2021, table 2"
 
@@ -72,7 +72,7 @@ def narayanan_table_2() -> list[PublishedRun]:
     for size, (tp, pp), gpus, batch, micro, tflops in rows:
         software = MEGATRON if pp > 1 else DEEPSPEED_ZERO_3
         preset, cluster = "megatron-529.6b", Cluster(find_device("a100-80gb"), gpus)
-        run = published_layout(preset, cluster, (tp, pp, 1), batch, micro, software)
+        run = recomputed_run(preset, cluster, (tp, pp, 1), batch, micro, software)
         run = run if size > 500 else _as_gpt_3(run)
         name = f"{size}B, {'3D' if pp > 1 else 'ZeRO-3'}, {gpus} GPUs"
         found.append(PublishedRun(name, preset, run, tflops, source=_SOURCE))

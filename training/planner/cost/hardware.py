@@ -16,7 +16,7 @@ class Device:
 
     name: str
     flops: float
-    """Dense products in 16 bits, FLOP/s."""
+    """Dense products, FLOP/s; in 16 bits."""
     memory: float
     """Bytes."""
     bandwidth: float
@@ -26,6 +26,10 @@ class Device:
     network: float
     """Of its share of the node's network cards, bytes/s in each direction."""
     source: str = ""
+    element_bytes: int = 2
+    """Of a number that it computes with."""
+    overlaps: bool = True
+    """Collectives can run beside passes."""
 
 
 DEVICES = {

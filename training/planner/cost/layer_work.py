@@ -23,9 +23,9 @@ class Product:
         return 2.0 * self.count * self.m * self.n * self.k
 
     @property
-    def bytes(self) -> float:
-        """Read and written, in 16 bits, if each matrix passes once."""
-        return 2.0 * self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
+    def elements(self) -> float:
+        """Read and written, if each matrix passes once."""
+        return self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
 
     def backward(self) -> "tuple[Product, Product]":
         """The products for the gradients of the input and of the weights."""
@@ -38,7 +38,7 @@ class Work:
 
     products: tuple[Product, ...]
     traffic: float
-    """Bytes that the kernels beside the products read and write; twice that in a backward pass."""
+    """Bytes that the kernels beside the products read and write, in 16 bits; twice that in a backward pass."""
 
     @property
     def flops(self) -> float:

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Literal
 
 from training.distributed.layout import ParallelConfig, Schedule
-from training.memory.memory_config import Recompute
+from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
 from training.planner.cost.hardware import Cluster
 
@@ -59,6 +59,20 @@ MINDSPORE = Software(
 
 
 @dataclass(frozen=True)
+class OptimizerStates:
+    """What this trainer keeps of its optimizer, as far as it decides memory."""
+
+    name: Literal["adamw", "muon", "sgd"] = "adamw"
+    ema: bool = False
+    """An average of the weights."""
+    moments: OffloadTarget = "device"
+    """Where AdamW's moments are."""
+
+
+ADAMW = OptimizerStates()
+
+
+@dataclass(frozen=True)
 class PlannedRun:
     """A resolved model and layout, `batch` sequences of `seq_len` tokens a step, on a cluster."""
 
@@ -71,6 +85,7 @@ class PlannedRun:
     software: Software = GRISTMILL
     stage_layers: tuple[int, ...] = ()
     """Layers of each stage; empty: as even as they get, the last stages fewer."""
+    states: OptimizerStates = ADAMW
 
     @cached_property
     def micro_batch(self) -> int:

@@ -50,15 +50,20 @@ def product_time(product: Product, device: Device, constants: Constants) -> floa
     share = constants.product_share * product.k / (product.k + constants.product_depth)
     if product.n % 8 or product.k % 8:
         share /= constants.misaligned
-    return product.flops / (share * device.flops) + product.bytes / (0.9 * device.bandwidth) + constants.product_latency
+    size = product.elements * device.element_bytes
+    return product.flops / (share * device.flops) + size / (0.9 * device.bandwidth) + constants.product_latency
 
 
 def work_time(work: Work, device: Device, constants: Constants) -> tuple[float, float]:
     """Seconds of the forward and of the backward pass of `work` on the device."""
-    traffic = work.traffic / (constants.traffic_share * device.bandwidth)
+    traffic = _traffic_time(work, device, constants)
     forward = sum(product_time(product, device, constants) for product in work.products)
     backward = sum(product_time(each, device, constants) for product in work.products for each in product.backward())
     return forward + traffic, backward + 2 * traffic
+
+
+def _traffic_time(work: Work, device: Device, constants: Constants) -> float:
+    return work.traffic * device.element_bytes / 2 / (constants.traffic_share * device.bandwidth)
 
 
 def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
@@ -70,8 +75,7 @@ def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
     layout, device = run.layout, run.cluster.device
     work = _layer_work(run.model, run.micro_batch, run.seq_len, layout.tp, layout.sequence_shards, run.software.flash)
     forward, backward = work_time(work, device, constants)
-    size = 2.0 * run.micro_batch * run.seq_len * run.model.width
-    reduce = 2 * tensor_all_reduce(run.cluster, constants, layout.tp, size)
+    reduce = 2 * tensor_all_reduce(run.cluster, constants, layout.tp, _hidden_bytes(run))
     launch = constants.launch + constants.launch_wait * (layout.tp - 1)
     again = _again(run.recompute, work, device, constants, forward + reduce)
     whole_forward = _slower(forward + reduce, launch)
@@ -84,7 +88,7 @@ def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
 def _again(recompute: Recompute, work: Work, device: Device, constants: Constants, forward: float) -> float:
     """Seconds to compute again: the forward pass, or all of it but the products."""
     if recompute == "selective":
-        return work.traffic / (constants.traffic_share * device.bandwidth)
+        return _traffic_time(work, device, constants)
     return forward if recompute == "full" else 0.0
 
 
@@ -92,8 +96,7 @@ def head_time(run: PlannedRun, constants: Constants) -> PassTime:
     """Of the output matrix and the loss."""
     work = head_work(run.model, run.micro_batch, run.seq_len, run.layout.tp)
     forward, backward = work_time(work, run.cluster.device, constants)
-    size = 2.0 * run.micro_batch * run.seq_len * run.model.width
-    reduce = tensor_all_reduce(run.cluster, constants, run.layout.tp, size)
+    reduce = tensor_all_reduce(run.cluster, constants, run.layout.tp, _hidden_bytes(run))
     return PassTime(forward, backward + reduce, reduce)
 
 
@@ -125,8 +128,12 @@ def _send_time(run: PlannedRun, constants: Constants) -> float:
     if layout.pp == 1:
         return 0.0
     parts = layout.tp if run.software.divided_messages else layout.sequence_shards
-    size = 2.0 * run.micro_batch * run.seq_len * run.model.width / parts
-    return 2 * layout.virtual_stages * message(run.cluster, constants, size)
+    return 2 * layout.virtual_stages * message(run.cluster, constants, _hidden_bytes(run) / parts)
+
+
+def _hidden_bytes(run: PlannedRun) -> float:
+    """Bytes of a micro-batch's residual stream."""
+    return float(run.cluster.device.element_bytes) * run.micro_batch * run.seq_len * run.model.width
 
 
 def _bubble(run: PlannedRun, slots: list[float], sent: float, layer: PassTime) -> float:
@@ -158,7 +165,7 @@ def data_time(run: PlannedRun, constants: Constants, slot: float, backward: floa
     share = constants.deepspeed_reduction_share if software.deepspeed else software.reduction_share
     gradients, weights = (
         gradient_all_reduce(run.cluster, constants, layout.tp, layout.dp, size * parameters, share)
-        for size in (software.gradient_bytes, 2)
+        for size in (software.gradient_bytes, run.cluster.device.element_bytes)
     )
     if layout.zero == 3:
         gathers = 1 if layout.pp > 1 else 2 * count
@@ -167,7 +174,7 @@ def data_time(run: PlannedRun, constants: Constants, slot: float, backward: floa
         seconds, hidden = (weights + count * gradients) / 2, count * backward
     else:
         seconds, hidden = (gradients if layout.zero == 0 else (gradients + weights) / 2), backward
-    return seconds - min(hidden, software.hidden * seconds)
+    return seconds - min(hidden, software.hidden * seconds) * run.cluster.device.overlaps
 
 
 def _update_time(run: PlannedRun, constants: Constants) -> float:

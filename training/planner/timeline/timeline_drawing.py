@@ -39,7 +39,8 @@ def draw_timelines(timelines: Sequence[Timeline], path: Path) -> None:
         _draw_one(timeline, axis)
     axes[-1].set_xlabel("time, in seconds of the costs given")
     kinds = {each.kind for timeline in timelines for passes in timeline.ranks for each in passes}
-    figure.legend(handles=_legend(kinds), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    later = any(timeline.layout.virtual_stages > 1 for timeline in timelines)
+    figure.legend(handles=_legend(kinds, later), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     with wrap_write_errors(path):
         figure.savefig(path, dpi=150)
 
@@ -111,10 +112,12 @@ def _color(timeline: Timeline, each: TimedPass) -> str:
     return _COLORS[each.kind][_is_second_half(timeline, each)]
 
 
-def _legend(kinds: set[str]) -> list[Any]:
+def _legend(kinds: set[str], later: bool) -> list[Any]:
+    """`later`: there are ranks with several stages."""
     from matplotlib.patches import Patch
 
     shown = [kind for kind in _NAMES if kind in kinds and not (kind == "B" and "I" in kinds)]
     both = "B" in kinds and "I" in kinds
     names = {**_NAMES, "I": "backward (where split: of inputs)" if both else _NAMES["I"]}
-    return [Patch(color=_COLORS[kind][0], label=names[kind]) for kind in shown]
+    found = [Patch(color=_COLORS[kind][0], label=names[kind]) for kind in shown]
+    return [*found, *[Patch(color="#CCCCCC", label="lighter: every second stage of a rank")] * later]
