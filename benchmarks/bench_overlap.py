@@ -6,9 +6,8 @@ Every rank traces its steps with torch.profiler. A collective lasts from its cal
 waits for it in `Work.wait`. What is communicated while the rank does not wait is hidden.
 """
 
-import statistics
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +61,7 @@ class Step:
 def bench_overlap(
     steps: int = 5, layers: int = 8, width: int = 512, seq_len: int = 128, batch_size: int = 8, only: str = ""
 ) -> Table:
-    """Trace `steps` steps of a Llama in each layout, on the CPU with gloo; the medians of the slowest rank.
+    """Trace `steps` steps of a Llama in each layout, on the CPU with gloo; means of the slowest rank.
 
     Args:
         only: Run only layouts whose names contain this.
@@ -87,19 +86,14 @@ def bench_overlap(
                 device="cpu",
             )
             traced = ranks.run(max(1, layout.dp) * layout.tp * layout.pp, trace_steps, config, steps)
-            slowest = max(traced, key=lambda found: statistics.median(step.total for step in found))
-            total, communication, hidden = (
-                statistics.median(getattr(step, each) for step in slowest)
-                for each in ("total", "communication", "hidden")
-            )
-            table.add_row(
-                name, *(f"{ms:.1f}" for ms in (total, communication, hidden)), f"{hidden / communication:.0%}"
-            )
+            slowest = max(traced, key=lambda step: step.total)
+            times = (slowest.total, slowest.communication, slowest.hidden)
+            table.add_row(name, *(f"{ms:.1f}" for ms in times), f"{slowest.hidden / slowest.communication:.0%}")
     return table
 
 
-def trace_steps(config: TrainConfig, steps: int) -> list[Step]:
-    """Train some steps as this process's rank, and trace all but the first ones."""
+def trace_steps(config: TrainConfig, steps: int) -> Step:
+    """Train some steps as this process's rank: the mean of all but the first ones."""
     with (
         init_distributed(config.device, config.seconds_to_wait) as device,
         Trainer(RunPlan.of(config), device) as trainer,
@@ -108,7 +102,7 @@ def trace_steps(config: TrainConfig, steps: int) -> list[Step]:
         trainer.load()
         for number in range(1, _WARM_UP + 1):
             trainer.step(number)
-        return [_trace(trainer, number) for number in range(_WARM_UP + 1, _WARM_UP + steps + 1)]
+        return _trace(trainer, range(_WARM_UP + 1, _WARM_UP + steps + 1))
 
 
 @contextmanager
@@ -123,17 +117,20 @@ def _waits_are_recorded() -> Iterator[None]:
         yield
 
 
-def _trace(trainer: Trainer, number: int) -> Step:
+def _trace(trainer: Trainer, numbers: Sequence[int]) -> Step:
+    """In one trace, as what a step sends may arrive in the next one."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler, record_function("step"):
-        trainer.step(number)
+        for number in numbers:
+            trainer.step(number)
+        trainer.model.finish_publishing()
     spans: dict[str, Spans] = {"gloo:": [], _WAIT: [], "step": []}
     for event in profiler.events() or ():
         for kind, found in spans.items():
             if event.name.startswith(kind):
                 found.append((event.time_range.start / 1e3, event.time_range.end / 1e3))
     both = _length(spans["gloo:"]) + _length(spans[_WAIT]) - _length(spans["gloo:"] + spans[_WAIT])
-    communication = _length(spans["gloo:"])
-    return Step(_length(spans["step"]), communication, communication - both)
+    communication, count = _length(spans["gloo:"]), len(numbers)
+    return Step(_length(spans["step"]) / count, communication / count, (communication - both) / count)
 
 
 def _length(spans: Iterable[tuple[float, float]]) -> float:
