@@ -98,14 +98,17 @@ class Claims:
                     if not has_moved and not _is_same(earlier, _names_of(ledger, now), is_inside=part != own):
                         raise UsageError(self._refusal(ledger, earlier[1], now))
 
-    def record_reads(self, ledger: Ledger, known: Records) -> Records:
-        """Record the names of the input folders for check_reads; unless those `known` are there still."""
+    def record_reads(self, ledger: Ledger, known: Records, is_changed: bool) -> Records:
+        """Record the names of the input folders for check_reads.
+
+        Unless those `known` are there still, and no output `is_changed`: then the present folders are copies of them.
+        """
         names = (map(str, _names_of(ledger, path)) for path in self.reads)
         folders = {f"input {i}": "\0".join(each) for i, each in enumerate(names)}
         record = DoneRecord(*self._reads_id, folders, [], Counts({}, []))
         earlier = known[record.id].identity if record.id in known else {}
         is_there = all(exists(Path(name.split("\0")[1])) for name in earlier.values())
-        if earlier == folders or (earlier and is_there and not self._lacks_files):
+        if earlier == folders or (earlier and is_there and not is_changed and not self._lacks_files):
             return {}
         ledger.write(record)
         return {record.id: record}

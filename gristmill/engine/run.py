@@ -169,7 +169,7 @@ class StageRun:
             outputs = [self._done.written[absolute(path)] for path in self._goal.outputs]
             identity, self._done.is_changed = self._done.identity(self._goal), True
             self._done.records[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
-        reads = self.claims.record_reads(self.ledger, self._done.before | self._done.records)
+        reads = self.claims.record_reads(self.ledger, self._done.before | self._done.records, self._has_begun)
         inputs, gone = self._done.record_inputs(self.claims.selection, self.claims.plans == "", self.column)
         left = self.claims.old_claims(self._done.before)
         if self._done.is_changed or stale or reads or left or inputs or gone:
@@ -191,7 +191,7 @@ class StageRun:
         self._check_reads()
         self.marks.set()
         self.marks.is_output_changed = True
-        self._done.records |= self.claims.record_reads(self.ledger, self._done.before)
+        self._done.records |= self.claims.record_reads(self.ledger, self._done.before, is_changed=True)
         self._has_begun = self._done.is_changed = True
 
     def _check_reads(self) -> None:

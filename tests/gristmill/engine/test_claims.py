@@ -142,3 +142,16 @@ def test_an_input_that_moved_with_its_output_is_known_by_a_link(tmp_path: Path) 
     (moved / "in" / "a").write_text("all new\n")
     assert upper_stage(link / "in", moved / "out").ran == 3  # by its place beside the output, whatever it is called
     assert (moved / "out" / "a").read_text() == "ALL NEW\n"
+
+
+def test_a_copied_run_is_of_the_copied_input_once_that_was_changed(source: Path, tmp_path: Path) -> None:
+    upper_stage(source, tmp_path / "out")
+    shutil.copytree(source, tmp_path / "copy" / "in")
+    shutil.copytree(tmp_path / "out", tmp_path / "copy" / "out")
+    (tmp_path / "copy" / "in" / "a").write_text("other\n")
+    upper_stage(tmp_path / "copy" / "in", tmp_path / "copy" / "out")
+    (tmp_path / "copy" / "out").rename(tmp_path / "moved")
+    (tmp_path / "copy" / "in" / "a").write_text("another\n")
+    assert upper_stage(tmp_path / "copy" / "in", tmp_path / "moved").ran == 5
+    with pytest.raises(UsageError, match=r"holds what upper made of .*/copy/in, and would lose it"):
+        upper_stage(source, tmp_path / "moved")
