@@ -169,14 +169,18 @@ def first_micro_batch_forgotten(patch: Patch) -> None:
 
 
 def updates_not_published(patch: Patch) -> None:
-    right, published = GradReducer.publish, []
+    right, published = GradReducer.start_publish, []
 
     def once(self: GradReducer) -> None:
         if not published:
             right(self)
         published.append(True)
 
-    patch.setattr(GradReducer, "publish", once)
+    patch.setattr(GradReducer, "start_publish", once)
+
+
+def updates_used_before_they_arrive(patch: Patch) -> None:
+    patch.setattr(GradReducer, "publish_before_use", lambda *_: None)
 
 
 def stale_gathered_parameters(patch: Patch) -> None:
@@ -257,6 +261,7 @@ FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (first_micro_batch_forgotten, case("llama", dp=2, micro_batches=2), "gradient"),
     (groups_of_replicas_not_summed, case("llama", dp=4, zero=2, zero_group=2), "gradient"),
     (updates_not_published, case("llama", dp=2, zero=2), "loss"),
+    (updates_used_before_they_arrive, case("llama", dp=2, zero=1), "loss"),
     (stale_gathered_parameters, case("llama", dp=2, zero=3), "loss"),
     (ends_not_summed, case("gpt2", pp=2), "gradient"),
     (stages_swapped, case("llama", pp=2), "loss"),
@@ -292,13 +297,13 @@ def test_a_piece_that_other_ranks_hold_than_the_table_says_turns_red(rank_pool: 
 def superfluous_sum(chosen: Case) -> RankResult:
     """Compute correctly, with one superfluous all-reduce of four elements."""
     with pytest.MonkeyPatch.context() as patch:
-        right = GradReducer.publish
+        right = GradReducer.start_publish
 
         def publish(self: GradReducer) -> None:
             right(self)
             dist.all_reduce(torch.zeros(4), group=self.buckets[0].replicate.group)
 
-        patch.setattr(GradReducer, "publish", publish)
+        patch.setattr(GradReducer, "start_publish", publish)
         return run_case(chosen)
 
 
