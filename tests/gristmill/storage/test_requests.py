@@ -1,0 +1,53 @@
+"""Requests of a stage in a bucket: one GET an input, done records after their outputs, no LIST for each task."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gristmill.engine.run import open_stage
+from gristmill.engine.task import Stage, Task
+from gristmill.storage import objects
+from gristmill.storage.files import list_folder, write_file
+from gristmill.urls import object_name
+from tests.gristmill.engine.upper_stage import QUIET, join
+from tests.object_store import BUCKET, Store
+
+STAGE = Stage("copy", libraries=())
+
+
+def copy_stage(source: Path, target: Path) -> None:
+    """A consumer: a task for each object of a folder, which copies it."""
+    names = sorted(list_folder(source))
+    with open_stage(STAGE, target, QUIET, reads=[source], publishes=[target]) as run:
+        tasks = [
+            Task(name, join, {"parts": [source / name], "target": target / name}, (target / name,)) for name in names
+        ]
+        run.finish(run.step("copy", tasks).counts)
+
+
+def requests_of(store: Store, folder: Path, tasks: int) -> list[tuple[str, str]]:
+    """The requests of the stage with so many inputs: verb, key; LIST for a GET of the bucket."""
+    for number in range(tasks):
+        write_file(folder / f"in{tasks}/{number:02}", b"text")
+    store.requests.clear()
+    copy_stage(folder / f"in{tasks}", folder / f"out{tasks}")
+    keys = [(verb, path.partition("?")[0].removeprefix(f"/{BUCKET}").strip("/")) for verb, path in store.requests]
+    return [("GET" if key else "LIST", key) if verb == "GET" else (verb, key) for verb, key in keys]
+
+
+def test_requests_of_a_stage(store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(objects._CLIENT, "timeout", timedelta(seconds=20))
+    objects._open.cache_clear()
+    found = {tasks: requests_of(store, folder, tasks) for tasks in (3, 12)}
+    for tasks, requests in found.items():
+        key = object_name(folder).key
+        read = [name for verb, name in requests if verb == "GET" and name.startswith(f"{key}/in")]
+        assert read == [f"{key}/in{tasks}/{number:02}" for number in range(tasks)]
+        put = [name.removeprefix(f"{key}/out{tasks}/") for verb, name in requests if verb == "PUT"]
+        kinds = ["record" if ".done/" in name else "output" for name in put if ".done/" in name or "/" not in name]
+        assert kinds[-2 * tasks :] == ["output", "record"] * tasks and kinds.count("output") == tasks
+    lists, heads = (
+        [sum(request[0] == verb for request in requests) for requests in found.values()] for verb in ("LIST", "HEAD")
+    )
+    assert lists[0] == lists[1] and heads[0] == heads[1]  # none for a task
