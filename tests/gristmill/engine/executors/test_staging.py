@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,21 @@ def test_scratch_is_removed_of_processes_that_died_and_of_no_other(tmp_path: Pat
     with open_scratch(tmp_path, None) as scratch:
         assert not same.exists()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_task_that_ends_after_its_step_puts_nothing_in_place(tmp_path: Path) -> None:
+    """As that of a node that was taken for dead and comes back: the fence of the step is gone."""
+    fence, task = tmp_path / "fence", Task("one", join, {}, (tmp_path / "out",))
+    with open_scratch(tmp_path / "scratch", None, is_private=True) as scratch:
+        for is_late in (True, False):
+            fence.touch()
+            with staged(task, {}, replace(scratch, fence=fence)) as copy:
+                copy.task.outputs[0].write_text("late" if is_late else "in time")
+                if is_late:
+                    fence.unlink()
+                    with pytest.raises(OutputError, match="another process has taken over the work"):
+                        copy.publish(task.outputs)
+                    assert not (tmp_path / "out").exists()
+                else:
+                    copy.publish(task.outputs)
+    assert (tmp_path / "out").read_text() == "in time" and not list((tmp_path / "scratch").iterdir())
