@@ -116,6 +116,15 @@ def test_one_block_is_refused_beside_outputs_that_no_input_has_now(tmp_path: Pat
     assert sorted(path.name for path in (tmp_path / "out" / "book").iterdir()) == ["a.jsonl", "c.jsonl"]
 
 
+def test_a_second_input_does_not_replace_the_first(tmp_path: Path, quiet: RunOptions, write) -> None:
+    for name in ("book", "c4"):
+        write(tmp_path / "in" / name / "a.jsonl", [{"text": name}])
+    normalize_text(tmp_path / "in" / "book", tmp_path / "out", options=quiet)
+    with pytest.raises(UsageError, match=r"what normalize_text made of .*/book, and would lose it if .*/c4 were read"):
+        normalize_text(tmp_path / "in" / "c4", tmp_path / "out", options=quiet)
+    assert "book" in (tmp_path / "out" / "a.jsonl").read_text()
+
+
 def test_output_of_a_removed_input_is_removed(tmp_path: Path, quiet: RunOptions, write) -> None:
     for name in ("a", "b"):
         write(tmp_path / "in" / f"{name}.jsonl", [{"text": name}])

@@ -7,6 +7,7 @@ import pytest
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.run import open_stage
 from gristmill.errors import UsageError
+from gristmill.limits import usable_cores
 from tests.gristmill.engine.upper_stage import STAGE
 
 
@@ -21,6 +22,12 @@ def test_sizes(text: str, size: int) -> None:
 def test_an_invalid_size_is_an_error(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size"):
         parse_size(text)
+
+
+def test_more_workers_than_help_are_not_started() -> None:
+    cores = usable_cores()
+    assert RunOptions(workers=64 * cores).processes == 2 * cores
+    assert RunOptions(workers=1).processes == 1 and RunOptions().processes == cores
 
 
 @pytest.mark.parametrize(
