@@ -40,7 +40,7 @@ LAYOUTS: dict[str, Callable[[Case], bool]] = {
     },
     "dp, ZeRO within groups": lambda c: _axes(c) == "dp" and _hybrid(c),
     "tp": lambda c: _axes(c) == "tp" and not c.layout.sequence_parallel and c.layout.tensor == "1d",
-    "tp, on a grid (2d, 2.5d)": lambda c: c.layout.tensor != "1d",
+    "tp, on a grid (2d, 2.5d, 3d)": lambda c: c.layout.tensor != "1d",
     "tp, sequence parallel": lambda c: _axes(c) == "tp" and c.layout.sequence_parallel,
     "pp, whole backward pass": lambda c: _axes(c) == "pp" and c.layout.schedule not in SPLIT_BACKWARD,
     "pp, split backward pass": lambda c: _axes(c) == "pp" and c.layout.schedule in SPLIT_BACKWARD,

@@ -47,10 +47,10 @@ class ParallelConfig:
     them need less activation memory and shrink the pipeline's bubble."""
     reduce_bf16: bool = False
     """Sum gradients over replicas in bf16 instead of float32: half the bytes, less exact; with precision bf16 only."""
-    tensor: Literal["1d", "2d", "2.5d"] = field(default="1d", repr=False)
+    tensor: Literal["1d", "2d", "2.5d", "3d"] = field(default="1d", repr=False)
     """How tp ranks divide matrices: 1d, by rows or columns; 2d, into blocks on a grid of q x q ranks (Xu et al. 2021,
     Optimus); 2.5d, on `depth` layers of such a grid, between which sequences are divided (Wang et al. 2021,
-    Tesseract)."""
+    Tesseract); 3d, on a cube of l x l x l ranks (Bian et al. 2021)."""
     depth: int = field(default=1, repr=False)
     """Layers of the grid, of 2.5d: tp is q x q x depth."""
     RENAMED: ClassVar[dict[str, str]] = {"shard": "zero_group"}
@@ -92,6 +92,9 @@ class ParallelConfig:
     @property
     def grid(self) -> tuple[int, int, int]:
         """Depth, rows and columns of the grid of tensor-parallel ranks; 1, 1, 1 without one."""
+        if self.tensor == "3d":
+            side = round(self.tp ** (1 / 3))
+            return side, side, side
         side = 1 if self.tensor == "1d" else math.isqrt(self.tp // self.depth)
         return (1 if self.tensor == "1d" else self.depth), side, side
 
@@ -129,7 +132,8 @@ class ParallelConfig:
         if self.tensor == "1d":
             _check_tensor_parallel(self, model, seq_len)
         else:
-            _check_grid(self, model)
+            _check_grid_ranks(self)
+            _check_grid_sizes(self, model)
         require(
             self.pp > 1 or self.virtual_stages == 1,
             f"parallel.virtual_stages {self.virtual_stages} needs a pipeline, and parallel.pp is 1; "
@@ -162,34 +166,40 @@ def _check_zero_group(layout: ParallelConfig) -> None:
     )
 
 
-def _check_grid(layout: ParallelConfig, model: ModelConfig) -> None:
+def _check_grid_ranks(layout: ParallelConfig) -> None:
     tensor, tp, depth = layout.tensor, layout.tp, layout.depth
     require(
         (depth > 1) == (tensor == "2.5d"),
-        f"parallel.depth {depth} with parallel.tensor {tensor}: a 2d grid has one layer, a 2.5d one two or more; try "
+        f"parallel.depth {depth} with parallel.tensor {tensor}: a 2d grid has one layer, a 2.5d one two or more, and "
+        "a 3d one as many as rows; try "
         + ("--parallel.tensor 2.5d" if depth > 1 else "--parallel.tensor 2d, or --parallel.depth 2 with 8 ranks"),
     )
-    side = max(2, math.isqrt(max(1, tp // depth)))
-    require(
-        depth * side * side == tp,
-        f"parallel.tp {tp} is no grid of q x q ranks times parallel.depth {depth}; try --parallel.tp "
-        f"{depth * side * side}",
-    )
-    for name in ("width", "heads", "kv_heads", "ffn_width"):
-        size = getattr(model, name)
-        require(
-            size % side == 0,
-            f"model.{name} {size} is not divisible by the {side} columns of the grid of parallel.tp {tp}; try "
-            f"--model.{name} {-(-size // side) * side}, or --parallel.tensor 1d",
-        )
-    require(
-        model.vocab_size >= side * side,
-        f"a vocabulary of {model.vocab_size} is too small for a grid of {side} columns; try --parallel.tensor 1d",
-    )
+    cube = tensor == "3d"
+    side = max(2, layout.grid[1])
+    wanted = side**3 if cube else depth * side * side
+    kind = "cube of l x l x l ranks" if cube else f"grid of q x q ranks times parallel.depth {depth}"
+    require(tp == wanted, f"parallel.tp {tp} is no {kind}; try --parallel.tp {wanted}")
     require(
         not layout.sequence_parallel,
         f"parallel.sequence_parallel with parallel.tensor {tensor}: a grid divides all activations already; "
         "try --parallel.sequence_parallel false",
+    )
+
+
+def _check_grid_sizes(layout: ParallelConfig, model: ModelConfig) -> None:
+    side = layout.grid[1]
+    inputs = side * side if layout.tensor == "3d" else side  # of matrices, which layers of a cube divide once more
+    heads = inputs if model.q_width % inputs else side
+    for name, parts in (("heads", heads), ("kv_heads", side), ("width", inputs), ("ffn_width", inputs)):
+        size = getattr(model, name)
+        require(
+            size % parts == 0,
+            f"model.{name} {size} is not divisible by {parts}, as {layout.tensor} on parallel.tp {layout.tp} ranks "
+            f"divides it; try --model.{name} {-(-size // parts) * parts}, or --parallel.tensor 1d",
+        )
+    require(
+        model.vocab_size >= side * side,
+        f"a vocabulary of {model.vocab_size} is too small for a grid of {side} columns; try --parallel.tensor 1d",
     )
 
 

@@ -5,7 +5,7 @@ communicates most (Narayanan et al. 2021, section 3). Data parallelism is "repli
 sharding: ZeRO shards over the ranks along "shard" (`parallel.zero_group` of them), and the ranks along "replicate"
 hold copies of the same shard.
 
-Where tensor parallelism is 2D or 2.5D, "tp" is also a grid of its own axes "depth", "row" and "column".
+Where tensor parallelism is 2D, 2.5D or 3D, "tp" is also a grid of its own axes "depth", "row" and "column".
 """
 
 import os

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from training.formulas.parameter_shapes import ParameterShape
 from training.model.model_config import ModelConfig
 
-_INT64 = 8
+INT64 = 8
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,22 @@ class GridSizes:
     """Bytes of an element of activations and weights."""
     wide: int
     """Bytes of a statistic."""
+    sequences: int = 0
+    """Of a micro-batch that its row has."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How often something is computed."""
+
+    forward: int
+    backward: int
+    begun: int
+    """Backward passes: one for the gradients of inputs and one for those of weights are two."""
 
 
 @dataclass
-class GridTraffic:
+class ModuleTraffic:
     """Calls and bytes by axis and operation."""
 
     sizes: GridSizes
@@ -43,9 +55,18 @@ class GridTraffic:
         self.calls[axis, operation] += calls
         self.bytes[axis, operation] += size
 
-    def blocks(self, forward: int, backward: int) -> None:
-        """A transformer layer, so many times forward and backward."""
-        model = self.sizes.model
+    def norms(self, count: int, forward: int, backward: int) -> None:
+        """Norms of the stream: one statistic a token, of LayerNorm two; backward as many."""
+        times = count * (1 if self.sizes.model.norm == "rms" else 2) * (forward + backward)
+        self.add("column", "all-reduce", times, times * self.sizes.tokens * self.sizes.wide)
+
+
+class GridTraffic(ModuleTraffic):
+    """Calls and bytes by axis and operation, of a rank of a grid."""
+
+    def blocks(self, passes: Passes) -> None:
+        """Transformer layers."""
+        model, forward, backward = self.sizes.model, passes.forward, passes.backward
         width, queries, keys = model.width, model.q_width, 2 * model.kv_width
         for inputs, outputs in (
             (width, queries + keys),
@@ -76,25 +97,20 @@ class GridTraffic:
         self.add("column", "reduce", q * backward, q * backward * x)
         self.add("row", "reduce", q * backward, q * backward * w)
 
-    def norms(self, count: int, forward: int, backward: int) -> None:
-        """Norms of the stream: one statistic a token, of LayerNorm two; backward as many."""
-        times = count * (1 if self.sizes.model.norm == "rms" else 2) * (forward + backward)
-        self.add("column", "all-reduce", times, times * self.sizes.tokens * self.sizes.wide)
-
     def embedding(self, times: int) -> None:
         """The embedding and its gradient: the tokens' ids, then features between ranks of a row, and transposed."""
         sizes, q = self.sizes, self.sizes.side
         features = times * sizes.tokens * (sizes.model.width // q) * sizes.itemsize
-        self.add("row", "all-gather", times, times * q * sizes.tokens * _INT64)
+        self.add("row", "all-gather", times, times * q * sizes.tokens * INT64)
         self.add("column", "reduce-scatter", times, q * features)
         self.add("column", "all-gather", times, q * features)
         if sizes.row != sizes.column:
             self.add("tp", "send", 2 * times, 2 * features)
             self.add("tp", "receive", 2 * times, 2 * features)
 
-    def loss(self, times: int) -> None:
+    def output(self, passes: Passes) -> None:
         """The output matrix, and three numbers a token of the loss in two calls."""
-        sizes = self.sizes
+        sizes, times = self.sizes, passes.backward
         self.product(sizes.model.width, vocabulary_part(sizes.model, sizes.side, sizes.column), times, times)
         self.add("column", "all-reduce", 2 * times, 3 * times * sizes.tokens * sizes.wide)
 

@@ -108,7 +108,7 @@ class _LogitsCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         loss, gradient = _chunk_loss(logits, targets, vocab_start, group, z_loss)
         ctx.save_for_backward(gradient.to(logits.dtype))
-        return loss[None]
+        return loss[None].clone()  # FSDP warns of a view
 
     @staticmethod
     @once_differentiable

@@ -54,9 +54,9 @@ class ParallelModel:
         self.parts, self.params, self.reducers = parts, params, reducers
         self.axes, self.sums, self.pipeline, self.files = axes, sums, pipeline, files
         self.z_loss = ZLoss(0.0)
-        # of a grid: the layers and rows that divide the sequences, and the columns that divide the vocabulary
+        # of a grid: the layers and rows that divide the sequences, and the axis that divides the vocabulary
         self.rows = world.joint_axis("depth", "row") if "row" in world.axes else JointAxis()
-        self.vocabulary = world.axes.get("column", world.axis("tp"))
+        self.vocabulary = world.axis({"1d": "tp", "3d": "row"}.get(layout.tensor, "column"))
 
     def forward_backward(self, batch: Batch, scale: float) -> Tensor:
         """Forward and backward: leaves gradients of `scale` × the global loss sum on the shards that this rank updates.

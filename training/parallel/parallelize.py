@@ -21,6 +21,7 @@ from training.model.decoder import Decoder
 from training.parallel.data_parallel import GradReducer
 from training.parallel.fsdp import apply_fsdp
 from training.parallel.gradients import RemainingSums, tied_axis
+from training.parallel.grid.cube_modules import apply_cube
 from training.parallel.grid.modules import apply_grid
 from training.parallel.grid.summa import Grid
 from training.parallel.initialize import init_shard
@@ -94,6 +95,8 @@ def shard_model(
         part.to(accumulation_dtype(dtype) if layout.zero == 3 else dtype)
         if layout.tensor == "1d":
             apply_tensor_parallel(part, pieces, world.axis("tp"), layout.sequence_parallel)
+        elif layout.tensor == "3d":
+            apply_cube(part, pieces, Grid.of(world.axes), world.axis("depth"))
         else:
             apply_grid(part, pieces, Grid.of(world.axes))
         checkpoint_activations(part, memory.recompute)  # around the tensor-parallel modules

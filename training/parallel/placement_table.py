@@ -77,9 +77,30 @@ def grid_table() -> dict[str, Placement]:
     return {f"{module}.{leaf}": placement for module, leaves in table.items() for leaf, placement in leaves.items()}
 
 
+def cube_table() -> dict[str, Placement]:
+    """The placement of each parameter on a cube, by the end of its name (Bian et al. 2021, section 3).
+
+    As on a grid, but that layers split the inputs of every matrix once more, and that the first products of attention
+    and MLP have the rows as outputs and the columns as inputs: the stream has the features of columns.
+    """
+    inner = Placement(shard={"row": 0}, replicated=("depth", "column"), gradient_sum=("depth", "column"))
+    first = {"weight": Placement(shard={"row": 0, "column": 1, "depth": 1}), "bias": inner}
+    last = Placement(shard={"column": 0, "row": 1, "depth": 1})
+    table = grid_table() | {"embed.tokens.weight": first["weight"], "head.weight": first["weight"]}
+    for name in ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up"):
+        table |= {f"{name}.{leaf}": placement for leaf, placement in first.items()}
+    return table | {"attention.o.weight": last, "mlp.down.weight": last}
+
+
+def _tensor_table(layout: ParallelConfig) -> dict[str, Placement]:
+    if layout.tensor == "1d":
+        return tensor_parallel_table(layout.sequence_parallel)
+    return cube_table() if layout.tensor == "3d" else grid_table()
+
+
 def placement_table(decoder: Decoder, layout: ParallelConfig) -> dict[str, Placement]:
     """The placement of every parameter of the whole decoder, by name; a tied matrix has both its names."""
-    table = tensor_parallel_table(layout.sequence_parallel) if layout.tensor == "1d" else grid_table()
+    table = _tensor_table(layout)
     tied = bool(decoder.config.tied) and layout.stages > 1
     placements = {}
     for name, _ in decoder.named_parameters(remove_duplicate=False):

@@ -115,6 +115,8 @@ class Case:
         """True if the traffic is compared with theory, whose formulas are for plain steps."""
         # torch 2.15 reduces a first stage's embedding once a step, those before with each micro-batch
         is_newer = self.layout.zero == 3 and self.layout.pp > 1 and torch.__version__ >= "2.14"
+        # on a cube queries have other tokens, and documents' positions are exchanged
+        is_newer |= self.layout.tensor == "3d" and (bool(self.model.query_layer) or self.documents)
         return self.optimizer == "sgd" and self.offload == "device" and not self.compiled and not is_newer
 
     @property

@@ -21,7 +21,7 @@ INIT_STD = 0.1  # about 1 / sqrt(width): features keep their size, and rounding 
 _PRESETS: tuple[Preset, ...] = ("llama", "gpt2")
 _ONE = ParallelConfig()
 _3D = ParallelConfig(dp=2, zero=1, tp=2, sequence_parallel=True, pp=2, schedule="1f1b")
-_GRID = ParallelConfig(tp=4, tensor="2d")
+_GRID, _CUBE = ParallelConfig(tp=4, tensor="2d"), ParallelConfig(tp=8, tensor="3d")
 Options = dict[str, Any]
 
 
@@ -79,9 +79,9 @@ def _document_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
         yield preset, _ONE, {"documents": True, "dropout": 0.0}
         yield preset, ParallelConfig(micro_batches=2), {"documents": True, "dropout": 0.0, "recompute": "selective"}
     layouts: list[tuple[Preset, ParallelConfig, Recompute]] = [
-        ("llama", ParallelConfig(dp=2, zero=1), "none"), ("llama", ParallelConfig(dp=2, zero=2), "selective"),
-        ("gpt2", ParallelConfig(dp=2, zero=3), "full"),
+        ("llama", ParallelConfig(dp=2), "none"), ("gpt2", ParallelConfig(dp=2, zero=3), "full"),
         ("llama", ParallelConfig(tp=2), "selective"), ("gpt2", ParallelConfig(tp=2, sequence_parallel=True), "none"),
+        ("llama", ParallelConfig(tp=2, sequence_parallel=True), "full"), ("gpt2", ParallelConfig(tp=2), "none"),
         ("llama", ParallelConfig(pp=2, schedule="zbv"), "none"), ("gpt2", ParallelConfig(pp=2), "selective"),
         ("gpt2", _3D, "full"),
     ]  # fmt: skip
@@ -90,10 +90,11 @@ def _document_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
 
 
 def _grid_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """2D and 2.5D tensor parallelism beside one process, alone and with other kinds; more of them in `full`."""
+    """2D, 2.5D and 3D tensor parallelism beside one process, alone and with other kinds; more of them in `full`."""
     layers = ParallelConfig(tp=8, tensor="2.5d", depth=2)
     layouts: list[tuple[Preset, ParallelConfig, Options]] = [
         ("llama", _GRID, {}),
+        ("gpt2", _CUBE, {}),
         ("gpt2", layers, {"optimizer": "adamw", "recompute": "full", "documents": True, "dropout": 0.1}),
     ]
     if full:
@@ -103,6 +104,9 @@ def _grid_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
             *(("gpt2", replace(_GRID, pp=2, schedule=schedule), {}) for schedule in ("1f1b", "zbv")),
             ("codegeex-13b", _GRID, {}), ("bloom-176b", _GRID, {}), ("qwen3-0.6b", _GRID, {}),
             ("glm-130b", layers, {}), ("mistral-7b", layers, {}), ("llama", _GRID, {"precision": "fp32"}),
+            ("llama", _CUBE, {"optimizer": "adamw", "z_loss": 0.01}), ("llama", _CUBE, {"precision": "fp32"}),
+            ("gpt2", _CUBE, {"documents": True, "recompute": "full"}), ("qwen3-0.6b", _CUBE, {"documents": True}),
+            ("bloom-176b", _CUBE, {}), ("codegeex-13b", _CUBE, {}), ("mistral-7b", _CUBE, {"optimizer": "muon"}),
         ]  # fmt: skip
     for preset, layout, options in layouts:
         yield preset, layout, {"reference": "one process", **options}
@@ -147,8 +151,8 @@ def _half_precision_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
     ]  # fmt: skip
     for layout, recompute in layouts:
         yield "llama", layout, {"precision": "bf16", "recompute": recompute}
-    yield "gpt2", _ONE, {"precision": "bf16"}
     for layout in (_ONE, _3D):
+        yield "gpt2", layout, {"precision": "bf16"}
         yield "gpt2", layout, {"precision": "fp16"}
     for layout in (_ONE, zero[3], sequence_parallel):
         yield "llama", layout, {"precision": "fp16"}

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from training.distributed.layout import ParallelConfig
-from training.formulas.grid_traffic import GridSizes, GridTraffic, grid_parameters
+from training.formulas.cube_traffic import CubeTraffic, cube_parameters, is_inner
+from training.formulas.grid_traffic import GridSizes, GridTraffic, Passes, grid_parameters
 from training.formulas.parameter_shapes import ParameterShape, pack_buckets, stage_parameters
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
@@ -56,7 +57,8 @@ class TrafficInputs:
             n: stage_parameters(self.config, self.stage_layers[n], n == 0, n == ends, *self._cut) for n in self.stages
         }
         if layout.tensor != "1d":
-            found = {n: list(grid_parameters(self.grid, whole)) for n, whole in found.items()}
+            cut = cube_parameters if layout.tensor == "3d" else grid_parameters
+            found = {n: list(cut(self.grid, whole)) for n, whole in found.items()}
         object.__setattr__(self, "parameters", found)
 
     @property
@@ -68,9 +70,10 @@ class TrafficInputs:
     def grid(self) -> GridSizes:
         """This rank's place on a grid of tensor-parallel ranks."""
         side = self.layout.grid[1]
-        tokens = self.sequences * self.seq_len // (self.layout.micro_batches * self.layout.batch_shards)
+        sequences = self.sequences // (self.layout.micro_batches * self.layout.batch_shards)
         row, column = self.rank.tp // side % side, self.rank.tp % side
-        return GridSizes(self.config, side, row, column, tokens, self.itemsize, self.wide)
+        tokens = sequences * self.seq_len
+        return GridSizes(self.config, side, row, column, tokens, self.itemsize, self.wide, sequences)
 
     @property
     def hidden_bytes(self) -> int:
@@ -144,29 +147,36 @@ def _tensor_parallel(inputs: TrafficInputs) -> Traffic:
 
 
 def _grid(inputs: TrafficInputs) -> Traffic:
-    """2D and 2.5D: what each module of a grid communicates (grid_traffic.py), times the passes."""
-    found, layout, times = GridTraffic(inputs.grid), inputs.layout, inputs.layout.micro_batches
+    """2D, 2.5D and 3D: what each module communicates (grid_traffic.py, cube_traffic.py), times the passes."""
+    kind, times = CubeTraffic if inputs.layout.tensor == "3d" else GridTraffic, inputs.layout.micro_batches
+    found = kind(inputs.grid)
     for stage in inputs.stages:
-        layers = _layer_count(inputs, stage)
-        recomputed = _recomputations(inputs, stage)
-        found.blocks(layers * (times + recomputed), layers * times)
-        if inputs.config.query_layer and stage == layout.stages - 1:
-            found.learned_queries(inputs.seq_len, times, times, recomputed)
+        layers, recomputed, begun = (f(inputs, stage) for f in (_layer_count, _recomputations, _backward_passes))
+        found.blocks(Passes(layers * (times + recomputed), layers * times, layers * begun))
+        if stage == inputs.layout.stages - 1:
+            found.norms(1, times, times)
+            found.output(Passes(times, times, begun))
+            if inputs.config.query_layer and isinstance(found, GridTraffic):
+                found.learned_queries(inputs.seq_len, times, times, recomputed)
     if inputs.holds_stage(0):
         found.embedding(times)
         found.norms(bool(inputs.config.embed_norm), times, times)
-    if inputs.holds_stage(-1):
-        found.norms(1, times, times)
-        found.loss(times)
     return {key: Volume(calls, found.bytes[key]) for key, calls in found.calls.items()}
 
 
 def _grid_gradients(inputs: TrafficInputs) -> Traffic:
-    """Layers of a grid sum the gradients of all that they hold, rows those of vectors; columns those of head norms."""
+    """Layers of a grid sum the gradients of all that they hold, rows those of vectors; columns those of head norms.
+
+    Products of a cube sum the gradients of matrices over layers, and columns of a cube those of the inner biases.
+    """
     every = [p for stage in inputs.parameters.values() for p in stage]
-    vectors = [p for p in every if not p.divided]
-    of_heads = [p for p in vectors if p.of_heads]
-    summed = {"depth": every if inputs.layout.depth > 1 else [], "row": vectors, "column": of_heads}
+    vectors, cube = [p for p in every if not p.divided], inputs.layout.tensor == "3d"
+    inner = [p for p in vectors if cube and is_inner(p)]
+    summed = {
+        "depth": vectors if cube else every if inputs.layout.depth > 1 else [],
+        "row": [p for p in vectors if p not in inner],
+        "column": inner + [p for p in vectors if p.of_heads],
+    }
     return {
         (axis, "all-reduce"): Volume(bool(found), sum(_own_numel(inputs, p) for p in found) * inputs.wide)
         for axis, found in summed.items()
@@ -182,8 +192,11 @@ def _loss_chunks(inputs: TrafficInputs) -> int:
 
 def _recomputations(inputs: TrafficInputs, stage: int) -> int:
     """Number of times a stage's blocks are recomputed: once per backward pass, twice if backward is split."""
-    if inputs.recompute == "none":
-        return 0
+    return 0 if inputs.recompute == "none" else _backward_passes(inputs, stage)
+
+
+def _backward_passes(inputs: TrafficInputs, stage: int) -> int:
+    """Number of a stage's backward passes; those for inputs and for weights are two."""
     order = inputs.passes.get(stage, "B" * inputs.layout.micro_batches)
     return sum(order.count(kind) for kind in ("BIW" if stage else "BW"))  # the first stage's input has no gradient
 

@@ -99,6 +99,7 @@ def test_a_model_and_optimizer_move_between_layouts(tmp_path: Path, run_ranks: R
         (8, {"dp": 2, "zero": 1, "tp": 4, "tensor": "2d"}),  # blocks, of which two replicas hold rows
         (2, {"tp": 2}),
         (8, {"tp": 8, "tensor": "2.5d", "depth": 2}),
+        (8, {"tp": 8, "tensor": "3d"}),
         (1, {}),
     ]
     for step, (size, layout) in enumerate(layouts):

@@ -82,8 +82,10 @@ REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
     (of(tensor="2.5d", tp=8), 8, r"depth 1 with .* 2.5d: .*--parallel.depth 2 with 8 ranks", of(depth=2), 8),
     (of(tensor="2d", tp=8, depth=2), 8, r"depth 2 with .* 2d: .*; try --parallel.tensor 2.5d", of(tensor="2.5d"), 8),
     (of(tp=2, depth=2), 2, r"depth 2 with parallel.tensor 1d; try --parallel.tensor 2.5d", of(tp=8, tensor="2.5d"), 8),
-    (of(tensor="2d", tp=16), 16, r"kv_heads 6 .* 4 columns .* --model.kv_heads 8, or", of(tensor="1d", tp=2), 2),
+    (of(tensor="2d", tp=16), 16, r"kv_heads 6 .*divisible by 4, .* --model.kv_heads 8, or", of(tensor="1d", tp=2), 2),
     (of(tensor="2d", tp=4, sequence_parallel=True), 4, r"a grid divides all .*try", of(sequence_parallel=False), 4),
+    (of(tensor="3d", tp=9), 9, r"tp 9 is no cube of l x l x l ranks; try --parallel.tp 8", of(tp=8), 8),
+    (of(tensor="3d", tp=27), 27, r"heads 12 .*by 9, as 3d .* try --model.heads 18, or", of(tensor="1d", tp=3), 3),
     (of(micro_batches=-1), 1, r"parallel.micro_batches is -1; wanted 1 or more", of(micro_batches=1), 1),
 ]  # fmt: skip
 

@@ -48,6 +48,7 @@ LAYOUTS = [
     ParallelConfig(tp=4, tensor="2d"),
     ParallelConfig(pp=2, tp=4, tensor="2d"),
     ParallelConfig(tp=8, tensor="2.5d", depth=2),
+    ParallelConfig(tp=8, tensor="3d"),
 ]
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from training.distributed.layout import ParallelConfig
 from training.model.decoder import Decoder
 from training.model.model_config import ModelConfig
-from training.parallel.placement_table import grid_table, placement_table, tensor_parallel_table
+from training.parallel.placement_table import cube_table, grid_table, placement_table, tensor_parallel_table
 from training.sharding.placement import Placement
 
 DATA = ("replicate", "shard")
@@ -63,10 +63,23 @@ def test_a_grid_holds_a_block_of_every_matrix_and_a_part_of_every_vector(preset:
         assert table[name].replicated == (*every, "replicate") and table[name].gradient_sum == (*every, *DATA)
 
 
+def test_layers_of_a_cube_divide_the_inputs_of_matrices_and_its_first_products_are_turned() -> None:
+    """Bian et al. 2021, section 3."""
+    table = table_of("gpt2", tp=8, tensor="3d")
+    for name, p in decoder("gpt2").named_parameters():
+        cube = {axis: dim for axis, dim in table[name].shard.items() if axis not in DATA}
+        inner = name.split(".")[-2] in ("q", "k", "v", "up", "tokens")
+        out, into = ("row", "column") if inner else ("column", "row")
+        if p.ndim == 2 and "positions" not in name:
+            assert cube == {out: 0, into: 1, "depth": 1} and not {"depth", "row"} & {*table[name].gradient_sum}, name
+        else:
+            assert cube == {out: p.ndim - 1} and table[name].gradient_sum == ("depth", into, *DATA), name
+
+
 def test_every_row_is_used() -> None:
     options = {"llama": {"bias": True}, "gpt2": {"qk_norm": True, "tied": False}, "bloom": {}, "codegeex": {}}
     names = {f".{n}" for preset, more in options.items() for n, _ in decoder(preset, **more).named_parameters()}
-    for table in (tensor_parallel_table(False), grid_table()):
+    for table in (tensor_parallel_table(False), grid_table(), cube_table()):
         assert all(any(name.endswith(f".{end}") for name in names) for end in table)
 
 

@@ -1,4 +1,4 @@
-"""2D and 2.5D tensor parallelism compute what one process does, and each planted fault of theirs turns a row red."""
+"""2D, 2.5D and 3D tensor parallelism compute what one process does, and each planted fault turns a row red."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+import training.parallel.grid.cube
+import training.parallel.grid.cube_modules
 import training.parallel.grid.norms
 import training.parallel.grid.summa
 import training.parallel.grid.tokens
@@ -27,6 +29,7 @@ from training.sharding.placement import Placement
 Patch = pytest.MonkeyPatch
 GRID = ParallelConfig(tp=4, tensor="2d")
 LAYERS = ParallelConfig(tp=8, tensor="2.5d", depth=2)
+CUBE = ParallelConfig(tp=8, tensor="3d")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +52,9 @@ CASES = [
     case("llama", replace(GRID, dp=2, zero=3)),
     case("gpt2", replace(GRID, pp=2)),
     case("llama", replace(GRID, pp=2, schedule="zbv"), recompute="full"),
+    case("llama", CUBE, optimizer="adamw"),
+    case("gpt2", CUBE, recompute="full"),
+    case("llama", CUBE, documents=True, dropout=0.1),
     case("llama", replace(GRID, micro_batches=2), precision="bf16", reference="plain decoder"),
 ]
 
@@ -113,6 +119,22 @@ def every_column_drops_as_the_first(patch: Patch) -> None:
     patch.setattr(GridDropout, "index", Dropout.index)
 
 
+def axes_not_exchanged(patch: Patch) -> None:
+    patch.setattr(training.parallel.grid.cube.Turn, "back", property(lambda self: self))
+
+
+def targets_of_other_sequences(patch: Patch) -> None:
+    patch.setattr(training.parallel.grid.cube_modules, "exchange", lambda x, _grid: x)
+
+
+def no_sum_over_the_layers_of_a_cube(patch: Patch) -> None:
+    patch.setattr(
+        training.parallel.grid.cube,
+        "scatter_inputs",
+        lambda grad, axis: grad.chunk(axis.size, 1)[axis.rank].contiguous(),
+    )
+
+
 def run_with_fault(fault: Callable[[Patch], None], chosen: Case) -> RankResult:
     with pytest.MonkeyPatch.context() as patch:
         fault(patch)
@@ -128,6 +150,10 @@ FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (no_sum_over_layers, case("llama", LAYERS), "gradient"),
     (no_sum_of_vectors_over_rows, case("gpt2", GRID), "gradient"),
     (every_column_drops_as_the_first, case("gpt2", GRID), "loss"),
+    (axes_not_exchanged, case("llama", CUBE), "loss"),
+    (targets_of_other_sequences, case("llama", CUBE), "loss"),
+    (no_sum_over_the_layers_of_a_cube, case("llama", CUBE), "gradient"),
+    (local_statistics, case("llama", CUBE), "loss"),
 ]
 
 

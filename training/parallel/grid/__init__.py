@@ -1,1 +1,1 @@
-"""Tensor parallelism over a grid of ranks: 2D (SUMMA) and 2.5D (Tesseract). Read summa.py first."""
+"""Tensor parallelism over a grid of ranks: 2D (SUMMA), 2.5D (Tesseract), 3D. Read summa.py first."""

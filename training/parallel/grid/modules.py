@@ -36,7 +36,7 @@ def apply_grid(part: Decoder, pieces: Mapping[str, ShardSpec], grid: Grid) -> No
     for name, module in list(part.named_modules()):
         if name.endswith(("q_norm", "k_norm")):
             continue  # of each head, which is whole
-        other = _on_grid(name, module, pieces, grid)
+        other = on_grid(name, module, pieces, grid)
         if other is not None:
             part.set_submodule(name, other)
     for block in part.blocks.children():
@@ -45,7 +45,7 @@ def apply_grid(part: Decoder, pieces: Mapping[str, ShardSpec], grid: Grid) -> No
         attention.dropout = ShardedDropout(attention.dropout, grid.column)
 
 
-def _on_grid(name: str, module: nn.Module, pieces: Mapping[str, ShardSpec], grid: Grid) -> nn.Module | None:
+def on_grid(name: str, module: nn.Module, pieces: Mapping[str, ShardSpec], grid: Grid) -> nn.Module | None:
     """The module that computes this rank's part of another; None for one that stays as it is."""
     match module:
         case Head():
