@@ -9,13 +9,11 @@ if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fm
 
 import msgspec
 from rich.console import Group
-from rich.table import Table
 from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.errors import UsageError, require
 from training.kernels.precision import Precision
-from training.planner.break_even import break_even_table
 from training.planner.cost.fitted_constants import Constants, fitted_constants
 from training.planner.cost.hardware import Cluster, Device, find_device
 from training.planner.cost.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
@@ -27,14 +25,12 @@ from training.planner.published_runs import PublishedRun, find_published_run
 from training.planner.run_memory import run_memory
 from training.planner.search import Choice, PlanRequest, SearchResult, search
 from training.planner.shrink import shrunk_config
-from training.planner.timeline.pipeline_simulator import PassCosts, bubble_table, pipeline_layout, rank_costs, simulate
+from training.planner.timeline.draw_schedules import draw_measured, draw_schedules
+from training.planner.timeline.pipeline_simulator import PassCosts, simulate
 from training.planner.timeline.timeline_drawing import draw_timelines, timeline_text
 from training.planner.validation import comparison_table
 
 _SOFTWARE = {"gristmill": GRISTMILL, "megatron": MEGATRON, "megatron-deepspeed": MEGATRON_DEEPSPEED}
-_DRAWN: tuple[Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv", "dualpipev"], ...] = (
-    "gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv", "dualpipev",
-)  # fmt: skip
 
 
 def plan(
@@ -55,6 +51,7 @@ def plan(
     validate: bool = False,
     calibrate: Path | None = None,
     draw: Path | None = None,
+    measured: Path | None = None,
     ranks: int = 4,
     micro_batches: int = 8,
     costs: tuple[float, float, float] = (1.0, 1.0, 1.0),
@@ -86,6 +83,8 @@ def plan(
         calibrate: Measure this CPU for some seconds, and write its speeds to this TOML file, for --gpu.
         draw: Picture (.svg, .png, .pdf) of the schedules' timelines; without a config for --ranks, --micro_batches
             and --costs, else for the first choice. The terminal shows it, too.
+        measured: With --draw, the out_dir of a run with a pipeline that traced a step on every rank (--profile.steps,
+            --profile.ranks): that step, and a simulation with its costs.
         ranks: Pipeline ranks to draw.
         micro_batches: Micro-batches to draw.
         costs: Seconds to draw of a rank's forward pass, of its backward pass for inputs, and for weights.
@@ -98,7 +97,9 @@ def plan(
     if not config:
         require(draw is not None, "there is nothing to plan; give a CONFIG, or --validate, or --draw timeline.svg")
         assert draw is not None
-        return _draw_schedules(draw, ranks, micro_batches, PassCosts(*costs))
+        if measured is not None:
+            return draw_measured(draw, measured)
+        return draw_schedules(draw, ranks, micro_batches, PassCosts(*costs))
     require(top > 0, f"--top is {top}; wanted 1 or more")
     published = None if is_file(config) else find_published_run(config, gpus)
     if shrink:
@@ -235,34 +236,6 @@ def _fits_nowhere(request: PlanRequest, result: SearchResult, constants: Constan
         except UsageError:
             continue
     return f"{text}; try a GPU with more memory, or a smaller model"
-
-
-def _draw_schedules(path: Path, ranks: int, micro_batches: int, costs: PassCosts) -> Group:
-    """Draw all schedules for the same costs."""
-    require(1 < ranks <= 64, f"--ranks is {ranks}; wanted 2 to 64")
-    require(
-        ranks <= micro_batches <= 256 and micro_batches % ranks == 0,
-        f"--micro_batches is {micro_batches}; wanted a multiple of --ranks {ranks}, up to 256, as interleaved "
-        f"schedules take them in rounds; try {2 * ranks}",
-    )
-    require(min(vars(costs).values()) >= 0 and costs.forward > 0, "--costs must be above 0")
-    drawn = [schedule for schedule in _DRAWN if schedule != "dualpipev" or micro_batches >= 2 * ranks]
-    layouts = [pipeline_layout(schedule, ranks, micro_batches) for schedule in drawn]
-    timelines = [simulate(layout, rank_costs(layout, costs)) for layout in layouts]
-    draw_timelines(timelines, path)
-    counts = [factor * ranks for factor in (1, 2, 4, 8)]
-    tables = _bubbles(ranks, counts, costs), break_even_table(_DRAWN[2:], ranks, counts, costs)
-    return Group(*(timeline_text(timeline) for timeline in timelines), *tables, f"drawn in {path}")
-
-
-def _bubbles(ranks: int, counts: list[int], costs: PassCosts) -> Table:
-    """Bubble ratio of every schedule by number of micro-batches."""
-    table = Table("bubble ratio", *(f"{count} micro-batches" for count in counts), box=None, pad_edge=False)
-    for schedule in _DRAWN:
-        enough = [count for count in counts if schedule != "dualpipev" or count >= 2 * ranks]
-        found = dict(bubble_table(schedule, ranks, enough, costs))
-        table.add_row(schedule, *(f"{found[count]:.3f}" if count in found else "" for count in counts))
-    return table
 
 
 def _draw_choice(choice: Choice, constants: Constants, path: Path) -> Group:

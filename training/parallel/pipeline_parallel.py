@@ -1,12 +1,13 @@
 """Pipeline: the stages of one rank, run by torch's schedules in training, and by a plain forward pass in evaluation."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import profiler
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.utils.checkpoint import GraphExecGroup
 
@@ -37,16 +38,29 @@ class _Stage(PipelineStage):
     """
 
     reducer: GradReducer
+    schedule: str
+
+    def _named(self, kind: str, micro_batch: int) -> AbstractContextManager[Any]:
+        """Context of a pass: its name in traces, from which the planner draws a measured timeline."""
+        if not profiler._is_profiler_enabled:
+            return nullcontext()
+        where = f"stage {self.stage_index}, micro-batch {micro_batch}, rank {self.group_rank} of {self.group_size}"
+        return profiler.record_function(f"{self.schedule} pass {kind} of {where}")
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self._named("F", fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        with self.reducer.backward_pass() if full_backward else nullcontext():
+        named = self._named("B" if full_backward else "I", bwd_chunk_id)
+        with named, self.reducer.backward_pass() if full_backward else nullcontext():
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
-    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
-        with self.reducer.backward_pass(), GraphExecGroup():
-            super().backward_weight_one_chunk(*args, **kwargs)
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        with self._named("W", bwd_chunk_id), self.reducer.backward_pass(), GraphExecGroup():
+            super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
 class Pipeline:
@@ -91,7 +105,7 @@ class Pipeline:
         stages = []
         for number, reducer, known in zip(self.stages, self.reducers, shapes, strict=True):
             stage = _Stage(self.parts[number], number, self.layout.stages, self.device, group=self.axis.group, **known)
-            stage.reducer = reducer
+            stage.reducer, stage.schedule = reducer, self.layout.schedule
             stages.append(stage)
         return SCHEDULES[self.layout.schedule](
             stages[0] if self.layout.virtual_stages == 1 else stages,

@@ -41,6 +41,8 @@ class Timeline:
 
     layout: ParallelConfig
     ranks: list[list[TimedPass]]
+    name: str = ""
+    """What it is, such as "measured"."""
 
     @property
     def seconds(self) -> float:

@@ -37,7 +37,7 @@ def draw_timelines(timelines: Sequence[Timeline], path: Path) -> None:
     axes = figure.subplots(len(timelines), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": rows})[:, 0]
     for timeline, axis in zip(timelines, axes, strict=True):
         _draw_one(timeline, axis)
-    axes[-1].set_xlabel("time, in seconds of the costs given")
+    axes[-1].set_xlabel("time, in seconds" + " of the costs given" * all(not timeline.name for timeline in timelines))
     kinds = {each.kind for timeline in timelines for passes in timeline.ranks for each in passes}
     later = any(timeline.layout.virtual_stages > 1 for timeline in timelines)
     figure.legend(handles=_legend(kinds, later), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
@@ -74,8 +74,9 @@ def describe(timeline: Timeline) -> str:
     stages = f", {layout.virtual_stages} stages a rank" if layout.virtual_stages > 1 else ""
     kept = [timeline.peak_in_flight(rank) / layout.virtual_stages for rank in range(layout.pp)]
     in_flight = ", ".join(f"{each:g}" for each in kept)
+    name = f"{timeline.name} " if timeline.name else ""
     return (
-        f"{layout.schedule}{stages}: {layout.micro_batches} micro-batches in {timeline.seconds:.4g} s, "
+        f"{name}{layout.schedule}{stages}: {layout.micro_batches} micro-batches in {timeline.seconds:.4g} s, "
         f"bubble ratio {timeline.bubble_ratio:.3f}; activations of {in_flight} micro-batches"
     )
 

@@ -1,0 +1,64 @@
+"""A real step's passes are read from the traces of its ranks, in the order that the simulator runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.profiler import profile
+
+from gristmill.errors import InputError, UsageError
+from training.distributed.layout import ParallelConfig, Schedule
+from training.distributed.mesh import build_world
+from training.formulas.pipeline_passes import pipeline_passes
+from training.model.batch import Batch
+from training.model.decoder import meta_decoder
+from training.model.model_config import ModelConfig
+from training.parallel.parallelize import parallelize
+from training.plan import plan
+from training.planner.timeline.measured_timeline import measured_costs, read_timeline
+
+RunRanks = Callable[..., list[Any]]
+
+
+def traced_steps(folder: Path, schedule: Schedule) -> None:
+    """Two steps of a pipeline as one of its ranks, traced as StepTrace does."""
+    model = ModelConfig(preset="gpt2", layers=4, width=16, heads=2).resolve(64, 16)
+    layout = ParallelConfig(pp=2, schedule=schedule, micro_batches=4).resolve(2, model, model.context)
+    part = parallelize(meta_decoder(model), layout, build_world(layout, torch.device("cpu")), 1)
+    tokens = torch.zeros(8, model.context + 1, dtype=torch.int64)
+    batch = Batch(tokens[:, :-1], tokens[:, 1:], torch.arange(8))
+    part.forward_backward(batch, 1.0)
+    with profile() as profiler:
+        for _ in range(2):
+            part.forward_backward(batch, 1.0)
+    profiler.export_chrome_trace(str(folder / f"steps-2-3.rank-{dist.get_rank()}.json.gz"))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "dualpipev"])
+def test_a_real_step(run_ranks: RunRanks, tmp_path: Path, schedule: Schedule) -> None:
+    (tmp_path / "profile").mkdir()
+    run_ranks(2, traced_steps, tmp_path / "profile", schedule)
+    found = read_timeline(tmp_path)
+    for rank, passes in enumerate(found.ranks):
+        expected = [each for each in pipeline_passes(found.layout, rank) if each != ("I", 0)]
+        assert [(each.kind, each.stage) for each in passes if (each.kind, each.stage) != ("I", 0)] == expected
+        assert all(each.end > each.start >= 0 for each in passes)
+    assert min(passes[0].start for passes in found.ranks) == 0
+    assert all(costs.forward > 0 for costs in measured_costs(found))
+    plan(draw=tmp_path / "both.svg", measured=tmp_path)
+    assert f"measured {schedule}" in (tmp_path / "both.svg").read_text(encoding="utf-8")
+    (tmp_path / "profile" / "steps-2-3.rank-1.json.gz").unlink()
+    with pytest.raises(UsageError, match=r"no trace of pipeline rank 1; train with --profile\.steps"):
+        read_timeline(tmp_path)
+
+
+def test_bad_traces(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no traces of a pipeline's passes"):
+        read_timeline(tmp_path)
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile" / "steps-2-3.rank-0.json.gz").write_bytes(b"not gzip")
+    with pytest.raises(InputError, match=r"rank-0\.json\.gz is damaged"):
+        read_timeline(tmp_path)
