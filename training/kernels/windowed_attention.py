@@ -14,8 +14,9 @@ def windowed_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     """
     length, blocks = q.shape[2], -(-q.shape[2] // window)
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
-    # keys after the end are seen by queries after the end only, which are cut off again
-    q, k, v = (F.pad(t, (0, 0, 0, blocks * window - length)) for t in (q, k, v))
+    if missing := blocks * window - length:
+        # keys after the end are seen by queries after the end only, which are cut off again
+        q, k, v = (F.pad(t, (0, 0, 0, missing)) for t in (q, k, v))
     start = slice(window)
     first = F.scaled_dot_product_attention(q[:, :, start], k[:, :, start], v[:, :, start], is_causal=True)
     others = F.scaled_dot_product_attention(

@@ -15,7 +15,7 @@ from gristmill.errors import UsageError
 from training.parity.cases import covering_cases
 from training.parity.comparison import CaseResult
 from training.parity.feature_cases import feature_cases
-from training.parity.parity import as_json, as_markdown, parity, plan_certificate, report, summary
+from training.parity.parity import as_json, as_markdown, parity, plan_certificate, report, run_cases, summary
 from training.parity.traffic import Volume
 
 
@@ -47,6 +47,14 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "**red**" not in (tmp_path / "c.md").read_text()
     wrong = subprocess.run([*run, "--out", "c.pdf"], capture_output=True, text=True)
     assert wrong.returncode == 2 and "ends in .md or .json" in wrong.stderr
+
+
+def test_small_cases_run_beside_large_ones_and_rows_keep_the_order_of_cases() -> None:
+    by_size = {case.processes: case for case in covering_cases()}
+    cases = [by_size[3], by_size[2], by_size[1]]
+    rows = run_cases(cases, "cpu")
+    assert [row.case for row in rows] == cases and all(row.passed for row in rows)
+    assert run_cases(cases, "cpu", seconds=-1.0) == []
 
 
 def test_a_difference_that_is_not_a_number_is_red() -> None:
