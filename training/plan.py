@@ -19,6 +19,7 @@ from training.planner.cost.hardware import Cluster, Device, find_device
 from training.planner.cost.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
 from training.planner.cost.step_time import step_time
 from training.planner.hardware_file import SUFFIX, check_name, read_hardware, write_hardware
+from training.planner.nothing_fits import nothing_fits
 from training.planner.plan_config import configured_run, is_file, published_layout, published_request, read_request
 from training.planner.plan_report import about, as_record, choices_table, formulas, in_words, stage_costs
 from training.planner.published_runs import PublishedRun, find_published_run
@@ -120,12 +121,17 @@ def plan(
     if dry_run:
         return _dry_run(given or _search(request, constants, 1).choices[0].run, rank, request.precision, json)
     if given is not None:
-        return _report_configured(given, constants, total)
-    result = _search(request, constants, top)
+        result = SearchResult([Choice(given, step_time(given, constants), run_memory(given))], 1, None)
+    else:
+        result = _search(request, constants, top)
+    first = result.choices[0]
     if json:
         _print_json([as_record(each, total) for each in result.choices])
         return None
-    return _report(result, constants, total, explain, draw)
+    lines = _report(result, constants, total) if given is None else _report_configured(first, constants, total)
+    lines += ["", *formulas(first, constants)] if explain else []
+    lines += ["", _draw_choice(first, constants, draw)] if draw is not None else []
+    return Group(*lines)  # type: ignore[arg-type]
 
 
 def _published(published: PublishedRun | None, config: str) -> PublishedRun:
@@ -178,7 +184,8 @@ def _search(request: PlanRequest, constants: Constants, top: int) -> SearchResul
     """The fastest layouts that fit. Raises UsageError if there is none."""
     result = search(request, constants, top)
     if not result.choices:
-        raise UsageError(_fits_nowhere(request, result, constants))
+        assert result.closest is not None
+        raise UsageError(nothing_fits(request, result.closest, constants))
     return result
 
 
@@ -198,44 +205,16 @@ def _print_json(record: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(record)).decode())
 
 
-def _report_configured(run: PlannedRun, constants: Constants, tokens: float) -> Group:
+def _report_configured(choice: Choice, constants: Constants, tokens: float) -> list[object]:
     """The layout of the file, also if it does not fit."""
-    choice = Choice(run, step_time(run, constants), run_memory(run))
-    missing = (choice.memory.total - run.cluster.device.memory) / (1 << 30)
+    missing = (choice.memory.total - choice.run.cluster.device.memory) / (1 << 30)
     fits = f"It does not fit: {missing:.1f} GiB too many." if missing > 0 else "It fits."
-    return Group(choices_table([choice], tokens), "", *about(choice, constants), fits)
+    return [choices_table([choice], tokens), "", *about(choice, constants), fits]
 
 
-def _report(result: SearchResult, constants: Constants, tokens: float, explained: bool, draw: Path | None) -> Group:
-    choices = result.choices
-    lines: list[object] = [choices_table(choices, tokens), "", *in_words(choices, constants)]
-    lines.append(f"{result.considered:,} layouts were considered; {tokens:.3g} tokens.")
-    if explained:
-        lines += ["", *formulas(choices[0], constants)]
-    if draw is not None:
-        lines += ["", _draw_choice(choices[0], constants, draw)]
-    return Group(*lines)  # type: ignore[arg-type]
-
-
-def _fits_nowhere(request: PlanRequest, result: SearchResult, constants: Constants) -> str:
-    """By how much nothing fits, and the fewest GPUs of twice, four times … as many that would do."""
-    assert result.closest is not None
-    closest, gib = result.closest, 1 << 30
-    missing = (closest.memory.total - request.cluster.device.memory) / gib
-    text = (
-        f"no layout fits {request.cluster.devices} x {request.cluster.device.name}: the smallest, "
-        f"{closest.run.layout.describe()} with recompute {closest.run.recompute}, takes "
-        f"{closest.memory.total / gib:.1f} GiB a GPU, {missing:.1f} too many"
-    )
-    for factor in (2, 4, 8, 16, 32, 64):
-        devices = factor * request.cluster.devices
-        larger = replace(request, cluster=replace(request.cluster, devices=devices))
-        try:
-            if search(larger, constants, 1).choices:
-                return f"{text}; try --gpus {devices}"
-        except UsageError:
-            continue
-    return f"{text}; try a GPU with more memory, or a smaller model"
+def _report(result: SearchResult, constants: Constants, tokens: float) -> list[object]:
+    lines: list[object] = [choices_table(result.choices, tokens), "", *in_words(result.choices, constants)]
+    return [*lines, f"{result.considered:,} layouts were considered; {tokens:.3g} tokens."]
 
 
 def _draw_choice(choice: Choice, constants: Constants, path: Path) -> Group:

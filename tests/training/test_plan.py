@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gristmill.command import run_with_exit_code
+from gristmill.command import command, run_with_exit_code
 from gristmill.errors import GristmillError, UsageError
 from training.plan import plan
 
@@ -107,7 +107,7 @@ def test_pictures(tmp_path: Path, config: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpu": "a200"}, "gpu 'a200' is not in the planner's table; wanted one of v100"),
+        ({"gpu": "a200"}, "gpu 'a200' is not in the planner's table; did you mean h200? There are v100"),
         ({"gpus": 0}, "a cluster of 0 GPUs"),
         ({"gpus": 12}, "12 GPUs do not fill nodes of 8; try --gpus 16"),
         ({"gpus": 104}, "no layout divides 104 GPUs"),
@@ -117,7 +117,7 @@ def test_pictures(tmp_path: Path, config: Path) -> None:
     ],
 )
 def test_bad_options(config: Path, options: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message.replace("(", "\\(")):
+    with pytest.raises(UsageError, match=re.escape(message)):
         plan(str(config), **options)  # type: ignore[arg-type]
 
 
@@ -148,7 +148,9 @@ def test_the_layout_of_the_file(config: Path) -> None:
     assert "dp 2 x tp 2 x pp 2 (1f1b)" in text
     assert "It fits." in text
     config.write_text(CONFIG + "[parallel]\ntp = 5\n")
-    with pytest.raises(UsageError, match=r"model.heads 12 is not divisible by parallel.tp 5; try --parallel.tp 4"):
+    with pytest.raises(
+        UsageError, match=r"model.heads 12 .* parallel.tp 5; try --parallel.tp 4; 1, 2, 3, 4, 6, 12 are"
+    ):
         plan(str(config), gpus=5, configured=True)
     config.write_text(CONFIG.replace("layers = 12", "layers = 800"))
     assert "It does not fit" in printed(plan(str(config), gpus=1, gpu="v100", configured=True))
@@ -185,8 +187,11 @@ def test_nothing_fits(config: Path) -> None:
         .replace("12\n", "96\n")
         .replace("= 96\n[optim]", "= 8\n[optim]")
     )
-    with pytest.raises(UsageError, match=r"no layout fits 32 x v100.* GiB a GPU, .* too many; try --gpus \d+"):
+    smallest = r"no layout fits 32 x v100.* GiB a GPU, .* too many; try --gpus (\d+)(?:, or --gpu (\S+))?$"
+    with pytest.raises(UsageError, match=smallest) as refused:
         plan(str(config), gpus=32, gpu="v100")
+    gpus = int(re.search(smallest, str(refused.value))[1])  # type: ignore[index]
+    assert gpus % 8 == 0 and "dp" in printed(plan(str(config), gpus=gpus, gpu="v100", top=1))
 
 
 def test_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,3 +199,39 @@ def test_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean bloom-176b?" in capsys.readouterr().err
     assert run_with_exit_code(lambda: plan("missing.toml")) == 2
     assert run_with_exit_code(plan) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ((), ["--gpus", "104"], "no layout divides 104 GPUs"),
+        ((), ["--gpus", "-8"], "a cluster of -8 GPUs"),
+        ((), ["--gpu", "h10"], "did you mean h100?"),
+        ((), ["--gpu", "%"], "wanted one of v100"),
+        (("heads = 12", "heads = 7"), [], "model.width 768 is not divisible by model.heads 7"),
+        (("layers = 12", "layers = -1"), [], "model.layers is -1; wanted 0 or more"),
+        (("vocab_size = 50304", ""), [], "does not say how large the vocabulary is"),
+        (("seq_len = 1024", "seq_length = 1024"), [], "unknown key data.seq_length; did you mean data.seq_len?"),
+        (("[optim]", "[parallel]\nexperts = 8\n[optim]"), [], "unknown key parallel.experts"),  # of another version
+        (("[optim]", "[parallel]\ntp = 5\n[optim]"), ["--configured", "--gpus", "5"], "try --parallel.tp 4; 1, 2, 3"),
+        (
+            ("vocab_size = 50304", "vocab_size = 8"),
+            ["--configured", "--gpus", "4"],
+            "of 8 is too small for parallel.tp 4",
+        ),
+        ((), ["--dry-run", "--rank", "8", "--configured"], "--rank is 8; wanted 0 to 7, as 8 GPUs have"),
+        ((), ["--dry_run", "--rank=-1"], "--rank is -1; wanted 0 to 7"),
+        ((), ["--shrink"], "--shrink is for published runs"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_mistake_gets_a_sentence_and_exit_code_2(
+    config: Path, change: tuple[str, ...], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = CONFIG.replace(*change) if change else CONFIG
+    config.write_text(text.replace("[optim]", "[parallel]\ntp = 4\n[optim]") if "= 8\n[data]" in text else text)
+    with pytest.raises(SystemExit) as ended:
+        command(plan, arguments=[str(config), *options])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message in said and said.startswith("error: ") and said.count("\n") == 1

@@ -207,14 +207,13 @@ def _check_tensor_parallel(layout: ParallelConfig, model: ModelConfig, seq_len: 
     tp = layout.tp
     require(layout.depth == 1, f"parallel.depth {layout.depth} with parallel.tensor 1d; try --parallel.tensor 2.5d")
     common = math.gcd(model.heads, model.kv_heads, model.ffn_width)
-    limit = max(n for n in range(1, tp + 1) if common % n == 0 and n * n <= model.vocab_size)
+    # with a smaller vocabulary the last rank could be left without a row
+    possible = [n for n in range(1, common + 1) if common % n == 0 and n * n <= model.vocab_size]
+    advice = f"try --parallel.tp {max(n for n in possible if n <= tp)}; {', '.join(map(str, possible))} are possible"
     for name in ("heads", "kv_heads", "ffn_width"):
         size = getattr(model, name)
-        require(size % tp == 0, f"model.{name} {size} is not divisible by parallel.tp {tp}; try --parallel.tp {limit}")
-    require(
-        model.vocab_size >= tp * tp,  # otherwise the last rank could be left without a row
-        f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}; try --parallel.tp {limit}",
-    )
+        require(size % tp == 0, f"model.{name} {size} is not divisible by parallel.tp {tp}; {advice}")
+    require(tp in possible, f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}; {advice}")
     require(
         not layout.sequence_parallel or tp > 1,
         "parallel.sequence_parallel shards the sequence over parallel.tp, which is 1; try --parallel.tp 2",

@@ -70,13 +70,7 @@ def test_no_layout_divides() -> None:
         search(replace(REQUEST, cluster=Cluster(find_device("h100"), 104)), fitted_constants())
 
 
-def runs_to_search() -> list[PublishedRun]:
-    return [
-        each for each in published_runs() if each.name in ("BLOOM-176B", "GLM-130B", "GPT-NeoX-20B", "Megatron 39.1B")
-    ]
-
-
-@pytest.mark.parametrize("each", runs_to_search(), ids=lambda each: each.name)
+@pytest.mark.parametrize("each", published_runs(), ids=lambda each: each.name)
 def test_the_best_is_at_least_as_fast_as_the_published_layout(each: PublishedRun) -> None:
     run = each.run
     request = PlanRequest(run.model, run.batch, run.seq_len, run.cluster, "bf16" if each.bf16 else "fp16", run.software)

@@ -1,5 +1,6 @@
 """Hardware: the speeds and sizes of GPUs and of the links between them, from their makers' data sheets."""
 
+import difflib
 from dataclasses import dataclass, replace
 
 from gristmill.errors import UsageError
@@ -66,7 +67,9 @@ class Cluster:
 
 
 def find_device(name: str) -> Device:
-    """The device called `name`. Raises UsageError for one that is not in the table."""
+    """The device called `name`. Raises UsageError for one that is not in the table, naming the most similar."""
     if name not in DEVICES:
-        raise UsageError(f"gpu {name!r} is not in the planner's table; wanted one of {', '.join(DEVICES)}")
+        nearest = difflib.get_close_matches(name.lower(), DEVICES, n=1, cutoff=0.3)
+        advice = f"did you mean {nearest[0]}? There are" if nearest else "wanted one of"
+        raise UsageError(f"gpu {name!r} is not in the planner's table; {advice} {', '.join(DEVICES)}")
     return DEVICES[name]
