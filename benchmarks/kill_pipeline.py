@@ -66,6 +66,7 @@ def kill_pipeline(
         assert stages and all("done already" in line for line in stages), f"seed {seed}, {out}: {again}"
         shutil.rmtree(out)
         done["round"] += 1
+        print(f"seed {seed}: {done['kill']:,} kills in {done['round']:,} rounds", file=sys.stderr, flush=True)
     table = Table("event", "times", title=f"seed {seed}: every byte as in a fresh run", box=None)
     for event, times in sorted(done.items()):
         table.add_row(event, f"{times:,}")
