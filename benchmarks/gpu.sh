@@ -5,6 +5,12 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 python="${PYTHON:-python3}"
+require_torch() {
+    if ! "$python" -c 'import torch' 2> /dev/null; then
+        echo "error: $python cannot import torch; name one that can: PYTHON=/path/to/python bash benchmarks/gpu.sh" >&2
+        exit 2
+    fi
+}
 if [ "${1:-}" = --wheels ]; then
     folder="${2:?--wheels needs a folder}"
     shift 2
@@ -12,8 +18,12 @@ if [ "${1:-}" = --wheels ]; then
         echo "error: there are no wheels (*.whl) in $folder; fill it with pip download, or leave --wheels out" >&2
         exit 2
     fi
+    require_torch
     venv="$root/.venv-gpu"
     "$python" -m venv --system-site-packages "$venv"
+    # where $python is of a virtual environment itself, its packages are not the system's
+    site='import sysconfig; print(sysconfig.get_path("purelib"))'
+    "$python" -c "$site" > "$("$venv/bin/python" -c "$site")/packages-of-python.pth"
     # the project's own requirements, without torch, which is there
     requirements="$("$python" -c 'import sys, tomllib; project = tomllib.load(open(sys.argv[1], "rb"))["project"]
 print(*[r.replace(" ", "") for r in project["dependencies"]], "safetensors", "pytest")' "$root/pyproject.toml")"
@@ -22,5 +32,7 @@ print(*[r.replace(" ", "") for r in project["dependencies"]], "safetensors", "py
     "$venv/bin/python" -m pip install --quiet --no-index --find-links "$folder" transformers ||
         echo "transformers is not in $folder: its models are not compared"
     python="$venv/bin/python"
+else
+    require_torch
 fi
 PYTHONPATH="$root" exec "$python" "$root/benchmarks/bench_gpu.py" "$@"

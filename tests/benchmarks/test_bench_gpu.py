@@ -56,6 +56,14 @@ def test_a_folder_without_wheels_is_refused_before_anything_is_made(tmp_path: Pa
     assert done.returncode == 2 and f"error: there are no wheels (*.whl) in {folder}" in done.stderr
 
 
+def test_a_python_without_torch_is_told(tmp_path: Path) -> None:
+    (tmp_path / "some.whl").touch()
+    for wheels in ([], ["--wheels", str(tmp_path)]):
+        environment = os.environ | {"PYTHON": "false"}
+        done = subprocess.run(["bash", str(SCRIPT), *wheels], env=environment, capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.startswith("error: false cannot import torch; name one that can")
+
+
 def test_a_machine_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UsageError, match="try --tiny --device cpu"):

@@ -253,7 +253,7 @@ def test_killed_and_resumed_under_torchrun_gives_bit_for_bit_the_same_losses(
     assert not (tmp_path / "killed/summary.json").exists()
 
     resumed = start_training(launch, tmp_path / "killed", *options)  # the other launcher
-    said = resumed.communicate(timeout=60)[0]
+    said = resumed.communicate(timeout=180)[0]
     assert resumed.returncode == 0 and "resuming from" in said, said
     assert losses(tmp_path / "killed") == losses(tmp_path / "through"), f"killed after step {step}"
     assert [done for done, _ in losses(tmp_path / "through")] == list(range(1, 41))
