@@ -18,7 +18,7 @@ from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.errors import InputError, OutputError
 from gristmill.io.files import STATE_DIR
 from gristmill.io.token_manifest import Manifest
-from gristmill.storage.files import exists, remove_files, resolved, write_file
+from gristmill.storage.files import exists, is_file, is_folder, remove_files, resolved, write_file
 from gristmill.storage.local import remove_partial_files
 from gristmill.urls import is_remote, spell_urls
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
@@ -40,6 +40,7 @@ def run(config: RunConfig) -> Funnel | None:
     `config.out` holds a run of another corpus, and any GristmillError of a stage.
     """
     check_config(config)
+    _reject_foreign_files(config.out)
     choose_stages(config, plan_stages(config))  # refuses a --from that cannot be, before the lock writes a file
     start_fork_server([__name__, "preprocessing.tokenizer.encoder"])  # workers of all stages have their modules
     with open_workplace(config.run_options, config.out / STATE_DIR / "run.lock", work=_work_of(config)) as place:
@@ -131,6 +132,19 @@ def _work_of(config: RunConfig) -> Work:
         elif name not in OWN_OPTIONS:
             options.append(f"--{name.rstrip('_')} {value}")
     return Work("run", tuple(sorted(options)))
+
+
+def _reject_foreign_files(out: Path) -> None:
+    """Raise OutputError if `out` has files with the names of this command's own, and no run has worked there."""
+    recorded = load_json(out / CONFIG_FILE, dict[str, Any]) or {}
+    if is_folder(out / STATE_DIR) or {"corpus", "dedup"} <= recorded.keys():
+        return
+    for path in (out / CONFIG_FILE, out / FUNNEL_FILE):
+        if is_file(path):
+            raise OutputError(
+                f"{path} exists, and gristmill run did not write it: it would be overwritten. Give another --out, or "
+                "remove it"
+            )
 
 
 def _record_config(config: RunConfig) -> None:

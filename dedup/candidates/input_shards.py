@@ -26,7 +26,8 @@ from gristmill.counts import Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import UsageError
-from gristmill.storage.files import resolved
+from gristmill.io.files import STATE_DIR
+from gristmill.storage.files import is_folder, resolved
 
 Scope = Literal["global", "per-source"]
 
@@ -78,6 +79,7 @@ def list_shards_of(folder: Path | None, index: Sequence[str] = ()) -> ShardFolde
 
 def check_indexes(run: StageRun, shards: ShardFolders, index: Sequence[str]) -> None:
     """Refuse indexes that are not complete, or outdated; see StageRun.check_listed."""
+    _reject_runs(index)
     run.check_listed({root: shards[name].paths for name, root in parse_indexes(index)}, of_others=True)
 
 
@@ -160,6 +162,7 @@ def check_index(index: Sequence[str], sketch: Sketch) -> None:
 
     Reads the header of one shard of each; `list_signature_shards` checks all of them.
     """
+    _reject_runs(index)
     for name, folder in parse_indexes(index):
         path = shard_paths(folder)[0]
         found, wanted = open_shard(path).header.describe(), ShardHeader.of("", sketch).describe()
@@ -167,6 +170,16 @@ def check_index(index: Sequence[str], sketch: Sketch) -> None:
             raise UsageError(
                 f"--index {name}={folder} cannot be compared: {path} holds {found}; the options ask for {wanted}. "
                 "Give the options that the index was made with"
+            )
+
+
+def _reject_runs(index: Sequence[str]) -> None:
+    """Raise UsageError if an index is the whole output of `gristmill run`, of which signatures are a part."""
+    for name, folder in parse_indexes(index):
+        if is_folder(folder / STATE_DIR / "run") and is_folder(folder / "minhash"):
+            raise UsageError(
+                f"--index {name}={folder} is the output of a whole run; wanted its signatures: "
+                f"try --index {name}={folder / 'minhash'}"
             )
 
 

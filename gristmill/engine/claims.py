@@ -61,10 +61,22 @@ class Claims:
     ) -> TaskId:
         """Record, before a step writes `outputs`, that they are this stage's; return the id of that record.
 
-        Raises OutputError if one `is_there` and is not `known` (absolute paths), as somebody's file would be lost. What
-        is in a state folder is nobody else's.
+        Raises OutputError as `reject_foreign_files`.
         """
         files = [absolute(file) for path in outputs for file in (path, rejects_path(path))]
+        self.reject_foreign_files(ledger, files, known, is_there)
+        claimed = [OutputRecord(ledger.relative(file), -1, 0, "") for file in files]
+        record = DoneRecord("", f"{self._claims}{step}", {}, claimed, Counts({}, []))
+        ledger.write(record)
+        return record.id
+
+    def reject_foreign_files(
+        self, ledger: Ledger, files: Iterable[Path], known: Container[Path], is_there: Callable[[Path], object]
+    ) -> None:
+        """Raise OutputError if one of `files` `is_there` and is not `known`, as somebody's file would be lost.
+
+        All are absolute paths. What is in a state folder is nobody else's.
+        """
         unknown = {file for file in files if file not in known and STATE_DIR not in file.parts and is_there(file)}
         if unknown and not ledger.is_damaged:
             written = real_paths(map(Path, ledger.outputs()))  # maybe by another process since `known` was read
@@ -75,10 +87,6 @@ class Claims:
                 f"{path} exists, and {ledger.file.stem} did not write it: it would be overwritten. Give another "
                 "output, or remove it"
             )
-        claimed = [OutputRecord(ledger.relative(file), -1, 0, "") for file in files]
-        record = DoneRecord("", f"{self._claims}{step}", {}, claimed, Counts({}, []))
-        ledger.write(record)
-        return record.id
 
     def check_reads(self, ledger: Ledger, before: Records, is_same: bool) -> None:
         """Raise UsageError if another input folder was read for the present output.

@@ -295,5 +295,6 @@ def open_stage(
         marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files)))
         claims, ledger = Claims(selection, plans, tuple(reads), tuple(files)), Ledger(state, name)
         run = StageRun(stage, ledger, run_name, options, place, claims, marks, column)
+        claims.reject_foreign_files(ledger, map(absolute, files), run._done.known, run._done.tags.stat)
         run.check_listed(listed or {})
         yield run

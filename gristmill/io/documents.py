@@ -185,6 +185,10 @@ def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_al
     corpus_names.py), InputError if a file cannot be read, or a stage has not finished writing the folder.
     """
     require(bool(text_column), "--text_column: wanted the name of a column or field, such as text")
+    require(
+        text_column != KEY_FIELD,
+        f"--text_column {KEY_FIELD}: shuffle_holdout writes keys of documents there, over the texts: rename the column",
+    )
     for name in read_also:
         require(name in TEXT_FORMATS, f"--read_also {name}: wanted one of {', '.join(TEXT_FORMATS)}")
     reject_unknown_scheme(root)

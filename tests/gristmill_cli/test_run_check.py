@@ -57,6 +57,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("apply", "function", "no_such_module_here:f", "[apply] there is no module 'no_such_module_here'"),
     ("apply", "function", "keep_english", "wanted module:function"),
     ("apply", "function", "json:keep_english", "has no function 'keep_english'"),
+    ("", "text_column", "gristmill_key", "writes keys of documents there, over the texts"),
     ("", "text_column", "", "wanted the name of a column"),
     ("normalize", "read_also", "pdf", "--read_also pdf: wanted one of txt, csv, tsv"),
     ("filter", "threshold", "-1", "wanted 0 or more characters"),
@@ -74,6 +75,7 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("dedup", "scope", "local", "wanted|invalid"),
     ("dedup", "index", "{folder}/nowhere", "nowhere: wanted the folder that to_hash wrote to"),
     ("dedup", "index", "{folder}/corpus", "holds no signature shard"),
+    ("dedup", "index", "{folder}/past", "/past is the output of a whole run; wanted its signatures: try --index past="),
     ("dedup", "index", "a:b={folder}/index", "wanted a folder of shards, or NAME=FOLDER"),
     ("dedup", "index", "{folder}/index", "permutations, seed 9; the options ask for"),
     ("dedup", "index", "{folder}/out/minhash", "signatures of the corpus itself"),
@@ -132,6 +134,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "corpus" / source / "a.jsonl").write_text('{"text": "a document"}\n')
     (folder / "empty").mkdir()
     (folder / "file").write_text("")
+    for part in (".gristmill/run", "minhash"):
+        (folder / "past" / part).mkdir(parents=True)
     with write_shard(folder / "index" / f"a{SUFFIX}", "a/a.jsonl", Sketch(seed=9)) as shard:
         shard.add([0], np.zeros((1, 128), np.uint32))
     return folder
@@ -183,6 +187,14 @@ def test_every_option_of_the_configuration_has_a_mistake_in_the_table() -> None:
 def test_a_folder_without_permission_is_named(tmp_path, folder, capsys) -> None:
     code, message = refused(folder, "--out", "/proc/gristmill", capsys=capsys)
     assert code == 1 and "cannot write /proc/gristmill" in message
+
+
+@pytest.mark.parametrize("name", ["run.json", "funnel.json"])
+def test_a_file_of_the_user_with_the_name_of_one_of_a_run_is_not_overwritten(tmp_path, folder, capsys, name) -> None:
+    (tmp_path / name).write_text('{"my": "notes"}')
+    code, message = refused(folder, "--out", str(tmp_path), capsys=capsys)
+    assert code == 1 and f"{name} exists, and gristmill run did not write it: it would be overwritten" in message
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_ftfy_without_its_package_is_refused(folder, capsys, monkeypatch) -> None:
