@@ -98,7 +98,7 @@ def certificate(setting: Setting) -> list[str]:
     plan = plan_certificate(False, 2, setting.device)
     cases = plan.cases[:: 10 if setting.tiny else 1]
     started = time.monotonic()
-    rows = run_cases(cases, 2, setting.device, setting.seconds)
+    rows = run_cases(cases, setting.device, setting.seconds)
     lines = [*summary(rows, time.monotonic() - started).splitlines(), *(f"skipped: {line}" for line in plan.skipped)]
     lines += [f"{len(cases) - len(rows)} rows were not begun in time"] * (len(rows) < len(cases))
     if not all(row.passed for row in rows):

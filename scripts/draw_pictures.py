@@ -164,6 +164,43 @@ def draw_tensor_parallel() -> Figure:
     return figure
 
 
+def draw_grid(side: int = 3, turn: int = 1) -> Figure:
+    """One round of SUMMA, the product of tensor parallelism on a grid (Xu et al. 2021, Optimus, algorithm 1)."""
+    figure, axes = _figure(7.2, 2.9, (-3, 119), (-26, 23))
+    block = 9
+    blocks = [
+        (0, "X", "features: tokens by rows", [(i, turn) for i in range(side)]),
+        (43, "A", "matrix: inputs by rows", [(turn, j) for j in range(side)]),
+        (86, "Y", "Y = X A", []),
+    ]
+    for left, name, title, sent in blocks:
+        axes.text(left + side * block / 2, 17, title, ha="center", va="center", size=8)
+        for i in range(side):
+            for j in range(side):
+                color = RANKS if (i, j) in sent else MODEL if name == "Y" else DATA
+                corner = (left + j * block, (side / 2 - i - 1) * block)
+                _box(axes, corner, (block, block), color, f"${name}_{{{i}{j}}}$")
+    for x, sign in ((35, "×"), (78, "→")):
+        axes.text(x, 0, sign, ha="center", va="center", size=12)
+    middle = (turn + 0.5) * block
+    for i in range(side):  # along the rows of X, and the columns of A
+        y = (side / 2 - i - 0.82) * block
+        _arrow(axes, (middle + 3, y), (side * block - 1.5, y))
+        _arrow(axes, (middle - 3, y), (1.5, y))
+    for j in range(side):
+        x = 43 + (j + 0.85) * block
+        _arrow(axes, (x, 3), (x, side * block / 2 - 1.2))
+        _arrow(axes, (x, -3), (x, -side * block / 2 + 1.2))
+    axes.text(
+        0, 21.5, f"round {turn} of {side}, from 0; each rank of a grid of {side} × {side} holds one block", **_NOTE
+    )
+    text = (
+        rf"orange blocks are broadcast as the arrows show; rank (i, j) adds $X_{{i{turn}}} A_{{{turn}j}}$ to $Y_{{ij}}$"
+    )
+    axes.text(0, -22, text, **_NOTE)
+    return figure
+
+
 def draw_pipeline(ranks: int = 4) -> Figure:
     """1F1B, and with two stages a rank (Narayanan et al. 2021, figure 4): who computes which micro-batch when."""
     figure, axes = _figure(7.2, 3.9, (-5, 33.6), (-2 * ranks - 3.4, 0.9))
@@ -220,6 +257,7 @@ DRAWN: dict[str, Callable[[], Figure]] = {
     "zero": draw_zero,
     "matrices": draw_matrices,
     "tensor_parallel": draw_tensor_parallel,
+    "grid": draw_grid,
     "pipeline": draw_pipeline,
 }
 

@@ -1,19 +1,22 @@
 """The parity certificate: training computes what independent references do, and every layout what one process does.
 
-`gristmill parity` runs a set of layouts that covers all pairs of options, in four minutes; `--full` runs every layout.
+`gristmill parity` covers all pairs of options, in two to three minutes; `--full` runs every layout.
 """
 
 import json
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from rich.console import Console, Group
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -53,7 +56,7 @@ def parity(
         raise UsageError("device is cuda, and torch finds no GPU on this machine; try --device cpu")
     plan = plan_certificate(full, processes, device)
     started = time.monotonic()
-    rows = run_cases(plan.cases, min(processes, max(case.processes for case in plan.cases)), device)
+    rows = run_cases(plan.cases, device)
     wide_console().print(report(rows, plan, time.monotonic() - started))
     if out is not None:
         text = json.dumps(as_json(rows, plan), indent=1) if out.suffix == ".json" else as_markdown(rows, plan)
@@ -75,18 +78,31 @@ class CertificatePlan:
 def plan_certificate(full: bool, processes: int, device: Literal["cpu", "cuda"] = "cpu") -> CertificatePlan:
     """Choose the cases: those with an independent reference, then layouts in float64, then in float32.
 
-    The covering set also runs in float32, which uses other CPU kernels than float64.
+    Each kind of layout also runs in float32, which uses other CPU kernels than float64. In `full` the whole covering
+    set does, and again with documents that do not see each other.
     """
     covering = [case for case in covering_cases() if case.processes <= processes]
     all_, refused = all_cases(processes)
     features, skipped = feature_cases(device, full)
-    single = [replace(case, precision="fp32") for case in covering]
-    cases = [*features, *(replace(case, device=device) for case in [*(all_ if full else covering), *single])]
+    layouts = [*(all_ if full else covering)]
+    layouts += [replace(case, precision="fp32") for case in (covering if full else kinds_of_layouts(covering))]
+    layouts += [replace(case, documents=True) for case in (covering if full else ())]
+    cases = [*features, *(replace(case, device=device) for case in layouts)]
     possible = [case for case in cases if device == "cpu" or not case.sends_tensors or _have_own_gpus(case)]
     if possible != cases:
         count = len(cases) - len(possible)
         skipped.append(f"{count} pipelines and grids need a GPU per process: gloo sends no GPU's tensors")
     return CertificatePlan([case for case in possible if case.processes <= processes], refused, skipped)
+
+
+def kinds_of_layouts(cases: Sequence[Case]) -> list[Case]:
+    """The smallest case of each kind: of the options on which the code for one precision may depend."""
+    chosen: dict[tuple[object, ...], Case] = {}
+    for case in sorted(cases, key=lambda case: case.processes):
+        layout = case.layout
+        kind = case.preset, layout.zero, layout.tp > 1, layout.pp > 1, case.recompute
+        chosen.setdefault(kind, case)
+    return [case for case in cases if case in chosen.values()]
 
 
 def _have_own_gpus(case: Case) -> bool:
@@ -96,26 +112,41 @@ def _have_own_gpus(case: Case) -> bool:
 _JOB_SECONDS = 300.0  # compiling takes a minute on a busy machine
 
 
-def run_cases(
-    cases: Sequence[Case], processes: int, device: Literal["cpu", "cuda"], seconds: float = math.inf
-) -> list[CaseResult]:
-    """Run cases of up to so many processes; none begins after `seconds`. Red ones are printed as they are found."""
-    rows, started = list[CaseResult](), time.monotonic()
+def run_cases(cases: Sequence[Case], device: Literal["cpu", "cuda"], seconds: float = math.inf) -> list[CaseResult]:
+    """Run the cases; none begins after `seconds`. Red ones are printed as they are found.
+
+    On CPUs those of two processes at most run beside the larger ones: each leaves cores idle, for as long as its ranks
+    wait for each other and one process computes a reference.
+    """
+    started, ended = time.monotonic(), threading.Event()
+    small = [case for case in cases if case.processes <= 2 and device == "cpu"]
+    lanes = [lane for lane in (small, [case for case in cases if case not in small]) if lane]
+    rows: dict[Case, CaseResult] = {}
+
+    def run(lane: list[Case]) -> None:
+        size = max(case.processes for case in lane)
+        with RankPool(size, job_timeout=_JOB_SECONDS, device=device) as ranks:
+            certifier = Certifier(ranks)
+            for case in lane:
+                if ended.is_set() or time.monotonic() - started > seconds:
+                    return
+                progress.update(bar, description=str(case))
+                rows[case] = certifier.certify(case)
+                progress.advance(bar)
+                if not rows[case].passed:
+                    progress.console.print(f"[red]red[/] {case}: {escape(rows[case].reason)}")
+
     with (
-        RankPool(processes, job_timeout=_JOB_SECONDS, device=device) as ranks,
         Progress(console=Console(stderr=True), transient=True) as progress,
+        ThreadPoolExecutor(max(1, len(lanes))) as threads,
     ):
-        certifier, bar = Certifier(ranks), progress.add_task("cases", total=len(cases))
-        for case in cases:
-            if time.monotonic() - started > seconds:
-                break
-            progress.update(bar, description=str(case))
-            rows.append(certifier.certify(case))
-            progress.advance(bar)
-            if not rows[-1].passed:
-                progress.console.print(f"[red]red[/] {case}: ", end="")
-                progress.console.print(rows[-1].reason, markup=False)
-    return rows
+        bar = progress.add_task("cases", total=len(cases))
+        try:
+            for lane in [threads.submit(run, lane) for lane in lanes]:
+                lane.result()
+        finally:
+            ended.set()
+    return [rows[case] for case in cases if case in rows]
 
 
 def report(rows: Sequence[CaseResult], plan: CertificatePlan, seconds: float) -> Group:

@@ -50,8 +50,8 @@ def run_reference(case: Case) -> GlobalResult:
         batch, targets = global_batch(case, step)
         optimizer.zero_grad()
         parts = _documents_alone(batch)
-        loss = torch.stack([model.loss(part) for part in parts]).sum() / targets
-        (loss + sum(_z_loss(case, model, part) for part in parts) / targets).backward()
+        loss = torch.stack([model.loss(part) for part, _ in parts]).sum() / targets
+        (loss + sum(_z_loss(case, model, part) for part, _ in parts) / targets).backward()
         losses.append(loss.detach())
         if step == 0:
             gradients = {name: grad.clone() for name, grad in model.named("grad").items()}
@@ -60,7 +60,9 @@ def run_reference(case: Case) -> GlobalResult:
         optimizer.step()
     batch, targets = global_batch(case, case.steps)
     with torch.no_grad():
-        logits = torch.cat([model.logits(part.ids) for part in _documents_alone(batch)], 1).view(*batch.ids.shape, -1)
+        logits = torch.empty(*batch.ids.shape, case.model.vocab_size, dtype=torch.float64)
+        for part, where in _documents_alone(batch):
+            logits.flatten(0, 1)[where] = model.logits(part.ids)
         losses.append(_summed_loss(logits, batch.targets) / targets)
     return GlobalResult(torch.stack(losses), gradients, model.named("data"), logits[0, list(LOGIT_POSITIONS)])
 
@@ -73,14 +75,21 @@ def _z_loss(case: Case, model: "_Plain | _Transformers", batch: Batch) -> Tensor
     return case.z_loss * log_z[batch.targets != IGNORED].square().sum()
 
 
-def _documents_alone(batch: Batch) -> list[Batch]:
-    """Each document of the batch, alone in a batch of one sequence; the whole batch if it has none."""
+def _documents_alone(batch: Batch) -> list[tuple[Batch, Tensor]]:
+    """The documents of the batch, each a sequence of its own, by length; the whole batch if it has none.
+
+    With each batch, where its tokens are in the flattened one: (documents, length) int64.
+    """
+    every = torch.arange(batch.ids.numel())
     if batch.positions is None:
-        return [batch]
-    starts = (batch.positions.flatten() == 0).nonzero().flatten().tolist()
-    lengths = [stop - start for start, stop in zip(starts, [*starts[1:], batch.ids.numel()], strict=True)]
-    parts = zip(*(t.flatten().split(lengths) for t in (batch.ids, batch.targets)), strict=True)
-    return [Batch(ids[None], targets[None], batch.sample_ids[:1]) for ids, targets in parts]
+        return [(batch, every.view_as(batch.ids))]
+    starts = every[batch.positions.flatten() == 0]
+    lengths, parts = torch.cat([starts, starts.new_tensor([len(every)])]).diff(), []
+    for length in lengths.unique().tolist():
+        where = starts[lengths == length, None] + every[:length]
+        ids, targets = (t.flatten()[where] for t in (batch.ids, batch.targets))
+        parts.append((Batch(ids, targets, batch.sample_ids[:1].expand(len(where))), where))
+    return parts
 
 
 def transformers_is_installed() -> bool:

@@ -238,6 +238,9 @@ def _delay_sigint() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+_ONE_AT_A_TIME = threading.Lock()
+
+
 def start_fork_server(modules: list[str]) -> None:
     """Start multiprocessing's fork server, with `modules` imported from the folder of this project.
 
@@ -247,14 +250,15 @@ def start_fork_server(modules: list[str]) -> None:
     forkserver.set_forkserver_preload([_FOR_FORK_SERVER, *modules])
     folders = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
-    before = {name: os.environ.pop(name, None) for name in variables}
-    os.environ.update(variables)
-    try:
-        forkserver.ensure_running()
-    finally:
-        for name, value in before.items():
-            del os.environ[name]
-            os.environ.update({name: value} if value is not None else {})
+    with _ONE_AT_A_TIME:  # of several threads: the environment is the whole process's
+        before = {name: os.environ.pop(name, None) for name in variables}
+        os.environ.update(variables)
+        try:
+            forkserver.ensure_running()
+        finally:
+            for name, value in before.items():
+                del os.environ[name]
+                os.environ.update({name: value} if value is not None else {})
 
 
 def exit_with_parent() -> None:

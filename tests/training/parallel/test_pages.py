@@ -8,6 +8,7 @@ import pytest
 from scripts.draw_pictures import DRAWN
 
 ROOT = Path(__file__).resolve().parents[3]
+PARTS = ["Formula", "In the placement table", "Proof"]
 PAGES = sorted((ROOT / "docs/parallelism").glob("*.md"))
 
 
@@ -15,7 +16,7 @@ PAGES = sorted((ROOT / "docs/parallelism").glob("*.md"))
 def test_a_page_has_its_parts_and_names_tests_that_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert titles[:3] == ["Formula", "In the placement table", "Proof"]
+    assert [title for title in titles if title in PARTS] == PARTS
     pictures = re.findall(r"\.\./pictures/(\w+)\.svg", text)
     assert pictures and set(pictures) <= DRAWN.keys()
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
@@ -24,7 +25,6 @@ def test_a_page_has_its_parts_and_names_tests_that_exist(page: Path) -> None:
 
 def test_the_index_links_every_page_and_every_picture_is_shown() -> None:
     index = (ROOT / "docs/parallelism.md").read_text(encoding="utf-8")
-    assert [page.stem for page in PAGES] == ["data", "pipeline", "tensor", "zero"]
-    assert all(f"(parallelism/{page.name})" in index for page in PAGES)
+    assert len(PAGES) >= 5 and all(f"(parallelism/{page.name})" in index for page in PAGES)
     shown = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
     assert all(f"pictures/{name}.svg" in shown for name in DRAWN)

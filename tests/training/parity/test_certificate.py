@@ -33,6 +33,7 @@ from training.parallel.pipeline_parallel import Pipeline
 from training.parallel.tensor_parallel import ShardedDropout
 from training.parity.cases import Case, covering_cases
 from training.parity.comparison import LIMITS, Certifier, assemble_ranks, traffic_difference
+from training.parity.parity import kinds_of_layouts
 from training.parity.traffic import Volume
 from training.parity.worker import RankResult, run_case
 from training.sharding.axis import Axis
@@ -42,12 +43,6 @@ from training.sharding.shard_spec import ShardSpec
 Patch = pytest.MonkeyPatch
 Table = dict[str, Placement]
 COVERING = covering_cases()
-
-
-def kind(case: Case) -> tuple[Any, ...]:
-    """The options on which float32's own code paths may depend."""
-    layout = case.layout
-    return case.preset, layout.zero, layout.tp > 1, layout.pp > 1, case.recompute
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +64,7 @@ def test_a_covering_set_of_layouts_agrees_with_one_process_and_with_theory(certi
     assert row.passed, row.reason
 
 
-@pytest.mark.parametrize("chosen", {kind(c): c for c in COVERING}.values(), ids=str)
+@pytest.mark.parametrize("chosen", kinds_of_layouts(COVERING), ids=str)
 def test_float32_agrees_to_rounding(certifier: Certifier, chosen: Case) -> None:
     row = certifier.certify(replace(chosen, precision="fp32"))
     assert row.passed, row.reason
