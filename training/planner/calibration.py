@@ -146,8 +146,9 @@ def _in_layers(layers: list[float], rate: float, depth: float, bandwidth: float)
         streamed = 4 * sum(each.elements for each in products) / (0.9 * bandwidth) + 3 * 2 * work.traffic / bandwidth
         rows.append((sum(each.flops * (1 + depth / each.k) for each in products) / rate, len(products)))
         left.append(seconds - streamed)
-    slower, latency = np.linalg.solve(np.array(rows), np.array(left))
-    return 1 / max(slower, 0.5), max(0.0, latency)
+    slower, _ = np.linalg.solve(np.array(rows), np.array(left))
+    slower = max(slower, 1.0)  # no faster than the products alone
+    return 1 / slower, max(0.0, (left[0] - slower * rows[0][0]) / rows[0][1])
 
 
 def _all_reduce(repeats: int) -> tuple[float, float]:
