@@ -4,8 +4,10 @@ A step is followed pass by pass. The loss computes its gradient of the output ma
 micro-batch whose backward pass has not come yet holds one; the others appear in the backward pass, last layer first.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 
 from training.formulas.memory_inputs import MemoryInputs
 from training.formulas.parameter_shapes import ParameterShape
@@ -53,29 +55,24 @@ def gradient_levels(inputs: MemoryInputs) -> list[Level]:
 
 def _held_at_blocks(inputs: MemoryInputs, stage: int, number: int) -> list[int]:
     """A stage's gradients when backward pass `number` (from 1) reaches each of its blocks, last one first."""
-    units = [unit for unit in reversed(inputs.units(stage)) if unit[0].unit not in ("embed", "head")]
-    done = {p.name for p in inputs.parameters[stage] if p.unit == "head"}
+    n, wide, units = inputs.shards, inputs.wide, reversed(inputs.units(stage))
+    blocks = [len(unit) for unit in units if unit[0].unit not in ("embed", "head")]
+    head = sum(p.unit == "head" for p in inputs.parameters[stage])
+    computed = list(accumulate([head, *blocks]))[:-1]  # parameters that have gradients where each block begins
+    if inputs.layout.zero == 3 or (inputs.layout.dp == 1 and inputs.itemsize == wide):
+        rows = [0, *accumulate(wide * p.rows_numel(n) for p in reversed(inputs.parameters[stage]))]
+        return [rows[-1] if number > 1 else rows[count] for count in computed]
+    buckets, each = inputs.buckets(stage), _reduces_each(inputs)
+    full = [0, *accumulate(wide * sum(p.padded_numel(n) for p in bucket) for bucket in buckets)]
+    starts = list(accumulate(map(len, buckets)))[:-1]  # of all but the first
     held = []
-    for unit in units:
-        held.append(_held_after(inputs, stage, number, done))
-        done |= {p.name for p in unit}
+    for count in computed:
+        opened = len(buckets) if number > 1 and not each else bisect_left(starts, count) + (count > 0)
+        sends = n > 1 and (each or number == inputs.layout.micro_batches)
+        sent = max(0, opened - _IN_FLIGHT) if sends else 0
+        summed = full[-1] if sends and each and number > 1 else full[sent]
+        held.append(full[opened] - full[sent] + summed // n)
     return held
-
-
-def _held_after(inputs: MemoryInputs, stage: int, number: int, done: set[str]) -> int:
-    """A stage's gradients when those of the parameters `done` are computed in backward pass `number`."""
-    n, wide, every = inputs.shards, inputs.wide, inputs.parameters[stage]
-    if inputs.layout.zero == 3:
-        return wide * sum(p.rows_numel(n) for p in every if number > 1 or p.name in done)
-    if inputs.layout.dp == 1 and inputs.itemsize == wide:
-        return wide * sum(p.numel for p in every if number > 1 or p.name in done)
-    each = _reduces_each(inputs)
-    full = [(bucket, wide * sum(p.padded_numel(n) for p in bucket)) for bucket in inputs.buckets(stage)]
-    opened = [size for bucket, size in full if (number > 1 and not each) or bucket[0].name in done]
-    if n == 1 or not (each or number == inputs.layout.micro_batches):
-        return sum(opened)
-    summed = sum(size for _, size in full) if each and number > 1 else sum(opened[:-_IN_FLIGHT])
-    return sum(opened[-_IN_FLIGHT:]) + summed // n
 
 
 def _opened_bytes(inputs: MemoryInputs, stage: int, number: int) -> int:
