@@ -47,8 +47,8 @@ def apply_tensor_parallel(part: Decoder, pieces: Mapping[str, ShardSpec], axis: 
         part.position_table = ShardedAlibi(part.position_table, axis, axis.size if sequence_parallel else 1)
     elif sequence_parallel and isinstance(part.position_table, Rotary):
         part.position_table = _AllRotary(part.position_table, axis)
-        if isinstance(part.embed, Embedding):
-            _shard_sequence(part.embed, axis)
+    if sequence_parallel and isinstance(part.embed, Embedding):
+        _shard_sequence(part.embed, axis)
 
 
 def cut_parameters(part: Decoder, pieces: Mapping[str, ShardSpec]) -> None:

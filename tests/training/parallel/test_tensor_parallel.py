@@ -71,6 +71,17 @@ def test_shards_of_dimension_1_drop_the_same_elements(parts: int, size: int, sam
     assert torch.equal(torch.cat(together, 1), full(x, keys))
 
 
+@pytest.mark.parametrize("preset", ["llama", "gpt2", "bloom"])  # rotary positions, learned ones, ALiBi
+def test_the_embedding_of_a_sharded_sequence_drops_what_one_process_drops(preset: str) -> None:
+    full, together = decoder(preset, dropout=0.3), []
+    x, keys = torch.ones(2, 16, 32), torch.arange(2)
+    for rank in range(2):
+        part, axis = decoder(preset, dropout=0.3), Axis("tp", 2, rank, None)
+        apply_tensor_parallel(part, pieces_of(part, axis), axis, True)
+        together.append(part.embed.dropout(x.chunk(2, 1)[rank], keys))
+    assert torch.equal(torch.cat(together, 1), full.embed.dropout(x, keys))
+
+
 def apply_collectives() -> list[tuple[Tensor, Tensor]]:
     """Output and input gradient of each collective; the output's gradient is (rank + 1) x (1, 2, 3, …)."""
     rank, size = dist.get_rank(), dist.get_world_size()
