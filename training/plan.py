@@ -121,7 +121,8 @@ def plan(
     if dry_run:
         return _dry_run(given or _search(request, constants, 1).choices[0].run, rank, request.precision, json)
     if given is not None:
-        result = SearchResult([Choice(given, step_time(given, constants), run_memory(given))], 1, None)
+        memory = run_memory(given, request.precision)
+        result = SearchResult([Choice(given, step_time(given, constants), memory)], 1, None)
     else:
         result = _search(request, constants, top)
     first = result.choices[0]

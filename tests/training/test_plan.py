@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,9 @@ from rich.console import Console
 from gristmill.command import command, run_with_exit_code
 from gristmill.errors import GristmillError, UsageError
 from training.plan import plan
+from training.planner.cost.fitted_constants import fitted_constants
+from training.planner.cost.hardware import Device, find_device
+from training.planner.hardware_file import write_hardware
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG = """
@@ -154,6 +158,37 @@ def test_the_layout_of_the_file(config: Path) -> None:
         plan(str(config), gpus=5, configured=True)
     config.write_text(CONFIG.replace("layers = 12", "layers = 800"))
     assert "It does not fit" in printed(plan(str(config), gpus=1, gpu="v100", configured=True))
+
+
+def test_the_layout_of_the_file_in_the_precision_of_the_device(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def weights(device: Device) -> float:
+        write_hardware(tmp_path / "device.toml", device, fitted_constants())
+        plan(str(config), gpus=1, gpu=str(tmp_path / "device.toml"), configured=True, json=True)
+        found = msgspec.json.decode(capsys.readouterr().out)[0]["bytes"]
+        return float(found["weights"] + found["master"])
+
+    gpu = replace(find_device("h100"), source="x")
+    assert weights(gpu) == pytest.approx(1.5 * weights(replace(gpu, element_bytes=4)), rel=1e-3)  # two copies, 2 + 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "[parallel]\npp = 4\nschedule = 'zero-bubble'\nmicro_batches = 4",
+            "compile and parallel.schedule zero-bubble",
+        ),
+        ("name = 'muon'\n[memory]\noptimizer = 'disk'", "optim.name muon with memory.optimizer disk"),
+        ("[memory]\nparameters = 'cpu'", "memory.parameters is cpu and parallel.zero 0"),
+        ("[stability]\nmax_skipped_steps = -1", "stability.max_skipped_steps is -1"),
+    ],
+)
+def test_what_the_trainer_refuses_is_not_planned(config: Path, options: str, message: str) -> None:
+    config.write_text("compile = true" + CONFIG + options + "\n")
+    with pytest.raises(UsageError, match=re.escape(message)):
+        plan(str(config), configured=True)
 
 
 def test_dry_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,8 +39,9 @@ def read_request(config: str, cluster: Cluster) -> tuple[PlanRequest, int]:
 
 
 def configured_run(config: str, cluster: Cluster) -> PlannedRun:
-    """The run as `config` lays it out. Raises UsageError if that does not divide GPUs, model and batch."""
+    """The run as `config` lays it out. Raises UsageError if the trainer would refuse it."""
     options = _read_options(config)
+    options.check()
     model, seq_len = _model(options, config), options.data.seq_len
     require(
         options.parallel.tensor == "1d",

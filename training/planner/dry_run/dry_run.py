@@ -20,8 +20,10 @@ from training.parallel.parallelize import parallelize
 from training.parity.traffic import Traffic
 from training.parity.traffic_theory import TrafficInputs, expected_traffic
 from training.parity.worker import traffic_inputs
-from training.planner.cost.planned_run import PlannedRun
+from training.planner.cost.planned_run import OptimizerStates, PlannedRun
 from training.planner.dry_run.fake_world import FakeCollectives, StepOnMeta, fake_world
+
+_ANY_DECAY = 0.999  # an average takes as much memory with any
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class DryRun:
     parameters: int
     """That its modules compute with, before ZeRO-3 shards them; of two tied copies on one rank one."""
     built: dict[str, int]
-    """Bytes of weights, of float32 masters and of AdamW's moments."""
+    """Bytes of weights, of float32 masters, and of the optimizer's moments with an average of the weights."""
     expected: dict[str, int]
     sent: Traffic
     expected_sent: Traffic
@@ -50,17 +52,24 @@ class DryRun:
 def try_rank(run: PlannedRun, rank: int, precision: Precision = "bf16") -> DryRun:
     """Build rank `rank` of `run`, and run one step of it, without memory and without the other ranks.
 
-    The step is that of the trainer but for the update's arithmetic and the sum of loss and gradient norm over all
-    ranks. Raises UsageError for a rank that there is not, or a layout that the trainer refuses.
+    The step is that of the trainer but for the update, with what Muon gathers for it, and the sum of loss and gradient
+    norm over all ranks. Raises UsageError for a rank that there is not, a layout that the trainer refuses, or moments
+    that are not on the device.
     """
     layout, devices = run.layout, run.cluster.devices
     require(0 <= rank < devices, f"--rank is {rank}; wanted 0 to {devices - 1}, as {devices} GPUs have")
     layout.check(devices, run.model, run.seq_len)
-    memory = MemoryConfig(run.recompute)
+    states, memory = run.states, MemoryConfig(run.recompute)
+    require(
+        states.moments == "device",
+        f"--dry_run with memory.optimizer {states.moments}: a dry run builds the optimizer's states on the device "
+        "alone; try memory.optimizer device, or no --dry_run",
+    )
+    optim = OptimConfig(name=states.name, ema_decay=_ANY_DECAY if states.ema else 0.0)
     with fake_world(layout, rank) as world:
         with FakeCollectives():
             model = parallelize(meta_decoder(run.model), layout, world, 1, precision, memory, seq_len=run.seq_len)
-            optimizer = build_optimizer(model.params, OptimConfig(), memory)
+            optimizer = build_optimizer(model.params, optim, memory)
         sequences = run.batch // layout.dp
         with StepOnMeta(world) as traffic:
             _step(model, sequences, run.seq_len)
@@ -74,7 +83,7 @@ def try_rank(run: PlannedRun, rank: int, precision: Precision = "bf16") -> DryRu
             {stage: inputs.stage_layers[stage] for stage in inputs.stages},
             _parameters(model),
             {**_weights(model), "moments": _storage_bytes(moments)},
-            _expected_bytes(inputs, precision),
+            _expected_bytes(inputs, precision, states),
             traffic.traffic,
             expected_traffic(inputs),
         )
@@ -110,10 +119,11 @@ def _storage_bytes(tensors: list[torch.Tensor] | list[torch.nn.Parameter]) -> in
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
-def _expected_bytes(inputs: TrafficInputs, precision: Precision) -> dict[str, int]:
+def _expected_bytes(inputs: TrafficInputs, precision: Precision, states: OptimizerStates) -> dict[str, int]:
     """By the formulas of memory, for the very rank."""
     memory = MemoryInputs(
         inputs.config, inputs.layout, inputs.sequences, inputs.seq_len, inputs.stage_layers, precision,
-        inputs.recompute, inputs.rank.pp, device="cuda", tp_rank=inputs.rank.tp, shard_rank=inputs.rank.shard,
+        inputs.recompute, inputs.rank.pp, states.name, states.ema,
+        device="cuda", tp_rank=inputs.rank.tp, shard_rank=inputs.rank.shard,
     )  # fmt: skip
     return {"weights": weight_bytes(memory), "master": master_bytes(memory), "moments": moment_bytes(memory)}

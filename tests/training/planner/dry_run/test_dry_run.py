@@ -11,7 +11,7 @@ from training.distributed.layout import ParallelConfig
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 from training.planner.cost.hardware import Cluster, find_device
-from training.planner.cost.planned_run import PlannedRun
+from training.planner.cost.planned_run import OptimizerStates, PlannedRun
 from training.planner.dry_run.dry_run import try_rank
 from training.planner.published_runs import find_published_run
 
@@ -83,3 +83,19 @@ def test_a_layout_that_the_trainer_refuses() -> None:
     run = small_run(ParallelConfig(pp=2, micro_batches=2), 2, "gpt2-124m", "none")
     with pytest.raises(UsageError, match=r"schedule 1f1b of 2 stages takes 2 or more"):
         try_rank(replace(run, layout=replace(run.layout, micro_batches=1)), 0)
+
+
+@pytest.mark.parametrize("states", [OptimizerStates("sgd"), OptimizerStates("muon"), OptimizerStates(ema=True)])
+def test_the_states_are_those_of_the_run(states: OptimizerStates) -> None:
+    run = replace(small_run(ParallelConfig(zero=1), 2, "llama-2-7b", "none"), states=states)
+    adamw, found = (try_rank(each, 1) for each in (replace(run, states=OptimizerStates()), run))
+    assert found.agrees
+    share = found.built["moments"] / adamw.built["moments"]
+    least, most = {"sgd": (0, 0), "muon": (0.5, 0.9), "adamw": (1.49, 1.5)}[states.name]
+    assert least <= share <= most
+
+
+def test_moments_elsewhere_are_refused() -> None:
+    run = replace(small_run(ParallelConfig(), 1, "gpt2-124m", "none"), states=OptimizerStates(moments="disk"))
+    with pytest.raises(UsageError, match=r"--dry_run with memory\.optimizer disk: .*; try memory\.optimizer device"):
+        try_rank(run, 0)
