@@ -3,39 +3,50 @@
 import gzip
 import json
 import re
+import zlib
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from gristmill.errors import InputError, UsageError
-from training.distributed.layout import Schedule
+from training.distributed.layout import STAGES_PER_RANK, Schedule
 from training.planner.timeline.pipeline_simulator import PassCosts, TimedPass, Timeline, pipeline_layout
 from training.profiling.step_trace import FOLDER
 
 _PASS = re.compile(r"([\w-]+) pass ([FBIW]) of stage (\d+), micro-batch (\d+), rank (\d+) of (\d+)")
+_FILE = re.compile(r"steps-(\d+)-(\d+)\.rank-(\d+)\.json\.gz")
+
+
+class _Traced(NamedTuple):
+    """The pipeline that a trace is of; traces of another are not of the same step."""
+
+    schedule: Schedule
+    ranks: int
+    stages: int
+    """Of each rank."""
+    micro_batches: int
 
 
 def read_timeline(out_dir: Path) -> Timeline:
-    """The last traced step of the run in `out_dir`; of replicas and tensor-parallel ranks, the first that were traced.
+    """The last step of the run in `out_dir` that was traced on every pipeline rank, under one layout.
 
-    Raises UsageError if the traces are not of a pipeline, or lack one of its ranks, InputError if one is damaged.
+    Of replicas and tensor-parallel ranks, it is the first that were traced. Raises UsageError if the traces are not of
+    a pipeline, or lack one of its ranks, InputError if one is damaged.
     """
-    files = sorted((out_dir / FOLDER).glob("steps-*.rank-*.json.gz"), key=_number)
-    found: dict[int, list[TimedPass]] = {}
-    schedule, pp = "", 0
-    for path in files:
-        for name, rank, of, passes in _read(path):
-            schedule, pp = name, of
-            found.setdefault(rank, passes)
-    missing = [rank for rank in range(pp) if rank not in found]
-    if not found or missing:
-        raise UsageError(
-            f"{out_dir / FOLDER} has "
-            + (f"no trace of pipeline rank {missing[0]}" if found else "no traces of a pipeline's passes")
-            + "; train with --profile.steps 3:3 and --profile.ranks of every rank"
-        )
-    return _timeline(schedule, [found[rank] for rank in range(pp)])
+    folder, lacking = out_dir / FOLDER, "no traces of a pipeline's passes"
+    for (last, _), files in _by_steps(folder):
+        traces: dict[_Traced, dict[int, list[TimedPass]]] = {}
+        for path in files:
+            for traced, rank, passes in _read(path):
+                traces.setdefault(traced, {}).setdefault(rank, passes)
+        for traced, found in traces.items():
+            missing = [rank for rank in range(traced.ranks) if rank not in found]
+            if not missing:
+                return _timeline(traced, [found[rank] for rank in range(traced.ranks)], last)
+            if lacking.startswith("no traces"):
+                lacking = f"no trace of pipeline rank {missing[0]} of {traced.ranks} at step {last}"
+    raise UsageError(f"{folder} has {lacking}; train with --profile.steps 3:3 and --profile.ranks of every rank")
 
 
 def measured_costs(timeline: Timeline) -> list[PassCosts]:
@@ -45,17 +56,23 @@ def measured_costs(timeline: Timeline) -> list[PassCosts]:
         seconds = each.end - each.start
         for kind in "IW" if each.kind == "B" else each.kind:
             kinds[each.stage, kind].append(seconds / 2 if each.kind == "B" else seconds)
-    return [PassCosts(*(fmean(kinds[stage, kind]) for kind in "FIW")) for stage in range(timeline.layout.stages)]
+    return [
+        PassCosts(*(fmean(kinds[stage, kind] or [0.0]) for kind in "FIW")) for stage in range(timeline.layout.stages)
+    ]
 
 
-def _number(path: Path) -> tuple[int, int]:
-    """By rank, and by steps, the last ones first."""
-    numbers = [int(n) for n in re.findall(r"\d+", path.name)]
-    return numbers[2], -numbers[1]
+def _by_steps(folder: Path) -> list[tuple[tuple[int, int], list[Path]]]:
+    """Traces of the same steps, by their last and first step, from the last on."""
+    found: dict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
+    for path in folder.glob("steps-*.rank-*.json.gz"):
+        if match := _FILE.fullmatch(path.name):
+            first, last, rank = map(int, match.groups())
+            found[last, first].append((rank, path))
+    return [(steps, [path for _, path in sorted(found[steps])]) for steps in sorted(found, reverse=True)]
 
 
-def _read(path: Path) -> list[tuple[str, int, int, list[TimedPass]]]:
-    """Schedule, pipeline rank, ranks, and the passes of the last step of a trace; none if it has no pipeline."""
+def _read(path: Path) -> list[tuple[_Traced, int, list[TimedPass]]]:
+    """Pipeline rank and the passes of the last step of a trace; none if it has no pipeline."""
     try:
         trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
         base = float(trace.get("baseTimeNanoseconds", 0)) / 1e9
@@ -65,7 +82,7 @@ def _read(path: Path) -> list[tuple[str, int, int, list[TimedPass]]]:
             if event.get("ph") == "X" and event.get("cat") == "user_annotation"
             if (match := _PASS.fullmatch(event["name"]))
         ]
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError, zlib.error) as error:
         raise InputError(f"{path} is damaged: {error}; trace the steps again") from error
     if not events:
         return []
@@ -74,17 +91,19 @@ def _read(path: Path) -> list[tuple[str, int, int, list[TimedPass]]]:
     one_step = events[len(kinds) - 1 - kinds[::-1].index(kinds[0]) :]
     passes = [TimedPass(m[2], int(m[3]), int(m[4]), start, start + length) for m, start, length in one_step]
     first = events[0][0]
-    return [(first[1], int(first[5]), int(first[6]), passes)]
+    stages, count = len({each.stage for each in passes}), 1 + max(each.micro_batch for each in passes)
+    forward = {(each.stage, each.micro_batch) for each in passes if each.kind == "F"}
+    if first[1] not in STAGES_PER_RANK or len(forward) != stages * count:
+        raise InputError(f"{path} is damaged: it has no whole step of a pipeline; trace the steps again")
+    return [(_Traced(cast(Schedule, first[1]), int(first[6]), stages, count), int(first[5]), passes)]
 
 
-def _timeline(schedule: str, ranks: list[list[TimedPass]]) -> Timeline:
+def _timeline(traced: _Traced, ranks: list[list[TimedPass]], step: int) -> Timeline:
     """From the first pass at 0 s on."""
     began = min(passes[0].start for passes in ranks)
-    count = 1 + max(each.micro_batch for each in ranks[0])
-    stages = len({each.stage for each in ranks[0]})
-    layout = pipeline_layout(cast(Schedule, schedule), len(ranks), count, stages)
+    layout = pipeline_layout(traced.schedule, traced.ranks, traced.micro_batches, traced.stages)
     moved = [
         [TimedPass(each.kind, each.stage, each.micro_batch, each.start - began, each.end - began) for each in passes]
         for passes in ranks
     ]
-    return Timeline(layout, moved, "measured")
+    return Timeline(layout, moved, f"step {step}, measured")

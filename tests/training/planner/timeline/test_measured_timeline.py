@@ -1,5 +1,7 @@
 """A real step's passes are read from the traces of its ranks, in the order that the simulator runs."""
 
+import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,7 @@ def test_a_real_step(run_ranks: RunRanks, tmp_path: Path, schedule: Schedule) ->
     plan(draw=tmp_path / "both.svg", measured=tmp_path)
     assert f"measured {schedule}" in (tmp_path / "both.svg").read_text(encoding="utf-8")
     (tmp_path / "profile" / "steps-2-3.rank-1.json.gz").unlink()
-    with pytest.raises(UsageError, match=r"no trace of pipeline rank 1; train with --profile\.steps"):
+    with pytest.raises(UsageError, match=r"no trace of pipeline rank 1 of 2 at step 3; train with --profile\.steps"):
         read_timeline(tmp_path)
 
 
@@ -61,4 +63,47 @@ def test_bad_traces(tmp_path: Path) -> None:
     (tmp_path / "profile").mkdir()
     (tmp_path / "profile" / "steps-2-3.rank-0.json.gz").write_bytes(b"not gzip")
     with pytest.raises(InputError, match=r"rank-0\.json\.gz is damaged"):
+        read_timeline(tmp_path)
+
+
+def write_trace(out_dir: Path, rank: int, ranks: int, steps: str, kinds: str = "FB") -> Path:
+    """A trace of two micro-batches of a pipeline, 10 us for each pass."""
+    passes = [
+        f"1f1b pass {kind} of stage {rank}, micro-batch {m}, rank {rank} of {ranks}" for kind in kinds for m in (0, 1)
+    ]
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": name, "ts": 10 * at, "dur": 10} for at, name in enumerate(passes)
+    ]
+    (out_dir / "profile").mkdir(exist_ok=True)
+    path = out_dir / "profile" / f"steps-{steps}.rank-{rank}.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    return path
+
+
+def test_damaged_traces(tmp_path: Path) -> None:
+    path = write_trace(tmp_path, 0, 1, "3-3")
+    whole = path.read_bytes()
+    flipped = bytes(byte ^ 255 if at in (40, 60) else byte for at, byte in enumerate(whole))
+    lists = (b"[]", b'{"traceEvents": [[]]}', b"[" * 100_000)
+    for damaged in (flipped, whole[:-20], *map(gzip.compress, lists)):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"steps-3-3\.rank-0\.json\.gz is damaged: .*; trace the steps again"):
+            read_timeline(tmp_path)
+    write_trace(tmp_path, 0, 1, "3-3", "B")
+    with pytest.raises(InputError, match=r"is damaged: it has no whole step"):
+        read_timeline(tmp_path)
+
+
+def test_the_last_step_that_every_rank_traced(tmp_path: Path) -> None:
+    for rank in range(4):
+        write_trace(tmp_path, rank, 4, "3-3")
+    for rank in range(2):
+        write_trace(tmp_path, rank, 2, "8-9")  # the run went on with a shorter pipeline
+    write_trace(tmp_path, 1, 2, "12-12")  # on one rank alone
+    found = read_timeline(tmp_path)
+    assert (found.layout.pp, len(found.ranks), found.name) == (2, 2, "step 9, measured")
+    (tmp_path / "profile" / "steps-8-9.rank-1.json.gz").unlink()
+    assert read_timeline(tmp_path).name == "step 3, measured"
+    (tmp_path / "profile" / "steps-3-3.rank-2.json.gz").unlink()
+    with pytest.raises(UsageError, match=r"no trace of pipeline rank 0 of 2 at step 12"):
         read_timeline(tmp_path)
