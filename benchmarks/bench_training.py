@@ -139,7 +139,7 @@ def run_peer(folder: Path, config: TrainConfig, steps: int, threads: int) -> dic
         "device": "cpu", "compile": False, "dtype": "float32", "eval_iters": 1, "eval_interval": 10 * steps,
         "log_interval": 1, "block_size": data.seq_len, "batch_size": data.batch_size, "n_layer": model.layers,
         "n_head": model.heads, "n_embd": model.width, "dropout": 0.0, "max_iters": steps,
-        "lr_decay_iters": optim.steps, "learning_rate": optim.lr, "min_lr": optim.min_lr,
+        "lr_decay_iters": optim.steps, "learning_rate": optim.lr, "min_lr": optim.final_lr,
     }  # fmt: skip
     command = [sys.executable, "train.py", "config/train_shakespeare_char.py"]
     output = _output_of([*command, *(f"--{key}={value}" for key, value in values.items())], folder, threads, PEER)

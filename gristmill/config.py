@@ -92,12 +92,12 @@ class Range(NamedTuple):
 def check_ranges(options: Any, prefix: str = "") -> None:
     """Raise UsageError for a number of a dataclass that is not in its RANGES; `prefix` is that of the options' names.
 
-    A tuple is checked number by number; every such option has a default, which the error says to try.
+    A tuple is checked number by number, and None is a default; the error says to try an option's default.
     """
     defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(options)}
     for name, allowed in options.RANGES.items():
         value = getattr(options, name)
-        faults = [allowed.fault(number) for number in (value if isinstance(value, tuple) else (value,))]
+        faults = [allowed.fault(x) for x in (value if isinstance(value, tuple) else (value,)) if x is not None]
         if wanted := next(filter(None, faults), ""):
             default = " ".join(map(str, defaults[name])) if isinstance(value, tuple) else defaults[name]
             raise UsageError(f"{prefix}{name} is {value}; wanted {wanted}; try --{prefix}{name} {default}")

@@ -157,6 +157,7 @@ class TrainConfig:
             "data.order": self.data.order,
             **self.data.of_documents(),
             **optim,
+            "optim.min_lr": self.optim.final_lr,
             "seed": self.seed,
             "precision": self.precision,
         }

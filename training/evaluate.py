@@ -23,7 +23,7 @@ from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.shard_storage import model_state, read_shards
 from training.checkpoint.stored_weights import weight_keys
 from training.data.sequences import TokenSequences
-from training.data.text import TextSequences, find_tokenizer, is_tokenizer
+from training.data.text import TextSequences, find_tokenizer, is_tokenizer, load_tokenizer
 from training.distributed.command_line import exit_on_user_error, read_options
 from training.distributed.hang_detection import report_failures
 from training.distributed.layout import ParallelConfig
@@ -115,6 +115,7 @@ def evaluate_checkpoint(config: EvaluateConfig) -> dict[str, HoldoutLosses]:
         tokens = {str(path): TokenSequences(path, length) for path in config.tokens}
         for data in tokens.values():
             _require_tokenizer(data, tokenizer)
+            _require_vocabulary(str(data.folder), data.manifest.tokenizer.vocab_size, model.config.vocab_size)
         found = Holdouts(tokens, config.eval, config.micro_batch_size, config.mask_documents).evaluate(model)
         if config.text:
             require(
@@ -123,6 +124,7 @@ def evaluate_checkpoint(config: EvaluateConfig) -> dict[str, HoldoutLosses]:
                 f"--stride {length // 2}",
             )
             path = _tokenizer_path(config, tokenizer, folder)
+            _require_vocabulary(str(path), load_tokenizer(path).vocab_size(), model.config.vocab_size)
             texts = {str(file): TextSequences(file, length, path, tokenizer, config.stride) for file in config.text}
             found |= Holdouts(texts, EvalConfig(), config.micro_batch_size).evaluate(model)
         model.close()
@@ -153,6 +155,15 @@ def _require_tokenizer(data: TokenSequences, tokenizer: TokenizerRecord) -> None
             f"{data.folder} was made with tokenizer {ours.path} (sha256 {ours.sha256[:12]}), and the checkpoint was "
             f"trained with another ({tokenizer.sha256[:12]}); run tokenize_corpus with the checkpoint's"
         )
+
+
+def _require_vocabulary(name: str, vocab_size: int, models: int) -> None:
+    """Raise UsageError for a tokenizer with ids that the model lacks; an imported one may name no tokenizer."""
+    require(
+        vocab_size <= models,
+        f"{name} has a vocabulary of {vocab_size}, and the checkpoint's model one of {models}: it is of another "
+        "tokenizer; give tokens of the model's own",
+    )
 
 
 def _tokenizer_path(config: EvaluateConfig, tokenizer: TokenizerRecord, checkpoints: Path) -> Path:

@@ -70,7 +70,7 @@ def with_option(config: Any, name: str, value: Any) -> Any:
 @pytest.mark.parametrize("name", NUMBERS)
 def test_every_number_is_refused_outside_its_range_with_a_value_to_try(name: str) -> None:
     default = NUMBERS[name]
-    of_float = isinstance(default, float | tuple)
+    of_float = default is None or isinstance(default, float | tuple)
     for value in (math.nan, math.inf, -math.inf, -1.0, -5e-324) if of_float else (-1, 2**63, 10**400):
         given = (default[0], value) if isinstance(default, tuple) else value
         with pytest.raises(UsageError) as error:
@@ -94,6 +94,12 @@ def test_the_ends_of_ranges() -> None:
             with_option(CONFIG, name, value).check()
     for name, value in (("optim.betas", (0.0, 0.0)), ("optim.min_lr", 0.0), ("eval.temperature", 0.0)):
         with_option(CONFIG, name, value).check()
+
+
+def test_a_holdout_without_a_name_is_refused_as_it_would_take_that_of_data_holdout() -> None:
+    given = ["--out_dir", "out", "--data.train", "a", "--data.holdout", "b", "--data.holdouts", "", "c"]
+    with pytest.raises(UsageError, match=r"data.holdouts has a folder with an empty name; .* --data.holdouts other c"):
+        load_config(TrainConfig, given).check()
 
 
 def test_a_rank_waits_longer_for_one_that_compiles() -> None:

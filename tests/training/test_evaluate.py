@@ -16,10 +16,13 @@ from gristmill.io.token_manifest import TokenizerRecord
 from tests.training.conftest import sentences, write_shards
 from training.config import TrainConfig
 from training.data.batches import DataConfig
+from training.data.sequences import TokenSequences
 from training.data.text import TextSequences
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import init_distributed
 from training.evaluate import EvaluateConfig, _load, evaluate_checkpoint, main
+from training.hugging_face.export_hf import export_hf
+from training.hugging_face.import_hf import import_hf
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.reporting.evaluate import EvalConfig
@@ -161,6 +164,18 @@ def test_bad_input_is_refused_in_a_sentence(run: Path, data: Data, tmp_path: Pat
     ):
         with pytest.raises((UsageError, InputError), match=fault):
             evaluate_checkpoint(config)
+
+
+def test_a_model_without_a_tokenizer_refuses_ids_that_it_lacks(run: Path, data: Data, tmp_path: Path) -> None:
+    """An imported checkpoint may not know its tokenizer: only the vocabularies can be compared."""
+    export_hf(run, tmp_path / "hf")
+    (tmp_path / "hf/tokenizer.model").unlink(missing_ok=True)
+    import_hf(tmp_path / "hf", tmp_path / "start")
+    vocabulary = TokenSequences(data["holdout"], 16).manifest.tokenizer.vocab_size
+    write_shards(tmp_path / "larger", [[[3, vocabulary + 3] * 20]], vocabulary=vocabulary + 4)
+    sizes = f"a vocabulary of {vocabulary + 4}, and the checkpoint's model one of {vocabulary}"
+    with pytest.raises(UsageError, match=sizes):
+        evaluate_checkpoint(config_of(tmp_path / "start", tmp_path / "larger"))
 
 
 def test_a_text_of_one_token_without_an_end_of_document_is_refused(corpus: Path, tmp_path: Path) -> None:

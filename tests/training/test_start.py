@@ -38,7 +38,7 @@ def test_init_from_beside_checkpoints_is_the_runs_own_or_refused(
 ) -> None:
     def steps(count: int, **options: object) -> TrainConfig:
         quiet = EvalConfig(sequences=1, sample_tokens=0)
-        optim = replace(config.optim, steps=count, decay_steps=1)
+        optim = replace(config.optim, steps=count, warmup_steps=1, decay_steps=1)
         return replace(config, eval=quiet, optim=optim, **options)  # type: ignore[arg-type]
 
     pretrained, tuned = steps(1, out_dir=tmp_path / "pretrained"), steps(1, out_dir=tmp_path / "tuned")

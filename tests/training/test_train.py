@@ -116,7 +116,7 @@ def test_the_learning_rate_of_a_longer_run_changes_as_it_is_told(
     ):
         train(with_steps(config, 5))
     train(with_steps(replace(config, optim=replace(config.optim, decay_steps=4)), 6))
-    assert rates(config.out_dir)[3:] == pytest.approx([config.optim.min_lr] * 3)
+    assert rates(config.out_dir)[3:] == pytest.approx([config.optim.final_lr] * 3)
     assert "decays until" not in capsys.readouterr().out
     train(with_steps(replace(config, optim=replace(config.optim, decay_steps=100)), 7))
     said = "decays until step 100 from now on, and until 4 before: that of step 7 is 9.96e-03 instead of 1.00e-04"

@@ -16,6 +16,7 @@ from training.optim.optim_config import OptimConfig
 from training.optim.schedule import decay_start, learning_rate
 
 _JUMP = 1e-6  # relative difference of learning rates above which one jumps
+_FILLED = {"decay_steps": "last_decay_step", "min_lr": "final_lr"}  # options with a default, and its value
 
 
 @dataclass(frozen=True)
@@ -58,17 +59,33 @@ class BranchSource:
             f"branch_from is a checkpoint of step {step}, and optim.steps {optim.steps}, which counts the steps before "
             f"the branch, too; try --optim.steps {step + (optim.cooldown_steps or optim.steps)}",
         )
-        start, rates = decay_start(self.optim), [learning_rate(step, each) for each in (self.optim, optim)]
-        require(
-            step <= start or abs(rates[0] - rates[1]) <= _JUMP * rates[0],
-            f"branch_from is a checkpoint of step {step}, in a decay that began after step {start}: the learning rate "
-            f"would jump from {rates[0]:.2e} to {rates[1]:.2e}; give a checkpoint of step {start} or before",
-        )
-        begin = decay_start(optim)
+        start, begin = decay_start(self.optim), decay_start(optim)
         require(
             optim.schedule != "wsd" or step <= begin or step > start,
             f"a decay of {optim.cooldown_steps} steps that ends at step {optim.last_decay_step} begins after step "
             f"{begin}, and branch_from is a checkpoint of step {step}; try --optim.steps {step + optim.cooldown_steps}",
+        )
+        self._check_rate(optim)
+
+    def _check_rate(self, optim: OptimConfig) -> None:
+        """Raise UsageError unless the learning rate of the last step was the one that `optim` would give that step."""
+        step = self.record.step
+        before, now = (learning_rate(max(0, step - 1), each) for each in (self.optim, optim))
+        if step == 0 or abs(before - now) <= _JUMP * max(before, now):
+            return
+        at = f"branch_from is a checkpoint of step {step}"
+        jump = f"the learning rate would jump from {before:.2e} to {now:.2e}"
+        start = decay_start(self.optim)
+        if self.optim.schedule == "wsd" and step > start:
+            raise UsageError(
+                f"{at}, in a decay that began after step {start}: {jump}; give a checkpoint of step {start} or before"
+            )
+        shape = ["schedule", "lr", "warmup_steps"] + ["decay_steps", "min_lr"] * (step > start)
+        given = " ".join(f"--optim.{name} {getattr(self.optim, _FILLED.get(name, name))}" for name in shape)
+        decay = ", with --optim.cooldown_steps for a decay from there" * (self.optim.schedule == "wsd")
+        raise UsageError(
+            f"{at}, and {jump} there; give those of its run, {given}{decay}, or start from its parameters alone with "
+            "--init_from"
         )
 
     def load(self, state: State, group: CheckpointGroup) -> None:

@@ -133,10 +133,11 @@ def _require_same_run(folder: RunFolder) -> None:
     used = [
         key for key in stored if key.startswith(("model.", "data.")) and key not in given
     ]  # recorded only where they are used
+    stable = optim.schedule == "wsd" and not stored["cooldown_steps"]  # min_lr has had no effect yet
     differing = [
         f"{key} ({stored.get(key)} there, {given.get(key)} now)"
         for key in (*given, *used)
-        if stored.get(key) != given.get(key)
+        if stored.get(key) != given.get(key) and not (key == "optim.min_lr" and stable)
     ]
     if differing:
         raise UsageError(
@@ -150,7 +151,7 @@ def _require_same_run(folder: RunFolder) -> None:
             "a run can be made longer, not shorter: choose another --out_dir"
         )
     before, now = stored["decay_steps"], optim.last_decay_step
-    falls = optim.schedule in _FALLING and optim.lr != optim.min_lr
+    falls = optim.schedule in _FALLING and optim.lr != optim.final_lr
     if before != now and not optim.decay_steps and falls:
         raise UsageError(
             f"{out_dir} holds this run with a learning rate that decays until step {before}, and with --optim.steps "

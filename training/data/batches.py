@@ -73,8 +73,13 @@ class DataConfig:
         return {name: value for name, value in chosen.items() if value not in (False, "windows")}
 
     def check(self) -> None:
-        """Raise UsageError for weights that do not fit the folders, or an order that mixes do not have."""
+        """Raise UsageError for a holdout without a name, weights that do not fit the folders, or an order of no mix."""
         folders = len(self.train_folders)
+        require(
+            all(name.strip() for name in self.holdouts),
+            "data.holdouts has a folder with an empty name; wanted a name and a folder each; is a variable of your "
+            f"shell not set? try --data.holdouts other {next(iter(self.holdouts.values()), '')}",
+        )
         require(folders > 0, "data.train names no folder; wanted one of token shards, or several")
         require(
             len(self.weights) in (0, folders),

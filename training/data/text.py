@@ -34,7 +34,7 @@ class TextSequences:
         with wrap_read_errors(file):
             data = file.read_bytes()
         try:
-            ids = _load(tokenizer).encode(data.decode())
+            ids = load_tokenizer(tokenizer).encode(data.decode())
         except UnicodeDecodeError as error:
             raise InputError(f"{file} is not UTF-8 ({error}); convert it first") from error
         if not ids:
@@ -89,8 +89,9 @@ def is_tokenizer(path: Path, record: TokenizerRecord) -> bool:
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == record.sha256
 
 
-def _load(path: Path) -> sentencepiece.SentencePieceProcessor:
+def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
+    """The tokenizer in a file. Raises UsageError where it is no SentencePiece tokenizer."""
     try:
         return sentencepiece.SentencePieceProcessor(model_file=str(path))
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise UsageError(f"{path} is not a SentencePiece tokenizer ({error}), which text is encoded with") from error

@@ -9,6 +9,7 @@ from gristmill.errors import require
 from training.optim.model_parts import MATRICES, Part, part_of
 
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
+_MIN_LR = 1e-4  # the default where the peak is above it
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class OptimConfig:
     """Training steps of the whole run, including those before a resume."""
     lr: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
-    min_lr: float = 1e-4
-    """Learning rate at the end of the decay."""
+    min_lr: float | None = None
+    """Learning rate at the end of the decay; None: 1e-4, or lr / 10 where lr is below 1e-4."""
     warmup_steps: int = 50
     """Steps of the linear warm-up."""
     schedule: Schedule = "cosine"
@@ -70,6 +71,13 @@ class OptimConfig:
         """`decay_steps`, or `steps` where that is 0."""
         return self.decay_steps or self.steps
 
+    @property
+    def final_lr(self) -> float:
+        """`min_lr`, with its default filled in."""
+        if self.min_lr is not None:
+            return self.min_lr
+        return _MIN_LR if self.lr >= _MIN_LR or self.schedule == "constant" else self.lr / 10
+
     def decays(self, name: str, global_shape: tuple[int, ...]) -> bool:
         """True if a parameter decays."""
         return part_of(name, global_shape) in self.decay_parts
@@ -77,6 +85,21 @@ class OptimConfig:
     def check(self) -> None:
         """Raise UsageError for a decay that does not fit the schedule or the run."""
         end = self.last_decay_step
+        require(
+            self.final_lr <= self.lr or self.schedule == "constant",
+            f"optim.min_lr is {self.min_lr} and optim.lr {self.lr}: the learning rate would rise to its end; "
+            f"try --optim.min_lr {self.lr / 10:g}",
+        )
+        require(
+            self.schedule == "wsd" or self.cooldown_shape == "linear",
+            f"optim.cooldown_shape is {self.cooldown_shape} and optim.schedule {self.schedule}, which has no cooldown; "
+            "try --optim.schedule wsd, or --optim.cooldown_shape linear",
+        )
+        require(  # a run within its warm-up, as a short one with the default, never comes to the decay
+            self.schedule not in ("cosine", "linear") or not 0 < self.decay_steps < self.warmup_steps < self.steps,
+            f"optim.warmup_steps is {self.warmup_steps} and optim.decay_steps {self.decay_steps}: the decay would end "
+            f"within the warm-up; try --optim.warmup_steps {self.decay_steps // 10}, or a later --optim.decay_steps",
+        )
         require(
             self.schedule == "wsd" or not self.cooldown_steps,
             f"optim.cooldown_steps is {self.cooldown_steps} and optim.schedule {self.schedule}, which has no cooldown; "

@@ -6,7 +6,7 @@ from training.optim.optim_config import OptimConfig
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:
-    """Learning rate of step 0, 1, …: linear warm-up to `lr`, then as `config.schedule` says, at last `min_lr`.
+    """Learning rate of step 0, 1, …: linear warm-up to `lr`, then as `config.schedule` says, at last `final_lr`.
 
     The cosine is that of Loshchilov & Hutter 2017 ("SGDR", equation 5) without restarts; WSD is of Hu et al. 2024
     (MiniCPM, section 4), its decay of Hägele et al. 2024 (section 3).
@@ -20,7 +20,7 @@ def learning_rate(step: int, config: OptimConfig) -> float:
     if step < (start := decay_start(config)):
         return config.lr
     progress = min(1.0, (step + 1 - start) / max(1, config.last_decay_step - start))
-    return config.min_lr + (config.lr - config.min_lr) * _share(progress, config)
+    return config.final_lr + (config.lr - config.final_lr) * _share(progress, config)
 
 
 def decay_start(config: OptimConfig) -> float:
@@ -31,7 +31,7 @@ def decay_start(config: OptimConfig) -> float:
 
 
 def _share(progress: float, config: OptimConfig) -> float:
-    """The share of `lr` - `min_lr` that is left after a share of the decay: 1 at its start, 0 at its end."""
+    """The share of `lr` - `final_lr` that is left after a share of the decay: 1 at its start, 0 at its end."""
     if config.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))
     return 1 - (math.sqrt(progress) if config.cooldown_shape == "1-sqrt" else progress)

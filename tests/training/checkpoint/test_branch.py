@@ -59,6 +59,15 @@ def test_branches_that_cannot_be_are_errors(stable: TrainConfig, tmp_path: Path)
         (branch(stable, tmp_path / "b", 4), r"of step 4, and optim.steps 4, which counts .*try --optim.steps 8"),
         (branch(stable, tmp_path / "b", 4, steps=6, cooldown_steps=3), r"after step 3, .* try --optim.steps 7"),
         (branch(stable, tmp_path / "b", 2, name="sgd"), r"another optimizer: optim.name adamw there and sgd here"),
+        (
+            branch(stable, tmp_path / "b", 2, schedule="cosine", steps=9),
+            r"jump from 1.00e-02 .*give those of its",
+        ),
+        (
+            branch(stable, tmp_path / "b", 2, warmup_steps=5, steps=9),
+            r"jump from 1.00e-02 to 4.00e-03 there; .*steps 1",
+        ),
+        (branch(stable, tmp_path / "b", 2, lr=1e-3, steps=9), r"jump from 1.00e-02 to 1.00e-03 .*--optim.lr 0.01 "),
         (replace(branch(stable, tmp_path / "b", 2), init_from=tmp_path), r"init_from and branch_from are both given"),
     ]
     for given, message in wanted:
@@ -77,7 +86,7 @@ def test_a_stable_run_goes_on_and_says_when_it_decays(stable: TrainConfig, capsy
     with pytest.raises(UsageError, match=r"at step 6, in a decay that began after step 4: .*--optim.decay_steps 6"):
         train(with_optim(stable, steps=8, cooldown_steps=2))
     train(with_optim(stable, steps=7, cooldown_steps=2, decay_steps=6))
-    assert steps(stable.out_dir, "lr")[7] == pytest.approx(stable.optim.min_lr)
+    assert steps(stable.out_dir, "lr")[7] == pytest.approx(stable.optim.final_lr)
 
 
 def test_a_folder_that_does_not_name_later_options_is_of_their_defaults(stable: TrainConfig, tmp_path: Path) -> None:

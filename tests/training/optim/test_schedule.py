@@ -23,6 +23,15 @@ def test_linear_warm_up_and_cosine_decay() -> None:
     assert math.isclose(found[-1], 0.2) and found[9:] == sorted(found[9:], reverse=True)
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
+def test_a_decay_from_a_low_peak_falls_by_default(schedule: Any) -> None:
+    low = OptimConfig(steps=100, warmup_steps=10, lr=5e-5, schedule=schedule, cooldown_steps=(schedule == "wsd") * 20)
+    low.check()
+    assert math.isclose(learning_rate(99, low), 5e-6) and max(learning_rate(i, low) for i in range(100)) == 5e-5
+    assert OptimConfig(lr=1e-3).final_lr == OptimConfig(lr=1e-4).final_lr == 1e-4
+    assert OptimConfig(lr=5e-5, schedule="constant").final_lr == 1e-4  # as its run.json has it: it has no effect
+
+
 def test_no_warm_up_and_warm_up_only() -> None:
     assert learning_rate(0, OptimConfig(steps=1, lr=1.0, min_lr=0.1, warmup_steps=0)) == 0.1
     assert learning_rate(4, OptimConfig(steps=5, lr=1.0, warmup_steps=10)) == 0.5
@@ -52,6 +61,9 @@ def test_wsd_is_stable_and_then_decays(shape: str, quarter: float) -> None:
         ({"schedule": "constant", "decay_steps": 5}, "schedule constant, which does not decay; try --optim.schedule"),
         ({"schedule": "wsd", "cooldown_steps": 101}, "longer than the run; try --optim.cooldown_steps 20"),
         ({"schedule": "wsd", "cooldown_steps": 60}, "more than the 100 steps .* try --optim.warmup_steps 40"),
+        ({"lr": 5e-5, "min_lr": 1e-4}, "min_lr is 0.0001 and optim.lr 5e-05: .* rise .* try --optim.min_lr 5e-06"),
+        ({"schedule": "linear", "cooldown_shape": "1-sqrt"}, "schedule linear, which has no cooldown; .* wsd, or"),
+        ({"decay_steps": 30}, "warmup_steps is 50 and optim.decay_steps 30: .* try --optim.warmup_steps 3, or a later"),
     ],
 )
 def test_a_decay_that_does_not_fit_is_an_error(options: dict[str, Any], message: str) -> None:
