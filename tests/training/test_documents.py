@@ -76,7 +76,7 @@ def test_padding_is_ignored_and_not_counted(packed: PackedSequences) -> None:
             counts.append(sum(int((batch.targets != IGNORE_INDEX).sum()) for batch in batches))
             assert {rank.target_count(step) for rank in ranks} == {counts[-1]}
             assert all((batch.ids >= 0).all() for batch in batches)
-        assert 0.8 * 8 * 64 < min(counts) < max(counts) == 8 * 64
+        assert 0.8 * 8 * 64 < min(counts) < max(counts) <= 8 * 64  # less where a cut document goes on after another
 
 
 def test_a_batch_has_the_positions_of_its_sequences(corpus: Path) -> None:

@@ -176,7 +176,7 @@ class Batches:
         return torch.cat(found).numpy()
 
     def target_count(self, step: int) -> int:
-        """Targets of the global batch of a step (from 0) that are not padding."""
+        """Targets of the global batch of a step (from 0) that are not IGNORE_INDEX."""
         if not self.data.is_padded:
             return self.split.batch_size * self.data.length
         return self.data.target_count(self.global_indices(step, 1))
@@ -198,7 +198,7 @@ class Batches:
         position = torch.arange(self.dp_rank, size, self.split.dp_size)
         key = key_from_name(f"{self.seed}/sequences")
         sample_ids = torch.arange(first, first + steps)[:, None] * size + position + key
-        parts = [ids, tokens[:, 1:], sample_ids.flatten()]
+        parts = [ids, self.data.targets(indices, tokens), sample_ids.flatten()]
         if self.mask_documents:
             parts.append(self.data.positions(indices))
         return [Batch(*part) for part in zip(*(t.chunk(steps) for t in parts), strict=True)]

@@ -55,7 +55,7 @@ class TokenMix:
         if len(packed) == 1:
             return packed[0], None
         # by weights of tokens, of which rows with more padding have fewer
-        rows = [weight * len(part) / part.targets for weight, part in zip(self.weights, packed, strict=True)]
+        rows = [weight * len(part) / part.all_targets for weight, part in zip(self.weights, packed, strict=True)]
         return MixedSequences(packed), MixOrder([len(part) for part in packed], rows, seed)
 
     def describe(self, steps_per_epoch: int) -> str:
@@ -102,6 +102,14 @@ class MixedSequences:
     def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """Read the sequences `indices`: (len(indices), T + 1) int64, in one gather per set."""
         return self._gather(indices, self.length + 1, lambda part, rows: part.batch(rows))
+
+    def targets(self, indices: Sequence[int] | NDArray[np.int64], tokens: Tensor) -> Tensor:
+        """Targets of the sequences `indices`, whose `tokens` `batch` has read: (len(indices), T) int64."""
+        out = torch.empty(len(indices), self.length, dtype=torch.int64)
+        for number, places, rows in self.by_set(indices):
+            at = torch.from_numpy(places)
+            out[at] = self.sets[number].targets(rows, tokens[at])
+        return out
 
     def positions(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """Positions of the inputs of the sequences `indices` in their documents: (len(indices), T) int64."""

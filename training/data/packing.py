@@ -2,8 +2,9 @@
 
 A row holds T + 1 tokens: T inputs, and the same shifted by one as targets. Documents longer than a row are cut into
 pieces of T + 1 tokens first, each from the last token of the piece before, so every token is still predicted once an
-epoch; the rest of each, and all other documents, are packed whole. What stays empty at a row's end is padding, which
-the loss ignores.
+epoch; the rest of each, and all other documents, are packed whole. A rest's first token is an input only: it was a
+target of the piece before, and what precedes it in its row is another document. What stays empty at a row's end is
+padding. The loss ignores both.
 """
 
 import hashlib
@@ -17,12 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gristmill.storage.local import atomic_write, locked
+from gristmill.errors import InputError
+from gristmill.storage.local import atomic_write, locked, sha256_file
 from training.data.documents import DocumentIndex, DocumentSpans
 from training.data.sequences import TokenSequences
 from training.kernels.cross_entropy import IGNORE_INDEX
 
-_VERSION = 1  # of the plan
+_VERSION = 2  # of the plan
 _WINDOW = 1 << 18  # documents packed with each other: some 20 MB, and few rows that are not filled
 
 
@@ -35,6 +37,8 @@ class PackingPlan(NamedTuple):
     """First token of each piece, counted over all shards: (pieces,) int64."""
     lengths: NDArray[np.int32]
     """Tokens of each piece: (pieces,) int32."""
+    is_cut: NDArray[np.bool_]
+    """The piece begins within its document, with the last token of the piece before: (pieces,) bool."""
 
 
 class PackedSequences:
@@ -66,6 +70,18 @@ class PackedSequences:
                 filled += length
         return torch.from_numpy(out)
 
+    def targets(self, indices: Sequence[int] | NDArray[np.int64], tokens: Tensor) -> Tensor:
+        """Targets of the rows `indices`, whose `tokens` `batch` has read: (len(indices), T) int64.
+
+        IGNORE_INDEX is for padding, and for the first token of a piece that begins within its document.
+        """
+        found = tokens[:, 1:].clone()
+        for row, index in enumerate(indices):
+            first, last = self.plan.rows[index : index + 2]
+            begins = np.cumsum(self.plan.lengths[first : last - 1])  # in the row, of all pieces but the first
+            found[row, torch.from_numpy(begins[self.plan.is_cut[first + 1 : last]] - 1)] = IGNORE_INDEX
+        return found
+
     def positions(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """Positions of the inputs of the rows `indices` in their pieces, (len(indices), T); padding is a piece."""
         out = np.empty((len(indices), self.length), np.int64)
@@ -82,19 +98,25 @@ class PackedSequences:
         return self.data.documents
 
     @property
-    def targets(self) -> int:
+    def all_targets(self) -> int:
         """Targets of all rows."""
-        return int(self.plan.lengths.sum(dtype=np.int64)) - len(self)
+        plan = self.plan
+        ignored = len(self) + int(plan.is_cut.sum()) - int(plan.is_cut[plan.rows[:-1]].sum())
+        return int(plan.lengths.sum(dtype=np.int64)) - ignored
 
     def target_count(self, indices: NDArray[np.int64]) -> int:
-        """Targets of the rows `indices` that are not padding."""
-        rows = self.plan.rows
-        return sum(int(self.plan.lengths[rows[i] : rows[i + 1]].sum()) - 1 for i in indices)
+        """Targets of the rows `indices`."""
+        plan, found = self.plan, 0
+        for first, last in zip(plan.rows[indices].tolist(), plan.rows[indices + 1].tolist(), strict=True):
+            found += int(plan.lengths[first:last].sum()) - 1 - int(plan.is_cut[first + 1 : last].sum())
+        return found
 
     def target_spans(self, index: int) -> list[tuple[int, int]]:
         """Starts and stops of the targets of a row, piece by piece, counted over all shards concatenated."""
-        (first, length), *others = self._pieces(index)
-        spans = [(first + 1, first + length), *((start, start + size) for start, size in others)]
+        ignored = self.plan.is_cut[slice(*self.plan.rows[index : index + 2])].astype(np.int64)
+        ignored[0] = 1  # nothing precedes it
+        pieces = zip(self._pieces(index), ignored.tolist(), strict=True)
+        spans = [(start + first, start + length) for (start, length), first in pieces]
         return [(start, stop) for start, stop in spans if start < stop]
 
     def _pieces(self, row: int) -> list[tuple[int, int]]:
@@ -119,57 +141,78 @@ def _fingerprint(data: TokenSequences) -> str:
 
 
 def _open_plan(prefix: Path, data: TokenSequences) -> PackingPlan:
-    """Map the plan at `prefix`, which one process of the machine computes if it is not there."""
-    files = {name: prefix.with_name(f"{prefix.name}.{name}") for name in ("starts", "lengths", "rows")}
-    if not files["rows"].exists():
+    """Map the plan at `prefix`, which one process of the machine computes if it is not there.
+
+    Raises InputError where a file is not the one that its checksum was of.
+    """
+    dtypes = {"starts": np.int64, "lengths": np.int32, "is_cut": np.bool_, "rows": np.int64}
+    files = {name: prefix.with_name(f"{prefix.name}.{name}") for name in dtypes}
+    checksums = prefix.with_name(f"{prefix.name}.sha256")
+    if not checksums.exists():
         with locked(prefix.with_name(f"{prefix.name}.lock")):
-            if not files["rows"].exists():
+            if not checksums.exists():
                 _write_plan(files, data)
-    dtypes = {"starts": np.int64, "lengths": np.int32, "rows": np.int64}
-    return PackingPlan(
-        **{name: np.memmap(files[name], dtypes[name], "r").view(np.ndarray) for name in PackingPlan._fields}
-    )
+                with atomic_write(checksums) as partial:
+                    partial.write_bytes(b"".join(_checksum(path) for path in files.values()))
+    expected = checksums.read_bytes().splitlines(keepends=True)
+    for path in files.values():
+        if not path.exists() or _checksum(path) not in expected:
+            raise InputError(
+                f"{path}, of the packing's plan, is missing or damaged: its SHA-256 is not in {checksums.name}. "
+                f"Remove {checksums}, and the plan is computed again"
+            )
+    return PackingPlan(**{name: np.memmap(path, dtypes[name], "r").view(np.ndarray) for name, path in files.items()})
+
+
+def _checksum(path: Path) -> bytes:
+    """A file's line as the program sha256sum writes and reads it."""
+    return f"{sha256_file(path)}  {path.name}\n".encode()
 
 
 def _write_plan(files: dict[str, Path], data: TokenSequences) -> None:
-    """Write the plan window by window: in memory is one window. `rows` comes last, and says that all is there."""
+    """Write the plan window by window: in memory is one window."""
     with ExitStack() as stack:
-        partial = {name: stack.enter_context(atomic_write(path)) for name, path in reversed(files.items())}
-        starts, lengths, rows = (
-            stack.enter_context(partial[name].open("wb")) for name in ("starts", "lengths", "rows")
-        )
+        partial = {name: stack.enter_context(atomic_write(path)) for name, path in files.items()}
+        opened = {name: stack.enter_context(path.open("wb")) for name, path in partial.items()}
         pieces = 0
-        np.zeros(1, np.int64).tofile(rows)
+        np.zeros(1, np.int64).tofile(opened["rows"])
         for window in pack_windows(data.documents, data.length + 1):
-            window.starts.tofile(starts)
-            window.lengths.tofile(lengths)
-            (window.rows[1:] + pieces).tofile(rows)
+            for name, values in window._replace(rows=window.rows[1:] + pieces)._asdict().items():
+                values.tofile(opened[name])
             pieces += len(window.starts)
 
 
 def pack_windows(documents: DocumentIndex, capacity: int, size: int = _WINDOW) -> Iterator[PackingPlan]:
-    """Pack the documents into rows of `capacity` tokens, `size` documents or `size` x `capacity` tokens at a time."""
+    """Pack the documents into rows of `capacity` tokens, `size` documents or `size` x `capacity` tokens at a time.
+
+    A row of one token, which has no target, is left out.
+    """
     from training.data.best_fit import best_fit_decreasing  # here, as it imports numba
 
     first, total = 0, int(documents.documents[-1])
     while first < total:
         spans = documents.numbered(first, min(first + size, total))
         few = int(np.searchsorted(np.cumsum(spans.length), size * capacity)) + 1
-        starts, lengths = cut_documents(DocumentSpans(*(array[:few] for array in spans)), capacity)
+        starts, lengths, is_cut = cut_documents(DocumentSpans(*(array[:few] for array in spans)), capacity)
         row_of = best_fit_decreasing(lengths, capacity)
         order = np.argsort(row_of, kind="stable")
-        rows = np.concatenate([[0], np.cumsum(np.bincount(row_of))]).astype(np.int64)
-        yield PackingPlan(rows, starts[order], lengths[order].astype(np.int32))
+        order = order[np.bincount(row_of, lengths)[row_of[order]] > 1]
+        counts = np.bincount(row_of[order])
+        rows = np.concatenate([[0], np.cumsum(counts[counts > 0])]).astype(np.int64)
+        yield PackingPlan(rows, starts[order], lengths[order].astype(np.int32), is_cut[order])
         first += min(few, len(spans.number))
 
 
-def cut_documents(spans: DocumentSpans, capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Starts and lengths, (pieces,) int64 each, of the documents' pieces of `capacity` tokens, and of their rests.
+def cut_documents(
+    spans: DocumentSpans, capacity: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Starts and lengths, (pieces,) int64, of the documents' pieces of `capacity` tokens, and of their rests.
 
-    A piece starts with the last token of the piece before, which was a target there only. Empty documents have none.
+    A piece starts with the last token of the piece before, which was a target there only; the third array, (pieces,)
+    bool, says which have one before. Empty documents have none.
     """
     step = capacity - 1
     counts = np.where(spans.length > 0, np.maximum(1, -(-(spans.length - 1) // step)), 0)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     begins = np.repeat(spans.start, counts) + number * step
-    return begins, np.minimum(capacity, np.repeat(spans.start + spans.length, counts) - begins)
+    return begins, np.minimum(capacity, np.repeat(spans.start + spans.length, counts) - begins), number > 0

@@ -47,11 +47,14 @@ class Sequences(Protocol):
     def batch(self, indices: NDArray[np.int64], /) -> Tensor:
         """Tokens of sequences: (len(indices), T + 1) int64."""
 
+    def targets(self, indices: NDArray[np.int64], tokens: Tensor, /) -> Tensor:
+        """Targets of sequences, whose `tokens` `batch` has read: (len(indices), T) int64, IGNORE_INDEX for none."""
+
     def positions(self, indices: NDArray[np.int64], /) -> Tensor:
         """Positions of the first T of them in their documents: (len(indices), T) int64."""
 
     def target_count(self, indices: NDArray[np.int64], /) -> int:
-        """How many of the last T of them are not padding."""
+        """How many targets they have that are not IGNORE_INDEX."""
 
 
 class DataSet(Sequences, Protocol):
@@ -120,6 +123,10 @@ class TokenSequences(Dataset[Tensor]):
         for row in np.flatnonzero(~inside):
             out[row] = self.read(int(starts[row]), int(starts[row]) + self.length + 1)
         return torch.from_numpy(out)
+
+    def targets(self, _indices: Sequence[int] | NDArray[np.int64], tokens: Tensor) -> Tensor:
+        """Targets of sequences, whose `tokens` `batch` has read: a view of all but the first of each."""
+        return tokens[:, 1:]
 
     @cached_property
     def documents(self) -> DocumentIndex:
