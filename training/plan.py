@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -158,12 +159,15 @@ def _calibrate(path: Path) -> Group:
 def _cluster(
     gpus: int | None, device: Device | None, nodes_of: int, network: float, published: PublishedRun | None
 ) -> Cluster:
-    require(network >= 0, f"--network is {network}; wanted GB/s, or 0 for what such nodes usually have")
+    require(
+        0 <= network < inf,
+        f"--network is {network}; wanted finite GB/s, or 0 for what such nodes usually have",
+    )
     usual = published.run.cluster if published is not None else Cluster(find_device("a100-80gb"), 8)
     cluster = Cluster(device or usual.device, usual.devices if gpus is None else gpus, nodes_of)
     devices = cluster.devices
     require(
-        devices % nodes_of == 0 or devices < nodes_of,
+        cluster.fills_nodes,
         f"{devices} GPUs do not fill nodes of {nodes_of}; try --gpus {-(-devices // nodes_of) * nodes_of}",
     )
     return cluster.with_network(1e9 * network) if network else cluster
@@ -173,7 +177,7 @@ def _request(
     config: str, published: PublishedRun | None, cluster: Cluster, software: str, tokens: float
 ) -> tuple[PlanRequest, float]:
     """The request, and the tokens of the whole run."""
-    require(tokens >= 0, f"--tokens is {tokens}; wanted 0 or more")
+    require(0 <= tokens < inf, f"--tokens is {tokens}; wanted a finite number, 0 or more")
     if published is not None:
         return published_request(published, cluster, _SOFTWARE[software]), tokens or 300e9
     request, steps = read_request(config, cluster)

@@ -3,6 +3,7 @@
 import io
 import re
 from dataclasses import replace
+from math import inf, nan
 from pathlib import Path
 
 import msgspec
@@ -108,6 +109,14 @@ def test_pictures(tmp_path: Path, config: Path) -> None:
     assert (tmp_path / "all.svg").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("costs", [(1, nan, 1), (1, 1, inf), (inf, 1, 1), (0, 1, 1), (1, -1, 1)])
+def test_costs_are_finite(tmp_path: Path, costs: tuple[float, float, float]) -> None:
+    with pytest.raises(
+        UsageError, match=rf"--costs are {costs[0]} {costs[1]} {costs[2]}; wanted .*; try --costs 1 1 1"
+    ):
+        plan(draw=tmp_path / "all.svg", costs=costs)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -116,6 +125,8 @@ def test_pictures(tmp_path: Path, config: Path) -> None:
         ({"gpus": 12}, "12 GPUs do not fill nodes of 8; try --gpus 16"),
         ({"gpus": 104}, "no layout divides 104 GPUs"),
         ({"network": -1.0}, "--network is -1.0"),
+        ({"network": inf}, "--network is inf"),
+        ({"tokens": inf}, "--tokens is inf"),
         ({"top": 0}, "--top is 0"),
         ({"draw": Path("x.svg")}, "the first choice has no pipeline to draw"),
     ],

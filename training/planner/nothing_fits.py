@@ -32,7 +32,9 @@ def nothing_fits(request: PlanRequest, closest: Choice, constants: Constants) ->
 def _more_devices(cluster: Cluster) -> Iterator[Cluster]:
     times = 2
     while times <= _MOST_TIMES:
-        yield replace(cluster, devices=times * cluster.devices)
+        more = replace(cluster, devices=times * cluster.devices)
+        if more.fills_nodes:
+            yield more
         times *= 2
 
 

@@ -1,8 +1,9 @@
 """Search: every layout of a model on a cluster that the trainer accepts, from the fastest that fits its memory."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import isqrt
 
 from gristmill.errors import UsageError
 from training.distributed.layout import SPLIT_BACKWARD, STAGES_PER_RANK, ParallelConfig, Schedule
@@ -213,14 +214,15 @@ def _stage_layers(model: ModelConfig, stages: int, seq_len: int) -> tuple[int, .
 
 def divisors(number: int) -> list[int]:
     """All divisors, in ascending order."""
-    return [n for n in range(1, number + 1) if number % n == 0]
+    low = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})
 
 
 def _no_layout(request: PlanRequest) -> str:
     """Why no layout divides, and what would."""
     devices, batch = request.cluster.devices, request.batch
-    largest = max(tensor_degrees(request)) * request.model.layers
-    near = next(n for n in range(devices, 0, -1) if batch % (n // max(d for d in divisors(n) if d <= largest)) == 0)
+    fewer = (replace(request, cluster=replace(request.cluster, devices=n)) for n in range(devices - 1, 0, -1))
+    near = next(each.cluster.devices for each in fewer if each.cluster.fills_nodes and any(candidates(each)))
     return (
         f"no layout divides {devices} GPUs: data-parallel replicas must divide data.batch_size {batch}, "
         f"tensor-parallel ranks the heads ({request.model.heads}, {request.model.kv_heads} of keys and values) and the "

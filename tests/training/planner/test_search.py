@@ -1,5 +1,6 @@
 """The planner's search: its layouts are those that the trainer accepts, they fit, and the best is the fastest."""
 
+import re
 from dataclasses import replace
 from itertools import product
 from statistics import median
@@ -14,6 +15,7 @@ from training.planner.cost.hardware import Cluster, find_device
 from training.planner.cost.planned_run import PlannedRun
 from training.planner.cost.step_time import step_time
 from training.planner.divide_layers import divide_by_cost, divided_by_time
+from training.planner.nothing_fits import nothing_fits
 from training.planner.published_runs import PublishedRun, published_runs
 from training.planner.run_memory import RESERVE, run_memory
 from training.planner.search import PlanRequest, candidates, least_total, search
@@ -68,6 +70,27 @@ def test_memory_of_many_micro_batches_follows_from_fewer() -> None:
 def test_no_layout_divides() -> None:
     with pytest.raises(UsageError, match=r"no layout divides 104 GPUs.*batch_size 64.*try --gpus \d+"):
         search(replace(REQUEST, cluster=Cluster(find_device("h100"), 104)), fitted_constants())
+
+
+@pytest.mark.parametrize(("layers", "batch", "gpus", "per_node"), [(48, 1, 64, 2), (2, 256, 24, 8), (2, 256, 5, 8)])
+def test_advice_where_no_layout_divides(layers: int, batch: int, gpus: int, per_node: int) -> None:
+    model = ModelConfig(preset="llama", layers=layers, width=192, heads=12, kv_heads=12).resolve(32_000, 512)
+    request = PlanRequest(model, batch, 512, Cluster(find_device("a100-80gb"), gpus, per_node))
+    with pytest.raises(UsageError, match=r"no layout divides") as refused:
+        search(request, fitted_constants(), 1)
+    near, larger = map(int, re.search(r"try --gpus (\d+), or a batch_size of (\d+)$", str(refused.value)).groups())
+    fewer = replace(request, cluster=replace(request.cluster, devices=near))
+    assert near < gpus and (near < per_node or near % per_node == 0)
+    assert search(fewer, fitted_constants(), 1).choices
+    assert search(replace(request, batch=larger), fitted_constants(), 1).choices
+
+
+def test_advice_where_nothing_fits_fills_nodes() -> None:
+    request = replace(REQUEST, batch=24, cluster=Cluster(replace(find_device("v100"), memory=3.3e9), 3, 8))
+    result = search(request, fitted_constants(), 1)
+    assert result.closest is not None
+    for gpus in map(int, re.findall(r"--gpus (\d+)", nothing_fits(request, result.closest, fitted_constants()))):
+        assert replace(request.cluster, devices=gpus).fills_nodes
 
 
 @pytest.mark.parametrize("each", published_runs(), ids=lambda each: each.name)

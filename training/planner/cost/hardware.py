@@ -61,6 +61,11 @@ class Cluster:
                 "for example --gpus 8 --nodes_of 8"
             )
 
+    @property
+    def fills_nodes(self) -> bool:
+        """True if no node but a lone one is used in part."""
+        return self.devices % self.per_node == 0 or self.devices < self.per_node
+
     def with_network(self, node_bytes: float) -> "Cluster":
         """The same, where the network cards of a node together carry `node_bytes` a second in each direction."""
         return replace(self, device=replace(self.device, network=node_bytes / self.per_node))

@@ -17,6 +17,8 @@ _DRAWN: tuple[Literal["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv",
     "gpipe", "1f1b", "interleaved-1f1b", "zero-bubble", "zbv", "dualpipev",
 )  # fmt: skip
 
+_MOST_SECONDS = 1e9  # of a pass
+
 
 def draw_schedules(path: Path, ranks: int, micro_batches: int, costs: PassCosts) -> Group:
     """Draw all schedules for the same costs, and say where bubbles and communication break even. Raises UsageError."""
@@ -26,7 +28,12 @@ def draw_schedules(path: Path, ranks: int, micro_batches: int, costs: PassCosts)
         f"--micro_batches is {micro_batches}; wanted a multiple of --ranks {ranks}, up to 256, as interleaved "
         f"schedules take them in rounds; try {2 * ranks}",
     )
-    require(min(vars(costs).values()) >= 0 and costs.forward > 0, "--costs must be above 0")
+    given = costs.forward, costs.inputs, costs.weights
+    require(
+        all(0 <= each <= _MOST_SECONDS for each in given) and costs.forward > 0,
+        f"--costs are {' '.join(map(str, given))}; wanted seconds of 0 to {_MOST_SECONDS:g}, above 0 of a forward "
+        "pass; try --costs 1 1 1",
+    )
     drawn = [schedule for schedule in _DRAWN if schedule != "dualpipev" or micro_batches >= 2 * ranks]
     layouts = [pipeline_layout(schedule, ranks, micro_batches) for schedule in drawn]
     timelines = [simulate(layout, rank_costs(layout, costs)) for layout in layouts]
