@@ -51,12 +51,17 @@ class BlockSizes:
     @property
     def windows(self) -> int:
         """Windows into which attention cuts a sequence, the last one filled up; 0: it has no window."""
-        return -(-self.seq_len // self.model.window) if 0 < self.model.window < self.seq_len else 0
+        return -(-self.seq_len // self.window) if 0 < self.window < self.seq_len else 0
+
+    @property
+    def window(self) -> int:
+        """Tokens that a token attends to; 0: all before it."""
+        return self.model.window or 0
 
     @property
     def attended(self) -> int:
         """Tokens of attention's outputs."""
-        return self.sequences * self.windows * self.model.window if self.windows else self.tokens
+        return self.sequences * self.windows * self.window if self.windows else self.tokens
 
 
 def kept_bytes(sizes: BlockSizes, recompute: Recompute) -> int:
@@ -165,7 +170,7 @@ def _window_copies(sizes: BlockSizes) -> int:
     """
     if not sizes.windows:
         return 0
-    window, later = sizes.model.window, sizes.windows - 1 if sizes.windows > 2 else 0
+    window, later = sizes.window, sizes.windows - 1 if sizes.windows > 2 else 0
     features = (3 * sizes.windows + 5 * later) * window * sizes.model.q_width // sizes.tp
     return (sizes.sequences * features + 2 * window**2) * sizes.itemsize
 

@@ -20,7 +20,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, name: str) -> None:
         super().__init__()
-        self.head_dim, self.window = config.head_dim, config.window
+        self.head_dim, self.window = config.head_dim, config.window or 0
         self.dropout = Dropout(config.dropout, f"{name}.attention")
         bias = bool(config.qkv_bias)
         self.q = Linear(config.width, config.q_width, bias=bias)

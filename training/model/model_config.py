@@ -14,18 +14,16 @@ from training.presets.presets import find_preset
 class ModelConfig:
     """A decoder's sizes and the variants of its layers.
 
-    0 or None stands for the preset's value, and where it has none, for a default; `resolve` fills both in.
+    An option's default stands for the preset's value, and where it has none, for one of ours; `resolve` fills both in.
     """
 
     RENAMED: ClassVar[dict[str, str]] = {"hidden": "ffn_width"}
     RANGES: ClassVar[dict[str, Range]] = {
         **dict.fromkeys(("layers", "heads", "kv_heads", "head_dim"), Range(0, 10_000)),
         **dict.fromkeys(("width", "ffn_width"), Range(0, 10_000_000)),
-        **dict.fromkeys(("vocab_size", "context"), Range(0, 2**31 - 1)),
-        "window": Range(0, 2**31 - 1),
+        **dict.fromkeys(("vocab_size", "context", "window", "rope_original_context"), Range(0, 2**31 - 1)),
         "dropout": Range(0, 1),
         **dict.fromkeys(("rope_base", "rope_factor", "rope_low", "rope_high", "rope_attention_factor"), Range(0)),
-        "rope_original_context": Range(0, 2**31 - 1),
         "rope_fraction": Range(0, 1),
         "position_offset": Range(0, 1000),
         **dict.fromkeys(("norm_eps", "init_std"), Range(0)),
@@ -56,8 +54,8 @@ class ModelConfig:
     """RMSNorm or LayerNorm, before each sublayer and before the output matrix (pre-norm)."""
     positions: Literal["rope", "learned", "alibi"] | None = None
     """Rotary position embeddings, a learned embedding per position, or attention biased by distance (ALiBi)."""
-    position_offset: int = 0
-    """Rows of the learned positions before the first position's, which nothing uses; of OPT 2."""
+    position_offset: int | None = None
+    """Rows of the learned positions before the first position's, which nothing uses; None: the preset's, of OPT 2."""
     mlp: Literal["swiglu", "geglu", "gelu", "gelu-exact", "gelu-fast", "relu"] | None = None
     """gelu: GPT-2's tanh approximation; gelu-exact: with the error function, twice as fast on a CPU; gelu-fast: with
     the logistic function."""
@@ -78,8 +76,9 @@ class ModelConfig:
     """Biases in the MLP."""
     qk_norm: bool | None = None
     """A norm of each head's query and key, before they are rotated."""
-    window: int = 0
-    """Tokens that a token attends to, itself among them (sliding-window attention); 0: all before it."""
+    window: int | None = None
+    """Tokens that a token attends to, itself among them (sliding-window attention); 0: all before it; None: the
+    preset's."""
     tied: bool | None = None
     """Tie the output matrix to the token embedding."""
     dropout: float = 0.0
@@ -123,7 +122,7 @@ class ModelConfig:
     def _with_preset(self) -> Self:
         """Fill in the preset's values."""
         defaults = {field.name: field.default for field in fields(self)}
-        options = find_preset(self.preset).options.items()
+        options = find_preset(self.preset).options_beside(self.rope_scaling).items()
         return replace(self, **{key: value for key, value in options if getattr(self, key) == defaults[key]})
 
     def _complete(self, vocab_size: int, seq_len: int) -> Self:
@@ -135,6 +134,8 @@ class ModelConfig:
             self,
             **given,
             **_rope_defaults(self),
+            window=self.window or 0,
+            position_offset=self.position_offset or 0,
             qk_norm=bool(self.qk_norm),
             bias=self.bias if self.norm == "layer" else all(given.values()),  # it has no other effect then
             residual=self.residual or "pre-norm",
@@ -170,7 +171,7 @@ class ModelConfig:
     @property
     def position_rows(self) -> int:
         """Rows of the learned positions."""
-        return self.context + self.position_offset if self.positions == "learned" else 0
+        return self.context + (self.position_offset or 0) if self.positions == "learned" else 0
 
     def record(self) -> dict[str, Any]:
         """The fields of this resolved configuration, as records and the identities of runs have them.
@@ -212,18 +213,18 @@ class ModelConfig:
             f"model.context {self.context} is below data.seq_len {seq_len}; try --model.context {seq_len}",
         )
         require(
-            0 <= self.window <= self.context,
+            0 <= (self.window or 0) <= self.context,
             f"model.window is {self.window} and model.context {self.context}; wanted a window of 1 token or more, no "
             f"longer than the context, or 0 for none; try --model.window {self.context}",
         )
         require(
-            self.window == 0 or self.positions != "alibi",
+            not self.window or self.positions != "alibi",
             f"model.window {self.window} and model.positions alibi: a window has no bias; try --model.window 0",
         )
         require(
-            self.position_offset == 0 or self.positions == "learned",
+            not self.position_offset or self.positions == "learned",
             f"model.position_offset {self.position_offset} needs learned positions, and model.positions is "
-            f"{self.positions}; try --model.positions learned, or another preset",
+            f"{self.positions}; try --model.position_offset 0, or --model.positions learned",
         )
         require(
             not self.query_layer or (self.layers > 1 and self.residual == "pre-norm"),

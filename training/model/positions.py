@@ -41,7 +41,7 @@ class PositionEmbedding(nn.Embedding):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.position_rows, config.width)
-        self.offset = config.position_offset
+        self.offset = config.position_offset or 0
 
     def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
         rows = self.positions(x)

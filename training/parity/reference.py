@@ -108,10 +108,14 @@ class _Plain:
         sizes = PlainSizes(
             model.layers, model.heads, model.kv_heads, model.norm_eps, base, model.dropout, str(model.rope_scaling),
             model.rope_factor, model.rope_original_context, (model.rope_low, model.rope_high),
-            model.rope_attention_factor, model.window,
+            model.rope_attention_factor, model.window or 0,
         )  # fmt: skip
         parts = PlainParts(
-            str(model.residual), str(model.mlp), model.positions == "alibi", model.rotary_dim, model.position_offset
+            str(model.residual),
+            str(model.mlp),
+            model.positions == "alibi",
+            model.rotary_dim,
+            model.position_offset or 0,
         )
         plain = case.preset in ("llama", "gpt2") or model.norm == "rms"
         self._decoder = PlainDecoder(self.weights, sizes) if plain else PlainVariant(self.weights, sizes, parts)

@@ -7,6 +7,10 @@ from typing import Any
 
 from gristmill.errors import UsageError
 
+_TURNS = ("rope_factor", "rope_original_context", "rope_low", "rope_high")
+# Numbers that each kind of RoPE's scaling uses; yarn uses all
+_SCALED_BY = {"linear": _TURNS[:1], "llama3": _TURNS, "yarn": (*_TURNS, "rope_attention_factor")}
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -19,6 +23,11 @@ class Preset:
     """Where the sizes and the count are from."""
     rounded_to: int = 1
     """The published count is a multiple of this."""
+
+    def options_beside(self, rope_scaling: str | None) -> dict[str, Any]:
+        """The options, without those numbers of RoPE's scaling for which a kind given in its place has no use."""
+        used = _SCALED_BY.get(rope_scaling or "yarn", ())
+        return {key: value for key, value in self.options.items() if key in used or key not in _SCALED_BY["yarn"]}
 
 
 def find_preset(name: str) -> Preset:

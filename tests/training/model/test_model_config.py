@@ -62,6 +62,28 @@ def test_a_record_has_no_fields_that_the_first_records_did_not_have_unless_they_
         ModelConfig.from_record({**first, "colour": 1})
 
 
+@pytest.mark.parametrize(
+    ("preset", "given", "want"),
+    [
+        ("mistral-7b", {}, {"window": 4096}),
+        ("mistral-7b", {"window": 0}, {"window": 0}),
+        ("mistral-7b", {"window": 0, "positions": "alibi"}, {"window": 0}),
+        ("opt", {}, {"position_offset": 2}),
+        ("opt", {"position_offset": 0}, {"position_offset": 0}),
+        ("opt", {"position_offset": 0, "positions": "rope"}, {"position_offset": 0}),
+        ("llama-3.1-8b", {}, {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_context": 8192}),
+        ("llama-3.1-8b", {"rope_scaling": "none"}, {"rope_factor": 1.0, "rope_original_context": 0, "rope_low": 0.0}),
+        ("llama-3.1-8b", {"rope_scaling": "linear"}, {"rope_factor": 8.0, "rope_original_context": 0}),
+        ("llama-3.1-8b", {"rope_scaling": "yarn"}, {"rope_factor": 8.0, "rope_original_context": 8192}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_option_takes_the_place_of_the_preset_s(preset: str, given: dict[str, Any], want: dict[str, Any]) -> None:
+    found = ModelConfig(preset=preset, **given).resolve(9, 8)
+    assert want.items() <= asdict(found).items()
+    assert ModelConfig.from_record(found.record()) == found
+
+
 @pytest.mark.parametrize("window", [-1, 9])
 def test_a_negative_window_and_one_longer_than_the_context_are_refused(window: int) -> None:
     said = rf"model.window is {window} and model.context 8; wanted a window of 1 token .*; try --model.window 8"

@@ -37,7 +37,7 @@ def write_window(model: ModelConfig) -> dict[str, Any]:
         "use_sliding_window": bool(model.window),
         "sliding_window": model.window or None,
         "max_window_layers": 0 if model.window else model.layers,
-        "layer_types": [_KINDS[model.window > 0]] * model.layers,
+        "layer_types": [_KINDS[bool(model.window)]] * model.layers,
     }
 
 
