@@ -109,5 +109,5 @@ def _detached(values: Any) -> Any:
 
 
 def _addresses(values: Any) -> set[int]:
-    tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.numel())
+    tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.numel() and not leaf.is_meta)
     return {leaf.untyped_storage().data_ptr() for leaf in tensors}

@@ -86,6 +86,12 @@ def test_overflows_that_a_smaller_scale_mends_do_not_end_a_run() -> None:
         stability.accepts(31, math.nan, math.nan)
 
 
+def test_a_run_that_goes_on_in_fp16_begins_with_the_initial_scale() -> None:
+    stability = Stability(StabilityConfig(), "fp16")
+    stability.state = Stability(StabilityConfig(), "bf16").state
+    assert stability.scale == 65536.0
+
+
 def test_a_non_finite_loss_is_not_an_overflow() -> None:
     stability = Stability(StabilityConfig(scale_growth_interval=1), "fp16")
     assert not stability.accepts(1, math.nan, math.nan) and stability.scale == 65536.0

@@ -59,6 +59,11 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(name: str) -> None:
     assert not torch.distributed.is_initialized()
 
 
+def test_selective_recomputation_with_tensor_parallelism() -> None:
+    found = try_rank(small_run(ParallelConfig(tp=2), 2, "llama-2-7b", "selective"), 1)
+    assert found.agrees
+
+
 def test_full_size() -> None:
     """BLOOM-176B on 384 GPUs, with a tenth of its micro-batches."""
     run = find_published_run("bloom-176b").run
