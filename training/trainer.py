@@ -123,7 +123,7 @@ class Trainer:
         require_same_model(source.record, self.model_config, self.tokenizer, "branch_from")
         source.load(self._state(), self.checkpoints.group)
         self._continue(source.record)
-        self.origin = f"branching from {source.path}, after its step {source.record.step}"
+        self.origin = f"branching from {source.describe(self.plan.identity)}"
 
     def _load_weights(self, checkpoint: Path) -> None:
         source = load_model(checkpoint, model_state(self.model.params), self.checkpoints.group, self.reporter.say)

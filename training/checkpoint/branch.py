@@ -1,7 +1,7 @@
 """Branches: a new run that continues a checkpoint of another one, with its optimizer's state and its step."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,18 @@ from training.optim.optim_config import OptimConfig
 from training.optim.schedule import decay_start, learning_rate
 
 _JUMP = 1e-6  # relative difference of learning rates above which one jumps
+_DATA = ("data.train", "data.weights")
 _FILLED = {"decay_steps": "last_decay_step", "min_lr": "final_lr"}  # options with a default, and its value
 
 
 @dataclass(frozen=True)
 class BranchSource:
-    """A checkpoint to branch from, and the optimizer's options of its run."""
+    """A checkpoint to branch from, the optimizer's options of its run, and its data as run.json has them."""
 
     path: Path
     record: CheckpointRecord
     optim: OptimConfig
+    data: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, checkpoint: Path, group: CheckpointGroup, say: Callable[[str], None]) -> "BranchSource":
@@ -41,7 +43,7 @@ class BranchSource:
                 f"branch_from is {checkpoint}, and there is no {run}, which says with which optimizer it was trained; "
                 "give a checkpoint in its run's folder, or start from its parameters alone with --init_from"
             )
-        return cls(path, record, _optim_of(stored))
+        return cls(path, record, _optim_of(stored), {key: stored.get(key) for key in _DATA})
 
     def check(self, optim: OptimConfig) -> None:
         """Raise UsageError for a branch with another optimizer or without steps, or one that leaves a decay."""
@@ -87,6 +89,17 @@ class BranchSource:
             f"{at}, and {jump} there; give those of its run, {given}{decay}, or start from its parameters alone with "
             "--init_from"
         )
+
+    def describe(self, identity: Mapping[str, Any]) -> str:
+        """The checkpoint and its step for a log, and whether the branch, whose options are `identity`, has other data.
+
+        What a run has seen is computed from its own data and its step, so the source's steps are counted wrongly.
+        """
+        step = self.record.step
+        at = f"{self.path}, after its step {step}"
+        if all(self.data.get(key) == identity.get(key) for key in _DATA):
+            return at
+        return f"{at}, with other data: tokens seen count the first {step} steps, too, as if they had read it"
 
     def load(self, state: State, group: CheckpointGroup) -> None:
         """Fill `state`, parameters and moments, in place. Raises InputError where it lacks some; collective."""

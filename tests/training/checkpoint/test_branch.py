@@ -44,6 +44,11 @@ def test_a_branch_continues_the_run_exactly_and_decays(
     assert "branching from" in (said := capsys.readouterr().out) and "after its step 2" in said
     train(branch(stable, tmp_path / "same", 2))
     assert steps(tmp_path / "same", "loss") == {s: x for s, x in steps(stable.out_dir, "loss").items() if s > 2}
+    assert "with other data" not in capsys.readouterr().out
+    mixed = branch(stable, tmp_path / "mixed", 2, steps=3)
+    folders = (mixed.data.train_folders[0], mixed.data.holdout)
+    train(replace(mixed, data=replace(mixed.data, train=folders)))
+    assert "with other data: tokens seen count the first 2 steps, too, as if they had" in capsys.readouterr().out
     found, rate = steps(tmp_path / "decay", "loss"), stable.optim.lr
     assert found[3] == steps(stable.out_dir, "loss")[3] and found[4] != steps(stable.out_dir, "loss")[4]
     assert steps(tmp_path / "decay", "lr") == pytest.approx({3: rate * 2 / 3, 4: rate / 3, 5: 0.0})

@@ -34,3 +34,18 @@ def test_an_option_that_only_one_record_has_is_a_difference(
         folder(tmp_path, **before).require_same_run()
         with pytest.raises(UsageError, match=said):
             folder(tmp_path, **now).require_same_run()
+
+
+def test_the_last_rate_of_a_stable_run_is_free_until_it_decays(tmp_path: Path) -> None:
+    """Its default was once 1e-4, above a low peak: such a run goes on, and its decay falls to another rate."""
+
+    def run(min_lr: float, **options: int) -> RunFolder:
+        identity = {"data.order": "keyed", "optim.min_lr": min_lr}
+        return RunFolder(tmp_path, identity, OptimConfig(schedule="wsd", lr=5e-5, **options))
+
+    with init_distributed("cpu"):
+        run(1e-4).claim()
+        run(5e-6, cooldown_steps=100).require_same_run()
+        run(5e-6, cooldown_steps=100).claim()
+        with pytest.raises(UsageError, match=r"optim.min_lr \(5e-06 there, 1e-06 now\)"):
+            run(1e-6, cooldown_steps=100).require_same_run()
