@@ -97,21 +97,18 @@ def plan(
     if validate:
         return Group(comparison_table(constants))
     if not config:
-        require(draw is not None, "there is nothing to plan; give a CONFIG, or --validate, or --draw timeline.svg")
-        assert draw is not None
+        if draw is None:
+            raise UsageError("there is nothing to plan; give a CONFIG, or --validate, or --draw timeline.svg")
         if measured is not None:
             return draw_measured(draw, measured)
         return draw_schedules(draw, ranks, micro_batches, PassCosts(*costs))
+    require(measured is None, f"--measured {measured} is drawn without a CONFIG; leave {config} out")
     require(top > 0, f"--top is {top}; wanted 1 or more")
     published = None if is_file(config) else find_published_run(config, gpus)
     if shrink:
         print(shrunk_config(_published(published, config)))
         return None
-    device = None
-    if gpu is not None and gpu.endswith(SUFFIX):
-        device, constants = read_hardware(Path(gpu))
-    elif gpu is not None:
-        device = find_device(gpu)
+    device, constants = _device(gpu, constants)
     cluster = _cluster(gpus, device, nodes_of, network, published)
     request, total = _request(config, published, cluster, software, tokens)
     given = None
@@ -121,11 +118,7 @@ def plan(
         given = configured_run(config, cluster)
     if dry_run:
         return _dry_run(given or _search(request, constants, 1).choices[0].run, rank, request.precision, json)
-    if given is not None:
-        memory = run_memory(given, request.precision)
-        result = SearchResult([Choice(given, step_time(given, constants), memory)], 1, None)
-    else:
-        result = _search(request, constants, top)
+    result = _search(request, constants, top) if given is None else _of_layout(given, request.precision, constants)
     first = result.choices[0]
     if json:
         _print_json([as_record(each, total) for each in result.choices])
@@ -154,6 +147,13 @@ def _calibrate(path: Path) -> Group:
         f"{device.flops / 1e9:.1f} GFLOP/s, {device.bandwidth / 1e9:.1f} GB/s of memory, {device.link / 1e9:.2f} GB/s "
         f"between processes; written to {path}: gristmill plan CONFIG --gpu {path} --gpus 2"
     )
+
+
+def _device(gpu: str | None, fitted: Constants) -> tuple[Device | None, Constants]:
+    """The device called `gpu`, None for the usual one, and the constants that go with it: a file has its own."""
+    if gpu is not None and gpu.endswith(SUFFIX):
+        return read_hardware(Path(gpu))
+    return None if gpu is None else find_device(gpu), fitted
 
 
 def _cluster(
@@ -192,6 +192,11 @@ def _search(request: PlanRequest, constants: Constants, top: int) -> SearchResul
         assert result.closest is not None
         raise UsageError(nothing_fits(request, result.closest, constants))
     return result
+
+
+def _of_layout(run: PlannedRun, precision: Precision, constants: Constants) -> SearchResult:
+    """The one layout that was given."""
+    return SearchResult([Choice(run, step_time(run, constants), run_memory(run, precision))], 1, None)
 
 
 def _dry_run(run: PlannedRun, rank: int, precision: Precision, json: bool) -> Group | None:

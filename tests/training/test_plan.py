@@ -128,6 +128,7 @@ def test_costs_are_finite(tmp_path: Path, costs: tuple[float, float, float]) -> 
         ({"network": inf}, "--network is inf"),
         ({"tokens": inf}, "--tokens is inf"),
         ({"top": 0}, "--top is 0"),
+        ({"draw": Path("x.svg"), "measured": Path("run")}, "--measured run is drawn without a CONFIG; leave"),
         ({"draw": Path("x.svg")}, "the first choice has no pipeline to draw"),
     ],
 )

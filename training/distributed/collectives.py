@@ -1,4 +1,4 @@
-"""Collectives: the differentiable ones of tensor and sequence parallelism, in Megatron's terms, and `wait`.
+"""Collectives: the differentiable ones of tensor and sequence parallelism, in Megatron's terms; of rows; and `wait`.
 
 =====================  ======================  ======================
 function               forward                 backward
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.sharding.axis import Axis
+from training.sharding.axis import Axis, JointAxis
 
 # torch 2.13 renamed them
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -31,6 +31,20 @@ def wait(work: dist.Work, group: dist.ProcessGroup | None) -> None:
     """Wait for an asynchronous collective; hang detection reads its `group` from this call's frame."""
     assert group is None or isinstance(group, dist.ProcessGroup)
     work.wait()
+
+
+def gather_rows(x: Tensor, axis: Axis | JointAxis) -> Tensor:
+    """The rows of all ranks along `axis`, one rank's after the other: (N, …) to (n N, …); without autograd."""
+    found = x.new_empty(axis.size * len(x), *x.shape[1:])
+    all_gather(found, x.contiguous(), group=axis.group)
+    return found
+
+
+def scatter_rows(x: Tensor, axis: Axis | JointAxis) -> Tensor:
+    """This rank's rows of the sum over the ranks along `axis`: (n N, …) to (N, …); without autograd."""
+    found = x.new_empty(len(x) // axis.size, *x.shape[1:])
+    reduce_scatter(found, x.contiguous(), group=axis.group)
+    return found
 
 
 def copy_to_tp(x: Tensor, axis: Axis) -> Tensor:

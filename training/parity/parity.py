@@ -57,9 +57,10 @@ def parity(
     plan = plan_certificate(full, processes, device)
     started = time.monotonic()
     rows = run_cases(plan.cases, device)
-    wide_console().print(report(rows, plan, time.monotonic() - started))
+    seconds = time.monotonic() - started
+    wide_console().print(report(rows, plan, seconds))
     if out is not None:
-        text = json.dumps(as_json(rows, plan), indent=1) if out.suffix == ".json" else as_markdown(rows, plan)
+        text = json.dumps(as_json(rows, plan), indent=1) if out.suffix == ".json" else as_markdown(rows, plan, seconds)
         atomic_write_bytes(out, text.encode())
     red = sum(not row.passed for row in rows)
     if red:
@@ -220,9 +221,9 @@ def as_json(rows: Sequence[CaseResult], plan: CertificatePlan) -> dict[str, Any]
     return {"torch": torch.__version__, "rows": records, "refused": refused, "skipped": plan.skipped}
 
 
-def as_markdown(rows: Sequence[CaseResult], plan: CertificatePlan) -> str:
+def as_markdown(rows: Sequence[CaseResult], plan: CertificatePlan, seconds: float) -> str:
     """The certificate as a Markdown table, with traffic by axis and every refused layout."""
-    lines = [summary(rows, sum(row.seconds for row in rows)).replace("\n", "\n\n"), ""]
+    lines = [summary(rows, seconds).replace("\n", "\n\n"), ""]
     lines += [f"| {' | '.join(_COLUMNS[:-1])} | by axis | |", "|---" * (len(_COLUMNS) + 1) + "|"]
     for row in rows:
         axes = ", ".join(

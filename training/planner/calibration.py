@@ -5,7 +5,6 @@ The shortest of several times counts, and but for collectives the processor's ow
 """
 
 import math
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from gristmill.limits import free_memory, usable_cores
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world
 from training.distributed.rank_pool import RankPool
@@ -48,7 +48,7 @@ def calibrate(pool: RankPool, repeats: int = _REPEATS) -> tuple[Device, Constant
     update = pool.run(1, step_seconds, _small_model(1), ParallelConfig(), 2, repeats)[0]["update"]
     latency, link = pool.run(2, _all_reduce, repeats)[0]
     share, product_latency = _in_layers(layers, rate, depth, bandwidth)
-    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    memory = free_memory() / usable_cores()  # of a process, if each core has one
     source = f"measured on {platform.processor() or platform.machine()}, one thread a process"
     device = Device("this CPU", rate, memory, bandwidth, link, link, source, element_bytes=4, overlaps=False)
     return device, Constants(

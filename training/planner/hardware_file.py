@@ -1,5 +1,6 @@
 """Hardware file: a device and the constants that were measured with it, as TOML."""
 
+import math
 import tomllib
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -49,9 +50,14 @@ def read_hardware(path: Path) -> tuple[Device, Constants]:
             problem = "is missing" if name in names else "is not known"
             raise UsageError(f"--gpu {path}: {section}.{name} {problem}; {advice}")
         for name, value in values.items():
+            if isinstance(value, str):
+                continue
             least = "more than 0" if section == "device" or name.endswith("_share") else "0 or more"
-            possible = isinstance(value, str) or value > 0 or (value == 0 and least == "0 or more") or value is False
-            require(possible, f"--gpu {path}: {section}.{name} is {value}; wanted {least}")
+            possible = value > 0 or (value == 0 and least == "0 or more") or value is False
+            require(
+                possible and math.isfinite(value),
+                f"--gpu {path}: {section}.{name} is {value}; wanted a finite number, {least}",
+            )
     return found.device, found.constants
 
 

@@ -28,14 +28,14 @@ def read_request(config: str, cluster: Cluster) -> tuple[PlanRequest, int]:
     """
     options = _read_options(config)
     model = _model(options, config)
-    usual: Precision = "bf16" if cluster.device.element_bytes == 2 else "fp32"
+    usual: Precision = "bf16" if cluster.device.is_gpu else "fp32"
     precision: Precision = "fp16" if (usual, options.precision) == ("bf16", "fp16") else usual
     if options.precision != precision:
         print(f"note: {config} trains in {options.precision}, and this plan is for {precision}", file=sys.stderr)
     if options.memory.parameters != "device":
         print(f"note: {config} offloads parameters, which this plan does not count", file=sys.stderr)
     request = PlanRequest(model, options.data.batch_size, options.data.seq_len, cluster, precision)
-    return replace(request, states=_states(options)), options.optim.steps
+    return replace(request, states=_states(options), compiled=options.compile), options.optim.steps
 
 
 def configured_run(config: str, cluster: Cluster) -> PlannedRun:

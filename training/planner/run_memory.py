@@ -63,11 +63,17 @@ def _of_rank(run: PlannedRun, rank: int, count: int, precision: Precision) -> Ru
     inputs = MemoryInputs(
         run.model, layout, count * run.micro_batch, run.seq_len, layers, precision, run.recompute, rank,
         run.states.name, run.states.ema, run.states.moments,
-        device="cuda" if run.cluster.device.element_bytes == 2 else "cpu",
+        device="cuda" if run.cluster.device.is_gpu else "cpu",
     )  # fmt: skip
     found = estimate_memory(inputs)
     kinds = {name: float(value) for name, value in vars(found).items() if name != "peak"}
-    return RunMemory(rank, found.peak + RESERVE, {**kinds, "other": float(RESERVE)})
+    other = reserve(run)
+    return RunMemory(rank, found.peak + other, {**kinds, "other": float(other)})
+
+
+def reserve(run: PlannedRun) -> int:
+    """Bytes beside what the formulas count: RESERVE on a GPU."""
+    return RESERVE if run.cluster.device.is_gpu else 0
 
 
 def _megatron(run: PlannedRun, precision: Precision) -> RunMemory:

@@ -17,7 +17,7 @@ from training.planner.cost.fitted_constants import Constants
 from training.planner.cost.hardware import Cluster
 from training.planner.cost.planned_run import ADAMW, GRISTMILL, OptimizerStates, PlannedRun, Software
 from training.planner.cost.step_time import StepTime, layer_parameters, step_time
-from training.planner.run_memory import RESERVE, RunMemory, run_memory
+from training.planner.run_memory import RunMemory, reserve, run_memory
 
 _MOST_SEQUENCES = 32  # of a micro-batch
 _MOST_VIRTUAL = 4
@@ -36,6 +36,8 @@ class PlanRequest:
     precision: Precision = "bf16"
     software: Software = GRISTMILL
     states: OptimizerStates = ADAMW
+    compiled: bool = False
+    """Blocks are compiled, so that no schedule may compute gradients of inputs and weights apart."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ def _schedules(request: PlanRequest, pp: int, count: int) -> Iterator[tuple[Sche
         yield "1f1b", 1
         return
     for schedule in request.software.schedules:
+        if request.compiled and schedule in SPLIT_BACKWARD:
+            continue
         fixed = STAGES_PER_RANK[schedule]
         for virtual in [fixed] if fixed else range(2, _MOST_VIRTUAL + 1 if schedule not in SPLIT_BACKWARD else 3):
             enough = count >= (pp if schedule == "1f1b" else 1) and pp * virtual <= layers
@@ -172,7 +176,7 @@ def least_total(run: PlannedRun, precision: Precision) -> float:
     buffers = (2 * layout.virtual_stages - 1) * received if layout.pp > 1 else 0.0  # torch keeps one per micro-batch
     first = _state_bytes(run, 0, layout.micro_batches > in_flight) + in_flight * run.rank_layers[0] * kept + buffers
     last = _state_bytes(run, -1, False) + kept + logits
-    return RESERVE + (max(first, last) if run.held[-1][-1] == layout.stages - 1 else first)
+    return reserve(run) + (max(first, last) if run.held[-1][-1] == layout.stages - 1 else first)
 
 
 def _state_bytes(run: PlannedRun, rank: int, sums: bool) -> float:

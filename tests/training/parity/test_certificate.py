@@ -19,6 +19,7 @@ import training.parallel.parallelize
 import training.parallel.pipeline_stages
 import training.parallel.placement_table
 import training.parallel.tensor_parallel
+from tests.training.planted_faults import require_finite_difference, run_with_fault
 from training.distributed import collectives
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
@@ -234,12 +235,6 @@ def all_draw_the_same_shard(patch: Patch) -> None:
     )
 
 
-def run_with_fault(fault: Callable[[Patch], None], chosen: Case) -> RankResult:
-    with pytest.MonkeyPatch.context() as patch:
-        fault(patch)
-        return run_case(chosen)
-
-
 FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (no_sum_of_input_gradients, case("llama", tp=2), "gradient"),
     (no_sum_of_outputs, case("llama", tp=2), "gradient"),
@@ -272,10 +267,7 @@ if torch.__version__ >= "2.13":  # older ones refuse this schedule
 def test_a_planted_fault_turns_red_by_a_finite_difference(
     rank_pool: RankPool, fault: Callable[[Patch], None], chosen: Case, seen_in: str
 ) -> None:
-    result = Certifier(rank_pool, partial(run_with_fault, fault)).certify(chosen)
-    assert not result.error, result.error  # a fault that raises proves nothing about the comparison
-    assert not result.passed and 1e-6 < getattr(result, seen_in) < math.inf, result.reason
-    assert seen_in in result.reason
+    require_finite_difference(rank_pool, fault, chosen, seen_in)
 
 
 def copies_forgotten(patch: Patch) -> None:

@@ -24,7 +24,8 @@ def test_reports_hold_every_row_and_every_refusal(capsys: pytest.CaptureFixture[
     cases = [case for case in plan.cases if case.reference == "one process"]
     rows = [CaseResult(c, 1.0, 0.0, 0.0, 0.0, counted={("tp", "send"): Volume(2, 2048)}) for c in cases[:2]]
     rows.append(CaseResult(cases[2], 1.0, error="rank 0: died [/pair.cc:553]"))
-    text = as_markdown(rows, plan)
+    text = as_markdown(rows, plan, 3.0)
+    assert text.startswith("3 rows, 2 green, 1 red, in 3 s\n")
     assert text.count("| green |") == 2 and text.count("**red**") == 1 and "tp send 2 / 2 KiB" in text
     assert all(reason in text for reason in plan.refused.values()) and "Skipped: no compiler." in text
     record = json.loads(json.dumps(as_json(rows, plan)))

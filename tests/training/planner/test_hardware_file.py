@@ -51,7 +51,8 @@ def test_bad_files(tmp_path: Path) -> None:
     written = path.read_text()
     for old, new, words in (
         ("flops = 9.894e+14", 'flops = "many"', "Expected `float`, got `str`"),
-        ("flops = 9.894e+14", "flops = -1", r"device.flops is -1; wanted more than 0"),
+        ("flops = 9.894e+14", "flops = -1", r"device.flops is -1; wanted a finite number, more than 0"),
+        ("flops = 9.894e+14", "flops = inf", r"device.flops is inf; wanted a finite number"),
         ("flops = 9.894e+14", "flops = 1e15\nspeed = 1", "device.speed is not known"),
         ("launch = 0.0009\n", "", "constants.launch is missing"),
         ("[constants]", "[others]", "unknown field `others`|missing required field `constants`"),

@@ -67,6 +67,18 @@ def test_memory_of_many_micro_batches_follows_from_fewer() -> None:
         assert less.kinds["other"] == RESERVE
 
 
+def test_a_cpu_needs_no_memory_for_cuda() -> None:
+    cpu = replace(find_device("a100-80gb"), element_bytes=4)
+    run = PlannedRun(MODEL, ParallelConfig().resolve(1, MODEL, 512), 2, 512, Cluster(cpu, 1))
+    assert run_memory(run, "fp32").kinds["other"] == 0
+
+
+def test_compiled_blocks_have_no_split_backward_pass() -> None:
+    schedules = {run.layout.schedule for run in candidates(REQUEST)}
+    compiled = {run.layout.schedule for run in candidates(replace(REQUEST, compiled=True))}
+    assert schedules - compiled == {"zero-bubble", "zbv"} and compiled
+
+
 def test_no_layout_divides() -> None:
     with pytest.raises(UsageError, match=r"no layout divides 104 GPUs.*batch_size 64.*try --gpus \d+"):
         search(replace(REQUEST, cluster=Cluster(find_device("h100"), 104)), fitted_constants())

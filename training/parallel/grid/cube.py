@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.distributed.collectives import all_gather, reduce_scatter
+from training.distributed.collectives import gather_rows, scatter_rows
 from training.parallel.grid.summa import is_wanted
 from training.sharding.axis import Axis
 
@@ -61,20 +61,6 @@ class _Product(torch.autograd.Function):
         if is_wanted(ctx, 1):
             dw = scatter_inputs(dy.T @ gather_rows(x, turn.outputs), turn.layers)
         return dx, dw, None
-
-
-def gather_rows(x: Tensor, axis: Axis) -> Tensor:
-    """The rows of all ranks along `axis`, one rank's after the other."""
-    found = x.new_empty(axis.size * len(x), *x.shape[1:])
-    all_gather(found, x.contiguous(), group=axis.group)
-    return found
-
-
-def scatter_rows(x: Tensor, axis: Axis) -> Tensor:
-    """This rank's rows of the sum over the ranks along `axis`."""
-    found = x.new_empty(len(x) // axis.size, *x.shape[1:])
-    reduce_scatter(found, x.contiguous(), group=axis.group)
-    return found
 
 
 def gather_inputs(weight: Tensor, axis: Axis) -> Tensor:

@@ -5,12 +5,13 @@ the two products of attention, those of the MLP and after the output matrix it h
 heads, features or ids of row i: those are the sequences of rank (k, j, i).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from training.distributed.collectives import gather_rows, scatter_rows
 from training.kernels.cross_entropy import logits_cross_entropy, logits_losses
 from training.kernels.dispatch import embedding
 from training.model.attention import Attention
@@ -19,15 +20,8 @@ from training.model.documents import Documents
 from training.model.embedding import Head, TokenEmbedding
 from training.model.layers import Linear
 from training.model.positions import Alibi, DocumentTable
-from training.parallel.grid.cube import (
-    Turn,
-    gather_inputs,
-    gather_rows,
-    product_3d,
-    scatter_inputs,
-    scatter_rows,
-)
-from training.parallel.grid.modules import on_grid
+from training.parallel.grid.cube import Turn, gather_inputs, product_3d, scatter_inputs
+from training.parallel.grid.modules import GridLinear, on_grid
 from training.parallel.grid.summa import Grid
 from training.parallel.grid.tokens import exchange
 from training.parallel.tensor_parallel import ShardedAlibi, ShardedDropout, cut_parameters
@@ -92,23 +86,15 @@ def _other_documents(table: DocumentTable, grid: Grid) -> DocumentTable:
     return DocumentTable(angles, Documents.of(exchange(table.documents.positions.contiguous(), grid)))
 
 
-class CubeLinear(Linear):
+class CubeLinear(GridLinear):
     """Linear layer between the features of two axes, (B, T, h / l) to (B, T, h' / l) of other sequences."""
 
     def __init__(self, full: Linear, turn: Turn) -> None:
         nn.Module.__init__(self)
         self.weight, self.bias, self.turn = full.weight, full.bias, turn
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = product_3d(x, self.weight, self.turn)
-        return y if self.bias is None else y + self.bias
-
-    def beside(self, x: Tensor, *others: nn.Linear) -> Sequence[Tensor]:
-        """One product for all of them, which gathers `x` once."""
-        layers = (self, *others)
-        outputs = product_3d(x, torch.cat([layer.weight for layer in layers]), self.turn)
-        parts = outputs.split([len(layer.weight) for layer in layers], -1)
-        return [y if layer.bias is None else y + layer.bias for y, layer in zip(parts, layers, strict=True)]
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        return product_3d(x, weight, self.turn)
 
 
 class CubeHead(Head):

@@ -73,14 +73,18 @@ class GridLinear(Linear):
         nn.Module.__init__(self)
         self.weight, self.bias, self.grid = full.weight, full.bias, grid
 
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """X W^T of the blocks of all ranks."""
+        return summa(x, weight, self.grid)
+
     def forward(self, x: Tensor) -> Tensor:
-        y = summa(x, self.weight, self.grid)
+        y = self.product(x, self.weight)
         return y if self.bias is None else y + self.bias
 
     def beside(self, x: Tensor, *others: nn.Linear) -> Sequence[Tensor]:
-        """One product for all of them, which broadcasts `x` once."""
+        """One product for all of them, which sends `x` once."""
         layers = (self, *others)
-        outputs = summa(x, torch.cat([layer.weight for layer in layers]), self.grid)
+        outputs = self.product(x, torch.cat([layer.weight for layer in layers]))
         parts = outputs.split([len(layer.weight) for layer in layers], -1)
         return [y if layer.bias is None else y + layer.bias for y, layer in zip(parts, layers, strict=True)]
 

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.distributed.collectives import all_gather
+from training.distributed.collectives import gather_rows
 from training.model.batch import Batch
 from training.sharding.axis import JointAxis
 
@@ -25,8 +25,4 @@ def own_sequences(x: Tensor, rows: JointAxis) -> Tensor:
 
 def all_sequences(parts: Tensor, rows: JointAxis) -> Tensor:
     """The parts of all rows: (B / n, T) to (B, T)."""
-    if rows.size == 1:
-        return parts
-    found = parts.new_empty(rows.size * len(parts), *parts.shape[1:])
-    all_gather(found, parts.contiguous(), group=rows.group)
-    return found
+    return parts if rows.size == 1 else gather_rows(parts, rows)

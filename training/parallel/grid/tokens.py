@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training.distributed.collectives import all_gather, reduce_scatter, wait
+from training.distributed.collectives import gather_rows, scatter_rows, wait
 from training.kernels.dispatch import embedding
 from training.model.embedding import TokenEmbedding
 from training.parallel.grid.summa import Grid
@@ -29,7 +29,7 @@ class GridTokens(TokenEmbedding):
         self.first, self.count = piece.offset[0], piece.size[0]
 
     def forward(self, ids: Tensor) -> Tensor:
-        local = _gather(ids, self.grid.row.size, self.grid.row.group) - self.first
+        local = gather_rows(ids, self.grid.row) - self.first
         mine = (local >= 0) & (local < self.count)
         x = embedding(local.clamp(0, self.count - 1), self.weight) * mine[..., None]
         return _ToOwnTokens.apply(x, self.grid)
@@ -41,14 +41,11 @@ class _ToOwnTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, grid: Grid) -> Tensor:
         ctx.grid = grid
-        part = x.new_empty(len(x) // grid.column.size, *x.shape[1:])
-        reduce_scatter(part, x.contiguous(), group=grid.column.group)
-        return exchange(part, grid)
+        return exchange(scatter_rows(x, grid.column), grid)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        grid = ctx.grid
-        return _gather(exchange(grad.contiguous(), grid), grid.column.size, grid.column.group), None
+        return gather_rows(exchange(grad.contiguous(), ctx.grid), ctx.grid.column), None
 
 
 def exchange(x: Tensor, grid: Grid) -> Tensor:
@@ -61,11 +58,4 @@ def exchange(x: Tensor, grid: Grid) -> Tensor:
     both = [(dist.isend, x), (dist.irecv, found)]
     for work in dist.batch_isend_irecv([dist.P2POp(f, t, group=group, group_peer=peer) for f, t in both]):
         wait(work, group)
-    return found
-
-
-def _gather(x: Tensor, size: int, group: dist.ProcessGroup | None) -> Tensor:
-    """Concatenate the ranks' tensors along dimension 0."""
-    found = x.new_empty(size * len(x), *x.shape[1:])
-    all_gather(found, x.contiguous(), group=group)
     return found

@@ -32,6 +32,11 @@ class Device:
     overlaps: bool = True
     """Collectives can run beside passes."""
 
+    @property
+    def is_gpu(self) -> bool:
+        """False for a CPU, which computes in float32, and needs no memory for CUDA."""
+        return self.element_bytes == 2
+
 
 DEVICES = {
     device.name: device

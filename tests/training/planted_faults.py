@@ -1,0 +1,29 @@
+"""Planted faults: a case of the certificate is run with one, in every rank, and must turn red for the right reason."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from training.distributed.rank_pool import RankPool
+from training.parity.cases import Case
+from training.parity.comparison import Certifier
+from training.parity.worker import RankResult, run_case
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+
+
+def run_with_fault(fault: Fault, chosen: Case) -> RankResult:
+    """What a rank does: run the case with the fault."""
+    with pytest.MonkeyPatch.context() as patch:
+        fault(patch)
+        return run_case(chosen)
+
+
+def require_finite_difference(rank_pool: RankPool, fault: Fault, chosen: Case, seen_in: str) -> None:
+    """The row must be red by a finite difference in `seen_in`, loss or gradient."""
+    result = Certifier(rank_pool, partial(run_with_fault, fault)).certify(chosen)
+    assert not result.error, result.error  # a fault that raises proves nothing about the comparison
+    assert not result.passed and 1e-6 < getattr(result, seen_in) < math.inf, result.reason
+    assert seen_in in result.reason
