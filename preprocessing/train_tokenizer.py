@@ -3,16 +3,16 @@
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Literal, get_args
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-import heapq
-
 import numpy as np
 import sentencepiece
 
+from gristmill.budget import worker_share
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.claims import reject_overlapping_folders
@@ -26,8 +26,9 @@ from gristmill.io.lines import split_lines
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.storage.local import atomic_write
-from gristmill.text import utf8_size
+from preprocessing.mixing.line_buffer import LineBuffer
 from preprocessing.mixing.sampling import check_seed, random_numbers
+from preprocessing.tokenizer.sentence_sample import MAX_SENTENCE_BYTES, SentenceSample
 
 ModelType = Literal["bpe", "unigram"]
 MAX_VOCAB_SIZE = 1 << 20
@@ -37,8 +38,6 @@ MODEL = "tokenizer.model"
 SAMPLED = "sampled"
 NOT_SAMPLED = "not sampled"
 _BASE_PIECES = 256 + 3  # bytes; unknown, begin and end of sentence
-_LINE = re.compile(r"[^\t\r\n\0]+")
-_MAX_SENTENCE_BYTES = 4096  # longer lines are split
 # SentencePiece's errors, with the least and the greatest possible number of pieces
 _TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\)\. Please set it to a value <= (\d+)")
@@ -132,43 +131,27 @@ def sample_group(group: SliceGroup, budgets: tuple[int, ...], seed: int, output:
     counts, rejects = Counts({}, []), Rejects(output)
     with atomic_write(output) as temporary, temporary.open("wb") as file:
         for part, budget in zip(group, budgets, strict=True):
-            for text in _sample_slice(part, budget, seed, counts, rejects):
-                file.writelines(sentence.encode() + b"\n" for sentence in sentences(text))
+            for block in _sample_slice(part, budget, seed, counts, rejects, output.parent):
+                file.write(block)
     return counts
 
 
-def _sample_slice(part: Slice, budget: int, seed: int, counts: Counts, rejects: Rejects) -> list[str]:
-    """The texts of the documents with the smallest random numbers, in order: `budget` bytes, but at least one."""
-    chosen: list[tuple[int, int, str, str]] = []  # heap of (-number, -row, source, text): the largest number on top
-    size = 0
-    for document in read_documents(part, counts, rejects, by_original_source=True):
-        key = document.original_key
-        number = int(random_numbers(seed, f"tokenizer {document.key.row}", key.file, np.array([key.row]))[0])
-        heapq.heappush(chosen, (-number, -document.key.row, key.source, document.text))
-        size += utf8_size(document.text)
-        del document  # a large one that is not chosen is gone before the next is read
-        while size > budget and len(chosen) > 1:
-            _, _, source, text = heapq.heappop(chosen)
-            size -= utf8_size(text)
-            counts.add(source, NOT_SAMPLED, utf8_size(text))
-            del text
-    for _, _, source, text in chosen:
-        counts.add(source, SAMPLED, utf8_size(text))
-    return [text for *_, text in sorted(chosen, key=lambda item: -item[1])]
-
-
-def sentences(text: str) -> Iterator[str]:
-    """Split a text into sentences that SentencePiece trains on: lines of up to 4096 bytes.
-
-    Tabs split the text too, as SentencePiece skips a sentence with one; so do carriage returns and NULs.
-
-    >>> list(sentences("a\\tb\\n\\nc"))
-    ['a', 'b', 'c']
-    """
-    step = _MAX_SENTENCE_BYTES // 4  # characters, of up to 4 bytes
-    for found in _LINE.finditer(text):  # a line at a time: a list of all lines may take many times the text's memory
-        line = found[0]
-        yield from (line[i : i + step] for i in range(0, len(line), step))
+def _sample_slice(
+    part: Slice, budget: int, seed: int, counts: Counts, rejects: Rejects, folder: Path
+) -> Iterator[bytes]:
+    """The sentences of the documents with the smallest random numbers, in order: `budget` bytes, but at least one."""
+    share = worker_share()
+    with closing(LineBuffer(folder, None if share is None else share // 4)) as buffer:
+        sample = SentenceSample(budget, buffer)
+        for document in read_documents(part, counts, rejects, by_original_source=True):
+            key = document.original_key
+            number = int(random_numbers(seed, f"tokenizer {document.key.row}", key.file, np.array([key.row]))[0])
+            for left in sample.add(number, key.source, document.text):
+                counts.add(left.source, NOT_SAMPLED, left.size)
+            del document  # a large one is gone before the next is read
+        for found in sample.documents():
+            counts.add(found.source, SAMPLED, found.size)
+        yield from sample.blocks()
 
 
 def train_model(samples: FileSet, model: Path, vocab_size: int, model_type: str, exact: bool) -> None:
@@ -187,7 +170,7 @@ def train_model(samples: FileSet, model: Path, vocab_size: int, model_type: str,
                 hard_vocab_limit=exact, byte_fallback=True, split_digits=True, normalization_rule_name="identity",
                 remove_extra_whitespaces=False, add_dummy_prefix=False, allow_whitespace_only_pieces=True,
                 unk_id=0, bos_id=1, eos_id=2, pad_id=-1,
-                max_sentence_length=_MAX_SENTENCE_BYTES, num_threads=_THREADS, minloglevel=2,
+                max_sentence_length=MAX_SENTENCE_BYTES, num_threads=_THREADS, minloglevel=2,
             )  # fmt: skip
         except (RuntimeError, OSError) as error:
             if isinstance(error, OSError) and error.errno:

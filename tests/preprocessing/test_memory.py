@@ -22,6 +22,7 @@ from gristmill.io.documents import list_corpus
 from gristmill.io.readers import Slice, plan_slices
 from preprocessing.mixing.shuffle_buckets import NUMBERS, open_scatter, write_bucket_file
 from preprocessing.tokenize_corpus import encode_slices
+from preprocessing.train_tokenizer import sample_group
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1 << 20
@@ -125,6 +126,21 @@ def test_a_long_text_after_short_ones_is_encoded_in_parts(
     finally:
         tracemalloc.stop()
     assert most < 2.5 * size + 12 * MB  # its line, its text, and what a part takes
+
+
+def test_a_sample_of_long_texts_is_not_in_memory(tmp_path: Path) -> None:
+    size, count = 2 * MB, 12
+    part = slice_of(tmp_path / "in/a.jsonl", *[f"{n} the mill" * (size // 11) for n in range(count)])
+    with memory_budget(Budget.of(8 * size, 1, tmp_path / "lock")):
+        sample_group((part,), (1000,), 1, tmp_path / "first.txt")  # imports what it needs
+        tracemalloc.start()
+        try:
+            sample_group((part,), (count * size,), 1, tmp_path / "second.txt")
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert (tmp_path / "second.txt").stat().st_size > (count - 1) * size
+    assert most < 7 * size  # its line, its text, and a quarter of a worker's share
 
 
 @pytest.mark.parametrize(("kind", "word", "why"), [
