@@ -40,7 +40,7 @@ def choices_table(choices: Sequence[Choice], tokens: float) -> Table:
             f"{choice.memory.total / _GIB:.0f} ({choice.memory.rank})",
             f"{time.total:.3g}",
             *parts,
-            f"{achieved_flops(choice) / 1e12:.0f}",
+            f"{achieved_flops(choice) / 1e12:.3g}",
             f"{100 * achieved_flops(choice) / run.cluster.device.flops:.0f} %",
             f"{days(choice, tokens):.3g}",
         )
