@@ -90,7 +90,7 @@ def run_one(folder: Path, tasks: int, workers: int, executor: Literal["local", "
             calls = [
                 Call(run_task, {
                     "step": "nothing", "task": Task(str(i), _by_name(), {"number": i}), "identity": {"number": str(i)},
-                    "ledger": ledger, "inputs": {}, "scratch": place.scratch, "budget": None,
+                    "ledger": ledger, "inputs": {}, "hashes": {}, "scratch": place.scratch, "budget": None,
                 })
                 for i in range(tasks)
             ]  # fmt: skip

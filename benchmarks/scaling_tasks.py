@@ -17,7 +17,7 @@ from dedup.minhash.signatures import Sketch
 from dedup.removal.members import MemberPlan, sort_members
 from gristmill.counts import READ, WRITTEN, Counts
 from gristmill.engine.executors.local import Call
-from gristmill.engine.executors.staging import _remote_ranges as ranges_read_by
+from gristmill.engine.inputs.fetching import remote_ranges as ranges_read_by
 from gristmill.engine.records import DoneRecord, OutputRecord
 from gristmill.engine.task import Task
 from gristmill.io.token_manifest import ShardRecord, SourceRecord

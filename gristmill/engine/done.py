@@ -13,7 +13,7 @@ from gristmill.counts import Counts
 from gristmill.engine.claims import real_paths
 from gristmill.engine.handovers import Listed, is_below, join
 from gristmill.engine.records import INPUTS, DoneRecord, Inputs, Ledger, OutputRecord, TaskId
-from gristmill.engine.tags import FileTags, is_hash, matches
+from gristmill.engine.tags import MISSING, FileTags, is_hash, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
 from gristmill.io.files import rejects_path
 from gristmill.storage.files import FileInfo
@@ -49,6 +49,7 @@ class DoneTasks:
         self.is_changed = False
         self._work_prefix = name_of(work) + os.sep
         self._set_tags: dict[FileSet, str] = {}
+        self._set_hashes: dict[Path | FileSet, dict[Path, str]] = {}
         self._read_sets: list[tuple[TaskId, FileSet]] = []  # by the tasks that ran
 
     def read_tags(self) -> None:
@@ -85,7 +86,11 @@ class DoneTasks:
 
     def found(self, task: Task) -> dict[str, Any]:
         """What run_task is told of the inputs of a task."""
-        return {"identity": self.identity(task), "inputs": self.states(task)}
+        return {"identity": self.identity(task), "inputs": self.states(task), "hashes": self.hashes(task)}
+
+    def hashes(self, task: Task) -> dict[Path, str]:
+        """The SHA-256 of each object that a task reads and a stage wrote: its copy is compared."""
+        return {path: sha256 for found in task.inputs for path, sha256 in self._hashes_of(found).items()}
 
     def changed_inputs(self) -> list[str]:
         """The names of inputs that are not as they were any more; the records of tasks that may have read them so go.
@@ -152,6 +157,16 @@ class DoneTasks:
         name = name_of(path)
         if name not in self.tags.own and not self.is_temporary(path) and (info := self.tags.stat(name)):
             self.seen.setdefault(name, info)
+
+    def _hashes_of(self, found: Path | FileSet) -> dict[Path, str]:
+        """The same of an input; of a set, which many tasks may share, they are looked up once."""
+        if found in self._set_hashes:
+            return self._set_hashes[found]
+        paths = filter(is_remote, found.paths if isinstance(found, FileSet) else (found,))
+        hashes = {path: tag for path in paths if (tag := self._tag(path)) != MISSING and is_hash(tag)}
+        if isinstance(found, FileSet):
+            self._set_hashes[found] = hashes
+        return hashes
 
     def _tag(self, found: Path | FileSet) -> str:
         if isinstance(found, FileSet):

@@ -7,13 +7,12 @@ import msgspec
 
 from gristmill.budget import Budget, memory_budget
 from gristmill.counts import Counts
-from gristmill.engine.executors.staging import Scratch, StagedTask, staged
+from gristmill.engine.executors.staging import Scratch, staged
 from gristmill.engine.records import DoneRecord, Ledger, OutputRecord
-from gristmill.engine.tags import MISSING, is_hash, writer_of
 from gristmill.engine.task import Result, Task
 from gristmill.errors import InputError, wrap_read_errors
 from gristmill.storage.files import FileInfo, file_info
-from gristmill.storage.local import flush_later, sha256_file
+from gristmill.storage.local import flush_later
 from gristmill.urls import is_remote
 
 
@@ -23,6 +22,7 @@ def run_task(
     identity: dict[str, str],
     ledger: Ledger,
     inputs: Mapping[Path, FileInfo],
+    hashes: Mapping[Path, str],
     scratch: Scratch | None = None,
     budget: Budget | None = None,
 ) -> DoneRecord:
@@ -31,13 +31,13 @@ def run_task(
     `budget` is the memory of the worker, within which records are read.
 
     Raises ConservationError, the task's errors, and InputError if one of the `inputs` is not as it was when the
-    task was identified, before or after the task has read it, or a copy of it is not what a stage wrote.
+    task was identified, before or after the task has read it, or the copy of an object has another SHA-256 than
+    `hashes` gives.
     """
     local = {path: info for path, info in inputs.items() if not is_remote(path)}
     _reject_changed(local, ledger)
     memory = {} if task.memory is None else {"memory": task.memory}
-    with staged(task, inputs, scratch) as copy:
-        _reject_damaged(copy, _hashes(task, identity))
+    with staged(task, inputs, scratch, hashes) as copy:
         with memory_budget(budget), flush_later():
             result = copy.task.function(**copy.task.arguments, **memory)
         _reject_changed(local, ledger)
@@ -51,24 +51,6 @@ def run_task(
     record = DoneRecord(step, task.name, identity, outputs, counts, msgspec.to_builtins(value))
     ledger.write(record)
     return record
-
-
-def _hashes(task: Task, identity: Mapping[str, str]) -> dict[Path, str]:
-    """The SHA-256 of each single input that a stage wrote, as the task's identity has it."""
-    tags = [tag for name, tag in identity.items() if name.startswith("input ")]
-    found = zip(task.inputs, tags, strict=False)
-    return {path: tag for path, tag in found if isinstance(path, Path) and is_hash(tag) and tag != MISSING}
-
-
-def _reject_damaged(copy: StagedTask, hashes: Mapping[Path, str]) -> None:
-    """Raise InputError if an object that was fetched whole has other bytes than the stage that wrote it recorded."""
-    for path in copy.whole:
-        if path in hashes and sha256_file(copy.places[path]) != hashes[path]:
-            stage = writer_of(path) or "the stage before"
-            raise InputError(
-                f"{path} is damaged: it has the recorded size and version, and its bytes are not those that {stage} "
-                f"wrote. Remove it and run {stage} again, which writes it anew"
-            )
 
 
 def _reject_changed(inputs: Mapping[Path, FileInfo], ledger: Ledger) -> None:

@@ -18,20 +18,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from gristmill.counts import Counts, Damage
-from gristmill.engine.task import FileSet, Task, parts_of, relocate
-from gristmill.errors import GristmillError, InputError, OutputError, wrap_read_errors, wrap_write_errors
+from gristmill.engine.inputs.fetching import fetch, remote_ranges
+from gristmill.engine.task import Task, relocate
+from gristmill.errors import GristmillError, OutputError, wrap_write_errors
 from gristmill.io.files import rejects_path
-from gristmill.io.formats.cuts import WHOLE, Ranges, merge
-from gristmill.io.readers import Slice
+from gristmill.io.formats.cuts import Ranges
 from gristmill.storage.files import FileInfo, file_info, is_file
 from gristmill.storage.local import atomic_write, flush_all, locked, sha256_file
 from gristmill.storage.names import absolute
-from gristmill.storage.objects import download, upload
+from gristmill.storage.objects import upload
 from gristmill.urls import SCHEMES, is_remote, object_name
 
 TAKEN_OVER = "another process has taken over the work. Run the same command again to go on"
@@ -39,6 +40,7 @@ _PREFIX = "gristmill-scratch-"
 _OWNER = "owner"  # the file in a scratch folder on which its process holds a lock as long as it lives
 _WAIT_SECONDS = 0.2
 _COPIES = 2  # of the bytes that a task reads: what it fetches, and what it writes
+_NO_HASHES: Mapping[Path, str] = MappingProxyType({})
 Published = tuple[Path, FileInfo, str]  # an output, its size and version, its SHA-256
 
 
@@ -112,16 +114,12 @@ def _remove_if_left(owner: Path) -> None:
 
 @dataclass
 class StagedTask:
-    """A task with local paths; `places` maps each of its own paths that was staged to the copy in `folder`.
-
-    `whole` are the inputs of which all bytes were fetched.
-    """
+    """A task with local paths; `places` maps each of its own paths that was staged to the copy in `folder`."""
 
     task: Task
     places: dict[Path, Path] = field(default_factory=dict)
     fence: Path | None = None
     folder: Path | None = None  # of the copies
-    whole: tuple[Path, ...] = ()
 
     def name_objects(self, counts: Counts) -> Counts:
         """Counts in which examples and damaged files have the names of objects, not of their copies."""
@@ -167,12 +165,18 @@ class StagedTask:
 
 
 @contextmanager
-def staged(task: Task, inputs: Mapping[Path, FileInfo], scratch: Scratch | None) -> Iterator[StagedTask]:
+def staged(
+    task: Task,
+    inputs: Mapping[Path, FileInfo],
+    scratch: Scratch | None,
+    hashes: Mapping[Path, str] = MappingProxyType({}),
+) -> Iterator[StagedTask]:
     """Context: the task with copies of its remote inputs, in a folder that is removed at the end.
 
-    `inputs` says what the driver saw. Raises InputError if an object is gone or another one.
+    `inputs` says what the driver saw, `hashes` are the SHA-256 of objects that stages wrote. Raises InputError if an
+    object is gone or another one.
     """
-    fetched = list(_remote_ranges(task.arguments, set(task.outputs)))
+    fetched = list(remote_ranges(task.arguments, set(task.outputs)))
     moved = [path for path in task.outputs if is_remote(path) or (scratch and scratch.is_private)]
     if not fetched and not moved:
         yield StagedTask(task)
@@ -187,13 +191,10 @@ def staged(task: Task, inputs: Mapping[Path, FileInfo], scratch: Scratch | None)
             for place in places.values():
                 place.parent.mkdir(parents=True, exist_ok=True)
             for path, ranges in fetched:
-                places[path].touch()
-                for start, end in ranges:
-                    _fetch(path, places[path], start, end, inputs.get(path))
+                fetch(path, places[path], ranges, inputs.get(path), hashes.get(path))
         arguments = relocate(task.arguments, lambda path: places.get(path, path))
         outputs = tuple(places.get(path, path) for path in task.outputs)
-        whole = tuple(path for path, ranges in fetched if ranges == WHOLE)
-        copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch.fence, folder, whole)
+        copy = StagedTask(replace(task, arguments=arguments, outputs=outputs), places, scratch.fence, folder)
         is_all_here = len(moved) == len(task.outputs) and any(map(is_remote, places))  # else output's disk is full
         try:
             with _names_full_disk(scratch) if is_all_here else nullcontext():
@@ -249,42 +250,6 @@ def _move(local: Path, path: Path) -> None:
             raise
         with atomic_write(path) as temporary:
             shutil.copyfile(local, temporary)
-
-
-def _fetch(path: Path, target: Path, start: int, end: int | None, seen: FileInfo | None) -> None:
-    try:
-        with wrap_read_errors(path):
-            found = download(path, target, start, end)
-    except InputError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
-            raise
-        if seen:
-            raise InputError(f"{path} was removed while it was read: run the same command again") from error
-        raise InputError(
-            f"cannot read {path}: there is no such object. Its key may end in a slash ({path.name}/), which no file's "
-            "name does: rename it. Or it was removed: run the same command again"
-        ) from error
-    if seen and found != seen:
-        raise InputError(f"{path} was changed while it was read: run the same command again")
-
-
-def _remote_ranges(value: Any, outputs: set[Path]) -> Iterator[tuple[Path, Ranges]]:
-    """Every remote input in a value with the bytes of it that are read, once each."""
-    found: dict[Path, Ranges] = {}
-    for path, ranges in _ranges(value, WHOLE):
-        if path not in outputs and is_remote(path):
-            found[path] = found.get(path, ()) + ranges
-    yield from ((path, merge(ranges)) for path, ranges in found.items())
-
-
-def _ranges(value: Any, ranges: Ranges) -> Iterator[tuple[Path, Ranges]]:
-    """Every path in a value with the bytes that are read: those of the slice that holds it, or the whole."""
-    if isinstance(value, Path | FileSet):
-        for path in value.paths if isinstance(value, FileSet) else (value,):
-            yield path, ranges
-    else:
-        for item in parts_of(value):
-            yield from _ranges(item, value.ranges if isinstance(value, Slice) else ranges)
 
 
 def _inside(folder: Path, path: Path) -> Path:

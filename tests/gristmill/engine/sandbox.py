@@ -47,6 +47,7 @@ class Sandbox:
         identity: dict[str, str],
         ledger: Ledger,
         inputs: dict[Path, FileInfo],
+        hashes: dict[Path, str],
         scratch: Scratch | None = None,
         budget: Budget | None = None,
     ) -> DoneRecord:
@@ -56,7 +57,7 @@ class Sandbox:
             with tempfile.TemporaryDirectory() as folder:
                 result = self._run(Path(folder), task)
             done = dataclasses.replace(task, function=_already_run, arguments={"result": result}, memory=None)
-            record = run_task(step, done, identity, ledger, inputs, scratch, budget)
+            record = run_task(step, done, identity, ledger, inputs, hashes, scratch, budget)
             for path in (*task.outputs, *map(rejects_path, task.outputs)):
                 self._hide(path)
         return record

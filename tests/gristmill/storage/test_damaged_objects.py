@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gristmill.engine.run import open_stage
-from gristmill.engine.task import Stage, Task
+from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import InputError
 from gristmill.storage import objects
 from gristmill.storage.files import is_file
@@ -32,14 +32,19 @@ def written(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return folder / "upper"
 
 
-def join_objects(source: Path) -> bytes:
-    """The next stage: join the objects."""
+def join_objects(source: Path, as_set: bool = False) -> bytes:
+    """The next stage: join the objects, as single files or as a set."""
     target = source.parent / "joined"
     parts = [path for name in NAMES if is_file(path := source / name)]
-    arguments = {"parts": parts, "target": target / "whole"}
+    arguments = {"parts": FileSet(tuple(parts)) if as_set else parts, "target": target / "whole"}
+    function = join_set if as_set else join
     with open_stage(NEXT, target, QUIET, reads=[source], listed={source: parts}, publishes=[target]) as run:
-        run.finish(run.step("join", [Task("whole", join, arguments, (target / "whole",))]).counts)
+        run.finish(run.step("join", [Task("whole", function, arguments, (target / "whole",))]).counts)
     return read_object(target / "whole")[0]
+
+
+def join_set(parts: FileSet, target: Path) -> None:
+    join(list(parts.paths), target)
 
 
 def overwrite(path: Path, store: Store) -> None:
@@ -66,13 +71,14 @@ def remove(path: Path, store: Store) -> None:
     (damage, r"upper/b is damaged: .* its bytes are not those that upper wrote\. Remove it and run upper again"),
     (remove, r"upper/b, which upper wrote, is missing\. Run upper again"),
 ])  # fmt: skip
+@pytest.mark.parametrize("as_set", [False, True])
 def test_the_next_stage_names_who_wrote_it(
-    tmp_path: Path, written: Path, store: Store, happens: Callable[[Path, Store], None], message: str
+    tmp_path: Path, written: Path, store: Store, happens: Callable[[Path, Store], None], message: str, as_set: bool
 ) -> None:
     happens(written / "b", store)
     with pytest.raises(InputError, match=message):
-        join_objects(written)
+        join_objects(written, as_set)
     store.fault = None
     delete_objects([written / "b"])
     upper_stage(tmp_path / "in", written)
-    assert join_objects(written) == b"TEXT A\nTEXT B\n"
+    assert join_objects(written, as_set) == b"TEXT A\nTEXT B\n"
