@@ -86,7 +86,7 @@ class TrainConfig:
                 check_ranges(options, f"{section.name}.")
         self.optim.check()
         self.data.check()
-        self.profile.check()
+        self.profile.check(self.optim.steps)
         self.eval.check()
         require(
             self.init_from is None or self.branch_from is None,

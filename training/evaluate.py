@@ -96,6 +96,16 @@ class EvaluateConfig:
             bool(self.text) or not self.stride,
             f"stride is {self.stride}, and there is no --text: only sequences of a text overlap; try --stride 0",
         )
+        require(
+            bool(self.text) or self.tokenizer is None,
+            f"tokenizer is {self.tokenizer}, and there is no --text: TOKENS are encoded; leave --tokenizer out",
+        )
+        for name in ("weights", "lengths", "sequences", "mask_documents"):
+            require(
+                bool(self.tokens or not getattr(self, name)),
+                f"{name} is given, and there are no TOKENS: a text is one document, of no source, and read to its end; "
+                f"leave --{name} out",
+            )
 
     @property
     def eval(self) -> EvalConfig:
@@ -138,7 +148,11 @@ def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, 
     group = CheckpointGroup.create(build_world(ParallelConfig(dp=processes, zero_group=1), device, _SECONDS_TO_WAIT))
     path, record = open_checkpoint(config.checkpoint, group, lambda line: print(line, file=sys.stderr))
     sizes = ModelConfig.from_record(record.model)
-    sizes.check(record.tokenizer.vocab_size, config.seq_len or sizes.context)
+    require(
+        config.seq_len <= sizes.context,
+        f"seq_len is {config.seq_len}, and the checkpoint's model has a context of {sizes.context} tokens; try "
+        f"--seq_len {sizes.context}",
+    )
     layout = config.parallel.resolve(processes, sizes, config.seq_len or sizes.context)
     world = build_world(layout, device, _SECONDS_TO_WAIT)
     model = parallelize(meta_decoder(sizes), layout, world, 0, config.precision)
@@ -173,6 +187,11 @@ def _tokenizer_path(config: EvaluateConfig, tokenizer: TokenizerRecord, checkpoi
             f"{config.tokenizer} is not the checkpoint's tokenizer, which has the SHA-256 {tokenizer.sha256}",
         )
         return config.tokenizer
+    if not tokenizer.sha256:
+        raise UsageError(
+            "--text needs the checkpoint's tokenizer, which an imported model does not name; give its SentencePiece "
+            "model by --tokenizer FILE"
+        )
     found = find_tokenizer(tokenizer, (*config.tokens, checkpoints.parent))
     if found is None:
         raise UsageError(

@@ -39,7 +39,7 @@ def train_as_planned(plan: RunPlan, on_step: Callable[[], None] = lambda: None) 
     ):
         trainer.load()
         changed = folder.describe_changed_decay(trainer.steps_done)
-        folder.claim()
+        folder.claim(trainer.seen.since)
         trainer.start()
         if changed:
             trainer.reporter.say(changed)

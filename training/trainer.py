@@ -14,7 +14,7 @@ from torch import Tensor
 from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import CheckpointManager, load_model
 from training.checkpoint.record import CheckpointRecord, require_same_model
-from training.checkpoint.run_folder import CHECKPOINTS
+from training.checkpoint.run_folder import CHECKPOINTS, COUNTED_FROM, RUN, read_run
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import model_state
 from training.data.batches import Batches
@@ -100,6 +100,7 @@ class Trainer:
         """
         if (record := self.checkpoints.load(self._state())) is not None:
             self._continue(record)
+            self.seen.since = main_only(lambda: (read_run(self.config.out_dir / RUN) or {}).get(COUNTED_FROM, 0))
             at, self.unigram_loss = self.checkpoints.path(record.step), record.unigram_loss
             self.origin = f"resuming from {at}" + "".join(f"; {o} is for a new run" for o in self.config.began_from)
         else:
@@ -123,6 +124,7 @@ class Trainer:
         require_same_model(source.record, self.model_config, self.tokenizer, "branch_from")
         source.load(self._state(), self.checkpoints.group)
         self._continue(source.record)
+        self.seen.since = source.seen_since(self.plan.identity)
         self.origin = f"branching from {source.describe(self.plan.identity)}"
 
     def _load_weights(self, checkpoint: Path) -> None:
@@ -286,14 +288,10 @@ class Trainer:
             f"train {self.train_data.describe(self.batches.steps_per_epoch)}; "
             f"holdout {self.holdouts.counts['']} sequences, unigram loss {self.unigram_loss:.4f}"
         )
-        read = self.train_data.lines(self.batches.data, self.batches.mix, self.config.optim.steps * split.batch_size)
-        for line in [*read, *self.config.memory.warnings(world.device.type)]:
+        first, last = (step * split.batch_size for step in (self.seen.since, self.config.optim.steps))
+        read = self.train_data.lines(self.batches.data, self.batches.mix, first, last)
+        notes = [*self.config.memory.warnings(world.device.type), *self.config.profile.notes(self.steps_done)]
+        for line in [*read, *notes]:
             self.reporter.say(line)
-        self.reporter.record(
-            "run",
-            self.steps_done,
-            parameters=self.parameters,
-            processes=world.size,
-            tokens_per_step=self.tokens_per_step,
-            unigram_loss=self.unigram_loss,
-        )
+        sizes = {"parameters": self.parameters, "processes": world.size, "tokens_per_step": self.tokens_per_step}
+        self.reporter.record("run", self.steps_done, **sizes, unigram_loss=self.unigram_loss)

@@ -13,10 +13,12 @@ from training.checkpoint.checkpoint import CheckpointManager, CheckpointRecord
 from training.checkpoint.shard_storage import model_state
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import World, build_world, init_distributed
+from training.model.model_config import ModelConfig
 from training.sharding.shard_spec import ShardSpec, assemble_shards
 from training.sharding.sharded_parameter import ShardedParameter
 
 SHAPES = {"embed.tokens.weight": (7, 6), "blocks.0.mlp.up.weight": (5, 4), "norm.weight": (6,)}
+MODEL = ModelConfig(layers=1, width=8, heads=2).resolve(30, 8)
 Held = dict[str, tuple[ShardSpec, Tensor]]
 Ranks = Callable[..., list[Any]]
 
@@ -65,7 +67,7 @@ def record(step: int, size: int = 1) -> CheckpointRecord:
         layout={"dp": size},
         stability={"scale": 1024.0},
         unigram_loss=1.5,
-        model={"layers": 1},
+        model=MODEL.record(),
         tokenizer=TokenizerRecord("t.model", "0", 30, 2),
     )
 

@@ -118,3 +118,10 @@ def test_old_names_of_options_are_accepted_with_a_note(capsys: pytest.CaptureFix
     assert (config.optim.max_grad_norm, config.model.ffn_width) == (2.0, 64)
     assert config.stability == StabilityConfig("skip", 3, 5.0, 8.0, 7, 4.0)
     assert "optim.clip is now called optim.max_grad_norm" in capsys.readouterr().err
+
+
+def test_a_trace_of_steps_that_the_run_does_not_have_is_refused() -> None:
+    for steps, suggested in (("990:1001", "990:1000"), ("2000:2001", "1000:1000")):
+        with pytest.raises(UsageError, match=f"'{steps}', and the run ends at step 1000; .* {suggested}"):
+            with_option(CONFIG, "profile.steps", steps).check()
+    with_option(CONFIG, "profile.steps", "999:1000").check()

@@ -154,7 +154,12 @@ def test_bad_input_is_refused_in_a_sentence(run: Path, data: Data, tmp_path: Pat
         (config_of(run), "nothing to evaluate on: give folders of token shards, or --text FILE"),
         (config_of(tmp_path, data["holdout"]), "wanted a checkpoint with record.json"),
         (config_of(run, other), "was made with tokenizer none.model .* and the checkpoint was trained with another"),
-        (config_of(run, data["holdout"], seq_len=32), "model.context 16 is below data.seq_len 32"),
+        (config_of(run, data["holdout"], seq_len=32), "seq_len is 32, and the checkpoint's model has .* --seq_len 16"),
+        (config_of(run, text=(tmp_path / "a",), weights={"said": 1.0}), "weights is given, and there are no TOKENS"),
+        (config_of(run, text=(tmp_path / "a",), lengths=(9,)), "lengths is given, and .*leave --lengths out"),
+        (config_of(run, text=(tmp_path / "a",), sequences=3), "sequences is given, and there are no TOKENS"),
+        (config_of(run, text=(tmp_path / "a",), mask_documents=True), "mask_documents is given, and there are no"),
+        (config_of(run, data["holdout"], tokenizer=tmp_path / "t"), "tokenizer is .*t, and there is no --text"),
         (config_of(run, data["holdout"], stride=8), "stride is 8, and there is no --text"),
         (config_of(run, text=(tmp_path / "a.txt",), stride=17), "stride is 17, and a sequence has 16 tokens: .* 8"),
         (config_of(run, text=(tmp_path / "none.txt",)), "none.txt: no such file; wanted a text file"),
@@ -176,6 +181,9 @@ def test_a_model_without_a_tokenizer_refuses_ids_that_it_lacks(run: Path, data: 
     sizes = f"a vocabulary of {vocabulary + 4}, and the checkpoint's model one of {vocabulary}"
     with pytest.raises(UsageError, match=sizes):
         evaluate_checkpoint(config_of(tmp_path / "start", tmp_path / "larger"))
+    (tmp_path / "a.txt").write_text("the mill")
+    with pytest.raises(UsageError, match="--text needs the checkpoint's tokenizer, which an imported model does not"):
+        evaluate_checkpoint(config_of(tmp_path / "start", text=(tmp_path / "a.txt",)))
 
 
 def test_a_text_of_one_token_without_an_end_of_document_is_refused(corpus: Path, tmp_path: Path) -> None:

@@ -9,25 +9,33 @@ from gristmill.errors import UsageError, require
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.record import CheckpointRecord
-from training.checkpoint.run_folder import RUN, read_run
+from training.checkpoint.run_folder import COUNTED_FROM, RUN, read_run
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import read_shards
 from training.optim.optim_config import OptimConfig
 from training.optim.schedule import decay_start, learning_rate
 
 _JUMP = 1e-6  # relative difference of learning rates above which one jumps
-_DATA = ("data.train", "data.weights")
+# options that decide which tokens a step reads
+_READ = (
+    "data.train", "data.weights", "data.seq_len", "data.batch_size", "data.order", "data.packing",
+    "data.packing_version", "seed",
+)  # fmt: skip
 _FILLED = {"decay_steps": "last_decay_step", "min_lr": "final_lr"}  # options with a default, and its value
 
 
 @dataclass(frozen=True)
 class BranchSource:
-    """A checkpoint to branch from, the optimizer's options of its run, and its data as run.json has them."""
+    """A checkpoint to branch from, the optimizer's options of its run, and what its run.json says of its data.
+
+    `reads`: the options that decide which tokens a step reads; `counted_from`: see `RunFolder.claim`.
+    """
 
     path: Path
     record: CheckpointRecord
     optim: OptimConfig
-    data: dict[str, Any] = field(default_factory=dict)
+    reads: dict[str, Any] = field(default_factory=dict)
+    counted_from: int = 0
 
     @classmethod
     def open(cls, checkpoint: Path, group: CheckpointGroup, say: Callable[[str], None]) -> "BranchSource":
@@ -43,7 +51,7 @@ class BranchSource:
                 f"branch_from is {checkpoint}, and there is no {run}, which says with which optimizer it was trained; "
                 "give a checkpoint in its run's folder, or start from its parameters alone with --init_from"
             )
-        return cls(path, record, _optim_of(stored), {key: stored.get(key) for key in _DATA})
+        return cls(path, record, _optim_of(stored), {key: stored.get(key) for key in _READ}, stored[COUNTED_FROM])
 
     def check(self, optim: OptimConfig) -> None:
         """Raise UsageError for a branch with another optimizer or without steps, or one that leaves a decay."""
@@ -90,16 +98,20 @@ class BranchSource:
             "--init_from"
         )
 
-    def describe(self, identity: Mapping[str, Any]) -> str:
-        """The checkpoint and its step for a log, and whether the branch, whose options are `identity`, has other data.
+    def seen_since(self, identity: Mapping[str, Any]) -> int:
+        """The step from which on a branch, whose options are `identity`, counts the tokens that it has seen.
 
-        What a run has seen is computed from its own data and its step, so the source's steps are counted wrongly.
+        They are computed from its own data: where the source read other tokens, only the branch's steps are counted.
         """
-        step = self.record.step
-        at = f"{self.path}, after its step {step}"
-        if all(self.data.get(key) == identity.get(key) for key in _DATA):
-            return at
-        return f"{at}, with other data: tokens seen count the first {step} steps, too, as if they had read it"
+        return self.record.step if self._other(identity) else self.counted_from
+
+    def describe(self, identity: Mapping[str, Any]) -> str:
+        """The checkpoint and its step for a log, and what decides that the branch reads other tokens."""
+        at, other = f"{self.path}, after its step {self.record.step}", ", ".join(self._other(identity))
+        return f"{at}, with another {other}: tokens seen are counted from there on" if other else at
+
+    def _other(self, identity: Mapping[str, Any]) -> list[str]:
+        return [key for key in _READ if self.reads.get(key) != identity.get(key)]
 
     def load(self, state: State, group: CheckpointGroup) -> None:
         """Fill `state`, parameters and moments, in place. Raises InputError where it lacks some; collective."""

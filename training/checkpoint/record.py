@@ -1,21 +1,27 @@
 """Checkpoint record: record.json, which describes a checkpoint and verifies that it is intact."""
 
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from gristmill.config import INT64, check_ranges
 from gristmill.errors import UsageError
 from gristmill.io.token_manifest import TokenizerRecord
 from gristmill.storage.local import sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
 from training.checkpoint.shard_storage import METADATA
-from training.model.model_config import ModelConfig
+from training.model.model_config import ALWAYS_RECORDED, ModelConfig
 
 RECORD = "record.json"
 VERSION = 2
 _NOT_COMPARED = {"preset", "dropout", "init_std"}  # fields that do not change what the parameters compute
+_FOLDER = re.compile(r"step-(\d{8,})")  # name of a checkpoint that nobody has renamed
+_MISSING = re.compile(r"Object missing required field `(.+)`")
+Count = Annotated[int, msgspec.Meta(ge=0, le=INT64)]
 
 
 class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -26,9 +32,9 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     numbers by name. `unigram_loss` in nats/token. `files`: SHA-256 of each file by name.
     """
 
-    step: int
-    updates: int
-    processes: int
+    step: Count
+    updates: Count
+    processes: Count
     layout: dict[str, Any]
     stability: dict[str, float]
     unigram_loss: float
@@ -50,15 +56,58 @@ def verify_checkpoint(path: Path, group: CheckpointGroup) -> tuple[CheckpointRec
 
 
 def _read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
+    """The record of the checkpoint `path`, or None and its first fault, with the field that has it."""
     try:
         found = msgspec.json.decode((path / RECORD).read_bytes())
         if isinstance(found, dict) and found.get("version") != VERSION:
-            return None, f"it has version {found.get('version')}, wanted {VERSION}"
+            return None, f"it has version {found.get('version')!r}, wanted {VERSION}"
         record = msgspec.convert(found, CheckpointRecord)
         record.model = {ModelConfig.RENAMED.get(key, key): value for key, value in record.model.items()}
+        fault = next(_faults(record, path.name), "")
+    except msgspec.ValidationError as error:
+        fault = _describe(error)
     except (OSError, UnicodeDecodeError, RecursionError, msgspec.DecodeError) as error:
-        return None, f"{RECORD}: {error}"
-    return (record, "") if METADATA in record.files else (None, f"{RECORD} names no {METADATA}")
+        fault = str(error)
+    return (None, f"{RECORD}: {fault}") if fault else (record, "")
+
+
+def _faults(record: CheckpointRecord, folder: str) -> Iterator[str]:
+    """What cannot be in the record of the checkpoint that is named `folder`, with what was wanted."""
+    if (named := _FOLDER.fullmatch(folder)) and int(named[1]) != record.step:
+        yield f"step is {record.step}, and the folder's name {folder}"
+    if record.updates > record.step:
+        yield f"updates is {record.updates}, and step {record.step}; wanted no more"
+    for name, value in record.stability.items():
+        if value < 0 or (name == "scale" and not value):
+            yield f"stability.{name} is {value}; wanted {'more than 0' if name == 'scale' else '0 or more'}"
+    if METADATA not in record.files:
+        yield f"it names no {METADATA}"
+    yield from _model_faults(record.model, record.tokenizer)
+
+
+def _model_faults(model: Mapping[str, Any], tokenizer: TokenizerRecord) -> Iterator[str]:
+    """What cannot be in a record's model: fields that are missing, of another type, or of no decoder."""
+    yield from (f"model.{name} is missing" for name in sorted(ALWAYS_RECORDED - model.keys()))
+    try:
+        sizes = msgspec.convert(model, ModelConfig)
+        check_ranges(sizes, "model.")
+        for name in ("layers", "width", "heads"):
+            if not getattr(sizes, name):
+                yield f"model.{name} is 0; wanted 1 or more"
+        ModelConfig.from_record(model).check(tokenizer.vocab_size, 1)
+    except msgspec.ValidationError as error:
+        yield _describe(error, "model")
+    except UsageError as error:
+        yield str(error).partition("; try ")[0]  # there is no option to try
+
+
+def _describe(error: msgspec.ValidationError, section: str = "") -> str:
+    """A fault in words, with the field's name: `$.width` in `section` model is model.width."""
+    what, _, path = str(error).partition(" - at `$")
+    field = (section + path.rstrip("`")).lstrip(".")
+    if missing := _MISSING.fullmatch(what):
+        return f"{field}.{missing[1]} is missing".lstrip(".")
+    return f"{field}: {what[0].lower()}{what[1:]}".replace("`", "").lstrip(": ")
 
 
 def _matches(path: Path, digest: str) -> bool:

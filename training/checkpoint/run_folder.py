@@ -17,6 +17,7 @@ from training.optim.optim_config import OptimConfig
 from training.optim.schedule import decay_start, learning_rate
 
 RUN, CHECKPOINTS = "run.json", "checkpoints"
+COUNTED_FROM = "counted_from"  # in run.json: the step after which tokens seen are counted, of a branch with other data
 _BEGAN = "began_from"  # in run.json: the option that named the run's first weights, and its path; or nothing
 # old names of options to new, for folders that an earlier release began
 _RENAMED = {
@@ -29,6 +30,7 @@ _BEFORE = {
     "data.order": "randperm",
     **{f"optim.{option.name}": json.loads(json.dumps(option.default)) for option in fields(OptimConfig)},
 }
+_PACKING, _PACKING_VERSION = "data.packing", "data.packing_version"
 _FALLING = ("cosine", "linear")  # schedules of which another decay_steps changes every rate
 
 
@@ -54,13 +56,17 @@ class RunFolder:
 
         Raises UsageError where it would leave a WSD schedule's decay, or jump into one.
         """
-        return main_only(lambda: _describe_changed_decay(self.out_dir / RUN, self.optim, step))
+        return main_only(lambda: _describe_changed_decay(self, step))
 
-    def claim(self) -> None:
-        """Write run.json: from now on the folder is this run's. Call it once nothing can refuse the start."""
+    def claim(self, counted_from: int = 0) -> None:
+        """Write run.json: from now on the folder is this run's. Call it once nothing can refuse the start.
+
+        `counted_from`: the step after which it counts the tokens that it has seen.
+        """
         run = {"steps": self.optim.steps, "decay_steps": self.optim.last_decay_step}
         if self.optim.cooldown_steps:
             run["cooldown_steps"] = self.optim.cooldown_steps
+        run |= {COUNTED_FROM: counted_from} if counted_from else {}
         run |= self.identity
 
         def write() -> None:
@@ -129,6 +135,8 @@ def _require_same_run(folder: RunFolder) -> None:
             f"file, or start a new run from their weights: another --out_dir, and --init_from {out_dir}",
         )
         return
+    if not _has_checkpoints(out_dir):  # it was killed before the first: nothing that it trained is left to resume
+        return
     given = json.loads(json.dumps(identity, default=str))  # as it was written: lists for tuples
     used = [
         key for key in stored if key.startswith(("model.", "data.")) and key not in given
@@ -137,13 +145,14 @@ def _require_same_run(folder: RunFolder) -> None:
     differing = [
         f"{key} ({stored.get(key)} there, {given.get(key)} now)"
         for key in (*given, *used)
-        if stored.get(key) != given.get(key) and not (key == "optim.min_lr" and stable)
+        if key != _PACKING_VERSION and stored.get(key) != given.get(key) and not (key == "optim.min_lr" and stable)
     ]
     if differing:
         raise UsageError(
             f"{out_dir} holds another run, which differs in {'; '.join(differing)}. "
             "Give the values it was started with to resume it, or choose another --out_dir"
         )
+    _require_same_packing(out_dir, stored, given)
     _require_same_start(folder)
     if stored["steps"] > optim.steps:
         raise UsageError(
@@ -160,23 +169,36 @@ def _require_same_run(folder: RunFolder) -> None:
         )
 
 
+def _require_same_packing(out_dir: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    before, now = (run.get(_PACKING_VERSION) for run in (stored, given))
+    require(
+        before == now,
+        f"{out_dir} holds a run with best-fit packing in its version {before}, and this release has version {now}, "
+        "where other tokens of a row are targets: its losses would be of other tokens from here on. Resume it with the "
+        f"release that began it, or start a new run from its weights: another --out_dir, and --init_from {out_dir}",
+    )
+
+
 def read_run(path: Path) -> dict[str, Any] | None:
     """What run.json holds, under the names of today; None without one. Raises InputError where it is damaged."""
     if not path.is_file():
         return None
     try:
         stored = _BEFORE | {_RENAMED.get(key, key): value for key, value in json.loads(path.read_bytes()).items()}
+        if stored.get(_PACKING) == "best-fit":
+            stored.setdefault(_PACKING_VERSION, 1)  # which did not name it
         stored["steps"] = int(stored["steps"])
         stored["decay_steps"] = int(stored.get("decay_steps") or stored["steps"])
         stored["cooldown_steps"] = int(stored.get("cooldown_steps", 0))
+        stored[COUNTED_FROM] = int(stored.get(COUNTED_FROM, 0))
     except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is damaged; remove {path.parent} to start over") from error
     return stored
 
 
-def _describe_changed_decay(path: Path, optim: OptimConfig, step: int) -> str:
-    stored = read_run(path)
-    if stored is None:
+def _describe_changed_decay(folder: RunFolder, step: int) -> str:
+    stored, optim = read_run(folder.out_dir / RUN), folder.optim
+    if stored is None or not _has_checkpoints(folder.out_dir):
         return ""
     before = replace(optim, decay_steps=stored["decay_steps"], cooldown_steps=stored["cooldown_steps"])
     if optim.schedule == "wsd":

@@ -13,6 +13,7 @@ from gristmill.config import Range
 from gristmill.errors import UsageError, require
 from training.data.mix import MixOrder
 from training.data.order import EpochOrder, OrderKind
+from training.data.packing import PACKING_VERSION
 from training.data.sequences import Sequences
 from training.distributed.layout import ParallelConfig
 from training.kernels.keyed_random import key_from_name
@@ -67,10 +68,14 @@ class DataConfig:
         """Training sequences are packed documents."""
         return self.packing == "best-fit"
 
-    def of_documents(self) -> dict[str, bool | str]:
-        """The options of documents that are not at their defaults, by name: runs from before them have none."""
-        chosen = {"data.mask_documents": self.mask_documents, "data.packing": self.packing}
-        return {name: value for name, value in chosen.items() if value not in (False, "windows")}
+    def of_documents(self) -> dict[str, bool | str | int]:
+        """The options of documents that are not at their defaults, by name: runs from before them have none.
+
+        With a packing its version, too: another one has other targets.
+        """
+        masked = {"data.mask_documents": True} if self.mask_documents else {}
+        packed = {"data.packing": self.packing, "data.packing_version": PACKING_VERSION} if self.is_packed else {}
+        return {**masked, **packed}
 
     def check(self) -> None:
         """Raise UsageError for a holdout without a name, weights that do not fit the folders, or an order of no mix."""

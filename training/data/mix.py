@@ -65,14 +65,14 @@ class TokenMix:
             f" of {len(self.parts)} sets" if many else f", {steps_per_epoch} steps an epoch"
         )
 
-    def lines(self, read: Sequences, order: "MixOrder | None", sequences: int) -> list[str]:
-        """Of several data sets a line for each: its share, and how often a run of so many `sequences` reads it.
+    def lines(self, read: Sequences, order: "MixOrder | None", first: int, last: int) -> list[str]:
+        """Of several data sets a line for each: its share, and how often sequences `first` … `last` of a run read it.
 
         `read` and `order` are those of `sequences`; what `read` says of itself follows.
         """
         if order is None:
             return read.notes()
-        counts = order.counts(torch.tensor([sequences]))[:, 0].tolist()
+        counts = order.counts_between(first, last)
         shares = [
             f"    {share:.2%} of {part.folder}: {count * part.length:,} of its {part.tokens:,} tokens, "
             f"{count / len(rows):.2f} epochs{', so that they are repeated' if count > len(rows) else ''}"
@@ -177,6 +177,10 @@ class MixOrder:
             found.append(turns * part + (2 * over * part + whole) // (2 * whole))  # rounded
             rest = rest - found[-1]
         return torch.stack(found)
+
+    def counts_between(self, first: int, last: int) -> list[int]:
+        """How many of the sequences `first` … `last` of the run are of each set."""
+        return self.counts(torch.tensor([first, last])).diff()[:, 0].tolist()
 
     def place(self, places: Tensor) -> Place:
         """The data set, and the number in it, of the sequences at `places` (n,) int64 of the run, from 0."""

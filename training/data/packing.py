@@ -24,7 +24,7 @@ from training.data.documents import DocumentIndex, DocumentSpans
 from training.data.sequences import TokenSequences
 from training.kernels.cross_entropy import IGNORE_INDEX
 
-_VERSION = 2  # of the plan
+PACKING_VERSION = 2  # of the plan, and of which tokens of a row are targets: part of the identity of runs
 _WINDOW = 1 << 18  # documents packed with each other: some 20 MB, and few rows that are not filled
 
 
@@ -137,7 +137,7 @@ class PackedSequences:
 def _fingerprint(data: TokenSequences) -> str:
     """Hash of what decides a plan: the documents' lengths and T."""
     shards = [(shard.sha256, shard.idx_sha256, shard.documents, shard.tokens) for shard in data.manifest.shards]
-    return hashlib.sha256(repr((_VERSION, data.length, shards)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((PACKING_VERSION, data.length, shards)).encode()).hexdigest()[:16]
 
 
 def _open_plan(prefix: Path, data: TokenSequences) -> PackingPlan:

@@ -1,6 +1,6 @@
 """config.json of a Hugging Face model, to our ModelConfig and back; what we do not know or implement is refused."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -38,8 +38,8 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
 _NOT_COMPARED = {"preset", "dropout"}  # without effect on an exported model
 
 
-def read_hf_config(config: dict[str, Any]) -> tuple[Family, ModelConfig]:
-    """Convert config.json to its family and our ModelConfig.
+def read_hf_config(config: dict[str, Any], say: Callable[[str], object] = lambda _: None) -> tuple[Family, ModelConfig]:
+    """Convert config.json to its family and our ModelConfig; `say` takes a line for what has no effect there.
 
     Raises UsageError for a field that is unknown or a value that our model does not implement, InputError for sizes
     that do not fit together.
@@ -60,6 +60,10 @@ def read_hf_config(config: dict[str, Any]) -> tuple[Family, ModelConfig]:
         raise InputError(f"its sizes do not fit together ({error})") from error
     values = {ours: full[theirs] for ours, theirs in family.fields.items() if full[theirs] is not None} | more
     _refuse_zeros(values)
+    window, context = values.get("window", 0), values["context"]
+    if isinstance(window, int) and isinstance(context, int) and window > context:
+        say(f"its sliding_window of {window} tokens is longer than its context of {context}: the model has none here")
+        del values["window"]
     try:
         model = msgspec.convert({"preset": family.preset, **family.parts, **values}, ModelConfig)
         check_ranges(model, "model.")

@@ -39,12 +39,14 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
         out_dir: New or empty folder to write to.
 
     Returns:
-        Two lines: what was written, and the training options that describe the model.
+        Two lines: what was written, and the training options that describe the model; before them one for what of it
+        has no effect.
     """
     require_empty(out_dir)
     config = _read_json(hf_folder / CONFIG_FILE)
+    notes: list[str] = []
     try:
-        family, model = read_hf_config(config)
+        family, model = read_hf_config(config, notes.append)
     except (UsageError, InputError) as error:
         raise type(error)(f"{hf_folder / CONFIG_FILE}: {error}") from error
     with ExitStack() as files, single_process_group() as group:
@@ -63,7 +65,7 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
         )
         path = CheckpointManager(out_dir, 1, group.world, print).save(record, state)
     how = f"train it with --init_from {out_dir} {command_line_options(model)}"
-    return f"{family.model_type} model, {len(state)} parameters, in {path}\n{how}"
+    return "\n".join([*notes, f"{family.model_type} model, {len(state)} parameters, in {path}", how])
 
 
 def command_line_options(model: ModelConfig) -> str:

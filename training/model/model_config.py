@@ -180,7 +180,7 @@ class ModelConfig:
         it have the same record in every version.
         """
         newer: dict[str, Any] = {
-            field.name: field.default for field in fields(self) if field.name not in _ALWAYS_RECORDED
+            field.name: field.default for field in fields(self) if field.name not in ALWAYS_RECORDED
         }
         plain = replace(self, **newer, preset="llama")._with_preset()._complete(self.vocab_size, self.context)
         found = asdict(self)
@@ -236,7 +236,7 @@ class ModelConfig:
 
 
 # fields of the first records; of later ones those that a record omits have their default
-_ALWAYS_RECORDED = frozenset({
+ALWAYS_RECORDED = frozenset({
     "preset", "layers", "width", "heads", "kv_heads", "ffn_width", "vocab_size", "context", "norm", "positions", "mlp",
     "bias", "tied", "dropout", "rope_base", "norm_eps", "init_std",
 })  # fmt: skip

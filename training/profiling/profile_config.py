@@ -36,10 +36,20 @@ class ProfileConfig:
         found = _SPAN.fullmatch(self.steps)
         return (int(found[1]), int(found[2])) if found else None
 
-    def check(self) -> None:
-        """Raise UsageError for steps that are no span."""
+    def notes(self, step: int) -> list[str]:
+        """A line for a run that goes on after `step`, if its steps to trace are over."""
+        over = self.span is not None and self.span[1] <= step
+        return [f"profile.steps {self.steps}: the run is at step {step}, and traces none of them now"] * over
+
+    def check(self, last: int) -> None:
+        """Raise UsageError for steps that are no span, or that end after the run's `last`."""
         span = self.span or (0, 0)
         require(
             not self.steps or 1 <= span[0] <= span[1],
             f"profile.steps is {self.steps!r}; wanted START:STOP, from step 1 on; try --profile.steps 10:12",
+        )
+        require(
+            span[1] <= last,
+            f"profile.steps is {self.steps!r}, and the run ends at step {last}; a trace is written at its end; "
+            f"try --profile.steps {min(span[0], last)}:{last}",
         )

@@ -129,10 +129,11 @@ class Reporter:
     def log_seen(self, step: int, seen: dict[str, Any]) -> None:
         """Record and print the tokens seen of each data set and source (see `SeenTokens.after`)."""
         self.record("data", step, **seen)
+        since = f" since step {seen['after_step']}" if "after_step" in seen else ""
         for name, part in [*seen.get("sets", {}).items(), *seen.get("sources", {}).items()]:
             epochs = f", {part['epochs']:.2f} epochs" if "epochs" in part else ""
             shares = f"{part['share']:.2%} of all, {part['requested']:.2%} requested"
-            self.say(f"    seen of {name}: {part['tokens']:,} tokens, {shares}{epochs}")
+            self.say(f"    seen{since} of {name}: {part['tokens']:,} tokens, {shares}{epochs}")
 
 
 def format_step(step: StepMetrics, total_steps: int, speed: Throughput) -> str:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from training.data.batches import Batches
@@ -24,22 +23,27 @@ class SeenTokens:
         self.batches, self.mix, self.sets = batches, mix, batches.data.sets
         self.groups = [TargetGroups(part) for part in self.sets] if by_source else []
         self.names = sorted({name for groups in self.groups for name in groups.sources})
+        self.since = 0
+        """The steps up to this one are not counted: a branch whose source read other data has not read them."""
         self._counted, self._tokens = 0, np.zeros(len(self.sets) + len(self.names), np.int64)
 
     def after(self, step: int) -> dict[str, Any]:
-        """What was read in the first `step` steps: `sets` if there are several, `sources` if they are known.
+        """What was read until `step`: `sets` if there are several, `sources` if they are known.
 
-        Of each `tokens`, its `share` of them and the share `requested`; of sets also `epochs`.
+        Of each `tokens`, its `share` of them and the share `requested`; of sets also `epochs`. `after_step` is `since`,
+        where that is not 0.
         """
-        if not step:
+        if step <= self.since:
             return {}
         found = {"sets": self._of_sets(step), "sources": self._of_sources(step)}
-        return {kind: parts for kind, parts in found.items() if parts}
+        parts = {kind: parts for kind, parts in found.items() if parts}
+        return {"after_step": self.since, **parts} if parts and self.since else parts
 
     def _of_sets(self, step: int) -> dict[str, Any]:
         if self.batches.mix is None:
             return {}
-        read = self.batches.mix.counts(torch.tensor([step * self.batches.split.batch_size]))[:, 0].tolist()
+        size = self.batches.split.batch_size
+        read = self.batches.mix.counts_between(self.since * size, step * size)
         if self.batches.data.is_padded:
             tokens = self._count_until(step)[: len(self.sets)].tolist()
         else:
@@ -71,9 +75,9 @@ class SeenTokens:
         return sum(share * record.tokens / part.tokens for share, record, part in shares if record)
 
     def _count_until(self, step: int) -> NDArray[np.int64]:
-        """Targets of each set, then of each source, in the first `step` steps: (sets + sources,)."""
-        if step < self._counted:
-            self._counted, self._tokens = 0, np.zeros_like(self._tokens)
+        """Targets of each set, then of each source, from `since` until `step`: (sets + sources,)."""
+        if step < self._counted or self._counted < self.since:
+            self._counted, self._tokens = self.since, np.zeros_like(self._tokens)
         steps = max(1, _ROWS // self.batches.split.batch_size)
         for first in range(self._counted, step, steps):
             self._tokens += self._count(self.batches.global_indices(first, min(steps, step - first)))

@@ -45,15 +45,34 @@ def test_a_branch_continues_the_run_exactly_and_decays(
     train(branch(stable, tmp_path / "same", 2))
     assert steps(tmp_path / "same", "loss") == {s: x for s, x in steps(stable.out_dir, "loss").items() if s > 2}
     assert "with other data" not in capsys.readouterr().out
-    mixed = branch(stable, tmp_path / "mixed", 2, steps=3)
-    folders = (mixed.data.train_folders[0], mixed.data.holdout)
-    train(replace(mixed, data=replace(mixed.data, train=folders)))
-    assert "with other data: tokens seen count the first 2 steps, too, as if they had" in capsys.readouterr().out
     found, rate = steps(tmp_path / "decay", "loss"), stable.optim.lr
     assert found[3] == steps(stable.out_dir, "loss")[3] and found[4] != steps(stable.out_dir, "loss")[4]
     assert steps(tmp_path / "decay", "lr") == pytest.approx({3: rate * 2 / 3, 4: rate / 3, 5: 0.0})
     assert train(decaying).steps == 5  # the same command resumes the branch, and never branches again
     assert "resuming from" in capsys.readouterr().out
+
+
+def test_tokens_seen_of_a_branch_with_other_data_are_of_its_own_steps(
+    stable: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def seen(config: TrainConfig) -> dict[str, Any]:
+        train(config)
+        return [record for record in read_metrics(config.out_dir / METRICS) if record["kind"] == "data"][-1]
+
+    mixed = branch(stable, tmp_path / "mixed", 2, steps=3)
+    mixed = replace(mixed, data=replace(mixed.data, train=(mixed.data.train_folders[0], mixed.data.holdout)))
+    found, a_step = seen(mixed), 12 * 16
+    assert found["after_step"] == 2 and sum(part["tokens"] for part in found["sets"].values()) == a_step
+    said = capsys.readouterr().out
+    assert "after its step 2, with another data.train, data.weights: tokens seen are counted from there on" in said
+    assert "seen since step 2 of " in said and f"{found['sets'][str(mixed.data.holdout)]['tokens']} of its " in said
+    longer = with_optim(mixed, steps=5)
+    resumed = seen(longer)
+    assert resumed["after_step"] == 2 and sum(part["tokens"] for part in resumed["sets"].values()) == 3 * a_step
+    again = seen(branch(longer, tmp_path / "again", 3, steps=5))
+    assert {key: again[key] for key in ("after_step", "sets")} == {key: resumed[key] for key in ("after_step", "sets")}
+    of_all = seen(replace(branch(longer, tmp_path / "b", 3, steps=5), data=replace(mixed.data, batch_size=24)))
+    assert of_all["after_step"] == 3 and sum(part["tokens"] for part in of_all["sets"].values()) == 4 * a_step
 
 
 def test_branches_that_cannot_be_are_errors(stable: TrainConfig, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints survive damaged files, full disks and killed processes."""
 
+import json
 import os
 import shutil
 import signal
@@ -7,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,8 +29,17 @@ def truncate(checkpoint: Path) -> None:
 
 
 def make_old(checkpoint: Path) -> None:
+    change(checkpoint, version=1)
+
+
+def change(checkpoint: Path, **fields: Any) -> None:
+    """Change fields of record.json, those of its model by model=; `...` removes one."""
     file = checkpoint / "record.json"
-    file.write_text(file.read_text().replace('"version": 2', '"version": 1'))
+    record = json.loads(file.read_bytes())
+    for name, value in fields.items():
+        merged = {**record[name], **value} if isinstance(value, dict) else value
+        record[name] = {k: v for k, v in merged.items() if v is not ...} if isinstance(merged, dict) else merged
+    file.write_text(json.dumps({key: value for key, value in record.items() if value is not ...}))
 
 
 @pytest.mark.parametrize(
@@ -52,6 +63,42 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, damage: 
     found, held, said = load(tmp_path, "columns")
     assert found is not None and found.step == 2 and is_seed([held], 2)
     assert len(said) == 1 and "step-00000003 cannot be used" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"step": -1}, "step: expected int >= 0"),
+        ({"step": "3"}, "step: expected int, got str"),
+        ({"step": 4}, "step is 4, and the folder's name step-00000003"),
+        ({"step": ...}, "step is missing"),
+        ({"updates": 4}, "updates is 4, and step 3; wanted no more"),
+        ({"version": "2"}, "it has version '2', wanted 2"),
+        ({"stability": {"variance": -1.0}}, "stability.variance is -1.0; wanted 0 or more"),
+        ({"stability": {"scale": 0.0}}, "stability.scale is 0.0; wanted more than 0"),
+        ({"stability": {"mean": "x"}}, "stability[...]: expected float, got str"),
+        ({"tokenizer": {"sha256": ...}}, "tokenizer.sha256 is missing"),
+        ({"model": {"width": 32.5}}, "model.width: expected int, got float"),
+        ({"model": {"rope_base": "10000"}}, "model.rope_base: expected float, got str"),
+        ({"model": {"norm": "other"}}, "model.norm: invalid enum value 'other'"),
+        ({"model": {"layers": 0}}, "model.layers is 0; wanted 1 or more"),
+        ({"model": {"heads": -2}}, "model.heads is -2; wanted 0 or more"),
+        ({"model": {"kv_heads": 3}}, "model.heads 2 is not divisible by model.kv_heads 3"),
+        ({"model": {"vocab_size": 9}}, "model.vocab_size 9 is below the tokenizer's 30"),
+        ({"model": {"tied": ...}}, "model.tied is missing"),
+        ({"model": {"colour": 1}}, "unexpected keyword argument 'colour'"),
+        ({"model": []}, "model: expected object, got array"),
+        ({"files": {}, "unigram_loss": True}, "unigram_loss: expected float, got bool"),
+        ({"files": {".metadata": ...}}, "names no .metadata"),
+    ],
+    ids=str,
+)
+def test_a_field_of_the_record_that_cannot_be_is_named(tmp_path: Path, fields: dict[str, Any], fault: str) -> None:
+    save(tmp_path, "rows", [2, 3])
+    change(tmp_path / "step-00000003", **fields)
+    found, _, said = load(tmp_path, "columns")
+    assert found is not None and found.step == 2 and len(said) == 1 and "\n" not in said[0]
+    assert said[0].startswith("checkpoint step-00000003 cannot be used (") and fault in said[0]
 
 
 @pytest.mark.parametrize("name", [b"", b"\xff\xfe", b"step-\0", b"step-00000009"])

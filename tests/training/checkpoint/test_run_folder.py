@@ -7,9 +7,15 @@ import pytest
 
 from gristmill.errors import UsageError
 from training.checkpoint.run_folder import RunFolder
+from training.data.batches import DataConfig
 from training.distributed.mesh import init_distributed
 from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
+
+
+def save_nothing(out_dir: Path) -> None:
+    """A folder with the name of a checkpoint: of the run there is something to resume."""
+    (out_dir / "checkpoints/step-00000001").mkdir(parents=True)
 
 
 def folder(out_dir: Path, **options: Any) -> RunFolder:
@@ -31,6 +37,7 @@ def test_an_option_that_only_one_record_has_is_a_difference(
 ) -> None:
     with init_distributed("cpu"):
         folder(tmp_path, **before).claim()
+        save_nothing(tmp_path)
         folder(tmp_path, **before).require_same_run()
         with pytest.raises(UsageError, match=said):
             folder(tmp_path, **now).require_same_run()
@@ -45,7 +52,43 @@ def test_the_last_rate_of_a_stable_run_is_free_until_it_decays(tmp_path: Path) -
 
     with init_distributed("cpu"):
         run(1e-4).claim()
+        save_nothing(tmp_path)
         run(5e-6, cooldown_steps=100).require_same_run()
         run(5e-6, cooldown_steps=100).claim()
         with pytest.raises(UsageError, match=r"optim.min_lr \(5e-06 there, 1e-06 now\)"):
             run(1e-6, cooldown_steps=100).require_same_run()
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_may_be_corrected(tmp_path: Path) -> None:
+    """It starts over, whatever the options: nothing that was trained is left."""
+    mistaken, corrected = (
+        RunFolder(tmp_path, {"seed": steps, "data.order": "keyed"}, OptimConfig(steps=steps)) for steps in (1000, 10)
+    )
+    with init_distributed("cpu"):
+        mistaken.claim()
+        corrected.require_same_run()
+        assert corrected.describe_changed_decay(0) == ""
+        corrected.claim()
+        save_nothing(tmp_path)
+        with pytest.raises(UsageError, match=r"another run, which differs in seed \(10 there, 1000 now\)"):
+            mistaken.require_same_run()
+        corrected.require_same_run()
+
+
+def test_a_run_of_an_earlier_packing_is_refused_with_the_reason(tmp_path: Path) -> None:
+    def run(**packing: Any) -> RunFolder:
+        identity = {"data.order": "keyed", **{f"data.{name}": value for name, value in packing.items()}}
+        return RunFolder(tmp_path, identity, OptimConfig(steps=10))
+
+    now = DataConfig(tmp_path, tmp_path, packing="best-fit").of_documents()
+    assert now == {"data.packing": "best-fit", "data.packing_version": 2}
+    assert DataConfig(tmp_path, tmp_path).of_documents() == {}
+    with init_distributed("cpu"):
+        run(packing="best-fit").claim()
+        save_nothing(tmp_path)
+        with pytest.raises(UsageError, match=r"best-fit packing in its version 1, and this release has version 2, .*t"):
+            run(packing="best-fit", packing_version=2).require_same_run()
+        with pytest.raises(UsageError, match=r"differs in data.packing \(best-fit there, None now\)\. Give"):
+            run().require_same_run()
+        run(packing="best-fit", packing_version=2).claim()
+        run(packing="best-fit", packing_version=2).require_same_run()

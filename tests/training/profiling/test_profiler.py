@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gristmill.errors import UsageError
+from training.checkpoint.checkpoint import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import init_distributed
@@ -17,7 +18,7 @@ from training.profiling.layer_norms import layer_of
 from training.profiling.profile_config import ProfileConfig
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.run_plan import RunPlan
-from training.train import train
+from training.train import train, train_as_planned
 from training.trainer import Trainer
 
 LOOK = ProfileConfig(steps="2:3", times=2, norms=3)
@@ -98,15 +99,21 @@ def test_updates_are_the_differences_of_weights(config: TrainConfig) -> None:
 def test_options_that_mean_nothing_are_refused(config: TrainConfig) -> None:
     for steps in ("3", "5:4", "0:1", "a:b"):
         with pytest.raises(UsageError, match=rf"profile.steps is '{steps}'; wanted START:STOP"):
-            ProfileConfig(steps=steps).check()
+            ProfileConfig(steps=steps).check(9)
     with pytest.raises(UsageError, match=r"profile.ranks has 3, and the run has the ranks 0 to 0"):
         train(replace(config, profile=ProfileConfig(steps="1:2", ranks=(0, 3))))
 
 
-def test_a_trace_that_the_run_does_not_finish_is_not_written(config: TrainConfig) -> None:
-    short = replace(config, optim=replace(config.optim, steps=2), profile=ProfileConfig(steps="2:9"))
-    train(short)
-    assert not (short.out_dir / "profile").exists()
+def test_a_trace_that_the_run_does_not_finish_is_not_written_and_one_that_is_over_is_said(
+    config: TrainConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = replace(config, checkpoint=CheckpointConfig(every=2), profile=ProfileConfig(steps="2:9"))
+    steps = iter([None, None])
+    with pytest.raises(StopIteration):
+        train_as_planned(RunPlan.of(quick), lambda: next(steps))
+    assert not (quick.out_dir / "profile").exists()
+    train(replace(quick, optim=replace(quick.optim, steps=12), profile=ProfileConfig(steps="1:2")))
+    assert "profile.steps 1:2: the run is at step 2, and traces none of them now" in capsys.readouterr().out
 
 
 @pytest.mark.gpu
