@@ -22,6 +22,7 @@ _STYLE = {"font.family": "DejaVu Sans", "font.size": 9, "svg.hashsalt": "gristmi
 _LINE = "#444444"
 _NOTE: dict[str, Any] = {"color": "#555555", "style": "italic", "size": 8, "va": "center"}
 DATA, MODEL, RANKS, UPDATE = "#dbe9f6", "#e3f1dd", "#fbe6cf", "#ece2f3"
+RING = (DATA, MODEL, RANKS, UPDATE)
 STEP = [  # what happens, by which function, what comes out, colour
     ("A window of the token shard", "TokenSequences.batch", "tokens (B, T + 1) int64", DATA),
     ("The sequences of this rank and step", "Batches.read", "ids, targets (B, T); sample_ids (B)", DATA),
@@ -201,6 +202,29 @@ def draw_grid(side: int = 3, turn: int = 1) -> Figure:
     return figure
 
 
+def draw_context(ranks: int = 4) -> Figure:
+    """Ring attention in zigzag order: in which step each block of queries meets each block of keys."""
+    chunks = 2 * ranks
+    figure, axes = _figure(7.2, 3.3, (-7, 27), (-chunks - 2.2, 1.6))
+    holder = [min(chunk, chunks - 1 - chunk) for chunk in range(chunks)]
+    axes.text(chunks / 2, 1.2, "chunks of keys, and their rank", ha="center", va="center", size=8)
+    for row in range(chunks):
+        axes.text(-0.4, -row - 0.5, f"queries {row}, rank {holder[row]}", ha="right", va="center", size=8)
+        axes.text(row + 0.5, 0.35, f"{holder[row]}", ha="center", va="center", size=8)
+        for column in range(row + 1):
+            step = (holder[row] - holder[column]) % ranks
+            _box(axes, (column, -row - 1), (1, 1), RING[step], str(step))
+    lines = ["step of the ring in which they meet:", *(f"step {step}" for step in range(ranks))]
+    for number, line in enumerate(lines):
+        if number:
+            _box(axes, (10, -number - 1.3), (0.8, 0.8), RING[number - 1], str(number - 1))
+        axes.text(10 + (number > 0) * 1.2, -number - 0.9, line, va="center", size=8)
+    axes.text(10, -6.6, "each rank has two blocks in every step but the first,", **_NOTE)
+    axes.text(10, -7.3, "in which it has one whole and two halves", **_NOTE)
+    axes.text(0, -chunks - 1.5, f"{ranks} ranks hold two of {chunks} chunks each; white: later tokens, unseen", **_NOTE)
+    return figure
+
+
 def draw_pipeline(ranks: int = 4) -> Figure:
     """1F1B, and with two stages a rank (Narayanan et al. 2021, figure 4): who computes which micro-batch when."""
     figure, axes = _figure(7.2, 3.9, (-5, 33.6), (-2 * ranks - 3.4, 0.9))
@@ -258,6 +282,7 @@ DRAWN: dict[str, Callable[[], Figure]] = {
     "matrices": draw_matrices,
     "tensor_parallel": draw_tensor_parallel,
     "grid": draw_grid,
+    "context": draw_context,
     "pipeline": draw_pipeline,
 }
 

@@ -28,8 +28,8 @@ averages of the weights under ZeRO-3 and tensor parallelism (`tests/training/opt
 runs that are killed and resumed under another layout (`tests/training/checkpoint/`, `tests/training/test_restart.py`).
 """
 _GPU = """
-Pipelines and grids need a GPU per process. The tests marked `gpu` (`tests/training/test_gpu.py`) run some of these
-rows, and train, compile, offload and resume. None of them has run on a GPU yet, nor any row on several GPUs or
+Pipelines, grids and rings need a GPU per process. The tests marked `gpu` (`tests/training/test_gpu.py`) run some of
+these rows, and train, compile, offload and resume. None of them has run on a GPU yet, nor any row on several GPUs or
 machines.
 """
 LAYOUTS: dict[str, Callable[[Case], bool]] = {
@@ -48,6 +48,9 @@ LAYOUTS: dict[str, Callable[[Case], bool]] = {
     "dp × pp": lambda c: _axes(c) == "dp pp",
     "tp × pp": lambda c: _axes(c) == "tp pp",
     "dp × tp × pp": lambda c: _axes(c) == "dp tp pp",
+    "cp": lambda c: _axes(c) == "cp",
+    "cp × tp": lambda c: _axes(c) == "tp cp",
+    "cp × dp, pp": lambda c: _axes(c) in ("dp cp", "pp cp", "dp pp cp"),
 }
 FEATURES: dict[str, Callable[[Case], bool]] = {
     "a step of SGD": lambda c: c.optimizer == "sgd",
@@ -90,7 +93,7 @@ def _precisions(cases: Sequence[Case]) -> str:
 
 def _axes(case: Case) -> str:
     """The axes along which a case has several processes, such as "dp tp"."""
-    return " ".join(name for name in ("dp", "tp", "pp") if getattr(case.layout, name) > 1)
+    return " ".join(name for name in ("dp", "tp", "pp", "cp") if getattr(case.layout, name) > 1)
 
 
 def _hybrid(case: Case) -> bool:

@@ -122,6 +122,7 @@ class TrainConfig:
         )
 
         self._check_grid()
+        self._check_context()
         if self.compile and self.precision == "fp64":
             reason = "before, compiled attention on a CPU takes float64 for float32"
             require_torch("2.13", "compile with precision fp64", reason, "--compile false, or --precision fp32")
@@ -138,6 +139,20 @@ class TrainConfig:
             tensor == "1d" or self.memory.recompute != "selective",
             f"memory.recompute selective and parallel.tensor {tensor}: it keeps the results of products, and on a grid "
             "a product is several that are added up; try --memory.recompute full, or --parallel.tensor 1d",
+        )
+
+    def _check_context(self) -> None:
+        """Raise UsageError for what does not go together with context parallelism."""
+        cp, context = self.parallel.cp, self.parallel.context
+        require(
+            cp == 1 or not self.compile,
+            f"compile and parallel.cp {cp}: blocks whose attention is on several ranks are not compiled yet; "
+            "try --compile false, or --parallel.cp 1",
+        )
+        require(
+            cp == 1 or context != "ring" or self.memory.recompute != "selective",
+            "memory.recompute selective and parallel.context ring: it keeps the results of products, and those of a "
+            "ring are the scores of all tokens; try --memory.recompute full, or --parallel.cp 1",
         )
 
     def identity(self, model: ModelConfig, train: TokenMix, holdout: Manifest) -> dict[str, Any]:

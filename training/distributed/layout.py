@@ -1,4 +1,4 @@
-"""The parallel layout: sizes of data, tensor and pipeline parallelism, and the checks that a model fits them."""
+"""The parallel layout: sizes of data, tensor, pipeline and context parallelism, and the checks that a model fits."""
 
 import math
 from dataclasses import asdict, dataclass, field, replace
@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from gristmill.config import Range
 from gristmill.errors import require
+from training.distributed.context_layout import check_context
 from training.distributed.torch_version import require_torch
 from training.model.model_config import ModelConfig
 
@@ -22,10 +23,10 @@ V_SHAPED = ("zbv", "dualpipev")  # rank r of p holds stages r and 2 p - 1 - r: t
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """The parallel layout: dp x tp x pp ranks."""
+    """The parallel layout: dp x tp x pp x cp ranks."""
 
     dp: int = 0
-    """Data-parallel replicas, which read different sequences; 0: the number of ranks / (tp x pp)."""
+    """Data-parallel replicas, which read different sequences; 0: the number of ranks / (tp x pp x cp)."""
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO stage, sharded over replicas: 0 nothing; 1 optimizer state; 2 also gradients; 3 also parameters (FSDP)."""
     zero_group: int = 0
@@ -53,17 +54,23 @@ class ParallelConfig:
     Tesseract); 3d, on a cube of l x l x l ranks (Bian et al. 2021)."""
     depth: int = field(default=1, repr=False)
     """Layers of the grid, of 2.5d: tp is q x q x depth."""
+    cp: int = field(default=1, repr=False)
+    """Context-parallel ranks: the tokens of each sequence are divided over them, so that each has 1 / cp of all
+    activations. For parameters they are replicas, over which ZeRO shards too."""
+    context: Literal["ring", "ulysses"] = field(default="ring", repr=False)
+    """How tokens see those of other cp ranks. ring: keys and values go around (Liu et al. 2023); ulysses: an exchange
+    gives each rank all tokens of some heads (Jacobs et al. 2023)."""
     RENAMED: ClassVar[dict[str, str]] = {"shard": "zero_group"}
     RANGES: ClassVar[dict[str, Range]] = {
         **dict.fromkeys(("dp", "zero_group", "virtual_stages", "micro_batches"), Range(0, 2**31 - 1)),
-        **dict.fromkeys(("tp", "pp", "depth"), Range(1, 2**31 - 1)),
+        **dict.fromkeys(("tp", "pp", "depth", "cp"), Range(1, 2**31 - 1)),
     }
 
     def resolve(self, processes: int, model: ModelConfig, seq_len: int) -> "ParallelConfig":
         """Return a copy with every 0 filled in for `processes` ranks. Raises UsageError if it does not fit."""
         full = replace(
             self,
-            dp=self.dp or max(1, processes // max(1, self.tp * self.pp)),
+            dp=self.dp or max(1, processes // max(1, self.tp * self.pp * self.cp)),
             virtual_stages=self.virtual_stages or (1 if self.pp == 1 else STAGES_PER_RANK[self.schedule] or 2),
         )
         full = replace(full, zero_group=full.zero_group or (full.dp if full.zero else 1))
@@ -82,12 +89,34 @@ class ParallelConfig:
         if self.pp > 1:
             turns = f", {self.virtual_stages} stages each" if self.virtual_stages > 1 else ""
             words.append(f"pp {self.pp} ({self.schedule}{turns})")
+        if self.cp > 1:
+            words.append(f"cp {self.cp} ({self.context})")
         return " x ".join(words)
 
     def record(self) -> dict[str, Any]:
-        """The fields, as checkpoints have them; those of a grid only where there is one."""
-        found = asdict(self)
-        return {key: value for key, value in found.items() if self.tensor != "1d" or key not in ("tensor", "depth")}
+        """The fields, as checkpoints have them; those of a grid and of contexts only where there are some."""
+        absent = (("tensor", "depth") if self.tensor == "1d" else ()) + (("cp", "context") if self.cp == 1 else ())
+        return {key: value for key, value in asdict(self).items() if key not in absent}
+
+    @property
+    def processes(self) -> int:
+        """Number of ranks."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def replicas(self) -> int:
+        """Ranks over which the gradient of a parameter is summed: they have other sequences, or tokens of them."""
+        return self.dp * self.cp
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO shards a parameter."""
+        return self.zero_group * self.cp if self.zero else 1
+
+    @property
+    def context_chunks(self) -> int:
+        """Chunks of a sequence that a rank holds: of a ring two, an early and a late one, where cp divides it."""
+        return 2 if self.cp > 1 and self.context == "ring" else 1
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -107,6 +136,11 @@ class ParallelConfig:
     def sequence_shards(self) -> int:
         """Ranks that share the tokens of a sequence between the tensor-parallel regions."""
         return self.tp if self.sequence_parallel else 1
+
+    @property
+    def sequence_parts(self) -> int:
+        """Number of equal parts into which a sequence must divide: chunks over cp ranks, tokens over tp ranks."""
+        return self.cp * math.lcm(self.context_chunks, self.sequence_shards)
 
     @property
     def stages(self) -> int:
@@ -134,6 +168,7 @@ class ParallelConfig:
         else:
             _check_grid_ranks(self)
             _check_grid_sizes(self, model)
+        check_context(self, model, seq_len)
         require(
             self.pp > 1 or self.virtual_stages == 1,
             f"parallel.virtual_stages {self.virtual_stages} needs a pipeline, and parallel.pp is 1; "
@@ -145,13 +180,14 @@ class ParallelConfig:
 
 
 def _check_rank_count(layout: ParallelConfig, processes: int) -> None:
-    dp, tp, pp = layout.dp, layout.tp, layout.pp
+    dp, tp, pp, cp = layout.dp, layout.tp, layout.pp, layout.cp
     require(min(dp, tp, pp) > 0, f"parallel.dp, tp and pp are {dp}, {tp} and {pp}; wanted 1 or more of each")
-    fits = processes % (tp * pp) == 0
-    advice = f"--parallel.dp {processes // (tp * pp)}" if fits else f"{dp * tp * pp} processes"
+    fits = processes % (tp * pp * cp) == 0
+    advice = f"--parallel.dp {processes // (tp * pp * cp)}" if fits else f"{layout.processes} processes"
+    factors = f"dp {dp} x tp {tp} x pp {pp}" + (f" x cp {cp}" if cp > 1 else "")
     require(
-        dp * tp * pp == processes,
-        f"dp {dp} x tp {tp} x pp {pp} = {dp * tp * pp} processes, and {processes} were started; try {advice}",
+        layout.processes == processes,
+        f"{factors} = {layout.processes} processes, and {processes} were started; try {advice}",
     )
 
 

@@ -5,11 +5,13 @@ communicates most (Narayanan et al. 2021, section 3). Data parallelism is "repli
 sharding: ZeRO shards over the ranks along "shard" (`parallel.zero_group` of them), and the ranks along "replicate"
 hold copies of the same shard.
 
-Where tensor parallelism is 2D, 2.5D or 3D, "tp" is also a grid of its own axes "depth", "row" and "column".
+Where tensor parallelism is 2D, 2.5D or 3D, "tp" is also a grid of its own axes "depth", "row" and "column". With
+context parallelism neighbours on "replicate" x "shard" have parts of the same sequences: they are an axis "cp" of their
+own, and for parameters replicas like others, over which gradients are summed and ZeRO shards.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -58,7 +60,7 @@ class World:
         return self.rank == 0
 
     def axis(self, name: str) -> Axis:
-        """The axis "pp", "replicate", "shard" or "tp", or one of a grid."""
+        """The axis "pp", "replicate", "shard" or "tp", one of a grid, or "cp" with context parallelism."""
         return self.axes[name]
 
     @property
@@ -81,13 +83,18 @@ class World:
 
     @property
     def dp_size(self) -> int:
-        """Number of data-parallel replicas."""
-        return self.axes["replicate"].size * self.axes["shard"].size
+        """Number of data-parallel replicas: of groups of ranks that read different sequences."""
+        return self.axes["replicate"].size * self.axes["shard"].size // self._cp_size
 
     @property
     def dp_rank(self) -> int:
         """Index of this rank's data-parallel replica."""
-        return self.axes["replicate"].rank * self.axes["shard"].size + self.axes["shard"].rank
+        rank = self.axes["replicate"].rank * self.axes["shard"].size + self.axes["shard"].rank
+        return rank // self._cp_size
+
+    @property
+    def _cp_size(self) -> int:
+        return self.axes["cp"].size if "cp" in self.axes else 1
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum `x` over all ranks, in place; on `self.device` or the CPU."""
@@ -142,7 +149,7 @@ def init_distributed(device: Literal["auto", "cpu", "cuda"] = "auto", timeout: f
 
 def build_world(layout: ParallelConfig, device: torch.device, timeout: float = 60.0) -> World:
     """Build the mesh of a resolved layout; collective: every rank calls it. `timeout` in seconds."""
-    shape = (layout.pp, layout.dp // layout.zero_group, layout.zero_group, layout.tp)
+    shape = (layout.pp, layout.replicas // layout.shards, layout.shards, layout.tp)
     ranks = torch.arange(dist.get_world_size()).view(shape)
     limit = _group_timeout(device.type, timeout)
     groups = []
@@ -152,14 +159,17 @@ def build_world(layout: ParallelConfig, device: torch.device, timeout: float = 6
     mesh = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=AXES)
     axes = {name: _axis(mesh[name], name) for name in AXES}
     if layout.tensor != "1d":
-        axes |= _grid_axes(ranks.view(-1, *layout.grid), limit)
+        axes |= _further_axes(GRID, ranks.view(-1, *layout.grid), limit)
+    if layout.cp > 1:
+        neighbours = ranks.view(layout.pp, -1, layout.cp, layout.tp).transpose(2, 3).reshape(-1, layout.cp)
+        axes |= _further_axes(("cp",), neighbours, limit)
     return World(mesh, axes, device, limit)
 
 
-def _grid_axes(ranks: Tensor, timeout: timedelta) -> dict[str, Axis]:
-    """The axes of each grid of tensor-parallel ranks, (grids, depth, rows, columns); collective."""
+def _further_axes(names: Sequence[str], ranks: Tensor, timeout: timedelta) -> dict[str, Axis]:
+    """Axes of groups of ranks, (groups, ranks along each of the axes `names`); collective."""
     own, axes = (ranks == dist.get_rank()).nonzero()[0].tolist(), {}
-    for dim, name in enumerate(GRID, 1):
+    for dim, name in enumerate(names, 1):
         group, size = None, ranks.shape[dim]
         if size > 1:
             lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()

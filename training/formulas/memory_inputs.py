@@ -47,6 +47,7 @@ class MemoryInputs:
 
     def __post_init__(self) -> None:
         assert self.layout.tensor == "1d", "the memory of grids is not modelled"
+        assert self.layout.cp == 1, "the memory of divided sequences is not modelled"
         last = self.layout.stages - 1
         found = {
             stage: stage_parameters(

@@ -1,6 +1,6 @@
 """Attention of a block: projections, rotation of queries and keys, and attention to the tokens that are not hidden."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from training.model.positions import DocumentTable, PositionTable
 
 class Attention(nn.Module):
     """Causal self-attention with grouped-query heads (Vaswani et al. 2017; Ainslie et al. 2023)."""
+
+    attend: Callable[[Mask, Tensor, Tensor, Tensor], Tensor] = staticmethod(Mask.attend)
+    """Attention to the tokens that a mask does not hide; another one where a sequence is on several ranks."""
 
     def __init__(self, config: ModelConfig, name: str) -> None:
         super().__init__()
@@ -49,7 +52,7 @@ class Attention(nn.Module):
         if self.training and self.dropout.p:
             mixed = mask.attend_with_dropout(q, k, v, self.dropout, sample_ids)
         else:
-            mixed = mask.attend(q, k, v)
+            mixed = self.attend(mask, q, k, v)
         return self.o(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
 
     def project(self, x: Tensor, _documents: Documents | None) -> Sequence[Tensor]:

@@ -13,7 +13,7 @@ from training.model.documents import Documents
 from training.model.embedding import Embedding, Head
 from training.model.layers import build_norm
 from training.model.model_config import ModelConfig
-from training.model.positions import build_positions, in_documents
+from training.model.positions import build_positions
 
 
 class Decoder(nn.Module):
@@ -53,7 +53,7 @@ class Decoder(nn.Module):
         x = self.embed(ids, sample_ids, documents)
         table = self.position_table(x)
         if documents is not None:
-            table = in_documents(table, documents)
+            table = self.position_table.in_documents(table, documents)
         for block in self.blocks.values():
             x = block(x, table, sample_ids)
         return self.head(self.norm(x), targets)

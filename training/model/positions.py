@@ -28,14 +28,6 @@ class DocumentTable(NamedTuple):
 PositionTable = SequenceTable | DocumentTable
 
 
-def in_documents(table: SequenceTable, documents: Documents) -> DocumentTable:
-    """Let rotary positions restart with each document; ALiBi's bias depends on distances alone."""
-    if isinstance(table, tuple):
-        positions = documents.positions.flatten()
-        table = table[0][positions], table[1][positions]
-    return DocumentTable(table, documents)
-
-
 class PositionEmbedding(nn.Embedding):
     """Learned embedding of the positions of features (B, T, D): (T, D), or in their documents (B, T, D)."""
 
@@ -68,6 +60,10 @@ class Alibi(nn.Module):
         bias = torch.tensor(self.slopes, device=x.device, dtype=distance.dtype)[:, None, None] * distance
         return bias.masked_fill_(distance > 0, -torch.inf).to(x.dtype)[None]
 
+    def in_documents(self, table: Tensor, documents: Documents) -> DocumentTable:
+        """The bias depends on distances alone."""
+        return DocumentTable(table, documents)
+
     def tokens(self, x: Tensor) -> int:
         """Number of tokens in a sequence."""
         return x.shape[1]
@@ -87,7 +83,7 @@ def alibi_slopes(heads: int) -> list[float]:
     return slopes + [2.0 ** (-4 * i / power) for i in range(1, 2 * (heads - power), 2)]
 
 
-def build_positions(config: ModelConfig) -> nn.Module:
+def build_positions(config: ModelConfig) -> "Alibi | Rotary":
     """The module that makes a model's PositionTable from features (B, T, D)."""
     return Alibi(config) if config.positions == "alibi" else Rotary(config)
 
@@ -100,14 +96,25 @@ class Rotary(nn.Module):
         self.config = config
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        config = self.config
-        if config.positions != "rope":
+        if self.config.positions != "rope":
             return None
-        frequencies = rotary_frequencies(config.rotary_dim, config.rope_base, x.device, accumulation_dtype(x.dtype))
+        return self.angles(self.positions(x), accumulation_dtype(x.dtype))
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The pair cos, sin of positions (T,) int64, each (T, E) in `dtype`."""
+        config = self.config
+        frequencies = rotary_frequencies(config.rotary_dim, config.rope_base, positions.device, dtype)
         if config.rope_scaling == "none":
-            return rotary_table(self.positions(x), frequencies)
-        cos, sin = rotary_table(self.positions(x), scaled_frequencies(config, frequencies))
+            return rotary_table(positions, frequencies)
+        cos, sin = rotary_table(positions, scaled_frequencies(config, frequencies))
         return cos * config.rope_attention_factor, sin * config.rope_attention_factor
+
+    def in_documents(self, table: SequenceTable, documents: Documents) -> DocumentTable:
+        """Let positions restart with each document."""
+        if isinstance(table, tuple):
+            positions = documents.positions.flatten()
+            table = table[0][positions], table[1][positions]
+        return DocumentTable(table, documents)
 
     def positions(self, x: Tensor) -> Tensor:
         """Positions of the tokens in their sequence, (T,) int64."""

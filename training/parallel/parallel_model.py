@@ -17,6 +17,7 @@ from training.model.batch import Batch
 from training.model.decoder import Decoder
 from training.model.embedding import Head
 from training.model.model_config import ModelConfig
+from training.parallel.context.tokens import TokenOrder
 from training.parallel.data_parallel import GradReducer
 from training.parallel.fsdp import reshard
 from training.parallel.gradients import RemainingSums
@@ -56,6 +57,7 @@ class ParallelModel:
         self.z_loss = ZLoss(0.0)
         # of a grid: the layers and rows that divide the sequences, and the axis that divides the vocabulary
         self.rows = world.joint_axis("depth", "row") if "row" in world.axes else JointAxis()
+        self.order = TokenOrder.of(layout, world)
         self.vocabulary = world.axis({"1d": "tp", "3d": "row"}.get(layout.tensor, "column"))
 
     def forward_backward(self, batch: Batch, scale: float) -> Tensor:
@@ -64,7 +66,7 @@ class ParallelModel:
         `batch` is this replica's, (B, T). Returns this rank's term of the loss sum in nats, 0-d: the sum over all ranks
         is the global one.
         """
-        batch = own_batch(batch, self.rows)
+        batch = self.order.own_batch(own_batch(batch, self.rows))
         loss = self._run_schedule(batch, scale) if self.pipeline else self._accumulate_gradients(batch, scale)
         for param in self.params:
             if isinstance(param.module_param, DTensor):
@@ -104,10 +106,14 @@ class ParallelModel:
         `positions` as of `Batch`. One rank of each replica has the losses, and the others an empty list: a sum over
         all ranks counts each target once.
         """
-        own = [[own_sequences(x, self.rows) for x in parts] for parts in (ids, targets, positions or ())]
+        own = [
+            [self.order.own(own_sequences(x, self.rows)) for x in parts] for parts in (ids, targets, positions or ())
+        ]
         losses = self._forward(own[0], own[1], own[2] or None)
-        losses = [all_sequences(x, self.rows)[: len(whole)] for x, whole in zip(losses, ids, strict=False)]
-        return losses if self.world.axis("tp").rank == 0 else []
+        losses = [
+            all_sequences(self.order.gather(x), self.rows)[: len(whole)] for x, whole in zip(losses, ids, strict=False)
+        ]
+        return losses if self.world.axis("tp").rank == self.order.axis.rank == 0 else []
 
     @torch.no_grad()
     def next_logits(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -115,16 +121,20 @@ class ParallelModel:
 
         `positions` (1, T) as of `Batch`.
         """
-        parts = self.layout.sequence_shards
+        parts = self.layout.sequence_parts
         longest = self.config.context // parts * parts  # so that no padding is beyond the learned positions
         length = min(ids.shape[1], longest)
 
         def padded(x: Tensor) -> list[Tensor]:
-            return [torch.nn.functional.pad(x[:, -longest:], (0, -length % parts)).to(self.world.device)]
+            whole = torch.nn.functional.pad(x[:, -longest:], (0, -length % parts))
+            return [self.order.own(whole).to(self.world.device)]
 
         # causal: padding has no effect
         outputs = self._forward(padded(ids), None, None if positions is None else padded(positions))
-        logits = self._all_gather_vocab(outputs[0][0, length - 1]) if outputs else None
+        holder, last = self.order.holder(length - 1, length + -length % parts)
+        logits = self._all_gather_vocab(outputs[0][0, last]) if outputs else None
+        if logits is not None and self.order.axis.size > 1:
+            dist.broadcast(logits, group=self.order.axis.group, group_src=holder)
         return self._broadcast_from_last_stage(logits)
 
     @torch.no_grad()

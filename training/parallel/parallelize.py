@@ -18,6 +18,8 @@ from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import allocate_parameters
 from training.memory.recompute import checkpoint_activations
 from training.model.decoder import Decoder
+from training.parallel.context.modules import apply_context
+from training.parallel.context.tokens import TokenOrder
 from training.parallel.data_parallel import GradReducer
 from training.parallel.fsdp import apply_fsdp
 from training.parallel.gradients import RemainingSums, tied_axis
@@ -99,6 +101,7 @@ def shard_model(
             apply_cube(part, pieces, Grid.of(world.axes), world.axis("depth"))
         else:
             apply_grid(part, pieces, Grid.of(world.axes))
+        apply_context(part, layout, TokenOrder.of(layout, world))
         checkpoint_activations(part, memory.recompute)  # around the tensor-parallel modules
         if compiled:
             for block in part.blocks.values():  # of the same code, so torch compiles one and reuses it

@@ -103,12 +103,12 @@ class Case:
 
     @property
     def processes(self) -> int:
-        return self.layout.dp * self.layout.tp * self.layout.pp
+        return self.layout.processes
 
     @property
     def sends_tensors(self) -> bool:
-        """True if ranks send each other tensors outside collectives, as pipelines and grids do."""
-        return self.layout.pp > 1 or self.layout.tensor != "1d"
+        """True if ranks send each other tensors outside collectives, as pipelines, grids and rings do."""
+        return self.layout.pp > 1 or self.layout.tensor != "1d" or self.layout.cp > 1
 
     @property
     def counts_traffic(self) -> bool:
@@ -117,6 +117,7 @@ class Case:
         is_newer = self.layout.zero == 3 and self.layout.pp > 1 and torch.__version__ >= "2.14"
         # on a cube queries have other tokens, and documents' positions are exchanged
         is_newer |= self.layout.tensor == "3d" and (bool(self.model.query_layer) or self.documents)
+        is_newer |= self.layout.context == "ulysses" and self.documents  # whose positions are gathered
         return self.optimizer == "sgd" and self.offload == "device" and not self.compiled and not is_newer
 
     @property
@@ -133,6 +134,7 @@ class Case:
         words += [f"shard{layout.zero_group}"] * (1 < layout.zero_group < layout.dp)
         words += ["sp"] * layout.sequence_parallel
         words += [f"{layout.tensor} {' x '.join(map(str, layout.grid))}"] * (layout.tensor != "1d")
+        words += [f"cp{layout.cp} {layout.context}"] * (layout.cp > 1)
         words += [f"{layout.schedule} v{layout.virtual_stages}"] * (layout.pp > 1)
         words += [f"m{layout.micro_batches}"] * (layout.micro_batches > 1)
         words += [f"recompute-{self.recompute}"] * (self.recompute != "none")

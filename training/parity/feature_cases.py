@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from gristmill.errors import UsageError
-from training.distributed.layout import ParallelConfig
+from training.distributed.layout import ParallelConfig, Schedule
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.parity.cases import SEQ_LEN, Case, Preset, small_model
 from training.parity.family_cases import family_cases
@@ -22,6 +22,7 @@ _PRESETS: tuple[Preset, ...] = ("llama", "gpt2")
 _ONE = ParallelConfig()
 _3D = ParallelConfig(dp=2, zero=1, tp=2, sequence_parallel=True, pp=2, schedule="1f1b")
 _GRID, _CUBE = ParallelConfig(tp=4, tensor="2d"), ParallelConfig(tp=8, tensor="3d")
+_SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved-1f1b", "zbv")
 Options = dict[str, Any]
 
 
@@ -41,7 +42,7 @@ def feature_cases(device: Literal["cpu", "cuda"] = "cpu", full: bool = False) ->
         ]
     else:
         skipped.append("transformers is not installed: its Llama and GPT-2 are not compared; pip install transformers")
-    asked += _grid_cases(full)
+    asked += [*_grid_cases(full), *_context_cases(full)]
     if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         asked.append(("llama", ParallelConfig(dp=2, zero=3), {"precision": "fp32", "compiled": True}))
     else:
@@ -59,7 +60,7 @@ def feature_cases(device: Literal["cpu", "cuda"] = "cpu", full: bool = False) ->
 def feature_case(preset: Preset, layout: ParallelConfig, **options: Any) -> Case:
     """A case with an independent reference and the sizes that suit one; raises UsageError for a refused `layout`."""
     options = {"reference": "plain decoder", "heads": HEADS, "init_std": INIT_STD, **options}
-    processes = (layout.dp or 1) * layout.tp * layout.pp
+    processes = replace(layout, dp=layout.dp or 1).processes
     return Case.of(preset, layout.resolve(processes, small_model(preset, 9, HEADS), SEQ_LEN), **options)
 
 
@@ -110,6 +111,31 @@ def _grid_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
         ]  # fmt: skip
     for preset, layout, options in layouts:
         yield preset, layout, {"reference": "one process", **options}
+
+
+def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """Sequences divided over ranks beside one process, alone and with other kinds; more of them in `full`."""
+    layouts: list[tuple[Preset, ParallelConfig, Options]] = [
+        ("llama", ParallelConfig(cp=2), {"documents": True}),
+        ("mistral-7b", ParallelConfig(cp=3), {"recompute": "full"}),
+        ("gpt2", ParallelConfig(cp=4), {}),
+        ("llama", ParallelConfig(cp=2, tp=2, sequence_parallel=True), {}),
+        ("llama", ParallelConfig(cp=2, pp=2, schedule="zbv"), {}),
+        ("gpt2", ParallelConfig(cp=2, dp=2, zero=3), {"optimizer": "adamw"}),
+    ]
+    if full:
+        for cp in (2, 3, 4):
+            layouts += [(preset, ParallelConfig(cp=cp), {"documents": bool(cp % 2)}) for preset in _PRESETS]
+        layouts += [
+            *(("llama", ParallelConfig(cp=2, dp=2, zero=zero, micro_batches=2), {}) for zero in (0, 1, 2, 3)),
+            *(("gpt2", ParallelConfig(cp=2, pp=2, schedule=schedule), {"documents": True}) for schedule in _SCHEDULES),
+            ("mistral-7b", ParallelConfig(cp=2, tp=2), {"documents": True}), ("qwen3-0.6b", ParallelConfig(cp=4), {}),
+            ("llama", ParallelConfig(cp=2, zero=1), {"optimizer": "muon"}),
+            ("llama", ParallelConfig(cp=2), {"precision": "bf16", "reference": "plain decoder"}),
+            ("llama", ParallelConfig(cp=2, tp=2, pp=2), {"z_loss": 0.01}),
+        ]  # fmt: skip
+    for preset, layout, options in layouts:
+        yield preset, layout, {"reference": "one process", "dropout": 0.0, **options}
 
 
 def _adamw_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]]:

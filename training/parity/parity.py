@@ -92,7 +92,7 @@ def plan_certificate(full: bool, processes: int, device: Literal["cpu", "cuda"] 
     possible = [case for case in cases if device == "cpu" or not case.sends_tensors or _have_own_gpus(case)]
     if possible != cases:
         count = len(cases) - len(possible)
-        skipped.append(f"{count} pipelines and grids need a GPU per process: gloo sends no GPU's tensors")
+        skipped.append(f"{count} pipelines, grids and rings need a GPU per process: gloo sends no GPU's tensors")
     return CertificatePlan([case for case in possible if case.processes <= processes], refused, skipped)
 
 

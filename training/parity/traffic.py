@@ -18,6 +18,7 @@ OPERATIONS = {
     "allgather_into_tensor_coalesced_": "all-gather",
     "_reduce_scatter_base_": "reduce-scatter",
     "reduce_scatter_tensor_coalesced_": "reduce-scatter",
+    "alltoall_base_": "all-to-all",
     "broadcast_": "broadcast",
     "reduce_": "reduce",
     "send": "send",

@@ -3,91 +3,14 @@
 It uses nothing of the code that it predicts, but what the options say: sizes, the stages' layers, the order of passes.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-from training.distributed.layout import ParallelConfig
-from training.formulas.cube_traffic import CubeTraffic, cube_parameters, is_inner
-from training.formulas.grid_traffic import GridSizes, GridTraffic, Passes, grid_parameters
-from training.formulas.parameter_shapes import ParameterShape, pack_buckets, stage_parameters
-from training.memory.memory_config import Recompute
-from training.model.model_config import ModelConfig
+from training.formulas.parameter_shapes import ParameterShape, pack_buckets
+from training.formulas.traffic.context import ContextSizes, context_traffic
+from training.formulas.traffic.cube import CubeTraffic, summed_parameters
+from training.formulas.traffic.grid import GridTraffic, Passes
+from training.formulas.traffic.inputs import TrafficInputs
 from training.parity.traffic import Traffic, Volume
-
-
-@dataclass(frozen=True)
-class Coordinates:
-    """This rank's index along three axes of the mesh."""
-
-    pp: int
-    shard: int
-    tp: int
-
-
-@dataclass(frozen=True)
-class TrafficInputs:
-    """Inputs of the formulas, for one rank.
-
-    `sequences`: per step and replica. `passes`: for each of its pipeline stages the passes in order: F forward, B
-    backward; if backward is split, I for inputs and W for weights. Bytes per element: `itemsize` of activations and
-    copies of weights, `wide` of gradient sums and the loss, `reduced` of what replicas sum.
-    """
-
-    config: ModelConfig
-    layout: ParallelConfig
-    rank: Coordinates
-    sequences: int
-    seq_len: int
-    itemsize: int
-    wide: int
-    reduced: int
-    recompute: Recompute
-    stage_layers: Sequence[range]
-    passes: Mapping[int, str]
-    bucket_bytes: int = 25 << 20
-    """Of gradient sums in a bucket."""
-    chunk_bytes: int = 32 << 20
-    """Of the logits that the loss has at a time."""
-    parameters: dict[int, list[ParameterShape]] = field(init=False, repr=False)
-    """By stage: sharded by tensor parallelism, not yet by ZeRO."""
-
-    def __post_init__(self) -> None:
-        ends, layout = self.layout.stages - 1, self.layout
-        found = {
-            n: stage_parameters(self.config, self.stage_layers[n], n == 0, n == ends, *self._cut) for n in self.stages
-        }
-        if layout.tensor != "1d":
-            cut = cube_parameters if layout.tensor == "3d" else grid_parameters
-            found = {n: list(cut(self.grid, whole)) for n, whole in found.items()}
-        object.__setattr__(self, "parameters", found)
-
-    @property
-    def _cut(self) -> tuple[int, int]:
-        """Parts by which 1D tensor parallelism divides parameters, and this rank's."""
-        return (self.layout.tp, self.rank.tp) if self.layout.tensor == "1d" else (1, 0)
-
-    @property
-    def grid(self) -> GridSizes:
-        """This rank's place on a grid of tensor-parallel ranks."""
-        side = self.layout.grid[1]
-        sequences = self.sequences // (self.layout.micro_batches * self.layout.batch_shards)
-        row, column = self.rank.tp // side % side, self.rank.tp % side
-        tokens = sequences * self.seq_len
-        return GridSizes(self.config, side, row, column, tokens, self.itemsize, self.wide, sequences)
-
-    @property
-    def hidden_bytes(self) -> int:
-        """Bytes of the hidden states between two blocks, for all sequences of the replica."""
-        return self.sequences * self.seq_len * self.config.width * self.itemsize
-
-    @property
-    def stages(self) -> list[int]:
-        """This rank's pipeline stages."""
-        return self.layout.stages_of_rank(self.rank.pp)
-
-    def holds_stage(self, stage: int) -> bool:
-        """True if this rank holds the stage; -1 is the last stage."""
-        return stage % self.layout.stages in self.stages
 
 
 def expected_traffic(inputs: TrafficInputs) -> Traffic:
@@ -96,6 +19,7 @@ def expected_traffic(inputs: TrafficInputs) -> Traffic:
     parts = [
         _grid(inputs) if on_grid else _tensor_parallel(inputs),
         _grid_gradients(inputs) if on_grid else _tensor_parallel_gradients(inputs),
+        _context(inputs),
         _zero3(inputs) if inputs.layout.zero == 3 else _data_parallel(inputs),
         _pipeline_parallel(inputs),
         _tied_embedding(inputs),
@@ -133,7 +57,7 @@ def _tensor_parallel(inputs: TrafficInputs) -> Traffic:
     if inputs.holds_stage(-1):
         entries, backward_entries = entries + micro_batches, backward_entries + micro_batches
     chunks = 2 * micro_batches * _loss_chunks(inputs)
-    loss = Volume(chunks, 3 * inputs.sequences * inputs.seq_len * inputs.wide)
+    loss = Volume(chunks, 3 * inputs.tokens * inputs.wide)
     loss = loss if inputs.holds_stage(-1) else Volume(0, 0)
     if layout.sequence_parallel:
         gathers, scatters = entries + backward_exits, exits + backward_entries
@@ -147,7 +71,7 @@ def _tensor_parallel(inputs: TrafficInputs) -> Traffic:
 
 
 def _grid(inputs: TrafficInputs) -> Traffic:
-    """2D, 2.5D and 3D: what each module communicates (grid_traffic.py, cube_traffic.py), times the passes."""
+    """2D, 2.5D and 3D: what each module communicates (training/formulas/traffic), times the passes."""
     kind, times = CubeTraffic if inputs.layout.tensor == "3d" else GridTraffic, inputs.layout.micro_batches
     found = kind(inputs.grid)
     for stage in inputs.stages:
@@ -170,23 +94,29 @@ def _grid_gradients(inputs: TrafficInputs) -> Traffic:
     Products of a cube sum the gradients of matrices over layers, and columns of a cube those of the inner biases.
     """
     every = [p for stage in inputs.parameters.values() for p in stage]
-    vectors, cube = [p for p in every if not p.divided], inputs.layout.tensor == "3d"
-    inner = [p for p in vectors if cube and is_inner(p)]
-    summed = {
-        "depth": vectors if cube else every if inputs.layout.depth > 1 else [],
-        "row": [p for p in vectors if p not in inner],
-        "column": inner + [p for p in vectors if p.of_heads],
-    }
     return {
         (axis, "all-reduce"): Volume(bool(found), sum(_own_numel(inputs, p) for p in found) * inputs.wide)
-        for axis, found in summed.items()
+        for axis, found in summed_parameters(every, inputs.layout.tensor == "3d", inputs.layout.depth).items()
     }
+
+
+def _context(inputs: TrafficInputs) -> Traffic:
+    """Context parallelism: what attention sends between the ranks that share sequences, for all layers and passes."""
+    layout, config = inputs.layout, inputs.config
+    if layout.cp == 1:
+        return {}
+    tokens, widths = inputs.tokens // layout.micro_batches, (config.q_width // layout.tp, config.kv_width // layout.tp)
+    sizes = ContextSizes(layout.context, layout.cp, tokens, *widths, inputs.itemsize, inputs.wide)
+    passes = layout.micro_batches * sum(_layer_count(inputs, stage) for stage in inputs.stages)
+    again = sum(_recomputations(inputs, stage) * _layer_count(inputs, stage) for stage in inputs.stages)
+    found = context_traffic(sizes, passes + again, passes)
+    return {("cp", operation): Volume(*volume) for operation, volume in found.items()}
 
 
 def _loss_chunks(inputs: TrafficInputs) -> int:
     """Chunks of tokens in which the loss takes a micro-batch, by the largest logits of a rank; one token at least."""
     rows = -(-inputs.config.vocab_size // inputs.layout.tp)
-    tokens = inputs.sequences // inputs.layout.micro_batches * inputs.seq_len
+    tokens = inputs.tokens // inputs.layout.micro_batches
     return -(-tokens // max(1, inputs.chunk_bytes // (rows * inputs.wide)))
 
 
@@ -220,25 +150,25 @@ def _data_parallel(inputs: TrafficInputs) -> Traffic:
     Gradients travel in the dtype in which replicas sum them, parameters in that of activations.
     """
     layout = inputs.layout
-    if layout.dp == 1:
+    if layout.replicas == 1:
         return {}
     buckets = [numel for stage in inputs.parameters.values() for numel in _buckets(inputs, stage)]
     calls, gradients, parameters = len(buckets), sum(buckets) * inputs.reduced, sum(buckets) * inputs.itemsize
     times = layout.micro_batches if layout.zero == 2 else 1
-    if layout.zero_group == 1:
+    if layout.shards == 1:
         return {("replicate", "all-reduce"): Volume(calls, gradients)}
-    between = times * (layout.zero_group < layout.dp)
+    between = times * (layout.shards < layout.replicas)
     return {
         ("shard", "reduce-scatter"): Volume(times * calls, times * gradients),
         ("shard", "all-gather"): Volume(calls, parameters),
-        ("replicate", "all-reduce"): Volume(between * calls, between * gradients // layout.zero_group),
+        ("replicate", "all-reduce"): Volume(between * calls, between * gradients // layout.shards),
     }
 
 
 def _buckets(inputs: TrafficInputs, parameters: Sequence[ParameterShape]) -> list[int]:
     """Elements of each bucket, padded."""
     packed = pack_buckets(parameters, inputs.bucket_bytes // inputs.wide)
-    return [sum(p.padded_numel(inputs.layout.zero_group) for p in bucket) for bucket in packed]
+    return [sum(p.padded_numel(inputs.layout.shards) for p in bucket) for bucket in packed]
 
 
 def _zero3(inputs: TrafficInputs) -> Traffic:
@@ -253,16 +183,16 @@ def _zero3(inputs: TrafficInputs) -> Traffic:
         units: dict[str, int] = {}
         for p in parameters:
             unit = "head" if inputs.config.tied and layout.stages == 1 and p.unit == "embed" else p.unit
-            units[unit] = units.get(unit, 0) + p.padded_numel(layout.zero_group)
+            units[unit] = units.get(unit, 0) + p.padded_numel(layout.shards)
         for unit, numel in units.items():
             times = 1 if layout.pp > 1 else micro_batches if unit in ("embed", "head") else 2 * micro_batches
             gathered += Volume(times, times * numel * inputs.itemsize)
             scattered += Volume(micro_batches, micro_batches * numel * inputs.reduced)
-            between += Volume(micro_batches, micro_batches * numel * inputs.reduced // layout.zero_group)
+            between += Volume(micro_batches, micro_batches * numel * inputs.reduced // layout.shards)
     return {
         ("shard", "all-gather"): gathered,
         ("shard", "reduce-scatter"): scattered,
-        ("replicate", "all-reduce"): between if layout.zero_group < layout.dp else Volume(0, 0),
+        ("replicate", "all-reduce"): between if layout.shards < layout.replicas else Volume(0, 0),
     }
 
 
@@ -297,4 +227,4 @@ def _layer_count(inputs: TrafficInputs, stage: int) -> int:
 
 def _own_numel(inputs: TrafficInputs, p: ParameterShape) -> int:
     """Number of elements in the rows that this rank updates."""
-    return p.rows_numel(inputs.layout.zero_group, inputs.rank.shard)
+    return p.rows_numel(inputs.layout.shards, inputs.rank.shard)

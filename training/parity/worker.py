@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from training.distributed.mesh import World, build_world
+from training.formulas.traffic.inputs import Coordinates, TrafficInputs
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.kernels.precision import COMPUTE_DTYPES, Precision, accumulation_dtype
 from training.memory.memory_config import MemoryConfig, OffloadTarget, Recompute
@@ -27,7 +28,7 @@ from training.parallel.pipeline_parallel import Pipeline
 from training.parallel.pipeline_stages import stage_layers
 from training.parity.cases import SEQ_LEN, VOCAB_SIZE, Case
 from training.parity.traffic import Traffic, TrafficCounter
-from training.parity.traffic_theory import Coordinates, TrafficInputs, expected_traffic
+from training.parity.traffic_theory import expected_traffic
 from training.sharding.axis import JointAxis
 from training.sharding.shard_spec import ShardSpec
 

@@ -48,6 +48,11 @@ def configured_run(config: str, cluster: Cluster) -> PlannedRun:
         f"{config} has parallel.tensor {options.parallel.tensor}, whose time and memory are not known; try "
         "parallel.tensor 1d, or the search, without --configured",
     )
+    require(
+        options.parallel.cp == 1,
+        f"{config} has parallel.cp {options.parallel.cp}, whose time and memory are not known; try parallel.cp 1, or "
+        "the search, without --configured",
+    )
     layout = options.parallel.resolve(cluster.devices, model, seq_len)
     BatchSplit.of(options.data, layout)
     layers = tuple(len(each) for each in stage_layers(model, layout.stages, seq_len))

@@ -86,6 +86,10 @@ REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
     (of(tensor="2d", tp=4, sequence_parallel=True), 4, r"a grid divides all .*try", of(sequence_parallel=False), 4),
     (of(tensor="3d", tp=9), 9, r"tp 9 is no cube of l x l x l ranks; try --parallel.tp 8", of(tp=8), 8),
     (of(tensor="3d", tp=27), 27, r"heads 12 .*by 9, as 3d .* try --model.heads 18, or", of(tensor="1d", tp=3), 3),
+    (of(cp=3, tp=2), 8, r"tp 2 x pp 1 x cp 3 = 6 processes, and 8 were started; try 6 processes", of(cp=2), 8),
+    (of(cp=3), 3, r"seq_len 32 is not .* by 6: ring .* 6 chunks .*cp 3; try --data.seq_len 36", of(cp=2), 2),
+    (of(cp=2, tp=4, tensor="2d"), 8, r"cp 2 and parallel.tensor 2d: .*try", of(tensor="1d", tp=3), 6),
+    (of(context="ulysses"), 2, r"ulysses has no effect with parallel.cp 1; try --parallel.cp 2", of(context="ring"), 2),
     (of(micro_batches=-1), 1, r"parallel.micro_batches is -1; wanted 1 or more", of(micro_batches=1), 1),
 ]  # fmt: skip
 
@@ -106,6 +110,25 @@ def test_a_grid_is_described_and_recorded_where_there_is_one() -> None:
     assert layout.describe() == "dp 2 x tp 8 (2.5d, 2 x 2 x 2)" and layout.grid == (2, 2, 2)
     assert layout.batch_shards == 4 and layout.record()["depth"] == 2
     assert not {"tensor", "depth"} & ParallelConfig(tp=2).resolve(2, MODEL, SEQ_LEN).record().keys()
+
+
+def test_context_parallelism_is_described_and_recorded_where_there_is_some() -> None:
+    layout = ParallelConfig(cp=2, zero=1, tp=2).resolve(8, MODEL, SEQ_LEN)
+    assert layout.describe() == "dp 2 x ZeRO-1 x tp 2 x cp 2 (ring)" and layout.record()["cp"] == 2
+    assert (layout.replicas, layout.shards, layout.processes, layout.sequence_parts) == (4, 4, 8, 4)
+    assert not {"cp", "context"} & ParallelConfig(tp=2).resolve(2, MODEL, SEQ_LEN).record().keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dropout": 0.1}, "dropout 0.1 and parallel.cp 2: .* try --model.dropout 0, or --parallel.cp 1"),
+        ({"query_layer": True}, "query_layer and parallel.cp 2: .* try --parallel.cp 1"),
+        ({"positions": "alibi"}, "alibi and parallel.cp 2: .* try --parallel.cp 1"),
+    ],
+)
+def test_models_whose_sequences_are_not_divided_yet(changes: dict[str, Any], message: str) -> None:
+    assert re.search(message, refusal(2, model=replace(MODEL, **changes), cp=2))
 
 
 def test_errors_that_depend_on_data_and_vocabulary() -> None:

@@ -9,6 +9,7 @@ from gristmill.errors import require
 from training.formulas.memory import LOGIT_CHUNK_BYTES, master_bytes, weight_bytes
 from training.formulas.memory_inputs import MemoryInputs
 from training.formulas.optimizer_memory import moment_bytes
+from training.formulas.traffic.inputs import TrafficInputs
 from training.kernels.precision import Precision
 from training.memory.memory_config import MemoryConfig
 from training.model.batch import Batch
@@ -18,7 +19,7 @@ from training.optim.optim_config import OptimConfig
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 from training.parity.traffic import Traffic
-from training.parity.traffic_theory import TrafficInputs, expected_traffic
+from training.parity.traffic_theory import expected_traffic
 from training.parity.worker import traffic_inputs
 from training.planner.cost.planned_run import OptimizerStates, PlannedRun
 from training.planner.dry_run.fake_world import FakeCollectives, StepOnMeta, fake_world

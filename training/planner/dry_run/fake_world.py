@@ -28,7 +28,7 @@ def fake_world(layout: ParallelConfig, rank: int) -> Iterator[World]:
 
     Its process group is torch's fake one, of all ranks of the layout.
     """
-    size = layout.dp * layout.tp * layout.pp
+    size = layout.processes
     dist.init_process_group("cpu:fake,meta:fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         group = dist.group.WORLD

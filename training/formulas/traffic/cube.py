@@ -8,8 +8,8 @@ gathered tensor (l - 1) / l comes from other ranks, (l - 1) (n h + h h' + n h') 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from training.formulas.grid_traffic import INT64, GridSizes, ModuleTraffic, Passes, vocabulary_part
 from training.formulas.parameter_shapes import ParameterShape
+from training.formulas.traffic.grid import INT64, GridSizes, ModuleTraffic, Passes, vocabulary_part
 
 
 class CubeTraffic(ModuleTraffic):
@@ -68,7 +68,18 @@ class CubeTraffic(ModuleTraffic):
         return vocabulary_part(self.sizes.model, self.sizes.side, self.sizes.row)
 
 
-def is_inner(p: ParameterShape) -> bool:
+def summed_parameters(every: Sequence[ParameterShape], cube: bool, depth: int) -> dict[str, list[ParameterShape]]:
+    """The parameters whose gradients are summed along each axis of a cube, or of a grid of `depth` layers."""
+    vectors = [p for p in every if not p.divided]
+    inner = [p for p in vectors if cube and _is_inner(p)]
+    return {
+        "depth": vectors if cube else [*every] if depth > 1 else [],
+        "row": [p for p in vectors if p not in inner],
+        "column": inner + [p for p in vectors if p.of_heads],
+    }
+
+
+def _is_inner(p: ParameterShape) -> bool:
     """True for the bias of a product away from the residual stream, which is divided over rows."""
     return p.name.endswith(tuple(f".{name}.bias" for name in ("q", "k", "v", "gate", "up")))
 

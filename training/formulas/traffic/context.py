@@ -1,0 +1,43 @@
+"""Context traffic: what ranks that share the tokens of a sequence send each other, by the formulas of its papers.
+
+A rank has n tokens, with h features of queries and h' of keys, as many of values. Ring attention (Liu et al. 2023,
+section 3): keys and values, 2 n h' elements, are sent on in all of N steps but the last, and backward once more, with
+as many gradients one step behind. Ulysses (Jacobs et al. 2023, section 3.2): queries, keys, values and outputs,
+n (2 h + 2 h') elements, are exchanged once forward and once backward, of which (N - 1) / N go to other ranks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ContextSizes:
+    """Attention of a layer on one rank: `tokens` of a micro-batch, and features of `queries` and of `keys`."""
+
+    kind: Literal["ring", "ulysses"]
+    ranks: int
+    tokens: int
+    queries: int
+    keys: int
+    itemsize: int
+    """Bytes of an element of activations."""
+    wide: int
+    """Bytes of a gradient that ranks add to."""
+
+
+def context_traffic(sizes: ContextSizes, forward: int, backward: int) -> Mapping[str, tuple[int, int]]:
+    """Calls and bytes by operation, of so many forward and backward passes of attention layers."""
+    return _ring(sizes, forward, backward) if sizes.kind == "ring" else _ulysses(sizes, forward, backward)
+
+
+def _ring(sizes: ContextSizes, forward: int, backward: int) -> Mapping[str, tuple[int, int]]:
+    steps, elements = sizes.ranks - 1, 2 * sizes.tokens * sizes.keys
+    calls = steps * (forward + 2 * backward)
+    sent = steps * elements * ((forward + backward) * sizes.itemsize + backward * sizes.wide)
+    return {"send": (calls, sent), "receive": (calls, sent)}
+
+
+def _ulysses(sizes: ContextSizes, forward: int, backward: int) -> Mapping[str, tuple[int, int]]:
+    elements = sizes.tokens * 2 * (sizes.queries + sizes.keys)
+    return {"all-to-all": (2 * (forward + backward), (forward + backward) * elements * sizes.itemsize)}

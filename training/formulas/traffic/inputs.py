@@ -1,0 +1,91 @@
+"""Traffic inputs: what decides the traffic of one rank, and the pieces of parameters that follow from it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from training.distributed.layout import ParallelConfig
+from training.formulas.parameter_shapes import ParameterShape, stage_parameters
+from training.formulas.traffic.cube import cube_parameters
+from training.formulas.traffic.grid import GridSizes, grid_parameters
+from training.memory.memory_config import Recompute
+from training.model.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """This rank's index along three axes of the mesh."""
+
+    pp: int
+    shard: int
+    tp: int
+
+
+@dataclass(frozen=True)
+class TrafficInputs:
+    """Inputs of the formulas, for one rank.
+
+    `sequences`: per step and replica. `passes`: for each of its pipeline stages the passes in order: F forward, B
+    backward; if backward is split, I for inputs and W for weights. Bytes per element: `itemsize` of activations and
+    copies of weights, `wide` of gradient sums and the loss, `reduced` of what replicas sum.
+    """
+
+    config: ModelConfig
+    layout: ParallelConfig
+    rank: Coordinates
+    sequences: int
+    seq_len: int
+    itemsize: int
+    wide: int
+    reduced: int
+    recompute: Recompute
+    stage_layers: Sequence[range]
+    passes: Mapping[int, str]
+    bucket_bytes: int = 25 << 20
+    """Of gradient sums in a bucket."""
+    chunk_bytes: int = 32 << 20
+    """Of the logits that the loss has at a time."""
+    parameters: dict[int, list[ParameterShape]] = field(init=False, repr=False)
+    """By stage: sharded by tensor parallelism, not yet by ZeRO."""
+
+    def __post_init__(self) -> None:
+        ends, layout = self.layout.stages - 1, self.layout
+        found = {
+            n: stage_parameters(self.config, self.stage_layers[n], n == 0, n == ends, *self._cut) for n in self.stages
+        }
+        if layout.tensor != "1d":
+            cut = cube_parameters if layout.tensor == "3d" else grid_parameters
+            found = {n: list(cut(self.grid, whole)) for n, whole in found.items()}
+        object.__setattr__(self, "parameters", found)
+
+    @property
+    def _cut(self) -> tuple[int, int]:
+        """Parts by which 1D tensor parallelism divides parameters, and this rank's."""
+        return (self.layout.tp, self.rank.tp) if self.layout.tensor == "1d" else (1, 0)
+
+    @property
+    def grid(self) -> GridSizes:
+        """This rank's place on a grid of tensor-parallel ranks."""
+        side = self.layout.grid[1]
+        sequences = self.sequences // (self.layout.micro_batches * self.layout.batch_shards)
+        row, column = self.rank.tp // side % side, self.rank.tp % side
+        tokens = sequences * self.seq_len
+        return GridSizes(self.config, side, row, column, tokens, self.itemsize, self.wide, sequences)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the replica's sequences that this rank computes with."""
+        return self.sequences * self.seq_len // self.layout.cp
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes of the hidden states between two blocks, for all of these."""
+        return self.tokens * self.config.width * self.itemsize
+
+    @property
+    def stages(self) -> list[int]:
+        """This rank's pipeline stages."""
+        return self.layout.stages_of_rank(self.rank.pp)
+
+    def holds_stage(self, stage: int) -> bool:
+        """True if this rank holds the stage; -1 is the last stage."""
+        return stage % self.layout.stages in self.stages

@@ -1,0 +1,125 @@
+"""Block attention: attention of some queries to some keys, as a term that merges with those of other keys.
+
+A term is the mean of the values weighted by exp(score), and the log of the sum of those weights. Terms of disjoint keys
+merge to that of all of them (Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022,
+FlashAttention, section 3.1). Scores are computed a tile of queries at a time, forward and backward, and never kept.
+
+Shapes: q (B, H, Q, E), k and v (B, kv_heads, K, E), lse (B, H, Q); sums are in the accumulation dtype.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from training.kernels.precision import accumulation_dtype
+
+TILE_BYTES = 32 << 20  # of scores in memory at a time
+
+
+class Seen(NamedTuple):
+    """The keys of a block that its queries see: of positions from `first`, or from the window's start, to their own."""
+
+    query: int
+    """Position of the block's first query."""
+    key: int
+    """Position of its first key."""
+    window: int = 0
+    """How many tokens a query sees, itself included; 0: all."""
+    first: Tensor | None = None
+    """Position of the first token that each query sees, (B, Q) int64."""
+
+    def any(self, queries: int, keys: int) -> bool:
+        """False if surely no query sees a key."""
+        last_key = self.key + keys - 1
+        too_old = self.window and last_key <= self.query - self.window
+        return self.key < self.query + queries and not too_old
+
+    def hidden(self, rows: slice, keys: int, device: torch.device) -> Tensor | None:
+        """The keys that queries `rows` do not see, (Q, K) or (B, 1, 1, Q, K) bool; None if they see all."""
+        start, stop = self.query + rows.start, self.query + rows.stop - 1
+        all_before, in_window = self.key + keys - 1 <= start, not self.window or stop - self.window < self.key
+        if all_before and in_window and self.first is None:
+            return None
+        query = torch.arange(start, stop + 1, device=device)[:, None]
+        key = torch.arange(self.key, self.key + keys, device=device)
+        hidden = key > query
+        if not in_window:
+            hidden |= key <= query - self.window
+        if self.first is None:
+            return hidden
+        return hidden | (key < self.first[:, None, None, rows, None])
+
+
+def attend_block(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
+    """The term (out, lse) of a block; a query that sees no key has -inf as lse, and zeros."""
+    wide, parts = accumulation_dtype(q.dtype), []
+    k, v = k.to(wide), v.to(wide)
+    for rows in _tiles(q, k):
+        scores = _scores(_grouped(q[:, :, rows].to(wide), k), k, seen, rows)
+        lse = scores.logsumexp(-1)
+        weights = scores.sub_(_finite(lse)[..., None]).exp_()
+        parts.append((_ungrouped(weights @ v, q), lse.reshape(*q.shape[:2], -1)))
+    outs, sums = zip(*parts, strict=True)
+    return torch.cat(outs, 2), torch.cat(sums, 2)
+
+
+def merge_block(out: Tensor, lse: Tensor, term: tuple[Tensor, Tensor]) -> None:
+    """Merge a block's term into those before, (B, H, Q, E) and (B, H, Q), in place."""
+    both = torch.logaddexp(lse, term[1])
+    old, new = ((each - _finite(both)).exp_()[..., None] for each in (lse, term[1]))
+    out.mul_(old).add_(term[0].mul_(new))
+    lse.copy_(both)
+
+
+def block_gradients(
+    q: Tensor, k: Tensor, v: Tensor, seen: Seen, grad: Tensor, lse: Tensor, delta: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A block's terms of the gradients of q, k and v (Dao et al. 2022, algorithm 4).
+
+    `grad` is that of the merged output, `lse` the merged one, `delta` the sum of grad x output over E, (B, H, Q).
+    """
+    wide, scale, parts = accumulation_dtype(q.dtype), q.shape[-1] ** -0.5, []
+    k, v = k.to(wide), v.to(wide)
+    grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
+    for rows in _tiles(q, k):
+        queries, grads = (_grouped(x[:, :, rows].to(wide), k) for x in (q, grad))
+        sums, deltas = (x[:, :, rows].reshape(*k.shape[:2], -1, 1) for x in (lse, delta))
+        weights = _scores(queries, k, seen, rows).sub_(sums).exp_()
+        grad_v += weights.mT @ grads
+        grad_scores = weights.mul_((grads @ v.mT).sub_(deltas)).mul_(scale)
+        grad_k += grad_scores.mT @ queries
+        parts.append(_ungrouped(grad_scores @ k, q))
+    return torch.cat(parts, 2), grad_k, grad_v
+
+
+def _tiles(q: Tensor, k: Tensor) -> Iterator[slice]:
+    """Queries whose scores are in memory at a time."""
+    queries, row_bytes = q.shape[2], q.shape[0] * q.shape[1] * k.shape[2] * k.itemsize
+    count = max(1, TILE_BYTES // row_bytes)
+    return (slice(start, min(start + count, queries)) for start in range(0, queries, count))
+
+
+def _scores(queries: Tensor, k: Tensor, seen: Seen, rows: slice) -> Tensor:
+    """Scaled scores of queries (B, kv_heads, H / kv_heads x Q, E), -inf where they are hidden."""
+    scores = queries @ k.mT * queries.shape[-1] ** -0.5
+    hidden = seen.hidden(rows, k.shape[2], k.device)
+    if hidden is not None:
+        scores.unflatten(2, (-1, rows.stop - rows.start)).masked_fill_(hidden, -torch.inf)
+    return scores
+
+
+def _grouped(x: Tensor, k: Tensor) -> Tensor:
+    """(B, H, Q, E) to (B, kv_heads, H / kv_heads x Q, E): the queries of all heads that share keys."""
+    return x.unflatten(1, (k.shape[1], -1)).flatten(2, 3)
+
+
+def _ungrouped(x: Tensor, q: Tensor) -> Tensor:
+    """The opposite."""
+    return x.unflatten(2, (q.shape[1] // x.shape[1], -1)).flatten(1, 2)
+
+
+def _finite(lse: Tensor) -> Tensor:
+    """The sums, but a large negative number for -inf, so that exp(-inf - lse) is 0."""
+    return lse.clamp(min=torch.finfo(lse.dtype).min)

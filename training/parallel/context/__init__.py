@@ -1,0 +1,1 @@
+"""Context parallelism: the tokens of a sequence divided over ranks, and attention between them."""

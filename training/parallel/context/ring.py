@@ -1,0 +1,142 @@
+"""Ring attention: keys and values go around the ranks, and meet each rank's queries (Liu et al. 2023, section 3).
+
+Rank r keeps its queries. In n steps it has the keys and values of ranks r, r - 1, …, sends them to rank r + 1
+meanwhile, and merges what its queries see of them (training/kernels/block_attention.py). The backward pass goes around
+once more: the gradients of keys and values travel one step behind them, from rank to rank, which each add a term, and
+end where the keys began. With N elements of keys and values on a rank it sends (n - 1) N forward and 2 (n - 1) N
+backward, half of these in the accumulation dtype. It keeps queries, keys, values, outputs and a number for each query
+and head, and nothing that grows with the square of the length.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.distributed.collectives import wait
+from training.kernels.block_attention import Seen, attend_block, block_gradients, merge_block
+from training.kernels.precision import accumulation_dtype
+from training.model.attention_mask import Mask
+from training.parallel.context.tokens import TokenOrder
+from training.sharding.axis import Axis
+
+_KEYS, _GRADIENTS = 0, 1  # tags of what is on its way
+
+
+class RingAttention:
+    """Attention of this rank's tokens to those of all ranks, in the place of `Mask.attend`."""
+
+    def __init__(self, order: TokenOrder) -> None:
+        self.order = order
+
+    def __call__(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Of q (B, H, T / n, E), k and v (B, kv_heads, T / n, E); with documents of all B in one sequence."""
+        assert mask.bias is None, "the layout's check refuses ALiBi"
+        documents = mask.documents
+        if documents is None:
+            return _Ring.apply(q, k, v, _Blocks(self.order, q.shape[2], mask.window))
+        q, k, v = (documents.split_sequences(x) for x in (q, k, v))
+        local = torch.arange(q.shape[2], device=q.device)
+        first = self.order.positions(local, len(local)) - documents.positions
+        return documents.join_sequences(_Ring.apply(q, k, v, _Blocks(self.order, q.shape[2], mask.window, first)))
+
+
+class _Blocks:
+    """The pairs of chunks, of this rank's queries and of a rank's keys, in which queries see keys."""
+
+    def __init__(self, order: TokenOrder, length: int, window: int, first: Tensor | None = None) -> None:
+        """`length`: tokens of a rank; `first` (B, `length`): position of the first token that each of them sees."""
+        self.order, self.axis, self.window, self.first = order, order.axis, window, first
+        self.size = length // order.per_rank
+
+    def beside(self, source: int) -> Iterator[tuple[slice, slice, Seen]]:
+        """The queries, the keys of rank `source`, and which of these they see."""
+        size = self.size
+        for i, query in enumerate(self.order.chunks(self.axis.rank)):
+            rows = slice(i * size, (i + 1) * size)
+            first = None if self.first is None else self.first[:, rows]
+            for j, key in enumerate(self.order.chunks(source)):
+                seen = Seen(query * size, key * size, self.window, first)
+                if seen.any(size, size):
+                    yield rows, slice(j * size, (j + 1) * size), seen
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: _Blocks) -> Tensor:
+        ctx.blocks, wide = blocks, accumulation_dtype(q.dtype)
+        own = torch.stack((k, v))
+        out, lse = torch.zeros_like(q, dtype=wide), q.new_full(q.shape[:3], -torch.inf, dtype=wide)
+        for source, (keys, values) in around(own, blocks.axis):
+            for rows, columns, seen in blocks.beside(source):
+                term = attend_block(q[:, :, rows], keys[:, :, columns], values[:, :, columns], seen)
+                merge_block(out[:, :, rows], lse[:, :, rows], term)
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, own, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, own, out, lse = ctx.saved_tensors
+        wide, blocks, sent = lse.dtype, ctx.blocks, None
+        delta = (grad.to(wide) * out).sum(-1)
+        grad_q, own_grad = torch.zeros_like(q, dtype=wide), torch.zeros_like(own, dtype=wide)
+        for source, keys in around(own, blocks.axis):
+            term = own_grad if source == blocks.axis.rank else torch.zeros_like(own_grad)
+            _add_gradients(blocks, source, q, keys, (grad, lse, delta), grad_q, term)
+            if source != blocks.axis.rank:
+                sent = _Exchange(term if sent is None else term.add_(sent.wait()), blocks.axis, _GRADIENTS)
+        if sent is not None:
+            own_grad += sent.wait()
+        return grad_q.to(q.dtype), own_grad[0].to(q.dtype), own_grad[1].to(q.dtype), None
+
+
+def _add_gradients(
+    blocks: _Blocks,
+    source: int,
+    q: Tensor,
+    keys: Tensor,
+    output: tuple[Tensor, Tensor, Tensor],
+    grad_q: Tensor,
+    grad_keys: Tensor,
+) -> None:
+    """Add the terms of the keys and values (2, B, kv_heads, T / n, E) of rank `source`, in place.
+
+    `output`: its gradient, its sums and their delta, as of `block_gradients`.
+    """
+    for rows, columns, seen in blocks.beside(source):
+        k, v = keys[:, :, :, columns]
+        grad, lse, delta = (x[:, :, rows] for x in output)
+        of_q, of_k, of_v = block_gradients(q[:, :, rows], k, v, seen, grad, lse, delta)
+        grad_q[:, :, rows] += of_q
+        grad_keys[0, :, :, columns] += of_k
+        grad_keys[1, :, :, columns] += of_v
+
+
+def around(x: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
+    """Each rank's `x` and its rank, from this one's backwards; the next one is on its way meanwhile."""
+    for step in range(axis.size):
+        sent = _Exchange(x, axis, _KEYS) if step + 1 < axis.size else None
+        yield (axis.rank - step) % axis.size, x
+        if sent is not None:
+            x = sent.wait()
+
+
+class _Exchange:
+    """A tensor on its way to the next rank, and the one of the same shape that comes from the rank before."""
+
+    def __init__(self, x: Tensor, axis: Axis, tag: int) -> None:
+        self.group, self.tag, self.found = axis.group, tag, torch.empty_like(x)
+        self.sent = x  # held until it has arrived
+        before, after = (axis.rank - 1) % axis.size, (axis.rank + 1) % axis.size
+        both = [(dist.isend, x, after), (dist.irecv, self.found, before)]
+        operations = [dist.P2POp(f, t, group=axis.group, tag=tag, group_peer=peer) for f, t, peer in both]
+        self.works = dist.batch_isend_irecv(operations)
+
+    def wait(self) -> Tensor:
+        """The tensor of the rank before."""
+        for work in self.works:
+            wait(work, self.group)
+        return self.found

@@ -1,0 +1,73 @@
+"""Tokens: which ones of a sequence each context-parallel rank holds, and where they go back together.
+
+A sequence is cut into chunks of equal length. With Ulysses rank r of n holds chunk r. With ring attention it holds two
+of 2 n: r and 2 n - 1 - r. A causal mask lets late tokens see more than early ones, so consecutive tokens would give the
+last rank almost twice the average work; an early chunk with a late one gives each the same (the zigzag order of
+Llama team 2024, section 3.3.2; Brandon et al. 2023, "Striped attention", balance with single tokens).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from training.distributed.collectives import gather_rows
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import World
+from training.model.batch import Batch
+from training.sharding.axis import Axis
+
+_ALONE = Axis("cp", 1, 0, None)
+
+
+@dataclass(frozen=True)
+class TokenOrder:
+    """The chunks of a sequence that each rank along `axis` holds, `per_rank` each: one, or two in zigzag order."""
+
+    axis: Axis
+    per_rank: int
+
+    @classmethod
+    def of(cls, layout: ParallelConfig, world: World) -> "TokenOrder":
+        """The order of a layout; without context parallelism all tokens are this rank's."""
+        return cls(world.axes.get("cp", _ALONE), layout.context_chunks)
+
+    def chunks(self, rank: int) -> tuple[int, ...]:
+        """Numbers of the chunks of a rank, in the order in which it holds them."""
+        return (rank,) if self.per_rank == 1 else (rank, 2 * self.axis.size - 1 - rank)
+
+    def positions(self, local: Tensor, length: int) -> Tensor:
+        """Positions in the whole sequence of this rank's tokens of numbers `local`, of `length` that it holds."""
+        size = length // self.per_rank
+        shifts = [size * (chunk - i) for i, chunk in enumerate(self.chunks(self.axis.rank))]
+        return torch.where(local < size, local + shifts[0], local + shifts[-1])
+
+    def own(self, x: Tensor) -> Tensor:
+        """This rank's tokens: (B, T) to (B, T / n)."""
+        if self.axis.size == 1:
+            return x
+        chunks = x.unflatten(1, (self.per_rank * self.axis.size, -1))
+        return chunks[:, list(self.chunks(self.axis.rank))].flatten(1)
+
+    def own_batch(self, batch: Batch) -> Batch:
+        """This rank's tokens of all sequences of a batch."""
+        if self.axis.size == 1:
+            return batch
+        positions = None if batch.positions is None else self.own(batch.positions)
+        return Batch(self.own(batch.ids), self.own(batch.targets), batch.sample_ids, positions)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """All tokens in their order, on every rank: (B, T / n) to (B, T); without autograd."""
+        if self.axis.size == 1:
+            return x
+        held = gather_rows(x, self.axis).unflatten(0, (self.axis.size, -1)).unflatten(2, (self.per_rank, -1))
+        held = held.transpose(0, 1).flatten(1, 2)  # (B, chunks, length of one)
+        chunks = [chunk for rank in range(self.axis.size) for chunk in self.chunks(rank)]
+        return held[:, sorted(range(len(chunks)), key=chunks.__getitem__)].flatten(1)
+
+    def holder(self, position: int, length: int) -> tuple[int, int]:
+        """The rank that holds a token of a sequence of `length`, and the token's number there."""
+        size = length // (self.per_rank * self.axis.size)
+        chunk, within = divmod(position, size)
+        rank = next(rank for rank in range(self.axis.size) if chunk in self.chunks(rank))
+        return rank, self.chunks(rank).index(chunk) * size + within
