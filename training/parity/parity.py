@@ -32,7 +32,11 @@ from training.parity.feature_cases import feature_cases
 
 
 def parity(
-    full: bool = False, processes: int = 8, device: Literal["cpu", "cuda"] = "cpu", out: Path | None = None
+    full: bool = False,
+    processes: int = 8,
+    device: Literal["cpu", "cuda"] = "cpu",
+    out: Path | None = None,
+    only: str = "",
 ) -> None:
     """Check training against independent references, and parallel layouts against one process.
 
@@ -47,6 +51,7 @@ def parity(
         processes: Maximum number of processes of a layout.
         device: Where to train. With fewer GPUs than processes they are shared, through gloo.
         out: Also write the table to this file: Markdown if it ends in .md, JSON if in .json.
+        only: Run only the rows whose name has this text, such as a red row's name.
     """
     if not 1 <= processes <= 64:
         raise UsageError(f"processes is {processes}; wanted 1 to 64")
@@ -55,8 +60,11 @@ def parity(
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device is cuda, and torch finds no GPU on this machine; try --device cpu")
     plan = plan_certificate(full, processes, device)
+    cases = [case for case in plan.cases if only in str(case)]
+    if not cases:
+        raise UsageError(f"--only is {only!r}, which no row's name has; one is {str(plan.cases[-1])!r}")
     started = time.monotonic()
-    rows = run_cases(plan.cases, device)
+    rows = run_cases(cases, device)
     seconds = time.monotonic() - started
     wide_console().print(report(rows, plan, seconds))
     if out is not None:

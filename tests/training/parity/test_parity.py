@@ -41,13 +41,19 @@ def test_reports_hold_every_row_and_every_refusal(capsys: pytest.CaptureFixture[
 
 
 def test_the_command_line(tmp_path: Path) -> None:
-    run = [sys.executable, "-m", "gristmill_cli", "parity"]
-    done = subprocess.run([*run, "--processes", "1", "--out", tmp_path / "c.md"], capture_output=True, text=True)
+    name = "llama dp1 tp1 pp1 fp32"  # of a row beside the plain decoder, and of one beside one process
+    run = [sys.executable, "-m", "gristmill_cli", "parity", "--only", name, "--out", tmp_path / "c.md"]
+    done = subprocess.run(run, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "0 red" in done.stdout and "llama dp1 tp1 pp1 fp32" in done.stdout
+    assert "2 rows, 2 green, 0 red" in done.stdout and name in done.stdout
     assert "**red**" not in (tmp_path / "c.md").read_text()
-    wrong = subprocess.run([*run, "--out", "c.pdf"], capture_output=True, text=True)
-    assert wrong.returncode == 2 and "ends in .md or .json" in wrong.stderr
+
+
+def test_wrong_options_are_told() -> None:
+    with pytest.raises(UsageError, match=r"wanted a file that ends in .md or .json"):
+        parity(out=Path("c.pdf"))
+    with pytest.raises(UsageError, match=r"--only is 'alpaca', which no row's name has; one is '.* fp32'"):
+        parity(only="alpaca")
 
 
 def test_small_cases_run_beside_large_ones_and_rows_keep_the_order_of_cases() -> None:
