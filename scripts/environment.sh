@@ -13,18 +13,29 @@ find_python() {
     return 1
 }
 
+is_installed() {  # EXTRAS WANTED: with these extras, alone or among others, from the requirements WANTED
+    local stamp extra
+    for stamp in .venv/.installed-*; do
+        [ "$(cat "$stamp" 2>/dev/null)" = "$2" ] || continue
+        for extra in ${1//,/ }; do
+            [[ ,${stamp#*.installed-}, = *,$extra,* ]] || continue 2
+        done
+        return 0
+    done
+    return 1
+}
+
 install_gristmill() {
-    local extras=$1 stamp wanted
-    stamp=.venv/.installed-$extras
+    local extras=$1 wanted
     wanted=$(cat pyproject.toml constraints.txt | cksum)
-    if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+    if is_installed "$extras" "$wanted"; then
         return
     fi
     echo "installing into .venv (once, a few minutes) …"
     [ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]"
     .venv/bin/gristmill compile
-    echo "$wanted" > "$stamp"
+    echo "$wanted" > ".venv/.installed-$extras"
 }
 
 install_gristmill "$1"

@@ -1,6 +1,5 @@
 """prepare_characters keeps every character, and the configurations in configs/ train on its shards."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +16,10 @@ from gristmill.io.token_shards import open_shards
 from scripts.prepare_characters import TOKENIZER, prepare_characters
 from tests.verify_shards import verify_shards
 from training.config import TrainConfig
+from training.train import train
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+SHORT = "--optim.steps 2 --model.vocab_size 65 --metrics.tensorboard false"
 LETTERS = st.characters(exclude_categories=["Cc", "Cs"], include_characters="\t\r\n", exclude_characters="\u2581")
 PROSE = "ROMEO:\nO, she doth teach  the torches to burn bright!\r\n\n水車 🙂\n " * 40
 
@@ -66,10 +67,10 @@ def test_the_configurations_have_the_stated_size(name: str, parameters: int, tmp
     subprocess.run(
         [sys.executable, REPOSITORY / "scripts/prepare_characters.py", "input.txt", "out"], cwd=tmp_path, check=True
     )
-    command = [sys.executable, REPOSITORY / "training/train.py", "--config", REPOSITORY / f"configs/{name}.toml"]
-    command += ["--data.train", "out/train", "--data.holdout", "out/holdout", "--out_dir", "run"]
-    subprocess.run([*command, "--optim.steps", "2", "--model.vocab_size", "65"], cwd=tmp_path, check=True)
-    assert json.loads((tmp_path / "run/summary.json").read_text())["parameters"] == parameters
+    options = ["--config", str(REPOSITORY / f"configs/{name}.toml"), "--out_dir", str(tmp_path / "run")]
+    options += ["--data.train", str(tmp_path / "out/train"), "--data.holdout", str(tmp_path / "out/holdout")]
+    summary = train(load_config(TrainConfig, [*options, *SHORT.split()]))
+    assert summary.parameters == parameters
 
 
 def test_gpt2_124m_has_the_stated_size(tmp_path: Path) -> None:

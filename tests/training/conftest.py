@@ -32,6 +32,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 VOCABULARY = 300  # byte fallback takes 256 of them
 
 Documents = list[list[int]]
+_LONGEST = ("test_restart.py", "test_independent.py", "test_certificate.py", "test_train.py", "test_grid.py")
 _REFUSAL = re.compile(r"[^\n]* needs torch 2\.\d+ or later, and this is [^\n]*")
 
 
@@ -47,11 +48,19 @@ def pytest_runtest_call() -> Generator[None, None, None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that are marked gpu where there is none."""
+    """Skip tests that are marked gpu where there is none. The longest files come first: none is left to run alone."""
+    items.sort(key=_turn)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def _turn(item: pytest.Item) -> int:
+    """The tests of other rooms keep their places, before these."""
+    if not item.path.is_relative_to(REPOSITORY / "tests/training"):
+        return -1
+    return _LONGEST.index(item.path.name) if item.path.name in _LONGEST else len(_LONGEST)
 
 
 @pytest.fixture(autouse=True)

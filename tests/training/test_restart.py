@@ -23,38 +23,28 @@ TrainInRanks = Callable[[int, Path, list[str]], None]
 OFTEN = "--checkpoint.every 4 --metrics.log_every 1 --eval.every 10 --eval.sample_tokens 8 --metrics.tensorboard false"
 
 
-def test_ranks_killed_at_random_are_restarted_and_resume(
-    corpus: Path, tmp_path: Path, train_in_ranks: TrainInRanks
-) -> None:
-    options = [*small_run(corpus), *OFTEN.split(), "--optim.steps", "60", "--parallel.zero", "3"]
-    train_in_ranks(2, tmp_path / "whole", options)
-    seed = random.randrange(1 << 30)
-    launcher = start_run(tmp_path / "killed", 2, 2, options)
-    kills = kill_at_random(launcher, tmp_path / "killed", 2, 60, random.Random(seed))
-    said = f"seed {seed}: {kills}\n{launcher.wait()}\n{(tmp_path / 'killed.log').read_text()}"
-    assert launcher.returncode == 0 and len(kills) == 2, said
-    assert differences(tmp_path / "whole", tmp_path / "killed", 60) == [], said
-    assert "torchrun restarts all ranks" in said, said
-
-
-def test_an_error_an_exit_and_a_hang_are_each_reported_and_restarted(
+def test_ranks_that_fail_hang_and_are_killed_are_restarted_and_resume(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_in_ranks: TrainInRanks
 ) -> None:
+    """One run for all: cold processes start in seconds. Reports on other layouts are in test_hang_detection.py."""
     options = [*small_run(corpus), *OFTEN.split()]
-    options += ["--optim.steps", "40", "--parallel.tp", "2", "--timeout", "5"]
+    options += ["--optim.steps", "60", "--parallel.tp", "2", "--timeout", "5"]
     train_in_ranks(2, tmp_path / "whole", options)
-    monkeypatch.setenv("FAULTS", "raise:1:6 exit:0:15 sleep:1:26")
+    monkeypatch.setenv("FAULTS", "raise:1:6 sleep:1:14")
     launcher = start_run(tmp_path / "failed", 2, 3, options, "tests/training/failing.py")
+    while launcher.poll() is None and steps_done(tmp_path / "failed") < 14:  # of the third attempt
+        time.sleep(0.005)
+    seed = random.randrange(1 << 30)
+    kills = kill_at_random(launcher, tmp_path / "failed", 1, 60, random.Random(seed))
     code = launcher.wait()
-    said = (tmp_path / "failed.log").read_text()
-    assert code == 0, said
-    assert differences(tmp_path / "whole", tmp_path / "failed", 40) == [], said
+    said = f"seed {seed}: {kills}\n" + (tmp_path / "failed.log").read_text()
+    assert code == 0 and len(kills) == 1, said
+    assert differences(tmp_path / "whole", tmp_path / "failed", 60) == [], said
     assert "error: rank 1 failed: ValueError: an error of our own" in said, said
-    assert "error: rank 0 died without an error message" in said, said
     assert "error: rank 1 hung; the other ranks timed out" in said and "in befall" in said, said
+    assert said.count("torchrun restarts all ranks") >= 2, said
     resumed = [int(line.rpartition("-")[2]) for line in said.splitlines() if "resuming from" in line]
-    # An exit at step 15 may cut short the asynchronous save of step 12: then step 8 is the last one.
-    assert resumed in ([4, 12, 24], [4, 8, 24]), said
+    assert resumed[:2] == [4, 12] and resumed[2] >= 12 and len(resumed) == 3, said
 
 
 def test_a_signal_to_one_rank_stops_all_and_resuming_gives_the_same_losses(

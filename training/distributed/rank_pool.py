@@ -162,9 +162,9 @@ def _serve(connection: Connection, rank: int, threads: int, port: int, timeout: 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the workers too: the parent ends them
     torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    gc.freeze()  # modules stay: garbage collection between jobs can skip them
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=timeout))
     while True:
+        gc.freeze()  # modules stay, those too that a job imports: garbage collection between jobs can skip them
         try:
             number, size, job = connection.recv()
         except EOFError:

@@ -180,8 +180,8 @@ def test_the_input_of_a_finished_run_that_moved_is_known(tmp_path: Path, source:
 
 
 def count_calls(number: int) -> Result:
-    """Task: say how many calls there are in this process."""
-    return Result(Counts({}, []), sum(type(found) is Call for found in gc.get_objects()))
+    """Task: say how many calls there are in this process; only every tenth looks, as it takes half a second."""
+    return Result(Counts({}, []), 0 if number % 10 else sum(type(found) is Call for found in gc.get_objects()))
 
 
 def test_calls_are_made_when_they_are_run(tmp_path: Path) -> None:

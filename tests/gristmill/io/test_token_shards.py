@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from gristmill.errors import InputError, UsageError
 from gristmill.io.token_manifest import (
@@ -80,6 +79,8 @@ def test_many_documents_at_once_are_the_same_shard(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("vocabulary", [32_000, 128_000])
 def test_megatron_reads_ours_token_for_token(tmp_path: Path, vocabulary: int) -> None:
+    from megatron.core.datasets.indexed_dataset import IndexedDataset  # here: seconds of imports
+
     write_folder(tmp_path, vocabulary)
     theirs = IndexedDataset(str(tmp_path / "a" / "x.jsonl+0"))
     assert len(theirs) == len(DOCUMENTS)

@@ -119,7 +119,8 @@ def test_ids_of_odd_texts_equal_sentencepiece(name: str) -> None:
 @pytest.mark.parametrize("size", [1, 7])
 @pytest.mark.parametrize("name", SETTINGS | {"unigram": {}})
 def test_the_parts_of_a_text_have_the_ids_of_the_whole(name: str, size: int) -> None:
-    for text in [*ADVERSARIAL[:-2], *PROSE, " ".join(FRAGMENTS), "".join(FRAGMENTS[::-1])]:
+    texts = [*ADVERSARIAL[:-2], *PROSE, " ".join(FRAGMENTS), "".join(FRAGMENTS[::-1])]
+    for text in (text for text in texts if len(text) <= 20_000 * size):  # longer ones in many parts take seconds
         found = [ids.tolist() for ids in encoder(name).encode_parts(text, 2, size)]
         assert sum(found, []) == [*model(name).encode([text])[0], 2]
         assert len(found) > 1 or name in ("unigram", "pieces across spaces") or text != PROSE[1] or "user" in name

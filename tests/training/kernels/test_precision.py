@@ -67,7 +67,8 @@ def alone() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("precision", "layout"), [("bf16", x) for x in LAYOUTS] + [("fp16", x) for x in ("zero2", "zero3", "tp", "pp")]
+    ("precision", "layout"),  # the certificate has the gradients of each layout in bf16
+    [("bf16", x) for x in ("ddp", "zero1", "zero3", "zero2-tp-pp")] + [("fp16", x) for x in ("zero2", "tp", "pp")],
 )
 def test_gradient_sums_and_states_are_float32_and_layouts_agree(
     config: TrainConfig, run_ranks: RunRanks, alone: dict[str, Any], precision: str, layout: str

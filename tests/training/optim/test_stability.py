@@ -24,9 +24,7 @@ RunRanks = Callable[..., list[Any]]
 LAYOUTS = {
     "zero3": (2, ParallelConfig(zero=3)),
     "zero2": (2, ParallelConfig(zero=2)),
-    "tp": (2, ParallelConfig(tp=2, sequence_parallel=True)),
-    "pp": (2, ParallelConfig(pp=2, schedule="zbv")),
-    "tp-pp": (4, ParallelConfig(tp=2, pp=2)),
+    "tp-pp": (4, ParallelConfig(tp=2, sequence_parallel=True, pp=2, schedule="zbv")),
 }
 
 
