@@ -7,6 +7,7 @@ import subprocess
 import sys
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import networkx
 import numpy as np
@@ -15,11 +16,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks import slimpajama
-from benchmarks.bench_dedup import EDGE_CASES, random_edges, synthetic_signatures
+from benchmarks.bench_dedup import EDGE_CASES, bench_dedup, random_edges, synthetic_signatures
 from benchmarks.peers_graph import BANDS, ROWS, GraphContender, graph_contenders
 from benchmarks.peers_minhash import Contender, assert_equal_to_datasketch, contenders
 from benchmarks.sample_documents import draw_sample, make_pairs
 from dedup import Sketch, signatures
+from gristmill.errors import GristmillError
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = (ROOT / "tests" / "gristmill_cli" / "words.txt").read_text(encoding="utf-8").split()
@@ -131,19 +133,24 @@ def test_a_run_has_the_graph_tables_and_notes_a_broken_peer(corpus: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "options, said",
     [
-        (["nowhere"], "nowhere"),
-        ([], "no document with text"),
-        (["CORPUS", "--rounds", 0], "--rounds 0"),
-        (["CORPUS", "--signatures", 3], "--signatures 3"),
-        (["CORPUS", "--sample", "none"], "none"),
-        (["CORPUS", "--python", "no/python"], "no/python"),
+        ({"inputs": ()}, "no document with text"),
+        ({"rounds": 0}, "--rounds 0"),
+        ({"signatures": 3}, "--signatures 3"),
+        ({"sample": "none"}, "none"),
+        ({"python": (Path("no/python"),)}, "no/python"),
     ],
 )
-def test_invalid_options_are_rejected(corpus: Path, arguments: list[object], said: str) -> None:
-    done = bench(*[corpus if argument == "CORPUS" else argument for argument in arguments])
-    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+def test_invalid_options_are_rejected(corpus: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(GristmillError, match=said) as error:
+        bench_dedup(**{"inputs": (corpus,), **options})
+    assert error.value.exit_code == 2
+
+
+def test_a_wrong_option_is_a_line_and_an_exit_code() -> None:
+    done = bench("nowhere")
+    assert done.returncode == 2 and "nowhere" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_sample_covers_all_files_and_is_deterministic(corpus: Path) -> None:

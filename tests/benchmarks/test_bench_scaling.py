@@ -5,7 +5,7 @@ import pytest
 from benchmarks.bench_scaling import STAGES, Cost, exponent, make_inputs, run_stage
 from benchmarks.scaling_store import CountingStore
 
-SLICES = (30, 90)
+SLICES = (20, 60)
 _LINEAR = 1.05
 _IN_STEPS = ("pass1", "pass2", "generate_duplicates_dict")  # small corpora are read by every part: see docs/scaling.md
 
