@@ -162,7 +162,7 @@ def _warm_fork_server() -> None:
 @pytest.fixture(scope="session")
 def rank_pool() -> Iterator[RankPool]:
     """Eight processes at most, which all the tests share."""
-    with RankPool(8) as ranks:
+    with RankPool(8, job_timeout=300.0) as ranks:  # compiling takes a minute on a busy machine
         yield ranks
 
 

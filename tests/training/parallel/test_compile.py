@@ -12,7 +12,7 @@ import torch
 from gristmill.errors import UsageError
 from training.config import TrainConfig
 from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig, Schedule
-from training.memory.memory_config import MemoryConfig
+from training.memory.memory_config import MemoryConfig, Recompute
 from training.model.dropout import Dropout
 from training.parallel.tensor_parallel import ShardedDropout
 from training.reporting.evaluate import EvalConfig
@@ -40,13 +40,20 @@ def losses(out_dir: Path) -> list[float]:
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("layout", "recompute"),
+    [(ParallelConfig(tp=2, sequence_parallel=True), "none"), (ParallelConfig(zero=3), "selective")],
+)
 def test_compiled_blocks_have_the_same_losses(
-    config: TrainConfig, run_ranks: Callable[..., list[Any]], tmp_path: Path
+    config: TrainConfig,
+    run_ranks: Callable[..., list[Any]],
+    tmp_path: Path,
+    layout: ParallelConfig,
+    recompute: Recompute,
 ) -> None:
-    """With tensor parallelism and recomputation; a row of the parity certificate has ZeRO-3."""
-    layout, memory = ParallelConfig(tp=2, sequence_parallel=True), MemoryConfig(recompute="selective")
     config = replace(config, precision="fp64", eval=EvalConfig(sample_tokens=0, sequences=10))
     assert run_ranks(1, graphs_of, config) == [0]
+    memory = MemoryConfig(recompute=recompute)
     compiled = replace(config, out_dir=tmp_path / "compiled", compile=True, parallel=layout, memory=memory)
     assert min(run_ranks(2, graphs_of, compiled)) > 0
     expected = losses(config.out_dir)
