@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -40,6 +42,7 @@ from training.reporting.holdouts import Holdouts
 from training.reporting.metrics_file import finite
 
 _SECONDS_TO_WAIT = 60.0  # of a rank for another
+_SECTION = re.compile(r"\b(eval|data)\.(?=(lengths|weights|sequences|seq_len|mask_documents)\b)")
 _MOST_NATS = 709.0  # of which a float holds the exponential
 
 
@@ -113,6 +116,16 @@ class EvaluateConfig:
         return EvalConfig(sequences=self.sequences, weights=self.weights, lengths=self.lengths)
 
 
+@contextmanager
+def _own_option_names() -> Iterator[None]:
+    """In errors that name training's options, name this command's: they have no section."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(_SECTION.sub("", str(error))) from error
+
+
+@_own_option_names()
 def evaluate_checkpoint(config: EvaluateConfig) -> dict[str, HoldoutLosses]:
     """Return the losses of a checkpoint on each folder and text file, by its path; every rank calls it.
 

@@ -162,6 +162,8 @@ def test_bad_input_is_refused_in_a_sentence(run: Path, data: Data, tmp_path: Pat
         (config_of(run, data["holdout"], tokenizer=tmp_path / "t"), "tokenizer is .*t, and there is no --text"),
         (config_of(run, data["holdout"], stride=8), "stride is 8, and there is no --text"),
         (config_of(run, text=(tmp_path / "a.txt",), stride=17), "stride is 17, and a sequence has 16 tokens: .* 8"),
+        (config_of(run, data["holdout"], lengths=(9, 5)), r"^lengths are \(9, 5\); .* try --lengths 256 1024 4096$"),
+        (config_of(run, data["holdout"], weights={"web": 1.0}), "^weights has 'web', and .* has no such source"),
         (config_of(run, text=(tmp_path / "none.txt",)), "none.txt: no such file; wanted a text file"),
         (config_of(run, text=(tmp_path / "empty.txt",)), "empty.txt is empty; wanted text"),
         (config_of(run, text=(tmp_path / "latin.txt",)), "latin.txt is not UTF-8"),

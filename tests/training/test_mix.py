@@ -159,11 +159,21 @@ def test_bad_mixes_are_refused_in_a_sentence(
         (replace(config.data, train=folders, weights=(1.0,)), "weights are 1, and data.train names 2 folders"),
         (replace(config.data, train=folders, weights=(1.0, 0.0)), "data.weights are 1.0 0.0; wanted finite numbers"),
         (replace(config.data, train=()), "data.train names no folder"),
+        (replace(config.data, train=(folders[0], folders[1] / "../first")), "data.train names .*first twice; wanted"),
         (replace(config.data, train=folders, order="randperm"), "data.order randperm is of one folder"),
         (replace(config.data, train=(folders[0], other)), "was made with tokenizer .* and .*other with none.model"),
     ):
         with pytest.raises(UsageError, match=fault):
             RunPlan.of(replace(config, data=data))
+
+
+def test_sources_that_no_shard_knows_are_not_counted_in_silence(config: TrainConfig, folders: Folders) -> None:
+    mixed_folders = (folders[0], config.data.train_folders[0])
+    for train_on in (config.data.train_folders, mixed_folders):
+        counting = replace(mixed(config, folders, ()), data=replace(config.data, train=train_on))
+        with pytest.raises(UsageError, match=r"metrics.sources is true, and .*tokens/train does not say which"):
+            train(counting)
+    assert not (config.out_dir / "run.json").exists()
 
 
 def test_folders_and_weights_come_from_the_command_line_and_from_a_file(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Batches: the sequences that a data-parallel rank reads in each training step, and their order."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -86,6 +87,12 @@ class DataConfig:
             f"shell not set? try --data.holdouts other {next(iter(self.holdouts.values()), '')}",
         )
         require(folders > 0, "data.train names no folder; wanted one of token shards, or several")
+        twice = [path for path, count in Counter(path.resolve() for path in self.train_folders).items() if count > 1]
+        require(
+            not twice,
+            f"data.train names {''.join(map(str, twice[:1]))} twice; wanted each folder once: a weight in data.weights "
+            "has it read more often",
+        )
         require(
             len(self.weights) in (0, folders),
             f"data.weights are {len(self.weights)}, and data.train names {folders} folders; wanted a weight for each",

@@ -140,7 +140,7 @@ def _weight_files(folder: Path) -> list[str]:
 def _copy_tokenizer(source: Path, out_dir: Path, model: ModelConfig, config: dict[str, Any]) -> TokenizerRecord:
     ends = config.get("eos_token_id")
     end = ends[0] if isinstance(ends, list) and ends else ends
-    end = end if isinstance(end, int) else -1  # unknown
+    end = end if type(end) is int and 0 <= end < model.vocab_size else -1  # unknown
     if not source.is_file():
         return TokenizerRecord("", "", model.vocab_size, end)
     with wrap_write_errors(out_dir), atomic_write(out_dir / TOKENIZER_FILE) as temporary:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gristmill.errors import UsageError
 from training.data.batches import Batches
 from training.data.mix import MixedSequences, TokenMix
 from training.data.target_groups import TargetGroups
@@ -20,8 +21,14 @@ class SeenTokens:
     """
 
     def __init__(self, batches: Batches, mix: TokenMix, by_source: bool) -> None:
+        """Raises UsageError for `by_source` where a data set does not know the sources of its documents."""
         self.batches, self.mix, self.sets = batches, mix, batches.data.sets
         self.groups = [TargetGroups(part) for part in self.sets] if by_source else []
+        if unknown := [str(groups.data.folder) for groups in self.groups if not groups.sources]:
+            raise UsageError(
+                f"metrics.sources is true, and {unknown[0]} does not say which document is of which source; run "
+                "tokenize_corpus again, or try --metrics.sources false"
+            )
         self.names = sorted({name for groups in self.groups for name in groups.sources})
         self.since = 0
         """The steps up to this one are not counted: a branch whose source read other data has not read them."""

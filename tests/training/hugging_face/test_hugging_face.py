@@ -54,10 +54,10 @@ def test_transformers_loads_an_exported_model_with_the_same_logits(tmp_path: Pat
         assert found[0, 2] == model(found[:, :2])[0, -1].argmax()
 
 
-def test_a_model_that_knows_no_end_and_mixes_dtypes_keeps_both(tmp_path: Path) -> None:
+def test_a_model_whose_end_is_no_token_and_that_mixes_dtypes_keeps_them(tmp_path: Path) -> None:
     build_theirs("llama", tmp_path / "hf")
     config = json.loads((tmp_path / "hf/config.json").read_text())
-    (tmp_path / "hf/config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "eos_token_id"}))
+    (tmp_path / "hf/config.json").write_text(json.dumps(config | {"eos_token_id": config["vocab_size"]}))
     tensors = safetensors.torch.load_file(path := tmp_path / "hf/model.safetensors")
     tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].bfloat16()
     safetensors.torch.save_file(tensors, path)
