@@ -5,10 +5,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from gristmill.errors import UsageError, require
+import msgspec
+
+from gristmill.config import check_ranges
+from gristmill.errors import InputError, UsageError, require
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
-from training.checkpoint.record import CheckpointRecord
+from training.checkpoint.record import CheckpointRecord, describe_fault
 from training.checkpoint.run_folder import COUNTED_FROM, RUN, read_run
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import read_shards
@@ -51,7 +54,7 @@ class BranchSource:
                 f"branch_from is {checkpoint}, and there is no {run}, which says with which optimizer it was trained; "
                 "give a checkpoint in its run's folder, or start from its parameters alone with --init_from"
             )
-        return cls(path, record, _optim_of(stored), {key: stored.get(key) for key in _READ}, stored[COUNTED_FROM])
+        return cls(path, record, _optim_of(stored, run), {key: stored.get(key) for key in _READ}, stored[COUNTED_FROM])
 
     def check(self, optim: OptimConfig) -> None:
         """Raise UsageError for a branch with another optimizer or without steps, or one that leaves a decay."""
@@ -118,10 +121,19 @@ class BranchSource:
         read_shards(state, self.path, group.process_group)
 
 
-def _optim_of(stored: dict[str, Any]) -> OptimConfig:
-    """The optimizer's options that run.json holds."""
+def _optim_of(stored: dict[str, Any], run: Path) -> OptimConfig:
+    """The optimizer's options that `run`, a run.json, holds. Raises InputError for values that they cannot have."""
     values = {option.name: stored[f"optim.{option.name}"] for option in fields(OptimConfig)}
     lengths = {key: stored[key] for key in ("steps", "decay_steps", "cooldown_steps")}
     if values["schedule"] == "constant":
         lengths["decay_steps"] = 0
-    return OptimConfig(**{**values, **lengths})
+    try:
+        optim = msgspec.convert({**values, **lengths}, OptimConfig)
+        check_ranges(optim, "optim.")
+    except (msgspec.ValidationError, UsageError) as error:
+        fault = describe_fault(error, "optim") if isinstance(error, msgspec.ValidationError) else str(error)
+        raise InputError(
+            f"{run} is damaged: {fault.partition('; try ')[0]}; restore it, or start from the parameters of a "
+            "checkpoint alone with --init_from"
+        ) from error
+    return optim

@@ -65,7 +65,7 @@ def _read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
         record.model = {ModelConfig.RENAMED.get(key, key): value for key, value in record.model.items()}
         fault = next(_faults(record, path.name), "")
     except msgspec.ValidationError as error:
-        fault = _describe(error)
+        fault = describe_fault(error)
     except (OSError, UnicodeDecodeError, RecursionError, msgspec.DecodeError) as error:
         fault = str(error)
     return (None, f"{RECORD}: {fault}") if fault else (record, "")
@@ -96,12 +96,12 @@ def _model_faults(model: Mapping[str, Any], tokenizer: TokenizerRecord) -> Itera
                 yield f"model.{name} is 0; wanted 1 or more"
         ModelConfig.from_record(model).check(tokenizer.vocab_size, 1)
     except msgspec.ValidationError as error:
-        yield _describe(error, "model")
+        yield describe_fault(error, "model")
     except UsageError as error:
         yield str(error).partition("; try ")[0]  # there is no option to try
 
 
-def _describe(error: msgspec.ValidationError, section: str = "") -> str:
+def describe_fault(error: msgspec.ValidationError, section: str = "") -> str:
     """A fault in words, with the field's name: `$.width` in `section` model is model.width."""
     what, _, path = str(error).partition(" - at `$")
     field = (section + path.rstrip("`")).lstrip(".")

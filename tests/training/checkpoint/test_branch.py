@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.errors import UsageError
+from gristmill.errors import InputError, UsageError
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.config import TrainConfig
 from training.reporting.metrics_file import METRICS, read_metrics
@@ -97,7 +97,17 @@ def test_branches_that_cannot_be_are_errors(stable: TrainConfig, tmp_path: Path)
     for given, message in wanted:
         with pytest.raises(UsageError, match=message):
             train(given)
-    (stable.out_dir / "run.json").unlink()
+    run = stable.out_dir / "run.json"
+    named = json.loads(run.read_text())
+    for damage, fault in (
+        ({"optim.lr": "x"}, "optim.lr: expected float, got str"),
+        ({"optim.schedule": "foo"}, "optim.schedule: invalid enum value 'foo'"),
+        ({"steps": -3}, "optim.steps is -3; wanted 1 or more"),
+    ):
+        run.write_text(json.dumps(named | damage))
+        with pytest.raises(InputError, match=rf"run.json is damaged: {fault}; restore it, or .*--init_from"):
+            train(branch(stable, tmp_path / "b", 2, steps=9))
+    run.unlink()
     with pytest.raises(UsageError, match=r"there is no .*run.json.*--init_from"):
         train(branch(stable, tmp_path / "b", 2, steps=9))
 
