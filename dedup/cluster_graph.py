@@ -19,7 +19,7 @@ from dedup.removal.clusters import read_cluster
 from dedup.removal.similarity import Similarities, pairwise_estimates, pairwise_jaccard
 from dedup.removal.texts import read_texts
 from gristmill.command import command
-from gristmill.errors import UsageError
+from gristmill.errors import OutputError, UsageError
 from gristmill.io.documents import DocKey
 from gristmill.storage.local import atomic_write
 
@@ -104,18 +104,26 @@ def show_cluster(
         width: Length of a shingle in units.
         unit: The unit of shingles: character or word.
         most: Maximum documents of a cluster to compare; n documents need n² / 2 comparisons.
-        graph: A .graphml file to write; none by default.
+        graph: A .graphml file to write, which is not there yet; none by default.
 
     Returns:
         A summary of the cluster, and a table of its members.
     """
-    if graph is not None and graph.suffix != ".graphml":
-        raise UsageError(f"--graph {graph}: wanted a name that ends in .graphml")
+    if graph is not None:
+        _check_output(graph)
     found = cluster_graph(key, clusters, corpus, minhash, threshold, width, unit, most)
     if graph is not None:
         with atomic_write(graph) as temporary:
             _import_networkx().write_graphml_xml(found, temporary)
     return Group(describe(found), "", _list_members(found))
+
+
+def _check_output(path: Path) -> None:
+    """Raise UsageError for a name of another format, OutputError if a file of the name exists, whoever wrote it."""
+    if path.suffix != ".graphml":
+        raise UsageError(f"--graph {path}: wanted a name that ends in .graphml")
+    if path.exists() or path.is_symlink():
+        raise OutputError(f"{path} exists, and would be overwritten: give another --graph, or remove it")
 
 
 def describe(graph: "networkx.Graph") -> Table:

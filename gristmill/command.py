@@ -110,9 +110,11 @@ def _discard_output() -> None:
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
     """Treat SIGTERM as Ctrl-C until the block ends, so that workers end first; yield the list of those received."""
-    received: list[int] = []
+    received, process = list[int](), os.getpid()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process:  # one that was forked from this one, as multiprocessing does
+            os._exit(TERMINATED)
         received.append(number)
         ctrl_c = signal.getsignal(signal.SIGINT)
         if not callable(ctrl_c):  # ignored, as a shell does for a script's background processes

@@ -55,7 +55,8 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     for stage in stages[first:]:  # a later stage is done only after this run of those before it
         remove_record(out, stage)
     remove_files([out / FUNNEL_FILE])
-    for stage in stages[first:end]:
+    for position in range(first, end):
+        stage = plan_stages(config, options)[position]  # anew: its settings are those of a user's function as it is now
         counts[stage.name] = found = stage.call()
         if stage.reads:
             check_counts_between(stage.reads, counts[stage.reads], stage.reason, stage.name, found, stage.sizes)

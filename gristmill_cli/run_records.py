@@ -1,5 +1,6 @@
 """Records of finished stages of a run: the settings and counts of each, for --from, --dry_run and the funnel."""
 
+import os
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -10,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.counts import Counts
-from gristmill.engine.records import Ledger
+from gristmill.engine.records import Ledger, OutputRecord
+from gristmill.engine.tags import FileTags
 from gristmill.errors import UsageError
-from gristmill.io.files import STATE_DIR
+from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
 from gristmill.storage.files import is_file, read_file, remove_files, write_file
 from gristmill.storage.names import name_of
 from gristmill_cli.run_config import RunConfig
@@ -54,17 +56,48 @@ def _path(out: Path, stage: PipelineStage) -> Path:
     return out / STATE_DIR / "run" / f"{stage.name}.json"
 
 
-def _written(stage: PipelineStage) -> str:
-    """SHA-256 of the names and hashes of the files that the stage wrote, as its own ledger says; '' if that is gone."""
+def _outputs(stage: PipelineStage) -> dict[str, OutputRecord]:
+    """The files that the stage wrote, by absolute path, as its own ledger says; none if that is gone."""
     is_file = bool(stage.output.suffix)
     folder = stage.output.parent if is_file else stage.output
-    found = {
-        f"{output.path} {output.sha256}"
+    return {
+        name: output
         for ledger in Ledger.all_in(folder / STATE_DIR)
         for name, output in ledger.outputs().items()
         if (name == name_of(stage.output) if is_file else f"/{STATE_DIR}/" not in f"/{output.path}")
     }
+
+
+def _written(stage: PipelineStage) -> str:
+    """SHA-256 of the names and hashes of the files that the stage wrote; '' if its ledger is gone."""
+    found = {f"{output.path} {output.sha256}" for output in _outputs(stage).values()}
     return sha256("\n".join(sorted(found)).encode()).hexdigest() if found else ""
+
+
+def lost_output(out: Path, stage: PipelineStage) -> str:
+    """A file that is missing, or not as long as the stage wrote it, in words; '' if there is none.
+
+    What is a result of the run must be there. Of other stages a folder may have been removed as a whole, to save space:
+    the stages that read it say so.
+    """
+    outputs, tags, top = _outputs(stage), FileTags(), name_of(out)
+    found = {
+        name: tags.stat(name) for name, it in outputs.items() if it.size >= 0 and not name.endswith(REJECTS_SUFFIX)
+    }
+    if stage.is_result and not found:
+        return f"{stage.output}, and it is missing"
+    kept = {_top_folder(name, top) for name, info in found.items() if info}
+    for name, info in sorted(found.items()):
+        if info is None and (stage.is_result or _top_folder(name, top) in kept):
+            return f"{name}, and it is missing"
+        if info and info.size != outputs[name].size:
+            return f"{name}, and it has {info.size} bytes instead of {outputs[name].size}"
+    return ""
+
+
+def _top_folder(name: str, out: str) -> str:
+    """The folder of a run in which a file is."""
+    return os.path.relpath(name, out).partition("/")[0]
 
 
 def _was_rerun(stage: PipelineStage, record: StageRecord) -> bool:
@@ -107,6 +140,10 @@ def choose_stages(config: RunConfig, stages: Sequence[PipelineStage]) -> tuple[i
                 f"--from {config.from_}: {stage.name} was run by itself since, and {stage.output} is not what this run "
                 f"made: give --from {stage.name}, which makes it again"
             )
+        if lost := lost_output(config.out, stage):
+            raise UsageError(
+                f"--from {config.from_}: {stage.name} wrote {lost}: give --from {stage.name}, which writes it again"
+            )
     return first, end
 
 
@@ -124,6 +161,8 @@ def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
             state = "to run again: it was run by itself since"
         elif changed:
             state = f"to run again: {changed}"
+        elif lost := lost_output(config.out, stage):
+            state = f"to run again: it wrote {lost}"
         else:
             state = "done; its inputs will be checked" if is_current else "to run again where its input changes"
         is_current = is_current and state.startswith("done")

@@ -22,6 +22,7 @@ from preprocessing.normalize_text import normalize_text
 from preprocessing.shuffle_holdout import pass1, pass2
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import MODEL, train_tokenizer
+from preprocessing.user_function import version_of
 
 ALL_FILES = sys.maxsize  # an end index beyond any number of files
 UNKNOWN_COUNT = 0  # value of SlimPajama's argument n_docs; 0: not checked
@@ -34,6 +35,7 @@ class PipelineStage:
 
     It reads exactly the documents that the stage `reads` counted under `reason` (and as many bytes, if `sizes`). Of the
     documents that it counts under `keeps` there must be one; `hint` says what to try if there is none.
+    What it writes is read after the run if `is_result`.
     """
 
     name: str
@@ -45,6 +47,7 @@ class PipelineStage:
     sizes: bool = True
     keeps: str | None = None
     hint: str = ""
+    is_result: bool = False
 
 
 def plan_stages(config: RunConfig, options: RunOptions | None = None) -> list[PipelineStage]:
@@ -75,7 +78,8 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
             PipelineStage(
                 "apply", lambda: apply(normalized, config.clean, function, text_column=column, options=options),
                 config.clean,
-                {"function": function}, "normalize_text", keeps=WRITTEN, hint=f"look at what {function} yields",
+                {"function": function, "code": _code_of(function)}, "normalize_text", keeps=WRITTEN,
+                hint=f"look at what {function} yields",
             )
         )  # fmt: skip
     stages.append(
@@ -89,6 +93,12 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
         )
     )  # fmt: skip
     return stages
+
+
+def _code_of(function: str) -> str:
+    """The version of a user's function, or the beginning of its source's SHA-256."""
+    version = version_of(function)
+    return version if version.startswith("version ") else version[:12]
 
 
 def _cleaned_by(config: RunConfig) -> str:
@@ -200,10 +210,10 @@ def _tokenize(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
         PipelineStage("train_tokenizer", learn, model, settings, "dedup_train"),
         PipelineStage(
             "tokenize_corpus", lambda: encode(train, TRAIN), tokens[TRAIN], {"shard_size": spec.shard_size},
-            reads="dedup_train",
+            reads="dedup_train", is_result=True,
         ),
         PipelineStage(
             "tokenize_holdout", lambda: encode(holdout, HELD_OUT), tokens[HELD_OUT], {"shard_size": spec.shard_size},
-            reads="pass2", reason=HELD_OUT,
+            reads="pass2", reason=HELD_OUT, is_result=True,
         ),
     ]  # fmt: skip

@@ -21,10 +21,11 @@ from gristmill.io.documents import CORPUS_SUFFIXES, DocKey, Document, list_corpu
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size
+from preprocessing.child_processes import ChildProcesses
 from preprocessing.rewriting import plan_targets, rewrite_corpus
 from preprocessing.user_function import DocumentFunction, describe, load_function, version_of
 
-STAGE = Stage("apply", version=1, libraries=("zstandard", "zlib", "pyarrow"))
+STAGE = Stage("apply", version=2, libraries=("zstandard", "zlib", "pyarrow"))
 _FORM = "a generator, such as `def keep_english(documents): yield from (d for d in documents if is_english(d.text))`"
 _END: Any = object()  # after the last document that a function yields
 
@@ -42,7 +43,7 @@ def apply(
     The function is a generator: it takes an iterator over documents and yields documents, each at most once,
     changed (`document.text`, `document.fields`) or not; `document.value("field")` reads a field. It is called for each
     file, for each 64 MiB of a large one, in any order and in several processes: what it yields must depend on these
-    documents alone.
+    documents alone. Processes that it starts must end before it returns, or be daemons.
 
     It runs again where the source of its module has changed. If what it does also depends on other modules or on
     data, give it a version, `keep_english.version = 2`, which then counts in place of the source.
@@ -78,8 +79,9 @@ def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str,
     if version_of(function) != version:
         raise UsageError(f"{function} was changed while it was being applied: run the same command again")
     for part, output in zip(group, outputs, strict=True):
-        given = _GivenDocuments(part, read_documents(part, counts, Rejects(output)))
-        with open_jsonl_writer(output) as sink:
+        children = ChildProcesses(function)
+        given = _GivenDocuments(part, read_documents(part, counts, Rejects(output)), children)
+        with open_jsonl_writer(output) as sink, children:
             for document in _call(function, call, given):
                 before, size, line = _encode(function, document, given)
                 sink.write(line)
@@ -93,8 +95,8 @@ def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str,
 class _GivenDocuments:
     """An iterator over the documents of a slice that keeps account of those given and not yielded yet."""
 
-    def __init__(self, part: Slice, documents: Iterator[Document]) -> None:
-        self.part, self.documents = part, documents
+    def __init__(self, part: Slice, documents: Iterator[Document], children: ChildProcesses) -> None:
+        self.part, self.documents, self.children = part, documents, children
         self.left: dict[int, tuple[int, int]] = {}  # row → size of the text as it was read, in bytes, and its hash
         self.last, self.line = "no document", ""  # the key and the line of the last one given
         self.error: GristmillError | None = None
@@ -103,6 +105,7 @@ class _GivenDocuments:
         return self
 
     def __next__(self) -> Document:
+        self.children.end_copy()
         try:
             document = next(self.documents)
         except GristmillError as error:  # kept, as the function may catch it
@@ -121,9 +124,12 @@ def _call(name: str, function: DocumentFunction, given: _GivenDocuments) -> Iter
             documents = documents or _iterate(name, function(given))
             document = next(documents, _END)
         except (GristmillError, KeyboardInterrupt):
+            given.children.end_copy()
             raise
         except BaseException as error:  # also of sys.exit(), which would end the stage as if it were done
+            given.children.end_copy()
             raise given.error or _failure(name, given, error) from error
+        given.children.end_copy()
         if document is _END:
             break
         yield document

@@ -30,7 +30,7 @@ from gristmill.storage.walking import walk
 from gristmill.text import utf8_size
 from preprocessing.rewriting import Targets, plan_targets, rewrite_corpus
 
-STAGE = Stage("normalize_text", version=1, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
+STAGE = Stage("normalize_text", version=2, libraries=("unicode", "zstandard", "zlib", "pyarrow"))
 FILES_PER_INDEX = 64  # as in SlimPajama
 _PIECE = 1 << 20  # characters that are normalised together, or a few more
 _ASCII = re.compile(r"[\x00-\x7f]")

@@ -23,6 +23,7 @@ from gristmill.counts import NOT_READ, READ, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, TooManyMalformed
 from gristmill.io import readers
+from gristmill.io.readers import read_corpus
 from gristmill.io.token_shards import TokenShard
 from preprocessing.apply import apply
 from preprocessing.filter import filter
@@ -132,6 +133,29 @@ def test_a_damaged_file_is_left_out_as_a_whole(tmp_path: Path, corpus, kind: str
     assert f"left out: {BAD}." in errors and "other/b.jsonl.gz (truncated gz)" in errors
     normalize_text(source, tmp_path / "out1", options=replace(LENIENT, quiet=False))
     assert "done already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("m.csv", b'id,text\n1,"one"\n2,"not closed\n3,lost\n'),
+        ("m.tsv.gz", gzip.compress(b'id\ttext\n1\t"not" closed\n')),
+        ("m.csv", "text,größe\na,1\n".encode("latin-1")),
+        ("m.csv", b"text,id\ra,1\rb,2\r"),
+    ],
+    ids=["quote", "compressed", "encoding", "line ends"],
+)
+def test_a_csv_file_that_cannot_be_read_to_its_end_is_left_out(
+    tmp_path: Path, corpus, name: str, content: bytes
+) -> None:
+    sound = normalize_text(corpus("sound"), tmp_path / "wanted", options=LENIENT)
+    source, kind = corpus("in"), name.split(".")[1]
+    (source / "book" / name).write_bytes(content)
+    counts = normalize_text(source, tmp_path / "out", read_also=("csv", "tsv"), options=LENIENT)
+    assert counts.unread_files() == f"1 damaged: unreadable {kind}" and counts.total(READ) == sound.total(READ)
+    assert not list(tmp_path.rglob("*.malformed")) and not list(read_corpus(tmp_path / "out/book/m.jsonl.zst"))
+    with pytest.raises(TooManyMalformed, match=rf"book/{name}: not readable as .{kind} after record \d"):
+        normalize_text(source, tmp_path / "out", read_also=("csv", "tsv"), options=replace(LENIENT, max_malformed=0))
 
 
 def test_every_stage_leaves_it_out(tmp_path: Path, corpus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,17 +56,20 @@ class Claims:
         ledger: Ledger,
         step: str,
         outputs: Sequence[Path],
+        before: Records,
         known: Container[Path],
         is_there: Callable[[Path], object] = is_file,
     ) -> TaskId:
         """Record, before a step writes `outputs`, that they are this stage's; return the id of that record.
 
-        Raises OutputError as `reject_foreign_files`.
+        What runs `before` claimed that did not end stays claimed: this one may not end either, and some of these files
+        may be of inputs that are gone. Raises OutputError as `reject_foreign_files`.
         """
         files = [absolute(file) for path in outputs for file in (path, rejects_path(path))]
         self.reject_foreign_files(ledger, files, known, is_there)
-        claimed = [OutputRecord(ledger.relative(file), -1, 0, "") for file in files]
-        record = DoneRecord("", f"{self._claims}{step}", {}, claimed, Counts({}, []))
+        task = "", f"{self._claims}{step}"
+        names = dict.fromkeys([*map(ledger.relative, files), *(it.path for it in _outputs_of(before.get(task)))])
+        record = DoneRecord(*task, {}, [OutputRecord(name, -1, 0, "") for name in names], Counts({}, []))
         ledger.write(record)
         return record.id
 
@@ -221,6 +224,10 @@ class Marks:
             mark_finished(folder, self.name)
         if self._has_new_files:
             mark_files_finished(self.files, self.name)
+
+
+def _outputs_of(record: DoneRecord | None) -> list[OutputRecord]:
+    return record.outputs if record else []
 
 
 def _names_of(ledger: Ledger, path: Path) -> list[Path]:

@@ -84,33 +84,33 @@ class StageRun:
 
         Raises ConservationError if the counts of a task do not add up, UsageError if a task would overwrite an input.
         """
-        tasks = list(tasks)
+        tasks, done = list(tasks), self._done
         assert len({task.name for task in tasks}) == len(tasks), f"{name}: names of tasks repeat"
-        self.claims.check_outputs(tasks, set(self._done.written))
+        self.claims.check_outputs(tasks, set(done.written))
         self._check_files(*tasks)
         todo = list[Task]()
         for task in tasks:
-            identity = self._done.identity(task)
-            if record := self._done.find(name, task, identity):
-                self._done.keep(task, record, is_new=False)
+            identity = done.identity(task)
+            if record := done.find(name, task, identity):
+                done.keep(task, record, is_new=False)
             else:
                 todo.append(task)
                 if self.options.explain:
-                    explain(self.stage.name, task, identity, self._done.before.get((name, task.name)))
-            for path in filter(self._done.is_temporary, task.outputs):
+                    explain(self.stage.name, task, identity, done.before.get((name, task.name)))
+            for path in filter(done.is_temporary, task.outputs):
                 self._producers |= {absolute(path): (name, task), rejects_path(absolute(path)): (name, task)}
         if todo:
             self._check_reads()
             self.marks.set()
-            if outputs := [path for task in todo for path in task.outputs if not self._done.is_temporary(path)]:
+            if outputs := [path for task in todo for path in task.outputs if not done.is_temporary(path)]:
                 self._claimed.append(
-                    self.claims.claim_outputs(self.ledger, name, outputs, self._done.known, self._done.tags.stat)
+                    self.claims.claim_outputs(self.ledger, name, outputs, done.before, done.known, done.tags.stat)
                 )
                 self._begin()
             self.place.check_lock()
             self._restore_inputs(todo)
             self._execute(name, todo)
-        return StepResult([self._done.records[name, task.name] for task in tasks])
+        return StepResult([done.records[name, task.name] for task in tasks])
 
     def check_listed(self, listed: Listed, of_others: bool = False) -> None:
         """Refuse input folders, maybe `of_others` (see Inputs), that lack files, hold foreign ones, or are outdated."""

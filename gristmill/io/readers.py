@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gristmill.budget import Hold
 from gristmill.counts import MALFORMED, READ, Counts, Damage
-from gristmill.errors import InputError, UsageError, require, wrap_read_errors
+from gristmill.errors import DamagedFile, InputError, UsageError, require, wrap_read_errors
 from gristmill.io.documents import CorpusFile, DocKey, Document, list_corpus, source_of
 from gristmill.io.formats.arrow_tables import damaged_table, ipc_batches, parquet_batches, row_group_cuts
 from gristmill.io.formats.arrow_values import records
@@ -143,7 +143,7 @@ def read_documents(
     counted as read with its first slice. With `by_original_source`, documents are counted under the source of
     Document.original_key, not the slice's, and files, which may hold several sources, are not counted.
     A slice marked as damaged has no documents, and is counted as not read. Raises DamagedFile if the file is truncated
-    or corrupt, InputError if it is unreadable or has no column `part.text_column`.
+    or corrupt, or a CSV file's quotes do not match, InputError if it is unreadable or has no column `part.text_column`.
     """
     if part.damage:
         counts.add_damaged_file(part.source, part.name, Damage(str(part.path), *part.damage), part.size, not part.start)
@@ -258,11 +258,12 @@ def _read_csv(part: Slice, delimiter: str) -> Iterator[tuple[int, dict[str, Any]
         for number, record in enumerate(found, 1):
             yield number - 1, record
     except CsvError as error:
-        raise InputError(
-            f"{part.path}: not readable as .{_format(part.name)} after record {number:,} ({error}): wanted UTF-8, "
-            "lines that end in \\n or \\r\\n, and quotes doubled within quoted values. Mend it, or remove it to "
-            "continue without it"
-        ) from error
+        kind = _format(part.name)
+        raise DamagedFile(
+            part.path, f"unreadable {kind}",
+            f"not readable as .{kind} after record {number:,} ({error}): wanted UTF-8, lines that end in \\n or "
+            "\\r\\n, and quotes doubled within quoted values. Mend it, or remove it to continue without it.",
+        ) from error  # fmt: skip
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

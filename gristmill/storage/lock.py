@@ -99,8 +99,13 @@ def lock_holder(path: Path) -> str:
 
 
 def hold_worker_lock(path: Path) -> None:
-    """Hold a share of the workers' lock until this process ends; called once in each worker of a run."""
-    fcntl.flock(os.open(workers_path(path), os.O_RDONLY | os.O_CREAT), fcntl.LOCK_SH)
+    """Hold a share of the workers' lock until this process ends; called once in each worker of a run.
+
+    Processes that are forked from it, as a user's function may do, do not hold it: they write no output.
+    """
+    file = os.open(workers_path(path), os.O_RDONLY | os.O_CREAT)
+    fcntl.flock(file, fcntl.LOCK_SH)
+    os.register_at_fork(after_in_child=partial(os.close, file))
 
 
 def workers_path(path: Path) -> Path:

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from dedup import generate_connected_components, to_hash
-from dedup.cluster_graph import cluster_graph
+from dedup.cluster_graph import cluster_graph, show_cluster
 from gristmill.engine.options import RunOptions
-from gristmill.errors import InputError, UsageError
+from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.parquet_tables import write_table
 from gristmill.io.pickles import dump_pickle
 from gristmill.text import matching_form
@@ -132,9 +132,18 @@ def test_the_command_shows_and_writes_it(folder: Path, texts: dict, run: Callabl
     }
     assert written.nodes[CHAIN[0]]["excerpt"].startswith("<> ")
     first = out.read_bytes()
+    out.unlink()
     run(line, PYTHONHASHSEED="7")
     assert out.read_bytes() == first
     assert "wanted a name that ends in .graphml" in run(line.replace("out.graphml", "out.png"), fails=2).stderr
+
+
+def test_a_file_that_is_there_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.graphml"
+    notes.write_text("mine")
+    with pytest.raises(OutputError, match=r"notes\.graphml exists, and would be overwritten: give another --graph"):
+        show_cluster(CHAIN[0], folder / "DUP/clusters.parquet", folder / "NORM", graph=notes)
+    assert notes.read_text() == "mine"
 
 
 def test_members_of_an_index_have_no_text(folder: Path, tmp_path: Path) -> None:

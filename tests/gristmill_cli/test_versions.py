@@ -29,7 +29,7 @@ OUTPUTS = {  # module and name of its Stage → what it writes in the folder of 
     "preprocessing.tokenize_corpus:STAGE": ("tokens/",),
 }
 DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
-    "preprocessing.normalize_text:STAGE": (1, "e015068f831ebb26"),
+    "preprocessing.normalize_text:STAGE": (2, "e015068f831ebb26"),
     "preprocessing.filter:STAGE": (1, "cd06654500fb322f"),
     "dedup.to_hash:STAGE": (1, "242ea0da2716303b"),
     "dedup.generate_exact_pairs:STAGE": (1, "64d1dabef7e9bc0d"),

@@ -11,6 +11,7 @@ from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -189,7 +190,7 @@ def _run_in_worker(call: Call) -> Any:
     At SIGTERM, which a scheduler sends to all processes, it ends its upload, removes temporary files, and exits.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, partial(_terminate, os.getpid()))
     try:
         try:
             return call()
@@ -204,7 +205,9 @@ class _Terminated(BaseException):
     """SIGTERM was received."""
 
 
-def _terminate(*_: object) -> None:
+def _terminate(worker: int, *_: object) -> None:
+    if os.getpid() != worker:  # a process that a user's function has forked: it may catch what is raised
+        os._exit(128 + signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise _Terminated
 

@@ -3,6 +3,7 @@
 Arrow's own conversion stops at what Python's datetime cannot hold: nanoseconds, years before 1 and after 9999.
 Here points in time are ISO 8601 strings (those with a time zone in UTC, with a Z), durations too (P1DT2.500000S).
 A map is a list of [key, value]; an extension type is its storage. Other values are as Arrow's to_pylist gives them.
+NaN is null, as tables hold it where a value is missing; Infinity is raw JSON, as Python's own writer spells it.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.io.formats.infinite_numbers import has_infinity, keep_infinity
 from gristmill.io.formats.malformed import BadRecord
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -44,9 +46,11 @@ def _raw_text(value: pa.Array) -> bytes:
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    if all(_is_plain(field.type) for field in batch.schema):
+    infinite = [has_infinity(column) for column in batch.columns]
+    if all(_is_plain(field.type) for field in batch.schema) and not any(infinite):
         return batch.to_pylist()
     columns = [to_python(column) for column in batch.columns]
+    columns = [[*map(keep_infinity, found)] if it else found for it, found in zip(infinite, columns, strict=True)]
     return [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 

@@ -10,10 +10,10 @@ import pytest
 from gristmill.engine.claims import reject_unknown_files
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import FileSet, Task
-from gristmill.errors import InputError, OutputError, UsageError
+from gristmill.errors import DamagedFile, InputError, OutputError, UsageError
 from gristmill.io.files import mark_files_unfinished, mark_unfinished, reject_unfinished
 from gristmill.storage.local import atomic_write_bytes
-from tests.gristmill.engine.upper_stage import QUIET, STAGE, join, upper_stage
+from tests.gristmill.engine.upper_stage import DAMAGED, QUIET, STAGE, join, upper_stage
 
 
 def test_files_of_a_run_that_failed_are_removed_with_their_inputs(source: Path, tmp_path: Path) -> None:
@@ -29,6 +29,24 @@ def test_files_of_a_run_that_failed_are_removed_with_their_inputs(source: Path, 
             record.unlink()  # as if killed between the output and its record
     upper_stage(source, tmp_path / "out")
     assert names_in(tmp_path / "out") == ["b", "renamed", "whole"]
+
+
+def test_files_of_a_run_that_failed_are_removed_after_a_second_failure(source: Path, tmp_path: Path) -> None:
+    """Whether the task of an input had ended when another failed depends on when they ran."""
+    left = tmp_path / "out/a.malformed"
+    for removed in ("a", "b"):
+        (source / "c").write_bytes(DAMAGED)
+        with pytest.raises(DamagedFile):
+            upper_stage(source, tmp_path / "out")
+        if removed == "a":
+            left.write_text("written by a task that was cut off\n")
+        (source / removed).unlink()
+        for record in (tmp_path / "out/.gristmill/upper.done").glob("*.json"):
+            if b'"claims of' not in record.read_bytes():
+                record.unlink()
+    (source / "c").write_text("text c\n")
+    upper_stage(source, tmp_path / "out")
+    assert names_in(tmp_path / "out") == ["c", "whole"]
 
 
 def change_while_reading(source: Path, output: Path) -> None:

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 import pytest
 import zstandard
@@ -19,6 +21,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io import readers
 from gristmill.io.documents import DocKey, Document, list_corpus
 from gristmill.io.formats import arrow_tables
+from gristmill.io.formats.arrow_values import records
 from gristmill.io.readers import Slice, plan_slices, read_corpus, read_documents
 from gristmill.io.writers import Rejects
 
@@ -61,6 +64,54 @@ def test_a_table_of_times_that_python_cannot_hold_is_read(tmp_path: Path) -> Non
     documents, counts, _ = read_all(tmp_path / "in", tmp_path / "out")
     assert [d.text for d in documents] == ["a", "b", "a", "b"] and counts.malformed == 0
     assert documents[0].fields["ns"] == documents[2].fields["ns"] == "2116-02-20T23:53:38.427387904"
+
+
+def test_infinite_numbers_of_a_table_are_kept_as_those_of_json_are(tmp_path: Path) -> None:
+    values = [math.inf, -math.inf, math.nan, 1.5, None]
+    columns = {
+        "f64": pa.array(values),
+        "f32": pa.array(values, pa.float32()),
+        "f16": pa.array(np.array([np.inf, -np.inf, np.nan, 1.5, 0], np.float16)),
+        "n": pa.array(range(5)),
+        "list": pa.array([[1.0, value] for value in values]),
+        "fixed": pa.array([[v] for v in values], pa.list_(pa.float32(), 1)),
+        "struct": pa.array([{"x": {"y": value}, "é": "é"} for value in values]),
+        "map": pa.array([[("k", value)] for value in values], pa.map_(pa.string(), pa.float64())),
+    }
+    (tmp_path / "in").mkdir()
+    pa.parquet.write_table(pa.table({"text": list("abcde"), **columns}), tmp_path / "in" / "a.parquet")
+    first, second, third, fourth, _ = read_corpus(tmp_path / "in")
+    assert [first.value(name) for name in columns] == [
+        math.inf, math.inf, math.inf, 0, [1.0, math.inf], [math.inf], {"x": {"y": math.inf}, "é": "é"},
+        [["k", math.inf]],
+    ]  # fmt: skip
+    assert first.to_json().decode() == (
+        '{"text":"a","f64":Infinity,"f32":Infinity,"f16":Infinity,"n":0,"list":[1.0,Infinity],"fixed":[Infinity],'
+        '"struct":{"x":{"y":Infinity},"é":"é"},"map":[["k",Infinity]]}\n'
+    )
+    assert second.to_json() == first.to_json().replace(b"Infinity", b"-Infinity").replace(b'"a"', b'"b"').replace(
+        b":0,", b":1,"
+    )
+    assert third.to_json().count(b"null") == 7 and fourth.fields["list"] == [1.0, 1.5]
+    (tmp_path / "again.jsonl").write_bytes(first.to_json())
+    (again,) = read_corpus(tmp_path / "again.jsonl")
+    assert again.to_json() == first.to_json() and again.value("f64") == math.inf
+
+
+def test_infinite_numbers_in_types_that_are_not_of_parquet_are_kept(tmp_path: Path) -> None:
+    number = pa.array([math.inf, 2.0])
+    columns = {
+        "dictionary": number.dictionary_encode(),
+        "runs": pc.run_end_encode(number),
+        "union": pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [number, pa.array([1, 2])]),
+        "view": pa.array([[math.inf], [2.0]], pa.list_view(pa.float64())),
+        "tensor": pa.ExtensionArray.from_storage(
+            pa.fixed_shape_tensor(pa.float32(), (1,)), pa.array([[math.inf], [2.0]], pa.list_(pa.float32(), 1))
+        ),
+    }
+    for name, column in columns.items():
+        found = list(records(pa.record_batch({"text": ["a", "b"], "x": column}), "text"))
+        assert b"Infinity" in bytes(found[0]["x"]) and found[1]["x"] in (2, 2.0, [2.0]), name
 
 
 def test_a_table_with_two_columns_of_the_text_is_an_error(tmp_path: Path) -> None:

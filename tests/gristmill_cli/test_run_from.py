@@ -1,0 +1,130 @@
+"""`gristmill run --from` and `--dry_run`: what was edited, removed or cut off since a stage ended is noticed."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gristmill.errors import UsageError
+from gristmill_cli.run import run
+from gristmill_cli.run_config import Apply, Filter, Mix, RunConfig, Tokenizer
+from gristmill_cli.run_records import choose_stages, plan_table
+from gristmill_cli.run_stages import plan_stages
+from tests.gristmill_cli.corpus import documents, write_records
+
+FUNCTION = "def keep(documents):\n    yield from (d for d in documents if len(d.text) > {})\n"
+
+
+def planned(config: RunConfig) -> dict[str, str]:
+    """What a dry run says of each stage."""
+    table = plan_table(config, plan_stages(config))
+    names, states = table.columns[0].cells, table.columns[3].cells
+    return dict(zip(map(str, names), map(str, states), strict=True))
+
+
+def write_function(folder: Path, length: int) -> None:
+    (folder / "edited_filter.py").write_text(FUNCTION.format(length))
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """A run with a function of the user's that has ended with the filter."""
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("edited_filter", None)  # of another test's folder
+    write_function(tmp_path, 10)
+    (tmp_path / "corpus").mkdir()
+    write_records(tmp_path / "corpus/a.jsonl", list(documents("a", 20)))
+    config = RunConfig(tmp_path / "corpus", tmp_path / "out", workers=1, apply=Apply("edited_filter:keep"))
+    run(replace(config, until="filter"))
+    return config
+
+
+def test_an_edited_function_is_noticed(config: RunConfig, tmp_path: Path) -> None:
+    assert planned(config)["apply"].startswith("done")
+    write_function(tmp_path, 400)
+    with pytest.raises(UsageError, match=r"--from filter: apply ran .* \(code \w+ → \w+\): give --from apply"):
+        run(replace(config, from_="filter", until="filter"))
+    states = planned(config)
+    assert states["apply"].startswith("to run again: code ") and "input changes" in states["filter"]
+    run(replace(config, from_="apply", until="filter"))
+    run(replace(config, from_="filter", until="filter"))
+    (tmp_path / "edited_filter.py").write_text(FUNCTION.format(400) + "\n\nkeep.version = 2\n")
+    assert planned(config)["apply"].endswith("→ version 2")
+
+
+def test_a_function_that_is_edited_before_its_stage_begins_is_recorded_as_it_ran(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, real = sys.modules["gristmill_cli.run_stages"], sys.modules["gristmill_cli.run_stages"].normalize_text
+
+    def edited(*arguments, **options):
+        write_function(tmp_path, 400)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, "normalize_text", edited)
+    run(replace(config, until="filter"))
+    assert planned(config)["apply"].startswith("done")
+    write_function(tmp_path, 10)
+    assert planned(config)["apply"].startswith("to run again: code ")
+
+
+@pytest.fixture(scope="module")
+def ended(finished: tuple[Path, Path, str], tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """The configuration of a copy of a finished run."""
+    out = tmp_path_factory.mktemp("ended") / "out"
+    shutil.copytree(finished[1], out)
+    config = RunConfig(finished[0], out, workers=1, filter=Filter(100), mix=Mix(holdout=0.05))
+    return replace(config, tokenizer=Tokenizer(vocab_size=420))
+
+
+@contextmanager
+def moved_away(pattern: str, out: Path, folder: Path) -> Iterator[Path]:
+    """Context: one file or folder of a run is elsewhere."""
+    found = min(out.glob(pattern))
+    found.rename(folder / "away")
+    yield found
+    shutil.rmtree(found, ignore_errors=True)
+    (folder / "away").rename(found)
+
+
+@pytest.mark.parametrize(
+    ("removed", "first", "stage"),
+    [
+        ("tokens/train/*.bin", "tokenize_holdout", "tokenize_corpus"),
+        ("tokens/train/manifest.json", "tokenize_holdout", "tokenize_corpus"),
+        ("tokens/train", "tokenize_holdout", "tokenize_corpus"),
+        ("normalized/book/b.jsonl", "train_tokenizer", "normalize_text"),
+        ("holdout/**/*.jsonl*", "train_tokenizer", "pass2"),
+    ],
+)
+def test_an_output_that_was_removed_is_noticed(
+    ended: RunConfig, tmp_path: Path, removed: str, first: str, stage: str
+) -> None:
+    config = replace(ended, from_=first)
+    choose_stages(config, plan_stages(config))
+    with moved_away(removed, config.out, tmp_path) as found:
+        wanted = f"--from {first}: {stage} wrote {found}.*, and it is missing.*: give --from {stage}"
+        with pytest.raises(UsageError, match=wanted):
+            run(config)
+        assert planned(ended)[stage].startswith("to run again: ") and "missing" in planned(ended)[stage]
+
+
+def test_an_output_of_another_size_is_noticed(ended: RunConfig, tmp_path: Path) -> None:
+    config = replace(ended, from_="tokenize_holdout")
+    with moved_away("tokens/train/*.bin", config.out, tmp_path) as found:
+        found.write_bytes((tmp_path / "away").read_bytes()[:-2])
+        with pytest.raises(UsageError, match=r"tokenize_corpus wrote .*\.bin, and it has \d+ bytes instead of \d+"):
+            run(config)
+
+
+@pytest.mark.parametrize("removed", ["normalized", "filtered.pickle", "minhash", "dup", "pass1", "train", "holdout"])
+def test_an_output_that_nothing_reads_any_more_may_be_removed_as_a_whole(
+    ended: RunConfig, tmp_path: Path, removed: str
+) -> None:
+    config = replace(ended, from_="train_tokenizer", until="tokenize_corpus")
+    with moved_away(removed, config.out, tmp_path):
+        assert choose_stages(config, plan_stages(config)) == (8, 10)
