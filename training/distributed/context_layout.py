@@ -1,5 +1,6 @@
 """Checks that a model and its sequences fit context parallelism."""
 
+import math
 from typing import TYPE_CHECKING
 
 from gristmill.errors import require
@@ -18,7 +19,6 @@ def check_context(layout: "ParallelConfig", model: ModelConfig, seq_len: int) ->
     )
     if cp == 1:
         return
-    require(layout.context == "ring", "parallel.context ulysses is not there yet; try --parallel.context ring")
     require(
         layout.tensor == "1d",
         f"parallel.cp {cp} and parallel.tensor {layout.tensor}: a grid divides sequences among its rows, and not yet "
@@ -49,7 +49,14 @@ def _check_model(layout: "ParallelConfig", model: ModelConfig) -> None:
         "--parallel.tp",
     )
     require(
-        model.positions != "alibi",
-        f"model.positions alibi and parallel.cp {cp}: the bias is a matrix of all pairs of tokens; try --parallel.cp 1 "
-        "and more --parallel.tp",
+        model.positions != "alibi" or layout.context == "ulysses",
+        f"model.positions alibi and parallel.context {layout.context}: the bias is a matrix of all pairs of tokens; "
+        "try --parallel.context ulysses",
+    )
+    common = math.gcd(model.heads, model.kv_heads) // layout.tp
+    possible = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
+    require(
+        layout.context == "ring" or common % cp == 0,
+        f"model.heads {model.heads} and kv_heads {model.kv_heads} are not divisible by parallel.tp {layout.tp} x "
+        f"parallel.cp {cp}, over which ulysses divides them; try --parallel.context ring, or cp of {possible}",
     )

@@ -119,6 +119,8 @@ def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options
         ("llama", ParallelConfig(cp=2), {"documents": True}),
         ("mistral-7b", ParallelConfig(cp=3), {"recompute": "full"}),
         ("gpt2", ParallelConfig(cp=4), {}),
+        ("llama", ParallelConfig(cp=2, context="ulysses"), {"documents": True}),
+        ("bloom-176b", ParallelConfig(cp=3, context="ulysses"), {"heads": 6}),
         ("llama", ParallelConfig(cp=2, tp=2, sequence_parallel=True), {}),
         ("llama", ParallelConfig(cp=2, pp=2, schedule="zbv"), {}),
         ("gpt2", ParallelConfig(cp=2, dp=2, zero=3), {"optimizer": "adamw"}),
@@ -133,6 +135,10 @@ def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options
             ("llama", ParallelConfig(cp=2, zero=1), {"optimizer": "muon"}),
             ("llama", ParallelConfig(cp=2), {"precision": "bf16", "reference": "plain decoder"}),
             ("llama", ParallelConfig(cp=2, tp=2, pp=2), {"z_loss": 0.01}),
+            ("gpt2", ParallelConfig(cp=4, context="ulysses"), {}),
+            ("llama", ParallelConfig(cp=2, tp=2, sequence_parallel=True, context="ulysses"), {"documents": True}),
+            ("mistral-7b", ParallelConfig(cp=2, pp=2, schedule="zbv", context="ulysses"), {"recompute": "full"}),
+            ("llama", ParallelConfig(cp=2, dp=2, zero=3, context="ulysses"), {"recompute": "selective"}),
         ]  # fmt: skip
     for preset, layout, options in layouts:
         yield preset, layout, {"reference": "one process", "dropout": 0.0, **options}

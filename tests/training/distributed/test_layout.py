@@ -89,7 +89,10 @@ REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
     (of(cp=3, tp=2), 8, r"tp 2 x pp 1 x cp 3 = 6 processes, and 8 were started; try 6 processes", of(cp=2), 8),
     (of(cp=3), 3, r"seq_len 32 is not .* by 6: ring .* 6 chunks .*cp 3; try --data.seq_len 36", of(cp=2), 2),
     (of(cp=2, tp=4, tensor="2d"), 8, r"cp 2 and parallel.tensor 2d: .*try", of(tensor="1d", tp=3), 6),
-    (of(context="ulysses"), 2, r"ulysses has no effect with parallel.cp 1; try --parallel.cp 2", of(context="ring"), 2),
+    (of(context="ulysses"), 2, r"ulysses has no effect with parallel.cp 1; try --parallel.cp 2", of(cp=2), 2),
+    (of(context="ulysses", cp=4), 4, r"kv_heads 6 .*tp 1 x parallel.cp 4, .* of 1, 2, 3, 6", of(context="ring"), 4),
+    (of(context="ulysses", cp=2, tp=2), 4, r"tp 2 x parallel.cp 2, .* cp of 1, 3", of(context="ring"), 4),
+    (of(context="ulysses", cp=3), 3, r"32 is not .* 3: ulysses .* 3 chunks .* 33", of(cp=2), 2),
     (of(micro_batches=-1), 1, r"parallel.micro_batches is -1; wanted 1 or more", of(micro_batches=1), 1),
 ]  # fmt: skip
 
@@ -124,7 +127,7 @@ def test_context_parallelism_is_described_and_recorded_where_there_is_some() -> 
     [
         ({"dropout": 0.1}, "dropout 0.1 and parallel.cp 2: .* try --model.dropout 0, or --parallel.cp 1"),
         ({"query_layer": True}, "query_layer and parallel.cp 2: .* try --parallel.cp 1"),
-        ({"positions": "alibi"}, "alibi and parallel.cp 2: .* try --parallel.cp 1"),
+        ({"positions": "alibi"}, "alibi and parallel.context ring: .* try --parallel.context ulysses"),
     ],
 )
 def test_models_whose_sequences_are_not_divided_yet(changes: dict[str, Any], message: str) -> None:

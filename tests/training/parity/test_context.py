@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import training.parallel.context.ring
+import training.parallel.context.ulysses
 from tests.training.planted_faults import require_finite_difference
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
@@ -20,7 +21,7 @@ from training.parity.comparison import Certifier
 from training.parity.feature_cases import feature_case
 
 Patch = pytest.MonkeyPatch
-RING = ParallelConfig(cp=2)
+RING, ULYSSES = ParallelConfig(cp=2), ParallelConfig(cp=2, context="ulysses")
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,12 @@ CASES = [
     case("llama", replace(RING, dp=2, zero=3, zero_group=1)),
     case("llama", replace(RING, zero=1), optimizer="muon"),
     case("llama", RING, precision="bf16", reference="plain decoder"),
+    case("llama", ULYSSES, recompute="selective"),
+    case("gpt2", replace(ULYSSES, cp=4), documents=True),
+    case("llama", replace(ULYSSES, tp=2, sequence_parallel=True), documents=True),
+    case("bloom-176b", replace(ULYSSES, cp=3), recompute="full", heads=6),
+    case("mistral-7b", replace(ULYSSES, pp=2, schedule="zbv")),
+    case("llama", replace(ULYSSES, dp=2, zero=3), optimizer="adamw"),
 ]
 
 
@@ -110,6 +117,16 @@ def blocks_of_equal_weight(patch: Patch) -> None:
     patch.setattr(training.parallel.context.ring, "merge_block", merge)
 
 
+def heads_of_other_ranks(patch: Patch) -> None:
+    right = training.parallel.context.ulysses.exchange
+    patch.setattr(training.parallel.context.ulysses, "exchange", lambda x, axis: right(x.flip(0), axis))
+
+
+def exchange_without_gradient(patch: Patch) -> None:
+    exchange = training.parallel.context.ulysses._Exchange
+    patch.setattr(exchange, "backward", staticmethod(lambda _ctx, grad: (grad, None)))
+
+
 FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (a_ring_step_lost, case("llama", RING), "loss"),
     (a_ring_step_lost, case("llama", replace(RING, cp=3)), "loss"),
@@ -120,6 +137,8 @@ FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (positions_in_order, case("gpt2", RING), "loss"),
     (gradients_that_stay, case("llama", replace(RING, cp=3)), "gradient"),
     (blocks_of_equal_weight, case("llama", RING), "loss"),
+    (heads_of_other_ranks, case("llama", ULYSSES), "loss"),
+    (exchange_without_gradient, case("llama", ULYSSES), "gradient"),
 ]
 
 

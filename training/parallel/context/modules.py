@@ -12,9 +12,11 @@ from training.model.attention import Attention
 from training.model.decoder import Decoder
 from training.model.documents import Documents
 from training.model.embedding import Embedding
-from training.model.positions import DocumentTable, PositionEmbedding, Rotary, SequenceTable
+from training.model.positions import Alibi, DocumentTable, PositionEmbedding, Rotary, SequenceTable
 from training.parallel.context.ring import RingAttention
 from training.parallel.context.tokens import TokenOrder
+from training.parallel.context.ulysses import Ulysses
+from training.parallel.tensor_parallel import ShardedAlibi
 
 
 def apply_context(part: Decoder, layout: ParallelConfig, order: TokenOrder) -> None:
@@ -23,9 +25,11 @@ def apply_context(part: Decoder, layout: ParallelConfig, order: TokenOrder) -> N
         return
     for block in part.blocks.children():
         assert isinstance(block.attention, Attention)
-        block.attention.attend = RingAttention(order)
+        block.attention.attend = Ulysses(order) if layout.context == "ulysses" else RingAttention(order)
     if isinstance(part.position_table, Rotary):
         part.position_table = _OwnRotary(part.position_table, order)
+    else:
+        part.position_table = _OwnAlibi(part.position_table, order, layout.sequence_shards)
     if isinstance(part.embed, Embedding) and part.embed.positions is not None:
         part.embed.positions = _OwnPositions(part.embed.positions, order, layout.sequence_shards)
 
@@ -45,7 +49,23 @@ class _OwnRotary(Rotary):
         """A document may start on another rank: the angles are of the positions themselves, not rows of `table`."""
         if isinstance(table, tuple):
             table = self.angles(documents.positions.flatten(), table[0].dtype)
-        return DocumentTable(table, documents)
+        return DocumentTable(table, _of_attention(documents, self.order))
+
+
+class _OwnAlibi(ShardedAlibi):
+    """ALiBi's bias of the heads that are this rank's in attention, and of all tokens."""
+
+    def __init__(self, full: Alibi, order: TokenOrder, parts: int) -> None:
+        super().__init__(full, order.axis, parts * order.axis.size)
+        self.order = order
+
+    def in_documents(self, table: Tensor, documents: Documents) -> DocumentTable:
+        return DocumentTable(table, _of_attention(documents, self.order))
+
+
+def _of_attention(documents: Documents, order: TokenOrder) -> Documents:
+    """The documents of the sequences that attention sees: with Ulysses whole ones, in a ring this rank's tokens."""
+    return documents if order.per_rank > 1 else Documents.of(order.gather(documents.positions))
 
 
 class _OwnPositions(PositionEmbedding):

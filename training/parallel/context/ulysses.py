@@ -1,0 +1,72 @@
+"""Ulysses: ranks exchange tokens for heads around attention (Jacobs et al. 2023, "DeepSpeed Ulysses", section 3.1).
+
+Rank r of n has chunk r of each sequence. One all-to-all sends each rank the queries, keys and values of its heads, so
+that it has H / n heads of all tokens, and attends as one process does; another one returns the outputs. Both passes
+send (n - 1) / n of B T / n (2 h + 2 h') numbers a rank, h features of queries and h' of keys: unlike a ring's, that
+shrinks with n. But n divides the heads, those of keys too.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.model.attention_mask import Mask
+from training.parallel.context.tokens import TokenOrder
+from training.sharding.axis import Axis
+
+
+class Ulysses:
+    """Attention of this rank's heads among all tokens, in the place of `Mask.attend`."""
+
+    def __init__(self, order: TokenOrder) -> None:
+        self.axis = order.axis
+
+    def __call__(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Of q (B, H, T / n, E), k and v (B, kv_heads, T / n, E); with documents of all B in one sequence.
+
+        `mask` is that of whole sequences, and of this rank's heads where it depends on heads.
+        """
+        documents = mask.documents
+        if documents is None:
+            return self._to_tokens(mask.attend(*self._to_heads(q, k, v)))
+        sequences = len(documents.positions)
+        q, k, v = (x[0].unflatten(1, (sequences, -1)).transpose(0, 1) for x in (q, k, v))
+        found = mask.attend(*(documents.join_sequences(x) for x in self._to_heads(q, k, v)))
+        found = self._to_tokens(documents.split_sequences(found))
+        return found.transpose(0, 1).flatten(1, 2)[None]
+
+    def _to_heads(self, *each: Tensor) -> tuple[Tensor, ...]:
+        """All heads of this rank's tokens to its heads of all tokens: (B, H, T / n, E) to (B, H / n, T, E) each."""
+        ranks = self.axis.size
+        sent = torch.cat([x.unflatten(1, (ranks, -1)) for x in each], 2).transpose(0, 1)
+        found = _Exchange.apply(sent, self.axis)  # (n, B, heads, T / n, E)
+        return found.permute(1, 2, 0, 3, 4).flatten(2, 3).split([x.shape[1] // ranks for x in each], 1)
+
+    def _to_tokens(self, x: Tensor) -> Tensor:
+        """The opposite."""
+        sent = x.unflatten(2, (self.axis.size, -1)).permute(2, 0, 1, 3, 4)
+        found = _Exchange.apply(sent, self.axis)
+        return found.transpose(0, 1).flatten(1, 2)
+
+
+class _Exchange(torch.autograd.Function):
+    """Part r of this rank's (n, …) for this rank's part of rank r's; so are their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return exchange(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return exchange(grad, ctx.axis), None
+
+
+def exchange(x: Tensor, axis: Axis) -> Tensor:
+    """All-to-all of (n, …) over the n ranks of `axis`; without autograd."""
+    x = x.contiguous()
+    found = torch.empty_like(x)
+    dist.all_to_all_single(found, x, group=axis.group)
+    return found
