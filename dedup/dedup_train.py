@@ -23,6 +23,7 @@ from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.inputs.recorded import is_input_folder, list_corpus, walk_inputs
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import INPUTS, DoneRecord, TaskId
 from gristmill.engine.run import StageRun, open_stage
@@ -30,14 +31,13 @@ from gristmill.engine.slices import SliceGroup, group_slices
 from gristmill.engine.tags import FileTags
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, list_corpus, paths_of
+from gristmill.io.documents import CORPUS_SUFFIXES, CorpusFile, paths_of
 from gristmill.io.external_sort import ExternalSorter, write_records
 from gristmill.io.files import STATE_DIR, mark_finished, mark_unfinished
 from gristmill.io.formats.suffixes import normal_name
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
-from gristmill.storage.files import is_file, is_folder, list_names, locked_file
-from gristmill.storage.walking import walk
+from gristmill.storage.files import is_file, list_names, locked_file
 from gristmill.text import utf8_size
 
 STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))
@@ -70,7 +70,7 @@ def dedup_train(
         Documents read, written and contaminated, per source.
     """
     folder = src_dir / f"chunk{chunk}"
-    if not is_folder(folder):
+    if not is_input_folder(folder):
         found = ", ".join(sorted(name for name in list_names(src_dir) if name.startswith("chunk"))) or "no chunk"
         raise UsageError(f"{folder}: wanted a chunk that pass2 wrote; {src_dir} has {found}")
     for source in (src_dir, tgt_dir):
@@ -154,7 +154,9 @@ def _records_by_chunk(run: StageRun) -> dict[str, list[DoneRecord]]:
 def _removed_records(run: StageRun, src_dir: Path) -> list[TaskId]:
     """The records of chunks that were removed with their train sets: no stage is to miss their files."""
     chunks = _records_by_chunk(run).items()
-    removed = {chunk: found for chunk, found in chunks if not any(walk(src_dir / chunk)) and not _is_there(run, found)}
+    removed = {
+        chunk: found for chunk, found in chunks if not any(walk_inputs(src_dir / chunk)) and not _is_there(run, found)
+    }
     return [*(("", f"{INPUTS}{chunk}") for chunk in removed), *(it.id for found in removed.values() for it in found)]
 
 
@@ -167,7 +169,7 @@ def _find_difference(run: StageRun, records: list[DoneRecord], holdout: str, fol
     """The same for a chunk with these records, whose train files are in `folder`."""
     if not _is_there(run, records):
         return ""  # the chunk was removed
-    present = {path for path in walk(folder) if path.name.lower().endswith(CORPUS_SUFFIXES)}
+    present = {path for path in walk_inputs(folder) if path.name.lower().endswith(CORPUS_SUFFIXES)}
     if not present:
         return f"was made of a train set that is gone (if that is right, remove {run.ledger.root / folder.name} first)"
     if any(_holdout_of(record) != holdout for record in records):

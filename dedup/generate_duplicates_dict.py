@@ -21,6 +21,7 @@ from dedup.removal.texts import CLUSTERED, UNREADABLE_FIELD, WITHOUT_FIELD
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.claims import reject_overlapping_folders
+from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.origins import reject_outdated
 from gristmill.engine.records import Ledger
@@ -28,7 +29,7 @@ from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.tags import KnownLedger, is_hash
 from gristmill.engine.task import Stage
 from gristmill.errors import InputError, UsageError
-from gristmill.io.documents import CorpusFile, list_corpus, paths_of
+from gristmill.io.documents import CorpusFile, paths_of
 from gristmill.io.files import STATE_DIR
 from gristmill.io.parquet_tables import is_table
 from gristmill.storage.files import is_file

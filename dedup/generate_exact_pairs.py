@@ -31,13 +31,14 @@ from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import READ, Counts
 from gristmill.engine.claims import reject_overlapping_folders
+from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import Ledger
 from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import OutputError, UsageError
-from gristmill.io.documents import list_corpus, paths_of
+from gristmill.io.documents import paths_of
 from gristmill.io.external_sort import MAX_SCATTERED, read_records
 from gristmill.io.files import STATE_DIR, mark_files_finished
 from gristmill.io.parquet_tables import open_table_writer

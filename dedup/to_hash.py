@@ -25,13 +25,14 @@ from gristmill.budget import held
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.inputs.recorded import list_source
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import Document, list_source, paths_of, source_folder
+from gristmill.io.documents import Document, paths_of, source_folder
 from gristmill.io.keys import Rows, read_split, split_keys
 from gristmill.io.lines import MEMORY_A_BYTE
 from gristmill.io.parquet_tables import is_table

@@ -12,12 +12,13 @@ from tyro.conf import Positional
 from gristmill.command import command
 from gristmill.counts import Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions
 from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, leaves_out_damaged
 from gristmill.engine.task import Stage
 from gristmill.errors import GristmillError, UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, DocKey, Document, list_corpus, paths_of
+from gristmill.io.documents import CORPUS_SUFFIXES, DocKey, Document, paths_of
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
 from gristmill.text import utf8_size

@@ -14,13 +14,14 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.counts import Counts
+from gristmill.engine.inputs.recorded import list_source
 from gristmill.engine.options import RunOptions
 from gristmill.engine.report import note_count_mismatch
 from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, leaves_out_damaged, read_slices
 from gristmill.engine.task import FileSet, Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import list_source, paths_of, source_folder
+from gristmill.io.documents import paths_of, source_folder
 from gristmill.io.files import STATE_DIR
 from gristmill.io.keys import iter_keys, sort_keys, write_keys, write_sorted_keys
 from gristmill.io.parquet_tables import is_table

@@ -24,6 +24,7 @@ from gristmill.budget import Budget
 from gristmill.command import command, wide_console
 from gristmill.counts import REPEATED, WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.inputs.recorded import list_corpus, recorded_paths, reject_unfinished_inputs
 from gristmill.engine.options import RunOptions
 from gristmill.engine.origins import reject_outdated
 from gristmill.engine.records import StepResult
@@ -31,8 +32,7 @@ from gristmill.engine.run import open_stage
 from gristmill.engine.slices import SliceGroup, cut_corpus, group_slices
 from gristmill.engine.task import Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import CORPUS_SUFFIXES, list_corpus, paths_of
-from gristmill.io.files import reject_unfinished
+from gristmill.io.documents import CORPUS_SUFFIXES, paths_of
 from gristmill.io.readers import Slice
 from gristmill.storage.files import is_file
 from preprocessing.datasets import shares_table, source_weights
@@ -241,7 +241,7 @@ def pass2(
         reject_overlapping_folders(source, target)
     _reject_nested(train_dir, holdout_dir)
     manifest = BucketManifest.load(manifest_path(input_dir))
-    reject_unfinished(input_dir)
+    reject_unfinished_inputs(input_dir)
     if not 0 <= start < min(end, MIN_PARTS):
         raise UsageError(
             f"pass2 {start} {end}: wanted 0 ≤ start < end, in twentieths of the {manifest.parts} parts that pass1 "
@@ -253,7 +253,8 @@ def pass2(
     plans = "" if len(parts) == manifest.parts else "its own parts"  # no task's name: a part may move to this chunk
     with open_stage(
         PASS_2, train_dir, options, selection=f"/chunk{chunk}", plans=plans,
-        reads=[input_dir], listed={input_dir: [manifest_path(input_dir)]}, publishes=[train_dir, holdout_dir],
+        reads=[input_dir], listed={input_dir: [manifest_path(input_dir), *recorded_paths(input_dir)]},
+        publishes=[train_dir, holdout_dir],
         is_alone=True,  # a part may move to another chunk
     ) as run:  # fmt: skip
         run.tag(manifest_path(input_dir))  # was read above

@@ -18,12 +18,13 @@ from gristmill.batches import batched
 from gristmill.command import command
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
+from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.options import RunOptions, parse_size
 from gristmill.engine.run import StageRun, StepResult, open_stage
 from gristmill.engine.slices import SliceGroup, cut_raw_corpus, group_slices, leaves_out_damaged, read_slices
 from gristmill.engine.task import Result, Stage, Task
 from gristmill.errors import UsageError
-from gristmill.io.documents import Document, list_corpus, paths_of
+from gristmill.io.documents import Document, paths_of
 from gristmill.io.files import is_unfinished, rejects_path
 from gristmill.io.readers import read_documents
 from gristmill.io.token_manifest import (

@@ -25,7 +25,7 @@ from gristmill.io.files import (
     mark_unfinished,
     rejects_path,
 )
-from gristmill.storage.files import exists, is_file, resolved
+from gristmill.storage.files import exists, is_file, is_folder, resolved
 from gristmill.storage.names import absolute, name_of
 from gristmill.storage.walking import walk
 from gristmill.urls import folders_above
@@ -105,7 +105,7 @@ class Claims:
             if part in (own, "") or not own:
                 for name, now in zip(record.identity.values(), self.reads, strict=False):
                     earlier = [Path(it) for it in name.split("\0")]
-                    has_moved = is_same and not exists(earlier[1])
+                    has_moved = is_same and not _is_there(earlier[1])
                     if not has_moved and not _is_same(earlier, _names_of(ledger, now), is_inside=part != own):
                         raise UsageError(self._refusal(ledger, earlier[1], now))
 
@@ -118,7 +118,7 @@ class Claims:
         folders = {f"input {i}": "\0".join(each) for i, each in enumerate(names)}
         record = DoneRecord(*self._reads_id, folders, [], Counts({}, []))
         earlier = known[record.id].identity if record.id in known else {}
-        is_there = all(exists(Path(name.split("\0")[1])) for name in earlier.values())
+        is_there = all(_is_there(Path(name.split("\0")[1])) for name in earlier.values())
         if earlier == folders or (earlier and is_there and not is_changed and not self._lacks_files):
             return {}
         ledger.write(record)
@@ -245,6 +245,11 @@ def _is_same(earlier: Sequence[Path], now: Sequence[Path], is_inside: bool) -> b
     return any(
         one == other or (is_inside and (one.is_relative_to(other) or other.is_relative_to(one))) for one, other in pairs
     )
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is a file or a folder of this name; what a stage wrote in a bucket is not listed for it."""
+    return is_folder(path / STATE_DIR) or exists(path)
 
 
 def real_paths(files: Iterable[Path]) -> dict[Path, Path]:

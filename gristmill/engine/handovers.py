@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from gristmill.engine.inputs.recorded import ledger_folders
 from gristmill.engine.records import Ledger, OutputRecord
 from gristmill.engine.tags import FileTags, KnownLedger, Written, writer_of
 from gristmill.errors import InputError, UsageError
@@ -35,7 +36,7 @@ def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> li
     top, found = name_of(folder), set(map(name_of, paths))
     ledgers = _ledgers_of(top, found, tags)
     missing = {
-        name for ledger in ledgers for name, _ in ledger.below(top) if name not in found and tags.stat(name) is None
+        name for ledger in ledgers for name, _ in ledger.below(top) if name not in found and not tags.is_listed(name)
     }
     if missing:
         _raise_missing(folder, sorted(missing))
@@ -50,7 +51,7 @@ def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> li
 
 def _ledgers_of(folder: str, files: Iterable[str], tags: FileTags) -> list[Written]:
     """The ledgers that may name files of a folder: in it, in its parents, beside the `files`, and of its sources."""
-    holders = tags.folders_with_ledgers(folder, set(files))
+    holders = ledger_folders(folder, set(files), tags)
     return list(dict.fromkeys(ledger for holder in holders for ledger in tags.ledgers(holder)))
 
 

@@ -2,7 +2,7 @@
 
 import os
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,8 +10,9 @@ from pathlib import Path
 from gristmill.engine.records import Inputs, Ledger, OutputRecord, Summary, TaskId
 from gristmill.engine.task import FileSet
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
-from gristmill.storage.files import FileInfo, is_folder, list_folder, list_names
+from gristmill.storage.files import FileInfo, file_info, is_folder, list_folder, list_names
 from gristmill.storage.names import name_of
+from gristmill.storage.objects import list_level
 from gristmill.urls import folders_above, is_remote, is_top
 
 MISSING = "missing"  # the tag of a file that is not there
@@ -54,6 +55,13 @@ class KnownLedger:
     def writes(self, name: str) -> bool:
         """Whether the stage wrote a file of this name."""
         return name in self.outputs and self.outputs[name].size >= 0
+
+    @cached_property
+    def is_in_place(self) -> bool:
+        """Whether the ledger is whole, and its outputs, in a bucket, are no copies: the largest is looked at."""
+        found = ((output.size, name) for name, output in self.outputs.items() if f"/{STATE_DIR}/" not in name)
+        size, largest = max(found, default=(-1, ""))
+        return size >= 0 and file_info(Path(largest)) == _state(self.outputs[largest]) and not self.ledger.is_damaged
 
     @cached_property
     def _summary(self) -> Summary:
@@ -102,16 +110,37 @@ class FileTags:
     own: dict[str, OutputRecord] = field(default_factory=dict)
     own_ledger: Path | None = None
     _stats: dict[str, dict[str, FileInfo]] = field(default_factory=dict)  # by folder and name
+    _folders: dict[str, list[str]] = field(default_factory=dict)  # names of the folders in a folder of a bucket
     _known: dict[Path, list[KnownLedger]] = field(default_factory=dict)  # by state folder
     _written: dict[str, list[Written]] = field(default_factory=dict)  # by folder: of it and its parents
     _hashed: dict[str, str] = field(default_factory=dict)
 
     def stat(self, path: Path | str) -> FileInfo | None:
-        """The file's size and version, from one listing of its folder; None if there is no such file."""
+        """The file's size and version, from one listing of its folder; None if there is no such file.
+
+        An object that another stage wrote is as its record says until it is fetched.
+        """
+        record = self._placed(name_of(path))
         folder, name = os.path.split(name_of(path))
-        if folder not in self._stats:
-            self._stats[folder] = list_folder(Path(folder))
-        return self._stats[folder].get(name)
+        return _state(record) if record else self._files_in(folder).get(name)
+
+    def is_listed(self, name: str) -> bool:
+        """Whether a file is in the listing of its folder."""
+        return os.path.basename(name) in self._files_in(os.path.dirname(name))  # noqa: PTH119, PTH120
+
+    def is_placed(self, name: str) -> bool:
+        """Whether a file is an object that another stage wrote, and that is in its place as far as ledgers say."""
+        return self._placed(name) is not None
+
+    def has_files(self, folder: str) -> bool:
+        """Whether there are files directly in a folder that a stage would read."""
+        return any(name[0] != "." for name in self._files_in(folder))
+
+    def folders_in(self, folder: str) -> list[str]:
+        """The names of the folders directly in a folder, without hidden ones."""
+        files = self._files_in(folder)
+        names = self._folders[folder] if folder in self._folders else list_names(Path(folder))
+        return [name for name in names if name[0] != "." and name not in files]
 
     def states(self, found: Iterable[Path | FileSet]) -> dict[Path, FileInfo]:
         """Sizes and versions of single files that exist, as they were listed."""
@@ -152,14 +181,6 @@ class FileTags:
             return False
         return self._hashed.get(name, "") not in (record.sha256 for record in records)
 
-    def folders_with_ledgers(self, folder: str, files: Collection[str]) -> list[str]:
-        """A folder, those of `files` below it, and those directly in it without any of these: where ledgers may be."""
-        holders = {folder, *map(os.path.dirname, files)}
-        in_use = {name[len(folder) :].lstrip("/").partition("/")[0] for name in holders}
-        self.stat(os.path.join(folder, STATE_DIR))  # lists the folder
-        others = {*list_names(Path(folder))} - in_use - self._stats[folder].keys()
-        return sorted(holders.union(os.path.join(folder, name) for name in others if name[0] != "."))
-
     def ledgers(self, folder: str) -> list[Written]:
         """What the ledgers of a folder and its parents name."""
         if folder not in self._written:
@@ -182,6 +203,21 @@ class FileTags:
         best = self._record(name)
         above = self.ledgers(os.path.dirname(name))  # noqa: PTH120
         return next((written for written in above if best and written.outputs.get(name) is best), None)
+
+    def _files_in(self, folder: str) -> dict[str, FileInfo]:
+        if folder not in self._stats and is_remote(folder):
+            self._folders[folder], self._stats[folder] = list_level(Path(folder))
+        elif folder not in self._stats:
+            self._stats[folder] = list_folder(Path(folder))
+        return self._stats[folder]
+
+    def _placed(self, name: str) -> OutputRecord | None:
+        """The record of an object by the one other stage that wrote it, if its ledger is as that stage left it."""
+        if not is_remote(name) or name in self.own:
+            return None
+        found = [written for written in self.ledgers(os.path.dirname(name)) if name in written.outputs]  # noqa: PTH120
+        record = found[0].outputs[name] if len(found) == 1 and found[0].known.is_in_place else None
+        return record if record and record.size >= 0 and record.e_tag else None
 
     def _is_touched(self, name: str) -> bool:
         found, record = self.stat(name), self._record(name)
@@ -233,7 +269,11 @@ def is_hash(tag: str) -> bool:
 
 def matches(found: FileInfo, record: OutputRecord) -> bool:
     """Whether a file has the size, and the modification time or ETag, that its record gives."""
-    return found == (record.size, record.mtime_ns, record.e_tag)
+    return found == _state(record)
+
+
+def _state(record: OutputRecord) -> FileInfo:
+    return FileInfo(record.size, record.mtime_ns, record.e_tag)
 
 
 def writer_of(path: Path) -> str:

@@ -8,7 +8,7 @@ writers.py writes them.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -25,7 +25,8 @@ from gristmill.io.formats.suffixes import CORPUS_SUFFIXES as CORPUS_SUFFIXES
 from gristmill.io.formats.suffixes import JSONL_SUFFIXES as JSONL_SUFFIXES
 from gristmill.io.formats.suffixes import READABLE, TEXT_FORMATS, parse_name, unknown_suffix
 from gristmill.storage.files import is_file, is_folder, reject_unknown_scheme
-from gristmill.storage.walking import DANGLING, Found, walk_all
+from gristmill.storage.walking import DANGLING, Found, list_anew, walk_all
+from gristmill.urls import is_remote
 
 KEY_FIELD = "gristmill_key"  # field in which shuffle_holdout stores the original key
 METADATA = "metadata of Hugging Face datasets"  # reasons why a file is not read, beside those of walking.py
@@ -118,6 +119,7 @@ class Document(msgspec.Struct):
         return _ENCODER.encode_lines((self.fields,))
 
 
+Find = Callable[[Path], list[Found] | None]  # the files of a folder if they are known without a listing
 _ENCODER = msgspec.json.Encoder(enc_hook=str)  # Arrow values without a JSON type are written as strings
 
 
@@ -169,17 +171,21 @@ def paths_of(files: Iterable[CorpusFile]) -> list[Path]:
 
 
 def list_corpus(
-    root: Path, prefix: str = "", text_column: str = "text", read_also: Collection[str] = ()
+    root: Path, prefix: str = "", text_column: str = "text", read_also: Collection[str] = (), find: Find | None = None
 ) -> list[CorpusFile]:
     """The files of scan_corpus that are read."""
-    return scan_corpus(root, prefix, text_column, read_also).files
+    return scan_corpus(root, prefix, text_column, read_also, find).files
 
 
-def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_also: Collection[str] = ()) -> Corpus:
+def scan_corpus(
+    root: Path, prefix: str = "", text_column: str = "text", read_also: Collection[str] = (), find: Find | None = None
+) -> Corpus:
     """Find every file below `root`, read or not; links are followed, our own state folders are left out.
 
     A file's name is `prefix` + its path relative to `root`. `text_column` is the column or field that holds the
     text; `read_also` names formats that are read only if asked for: txt (a document a file), csv and tsv.
+
+    `find` may know the files of a folder already.
 
     Raises UsageError if `root` is not a folder, holds no file of a known format or one whose name cannot be used (see
     corpus_names.py), InputError if a file cannot be read, or a stage has not finished writing the folder.
@@ -192,11 +198,8 @@ def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_al
     for name in read_also:
         require(name in TEXT_FORMATS, f"--read_also {name}: wanted one of {', '.join(TEXT_FORMATS)}")
     reject_unknown_scheme(root)
-    if not _is_folder(root):
-        wanted = "a folder, and it is a file" if is_file(root) else "a folder, and there is none"
-        raise UsageError(f"{root}: wanted {wanted} of that name. Check the path")
     files, unread = [], []
-    for path, size, found in _walk(root):
+    for path, size, found in (find and find(root)) or _find_files(root):
         if found == DANGLING:
             _reject_missing(path)
         reason = found or _unread_reason(path.name, read_also)
@@ -213,25 +216,33 @@ def scan_corpus(root: Path, prefix: str = "", text_column: str = "text", read_al
     return Corpus(files, sorted(unread, key=lambda file: file.name))
 
 
-def _walk(root: Path) -> list[Found]:
-    """The files below a corpus root. InputError if it is not finished, UsageError if its folders are too deep."""
+def _find_files(root: Path) -> list[Found]:
+    """The files below a corpus root; of one in a bucket from a single listing.
+
+    InputError if it is not finished, UsageError if there is none, or its folders are too deep.
+    """
+    listed = list_anew(root) if is_remote(root) else []
+    if not listed and not _is_folder(root):
+        wanted = "a folder, and it is a file" if is_file(root) else "a folder, and there is none"
+        raise UsageError(f"{root}: wanted {wanted} of that name. Check the path")
     try:
-        reject_unfinished(root)
-        return list(walk_all(root, STATE_DIR))
+        reject_unfinished(root, listed)
+        return list(walk_all(root, STATE_DIR, listed))
     except RecursionError as error:
-        raise UsageError(
-            f"{root} has folders hundreds of levels deep in one another: move what is in them up"
-        ) from error
+        fault = "has folders hundreds of levels deep in one another: move what is in them up"
+        raise UsageError(f"{root} {fault}") from error
 
 
 def list_source(
-    folder: Path, source: str, text_column: str = "text", read_also: Collection[str] = ()
+    folder: Path, source: str, text_column: str = "text", read_also: Collection[str] = (), find: Find | None = None
 ) -> list[CorpusFile]:
     """The files of scan_source that are read."""
-    return scan_source(folder, source, text_column, read_also).files
+    return scan_source(folder, source, text_column, read_also, find).files
 
 
-def scan_source(folder: Path, source: str, text_column: str = "text", read_also: Collection[str] = ()) -> Corpus:
+def scan_source(
+    folder: Path, source: str, text_column: str = "text", read_also: Collection[str] = (), find: Find | None = None
+) -> Corpus:
     """Find the files of one source, named `<source>/…`, or those of every source if `source` is 'all'.
 
     `folder` is the source's own folder, as on SlimPajama's command lines, or the corpus root. Raises UsageError for
@@ -245,7 +256,7 @@ def scan_source(folder: Path, source: str, text_column: str = "text", read_also:
             "the folder, or give the folder above it: all its data sets, `all` among them, are then read"
         )
     prefix = "" if source == "all" else f"{source}/"
-    return scan_corpus(source_folder(folder, source), prefix, text_column, read_also)
+    return scan_corpus(source_folder(folder, source), prefix, text_column, read_also, find)
 
 
 def source_folder(folder: Path, source: str) -> Path:

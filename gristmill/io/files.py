@@ -15,7 +15,7 @@ from gristmill.storage.files import is_file, list_names, read_file, read_files, 
 from gristmill.storage.local import remove_partial_files
 from gristmill.storage.names import absolute
 from gristmill.storage.objects import list_objects
-from gristmill.storage.walking import is_link_to_parent
+from gristmill.storage.walking import Listing, is_link_to_parent
 from gristmill.urls import is_remote, parents_in_bucket
 
 STATE_DIR = ".gristmill"  # folder in a stage's output folder, for its ledger and intermediate files
@@ -59,14 +59,15 @@ def marked_stages(folder: Path, reason: str) -> list[str]:
     return [mark.name.removesuffix(_MARK_SUFFIX) for mark in marks if read_file(mark) == reason.encode()]
 
 
-def reject_unfinished(folder: Path) -> None:
-    """Raise InputError if a stage has not finished writing `folder`, a parent of it, or a folder below it."""
+def reject_unfinished(folder: Path, listed: Listing = ()) -> None:
+    """Raise InputError if a stage has not finished writing `folder`, a parent of it, or a folder below it.
+
+    `listed` is what list_anew returned for a folder in a bucket, if it was called.
+    """
     if is_remote(folder):
-        for root in parents_in_bucket(folder):
-            _reject_marks(folder, root)
         state = f"{STATE_DIR}/"
-        for below in sorted({name.rpartition(state)[0] for name, _ in list_objects(folder) if state in name}):
-            _reject_marks(folder, folder / below)
+        below = {name.rpartition(state)[0] for name, _ in listed or list_objects(folder) if state in name}
+        reject_marked(folder, [folder / name for name in sorted(below)])
         return
     for root in dict.fromkeys((*absolute(folder).parents, *folder.resolve().parents)):
         _reject_marks(folder, root)
@@ -77,6 +78,12 @@ def reject_unfinished(folder: Path) -> None:
         for link in (Path(directory, name) for name in folders):
             for root in link.resolve().parents if link.is_symlink() else ():
                 _reject_marks(link, root)
+
+
+def reject_marked(folder: Path, below: Iterable[Path]) -> None:
+    """Raise InputError if a stage has not finished writing a folder in a bucket, a parent of it, or one `below`."""
+    for root in dict.fromkeys((*parents_in_bucket(folder), folder, *below)):
+        _reject_marks(folder, root)
 
 
 def mark_files_unfinished(files: Sequence[Path], stage: str, reason: str = INTERRUPTED) -> None:

@@ -1,14 +1,16 @@
 """Find the files below a folder, local or in a bucket; links are followed, but not into a circle."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from gristmill.errors import wrap_read_errors
+from gristmill.storage.info import FileInfo
 from gristmill.storage.objects import list_objects, refresh
 from gristmill.urls import is_remote
 
+Listing = Sequence[tuple[str, FileInfo]]
 HIDDEN = "hidden"  # reasons why a file cannot be read
 LOOP = "link to a parent folder"
 DANGLING = "dangling link"
@@ -26,7 +28,7 @@ class Found(NamedTuple):
 def walk(folder: Path) -> Iterator[Path]:
     """Yield every file below `folder`, by name within a folder; follow links, skip hidden files and folders."""
     if is_remote(folder):
-        yield from (found.path for found in _walk_objects(folder, "") if not found.reason)
+        yield from (found.path for found in _found_objects(folder, "", list_anew(folder)) if not found.reason)
         return
     for directory, folders, files in os.walk(folder, followlinks=True):
         folders[:] = sorted(
@@ -35,10 +37,13 @@ def walk(folder: Path) -> Iterator[Path]:
         yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))
 
 
-def walk_all(folder: Path, skipped: str) -> Iterator[Found]:
-    """Yield every file below a folder, those that cannot be read included, except in folders called `skipped`."""
+def walk_all(folder: Path, skipped: str, listed: Listing = ()) -> Iterator[Found]:
+    """Yield every file below a folder, those that cannot be read included, except in folders called `skipped`.
+
+    `listed` is what list_anew returned for a folder in a bucket, if it was called.
+    """
     if is_remote(folder):
-        yield from _walk_objects(folder, skipped)
+        yield from _found_objects(folder, skipped, listed or list_anew(folder))
         return
     with wrap_read_errors(folder):
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -70,9 +75,14 @@ def is_link_to_parent(folder: Path) -> bool:
     return folder.is_symlink() and folder.resolve() in (parent.resolve() for parent in folder.absolute().parents)
 
 
-def _walk_objects(folder: Path, skipped: str) -> Iterator[Found]:
+def list_anew(folder: Path) -> Listing:
+    """Every object below a folder in a bucket, by its name relative to the folder."""
     refresh(folder)
-    for name, info in list_objects(folder):
+    return list(list_objects(folder))
+
+
+def _found_objects(folder: Path, skipped: str, listed: Listing) -> Iterator[Found]:
+    for name, info in listed:
         parts = name.split("/")
         if skipped in parts[:-1] or not name:
             continue

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -83,16 +84,29 @@ def start(store: Store, tmp_path: Path) -> Iterator[Start]:
     store.fault = None
 
 
+class Finished(NamedTuple):
+    """The prefix of a finished run, and the requests that it made."""
+
+    prefix: str
+    requests: list[tuple[str, str]]
+
+
 @pytest.fixture(scope="module")
-def finished(store: Store, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The prefix of a finished run, in which 2 % of the requests met a fault, and the scratch folder was small."""
+def finished_run(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run in which 2 % of the requests met a fault, and the scratch folder was small."""
+    store.requests.clear()
     store.fault = faults = Seldom(seed=1, share=0.02)
     start = Start(store, tmp_path_factory.mktemp("finished"))
     code, printed = start.finish("s3://bucket/finished", "--scratch_size", str(SCRATCH_SIZE))
     store.fault = None
     assert code == 0, printed
     assert faults.made > 10
-    return "finished"
+    return Finished("finished", list(store.requests))
+
+
+@pytest.fixture
+def finished(finished_run: Finished) -> str:
+    return finished_run.prefix
 
 
 def outputs(store: Store, prefix: str) -> dict[str, bytes]:
@@ -107,6 +121,39 @@ def test_a_run_with_faults_writes_the_bytes_of_a_local_run(store: Store, local: 
     assert [name for name in expected if found[name] != expected[name]] == []
     left = [name for name in store.tree(finished) if name.endswith((".lock", ".work", ".unfinished"))]
     assert left == []
+
+
+WRITES = {
+    "normalize_text": ("normalized/",), "filter": ("",), "to_hash": ("minhash/",),
+    "generate_connected_components": ("dup/",), "generate_duplicates_dict": ("dup/",), "pass1": ("pass1/",),
+    "pass2": ("train/", "holdout/"), "dedup_train": ("train_deduped/",), "train_tokenizer": ("tokenizer/",),
+    "tokenize_corpus": ("tokens/train/",), "tokenize_holdout": ("tokens/holdout/",),
+}  # fmt: skip
+
+
+def listings(requests: list[tuple[str, str]], top: str) -> Iterator[tuple[str, str, bool]]:
+    """Stage, folder below `top`, and whether of that alone: listings but of state folders and of a stage's output."""
+    stages = iter(WRITES)
+    stage = next(stages)
+    for verb, path in requests:
+        if verb == "PUT" and path.endswith(f"/run/{stage}.json"):
+            stage = next(stages, "end")
+        query = parse_qs(path.partition("?")[2])
+        folder = query.get("prefix", [""])[0]
+        name = folder.removeprefix(f"{top}/")
+        is_own = any(name == of or (of and name.startswith(of)) for of in WRITES.get(stage, ("tokens/",)))
+        if verb == "GET" and "list-type" in query and IS_STATE not in folder and name != folder and not is_own:
+            yield stage, name, "delimiter" in query
+
+
+def test_no_stage_lists_what_stages_before_it_wrote(store: Store, finished_run: Finished) -> None:
+    """Ledgers say what is there. The names of sources are asked for: each may have a ledger of its own."""
+    data = list(outputs(store, finished_run.prefix))
+    found = list(listings(finished_run.requests, finished_run.prefix))
+    for stage, folder, is_level in found:
+        listed = [name for name in data if name.startswith(folder) and not (is_level and "/" in name[len(folder) :])]
+        assert not listed, (stage, folder)
+    assert {"to_hash", "tokenize_corpus"} <= {stage for stage, *_ in found}
 
 
 def test_a_finished_run_says_so_and_writes_no_data(store: Store, start: Start, finished: str) -> None:

@@ -17,7 +17,7 @@ from tests.gristmill.engine.upper_stage import QUIET, join, upper_stage
 from tests.object_store import Store
 
 NEXT = Stage("next", libraries=())
-NAMES = ("a", "b")
+NAMES = ("a", "b")  # written with their join, "whole", the largest: if that is another one, the folder is listed
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def written(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def join_objects(source: Path, as_set: bool = False) -> bytes:
     """The next stage: join the objects, as single files or as a set."""
     target = source.parent / "joined"
-    parts = [path for name in NAMES if is_file(path := source / name)]
+    parts = [path for name in (*NAMES, "whole") if is_file(path := source / name)]
     arguments = {"parts": FileSet(tuple(parts)) if as_set else parts, "target": target / "whole"}
     function = join_set if as_set else join
     with open_stage(NEXT, target, QUIET, reads=[source], listed={source: parts}, publishes=[target]) as run:
@@ -57,7 +57,7 @@ def damage(path: Path, store: Store) -> None:
     def answer(application: Any, environment: dict[str, Any], start_response: Any) -> Iterable[bytes] | None:
         if environment["REQUEST_METHOD"] != "GET" or not environment["PATH_INFO"].endswith(f"/{path.name}"):
             return None
-        return [b"".join(application(environment, start_response)).replace(b"B", b"C")]
+        return [b"".join(application(environment, start_response)).swapcase()]
 
     store.fault = answer
 
@@ -67,18 +67,24 @@ def remove(path: Path, store: Store) -> None:
 
 
 @pytest.mark.parametrize(("happens", "message"), [
-    (overwrite, r"upper/b is not what upper wrote: it was changed .* Run upper again"),
-    (damage, r"upper/b is damaged: .* its bytes are not those that upper wrote\. Remove it and run upper again"),
-    (remove, r"upper/b, which upper wrote, is missing\. Run upper again"),
+    (overwrite, r"upper/{} is not what upper wrote: it was changed .* Run upper again"),
+    (damage, r"upper/{} is damaged: .* its bytes are not those that upper wrote\. Remove it and run upper again"),
+    (remove, r"upper/{}, which upper wrote, is missing\. Run upper again"),
 ])  # fmt: skip
-@pytest.mark.parametrize("as_set", [False, True])
+@pytest.mark.parametrize(("name", "as_set"), [("a", False), ("a", True), ("whole", True)])
 def test_the_next_stage_names_who_wrote_it(
-    tmp_path: Path, written: Path, store: Store, happens: Callable[[Path, Store], None], message: str, as_set: bool
+    tmp_path: Path,
+    written: Path,
+    store: Store,
+    happens: Callable[[Path, Store], None],
+    message: str,
+    name: str,
+    as_set: bool,
 ) -> None:
-    happens(written / "b", store)
-    with pytest.raises(InputError, match=message):
+    happens(written / name, store)
+    with pytest.raises(InputError, match=message.format(name)):
         join_objects(written, as_set)
     store.fault = None
-    delete_objects([written / "b"])
+    delete_objects([written / name])
     upper_stage(tmp_path / "in", written)
-    assert join_objects(written, as_set) == b"TEXT A\nTEXT B\n"
+    assert join_objects(written, as_set) == b"TEXT A\nTEXT B\n" * 2
