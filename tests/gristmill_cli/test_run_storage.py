@@ -146,9 +146,9 @@ def listings(requests: list[tuple[str, str]], top: str) -> Iterator[tuple[str, s
             yield stage, name, "delimiter" in query
 
 
-def test_no_stage_lists_what_stages_before_it_wrote(store: Store, finished_run: Finished) -> None:
+def test_no_stage_lists_what_stages_before_it_wrote(local: Local, finished_run: Finished) -> None:
     """Ledgers say what is there. The names of sources are asked for: each may have a ledger of its own."""
-    data = list(outputs(store, finished_run.prefix))
+    data = list(tree(local.out))  # the same objects
     found = list(listings(finished_run.requests, finished_run.prefix))
     for stage, folder, is_level in found:
         listed = [name for name in data if name.startswith(folder) and not (is_level and "/" in name[len(folder) :])]
