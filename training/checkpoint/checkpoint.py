@@ -120,15 +120,20 @@ class CheckpointManager:
     def latest(self) -> tuple[Path, CheckpointRecord] | None:
         """Find the latest intact checkpoint: its path and record. Raises InputError where all are damaged."""
         candidates, later = self.group.main_only(self._list_finished)
-        for path in candidates:
+        fault = ""
+        for number, path in enumerate(candidates, 1):
             record, fault = verify_checkpoint(path, self.group)
             if record is not None:
                 self._abandoned = later
                 return path, record
-            self.say(f"checkpoint {path.name} cannot be used ({fault}): trying the previous one")
+            if number < len(candidates):
+                self.say(f"checkpoint {path.name} cannot be used ({fault}): trying the previous one")
             later = [*later, path]
         if candidates:
-            raise InputError(f"no checkpoint in {self.folder} can be used; remove that folder to start over")
+            raise InputError(
+                f"the checkpoint {candidates[-1]} cannot be used ({fault}), and there is none before it; restore it "
+                f"from a copy, or remove {self.folder} to start over"
+            )
         return None
 
     def _list_finished(self) -> tuple[list[Path], list[Path]]:

@@ -153,7 +153,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: P
     assert load(tmp_path, "rows")[0] is None
     save(tmp_path, "rows", [2])
     flip_a_bit(tmp_path / "step-00000002")
-    with pytest.raises(InputError, match="remove that folder"):
+    with pytest.raises(
+        InputError, match=r"step-00000002 cannot be used \(__0_0.distcp is missing or damaged\), and there"
+    ):
         load(tmp_path, "rows")
 
 
