@@ -97,7 +97,7 @@ class DoneTasks:
 
         Those that read single files have looked themselves, and it is too late for the record of a set's readers.
         """
-        now = FileTags()
+        now = FileTags(self.tags.own, self.tags.own_ledger)  # whose records, one a task so far, are not read for it
         changed = [name for name, info in self.seen.items() if now.stat(name) != info]
         if changed:
             names = set(changed)
