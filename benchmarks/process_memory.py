@@ -40,7 +40,7 @@ def measure_peak(command: Sequence[str], env: Mapping[str, str] | None = None, c
     ):
         while child.poll() is None:
             if count % _LISTED_EVERY == 0:
-                processes = [child.pid, *_descendants(child.pid)]
+                processes = [child.pid, *descendants(child.pid)]
             found = [resident_memory(pid) for pid in processes]
             used, files = max(used, sum(one[0] for one in found)), max(files, sum(sum(one) for one in found))
             most, count = max(most, sum(one[0] > 0 for one in found)), count + 1
@@ -58,7 +58,7 @@ def resident_memory(pid: int) -> tuple[int, int]:
     return 0, 0
 
 
-def _descendants(root: int) -> list[int]:
+def descendants(root: int) -> list[int]:
     """The processes below a process."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):

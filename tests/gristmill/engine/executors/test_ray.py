@@ -1,9 +1,11 @@
 """Stages on a Ray cluster of one machine: the same files as in one process, also when a node is lost."""
 
 import os
+import signal
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.process_memory import descendants
 from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.same_code import check_same_code, code_versions
 from gristmill.engine.executors.staging import Scratch
@@ -87,11 +90,28 @@ def test_a_stage_writes_what_it_writes_in_one_process(
     assert driver.submit(run_stage, *relative).result() == 0
 
 
+def kill(cluster: Any, node: Any) -> None:
+    cluster.remove_node(node, allow_graceful=False)
+
+
+def come_back_late(cluster: Any, node: Any) -> None:
+    """Stop all processes of a node until it is taken for dead; then its tasks, which run elsewhere by now, go on."""
+    raylet = node.all_processes["raylet"][0].process.pid
+    processes = [raylet, *descendants(raylet)]
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+        time.sleep(2.5)  # more than three health checks
+    cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.mark.parametrize("lose", [kill, come_back_late])
 def test_tasks_of_a_lost_node_run_elsewhere(
-    cluster: Any, driver: ProcessPoolExecutor, source: Path, tmp_path: Path, options: RunOptions
-) -> None:
-    lost = next(iter(cluster.worker_nodes))
-    killer = threading.Timer(2.5, lambda: cluster.remove_node(lost, allow_graceful=False))
+    cluster: Any, driver: ProcessPoolExecutor, source: Path, tmp_path: Path, options: RunOptions,
+    lose: Callable[[Any, Any], None],
+) -> None:  # fmt: skip
+    killer = threading.Timer(2.5, lose, [cluster, next(iter(cluster.worker_nodes))])
     killer.start()
     driver.submit(run_stage, source, tmp_path / "out", Settings(seconds=1.0), options).result()
     killer.join()
