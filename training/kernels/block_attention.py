@@ -15,7 +15,8 @@ from torch import Tensor
 
 from training.kernels.precision import accumulation_dtype
 
-TILE_BYTES = 32 << 20  # of scores in memory at a time
+TILE_BYTES = {"cpu": 1 << 20}  # of scores in memory at a time: a core's cache has them
+_TILE_BYTES = 64 << 20  # on other devices, which are busy with more at a time
 
 
 class Seen(NamedTuple):
@@ -97,7 +98,7 @@ def block_gradients(
 def _tiles(q: Tensor, k: Tensor) -> Iterator[slice]:
     """Queries whose scores are in memory at a time."""
     queries, row_bytes = q.shape[2], q.shape[0] * q.shape[1] * k.shape[2] * k.itemsize
-    count = max(1, TILE_BYTES // row_bytes)
+    count = max(1, TILE_BYTES.get(q.device.type, _TILE_BYTES) // row_bytes)
     return (slice(start, min(start + count, queries)) for start in range(0, queries, count))
 
 
