@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
@@ -82,14 +83,19 @@ def small_model(seq_len: int, layers: int = 2, width: int = 32, heads: int = 4) 
 
 
 def bench_context(
-    seq_len: int = 65536, processes: int = 4, layers: int = 2, width: int = 32, heads: int = 4, timeout: float = 1800.0
+    seq_len: int = 65536,
+    processes: int = 4,
+    contexts: tuple[Literal["ring", "ulysses"], ...] = ("ring", "ulysses"),
+    layers: int = 2,
+    width: int = 32,
+    heads: int = 4,
+    timeout: float = 1800.0,
 ) -> str:
-    """A row for one process, a ring and Ulysses; `timeout`: seconds for a row."""
+    """A row for one process and for each of `contexts`; `timeout`: seconds for a row."""
     config = small_model(seq_len, layers, width, heads)
     layouts = {
         "one process": (1, ParallelConfig()),
-        f"ring, cp {processes}": (processes, ParallelConfig(cp=processes)),
-        f"ulysses, cp {processes}": (processes, ParallelConfig(cp=processes, context="ulysses")),
+        **{f"{each}, cp {processes}": (processes, ParallelConfig(cp=processes, context=each)) for each in contexts},
     }
     rows, first = [], None
     with RankPool(processes, timeout=timeout, job_timeout=timeout) as pool:
@@ -100,7 +106,7 @@ def bench_context(
                 f"{each / MB:,.1f} ({each / of:.3f})" for each, of in ((step.kept, first.kept), (step.peak, first.peak))
             ]
             rows.append([name, *shares, f"{step.seconds:.1f}", f"{step.loss:.6f}"])
-            print(*rows[-1], file=sys.stderr)
+            print(*rows[-1], file=sys.stderr, flush=True)
     columns = ("layout", "kept MB (share)", "peak MB (share)", "s", "loss")
     title = f"One step on {seq_len:,} tokens, {layers} layers of width {width}"
     return markdown(title, columns, rows, [])
