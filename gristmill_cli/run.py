@@ -24,7 +24,15 @@ from gristmill.urls import is_remote, spell_urls
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
-from gristmill_cli.run_records import choose_stages, load_json, load_record, plan_table, remove_record, save_record
+from gristmill_cli.run_records import (
+    choose_stages,
+    load_json,
+    load_record,
+    lost_output,
+    plan_table,
+    remove_record,
+    save_record,
+)
 from gristmill_cli.run_stages import PipelineStage, plan_stages
 
 CONFIG_FILE = "run.json"  # the run's configuration
@@ -37,7 +45,7 @@ def run(config: RunConfig) -> Funnel | None:
     Every task that is done is skipped. Another process that works on the same output is waited for. Returns the funnel,
     and writes it as funnel.json, if the last stage has run; else None. The whole configuration is checked first.
     Raises ConservationError if documents were lost between two stages, InputError if none is left, OutputError if
-    `config.out` holds a run of another corpus, and any GristmillError of a stage.
+    `config.out` holds a run of another corpus, or a result was removed meanwhile, and any GristmillError of a stage.
     """
     check_config(config)
     _reject_foreign_files(config.out)
@@ -64,6 +72,9 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
         save_record(out, stage, found)
     if end < len(stages):
         return None
+    for stage in (stage for stage in stages if stage.is_result):
+        if lost := lost_output(out, stage):
+            raise OutputError(f"{stage.name} wrote {lost}, since it ended: run the same command again, without --from")
     manifests = {name: Manifest.load(out / "tokens" / name) for name in (TRAIN, HELD_OUT)}
     applied = counts.get("apply", Counts({}, []))
     funnel = build_funnel(
