@@ -203,6 +203,13 @@ def test_what_the_trainer_refuses_is_not_planned(config: Path, options: str, mes
         plan(str(config), configured=True)
 
 
+@pytest.mark.parametrize("options", ["cp = 2", "tensor = '2d'\ntp = 4"])
+def test_a_layout_that_is_not_modelled_is_not_planned(config: Path, options: str) -> None:
+    config.write_text(f"{CONFIG}[parallel]\n{options}\n")
+    with pytest.raises(UsageError, match=r"has parallel\..* time and memory are not known; try parallel\.\w+ 1"):
+        plan(str(config), configured=True)
+
+
 def test_dry_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text(CONFIG + "[parallel]\ntp = 2\npp = 2\nzero = 1\nmicro_batches = 4\n")
     text = printed(plan(str(config), gpus=8, configured=True, dry_run=True, rank=5))
