@@ -72,6 +72,13 @@ def try_rank(run: PlannedRun, rank: int, precision: Precision = "bf16") -> DryRu
             model = parallelize(meta_decoder(run.model), layout, world, 1, precision, memory, seq_len=run.seq_len)
             optimizer = build_optimizer(model.params, optim, memory)
         sequences = run.batch // layout.dp
+        if model.pipeline is not None:
+            # torch keeps the state of the random numbers of a stage's device, and the meta device has none
+            model.pipeline.device = torch.device("cpu")
+            model.pipeline.fix_shapes(sequences // layout.micro_batches, run.seq_len)
+            if torch.__version__ < "2.13":  # whose first step also connects a stage with its neighbours
+                with StepOnMeta(world):
+                    _step(model, sequences, run.seq_len)
         with StepOnMeta(world) as traffic:
             _step(model, sequences, run.seq_len)
         inputs = traffic_inputs(model, sequences, run.seq_len, precision, run.recompute)
@@ -91,10 +98,6 @@ def try_rank(run: PlannedRun, rank: int, precision: Precision = "bf16") -> DryRu
 
 
 def _step(model: ParallelModel, sequences: int, seq_len: int) -> None:
-    if model.pipeline is not None:
-        # torch keeps the state of the random numbers of a stage's device, and the meta device has none
-        model.pipeline.device = torch.device("cpu")
-        model.pipeline.fix_shapes(sequences // model.layout.micro_batches, seq_len)
     tokens, samples = (torch.empty(shape, dtype=torch.int64) for shape in ((sequences, seq_len), (sequences,)))
     model.forward_backward(Batch(tokens, tokens, samples), 1.0)
     model.publish_params()
