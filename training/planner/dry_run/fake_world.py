@@ -1,14 +1,16 @@
 """Fake world: one rank of a process group without the others, whose collectives are counted and send nothing."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FakeWork
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -57,17 +59,19 @@ class StepOnMeta(TrafficCounter):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._operators = MetaOperators()
-        self._validate = FSDPParamGroup._validate_no_meta_params
+        self._patches = ExitStack()
 
     def __enter__(self) -> "StepOnMeta":
-        # FSDP refuses to run without memory
-        FSDPParamGroup._validate_no_meta_params = lambda _: None  # type: ignore[method-assign]
+        # FSDP refuses to run without memory, and from torch 2.15 on asks a CPU's stream for its number
+        self._patches.enter_context(patch.object(FSDPParamGroup, "_validate_no_meta_params", lambda _: None))
+        if torch.__version__ >= "2.15":
+            self._patches.enter_context(patch.object(_fsdp_collectives, "record_grad_output_stream", lambda *_: None))
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        FSDPParamGroup._validate_no_meta_params = self._validate  # type: ignore[method-assign]
+        self._patches.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
