@@ -14,6 +14,7 @@ from gristmill.counts import READ, Counts
 from gristmill.engine.executors.choice import open_workplace
 from gristmill.engine.executors.local import start_fork_server
 from gristmill.engine.executors.work import Work
+from gristmill.engine.inputs.recorded import RUN_FILE
 from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.errors import InputError, OutputError
 from gristmill.io.files import STATE_DIR
@@ -35,7 +36,6 @@ from gristmill_cli.run_records import (
 )
 from gristmill_cli.run_stages import PipelineStage, plan_stages
 
-CONFIG_FILE = "run.json"  # the run's configuration
 _NOT_RECORDED = ("from_", "until", "dry_run", "shard", "scratch", "scratch_size", "executor", "address")
 
 
@@ -148,10 +148,10 @@ def _work_of(config: RunConfig) -> Work:
 
 def _reject_foreign_files(out: Path) -> None:
     """Raise OutputError if `out` has files with the names of this command's own, and no run has worked there."""
-    recorded = load_json(out / CONFIG_FILE, dict[str, Any]) or {}
+    recorded = load_json(out / RUN_FILE, dict[str, Any]) or {}
     if is_folder(out / STATE_DIR) or {"corpus", "dedup"} <= recorded.keys():
         return
-    for path in (out / CONFIG_FILE, out / FUNNEL_FILE):
+    for path in (out / RUN_FILE, out / FUNNEL_FILE):
         if is_file(path):
             raise OutputError(
                 f"{path} exists, and gristmill run did not write it: it would be overwritten. Give another --out, or "
@@ -165,7 +165,7 @@ def _record_config(config: RunConfig) -> None:
     Raises OutputError if it holds the run of another corpus, or one where other documents are filtered: with or
     without a function of the user.
     """
-    path = config.out / CONFIG_FILE
+    path = config.out / RUN_FILE
     corpus = str(resolved(config.corpus))
     if before := load_json(path, dict[str, Any]):
         if before.get("corpus") != corpus and exists(Path(str(before.get("corpus")))):  # else it was moved

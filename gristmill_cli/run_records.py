@@ -82,7 +82,7 @@ def lost_output(out: Path, stage: PipelineStage) -> str:
     """
     outputs, tags, top = _outputs(stage), FileTags(), name_of(out)
     found = {
-        name: tags.stat(name) for name, it in outputs.items() if it.size >= 0 and not name.endswith(REJECTS_SUFFIX)
+        name: tags.listed(name) for name, it in outputs.items() if it.size >= 0 and not name.endswith(REJECTS_SUFFIX)
     }
     if stage.is_result and not found:
         return f"{stage.output}, and it is missing"

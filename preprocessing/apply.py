@@ -25,6 +25,7 @@ from gristmill.text import utf8_size
 from preprocessing.child_processes import ChildProcesses
 from preprocessing.rewriting import plan_targets, rewrite_corpus
 from preprocessing.user_function import DocumentFunction, describe, load_function, version_of
+from preprocessing.user_values import record_line
 
 STAGE = Stage("apply", version=2, libraries=("zstandard", "zlib", "pyarrow"))
 _FORM = "a generator, such as `def keep_english(documents): yield from (d for d in documents if is_english(d.text))`"
@@ -155,9 +156,11 @@ def _encode(name: str, document: Document, given: _GivenDocuments) -> tuple[int,
     """Sizes of a yielded document's text, as it was read and now, and its record as a line. UsageError if none."""
     if not isinstance(document, Document):
         raise UsageError(f"{name} yielded a {type(document).__name__} after {given.last}: wanted {_FORM}")
-    if not isinstance(document.key, DocKey) or not isinstance(document.fields, dict):
+    key, fields = getattr(document, "key", None), getattr(document, "fields", None)
+    if not isinstance(key, DocKey) or not isinstance(fields, dict) or not hasattr(document, "text"):
         raise UsageError(
-            f"{name} yielded a document after {given.last} whose key or fields it replaced: wanted {_FORM}"
+            f"{name} yielded a document after {given.last} whose key or fields it replaced, or of which it deleted a "
+            f"part: wanted {_FORM}"
         )
     if document.key.file != given.part.name or document.key.row not in given.left:
         raise UsageError(
@@ -167,7 +170,7 @@ def _encode(name: str, document: Document, given: _GivenDocuments) -> tuple[int,
     before, digest = given.left.pop(document.key.row)
     _set_text(name, document, digest)
     try:
-        return before, utf8_size(document.text), document.to_json()
+        return before, utf8_size(document.text), record_line(document.fields)
     except (UnicodeEncodeError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{name} yielded {document.key}, which cannot be written as JSON: {error}") from error
 

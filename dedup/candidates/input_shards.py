@@ -28,6 +28,7 @@ from gristmill.engine.task import FileSet, Result, Task
 from gristmill.errors import UsageError
 from gristmill.io.files import STATE_DIR
 from gristmill.storage.files import is_folder, resolved
+from gristmill.urls import is_remote
 
 Scope = Literal["global", "per-source"]
 
@@ -160,11 +161,13 @@ def count_documents(shards: Sequence[SignatureShard]) -> dict[str, int]:
 def check_index(index: Sequence[str], sketch: Sketch) -> None:
     """Raise UsageError unless each index is a folder of signature shards made with `sketch`.
 
-    Reads the header of one shard of each; `list_signature_shards` checks all of them.
+    Reads the header of one shard of each, but in a bucket; `list_signature_shards` checks all of them.
     """
     _reject_runs(index)
     for name, folder in parse_indexes(index):
         path = shard_paths(folder)[0]
+        if is_remote(path):
+            continue
         found, wanted = open_shard(path).header.describe(), ShardHeader.of("", sketch).describe()
         if found != wanted:
             raise UsageError(

@@ -36,7 +36,7 @@ def reject_incomplete(folder: Path, paths: Iterable[Path], tags: FileTags) -> li
     top, found = name_of(folder), set(map(name_of, paths))
     ledgers = _ledgers_of(top, found, tags)
     missing = {
-        name for ledger in ledgers for name, _ in ledger.below(top) if name not in found and not tags.is_listed(name)
+        name for ledger in ledgers for name, _ in ledger.below(top) if name not in found and not tags.listed(name)
     }
     if missing:
         _raise_missing(folder, sorted(missing))

@@ -124,9 +124,9 @@ class FileTags:
         folder, name = os.path.split(name_of(path))
         return _state(record) if record else self._files_in(folder).get(name)
 
-    def is_listed(self, name: str) -> bool:
-        """Whether a file is in the listing of its folder."""
-        return os.path.basename(name) in self._files_in(os.path.dirname(name))  # noqa: PTH119, PTH120
+    def listed(self, name: str) -> FileInfo | None:
+        """The file's size and version in the listing of its folder, whatever ledgers say; None if it is not there."""
+        return self._files_in(os.path.dirname(name)).get(os.path.basename(name))  # noqa: PTH119, PTH120
 
     def is_placed(self, name: str) -> bool:
         """Whether a file is an object that another stage wrote, and that is in its place as far as ledgers say."""

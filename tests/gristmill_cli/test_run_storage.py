@@ -171,6 +171,12 @@ def test_a_run_that_was_moved_to_the_store_is_done(store: Store, start: Start, l
     assert code == 0 and printed.count("done already, nothing to do") == printed.count(" read = ") > 10, printed
     assert "to train: copy s3://bucket/moved/tokens to a disk" in printed
     assert outputs(store, "moved") == before
+    index = ("--dedup.index", "old=s3://bucket/moved/minhash", "--dry_run", "true")
+    code, printed = start.finish("s3://bucket/next", *index, corpus=str(local.corpus))
+    assert code == 0, printed
+    store.client.delete("moved/tokens/train/tokens_00000.idx")
+    code, printed = start.finish("s3://bucket/moved", "--from", "tokenize_holdout", corpus=str(local.corpus))
+    assert code != 0 and "tokens_00000.idx, and it is missing" in printed
 
 
 def test_a_driver_that_is_killed_and_two_at_once(store: Store, start: Start, local: Local) -> None:

@@ -110,6 +110,32 @@ MODULE = """
             yield document
 
 
+    def no_text(documents):
+        for document in documents:
+            del document.text
+            yield document
+
+
+    def adds_a_set(documents):
+        for document in documents:
+            document.fields["tags"] = {"a", "b"}
+            yield document
+
+
+    def adds_an_object(documents):
+        for document in documents:
+            document.fields["x"] = object()
+            yield document
+
+
+    def adds_numbers(documents):
+        import numpy
+
+        for document in documents:
+            document.fields["x"] = [float("-inf"), numpy.float32(0.5), numpy.arange(2), numpy.bool_(True), (1,)]
+            yield document
+
+
     def nests(documents):
         for document in documents:
             for _ in range(5000):
@@ -205,6 +231,11 @@ def test_the_text_may_be_in_another_column(tmp_path: Path, module: str, write, q
     assert (tmp_path / "out/a.jsonl").read_text() == '{"body":"ONE","text":null,"seen":true}\n'
 
 
+def test_numbers_are_written_as_such(source: Path, tmp_path: Path, module: str, quiet: RunOptions) -> None:
+    apply(source, tmp_path / "out", f"{module}:adds_numbers", quiet)
+    assert '"x":[-Infinity,0.5,[0,1],true,[1]]' in (tmp_path / "out/book/a.jsonl").read_text()
+
+
 def test_a_function_that_ends_early_drops_the_rest(
     source: Path, tmp_path: Path, module: str, read, quiet: RunOptions
 ) -> None:
@@ -226,6 +257,9 @@ def test_a_function_that_ends_early_drops_the_rest(
         ("nests", "book/a.jsonl@0, which cannot be written as JSON"),
         ("no_key", r"yielded a document after book/a\.jsonl@0 whose key or fields it replaced"),
         ("no_fields", r"yielded a document after book/a\.jsonl@0 whose key or fields it replaced"),
+        ("no_text", r"whose key or fields it replaced, or of which it deleted a part"),
+        ("adds_a_set", "which cannot be written as JSON: a set has no order of its own; give a sorted list"),
+        ("adds_an_object", "which cannot be written as JSON: a object has no JSON; give text, numbers"),
         ("leaves", r"failed after it was given book/a\.jsonl@0 .*: SystemExit"),
         ("closes", r"failed after .*/book/a\.jsonl line 1\): GeneratorExit \(.*filters_\d+\.py, line \d+\)"),
         ("is_silent", r"/a\.jsonl line 1\): Silent \(without a message, as its __str__ raises a TypeError\) \("),

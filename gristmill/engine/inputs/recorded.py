@@ -1,8 +1,8 @@
 """Files of earlier stages in a bucket, found in the ledgers that name them: their folders are not listed.
 
-A folder in a bucket that stages of ours wrote holds what their ledgers say. Only the names of its own subfolders are
-asked for, as each source may have a ledger of its own. Other folders are listed: those of users, those without a ledger
-or with a damaged one, and copies of what stages wrote in another place.
+A folder of a whole run in a bucket holds what the ledgers there say. Only the names of its own subfolders are asked
+for, as each source may have a ledger of its own. Other folders are listed, as stages may have been run into them at any
+depth: those that no whole run wrote, those without a ledger or with a damaged one, and copies in another place.
 """
 
 import os
@@ -14,10 +14,12 @@ from gristmill.engine.tags import FileTags
 from gristmill.io import documents
 from gristmill.io.documents import CorpusFile
 from gristmill.io.files import reject_marked, reject_unfinished
-from gristmill.storage.files import is_folder
+from gristmill.storage.files import file_info, is_folder
 from gristmill.storage.names import name_of
 from gristmill.storage.walking import Found, walk
-from gristmill.urls import is_remote
+from gristmill.urls import folders_above, is_remote
+
+RUN_FILE = "run.json"  # in the folder of a whole run: its configuration
 
 
 def list_corpus(
@@ -72,7 +74,7 @@ def find_recorded(folder: Path) -> list[Found] | None:
 
 def recorded_files(folder: str, tags: FileTags) -> dict[str, OutputRecord] | None:
     """The records of the files below a folder, by absolute name; None if it has to be listed."""
-    if not is_remote(folder):
+    if not is_remote(folder) or not _is_of_run(folder):
         return None
     found = _named_in(folder, tags)
     if folder not in _holders(found):
@@ -97,6 +99,11 @@ def ledger_folders(folder: str, files: Collection[str], tags: FileTags) -> list[
     in_use = {name[len(folder) :].lstrip("/").partition("/")[0] for name in holders}
     others = (os.path.join(folder, name) for name in tags.folders_in(folder) if name not in in_use)
     return sorted(holders.union(others))
+
+
+def _is_of_run(folder: str) -> bool:
+    """Whether a folder in a bucket is in that of a whole run."""
+    return any(file_info(above / RUN_FILE) for above in folders_above(Path(folder)))
 
 
 def _named_in(folder: str, tags: FileTags) -> dict[str, OutputRecord]:

@@ -1,13 +1,14 @@
 """Records of .csv and .tsv files: a header with the names of the columns, then a record a row, quoted as Excel does."""
 
 import csv
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from gristmill.io.formats.malformed import BadRecord
 
 csv.field_size_limit(1 << 30)  # Python's own limit, 128 KiB, is too small for documents
 CsvError = csv.Error
-_BYTE_ORDER_MARK = "\ufeff"
 _KEPT = 1024  # characters of a malformed row
 
 
@@ -21,10 +22,11 @@ def read_csv(lines: Iterable[bytes], delimiter: str) -> tuple[list[str], Iterato
     >>> columns, list(records)
     (['text', 'id'], [{'text': 'a, "b"\\nc', 'id': '1'}])
     """
-    decoded = (line.decode(errors="surrogateescape") + "\n" for line in lines)
+    rest = iter(lines)
+    first = next(rest, b"").removeprefix(BOM_UTF8)  # before a quote it would be a part of the name
+    decoded = (line.decode(errors="surrogateescape") + "\n" for line in chain([first], rest))
     rows = csv.reader(decoded, delimiter=delimiter, strict=True)
     columns = next(rows, [])
-    columns[:1] = [name.removeprefix(_BYTE_ORDER_MARK) for name in columns[:1]]
     if not _is_unicode("".join(columns)):
         raise CsvError("its header is not UTF-8")
     return columns, (_record(columns, row, delimiter) for row in rows if row)

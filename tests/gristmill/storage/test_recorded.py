@@ -9,7 +9,7 @@ from gristmill.engine.inputs.recorded import find_recorded, walk_inputs
 from gristmill.errors import InputError
 from gristmill.io.files import mark_unfinished
 from gristmill.storage import objects
-from gristmill.storage.objects import read_object, write_object
+from gristmill.storage.objects import delete_objects, read_object, write_object
 from tests.gristmill.engine.upper_stage import upper_stage
 from tests.object_store import Store
 
@@ -23,6 +23,7 @@ def norm(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text(f"{name}\n")
         upper_stage(tmp_path / name, folder / "norm" / name)
+    write_object(folder / "run.json", b"{}")
     return folder / "norm"
 
 
@@ -50,6 +51,13 @@ def test_what_ledgers_do_not_tell_is_listed(norm: Path, tmp_path: Path) -> None:
     ledger = norm / "web/.gristmill/upper.ledger"
     write_object(ledger, read_object(ledger)[0].replace(b"whole", b"whore", 1))
     assert names(norm / "web") is None
+
+
+def test_what_no_whole_run_wrote_is_listed(norm: Path, tmp_path: Path) -> None:
+    """Stages may have been run by hand into folders at any depth."""
+    delete_objects([norm.parent / "run.json"])
+    upper_stage(tmp_path / "web", norm / "book/more")
+    assert names(norm) is None and norm / "book/more/whole" in walk_inputs(norm)
 
 
 def test_a_folder_whose_largest_object_has_another_version_is_listed(norm: Path) -> None:
