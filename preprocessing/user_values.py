@@ -27,8 +27,8 @@ def _plain(value: Any) -> Any:
 def _of_python(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         raise TypeError("a set has no order of its own; give a sorted list")
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
     if isinstance(value, (list, tuple)):
         return [*map(_of_python, value)]
     if isinstance(value, dict):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import msgspec
@@ -25,9 +26,10 @@ from dedup.minhash.signatures import Sketch
 from gristmill.counts import Counts
 from gristmill.engine.run import StageRun
 from gristmill.engine.task import FileSet, Result, Task
-from gristmill.errors import UsageError
+from gristmill.errors import UsageError, wrap_read_errors
 from gristmill.io.files import STATE_DIR
 from gristmill.storage.files import is_folder, resolved
+from gristmill.storage.objects import download
 from gristmill.urls import is_remote
 
 Scope = Literal["global", "per-source"]
@@ -161,19 +163,27 @@ def count_documents(shards: Sequence[SignatureShard]) -> dict[str, int]:
 def check_index(index: Sequence[str], sketch: Sketch) -> None:
     """Raise UsageError unless each index is a folder of signature shards made with `sketch`.
 
-    Reads the header of one shard of each, but in a bucket; `list_signature_shards` checks all of them.
+    Reads the header of one shard of each, in a bucket of a copy; `list_signature_shards` checks all of them.
     """
     _reject_runs(index)
     for name, folder in parse_indexes(index):
         path = shard_paths(folder)[0]
-        if is_remote(path):
-            continue
-        found, wanted = open_shard(path).header.describe(), ShardHeader.of("", sketch).describe()
+        found, wanted = _read_header(path).describe(), ShardHeader.of("", sketch).describe()
         if found != wanted:
             raise UsageError(
                 f"--index {name}={folder} cannot be compared: {path} holds {found}; the options ask for {wanted}. "
                 "Give the options that the index was made with"
             )
+
+
+def _read_header(path: Path) -> ShardHeader:
+    if not is_remote(path):
+        return open_shard(path).header
+    with TemporaryDirectory() as folder, wrap_read_errors(path):
+        copy = Path(folder, path.name)
+        copy.touch()
+        download(path, copy)
+        return open_shard(copy).header
 
 
 def _reject_runs(index: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Find the files below a folder, local or in a bucket; links are followed, but not into a circle."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +28,8 @@ class Found(NamedTuple):
 def walk(folder: Path) -> Iterator[Path]:
     """Yield every file below `folder`, by name within a folder; follow links, skip hidden files and folders."""
     if is_remote(folder):
-        yield from (found.path for found in _found_objects(folder, "", list_anew(folder)) if not found.reason)
+        refresh(folder)
+        yield from (found.path for found in _found_objects(folder, "", list_objects(folder)) if not found.reason)
         return
     for directory, folders, files in os.walk(folder, followlinks=True):
         folders[:] = sorted(
@@ -81,7 +82,7 @@ def list_anew(folder: Path) -> Listing:
     return list(list_objects(folder))
 
 
-def _found_objects(folder: Path, skipped: str, listed: Listing) -> Iterator[Found]:
+def _found_objects(folder: Path, skipped: str, listed: Iterable[tuple[str, FileInfo]]) -> Iterator[Found]:
     for name, info in listed:
         parts = name.split("/")
         if skipped in parts[:-1] or not name:

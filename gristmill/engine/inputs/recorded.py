@@ -25,14 +25,14 @@ RUN_FILE = "run.json"  # in the folder of a whole run: its configuration
 def list_corpus(
     root: Path, prefix: str = "", text_column: str = "text", read_also: Collection[str] = ()
 ) -> list[CorpusFile]:
-    """As documents.list_corpus, but what stages wrote in a bucket is not listed."""
+    """As documents.list_corpus, but what a whole run wrote in a bucket is not listed."""
     return documents.list_corpus(root, prefix, text_column, read_also, find_recorded)
 
 
 def list_source(
     folder: Path, source: str, text_column: str = "text", read_also: Collection[str] = ()
 ) -> list[CorpusFile]:
-    """As documents.list_source, but what stages wrote in a bucket is not listed."""
+    """As documents.list_source, but what a whole run wrote in a bucket is not listed."""
     return documents.list_source(folder, source, text_column, read_also, find_recorded)
 
 
