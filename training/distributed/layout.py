@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from gristmill.config import Range
 from gristmill.errors import require
 from training.distributed.context_layout import check_context
+from training.distributed.grid_layout import check_grid
 from training.distributed.torch_version import require_torch
 from training.model.model_config import ModelConfig
 
@@ -166,8 +167,7 @@ class ParallelConfig:
         if self.tensor == "1d":
             _check_tensor_parallel(self, model, seq_len)
         else:
-            _check_grid_ranks(self)
-            _check_grid_sizes(self, model)
+            check_grid(self, model)
         check_context(self, model, seq_len)
         require(
             self.pp > 1 or self.virtual_stages == 1,
@@ -199,43 +199,6 @@ def _check_zero_group(layout: ParallelConfig) -> None:
     require(
         layout.zero_group > 0 and layout.dp % layout.zero_group == 0,
         f"parallel.dp {layout.dp} is not divisible by parallel.zero_group {layout.zero_group}; try one of its divisors",
-    )
-
-
-def _check_grid_ranks(layout: ParallelConfig) -> None:
-    tensor, tp, depth = layout.tensor, layout.tp, layout.depth
-    require(
-        (depth > 1) == (tensor == "2.5d"),
-        f"parallel.depth {depth} with parallel.tensor {tensor}: a 2d grid has one layer, a 2.5d one two or more, and "
-        "a 3d one as many as rows; try "
-        + ("--parallel.tensor 2.5d" if depth > 1 else "--parallel.tensor 2d, or --parallel.depth 2 with 8 ranks"),
-    )
-    cube = tensor == "3d"
-    side = max(2, layout.grid[1])
-    wanted = side**3 if cube else depth * side * side
-    kind = "cube of l x l x l ranks" if cube else f"grid of q x q ranks times parallel.depth {depth}"
-    require(tp == wanted, f"parallel.tp {tp} is no {kind}; try --parallel.tp {wanted}")
-    require(
-        not layout.sequence_parallel,
-        f"parallel.sequence_parallel with parallel.tensor {tensor}: a grid divides all activations already; "
-        "try --parallel.sequence_parallel false",
-    )
-
-
-def _check_grid_sizes(layout: ParallelConfig, model: ModelConfig) -> None:
-    side = layout.grid[1]
-    inputs = side * side if layout.tensor == "3d" else side  # of matrices, which layers of a cube divide once more
-    heads = inputs if model.q_width % inputs else side
-    for name, parts in (("heads", heads), ("kv_heads", side), ("width", inputs), ("ffn_width", inputs)):
-        size = getattr(model, name)
-        require(
-            size % parts == 0,
-            f"model.{name} {size} is not divisible by {parts}, as {layout.tensor} on parallel.tp {layout.tp} ranks "
-            f"divides it; try --model.{name} {-(-size // parts) * parts}, or --parallel.tensor 1d",
-        )
-    require(
-        model.vocab_size >= side * side,
-        f"a vocabulary of {model.vocab_size} is too small for a grid of {side} columns; try --parallel.tensor 1d",
     )
 
 
