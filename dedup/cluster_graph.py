@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Collection, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,10 @@ from dedup.removal.clusters import read_cluster
 from dedup.removal.similarity import Similarities, pairwise_estimates, pairwise_jaccard
 from dedup.removal.texts import read_texts
 from gristmill.command import command
+from gristmill.engine.executors.staging import local_copies
 from gristmill.errors import OutputError, UsageError
 from gristmill.io.documents import DocKey
-from gristmill.storage.local import atomic_write
+from gristmill.storage.files import exists, reject_read_only, reject_unknown_scheme, write_file
 
 if TYPE_CHECKING:
     import networkx
@@ -66,7 +68,8 @@ def cluster_graph(
         raise UsageError(f"--threshold {threshold}: wanted a similarity from 0 to 1, such as 0.5")
     if corpus is None and minhash is None:
         raise UsageError("nothing to compare the documents by: give --corpus NORM/, or --minhash MINHASH/ to estimate")
-    members = read_cluster(clusters, DocKey.parse(key), most)
+    with local_copies([clusters]) as (copy,):
+        members = read_cluster(copy, DocKey.parse(key), most)
     graph = _import_networkx().Graph(cluster=str(members[0]), threshold=threshold)
     graph.add_nodes_from((str(member), {"source": scope_of(member.file)}) for member in members)
     if corpus is not None:
@@ -113,16 +116,19 @@ def show_cluster(
         _check_output(graph)
     found = cluster_graph(key, clusters, corpus, minhash, threshold, width, unit, most)
     if graph is not None:
-        with atomic_write(graph) as temporary:
-            _import_networkx().write_graphml_xml(found, temporary)
+        content = BytesIO()
+        _import_networkx().write_graphml_xml(found, content)
+        write_file(graph, content.getvalue())
     return Group(describe(found), "", _list_members(found))
 
 
 def _check_output(path: Path) -> None:
     """Raise UsageError for a name of another format, OutputError if a file of the name exists, whoever wrote it."""
+    reject_unknown_scheme(path)
+    reject_read_only([path])
     if path.suffix != ".graphml":
         raise UsageError(f"--graph {path}: wanted a name that ends in .graphml")
-    if path.exists() or path.is_symlink():
+    if exists(path) or path.is_symlink():
         raise OutputError(f"{path} exists, and would be overwritten: give another --graph, or remove it")
 
 

@@ -1,6 +1,6 @@
 """Signature shards: Arrow IPC files of row numbers and signatures, with the sketch's parameters in the metadata."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -166,6 +166,13 @@ def shard_paths(folder: Path) -> list[Path]:
     if special := next((path for path in paths if not is_remote(path) and not path.is_file()), None):
         raise InputError(f"{special} is a dangling link or not a regular file: remove it, or run to_hash again")
     return paths
+
+
+def shards_named(folder: Path, files: Collection[str]) -> list[Path]:
+    """The shards below a folder, of all sources or of one, whose names are those of corpus files."""
+    ends = tuple(f"/{file}" for file in files)
+    of_file = ((path, path.relative_to(folder).as_posix().rpartition("+")[0]) for path in shard_paths(folder))
+    return [path for path, name in of_file if any(end.endswith(f"/{name}") for end in ends)]
 
 
 def list_shards(folder: Path) -> list[Path]:

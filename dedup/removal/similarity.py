@@ -10,7 +10,7 @@ similarity is estimated as the share of equal slots of two signatures.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 
 from dedup.minhash.matching_form import Unit
 from dedup.minhash.shingles import shingle_sets
-from dedup.minhash.signature_shards import list_shards, open_shard
+from dedup.minhash.signature_shards import OpenShard, list_shards, open_shard, reject_mixed_sketches, shards_named
 from dedup.minhash.signatures import Sketch
+from gristmill.engine.executors.staging import local_copies
 from gristmill.errors import InputError, UsageError
 from gristmill.io.documents import DocKey
 from gristmill.kernels import kernel
+from gristmill.urls import is_remote
 
 Measure = Literal["jaccard", "containment"]
 Shingles = NDArray[np.uint64]  # hashes, ascending, each once
@@ -232,20 +234,25 @@ def pairwise_estimates(minhash: Path, keys: Sequence[DocKey]) -> tuple[Similarit
     places: dict[str, dict[int, int]] = defaultdict(dict)
     for place, key in enumerate(keys):
         places[key.file][key.row] = place
-    signed: dict[int, Signature] = {}
-    for shard in map(open_shard, list_shards(minhash)):
-        if shard.header.file in places:
-            rows, of_file = shard.rows(), places[shard.header.file]
-            values = np.concatenate(list(shard.signatures()))
-            signed.update({of_file[row]: values[i].copy() for i, row in enumerate(rows.tolist()) if row in of_file})
-        made_as = shard.header.describe()
+    paths = shards_named(minhash, places) if is_remote(minhash) else list_shards(minhash)
+    with local_copies(paths) as copies:
+        shards = list(map(open_shard, copies))
+        reject_mixed_sketches({shard.path: shard.header for shard in shards})
+        signed = {place: values for shard in shards for place, values in _signed_in(shard, places)}
     if not signed:
         raise InputError(f"{minhash} has a signature of no document of the cluster: it was made from another corpus")
     found = np.full((len(keys), len(keys)), np.nan, np.float32)
     for one, values in signed.items():
         for other, others in signed.items():
             found[one, other] = np.mean(values == others)
-    return found, made_as
+    return found, shards[0].header.describe()
+
+
+def _signed_in(shard: OpenShard, places: Mapping[str, Mapping[int, int]]) -> Iterator[tuple[int, Signature]]:
+    """The place and the signature of each document of a shard that has a place, by file and row."""
+    if of_file := places.get(shard.header.file):
+        values = np.concatenate(list(shard.signatures()))
+        yield from ((of_file[row], values[i].copy()) for i, row in enumerate(shard.rows().tolist()) if row in of_file)
 
 
 @kernel

@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -16,9 +17,11 @@ from dedup.removal.clusters import MEMBER_FIELDS
 from dedup.removal.keep_policy import LAST, Keep, Longest, Newest, rank_longest, rank_newest
 from dedup.removal.members import MemberFile, SliceMembers, Span, read_span
 from gristmill.counts import READ, Counts
+from gristmill.engine.executors.staging import local_copies
+from gristmill.engine.inputs.recorded import list_corpus
 from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, wrap_read_errors
-from gristmill.io.documents import DocKey, Document, list_corpus, source_of
+from gristmill.io.documents import CorpusFile, DocKey, Document, source_of
 from gristmill.io.external_sort import write_records
 from gristmill.io.readers import Slice, plan_slices, read_documents
 from gristmill.io.writers import Rejects
@@ -246,17 +249,23 @@ def read_texts(corpus: Path, keys: Sequence[DocKey]) -> Iterator[tuple[DocKey, s
     for name, rows in rows_by_file.items():
         if name not in files:
             raise InputError(f"{corpus} has no file {name!r}, and the cluster does: give the corpus it was made from")
-        slices = plan_slices(files[name])
-        numbers = {bisect_right([part.first_row for part in slices], row) - 1 for row in rows}
-        for number in sorted(numbers):
-            for document in read_documents(slices[number], Counts({}, []), _NoRejects()):
-                if document.key.row in rows:
-                    rows.remove(document.key.row)
-                    yield document.key, document.text
-                if not rows:
-                    break
-        if rows:
-            raise InputError(f"{files[name].path} has no document in row {min(rows)}: it is not what was deduplicated")
+        with local_copies([files[name].path]) as (path,):
+            yield from _read_rows(replace(files[name], path=path), rows)
+
+
+def _read_rows(file: CorpusFile, rows: set[int]) -> Iterator[tuple[DocKey, str]]:
+    """The texts in some rows of a file."""
+    slices = plan_slices(file)
+    numbers = {bisect_right([part.first_row for part in slices], row) - 1 for row in rows}
+    for number in sorted(numbers):
+        for document in read_documents(slices[number], Counts({}, []), _NoRejects()):
+            if document.key.row in rows:
+                rows.remove(document.key.row)
+                yield document.key, document.text
+            if not rows:
+                break
+    if rows:
+        raise InputError(f"{file.path} has no document in row {min(rows)}: it is not what was deduplicated")
 
 
 class _NoRejects(Rejects):

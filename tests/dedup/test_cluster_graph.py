@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from gristmill.errors import InputError, OutputError, UsageError
 from gristmill.io.parquet_tables import write_table
 from gristmill.io.pickles import dump_pickle
 from gristmill.text import matching_form
+from tests.object_store import object_store
 
 QUIET = RunOptions(workers=1, quiet=True)
 A, B, C = "web/a.jsonl", "web/b.jsonl.zst", "wiki/c.jsonl"
@@ -190,3 +192,35 @@ def test_what_is_no_cluster_file(folder: Path, tmp_path: Path) -> None:
     for name in ("a.pickle", "b.pickle", "a.parquet"):
         with pytest.raises(InputError, match=name):
             cluster_graph(CHAIN[0], tmp_path / name, folder / "NORM")
+
+
+def test_a_cluster_in_a_bucket(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same graph; only files of the cluster are fetched, and errors name the objects."""
+    bucket = Path("s3://bucket/graph")
+    with object_store() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        store.upload_tree(folder, "graph")
+        for source in ({"corpus": "NORM"}, {"minhash": "MINHASH"}, {"minhash": "MINHASH/web"}):
+            here, there = (
+                cluster_graph(
+                    CHAIN[1], root / "DUP/clusters.parquet", threshold=0.1, **{k: root / v for k, v in source.items()}
+                )
+                for root in (folder, bucket)
+            )
+            assert (here.graph, dict(here.nodes), list(here.edges)) == (
+                there.graph,
+                dict(there.nodes),
+                list(there.edges),
+            )
+        fetched = {path.partition("?")[0] for verb, path in store.requests if verb == "GET"}
+        assert not [path for path in fetched if "unreadable" in path]
+        show_cluster(CHAIN[1], folder / "DUP/clusters.pickle", bucket / "NORM", graph=bucket / "out.graphml")
+        assert len(networkx.read_graphml(BytesIO(store.tree("graph")["out.graphml"]))) == len(CHAIN)
+        with pytest.raises(OutputError, match=r"out\.graphml exists"):
+            show_cluster(CHAIN[1], folder / "DUP/clusters.pickle", bucket / "NORM", graph=bucket / "out.graphml")
+        with pytest.raises(InputError, match=r"^cannot read s3://bucket/graph/none\.parquet: there is no such object"):
+            cluster_graph(CHAIN[1], bucket / "none.parquet", bucket / "NORM")
+        store.put("graph/DUP/damaged.parquet", b"damaged")
+        with pytest.raises(InputError, match=r"^s3://bucket/graph/DUP/damaged\.parquet is not a readable"):
+            cluster_graph(CHAIN[1], bucket / "DUP/damaged.parquet", bucket / "NORM")

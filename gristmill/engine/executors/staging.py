@@ -14,7 +14,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -201,6 +201,21 @@ def staged(
                 yield copy
         except GristmillError as error:  # says the names of the copies
             raise type(error)(*(_original(argument, folder) for argument in error.args)) from error
+
+
+@contextmanager
+def local_copies(paths: Iterable[Path]) -> Iterator[list[Path]]:
+    """Context: files to read, those of buckets as copies in a scratch folder that is removed at the end.
+
+    For commands that are no stage. An error names the objects, not their copies.
+    """
+    task = Task("copies", _read_nothing, {"paths": list(paths)})
+    with open_scratch(None, None) as scratch, staged(task, {}, scratch) as copy:
+        yield copy.task.arguments["paths"]
+
+
+def _read_nothing(paths: list[Path]) -> None:
+    """Task: none; its inputs are copied."""
 
 
 @contextmanager
