@@ -25,6 +25,7 @@ from uuid import uuid4
 import numba as nb
 import numpy as np
 from numba.core.compiler import CompileResult
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -157,7 +158,7 @@ class _KernelCache:
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """Read the kernel for a signature; None if it is not in the cache, or cannot be read."""
-        target.refresh()
+        rtsys.initialize(target)  # numba's own cache calls target.refresh(): a second of imports, for compiling alone
         name, found = self._file_name(signature, target.codegen()), None
         for folder in cache_folders():
             try:
