@@ -39,6 +39,13 @@ LAYOUTS: dict[str, tuple[int, ParallelConfig]] = {
     "tp, sequence parallel": (2, ParallelConfig(tp=2, sequence_parallel=True)),
     "pp, 1f1b": (2, ParallelConfig(pp=2, micro_batches=4)),
     "pp, interleaved": (2, ParallelConfig(pp=2, schedule="interleaved-1f1b", micro_batches=4)),
+    "PowerSGD": (2, ParallelConfig(micro_batches=2, compression="powersgd", compression_rank=2)),
+    "PowerSGD, tp, sequence parallel": (
+        4,
+        ParallelConfig(tp=2, sequence_parallel=True, compression="powersgd", compression_rank=2),
+    ),
+    "int8": (3, ParallelConfig(micro_batches=2, compression="int8")),
+    "int8, tp, pp": (8, ParallelConfig(tp=2, pp=2, compression="int8")),
     "dp, tp, pp": (8, ParallelConfig(dp=2, zero=1, tp=2, sequence_parallel=True, pp=2)),
 }
 

@@ -121,6 +121,11 @@ class TrainConfig:
             "try --parallel.schedule interleaved-1f1b, or --compile false",
         )
 
+        require(
+            self.parallel.compression == "none" or self.precision != "fp16",
+            f"parallel.compression {self.parallel.compression} and precision fp16: what is left out would be "
+            "remembered at another scale of the loss; try --precision bf16, or --parallel.compression none",
+        )
         self._check_grid()
         self._check_context()
         if self.compile and self.precision == "fp64":
@@ -171,6 +176,7 @@ class TrainConfig:
             "data.batch_size": self.data.batch_size,
             "data.order": self.data.order,
             **self.data.of_documents(),
+            **{f"parallel.{key}": value for key, value in self.parallel.compression_record().items()},
             **optim,
             "optim.min_lr": self.optim.final_lr,
             "seed": self.seed,

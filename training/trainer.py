@@ -13,6 +13,7 @@ from torch import Tensor
 
 from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import CheckpointManager, load_model
+from training.checkpoint.compression_state import compression_state, load_compression_state
 from training.checkpoint.record import CheckpointRecord, require_same_model
 from training.checkpoint.run_folder import CHECKPOINTS, COUNTED_FROM, RUN, read_run
 from training.checkpoint.shard_plans import State
@@ -99,7 +100,7 @@ class Trainer:
         Raises UsageError or InputError for a checkpoint or data that this run cannot start from.
         """
         if (record := self.checkpoints.load(self._state())) is not None:
-            self._continue(record)
+            self._continue(record, self.checkpoints.path(record.step))
             self.seen.since = main_only(lambda: (read_run(self.config.out_dir / RUN) or {}).get(COUNTED_FROM, 0))
             at, self.unigram_loss = self.checkpoints.path(record.step), record.unigram_loss
             self.origin = f"resuming from {at}" + "".join(f"; {o} is for a new run" for o in self.config.began_from)
@@ -113,17 +114,18 @@ class Trainer:
         self.model.after_load()
         self.model.publish_params()
 
-    def _continue(self, record: CheckpointRecord) -> None:
-        """Go on after the step of a checkpoint whose tensors were loaded."""
+    def _continue(self, record: CheckpointRecord, path: Path) -> None:
+        """Go on after the step of a checkpoint whose tensors were loaded, from `path`."""
         self.steps_done, self.optimizer.updates, self.stability.state = record.step, record.updates, record.stability
         self.optimizer.after_load()
+        load_compression_state(self.model, path, self.checkpoints.group.process_group)
 
     def _branch(self, checkpoint: Path) -> None:
         source = BranchSource.open(checkpoint, self.checkpoints.group, self.reporter.say)
         source.check(self.config.optim)
         require_same_model(source.record, self.model_config, self.tokenizer, "branch_from")
         source.load(self._state(), self.checkpoints.group)
-        self._continue(source.record)
+        self._continue(source.record, source.path)
         self.seen.since = source.seen_since(self.plan.identity)
         self.origin = f"branching from {source.describe(self.plan.identity)}"
 
@@ -160,6 +162,7 @@ class Trainer:
             with self.profiler.update(loss_scale):
                 scale_gradients(self.model.params, clip_factor / loss_scale)
                 self.optimizer.step(lr)
+                self.model.keep_errors()
                 self.model.start_publishing()
         self.optimizer.zero_grad()
         self.steps_done = step
@@ -235,7 +238,7 @@ class Trainer:
         on_disk = "disk" in (self.config.memory.optimizer, self.config.memory.parameters)  # too large to copy to memory
         async_save = self.config.checkpoint.async_save and not on_disk
         save = self.checkpoints.save_async if async_save else self.checkpoints.save
-        save(record, self._state())
+        save(record, self._state() | compression_state(self.model))
         self.meter.restart()
 
     def finish(self) -> Summary:

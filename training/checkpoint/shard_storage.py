@@ -123,6 +123,12 @@ def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
     return {key: entry.properties.dtype for key, entry in stored.items() if isinstance(entry, TensorStorageMetadata)}
 
 
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor in the checkpoint in `folder`, by key."""
+    stored = _Reader(folder).read_metadata().state_dict_metadata
+    return {key: tuple(entry.size) for key, entry in stored.items() if isinstance(entry, TensorStorageMetadata)}
+
+
 class _Writer(dcp.FileSystemWriter):
     """Omits torch's random save id: the same state always gives the same bytes."""
 

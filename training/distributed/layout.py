@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from gristmill.config import Range
 from gristmill.errors import require
+from training.distributed.compression_layout import DEFAULT_RANK, check_compression
 from training.distributed.context_layout import check_context
 from training.distributed.grid_layout import check_grid
 from training.distributed.torch_version import require_torch
@@ -61,10 +62,15 @@ class ParallelConfig:
     context: Literal["ring", "ulysses"] = field(default="ring", repr=False)
     """How tokens see those of other cp ranks. ring: keys and values go around (Liu et al. 2023); ulysses: an exchange
     gives each rank all tokens of some heads (Jacobs et al. 2023)."""
+    compression: Literal["none", "powersgd", "int8"] = field(default="none", repr=False)
+    """What replicas send of their gradients, each remembering what it left out (error feedback). powersgd:
+    approximations of rank `compression_rank` (Vogels et al. 2019); int8: 8-bit codes in blocks with a scale each."""
+    compression_rank: int = field(default=DEFAULT_RANK, repr=False)
+    """Rank of PowerSGD's approximations: a matrix of n x m numbers is sent as rank x (n + m)."""
     RENAMED: ClassVar[dict[str, str]] = {"shard": "zero_group"}
     RANGES: ClassVar[dict[str, Range]] = {
         **dict.fromkeys(("dp", "zero_group", "virtual_stages", "micro_batches"), Range(0, 2**31 - 1)),
-        **dict.fromkeys(("tp", "pp", "depth", "cp"), Range(1, 2**31 - 1)),
+        **dict.fromkeys(("tp", "pp", "depth", "cp", "compression_rank"), Range(1, 2**31 - 1)),
     }
 
     def resolve(self, processes: int, model: ModelConfig, seq_len: int) -> "ParallelConfig":
@@ -92,12 +98,20 @@ class ParallelConfig:
             words.append(f"pp {self.pp} ({self.schedule}{turns})")
         if self.cp > 1:
             words.append(f"cp {self.cp} ({self.context})")
+        if self.compression != "none":
+            words[0] += f" ({self.compression}{f' of rank {self.compression_rank}' * (self.compression == 'powersgd')})"
         return " x ".join(words)
 
     def record(self) -> dict[str, Any]:
         """The fields, as checkpoints have them; those of a grid and of contexts only where there are some."""
         absent = (("tensor", "depth") if self.tensor == "1d" else ()) + (("cp", "context") if self.cp == 1 else ())
+        absent += tuple({"compression", "compression_rank"} - self.compression_record().keys())
         return {key: value for key, value in asdict(self).items() if key not in absent}
+
+    def compression_record(self) -> dict[str, str | int]:
+        """The options of compression that have an effect, by name; they change what a run computes."""
+        rank = {"compression_rank": self.compression_rank} if self.compression == "powersgd" else {}
+        return {"compression": self.compression, **rank} if self.compression != "none" else {}
 
     @property
     def processes(self) -> int:
@@ -169,6 +183,7 @@ class ParallelConfig:
         else:
             check_grid(self, model)
         check_context(self, model, seq_len)
+        check_compression(self, model)
         require(
             self.pp > 1 or self.virtual_stages == 1,
             f"parallel.virtual_stages {self.virtual_stages} needs a pipeline, and parallel.pp is 1; "

@@ -13,7 +13,7 @@ In mixed precision a module holds a 16-bit copy of each parameter, and this rank
 it updates; the 16-bit gradients of a micro-batch are summed in the buckets, in float32.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -84,6 +84,10 @@ class GradBucket:
         assert self._buffer is not None
         buffer = self._buffer.to(self.reduce_dtype)
         self.reset()
+        self._start_sum(buffer)
+
+    def _start_sum(self, buffer: Tensor) -> None:
+        """Start to sum the buffer, (n, L), over the replicas."""
         if self.shard.size > 1:
             self._sent = buffer
             self._reduced = torch.empty_like(buffer[0])
@@ -97,15 +101,19 @@ class GradBucket:
         """Wait for the reduced gradients and accumulate them on the shards that this rank updates."""
         if self._reduced is None:
             return
-        if self._work is not None:
-            wait(self._work, self.replicate.group if self.shard.size == 1 else self.shard.group)
-        if self.shard.size > 1 and self.replicate.size > 1:
-            dist.all_reduce(self._reduced, group=self.replicate.group)
-        reduced = self._reduced.to(self.own[0].dtype)
+        reduced = self._finish_sum(self._reduced).to(self.own[0].dtype)
         for own, values in zip(self.own, reduced.split(self.lengths), strict=True):
             grad = values[: own.numel()].view_as(own)
             own.grad = grad if own.grad is None else own.grad.add_(grad)
         self._reduced = self._sent = self._work = None
+
+    def _finish_sum(self, reduced: Tensor) -> Tensor:
+        """Wait for the sum, (L,), of this rank's rows; `reduced` is where it is received."""
+        if self._work is not None:
+            wait(self._work, self.replicate.group if self.shard.size == 1 else self.shard.group)
+        if self.shard.size > 1 and self.replicate.size > 1:
+            dist.all_reduce(reduced, group=self.replicate.group)
+        return reduced
 
     def reset(self) -> None:
         """Drop the sums."""
@@ -145,7 +153,8 @@ class GradReducer:
     """Reduces the gradients of one pipeline stage, or of the whole decoder, over the replicas; ZeRO-0 to 2.
 
     `own`: the shard that this rank updates, by the id of the full parameter: the rows themselves, or float32 master
-    weights of 16-bit ones. Without replicas and in one dtype gradients stay where autograd puts them.
+    weights of 16-bit ones. Without replicas and in one dtype gradients stay where autograd puts them. `make_bucket`
+    takes the arguments of `GradBucket`: a class of buckets that are sent otherwise.
     """
 
     def __init__(
@@ -156,12 +165,13 @@ class GradReducer:
         zero: int,
         micro_batches: int = 1,
         reduce_dtype: torch.dtype | None = None,
+        make_bucket: Callable[..., GradBucket] = GradBucket,
     ) -> None:
         self.own = {id(p): _own_rows(p, shard) for p in full}
         in_place = shard.size == replicate.size == 1 and all(self.own[id(p)] is p for p in full)
         groups = [] if in_place else _group_by_bytes(list(reversed(full)))  # the order in which gradients are computed
         self.buckets = [
-            GradBucket(group, [self.own[id(p)] for p in group], shard, replicate, reduce_dtype) for group in groups
+            make_bucket(group, [self.own[id(p)] for p in group], shard, replicate, reduce_dtype) for group in groups
         ]
         self._bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.full}
         self.shard = shard

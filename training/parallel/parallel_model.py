@@ -17,6 +17,7 @@ from training.model.batch import Batch
 from training.model.decoder import Decoder
 from training.model.embedding import Head
 from training.model.model_config import ModelConfig
+from training.parallel.compression.bucket import CompressedBucket
 from training.parallel.context.tokens import TokenOrder
 from training.parallel.data_parallel import GradReducer
 from training.parallel.fsdp import reshard
@@ -153,6 +154,16 @@ class ParallelModel:
         """Wait until all parameters are complete: before they are used otherwise, or changed."""
         for reducer in self.reducers:
             reducer.finish_publish()
+
+    @property
+    def compressed(self) -> list[CompressedBucket]:
+        """The buckets whose gradients are compressed, with the memories of what was left out."""
+        return [b for reducer in self.reducers for b in reducer.buckets if isinstance(b, CompressedBucket)]
+
+    def keep_errors(self) -> None:
+        """Remember what compression left out of the gradients that an update uses; of no other ones."""
+        for bucket in self.compressed:
+            bucket.keep()
 
     def after_load(self) -> None:
         """Accept parameters that were written other than by an update: by initialization or a checkpoint."""

@@ -18,9 +18,10 @@ from training.memory.memory_config import MemoryConfig
 from training.memory.offload_parameters import allocate_parameters
 from training.memory.recompute import checkpoint_activations
 from training.model.decoder import Decoder
+from training.parallel.compression.bucket import compressed_buckets
 from training.parallel.context.modules import apply_context
 from training.parallel.context.tokens import TokenOrder
-from training.parallel.data_parallel import GradReducer
+from training.parallel.data_parallel import GradBucket, GradReducer
 from training.parallel.fsdp import apply_fsdp
 from training.parallel.gradients import RemainingSums, tied_axis
 from training.parallel.grid.cube_modules import apply_cube
@@ -59,9 +60,10 @@ def parallelize(
     dtype = COMPUTE_DTYPES[precision]
     parts = shard_model(decoder, layout, world, dtype, memory, compiled, seq_len)
     files = allocate_parameters(parts, memory, world.device, world.rank)
-    reducers = [_grad_reducer(part, layout, world) for part in parts]
+    table = placement_table(decoder, layout)
+    reducers = [_grad_reducer(part, layout, world, table, seed) for part in parts]
     axes = {**world.axes, "tied": tied_axis(layout, world)} if decoder.config.tied else world.axes
-    params = _sharded_parameters(decoder, parts, reducers, placement_table(decoder, layout), axes)
+    params = _sharded_parameters(decoder, parts, reducers, table, axes)
     with torch.no_grad():
         for param in params:
             init_shard(param.local, param.name, param.spec, decoder.config, seed)
@@ -117,11 +119,16 @@ def _module_pieces(decoder: Decoder, table: Mapping[str, Placement], axes: Axes)
     return {name: table[name].without("shard").piece(tuple(p.shape), axes) for name, p in named}
 
 
-def _grad_reducer(part: Decoder, layout: ParallelConfig, world: World) -> GradReducer:
+def _grad_reducer(
+    part: Decoder, layout: ParallelConfig, world: World, table: Mapping[str, Placement], seed: int
+) -> GradReducer:
     plain = [p for p in part.parameters() if not isinstance(p, DTensor)]  # FSDP reduces the others
     reduce_dtype = torch.bfloat16 if layout.reduce_bf16 else None
     (shard,), (replicate,) = DATA_PARALLEL.shard, DATA_PARALLEL.replicated
-    return GradReducer(plain, world.axis(shard), world.axis(replicate), layout.zero, layout.micro_batches, reduce_dtype)
+    compresses = layout.compression != "none"
+    bucket = compressed_buckets(part, layout, table, world.axes, seed) if compresses else GradBucket
+    axes = world.axis(shard), world.axis(replicate)
+    return GradReducer(plain, *axes, layout.zero, layout.micro_batches, reduce_dtype, bucket)
 
 
 def _sharded_parameters(

@@ -6,6 +6,7 @@ It uses nothing of the code that it predicts, but what the options say: sizes, t
 from collections.abc import Sequence
 
 from training.formulas.parameter_shapes import ParameterShape, pack_buckets
+from training.formulas.traffic.compression import compressed_traffic
 from training.formulas.traffic.context import ContextSizes, context_traffic
 from training.formulas.traffic.cube import CubeTraffic, summed_parameters
 from training.formulas.traffic.grid import GridTraffic, Passes
@@ -152,6 +153,10 @@ def _data_parallel(inputs: TrafficInputs) -> Traffic:
     layout = inputs.layout
     if layout.replicas == 1:
         return {}
+    if layout.compression != "none":
+        packed = [b for stage in inputs.parameters.values() for b in pack_buckets(stage, inputs.bucket_elements)]
+        sent = compressed_traffic(layout, packed, inputs.wide)
+        return {("replicate", operation): Volume(*volume) for operation, volume in sent.items()}
     buckets = [numel for stage in inputs.parameters.values() for numel in _buckets(inputs, stage)]
     calls, gradients, parameters = len(buckets), sum(buckets) * inputs.reduced, sum(buckets) * inputs.itemsize
     times = layout.micro_batches if layout.zero == 2 else 1
@@ -167,7 +172,7 @@ def _data_parallel(inputs: TrafficInputs) -> Traffic:
 
 def _buckets(inputs: TrafficInputs, parameters: Sequence[ParameterShape]) -> list[int]:
     """Elements of each bucket, padded."""
-    packed = pack_buckets(parameters, inputs.bucket_bytes // inputs.wide)
+    packed = pack_buckets(parameters, inputs.bucket_elements)
     return [sum(p.padded_numel(inputs.layout.shards) for p in bucket) for bucket in packed]
 
 

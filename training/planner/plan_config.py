@@ -53,6 +53,11 @@ def configured_run(config: str, cluster: Cluster) -> PlannedRun:
         f"{config} has parallel.cp {options.parallel.cp}, whose time and memory are not known; try parallel.cp 1, or "
         "the search, without --configured",
     )
+    require(
+        options.parallel.compression == "none",
+        f"{config} has parallel.compression {options.parallel.compression}, whose time and memory are not known; try "
+        "parallel.compression none, or the search, without --configured",
+    )
     layout = options.parallel.resolve(cluster.devices, model, seq_len)
     BatchSplit.of(options.data, layout)
     layers = tuple(len(each) for each in stage_layers(model, layout.stages, seq_len))

@@ -93,6 +93,11 @@ REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
     (of(context="ulysses", cp=4), 4, r"kv_heads 6 .*tp 1 x parallel.cp 4, .* of 1, 2, 3, 6", of(context="ring"), 4),
     (of(context="ulysses", cp=2, tp=2), 4, r"tp 2 x parallel.cp 2, .* cp of 1, 3", of(context="ring"), 4),
     (of(context="ulysses", cp=3), 3, r"32 is not .* 3: ulysses .* 3 chunks .* 33", of(cp=2), 2),
+    (of(compression="int8"), 1, r"one replica, which sends no gradients; try --parallel.dp 2", of(), 2),
+    (of(compression="int8", zero=1), 2, r"int8 and parallel.zero 1: .*; try --parallel.zero 0", of(zero=0), 2),
+    (of(compression="powersgd", tensor="2d", tp=4), 8, r"blocks of a grid .*try .* 1d", of(tensor="1d", tp=2), 4),
+    (of(compression="int8", reduce_bf16=True), 2, r"two ways to send less; try", of(reduce_bf16=False), 2),
+    (of(compression_rank=2), 2, r"rank 2 has no effect with .*none; try", of(compression="powersgd"), 2),
     (of(micro_batches=-1), 1, r"parallel.micro_batches is -1; wanted 1 or more", of(micro_batches=1), 1),
 ]  # fmt: skip
 
@@ -113,6 +118,17 @@ def test_a_grid_is_described_and_recorded_where_there_is_one() -> None:
     assert layout.describe() == "dp 2 x tp 8 (2.5d, 2 x 2 x 2)" and layout.grid == (2, 2, 2)
     assert layout.batch_shards == 4 and layout.record()["depth"] == 2
     assert not {"tensor", "depth"} & ParallelConfig(tp=2).resolve(2, MODEL, SEQ_LEN).record().keys()
+
+
+def test_compression_is_described_and_recorded_where_there_is_some() -> None:
+    layout = ParallelConfig(compression="powersgd", compression_rank=2, tp=2).resolve(4, MODEL, SEQ_LEN)
+    assert layout.describe() == "dp 2 (powersgd of rank 2) x tp 2" and layout.record()["compression_rank"] == 2
+    int8 = ParallelConfig(compression="int8").resolve(2, MODEL, SEQ_LEN)
+    assert int8.describe() == "dp 2 (int8)" and "compression_rank" not in int8.record()
+    assert "compression" not in ParallelConfig(tp=2).resolve(2, MODEL, SEQ_LEN).record()
+    tied = replace(MODEL, tied=True)
+    assert "try --model.tied false, or --parallel.pp 1" in refusal(4, model=tied, pp=2, compression="int8")
+    ParallelConfig(pp=2, schedule="zbv", compression="int8").resolve(4, tied, SEQ_LEN)  # one rank has both
 
 
 def test_context_parallelism_is_described_and_recorded_where_there_is_some() -> None:

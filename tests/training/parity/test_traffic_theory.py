@@ -12,6 +12,7 @@ from benchmarks.bench_traffic import LAYOUTS, counted_and_expected, traffic_case
 
 RunRanks = Callable[..., list[Any]]
 CHOICE = ("DDP", "ZeRO-1", "ZeRO-2, groups of 2", "ZeRO-3", "tp", "tp, sequence parallel", "pp, interleaved")
+COMPRESSED = ("PowerSGD", "PowerSGD, tp, sequence parallel", "int8", "int8, tp, pp")
 
 
 @pytest.mark.parametrize("name", CHOICE)
@@ -23,6 +24,14 @@ def test_traffic_in_bf16_is_that_of_the_formulas(run_ranks: RunRanks, name: str,
             assert max(volume.calls for volume in counted.values()) > 5  # buckets
         if name == "tp":
             assert counted["tp", "all-reduce"].calls > 60  # chunks
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_compressed_gradients_have_the_bytes_of_the_formulas(run_ranks: RunRanks, name: str) -> None:
+    for preset in ("llama", "gpt2") if ", pp" not in name else ("llama",):
+        for counted, expected in run_ranks(LAYOUTS[name][0], counted_and_expected, traffic_case(name, preset, "fp32")):
+            assert counted == expected
+            assert counted["replicate", "all-reduce"].calls > 3  # buckets
 
 
 def test_the_theory_uses_nothing_of_what_it_checks() -> None:

@@ -77,6 +77,11 @@ class TrafficInputs:
         return self.sequences * self.seq_len // self.layout.cp
 
     @property
+    def bucket_elements(self) -> int:
+        """Gradient sums in a bucket."""
+        return self.bucket_bytes // self.wide
+
+    @property
     def hidden_bytes(self) -> int:
         """Bytes of the hidden states between two blocks, for all of these."""
         return self.tokens * self.config.width * self.itemsize

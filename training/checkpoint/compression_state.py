@@ -1,0 +1,89 @@
+"""State of gradient compression in checkpoints: what each replica left out, and PowerSGD's warm starts.
+
+`compression.error.NAME`  (replicas, …): the memory of each replica, in the shape of the parameter
+`compression.q.NAME`      (parts, m, r): the Q of each of the tensor-parallel pieces of the parameter
+
+On another number of replicas, replica i of n takes over the memories of i, i + n, i + 2 n, … added up, and a further
+one begins with none: their sum, which is what the updates still lack, stays. On other tensor-parallel ranks Q begins
+anew.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.checkpoint.shard_plans import State
+from training.checkpoint.shard_storage import read_shards, stored_shapes
+from training.parallel.parallel_model import ParallelModel
+from training.sharding.shard_spec import ShardSpec
+from training.sharding.sharded_parameter import ShardedParameter
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def compression_state(model: ParallelModel) -> State:
+    """This rank's memories and warm starts, as a checkpoint has them; empty without compression."""
+    state: State = {}
+    replicate = model.world.axis("replicate")
+    for bucket in model.compressed:
+        for name, error in bucket.errors.items():
+            state[_error_key(name)] = [
+                (error[None], _of_replica(_param(model, name).spec, replicate.rank, replicate.size))
+            ]
+    return state | {key: [(q[None], spec)] for key, q, spec in _warm_starts(model)}
+
+
+def load_compression_state(model: ParallelModel, folder: Path, group: dist.ProcessGroup) -> None:
+    """Take over what the checkpoint in `folder` has of it, saved with any number of replicas; collective."""
+    if not model.compressed:
+        return
+    stored = stored_shapes(folder)
+    _load_errors(model, stored, folder, group)
+    found = [(key, q, spec) for key, q, spec in _warm_starts(model) if stored.get(key) == spec.global_shape]
+    read_shards({key: [(q[None], spec)] for key, q, spec in found}, folder, group)
+
+
+def _load_errors(model: ParallelModel, stored: Shapes, folder: Path, group: dist.ProcessGroup) -> None:
+    replicate, state = model.world.axis("replicate"), State()
+    for bucket in model.compressed:
+        for name, error in bucket.errors.items():
+            count = stored.get(_error_key(name), (0,))[0]  # 0: a branch from a run without compression
+            specs = [
+                _of_replica(_param(model, name).spec, i, count) for i in range(replicate.rank, count, replicate.size)
+            ]
+            if specs:
+                state[_error_key(name)] = [(torch.empty_like(error[None]), spec) for spec in specs]
+    read_shards(state, folder, group)
+    for bucket in model.compressed:
+        for name, error in bucket.errors.items():
+            error.zero_()
+            for values, _ in state.get(_error_key(name), ()):
+                error += values[0]
+
+
+def _warm_starts(model: ParallelModel) -> Iterator[tuple[str, Tensor, ShardSpec]]:
+    """Each Q with its key, and its place among those of the tensor-parallel pieces."""
+    axis = model.world.axis("tp")
+    for bucket in model.compressed:
+        for name, q in bucket.qs.items():
+            parts, index = (axis.size, axis.rank) if "tp" in _param(model, name).placement.shard else (1, 0)
+            yield _q_key(name), q, ShardSpec((parts, *q.shape), (index, 0, 0), (1, *q.shape))
+
+
+def _param(model: ParallelModel, name: str) -> ShardedParameter:
+    return next(param for param in model.params if param.name == name)
+
+
+def _of_replica(piece: ShardSpec, replica: int, replicas: int) -> ShardSpec:
+    return ShardSpec((replicas, *piece.global_shape), (replica, *piece.offset), (1, *piece.size))
+
+
+def _error_key(name: str) -> str:
+    return f"compression.error.{name}"
+
+
+def _q_key(name: str) -> str:
+    return f"compression.q.{name}"

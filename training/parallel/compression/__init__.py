@@ -1,0 +1,1 @@
+"""Gradient compression: replicas send less than their gradients, and remember what they left out (error feedback)."""

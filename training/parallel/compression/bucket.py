@@ -1,0 +1,130 @@
+"""CompressedBucket: a bucket of gradients whose matrices replicas send compressed, with error feedback.
+
+A replica adds to its gradient what it has left out before, its memory, and remembers what is left out now. So over the
+replicas: gradients + old memories = what all of them get + new memories. Vectors, and matrices of which ranks outside
+data parallelism have terms, are summed as they are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from training.distributed.layout import ParallelConfig
+from training.model.decoder import Decoder
+from training.parallel.compression.int8 import Int8Sum
+from training.parallel.compression.powersgd import PowerSGD, initial_q, is_smaller
+from training.parallel.data_parallel import GradBucket
+from training.parallel.pipeline_stages import global_name
+from training.parallel.placement_table import DATA_PARALLEL
+from training.sharding.axis import Axes, Axis
+from training.sharding.placement import Placement
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What to compress: `names` has the matrices by the id of the module's parameter."""
+
+    method: str
+    rank: int
+    """Of PowerSGD's approximations."""
+    seed: int
+    names: Mapping[int, str]
+
+
+class CompressedBucket(GradBucket):
+    """As `GradBucket` without ZeRO; `errors` are this replica's memories by name, and `qs` PowerSGD's warm starts.
+
+    An update that is refused must leave both as they were: `keep` takes over those of the last reduction.
+    """
+
+    def __init__(
+        self,
+        full: list[nn.Parameter],
+        own: list[nn.Parameter],
+        shard: Axis,
+        replicate: Axis,
+        reduce_dtype: torch.dtype | None = None,
+        *,
+        compression: Compression,
+    ) -> None:
+        super().__init__(full, own, shard, replicate, reduce_dtype)
+        assert shard.size == 1
+        self.compression, names = compression, compression.names
+        self.errors: dict[str, Tensor] = {}
+        self.qs: dict[str, Tensor] = {}
+        self._at: dict[str, int] = {}
+        for i, (p, o) in enumerate(zip(full, own, strict=True)):
+            if id(p) in names and self._shrinks(p):
+                self._at[names[id(p)]] = i
+                self.errors[names[id(p)]] = torch.zeros_like(o, requires_grad=False)
+        if compression.method == "powersgd":
+            for name, error in self.errors.items():
+                shape = (error.shape[0], error.shape[1])
+                self.qs[name] = initial_q(shape, compression.rank, compression.seed, name, error)
+        self._summing: PowerSGD | Int8Sum | None = None
+        self._next: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
+
+    def keep(self) -> None:
+        """Take over what the last reduction left out: its gradients are used."""
+        if self._next is not None:
+            self.errors, self.qs = self._next
+        self._next = None
+
+    def _shrinks(self, p: Tensor) -> bool:
+        return self.compression.method != "powersgd" or is_smaller(p.shape, self.compression.rank)
+
+    def _start_sum(self, buffer: Tensor) -> None:
+        parts = self._parts(buffer[0])
+        exact = torch.cat([buffer.new_empty(0), *(x for i, x in enumerate(parts) if i not in self._at.values())])
+        matrices = [parts[i].view_as(self.own[i]) for i in self._at.values()]
+        for matrix, error in zip(matrices, self.errors.values(), strict=True):
+            matrix += error
+        if self.compression.method == "powersgd":
+            self._summing = PowerSGD(matrices, list(self.qs.values()), exact, self.replicate)
+        else:
+            flat = torch.cat([buffer.new_empty(0), *(m.flatten() for m in matrices)])
+            self._summing = Int8Sum(flat, exact, self.replicate)
+        self._reduced = buffer[0]
+
+    def _finish_sum(self, reduced: Tensor) -> Tensor:
+        if isinstance(self._summing, PowerSGD):
+            sums, qs, exact = self._summing.finish()
+            left, new_qs = self._summing.matrices, dict(zip(self.qs, qs, strict=True))
+        else:
+            assert self._summing is not None
+            flat, exact = self._summing.finish()
+            lengths, new_qs = [e.numel() for e in self.errors.values()], {}
+            sums, left = list(flat.split(lengths)), list(self._summing.flat.split(lengths))
+        self._next = {n: x.view_as(e) for (n, e), x in zip(self.errors.items(), left, strict=True)}, new_qs
+        self._summing = None
+        return self._joined(reduced, sums, exact)
+
+    def _joined(self, like: Tensor, sums: list[Tensor], exact: Tensor) -> Tensor:
+        """The sums of matrices and of the rest, (L,), in the order of the bucket."""
+        found = torch.empty_like(like)
+        parts = self._parts(found)
+        for i, x in zip(self._at.values(), sums, strict=True):
+            parts[i].copy_(x.flatten())
+        others = [x for i, x in enumerate(parts) if i not in self._at.values()]
+        for part, x in zip(others, exact.split([len(part) for part in others]), strict=True):
+            part.copy_(x)
+        return found
+
+    def _parts(self, flat: Tensor) -> list[Tensor]:
+        return list(flat.split(self.lengths))
+
+
+def compressed_buckets(
+    part: Decoder, layout: ParallelConfig, table: Mapping[str, Placement], axes: Axes, seed: int
+) -> "partial[CompressedBucket]":
+    """Makes the buckets of a pipeline stage: compresses the matrices whose gradients only replicas sum."""
+    names = {}
+    for local_name, p in part.named_parameters():
+        name = global_name(part, local_name)
+        others = set(table[name].gradient_sum) - set(DATA_PARALLEL.gradient_sum)
+        if p.ndim == 2 and all(axes[axis].size == 1 for axis in others):
+            names[id(p)] = name
+    return partial(CompressedBucket, compression=Compression(layout.compression, layout.compression_rank, seed, names))
