@@ -178,6 +178,7 @@ class TrainConfig:
             **self.data.of_documents(),
             **{f"parallel.{key}": value for key, value in self.parallel.compression_record().items()},
             **optim,
+            **({"parallel.local_steps": self.parallel.local_steps} if self.parallel.local_steps else {}),
             "optim.min_lr": self.optim.final_lr,
             "seed": self.seed,
             "precision": self.precision,

@@ -14,6 +14,7 @@ from training.data.sequences import TokenSequences, require_same_tokenizer
 from training.distributed.layout import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.model.model_config import ModelConfig
+from training.replicas.options import check_local_steps
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class RunPlan:
         layout = config.parallel.resolve(processes, model, data.seq_len)
         identity = config.identity(model, train, holdout.manifest)
         memory = config.memory.resolve(config.out_dir)
+        check_local_steps(layout, config.optim, memory, config.profile.norms)
         return cls(config, train, holdout, holdouts, model, layout, memory, BatchSplit.of(data, layout), identity)
 
     @property

@@ -1,7 +1,6 @@
 """Trainer: the parts of a training run, in the order of use: load, start, step, report, evaluate, save, finish."""
 
 import gc
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,15 +8,13 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from torch import Tensor
 
 from training.checkpoint.branch import BranchSource
 from training.checkpoint.checkpoint import CheckpointManager, load_model
 from training.checkpoint.compression_state import compression_state, load_compression_state
 from training.checkpoint.record import CheckpointRecord, require_same_model
 from training.checkpoint.run_folder import CHECKPOINTS, COUNTED_FROM, RUN, read_run
-from training.checkpoint.shard_plans import State
-from training.checkpoint.shard_storage import model_state
+from training.checkpoint.shard_storage import model_state, read_shards
 from training.data.batches import Batches
 from training.data.prefetch import PrefetchLoader
 from training.data.shard_verifier import ShardVerifier
@@ -32,6 +29,8 @@ from training.optim.weight_average import AveragingOptimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallelize import parallelize
 from training.profiling.profiler import Profiler
+from training.replicas.replicas import Replicas
+from training.replicas.step_sums import StepSums
 from training.reporting.evaluate import unigram_loss
 from training.reporting.holdouts import Holdouts
 from training.reporting.metrics import Reporter, StepMetrics
@@ -77,6 +76,7 @@ class Trainer:
         self.optimizer = build_optimizer(
             self.model.params, config.optim, plan.memory, world.rank, after_update=updated, holders=holders
         )
+        self.replicas = Replicas.of(self.layout, config.optim, self.model, self.optimizer)
         self.stability = Stability(config.stability, config.precision)
 
         peak = peak_flops(device, config.precision, config.metrics.peak_tflops, world.size)
@@ -99,18 +99,22 @@ class Trainer:
 
         Raises UsageError or InputError for a checkpoint or data that this run cannot start from.
         """
-        if (record := self.checkpoints.load(self._state())) is not None:
-            self._continue(record, self.checkpoints.path(record.step))
+        record = None
+        if (found := self.checkpoints.latest()) is not None:
+            at, record = found
+            read_shards(self.replicas.state(record), at, self.checkpoints.group.process_group)
+            self._continue(record, at)
             self.seen.since = main_only(lambda: (read_run(self.config.out_dir / RUN) or {}).get(COUNTED_FROM, 0))
-            at, self.unigram_loss = self.checkpoints.path(record.step), record.unigram_loss
+            self.unigram_loss = record.unigram_loss
             self.origin = f"resuming from {at}" + "".join(f"; {o} is for a new run" for o in self.config.began_from)
         else:
             self.origin = ""
             if self.config.branch_from is not None:
-                self._branch(self.config.branch_from)
+                record = self._branch(self.config.branch_from)
             elif self.config.init_from is not None:
                 self._load_weights(self.config.init_from)
             self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.holdouts.counts[""], self.world)
+        self.replicas.after_load(record)
         self.model.after_load()
         self.model.publish_params()
 
@@ -120,14 +124,15 @@ class Trainer:
         self.optimizer.after_load()
         load_compression_state(self.model, path, self.checkpoints.group.process_group)
 
-    def _branch(self, checkpoint: Path) -> None:
+    def _branch(self, checkpoint: Path) -> CheckpointRecord:
         source = BranchSource.open(checkpoint, self.checkpoints.group, self.reporter.say)
         source.check(self.config.optim)
         require_same_model(source.record, self.model_config, self.tokenizer, "branch_from")
-        source.load(self._state(), self.checkpoints.group)
+        source.load(self.replicas.state(source.record), self.checkpoints.group)
         self._continue(source.record, source.path)
         self.seen.since = source.seen_since(self.plan.identity)
         self.origin = f"branching from {source.describe(self.plan.identity)}"
+        return source.record
 
     def _load_weights(self, checkpoint: Path) -> None:
         source = load_model(checkpoint, model_state(self.model.params), self.checkpoints.group, self.reporter.say)
@@ -150,36 +155,32 @@ class Trainer:
         """
         self.verifier.done()
         lr, loss_scale = learning_rate(step - 1, self.config.optim), self.stability.scale
-        targets = self.batches.target_count(step - 1)
+        targets = self.replicas.own_targets(self.batches, step - 1)
         with self.profiler.phase("data"):
             batch = self.loader.batch(step - 1)
         with self.profiler.phase("backward"):
             local_loss = self.model.forward_backward(batch, loss_scale / targets)
-        loss, grad_norm, stop, z_loss = self._all_reduce_metrics(local_loss, targets, loss_scale, stop_signal)
-        if self.stability.accepts(step, loss, grad_norm):
+        sums = StepSums.of(
+            self.world, self.replicas, self.batches.target_count(step - 1), loss_scale, local_loss,
+            squared_grad_norm(self.model.params, self.world.device), stop_signal,
+            self.model.take_z_loss() if self.config.optim.z_loss else None,
+        )  # fmt: skip
+        if self.stability.accepts(step, sums.loss, sums.grad_norm):
             max_norm = self.config.optim.max_grad_norm
-            clip_factor = min(1.0, max_norm / (grad_norm + 1e-6)) if max_norm else 1.0
+            clip_factor = min(1.0, max_norm / (sums.own_norm + 1e-6)) if max_norm else 1.0
             with self.profiler.update(loss_scale):
                 scale_gradients(self.model.params, clip_factor / loss_scale)
                 self.optimizer.step(lr)
                 self.model.keep_errors()
                 self.model.start_publishing()
         self.optimizer.zero_grad()
+        self.replicas.after_step(step)
         self.steps_done = step
         new_scale = self.stability.scale if self.stability.scales_loss else None
-        self.unreported.append(StepMetrics(step, lr, loss, grad_norm, new_scale, self.stability.fault, z_loss))
-        return stop
-
-    def _all_reduce_metrics(
-        self, local_loss: Tensor, targets: int, loss_scale: float, stop_signal: int
-    ) -> tuple[float, float, bool, float | None]:
-        """Mean loss (nats/token), unscaled gradient norm, whether to stop, and mean z-loss: over all ranks, at once."""
-        squares = squared_grad_norm(self.model.params, self.world.device)
-        local = [local_loss.double(), squares, torch.full_like(squares, stop_signal)]
-        if self.config.optim.z_loss:
-            local.append(self.model.take_z_loss().double())
-        total, square, stop, *z_loss = self.world.all_reduce(torch.stack(local)).tolist()
-        return total / targets, math.sqrt(square) / loss_scale, stop > 0, z_loss[0] / targets if z_loss else None
+        self.unreported.append(
+            StepMetrics(step, lr, sums.loss, sums.grad_norm, new_scale, self.stability.fault, sums.z_loss)
+        )
+        return sums.stop
 
     @property
     def skipped(self) -> bool:
@@ -207,9 +208,10 @@ class Trainer:
 
     @contextmanager
     def _weights_to_evaluate(self) -> Iterator[None]:
-        """Context in which the model has the average of the weights, if `eval.ema` asks for it."""
+        """Context in which the model has the weights that all replicas share, or their average for `eval.ema`."""
         if not self.config.eval.ema:
-            yield
+            with self.replicas.shared_weights():
+                yield
             return
         assert isinstance(self.optimizer, AveragingOptimizer)
         self.model.finish_publishing()
@@ -238,7 +240,7 @@ class Trainer:
         on_disk = "disk" in (self.config.memory.optimizer, self.config.memory.parameters)  # too large to copy to memory
         async_save = self.config.checkpoint.async_save and not on_disk
         save = self.checkpoints.save_async if async_save else self.checkpoints.save
-        save(record, self._state() | compression_state(self.model))
+        save(record, self.replicas.state() | compression_state(self.model))
         self.meter.restart()
 
     def finish(self) -> Summary:
@@ -279,9 +281,6 @@ class Trainer:
             self.optimizer.close()
             self.model.close()
             self.reporter.close()
-
-    def _state(self) -> State:
-        return model_state(self.model.params, self.optimizer.moments())
 
     def _print_header(self) -> None:
         """Print and record the sizes of model, layout, batch and data."""

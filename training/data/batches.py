@@ -193,6 +193,12 @@ class Batches:
             return self.split.batch_size * self.data.length
         return self.data.target_count(self.global_indices(step, 1))
 
+    def own_target_count(self, step: int, replicas: int) -> int:
+        """As `target_count`, of the sequences of one of `replicas` that take local steps: of this rank's."""
+        if not self.data.is_padded:
+            return self.split.batch_size * self.data.length // replicas
+        return self.data.target_count(self.global_indices(step, 1, self.dp_rank % replicas, replicas))
+
     def batch(self, step: int) -> Batch:
         """Read the batch of a step (from 0), on the CPU."""
         return self.read(step, 1)[0]

@@ -67,9 +67,13 @@ class ParallelConfig:
     approximations of rank `compression_rank` (Vogels et al. 2019); int8: 8-bit codes in blocks with a scale each."""
     compression_rank: int = field(default=DEFAULT_RANK, repr=False)
     """Rank of PowerSGD's approximations: a matrix of n x m numbers is sent as rank x (n + m)."""
+    local_steps: int = field(default=0, repr=False)
+    """DiLoCo (Douillard et al. 2023): each replica takes this many optimizer steps on its own sequences, then their
+    weights are averaged, by an outer optimizer (optim.outer_lr, optim.outer_momentum). A replica is a data-parallel
+    one, or with ZeRO a zero_group of them. 0: gradients are summed over all replicas in every step."""
     RENAMED: ClassVar[dict[str, str]] = {"shard": "zero_group"}
     RANGES: ClassVar[dict[str, Range]] = {
-        **dict.fromkeys(("dp", "zero_group", "virtual_stages", "micro_batches"), Range(0, 2**31 - 1)),
+        **dict.fromkeys(("dp", "zero_group", "virtual_stages", "micro_batches", "local_steps"), Range(0, 2**31 - 1)),
         **dict.fromkeys(("tp", "pp", "depth", "cp", "compression_rank"), Range(1, 2**31 - 1)),
     }
 
@@ -100,12 +104,15 @@ class ParallelConfig:
             words.append(f"cp {self.cp} ({self.context})")
         if self.compression != "none":
             words[0] += f" ({self.compression}{f' of rank {self.compression_rank}' * (self.compression == 'powersgd')})"
+        if self.local_steps:
+            words.append(f"{self.local_replicas} replicas of {self.local_steps} local steps")
         return " x ".join(words)
 
     def record(self) -> dict[str, Any]:
         """The fields, as checkpoints have them; those of a grid and of contexts only where there are some."""
         absent = (("tensor", "depth") if self.tensor == "1d" else ()) + (("cp", "context") if self.cp == 1 else ())
         absent += tuple({"compression", "compression_rank"} - self.compression_record().keys())
+        absent += () if self.local_steps else ("local_steps",)
         return {key: value for key, value in asdict(self).items() if key not in absent}
 
     def compression_record(self) -> dict[str, str | int]:
@@ -127,6 +134,11 @@ class ParallelConfig:
     def shards(self) -> int:
         """Ranks over which ZeRO shards a parameter."""
         return self.zero_group * self.cp if self.zero else 1
+
+    @property
+    def local_replicas(self) -> int:
+        """Replicas that take local steps, each of its own weights; 1 without local steps."""
+        return self.replicas // self.shards if self.local_steps else 1
 
     @property
     def context_chunks(self) -> int:

@@ -8,12 +8,15 @@ hold copies of the same shard.
 Where tensor parallelism is 2D, 2.5D or 3D, "tp" is also a grid of its own axes "depth", "row" and "column". With
 context parallelism neighbours on "replicate" x "shard" have parts of the same sequences: they are an axis "cp" of their
 own, and for parameters replicas like others, over which gradients are summed and ZeRO shards.
+
+With local steps (DiLoCo) "replicate" of the mesh is the axis "outer": its ranks hold different weights, which are
+averaged at times; the axis "replicate" has one rank. The ranks of such a replica are neighbours.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -33,6 +36,7 @@ _START_TIMEOUT = timedelta(minutes=5)  # for all ranks to join
 _REPORT_SECONDS = 30.0  # for the report on a hang under NCCL
 AXES = ("pp", "replicate", "shard", "tp")
 GRID = ("depth", "row", "column")
+OUTER = "outer"  # of replicas that take local steps
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ class World:
             return JointAxis(axes, longer[0].group if longer else None)
         every = self.finest_axes
         dims = [every.index(name) for name in names]
-        ranks = self.mesh.mesh.view([self.axes[name].size for name in every])
+        of_mesh = dict(zip(AXES, self.mesh.mesh.shape, strict=True))
+        ranks = self.mesh.mesh.reshape([of_mesh.get(name) or self.axes[name].size for name in every])
         lines = ranks.movedim(dims, list(range(-len(dims), 0))).flatten(-len(dims)).flatten(0, -2).tolist()
         group = dist.new_subgroups_by_enumeration(lines, timeout=self.timeout, group_desc=" x ".join(names))[0]
         return JointAxis(axes, group)
@@ -84,13 +89,15 @@ class World:
     @property
     def dp_size(self) -> int:
         """Number of data-parallel replicas: of groups of ranks that read different sequences."""
-        return self.axes["replicate"].size * self.axes["shard"].size // self._cp_size
+        outer = self.axes[OUTER].size if OUTER in self.axes else 1
+        return outer * self.axes["replicate"].size * self.axes["shard"].size // self._cp_size
 
     @property
     def dp_rank(self) -> int:
-        """Index of this rank's data-parallel replica."""
-        rank = self.axes["replicate"].rank * self.axes["shard"].size + self.axes["shard"].rank
-        return rank // self._cp_size
+        """Index of this rank's data-parallel replica; of n that take local steps, replica r has r, r + n, r + 2n, …"""
+        shard, replicate = self.axes["shard"], self.axes["replicate"]
+        rank = (replicate.rank * shard.size + shard.rank) // self._cp_size
+        return rank * self.axes[OUTER].size + self.axes[OUTER].rank if OUTER in self.axes else rank
 
     @property
     def _cp_size(self) -> int:
@@ -151,6 +158,8 @@ def build_world(layout: ParallelConfig, device: torch.device, timeout: float = 6
     """Build the mesh of a resolved layout; collective: every rank calls it. `timeout` in seconds."""
     shape = (layout.pp, layout.replicas // layout.shards, layout.shards, layout.tp)
     ranks = torch.arange(dist.get_world_size()).view(shape)
+    if layout.local_steps:
+        ranks = torch.arange(dist.get_world_size()).view(shape[1], shape[0], *shape[2:]).transpose(0, 1)
     limit = _group_timeout(device.type, timeout)
     groups = []
     for dim, name in enumerate(AXES):  # not init_device_mesh, whose groups always time out after 30 minutes
@@ -158,10 +167,12 @@ def build_world(layout: ParallelConfig, device: torch.device, timeout: float = 6
         groups.append(dist.new_subgroups_by_enumeration(lines, timeout=limit, group_desc=name)[0])
     mesh = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=AXES)
     axes = {name: _axis(mesh[name], name) for name in AXES}
+    if layout.local_steps:
+        axes |= {OUTER: replace(axes["replicate"], name=OUTER), "replicate": Axis("replicate", 1, 0, None)}
     if layout.tensor != "1d":
-        axes |= _further_axes(GRID, ranks.view(-1, *layout.grid), limit)
+        axes |= _further_axes(GRID, ranks.reshape(-1, *layout.grid), limit)
     if layout.cp > 1:
-        neighbours = ranks.view(layout.pp, -1, layout.cp, layout.tp).transpose(2, 3).reshape(-1, layout.cp)
+        neighbours = ranks.reshape(layout.pp, -1, layout.cp, layout.tp).transpose(2, 3).reshape(-1, layout.cp)
         axes |= _further_axes(("cp",), neighbours, limit)
     return World(mesh, axes, device, limit)
 

@@ -20,9 +20,9 @@ class OptimConfig:
     RANGES: ClassVar[dict[str, Range]] = {
         "steps": Range(1, INT64),
         **dict.fromkeys(("warmup_steps", "decay_steps", "cooldown_steps"), Range(0, INT64)),
-        **dict.fromkeys(("lr", "eps"), Range(0, above=True)),
+        **dict.fromkeys(("lr", "eps", "outer_lr"), Range(0, above=True)),
         **dict.fromkeys(("min_lr", "weight_decay", "z_loss", "max_grad_norm"), Range(0)),
-        **dict.fromkeys(("betas", "muon_momentum", "ema_decay"), Range(0, math.nextafter(1, 0))),
+        **dict.fromkeys(("betas", "muon_momentum", "ema_decay", "outer_momentum"), Range(0, math.nextafter(1, 0))),
     }
 
     name: Literal["adamw", "muon", "sgd"] = "adamw"
@@ -63,6 +63,11 @@ class OptimConfig:
     ema_decay: float = 0.0
     """Decay rate of an exponential moving average of the weights, in checkpoints beside them; 0: none. eval.ema
     evaluates it, and export_hf --ema exports it."""
+    outer_lr: float = 0.7
+    """With parallel.local_steps: learning rate of the outer optimizer, SGD with Nesterov's momentum; 1, and an
+    outer_momentum of 0: the mean of the replicas' weights."""
+    outer_momentum: float = 0.9
+    """With parallel.local_steps: momentum of the outer optimizer."""
     max_grad_norm: float = 1.0
     """Maximum gradient norm: the 2-norm over all parameters; 0 disables clipping."""
 

@@ -30,7 +30,7 @@ def apply_fsdp(
     Gradients are reduce-scattered after each micro-batch. A unit is freed after its forward pass, but for the last one,
     whose backward pass follows; a pipeline gathers each unit once a step, instead of for every micro-batch.
     """
-    hybrid = world.mesh["replicate"].size() > 1
+    hybrid = world.axis("replicate").size > 1
     mesh = world.mesh["replicate", "shard"] if hybrid else world.mesh["shard"]
     low = dtype != accumulation_dtype(dtype)
     # inputs are not cast: the rotation angles among them are float32

@@ -58,6 +58,11 @@ def configured_run(config: str, cluster: Cluster) -> PlannedRun:
         f"{config} has parallel.compression {options.parallel.compression}, whose time and memory are not known; try "
         "parallel.compression none, or the search, without --configured",
     )
+    require(
+        not options.parallel.local_steps,
+        f"{config} has parallel.local_steps {options.parallel.local_steps}, whose traffic is not planned; "
+        "try parallel.local_steps 0",
+    )
     layout = options.parallel.resolve(cluster.devices, model, seq_len)
     BatchSplit.of(options.data, layout)
     layers = tuple(len(each) for each in stage_layers(model, layout.stages, seq_len))

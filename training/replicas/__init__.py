@@ -1,0 +1,1 @@
+"""Replicas that take local steps, and the outer optimizer that averages them. Read replicas.py first."""

@@ -1,0 +1,68 @@
+"""Checks that local steps fit the other options of a run."""
+
+from gristmill.errors import require
+from training.distributed.layout import ParallelConfig
+from training.memory.memory_config import MemoryConfig
+from training.optim.optim_config import OptimConfig
+
+
+def check_local_steps(layout: ParallelConfig, optim: OptimConfig, memory: MemoryConfig, norms: int) -> None:
+    """Raise UsageError for what does not go together with the local steps of a resolved `layout`.
+
+    `norms`: profile.norms, the steps between norms of layers.
+    """
+    steps = layout.local_steps
+    if not steps:
+        _check_outer_optimizer(optim)
+        return
+    rest = optim.steps % steps
+    require(
+        not rest,
+        f"optim.steps {optim.steps} is not divisible by parallel.local_steps {steps}: the last {rest} steps of the "
+        f"replicas would not be averaged; try --optim.steps {optim.steps - rest + steps}",
+    )
+    require(
+        not layout.zero or layout.dp == 1 or layout.zero_group < layout.dp,
+        f"parallel.zero {layout.zero} shards over all {layout.dp} replicas, of which none has weights of its own for "
+        f"parallel.local_steps {steps}; try --parallel.zero_group {_smaller_group(layout.dp)}, or --parallel.zero 0",
+    )
+    require(
+        layout.cp == 1 or layout.zero > 0,
+        f"parallel.cp {layout.cp} without ZeRO and parallel.local_steps {steps}: ranks that share sequences would take "
+        "local steps apart; try --parallel.zero 1 --parallel.zero_group 1",
+    )
+    require(
+        layout.compression == "none",
+        f"parallel.compression {layout.compression} and parallel.local_steps {steps}: replicas send no gradients between "
+        "outer steps; try --parallel.compression none",
+    )
+    require(
+        not optim.ema_decay,
+        f"optim.ema_decay {optim.ema_decay} and parallel.local_steps {steps}: the average would be of one replica's "
+        "weights; try --optim.ema_decay 0",
+    )
+    require(
+        memory.parameters == "device",
+        f"memory.parameters {memory.parameters} and parallel.local_steps {steps}: the shared weights are on the "
+        "device, like the replica's; try --memory.parameters device",
+    )
+    require(
+        not norms,
+        f"profile.norms {norms} and parallel.local_steps {steps}: each replica has norms of its own; "
+        "try --profile.norms 0",
+    )
+
+
+def _smaller_group(dp: int) -> int:
+    return max((n for n in range(1, dp) if dp % n == 0), default=1)
+
+
+def _check_outer_optimizer(optim: OptimConfig) -> None:
+    """Without local steps there is no outer optimizer."""
+    for name in ("outer_lr", "outer_momentum"):
+        given, default = getattr(optim, name), getattr(OptimConfig, name)
+        require(
+            given == default,
+            f"optim.{name} is {given}, and parallel.local_steps 0: there is no outer optimizer; "
+            f"try --parallel.local_steps 50, or leave --optim.{name} out",
+        )

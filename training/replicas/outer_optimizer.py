@@ -1,0 +1,97 @@
+"""The outer optimizer of local steps: SGD with Nesterov's momentum on what the replicas' own steps changed (DiLoCo).
+
+Douillard et al. 2023 (arXiv 2311.08105), algorithm 1. All replicas hold the same shared weights S and momentum M. Each
+takes H steps of its own from S to its weights W_r; of R replicas the outer gradient is D = sum over r of (S - W_r) / R,
+
+    M = outer_momentum M + D,    S = S - outer_lr (D + outer_momentum M),    W_r = S.
+
+D is all that replicas send one another: as many bytes as gradients have, once in H steps.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.sharding.axis import Axis
+from training.sharding.sharded_parameter import ShardedParameter
+
+MOMENTUM = "outer_momentum"  # its name among a parameter's states in checkpoints
+BUCKET_BYTES = 25 << 20  # of one all-reduce
+Mean = Callable[[list[Tensor]], None]
+"""Replaces each of the tensors by its mean over the replicas, in place."""
+
+
+class OuterOptimizer:
+    """Shared weights and momentum of the shards that this rank updates: two more copies of them, in their dtype.
+
+    `params`: one of each name. `mean` averages over the replicas; every rank calls `step` at the same time.
+    """
+
+    def __init__(self, params: Sequence[ShardedParameter], lr: float, momentum: float, mean: Mean) -> None:
+        self.params, self.lr, self.momentum, self._mean = list(params), lr, momentum, mean
+        self.shared = {param.name: param.local.detach().clone() for param in self.params}
+        self.momenta = {name: torch.zeros_like(shared) for name, shared in self.shared.items()}
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin with the weights of now as shared ones, and no momentum: all replicas have the same."""
+        for param in self.params:
+            self.shared[param.name].copy_(param.local)
+            self.momenta[param.name].zero_()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Average what the replicas' steps changed, update the shared weights, and give them to this replica."""
+        for bucket in _buckets(self.params):
+            gradients = [self.shared[p.name] - p.local for p in bucket]
+            self._mean(gradients)
+            for param, gradient in zip(bucket, gradients, strict=True):
+                shared, momentum = self.shared[param.name], self.momenta[param.name]
+                momentum.mul_(self.momentum).add_(gradient)
+                shared.sub_(gradient.add_(momentum, alpha=self.momentum), alpha=self.lr)
+                param.local.copy_(shared)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange this replica's weights and the shared ones, one parameter at a time."""
+        for param in self.params:
+            shared, kept = self.shared[param.name], param.local.detach().clone()
+            param.local.copy_(shared)
+            shared.copy_(kept)
+
+
+def mean_over(axis: Axis) -> Mean:
+    """The mean over the ranks along `axis`, by an all-reduce of all the tensors as one."""
+
+    def mean(tensors: list[Tensor]) -> None:
+        if axis.size == 1:
+            return
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        dist.all_reduce(flat, group=axis.group)
+        flat.div_(axis.size)
+        for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(values.view_as(tensor))
+
+    return mean
+
+
+def _buckets(params: Sequence[ShardedParameter]) -> Iterator[list[ShardedParameter]]:
+    """The parameters, in buckets of up to BUCKET_BYTES; a larger one is alone.
+
+    Those that other ranks of a replica hold, too, are apart from the others: in buckets of the same lengths on all
+    these ranks, an all-reduce adds each of their elements in the same order, and copies stay equal bit for bit.
+    """
+    ordered = sorted(params, key=lambda param: param.placement.replicated)
+    for _, alike in groupby(ordered, key=lambda param: (param.placement.replicated, param.local.dtype)):
+        bucket: list[ShardedParameter] = []
+        size = 0
+        for param in alike:
+            if bucket and size + param.local.nbytes > BUCKET_BYTES:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(param)
+            size += param.local.nbytes
+        yield bucket

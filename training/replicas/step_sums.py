@@ -1,0 +1,47 @@
+"""StepSums: what all ranks have to know of a step before its update, by one all-reduce of a few numbers."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from training.distributed.mesh import World
+from training.replicas.replicas import Replicas
+
+
+class StepSums(NamedTuple):
+    """Of one step, equal on all ranks but for `own_norm`.
+
+    `loss` and `z_loss`: means over the global batch, nats/token; `z_loss` is None if there is none. `grad_norm`: the
+    gradient's 2-norm; of several replicas the root of their mean square. `own_norm`: that of this rank's replica.
+    `stop`: a rank was asked to stop.
+    """
+
+    loss: float
+    grad_norm: float
+    own_norm: float
+    stop: bool
+    z_loss: float | None
+
+    @classmethod
+    def of(
+        cls, world: World, replicas: Replicas, targets: int, loss_scale: float, loss: Tensor, squares: Tensor,
+        stop_signal: int, z_loss: Tensor | None,
+    ) -> "StepSums":  # fmt: skip
+        """Sum this rank's terms of the loss, the squared gradient norm and the z-loss, 0-d; collective.
+
+        `targets` of the global batch; gradients are `loss_scale` times those of the loss.
+        """
+        of_replicas = squares.new_zeros(replicas.count)
+        of_replicas[replicas.rank] = squares
+        local = [loss.double(), torch.full_like(squares, stop_signal), *([] if z_loss is None else [z_loss.double()])]
+        total, stop, *rest = world.all_reduce(torch.cat([torch.stack(local), of_replicas])).tolist()
+        squared = rest[-replicas.count :]
+        return cls(
+            loss=total / targets,
+            grad_norm=math.sqrt(sum(squared) / len(squared)) / loss_scale,
+            own_norm=math.sqrt(squared[replicas.rank]) / loss_scale,
+            stop=stop > 0,
+            z_loss=None if z_loss is None else rest[0] / targets,
+        )
