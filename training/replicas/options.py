@@ -33,8 +33,8 @@ def check_local_steps(layout: ParallelConfig, optim: OptimConfig, memory: Memory
     )
     require(
         layout.compression == "none",
-        f"parallel.compression {layout.compression} and parallel.local_steps {steps}: replicas send no gradients between "
-        "outer steps; try --parallel.compression none",
+        f"parallel.compression {layout.compression} and parallel.local_steps {steps}: replicas send no gradients "
+        "between outer steps; try --parallel.compression none",
     )
     require(
         not optim.ema_decay,
