@@ -32,7 +32,7 @@ STEP = [  # what happens, by which function, what comes out, colour
     ("Norm, output matrix and loss, fused", "Head.loss", "summed loss in nats (1)", MODEL),
     ("Gradients, summed over replicas", "GradReducer.backward_pass", "gradients of this rank's shards", RANKS),
     ("Other sums: tied, sequence parallel", "RemainingSums.run", "gradients of this rank's shards", RANKS),
-    ("Loss, norm and stop: one all-reduce", "Trainer._all_reduce_metrics", "mean loss, gradient norm", RANKS),
+    ("Loss, norm and stop: one all-reduce", "StepSums.of", "mean loss, gradient norm", RANKS),
     ("Skip a bad step, else clip gradients", "Stability.accepts", "the step counts, or not", UPDATE),
     ("Update of the float32 shards", "AdamW.step", "master weights", UPDATE),
     ("Cast, all-gather with ZeRO-1 and 2", "ParallelModel.start_publishing", "weights in the compute dtype", UPDATE),

@@ -261,7 +261,7 @@ def traffic_of(config: TrainConfig) -> tuple[dict[tuple[str, str], Volume], int]
         (2, {"parallel": ParallelConfig(local_steps=-1)}, "parallel.local_steps is -1"),
         (2, {"parallel": ParallelConfig(local_steps=H, zero=1)}, "zero 1 shards over all 2 .* --parallel.zero_group 1"),
         (4, {"parallel": ParallelConfig(local_steps=H, cp=2)}, "cp 2 without ZeRO .* --parallel.zero 1"),
-        (2, {"parallel": ParallelConfig(local_steps=H, compression="int8")}, "compression int8 and parallel.local_steps"),
+        (2, {"parallel": ParallelConfig(local_steps=H, compression="int8")}, "compression int8 and parallel.local"),
         (2, {"optim": OptimConfig(steps=6, ema_decay=0.9)}, "ema_decay 0.9 and parallel.local_steps 3"),
         (2, {"memory": MemoryConfig("none", "cpu", "cpu"), "parallel": APART}, "memory.parameters cpu and"),
         (2, {"profile": ProfileConfig(norms=1)}, "profile.norms 1 and parallel.local_steps 3"),
