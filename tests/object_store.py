@@ -75,7 +75,7 @@ def object_store() -> Iterator[Store]:
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    store = Store(werkzeug_app.DomainDispatcherApplication(werkzeug_app.create_backend_app))
+    store = Store(werkzeug_app.create_backend_app("s3"))  # moto's dispatcher looks through its folders at each request
     server = make_server("127.0.0.1", 0, store, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     store.url = f"http://127.0.0.1:{server.port}"

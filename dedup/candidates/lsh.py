@@ -120,8 +120,9 @@ def _unite_buckets(digests: np.ndarray, documents: np.ndarray, bits: np.uint64, 
     ends = np.zeros((1 << np.int64(bits)) + 1, np.int64)
     for digest in digests:
         ends[(digest >> shift) + np.uint64(1)] += 1
-    largest = np.max(ends)
+    largest = 0  # by the loop: numba's np.max imports scipy into every process that reads this kernel
     for partition in range(1, len(ends)):
+        largest = max(largest, ends[partition])
         ends[partition] += ends[partition - 1]
     keys, owners = np.empty_like(digests), np.empty_like(documents)
     for i in range(len(digests)):

@@ -3,6 +3,8 @@
 import sys
 from types import TracebackType
 
+import pyarrow
+
 
 def _print_unless_driver_died(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
     """An exception hook: the pipe from which a new worker reads what it is to do ends too early if its driver died."""
@@ -10,4 +12,5 @@ def _print_unless_driver_died(kind: type[BaseException], error: BaseException, a
         sys.__excepthook__(kind, error, at)
 
 
+pyarrow.scalar(0)  # with its first value it imports pandas, where that is installed: here once, not in each worker
 sys.excepthook = _print_unless_driver_died
