@@ -70,7 +70,7 @@ class EvaluateConfig:
     overlap, and every token but the first seq_len ones is predicted from seq_len - stride tokens or more; the time
     grows as seq_len / stride. 0: seq_len, no overlap."""
     micro_batch_size: int = 8
-    """Sequences computed together on each replica."""
+    """Sequences computed together on each replica; parallel.micro_batches divides steps of training."""
     sequences: int = 0
     """Sequences of each folder to evaluate, from the first; 0: all."""
     weights: dict[str, float] = field(default_factory=dict)
@@ -94,6 +94,11 @@ class EvaluateConfig:
         check_ranges(self)
         check_ranges(self.parallel, "parallel.")
         self.eval.check()
+        require(
+            not self.parallel.micro_batches,
+            f"parallel.micro_batches is {self.parallel.micro_batches}, which divides a training step; try "
+            f"--micro_batch_size {self.micro_batch_size}, the sequences that are computed together",
+        )
         require(bool(self.tokens or self.text), "nothing to evaluate on: give folders of token shards, or --text FILE")
         require(
             bool(self.text) or not self.stride,

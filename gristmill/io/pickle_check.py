@@ -251,7 +251,7 @@ def _read_number(data: NDArray[np.uint8], at: int, width: int) -> int:
 
 @kernel
 def _is_set(name: NDArray[np.uint8]) -> bool:
+    is_same = True
     for i in range(len(_BUILTIN_SET)):  # numba's np.all imports scipy into every process that reads this kernel
-        if name[i] != _BUILTIN_SET[i]:
-            return False
-    return True
+        is_same &= name[i] == _BUILTIN_SET[i]
+    return is_same

@@ -154,6 +154,7 @@ def test_bad_input_is_refused_in_a_sentence(run: Path, data: Data, tmp_path: Pat
         (config_of(run), "nothing to evaluate on: give folders of token shards, or --text FILE"),
         (config_of(tmp_path, data["holdout"]), "wanted a checkpoint with record.json"),
         (config_of(run, other), "was made with tokenizer none.model .* and the checkpoint was trained with another"),
+        (config_of(run, parallel=ParallelConfig(micro_batches=2)), "micro_batches is 2, .*; try --micro_batch_size 8"),
         (config_of(run, data["holdout"], seq_len=32), "seq_len is 32, and the checkpoint's model has .* --seq_len 16"),
         (config_of(run, text=(tmp_path / "a",), weights={"said": 1.0}), "weights is given, and there are no TOKENS"),
         (config_of(run, text=(tmp_path / "a",), lengths=(9,)), "lengths is given, and .*leave --lengths out"),

@@ -2,6 +2,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -141,7 +142,7 @@ def test_a_run_of_an_earlier_release_resumes_under_the_new_names_of_its_options(
         text = path.read_text()
         for new, old in renamed.items():
             text = text.replace(f'"{new}"', f'"{old}"')
-        path.write_text(text)
+        path.write_text(re.sub(r',\s*"checksum": "\w*"', "", text))  # records had none then
     assert "clip" in (config.out_dir / "run.json").read_text() and "hidden" in record.read_text()
     other = replace(config, optim=replace(config.optim, max_grad_norm=7.0), model=replace(config.model, ffn_width=64))
     with pytest.raises(UsageError, match=r"model.ffn_width \(\d+ there, 64 now\); optim.max_grad_norm \(1.0"):

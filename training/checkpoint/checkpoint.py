@@ -26,7 +26,7 @@ from gristmill.config import INT64, Range
 from gristmill.errors import InputError, OutputError, UsageError, wrap_write_errors
 from gristmill.storage.local import PARTIAL, atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint_group import CheckpointGroup
-from training.checkpoint.record import RECORD, CheckpointRecord, verify_checkpoint
+from training.checkpoint.record import RECORD, CheckpointRecord, encode_record, verify_checkpoint
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import METADATA, ShardKey, assign_writers, held_shards, read_shards, write_shards
 from training.distributed.mesh import World
@@ -196,7 +196,7 @@ class CheckpointManager:
 
     def _commit(self, record: CheckpointRecord, temporary: Path, final: Path) -> None:
         """Rename a written checkpoint to its final name, then point `latest` to it; both are atomic."""
-        atomic_write_bytes(temporary / RECORD, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+        atomic_write_bytes(temporary / RECORD, encode_record(record))
         with wrap_write_errors(final):
             flush_to_disk(temporary)  # torch has flushed the files, this flushes the folder's entries
             if final.exists():  # damaged, and the run resumed from an earlier one

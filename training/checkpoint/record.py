@@ -1,5 +1,6 @@
 """Checkpoint record: record.json, which describes a checkpoint and verifies that it is intact."""
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -29,7 +30,8 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
     `step`: batches read. `updates`: optimizer steps taken; fewer than `step` where steps were skipped. `layout`:
     the parallel layout, for information only. `stability`: state of loss scaling and of the bad-step policy, finite
-    numbers by name. `unigram_loss` in nats/token. `files`: SHA-256 of each file by name.
+    numbers by name. `unigram_loss` in nats/token. `files`: SHA-256 of each file by name. `checksum`: SHA-256 of the
+    other fields, see `checksum_of`; empty in checkpoints of earlier releases.
     """
 
     step: Count
@@ -42,6 +44,19 @@ class CheckpointRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     tokenizer: TokenizerRecord
     files: dict[str, str] = {}
     version: int = VERSION
+    checksum: str = ""
+
+
+def encode_record(record: CheckpointRecord) -> bytes:
+    """The contents of record.json, with their checksum."""
+    fields = msgspec.to_builtins(record)
+    return msgspec.json.format(msgspec.json.encode({**fields, "checksum": checksum_of(fields)}), indent=2) + b"\n"
+
+
+def checksum_of(fields: Mapping[str, Any]) -> str:
+    """SHA-256 of a record's fields but `checksum`, as JSON without spaces and with sorted keys."""
+    others = {name: value for name, value in fields.items() if name != "checksum"}
+    return hashlib.sha256(msgspec.json.encode(others, order="sorted")).hexdigest()
 
 
 def verify_checkpoint(path: Path, group: CheckpointGroup) -> tuple[CheckpointRecord | None, str]:
@@ -64,6 +79,8 @@ def _read_record(path: Path) -> tuple[CheckpointRecord | None, str]:
         record = msgspec.convert(found, CheckpointRecord)
         record.model = {ModelConfig.RENAMED.get(key, key): value for key, value in record.model.items()}
         fault = next(_faults(record, path.name), "")
+        if not fault and record.checksum not in ("", checksum_of(found)):
+            fault = "its fields are not those that its checksum is of"
     except msgspec.ValidationError as error:
         fault = describe_fault(error)
     except (OSError, UnicodeDecodeError, RecursionError, msgspec.DecodeError) as error:

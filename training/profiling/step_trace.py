@@ -1,11 +1,13 @@
 """StepTrace: a trace of some steps by torch's profiler, and a snapshot of a GPU's memory."""
 
+import shutil
+import tempfile
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gristmill.errors import wrap_write_errors
+from gristmill.storage.local import atomic_write
 from training.profiling.profile_config import ProfileConfig
 
 FOLDER = "profile"
@@ -36,18 +38,20 @@ class StepTrace:
         self._profiler.start()
 
     def after(self, step: int) -> None:
-        """Write the trace if `step` is the last of the span. Raises OutputError where it cannot be written."""
+        """Write the trace, whole or not at all, if `step` is the last of the span. Raises OutputError if it cannot."""
         if self._profiler is None or (self.span is not None and step < self.span[1]):
             return
         profiler, self._profiler = self._profiler, None
         profiler.stop()
         name = f"steps-{self._first}-{step}.rank-{self.rank}"
-        with wrap_write_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(self.folder / f"{name}.json.gz"))
-            if self.device.type == "cuda":
-                torch.cuda.memory._dump_snapshot(str(self.folder / f"{name}.memory.pickle"))
-                torch.cuda.memory._record_memory_history(enabled=None)
+        with atomic_write(self.folder / f"{name}.json.gz") as file, tempfile.TemporaryDirectory() as scratch:
+            exported = f"{scratch}/trace.json.gz"  # torch compresses what has this ending
+            profiler.export_chrome_trace(exported)
+            shutil.copyfile(exported, file)
+        if self.device.type == "cuda":
+            with atomic_write(self.folder / f"{name}.memory.pickle") as file:
+                torch.cuda.memory._dump_snapshot(str(file))
+            torch.cuda.memory._record_memory_history(enabled=None)
 
     def close(self) -> None:
         """Stop a trace whose last step did not come, without writing it."""

@@ -90,6 +90,8 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, damage: 
         ({"model": []}, "model: expected object, got array"),
         ({"files": {}, "unigram_loss": True}, "unigram_loss: expected float, got bool"),
         ({"files": {".metadata": ...}}, "names no .metadata"),
+        ({"unigram_loss": 1.25}, "its fields are not those that its checksum is of"),
+        ({"model": {"rope_base": 10001.0}}, "its fields are not those that its checksum is of"),
     ],
     ids=str,
 )

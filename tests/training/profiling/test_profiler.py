@@ -116,6 +116,21 @@ def test_a_trace_that_the_run_does_not_finish_is_not_written_and_one_that_is_ove
     assert "profile.steps 1:2: the run is at step 2, and traces none of them now" in capsys.readouterr().out
 
 
+def test_a_trace_that_is_interrupted_while_it_is_written_leaves_no_file(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = torch.profiler.profile.export_chrome_trace
+
+    def interrupted(self: torch.profiler.profile, path: str) -> None:
+        right(self, path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(replace(config, profile=ProfileConfig(steps="1:1")))
+    assert not list((config.out_dir / "profile").iterdir())
+
+
 @pytest.mark.gpu
 def test_a_gpu_has_a_snapshot_of_its_memory(config: TrainConfig) -> None:
     train(replace(config, device="cuda", profile=LOOK))
