@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megatron.core.datasets.indexed_dataset import IndexedDataset
-from megatron.core.datasets.utils import get_blend_from_list
 
 import preprocessing.tokenizer.shard_joining as shard_joining
 from gristmill.errors import InputError
@@ -84,6 +82,9 @@ def test_a_damaged_part_is_an_error_and_no_shard(tmp_path: Path) -> None:
 
 def test_megatron_takes_the_blend(tmp_path: Path) -> None:
     """As docs/slimpajama.md gives the option, from another folder."""
+    from megatron.core.datasets.indexed_dataset import IndexedDataset  # here: two seconds in each process of pytest
+    from megatron.core.datasets.utils import get_blend_from_list
+
     parts = write_parts(tmp_path)
     shards = [join(tmp_path, [part], tmp_path / shard_name(i)) for i, part in enumerate(parts)]
     written = Manifest(TokenizerRecord("tokenizer.model", "", 300, 2), "uint16", shards, {})
