@@ -1,6 +1,7 @@
 """Imported by the fork server alone: a worker whose driver is killed while it starts the worker ends without a word."""
 
 import sys
+from contextlib import suppress
 from types import TracebackType
 
 import pyarrow
@@ -12,5 +13,6 @@ def _print_unless_driver_died(kind: type[BaseException], error: BaseException, a
         sys.__excepthook__(kind, error, at)
 
 
-pyarrow.scalar(0)  # with its first value it imports pandas, where that is installed: here once, not in each worker
+with suppress(Exception):  # of a pandas that is broken
+    pyarrow.scalar(0)  # with its first value it imports pandas, where that is installed: here once, not in each worker
 sys.excepthook = _print_unless_driver_died
