@@ -97,16 +97,16 @@ def make_corpus(root: Path, size: int) -> None:
     """Write a corpus whose longest lines have `size` bytes."""
     chance = random.Random(size)
     for number in range(2):  # for two workers at the same time
-        _write(root / f"long/{number}.jsonl", [words(chance, size), words(chance, size // 2), words(chance, 500)])
-        _write(root / f"accents/{number}.jsonl", ["\U0001f600 e\u0301 " + words(chance, size // 4)])
-        _write(root / f"escapes/{number}.jsonl", ["\u4e2d" * (size // 12), words(chance, 500)], ascii=True)
-        _write(root / f"packed/{number}.jsonl.zst", [f"{chance.random()} " * (size // 20), "b" * (size // 2)])
-        _write(root / f"packed/{number}.jsonl.gz", (f"{n} {chance.random()} " * 500 for n in range(size // 5000)))
-        _write_table(root / f"table/plain{number}.parquet", [words(chance, 20_000) for _ in range(size // 20_000 + 1)])
+        write_lines(root / f"long/{number}.jsonl", [words(chance, size), words(chance, size // 2), words(chance, 500)])
+        write_lines(root / f"accents/{number}.jsonl", ["\U0001f600 e\u0301 " + words(chance, size // 4)])
+        write_lines(root / f"escapes/{number}.jsonl", ["\u4e2d" * (size // 12), words(chance, 500)], ascii=True)
+        write_lines(root / f"packed/{number}.jsonl.zst", [f"{chance.random()} " * (size // 20), "b" * (size // 2)])
+        write_lines(root / f"packed/{number}.jsonl.gz", (f"{n} {chance.random()} " * 500 for n in range(size // 5000)))
+        write_table(root / f"table/plain{number}.parquet", [words(chance, 20_000) for _ in range(size // 20_000 + 1)])
         values = [words(chance, size // 32) for _ in range(8)]
-        _write_table(root / f"table/repeated{number}.parquet", [values[n % 8] for n in range(100)])
+        write_table(root / f"table/repeated{number}.parquet", [values[n % 8] for n in range(100)])
     for number in range(300):
-        _write(root / f"many/{number:04}.jsonl", [words(chance, 300 + n * 10) for n in range(20)])
+        write_lines(root / f"many/{number:04}.jsonl", [words(chance, 300 + n * 10) for n in range(20)])
 
 
 def words(chance: random.Random, size: int) -> str:
@@ -115,14 +115,16 @@ def words(chance: random.Random, size: int) -> str:
     return f"{chance.random()} " + (block * (size // len(block) + 1))[:size]
 
 
-def _write(path: Path, texts: Iterator[str] | list[str], ascii: bool = False) -> None:
+def write_lines(path: Path, texts: Iterator[str] | list[str], ascii: bool = False) -> None:
+    """Write texts as JSON lines, compressed as the name says; `ascii`: other characters escaped."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps({"text": text, "id": n}, ensure_ascii=ascii) + "\n" for n, text in enumerate(texts))
     wrap = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
     path.write_bytes(wrap(lines.encode()))
 
 
-def _write_table(path: Path, texts: list[str]) -> None:
+def write_table(path: Path, texts: list[str]) -> None:
+    """Write texts as one row group of a Parquet file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({"text": texts, "id": range(len(texts))})
     pa.parquet.write_table(table, path, row_group_size=len(texts), dictionary_pagesize_limit=1 << 30)

@@ -79,11 +79,12 @@ def signatures(texts: Sequence[str], sketch: Sketch = Sketch()) -> tuple[NDArray
     """
     values = np.full((len(texts), sketch.permutations), EMPTY, np.uint32)
     shingles = np.zeros(len(texts), np.int64)
-    scratch = _scratch(sketch, 0)
+    is_fixed = _has_fixed_shingles(sketch) and all(text.isascii() for text in texts)
+    scratch = _scratch(sketch, 0, is_fixed)
     for packed, data, offsets in pack(texts):
         needed = form_size(int(np.max(np.diff(offsets))))
         if needed > len(scratch[0]):
-            scratch = _scratch(sketch, needed)
+            scratch = _scratch(sketch, needed, is_fixed)
         _sign_texts(data, offsets, *_parameters(sketch), *scratch, values[packed], shingles[packed])
     return values, shingles
 
@@ -95,10 +96,18 @@ def note_compilation(sketch: Sketch, quiet: bool = False) -> None:
     kernels.note_compilation(_sign_texts, *arguments, seconds=10, quiet=quiet)
 
 
-def _scratch(sketch: Sketch, size: int) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.uint32]]:
-    """`form`, `starts` and `hashes` of _sign_texts, for matching forms of `size` bytes."""
+def _has_fixed_shingles(sketch: Sketch) -> bool:
+    """Whether a shingle of an ASCII form begins at each byte, and has a length that the kernels hash at once."""
+    longest = ONE_BLOCK_BYTES if HASH_FAMILIES[sketch.hash].shingle_hash == SHA1 else MAX_BYTES
+    return sketch.unit == "character" and sketch.width <= longest
+
+
+def _scratch(
+    sketch: Sketch, size: int, is_fixed: bool = False
+) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.uint32]]:
+    """`form`, `starts` and `hashes` of _sign_texts, for forms of `size` bytes; no `starts` if shingles are fixed."""
     hashes = np.empty(size if HASH_FAMILIES[sketch.hash].scheme == FSS else _CHUNK, np.uint32)
-    return np.empty(size, np.uint8), np.empty(size, np.int32), hashes
+    return np.empty(size, np.uint8), np.empty(0 if is_fixed else size, np.int32), hashes
 
 
 def _parameters(sketch: Sketch) -> tuple[int, bool, bool | None, bool | None, bool | None, Coefficients, Coefficients]:

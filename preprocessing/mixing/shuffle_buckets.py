@@ -26,6 +26,7 @@ from preprocessing.mixing.line_buffer import LineBuffer
 SUFFIX = ".bucket"
 NOT_ELIGIBLE = 0xFFFFFFFFFFFFFFFF  # holdout number of a second or later copy, which is never held out
 _BUFFER_BYTES = 32 << 20  # of lines that a Scatter holds: where memory is short, in a file
+_BUFFER_SHARE = 16  # part of a worker's share of memory that these lines may take
 _BUFFER_ROWS = 1 << 16  # whose numbers a Scatter holds
 _FRAME_BYTES = 1 << 20  # of lines in a frame, about: a reader has one in memory
 _MEMORY_A_BYTE = 3  # bytes of memory for a byte of a line in a frame: the row, its frame, and that compressed
@@ -199,8 +200,8 @@ def open_scatter(
     `bucket_of` gives the bucket (n) of each of n rows; `write` gets a bucket, in ascending order, and rows for a frame.
     Lines that take too much of the worker's memory are in a temporary file in the folder of `output`.
     """
-    share = worker_share()
-    with closing(LineBuffer(output.parent, None if share is None else share // 4)) as lines:
+    share = worker_share()  # a record may take all of it, and a buffer of some share beside it would be too much
+    with closing(LineBuffer(output.parent, None if share is None else share // _BUFFER_SHARE)) as lines:
         scatter = Scatter(bucket_of, write, lines, output)
         yield scatter
         scatter.flush()
