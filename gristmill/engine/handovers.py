@@ -19,7 +19,7 @@ from gristmill.engine.tags import FileTags, KnownLedger, Written, writer_of
 from gristmill.errors import InputError, UsageError
 from gristmill.io.files import STATE_DIR
 from gristmill.io.formats.suffixes import CORPUS_SUFFIXES
-from gristmill.storage.files import hash_file, is_folder
+from gristmill.storage.files import file_info, hash_file, is_folder
 from gristmill.storage.names import name_of
 from gristmill.urls import folders_above
 
@@ -136,9 +136,14 @@ class History:
     def check_files(self, files: Iterable[Path]) -> list[KnownLedger]:
         """The ledgers of the stages by which the files were made, as far as they are known.
 
-        Raises InputError if one of these stages has not read what is there now.
+        Raises InputError if one of these stages has not read what is there now, or a file that it wrote is gone.
         """
-        written = ((path, self.tags.writer(name_of(path))) for path in files)
+        written = [(path, self.tags.writer(name_of(path))) for path in files]
+        for path, stage in ((path, it.known.stage) for path, it in written if it and file_info(path) is None):
+            raise InputError(
+                f"{path}, which {stage} wrote, is missing. Run {stage} again, which writes it anew, and then the same "
+                "command"
+            )
         found = (self._reject_outdated(path, [it.known]) for path, it in written if it)
         return list(dict.fromkeys(ledger for ledgers in found for ledger in ledgers))
 
