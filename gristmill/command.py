@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Annotated, Any, get_args, get_type_hints
@@ -29,6 +29,7 @@ from rich.text import Text
 
 from gristmill.config import reject_empty
 from gristmill.errors import FinishedElsewhere, GristmillError, OutputError, UsageError, wrap_write_errors
+from gristmill.process_end import on_sigterm
 from gristmill.urls import unknown_scheme_in
 
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # the marker in the metadata of a positional argument's type
@@ -110,12 +111,10 @@ def _discard_output() -> None:
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
     """Treat SIGTERM as Ctrl-C until the block ends, so that workers end first; yield the list of those received."""
-    received, process = list[int](), os.getpid()
+    received = list[int]()
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != process:  # one that was forked from this one, as multiprocessing does
-            os._exit(TERMINATED)
-        received.append(number)
+    def interrupt(frame: FrameType | None) -> None:
+        received.append(signal.SIGTERM)
         ctrl_c = signal.getsignal(signal.SIGINT)
         if not callable(ctrl_c):  # ignored, as a shell does for a script's background processes
             raise KeyboardInterrupt
@@ -124,13 +123,8 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
     is_ours = (
         threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     )
-    if is_ours:
-        signal.signal(signal.SIGTERM, interrupt)
-    try:
+    with on_sigterm(interrupt) if is_ours else nullcontext():
         yield received
-    finally:
-        if is_ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _resumable(what: str, exit_code: int) -> int:

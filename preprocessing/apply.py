@@ -21,8 +21,10 @@ from gristmill.errors import GristmillError, UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, DocKey, Document, paths_of
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.process_end import Terminated
 from gristmill.text import utf8_size
 from preprocessing.child_processes import ChildProcesses
+from preprocessing.process_settings import keep_settings
 from preprocessing.rewriting import plan_targets, rewrite_corpus
 from preprocessing.user_function import DocumentFunction, describe, load_function, version_of
 from preprocessing.user_values import record_line
@@ -72,7 +74,7 @@ def apply(
         column=text_column,
     ) as run:  # fmt: skip
         reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
-        return run.finish(rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments))
+        return run.finish(rewrite_corpus(run, "apply", files, targets, apply_to_slices, arguments, function))
 
 
 @leaves_out_damaged
@@ -84,7 +86,7 @@ def apply_to_slices(group: SliceGroup, outputs: tuple[Path, ...], function: str,
     for part, output in zip(group, outputs, strict=True):
         children = ChildProcesses(function)
         given = _GivenDocuments(part, read_documents(part, counts, Rejects(output)), children)
-        with open_jsonl_writer(output) as sink, children:
+        with open_jsonl_writer(output) as sink, keep_settings(), children:
             for document in _call(function, call, given):
                 before, size, line = _encode(function, document, given)
                 sink.write(line)
@@ -126,7 +128,7 @@ def _call(name: str, function: DocumentFunction, given: _GivenDocuments) -> Iter
         try:
             documents = documents or _iterate(name, function(given))
             document = next(documents, _END)
-        except (GristmillError, KeyboardInterrupt):
+        except (GristmillError, KeyboardInterrupt, Terminated):
             given.children.end_copy()
             raise
         except BaseException as error:  # also of sys.exit(), which would end the stage as if it were done

@@ -39,14 +39,18 @@ def rewrite_corpus(
     targets: Targets,
     function: Callable[..., Counts],
     arguments: dict[str, Any],
+    foreign: str = "",
 ) -> Counts:
     """Write the output file of each file; return the counts of all tasks.
 
     `function(group=…, outputs=…, **arguments)` is the task: it writes each slice of a group into its output.
+    `foreign`: see Task.
     """
     slices = cut_raw_corpus(run, files)
     pieces = [part for part in slices if is_piece(part)]
-    done = read_slices(run, step, slices, lambda groups: _slice_tasks(run, groups, targets, function, arguments))
+    done = read_slices(
+        run, step, slices, lambda groups: _slice_tasks(run, groups, targets, function, arguments, foreign)
+    )
     if pieces:
         run.step("join", _join_tasks(run, pieces, targets, done))
     return done.counts
@@ -58,12 +62,14 @@ def _slice_tasks(
     targets: Targets,
     function: Callable[..., Counts],
     arguments: dict[str, Any],
+    foreign: str,
 ) -> Iterator[Task]:
     """A task for each group of small files, and each piece of a large one, whose output is temporary."""
     for group in groups:
         outputs = tuple(_piece_path(run, part, targets) if is_piece(part) else targets[part.name] for part in group)
         size = sum(part.size for part in group)
-        yield Task(group[0].label, function, {"group": group, "outputs": outputs, **arguments}, outputs, size)
+        given = {"group": group, "outputs": outputs, **arguments}
+        yield Task(group[0].label, function, given, outputs, size, foreign=foreign)
 
 
 def _piece_path(run: StageRun, part: Slice, targets: Targets) -> Path:

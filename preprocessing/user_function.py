@@ -15,6 +15,7 @@ from types import CodeType, ModuleType
 
 from gristmill.errors import UsageError
 from gristmill.io.documents import Document
+from preprocessing.process_settings import keep_folder
 
 DocumentFunction = Callable[[Iterator[Document]], Iterable[Document]]
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -100,7 +101,7 @@ def _import(module: str, again: bool = False) -> ModuleType:
     importlib.invalidate_caches()
     sys.meta_path.insert(0, finder)
     try:
-        with _import_errors(module):
+        with _import_errors(module), keep_folder():
             return importlib.reload(before) if before else importlib.import_module(module)
     finally:
         sys.meta_path.remove(finder)

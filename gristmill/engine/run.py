@@ -212,7 +212,7 @@ class StageRun:
         common["budget"] = Budget.of(self.options.memory_bytes, min(self.options.processes, len(tasks)))
 
         def call(task: Task) -> Call:  # the inputs are as they were when the step was planned
-            return Call(run_task, common | {"task": task, **self._done.found(task)})
+            return Call(run_task, common | {"task": task, **self._done.found(task)}, task.foreign)
 
         self._done.note_sets(step, tasks)
         with progress_bar(f"{self.stage.name}: {step}", tasks, self.options.quiet) as advance:

@@ -76,6 +76,7 @@ class Task:
         size: Bytes that the task reads, for the progress bar.
         memory: Bytes that the function may use, passed to it as `memory`; it changes no output.
         notice: What to print before it runs, if it is slow.
+        foreign: Name of a user's function that it calls: it runs in a worker process, and is blamed if that dies.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Task:
     size: int = 0
     memory: int | None = None
     notice: str = ""
+    foreign: str = ""
 
     @cached_property
     def inputs(self) -> tuple[Path | FileSet, ...]:

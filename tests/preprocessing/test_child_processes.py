@@ -1,25 +1,29 @@
-"""A user's function that starts processes: those that end are its own affair, others are refused, and nothing hangs."""
+"""A user's function that starts or ends processes, or changes its own: nothing hangs, and errors name the function."""
 
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from gristmill.process_end import on_sigterm
 from gristmill.storage.lock import hold_worker_lock, stage_lock
 from tests.gristmill_cli.corpus import ROOT, write_records
 
 SCRIPT = """
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 from gristmill.engine.options import RunOptions
-from gristmill.errors import UsageError
+from gristmill.errors import GristmillError
 from preprocessing.apply import apply
 
 
@@ -69,12 +73,53 @@ def leaves_in_a_copy(documents):
     yield from documents
 
 
+def leaves_a_pool(documents):
+    pool = multiprocessing.get_context("fork").Pool(2)
+    yield from (d for d in documents if pool.map(length, [d.text]))
+
+
+def leaves_a_thread(documents):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    yield from documents
+
+
+def moves(documents):
+    os.chdir("/")
+    os.umask(0o777)
+    signal.alarm(600)
+    yield from documents
+
+
+def exits(documents):
+    next(documents)
+    os._exit(0)
+    yield
+
+
+def closes_files(documents):
+    os.closerange(3, 1000)
+    yield from documents
+
+
+def is_interrupted(documents):
+    next(documents)
+    signal.alarm(1)
+    time.sleep(600)
+    yield
+
+
+def terminates(documents):
+    next(documents)
+    signal.raise_signal(signal.SIGTERM)
+    yield
+
+
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         try:
             counts = apply(Path("in"), Path(name), f"starting:{name}", RunOptions(int(sys.argv[1]), quiet=True))
             print(name, counts.total("written").documents, flush=True)
-        except UsageError as error:
+        except GristmillError as error:
             print(name, error, flush=True)
 """
 
@@ -94,6 +139,33 @@ def test_processes_that_do_not_end_and_copies_of_the_task_are_refused(tmp_path: 
     assert left.startswith("leaves_a_process starting:leaves_a_process left 1 of its processes running")
     assert len(copies) == 3
     assert all("forked this process, and the copy read or yielded documents, too" in line for line in copies)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_what_a_function_leaves_behind_holds_nothing_up(tmp_path: Path, workers: str) -> None:
+    functions = ["leaves_a_pool", "moves", *["leaves_a_thread"] * (workers == "1")]
+    assert started(tmp_path, workers, *functions) == [f"{name} 4" for name in functions]
+    assert all(path.stat().st_mode & 0o400 for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_function_that_ends_its_process_is_named(tmp_path: Path, workers: str) -> None:
+    ends = {"exits": "exit code 0", "closes_files": "exit code 1", "is_interrupted": "SIGALRM", "terminates": "SIGTERM"}
+    said = started(tmp_path, workers, *ends)
+    assert [line.partition("):")[0] for line in said] == [
+        f"{name} a worker process died in starting:{name} ({how}" for name, how in ends.items()
+    ]
+
+
+def test_processes_forked_from_one_that_handles_sigterm_end_at_once() -> None:
+    """A handler in Python may never be called in a process that waits for a lock, as a Pool's do."""
+    with on_sigterm(lambda _: None):
+        if not (child := os.fork()):
+            time.sleep(60)
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)  # held back until the new process is ready for it
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 
 def started(folder: Path, workers: str, *functions: str) -> list[str]:

@@ -16,7 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gristmill.engine.executors.local import exit_with_parent, start_fork_server
+from gristmill.engine.executors.local import start_fork_server
+from gristmill.process_end import exit_with_parent
 from training.config import TrainConfig
 from training.distributed.hang_detection import report_failures
 from training.distributed.mesh import init_distributed

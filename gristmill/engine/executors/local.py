@@ -5,23 +5,23 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver
-from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
 import pyarrow
 
 from gristmill.engine.task import relocate
 from gristmill.errors import GristmillError, WorkerDied
+from gristmill.process_end import TERMINATED, Terminated, exit_in_time, exit_with_parent, how_ended, on_sigterm
 from gristmill.storage.files import hash_file
 from gristmill.storage.lock import hold_worker_lock
 
@@ -32,17 +32,21 @@ _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
 
 @dataclass(frozen=True)
 class Call:
-    """A module-level function and its arguments, which can be pickled for a worker process."""
+    """A module-level function and its arguments, which can be pickled for a worker process.
+
+    `foreign` is the name of a user's function that it calls, which may end its process.
+    """
 
     function: Callable[..., Any]
     arguments: dict[str, Any]
+    foreign: str = ""
 
     def __call__(self) -> Any:
         return self.function(**self.arguments)
 
     def with_absolute_paths(self) -> "Call":
         """The same call for a process with another working folder."""
-        return Call(self.function, relocate(self.arguments, Path.absolute))
+        return replace(self, arguments=relocate(self.arguments, Path.absolute))
 
 
 class Calls(Sequence[Call], Generic[_Item]):
@@ -78,7 +82,8 @@ class Executor(Protocol):
 class LocalExecutor:
     """Runs calls in this process (one worker, or one call), or in worker processes that live until the context ends.
 
-    `worker_lock` is the lock file of the stage (see lock.py), of which each worker holds a share.
+    Calls of a user's function run in worker processes, always. `worker_lock` is the lock file of the stage (see
+    lock.py), of which each worker holds a share.
     """
 
     retried = 0
@@ -87,6 +92,8 @@ class LocalExecutor:
         self.workers, self.worker_lock = workers, worker_lock
         self._pool: ProcessPoolExecutor | None = None
         self._others = set(multiprocessing.active_children())
+        self._started = set[BaseProcess]()  # workers, dead ones included
+        self._foreign = ""  # what they run, if it is a user's function
 
     def __enter__(self) -> Self:
         return self
@@ -106,7 +113,7 @@ class LocalExecutor:
         The first error cancels the calls not yet started and is raised unchanged. Raises WorkerDied if a
         worker process dies.
         """
-        if self.workers <= 1 or len(calls) <= 1:
+        if not (calls and calls[0].foreign) and (self.workers <= 1 or len(calls) <= 1):
             yield from ((position, call()) for position, call in enumerate(calls))
             return
         pending: dict[Future[Any], int] = {}
@@ -126,8 +133,12 @@ class LocalExecutor:
         with _delay_sigint(), _explain_start():  # a worker interrupted while it starts would print a traceback
             if self._pool is None:
                 self._pool = self._start(call)
+            self._foreign = call.foreign
             try:
-                return self._pool.submit(_run_in_worker, call)
+                future = self._pool.submit(_run_in_worker, call.with_absolute_paths() if call.foreign else call)
+                if len(self._started) < self.workers:
+                    self._started |= self._own_workers()
+                return future
             except (BrokenProcessPool, EOFError, ConnectionError) as error:
                 return _failed(error)
 
@@ -137,16 +148,13 @@ class LocalExecutor:
         Raises their errors, and WorkerDied if a worker process has died.
         """
         try:
-            for future in wait_for(pending, seconds, FIRST_COMPLETED).done:
+            for future in sorted(wait_for(pending, seconds, FIRST_COMPLETED).done, key=pending.__getitem__):
                 yield pending.pop(future), future.result()
         except (BrokenProcessPool, EOFError, ConnectionError) as error:  # a worker, or the fork server
             # The pool loses track of a worker that starts while another dies, and would wait for it forever.
             for worker in self._own_workers():
                 worker.kill()
-            raise WorkerDied(
-                "a worker process died: most often the machine ran out of memory. Try fewer --workers or a smaller "
-                "--memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
-            ) from error
+            raise WorkerDied(_describe_death(self._started, self._foreign)) from error
 
     def _start(self, call: Call) -> ProcessPoolExecutor:
         # A fork server: workers inherit none of this process's threads, and the modules are imported once.
@@ -154,7 +162,7 @@ class LocalExecutor:
         context = multiprocessing.get_context("forkserver")
         return ProcessPoolExecutor(self.workers, context, _start_worker, (self.worker_lock,))
 
-    def _own_workers(self) -> set[Any]:
+    def _own_workers(self) -> set[BaseProcess]:
         return set(multiprocessing.active_children()) - self._others
 
 
@@ -190,34 +198,43 @@ def _run_in_worker(call: Call) -> Any:
     At SIGTERM, which a scheduler sends to all processes, it ends its upload, removes temporary files, and exits.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, partial(_terminate, os.getpid()))
     try:
-        try:
-            return call()
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except _Terminated:
-        os._exit(128 + signal.SIGTERM)  # at once: an exception would be sent to a driver that may be gone
+        with on_sigterm(_terminate):
+            try:
+                return call()
+            finally:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except Terminated:
+        os._exit(TERMINATED)  # at once: an exception would be sent to a driver that may be gone
 
 
-class _Terminated(BaseException):
-    """SIGTERM was received."""
-
-
-def _terminate(worker: int, *_: object) -> None:
-    if os.getpid() != worker:  # a process that a user's function has forked: it may catch what is raised
-        os._exit(128 + signal.SIGTERM)
+def _terminate(_: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise _Terminated
+    raise Terminated
 
 
 def _start_worker(lock: Path | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pyarrow.set_cpu_count(1)  # there is a worker for every core
+    exit_in_time()
     exit_with_parent()
     if lock:
         hold_worker_lock(lock)
+
+
+def _describe_death(workers: Iterable[BaseProcess], foreign: str) -> str:
+    """Why a worker may have died: by how it ended, and whether it ran a user's function."""
+    how = how_ended(workers)
+    if foreign:
+        return (
+            f"a worker process died in {foreign} ({how}): a function must not end its process, as os._exit(), "
+            "os.closerange(), a signal, or a crash of a library in C does. Or the machine ran out of memory: then try "
+            "fewer --workers"
+        )
+    return (
+        f"a worker process died ({how}): most often the machine ran out of memory. Try fewer --workers or a smaller "
+        "--memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
+    )
 
 
 @contextmanager
@@ -262,15 +279,3 @@ def start_fork_server(modules: list[str]) -> None:
             for name, value in before.items():
                 del os.environ[name]
                 os.environ.update({name: value} if value is not None else {})
-
-
-def exit_with_parent() -> None:
-    """Exit this worker process when its parent is killed, so that it stops writing."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

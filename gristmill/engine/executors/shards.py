@@ -220,7 +220,7 @@ class ShardExecutor:
         window = self.local.workers + min(max(1, int(share.speed * self._poll)), _AHEAD)
         while len(pending) < window and (position := share.next()) is not None:
             call = own(calls[position])
-            pending[self.local.submit(Call(attempt, {"call": call}))] = position
+            pending[self.local.submit(Call(attempt, {"call": call}, call.foreign))] = position
             self._running[position] = str(call.arguments["task"].name)
             self.state.running = list(self._running.values())
 

@@ -19,6 +19,7 @@ import pytest
 
 from gristmill.budget import Budget
 from gristmill.engine import run as engine_run
+from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.staging import Scratch
 from gristmill.engine.records import DoneRecord, Ledger
 from gristmill.engine.task import Task, paths_read_by, relocate
@@ -136,6 +137,7 @@ def sandboxed(*roots: Path, plans: tuple[str, ...] = ()) -> Iterator[Sandbox]:
     with tempfile.TemporaryDirectory() as store, pytest.MonkeyPatch.context() as patched:
         sandbox = Sandbox(roots, Path(store), plans)
         patched.setattr(engine_run, "run_task", sandbox.run_task)
+        patched.setattr(engine_run, "Call", lambda function, arguments, foreign: Call(function, arguments))  # run here
         sys.addaudithook(sandbox.audit)
         with sandbox.watching():
             yield sandbox
