@@ -19,18 +19,19 @@ from gristmill.engine.options import OWN_OPTIONS, RunOptions
 from gristmill.errors import InputError, OutputError
 from gristmill.io.files import STATE_DIR
 from gristmill.io.token_manifest import Manifest
-from gristmill.storage.files import exists, is_file, is_folder, remove_files, resolved, write_file
+from gristmill.storage.files import exists, remove_files, resolved, write_file
 from gristmill.storage.local import remove_partial_files
 from gristmill.urls import is_remote, spell_urls
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
+from gristmill_cli.run_output import check_output
 from gristmill_cli.run_records import (
     choose_stages,
-    load_json,
     load_record,
     lost_output,
     plan_table,
+    recorded_sources,
     remove_record,
     save_record,
 )
@@ -47,17 +48,25 @@ def run(config: RunConfig) -> Funnel | None:
     Raises ConservationError if documents were lost between two stages, InputError if none is left, OutputError if
     `config.out` holds a run of another corpus, or a result was removed meanwhile, and any GristmillError of a stage.
     """
-    check_config(config)
-    _reject_foreign_files(config.out)
-    choose_stages(config, plan_stages(config))  # refuses a --from that cannot be, before the lock writes a file
+    check_run(config)  # before the lock writes a file
     start_fork_server([__name__, "preprocessing.tokenizer.encoder"])  # workers of all stages have their modules
     with open_workplace(config.run_options, config.out / STATE_DIR / "run.lock", work=_work_of(config)) as place:
         return _run_stages(config, replace(config.run_options, of_run=place))
 
 
+def check_run(config: RunConfig) -> None:
+    """Raise the error for which a run with this configuration would not begin its first stage; writes nothing."""
+    is_read = config.from_ in (None, "normalize_text") or exists(config.corpus)  # else it may have been removed
+    check_config(config, None if is_read else recorded_sources(config.out))
+    stages = plan_stages(config)
+    first, end = choose_stages(config, stages)
+    check_output(config, stages[first:end])
+
+
 def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     out, stages = config.out, plan_stages(config, options)
     first, end = choose_stages(config, stages)
+    check_output(config, stages[first:end])  # another process may have written there meanwhile
     _record_config(config)
     counts = {stage.name: record.counts for stage in stages[:first] if (record := load_record(out, stage))}
     for stage in stages[first:]:  # a later stage is done only after this run of those before it
@@ -105,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _run_and_print(arguments: list[str]) -> None:
     config, console = load_config(RunConfig, arguments, prog="gristmill run"), wide_console()
     if config.dry_run:
-        check_config(config)
+        check_run(config)
         console.print(plan_table(config, plan_stages(config)))
         return
     funnel = run(config)
@@ -146,42 +155,12 @@ def _work_of(config: RunConfig) -> Work:
     return Work("run", tuple(sorted(options)))
 
 
-def _reject_foreign_files(out: Path) -> None:
-    """Raise OutputError if `out` has files with the names of this command's own, and no run has worked there."""
-    recorded = load_json(out / RUN_FILE, dict[str, Any]) or {}
-    if is_folder(out / STATE_DIR) or {"corpus", "dedup"} <= recorded.keys():
-        return
-    for path in (out / RUN_FILE, out / FUNNEL_FILE):
-        if is_file(path):
-            raise OutputError(
-                f"{path} exists, and gristmill run did not write it: it would be overwritten. Give another --out, or "
-                "remove it"
-            )
-
-
 def _record_config(config: RunConfig) -> None:
-    """Write the configuration to the output folder.
-
-    Raises OutputError if it holds the run of another corpus, or one where other documents are filtered: with or
-    without a function of the user.
-    """
+    """Write the configuration to the output folder."""
     path = config.out / RUN_FILE
-    corpus = str(resolved(config.corpus))
-    if before := load_json(path, dict[str, Any]):
-        if before.get("corpus") != corpus and exists(Path(str(before.get("corpus")))):  # else it was moved
-            raise OutputError(
-                f"{config.out} holds a run of the corpus {before.get('corpus')}, not of {corpus}: give another --out, "
-                "or remove the folder"
-            )
-        applied = before.get("apply")
-        if bool(isinstance(applied, dict) and applied.get("function")) != bool(config.apply.function):
-            has = "with" if config.apply.function is None else "without"
-            raise OutputError(
-                f"{config.out} holds a run {has} an --apply.function: give another --out, or remove the folder"
-            )
     options = _options_of(config)
     options = {name: value for name, value in options.items() if name not in _NOT_RECORDED}
-    record = {**options, "corpus": corpus}
+    record = {**options, "corpus": str(resolved(config.corpus))}
     if not is_remote(path):
         remove_partial_files([path])  # of a run that was killed just here
     write_file(path, msgspec.json.format(msgspec.json.encode(record, enc_hook=str), indent=2) + b"\n")

@@ -25,17 +25,19 @@ from preprocessing.train_tokenizer import check_options
 from preprocessing.user_function import load_function
 
 
-def check_config(config: RunConfig) -> None:
+def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     """Raise the error of the first option that a stage would refuse; writes nothing.
 
-    Lists the corpus, for its sources, and reads the header of one signature shard of each index; reads no document.
+    Lists the corpus, for its `sources` if they are not given, and reads the header of one signature shard of each
+    index; reads no document.
     """
     _check_folders(config.corpus, config.out)
     config.run_options.check()
     check_seed(config.seed)
-    with _section("normalize"):
-        files = list_corpus(config.corpus, text_column=config.text_column, read_also=config.normalize.read_also)
-    sources = {file.source for file in files}
+    if sources is None:
+        with _section("normalize"):
+            files = list_corpus(config.corpus, text_column=config.text_column, read_also=config.normalize.read_also)
+        sources = {file.source for file in files}
     with _section("normalize"):
         if config.normalize.ftfy:
             check_ftfy()

@@ -15,8 +15,9 @@ from gristmill.engine.records import Ledger, OutputRecord
 from gristmill.engine.tags import FileTags
 from gristmill.errors import UsageError
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
-from gristmill.storage.files import is_file, read_file, remove_files, write_file
+from gristmill.storage.files import exists, is_file, read_file, remove_files, write_file
 from gristmill.storage.names import name_of
+from gristmill.urls import spell_urls
 from gristmill_cli.run_config import RunConfig
 from gristmill_cli.run_stages import PipelineStage
 
@@ -56,15 +57,25 @@ def _path(out: Path, stage: PipelineStage) -> Path:
     return out / STATE_DIR / "run" / f"{stage.name}.json"
 
 
-def _outputs(stage: PipelineStage) -> dict[str, OutputRecord]:
-    """The files that the stage wrote, by absolute path, as its own ledger says; none if that is gone."""
+def recorded_sources(out: Path) -> set[str] | None:
+    """The sources of the corpus of a run, if it was read; its folder may be gone."""
+    record = load_json(out / STATE_DIR / "run" / "normalize_text.json", StageRecord)
+    return {source for source, _, _ in record.counts.rows()} if record else None
+
+
+def _outputs(stage: PipelineStage, beside: Sequence[Path] = ()) -> dict[str, OutputRecord]:
+    """The files that the stage wrote, maybe those `beside` its file, as its own ledger says; none if that is gone.
+
+    By absolute path.
+    """
+    names = {name_of(path) for path in (stage.output, *beside)}
     is_file = bool(stage.output.suffix)
     folder = stage.output.parent if is_file else stage.output
     return {
         name: output
         for ledger in Ledger.all_in(folder / STATE_DIR)
         for name, output in ledger.outputs().items()
-        if (name == name_of(stage.output) if is_file else f"/{STATE_DIR}/" not in f"/{output.path}")
+        if (name in names if is_file else f"/{STATE_DIR}/" not in f"/{output.path}")
     }
 
 
@@ -74,21 +85,22 @@ def _written(stage: PipelineStage) -> str:
     return sha256("\n".join(sorted(found)).encode()).hexdigest() if found else ""
 
 
-def lost_output(out: Path, stage: PipelineStage) -> str:
+def lost_output(out: Path, stage: PipelineStage, is_needed: bool = False) -> str:
     """A file that is missing, or not as long as the stage wrote it, in words; '' if there is none.
 
-    What is a result of the run must be there. Of other stages a folder may have been removed as a whole, to save space:
-    the stages that read it say so.
+    What is a result of the run, or `is_needed`, must be there. Of other stages a folder may have been removed as a
+    whole, to save space.
     """
-    outputs, tags, top = _outputs(stage), FileTags(), name_of(out)
+    outputs, tags, top = _outputs(stage, stage.beside), FileTags(), name_of(out)
     found = {
         name: tags.listed(name) for name, it in outputs.items() if it.size >= 0 and not name.endswith(REJECTS_SUFFIX)
     }
-    if stage.is_result and not found:
+    is_needed |= stage.is_result
+    if is_needed and not found and (stage.is_result or not exists(stage.output)):
         return f"{stage.output}, and it is missing"
     kept = {_top_folder(name, top) for name, info in found.items() if info}
     for name, info in sorted(found.items()):
-        if info is None and (stage.is_result or _top_folder(name, top) in kept):
+        if info is None and (is_needed or _top_folder(name, top) in kept):
             return f"{name}, and it is missing"
         if info and info.size != outputs[name].size:
             return f"{name}, and it has {info.size} bytes instead of {outputs[name].size}"
@@ -126,6 +138,7 @@ def choose_stages(config: RunConfig, stages: Sequence[PipelineStage]) -> tuple[i
     end = names.index(config.until) + 1 if config.until else len(names)
     if first >= end:
         raise UsageError(f"--from {config.from_} --until {config.until}: wanted stages in the order of the run")
+    needed = _needed_by(stages[first:end])
     for stage in stages[:first]:
         record = load_record(config.out, stage)
         if record is None:
@@ -140,17 +153,22 @@ def choose_stages(config: RunConfig, stages: Sequence[PipelineStage]) -> tuple[i
                 f"--from {config.from_}: {stage.name} was run by itself since, and {stage.output} is not what this run "
                 f"made: give --from {stage.name}, which makes it again"
             )
-        if lost := lost_output(config.out, stage):
+        if lost := lost_output(config.out, stage, stage.name in needed):
             raise UsageError(
                 f"--from {config.from_}: {stage.name} wrote {lost}: give --from {stage.name}, which writes it again"
             )
     return first, end
 
 
+def _needed_by(stages: Sequence[PipelineStage]) -> set[str]:
+    return {name for stage in stages for name in stage.needs}
+
+
 def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
     """Table for --dry_run: each stage's output, settings and state. Raises UsageError as `choose_stages` does."""
     first, end = choose_stages(config, stages)
     table = Table("stage", "writes", "options", "state", title="plan; nothing was run or written", box=None)
+    needed = _needed_by(stages[first:end])
     is_current = True  # no stage so far is to run again
     for position, stage in enumerate(stages):
         record = load_record(config.out, stage)
@@ -161,7 +179,7 @@ def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
             state = "to run again: it was run by itself since"
         elif changed:
             state = f"to run again: {changed}"
-        elif lost := lost_output(config.out, stage):
+        elif lost := lost_output(config.out, stage, stage.name in needed):
             state = f"to run again: it wrote {lost}"
         else:
             state = "done; its inputs will be checked" if is_current else "to run again where its input changes"
@@ -169,5 +187,5 @@ def plan_table(config: RunConfig, stages: Sequence[PipelineStage]) -> Table:
         if not first <= position < end:
             state = "done, not checked" if position < first else "not in this run"
         settings = " ".join(f"{name}={value}" for name, value in stage.settings.items())
-        table.add_row(stage.name, Text(str(stage.output)), Text(settings), Text(state))
+        table.add_row(*(Text(spell_urls(text)) for text in (stage.name, str(stage.output), settings, state)))
     return table

@@ -35,7 +35,8 @@ class PipelineStage:
 
     It reads exactly the documents that the stage `reads` counted under `reason` (and as many bytes, if `sizes`). Of the
     documents that it counts under `keeps` there must be one; `hint` says what to try if there is none.
-    What it writes is read after the run if `is_result`.
+    It needs the outputs of the stages `needs`. Other files are `beside` the file `output`. What it writes is read after
+    the run if `is_result`.
     """
 
     name: str
@@ -48,6 +49,8 @@ class PipelineStage:
     keeps: str | None = None
     hint: str = ""
     is_result: bool = False
+    needs: tuple[str, ...] = ()
+    beside: tuple[Path, ...] = ()
 
 
 def plan_stages(config: RunConfig, options: RunOptions | None = None) -> list[PipelineStage]:
@@ -79,7 +82,7 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
                 "apply", lambda: apply(normalized, config.clean, function, text_column=column, options=options),
                 config.clean,
                 {"function": function, "code": _code_of(function)}, "normalize_text", keeps=WRITTEN,
-                hint=f"look at what {function} yields",
+                hint=f"look at what {function} yields", needs=("normalize_text",),
             )
         )  # fmt: skip
     stages.append(
@@ -90,6 +93,7 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
             ),
             short, {"threshold": threshold}, _cleaned_by(config), keeps=KEPT,
             hint=f"give longer documents, or a smaller --filter.threshold than {threshold}",
+            needs=(_cleaned_by(config),),
         )
     )  # fmt: skip
     return stages
@@ -141,18 +145,22 @@ def _find_duplicates(config: RunConfig, options: RunOptions) -> list[PipelineSta
         "generate_exact_pairs", lambda: generate_exact_pairs(
             clean, pairs, scope=spec.scope, text_column=config.text_column, options=options
         ),
-        pairs, {"scope": spec.scope}, _cleaned_by(config),
+        pairs, {"scope": spec.scope}, _cleaned_by(config), needs=(_cleaned_by(config),),
+        beside=(pairs.with_suffix(".parquet"),),
     )  # fmt: skip
     with_signature = None if spec.exact else "to_hash"  # with `exact`, copies are compared without a signature
+    copied = [exact.name] if spec.exact else []
     return [
         *([exact] if spec.exact else []),
-        PipelineStage("to_hash", sign, minhash, signed, _cleaned_by(config)),
+        PipelineStage("to_hash", sign, minhash, signed, _cleaned_by(config), needs=(_cleaned_by(config), *copied)),
         PipelineStage(
-            "generate_connected_components", cluster, clusters, compared, with_signature, SIGNED, sizes=False
+            "generate_connected_components", cluster, clusters, compared, with_signature, SIGNED, sizes=False,
+            needs=("to_hash", *copied),
         ),
         PipelineStage(
             "generate_duplicates_dict", remove, duplicates_path(config), chosen, "generate_connected_components",
             CLUSTERED, sizes=False,
+            needs=("generate_connected_components", "filter", *([_cleaned_by(config)] if spec.verify else [])),
         ),
     ]  # fmt: skip
 
@@ -175,15 +183,16 @@ def _mix(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
             out / "pass1",
             {"weights": spec.weights, "seed": config.mix_seed}, _cleaned_by(config), keeps=WRITTEN,
             hint="look at --mix.weights, --dedup.index and --filter.threshold",
+            needs=(_cleaned_by(config), "generate_duplicates_dict", "filter"),
         ),
         PipelineStage(
             "pass2", lambda: pass2(0, ALL_FILES, CHUNK, out / "pass1", train, holdout, spec.holdout, options), train,
-            {"holdout": spec.holdout}, "pass1", keeps=WRITTEN, hint=smaller,
+            {"holdout": spec.holdout}, "pass1", keeps=WRITTEN, hint=smaller, needs=("pass1",),
         ),
         PipelineStage(
             "dedup_train",
             lambda: dedup_train(CHUNK, train, holdout, deduped, text_column=config.text_column, options=options),
-            deduped, {}, "pass2", keeps=WRITTEN, hint=smaller,
+            deduped, {}, "pass2", keeps=WRITTEN, hint=smaller, needs=("pass2",),
         ),
     ]  # fmt: skip
 
@@ -207,13 +216,13 @@ def _tokenize(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
         )
 
     return [
-        PipelineStage("train_tokenizer", learn, model, settings, "dedup_train"),
+        PipelineStage("train_tokenizer", learn, model, settings, "dedup_train", needs=("dedup_train",)),
         PipelineStage(
             "tokenize_corpus", lambda: encode(train, TRAIN), tokens[TRAIN], {"shard_size": spec.shard_size},
-            reads="dedup_train", is_result=True,
+            reads="dedup_train", is_result=True, needs=("dedup_train", "train_tokenizer"),
         ),
         PipelineStage(
             "tokenize_holdout", lambda: encode(holdout, HELD_OUT), tokens[HELD_OUT], {"shard_size": spec.shard_size},
-            reads="pass2", reason=HELD_OUT, is_result=True,
+            reads="pass2", reason=HELD_OUT, is_result=True, needs=("pass2", "train_tokenizer"),
         ),
     ]  # fmt: skip

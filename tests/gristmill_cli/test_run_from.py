@@ -3,7 +3,7 @@
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +11,8 @@ import pytest
 
 from gristmill.counts import Counts
 from gristmill.errors import OutputError, UsageError
-from gristmill_cli.run import run
-from gristmill_cli.run_config import Apply, Filter, Mix, RunConfig, Tokenizer
+from gristmill_cli.run import main, run
+from gristmill_cli.run_config import Apply, Dedup, Filter, Mix, RunConfig, Tokenizer
 from gristmill_cli.run_records import choose_stages, plan_table
 from gristmill_cli.run_stages import PipelineStage, plan_stages
 from tests.gristmill_cli.corpus import documents, write_records
@@ -100,6 +100,9 @@ def moved_away(pattern: str, out: Path, folder: Path) -> Iterator[Path]:
         ("tokens/train", "tokenize_holdout", "tokenize_corpus"),
         ("normalized/book/b.jsonl", "train_tokenizer", "normalize_text"),
         ("holdout/**/*.jsonl*", "train_tokenizer", "pass2"),
+        ("dup/duplicates.parquet", "pass1", "generate_duplicates_dict"),
+        ("filtered.pickle", "pass1", "filter"),
+        ("pass1", "pass2", "pass1"),
     ],
 )
 def test_an_output_that_was_removed_is_noticed(
@@ -112,6 +115,58 @@ def test_an_output_that_was_removed_is_noticed(
         with pytest.raises(UsageError, match=wanted):
             run(config)
         assert planned(ended)[stage].startswith("to run again: ") and "missing" in planned(ended)[stage]
+
+
+def test_a_removed_file_beside_the_output_of_its_stage_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    write_records(tmp_path / "corpus/a.jsonl", list(documents("a", 20)))
+    config = RunConfig(tmp_path / "corpus", tmp_path / "out", workers=1, dedup=Dedup(exact=True))
+    run(replace(config, until="to_hash"))
+    with (
+        moved_away("dup/duplicate_pairs_exact.parquet", config.out, tmp_path),
+        pytest.raises(UsageError, match=r"generate_exact_pairs wrote .*exact\.parquet, and it is missing"),
+    ):
+        run(replace(config, from_="to_hash", until="to_hash"))
+
+
+def test_a_corpus_may_be_removed_once_it_was_read(ended: RunConfig, tmp_path: Path) -> None:
+    shutil.copytree(ended.out, tmp_path / "out")
+    with moved_away(ended.corpus.name, ended.corpus.parent, tmp_path):
+        run(replace(ended, from_="filter", until="pass2", out=tmp_path / "out"))
+        with pytest.raises(UsageError, match=r"\[mix\].*nowhere"):
+            run(replace(ended, from_="filter", mix=Mix(weights={"nowhere": 1.0})))
+        for first in (None, "normalize_text"):
+            with pytest.raises(UsageError, match="wanted a folder, and there is none of that name"):
+                run(replace(ended, from_=first))
+
+
+def test_a_dry_run_is_refused_where_a_run_is(
+    ended: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(ended.corpus, tmp_path / "other")
+    (tmp_path / "passes.py").write_text(FUNCTION.format(0))
+    for option, fault in (
+        (("--corpus", tmp_path / "other"), f"holds a run of the corpus {ended.corpus}, not of {tmp_path}/other"),
+        (("--corpus", ended.corpus, "--apply.function", "passes:keep"), "holds a run without an --apply.function"),
+    ):
+        for dry in ((), ("--dry_run",)):
+            with chdir(tmp_path), pytest.raises(SystemExit) as ended_with:
+                main(["--out", str(ended.out), *map(str, option), *dry])
+            assert ended_with.value.code == 1 and fault in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["filtered.pickle", "tokenizer/tokenizer.model", "tokens/train/mine.bin", "run.json"])
+def test_a_file_of_the_user_that_a_later_stage_would_refuse_is_refused_at_the_start(
+    ended: RunConfig, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    for dry in ((), ("--dry_run",)):
+        with pytest.raises(SystemExit):
+            main(["--corpus", str(ended.corpus), "--out", str(tmp_path / "out"), *dry])
+        assert f"{file} exists, and " in capsys.readouterr().err
+    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == [file]
 
 
 def test_an_output_of_another_size_is_noticed(ended: RunConfig, tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""The output folder of a run before its first stage: new, or that of an earlier run of the same corpus."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gristmill.engine.claims import real_paths
+from gristmill.engine.inputs.recorded import RUN_FILE
+from gristmill.engine.records import Ledger
+from gristmill.errors import OutputError
+from gristmill.io.files import STATE_DIR
+from gristmill.io.token_manifest import SHARD_SUFFIXES
+from gristmill.storage.files import exists, is_file, is_folder, resolved
+from gristmill.storage.names import absolute
+from gristmill.storage.walking import walk
+from gristmill.urls import is_remote
+from gristmill_cli.funnel import FUNNEL_FILE
+from gristmill_cli.run_config import RunConfig
+from gristmill_cli.run_records import load_json
+from gristmill_cli.run_stages import PipelineStage
+
+
+def check_output(config: RunConfig, stages: Sequence[PipelineStage]) -> None:
+    """Raise OutputError if a run would replace what it did not write, or mix two runs; writes nothing.
+
+    That is a run of another corpus, or one where other documents are filtered, with or without a function of the
+    user, or files of the user that have the names of this command's own, or of what `stages` write.
+    """
+    _reject_foreign_files(config.out)
+    _reject_other_run(config)
+    for stage in stages:
+        _reject_foreign_outputs(stage)
+
+
+def _reject_foreign_files(out: Path) -> None:
+    """Raise OutputError if `out` has files with the names of this command's own, and no run has worked there."""
+    recorded = load_json(out / RUN_FILE, dict[str, Any]) or {}
+    if is_folder(out / STATE_DIR) or {"corpus", "dedup"} <= recorded.keys():
+        return
+    for path in (out / RUN_FILE, out / FUNNEL_FILE):
+        if is_file(path):
+            raise OutputError(
+                f"{path} exists, and gristmill run did not write it: it would be overwritten. Give another --out, or "
+                "remove it"
+            )
+
+
+def _reject_other_run(config: RunConfig) -> None:
+    corpus, before = str(resolved(config.corpus)), load_json(config.out / RUN_FILE, dict[str, Any])
+    if not before:
+        return
+    if before.get("corpus") != corpus and exists(Path(str(before.get("corpus")))):  # else it was moved
+        raise OutputError(
+            f"{config.out} holds a run of the corpus {before.get('corpus')}, not of {corpus}: give another --out, or "
+            "remove the folder"
+        )
+    applied = before.get("apply")
+    if bool(isinstance(applied, dict) and applied.get("function")) != bool(config.apply.function):
+        has = "with" if config.apply.function is None else "without"
+        raise OutputError(
+            f"{config.out} holds a run {has} an --apply.function: give another --out, or remove the folder"
+        )
+
+
+def _reject_foreign_outputs(stage: PipelineStage) -> None:
+    """Raise OutputError if there is a file that the stage would write, or would not take, which no ledger names."""
+    folder = stage.output.parent if stage.output.suffix else stage.output
+    files = list(_files_of(stage))
+    ledgers = Ledger.all_in(folder / STATE_DIR) if files else []
+    if any(ledger.is_damaged for ledger in ledgers):
+        return  # the stage says what to do
+    known = real_paths(Path(name) for ledger in ledgers for name in ledger.outputs())
+    for path in (found for real, found in real_paths(map(absolute, files)).items() if real not in known):
+        raise OutputError(
+            f"{path} exists, and {stage.name} did not write it: it would be overwritten. Give another --out, or "
+            "remove it"
+        )
+
+
+def _files_of(stage: PipelineStage) -> Iterator[Path]:
+    """The files that a stage writes by name, and token shards on a disk, as far as they are there."""
+    if stage.output.suffix:
+        yield from filter(is_file, [stage.output, *stage.beside])
+    elif stage.is_result and not is_remote(stage.output):  # that would be listed
+        yield from (path for path in walk(stage.output) if path.name.endswith(SHARD_SUFFIXES))
