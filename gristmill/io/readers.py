@@ -1,5 +1,6 @@
 """Readers: the documents of a corpus or of a slice of a file; malformed records are counted and written to a file."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -17,7 +18,7 @@ from gristmill.io.formats.arrow_tables import damaged_table, ipc_batches, parque
 from gristmill.io.formats.arrow_values import records
 from gristmill.io.formats.cuts import ONE_SLICE, WHOLE, Cut, Ranges
 from gristmill.io.formats.json_fields import decode_string, parse_fields, reject_one_value
-from gristmill.io.formats.malformed import BadRecord, Malformed
+from gristmill.io.formats.malformed import BadRecord, Malformed, line_of
 from gristmill.io.formats.suffixes import LINE_FORMATS, READABLE, TABLE_FORMATS, parse_name
 from gristmill.io.formats.text_files import CsvError, read_csv
 from gristmill.io.lines import MAX_LINE_BYTES, CutLine, line_starts, read_lines, read_whole, without_mark
@@ -123,7 +124,7 @@ def read_corpus(
                 yield _to_document(record, DocKey(part.name, row), text_column)
             except Malformed as error:
                 if on_malformed == "raise":
-                    raise InputError(f"{part.path} line {row + 1} is malformed: {error}") from error
+                    raise InputError(f"{part.path} line {line_of(record, row)} is malformed: {error}") from error
 
 
 def _files_of(path: Path, text_column: str, read_also: Collection[str]) -> list[CorpusFile]:
@@ -159,7 +160,7 @@ def read_documents(
             raw, size = _what_is_left(record)
             counts.add(part.source, READ, size)
             counts.add(part.source, f"{MALFORMED}: {error.reason}", size)
-            counts.add_example(f"{part.path} line {row + 1}: {error}")
+            counts.add_example(f"{part.path} line {line_of(record, row)}: {error}")
             rejects.add(part.name, row, error.reason, raw)
         else:
             source = document.original_key.source if by_original_source else part.source
@@ -290,8 +291,8 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
 
 
 def _require_column(columns: list[str], part: Slice) -> None:
-    if columns.count(part.text_column) > 1:
-        raise InputError(f"{part.path} has several columns {part.text_column!r}: rename all but that of the text")
+    if twice := [name for name, number in Counter(columns).items() if number > 1]:
+        raise InputError(f"{part.path} has several columns {twice[0]!r}: rename all but one, or all but the text's")
     if part.text_column not in columns:
         raise InputError(
             f"{part.path} has no column {part.text_column!r}, only {', '.join(columns)}: "

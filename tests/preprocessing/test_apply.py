@@ -16,6 +16,7 @@ from tests.gristmill.engine.sandbox import sandboxed
 
 MODULE = """
     '''Filters of a user.'''
+    import dataclasses
     from gristmill.errors import InputError
 
 
@@ -133,6 +134,7 @@ MODULE = """
 
         for document in documents:
             document.fields["x"] = [float("-inf"), numpy.float32(0.5), numpy.arange(2), numpy.bool_(True), (1,)]
+            document.fields["y"] = [numpy.float32("nan"), {1: 2}]
             yield document
 
 
@@ -140,6 +142,37 @@ MODULE = """
         for document in documents:
             for _ in range(5000):
                 document.fields = {"text": document.text, "x": document.fields}
+            yield document
+
+
+    def nests_just_too_deeply(documents):
+        for document in documents:
+            document.fields["x"] = 1
+            for _ in range(512):
+                document.fields["x"] = [document.fields["x"]]
+            yield document
+
+
+    def has_equal_keys(documents):
+        for document in documents:
+            document.fields["x"] = [{1: "one", "1": "two"}]
+            yield document
+
+
+    def has_equal_names(documents):
+        for document in documents:
+            document.fields |= {2.0: "one", "2.0": "two"}
+            yield document
+
+
+    @dataclasses.dataclass
+    class Tags:
+        tags: set
+
+
+    def hides_a_set(documents):
+        for document in documents:
+            document.fields["x"] = Tags({"a", "b"})
             yield document
 
 
@@ -233,7 +266,7 @@ def test_the_text_may_be_in_another_column(tmp_path: Path, module: str, write, q
 
 def test_numbers_are_written_as_such(source: Path, tmp_path: Path, module: str, quiet: RunOptions) -> None:
     apply(source, tmp_path / "out", f"{module}:adds_numbers", quiet)
-    assert '"x":[-Infinity,0.5,[0,1],true,[1]]' in (tmp_path / "out/book/a.jsonl").read_text()
+    assert '"x":[-Infinity,0.5,[0,1],true,[1]],"y":[NaN,{"1":2}]' in (tmp_path / "out/book/a.jsonl").read_text()
 
 
 def test_a_function_that_ends_early_drops_the_rest(
@@ -254,7 +287,11 @@ def test_a_function_that_ends_early_drops_the_rest(
         ("strange", "book/a.jsonl@0 with a text of type NoneType"),
         ("sets_null", "book/a.jsonl@0 with a text of type NoneType: wanted str"),
         ("sets_both", "book/a.jsonl@0 with one text in `text` and another in fields\\['text'\\]"),
-        ("nests", "book/a.jsonl@0, which cannot be written as JSON"),
+        ("nests", "book/a.jsonl@0, which cannot be written as JSON: lists and dictionaries lie more than 512 deep"),
+        ("nests_just_too_deeply", "as JSON: lists and dictionaries lie more than 512 deep in one another"),
+        ("has_equal_keys", "as JSON: a dictionary has two keys that are '1' in JSON"),
+        ("has_equal_names", "as JSON: a dictionary has two keys that are '2.0' in JSON"),
+        ("hides_a_set", "as JSON: a set has no order of its own"),
         ("no_key", r"yielded a document after book/a\.jsonl@0 whose key or fields it replaced"),
         ("no_fields", r"yielded a document after book/a\.jsonl@0 whose key or fields it replaced"),
         ("no_text", r"whose key or fields it replaced, or of which it deleted a part"),

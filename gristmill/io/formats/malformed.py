@@ -12,8 +12,14 @@ class Malformed(Exception):
 
 
 class BadRecord(NamedTuple):
-    """A record that cannot be read: why, the beginning of its bytes, and their number."""
+    """A record that cannot be read: why, the beginning of its bytes, their number, and its line."""
 
     reason: str
     raw: bytes
     size: int
+    line: int | None = None
+
+
+def line_of(record: object, row: int) -> int:
+    """The line of a record in its file, counted from 1; of a table, its row."""
+    return (record.line if isinstance(record, BadRecord) else None) or row + 1

@@ -4,6 +4,7 @@ import csv
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import Any
 
 from gristmill.io.formats.malformed import BadRecord
 
@@ -29,10 +30,22 @@ def read_csv(lines: Iterable[bytes], delimiter: str) -> tuple[list[str], Iterato
     columns = next(rows, [])
     if not _is_unicode("".join(columns)):
         raise CsvError("its header is not UTF-8")
-    return columns, (_record(columns, row, delimiter) for row in rows if row)
+    return columns, _records(columns, rows, delimiter)
 
 
-def _record(columns: list[str], row: list[str], delimiter: str) -> dict[str, str] | BadRecord:
+def _records(columns: list[str], rows: Any, delimiter: str) -> Iterator[dict[str, str] | BadRecord]:
+    """The records of a csv.reader after the header, each with the line in which it begins."""
+    line = rows.line_num + 1
+    try:
+        for row in rows:
+            if row:
+                yield _record(columns, row, delimiter, line)
+            line = rows.line_num + 1
+    except CsvError as error:
+        raise CsvError(f"{error}, in the record that begins in line {line:,}") from error
+
+
+def _record(columns: list[str], row: list[str], delimiter: str, line: int) -> dict[str, str] | BadRecord:
     text = delimiter.join(row)
     size = len(text.encode(errors="surrogateescape"))
     if len(row) != len(columns):
@@ -41,7 +54,7 @@ def _record(columns: list[str], row: list[str], delimiter: str) -> dict[str, str
         return dict(zip(columns, row, strict=True))
     else:
         reason = "invalid UTF-8"
-    return BadRecord(reason, text[:_KEPT].encode(errors="surrogateescape"), size)
+    return BadRecord(reason, text[:_KEPT].encode(errors="surrogateescape"), size, line)
 
 
 def _is_unicode(text: str) -> bool:

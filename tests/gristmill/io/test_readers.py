@@ -124,6 +124,27 @@ def test_a_table_with_two_columns_of_the_text_is_an_error(tmp_path: Path) -> Non
             next(read_corpus(path))
 
 
+def test_a_table_with_two_columns_of_one_name_is_an_error(tmp_path: Path) -> None:
+    """A record has one value of a name: the others would be lost."""
+    two = pa.table([pa.array(["a"]), pa.array([1]), pa.array([2])], names=["text", "n", "n"])
+    pa.parquet.write_table(two, tmp_path / "a.parquet")
+    with pa.ipc.new_file(tmp_path / "b.arrow", two.schema) as writer:
+        writer.write_table(two)
+    (tmp_path / "c.csv").write_text("text,n,n\na,1,2\n")
+    for path in tmp_path.iterdir():
+        with pytest.raises(InputError, match=rf"{path.name} has several columns 'n': rename all but one"):
+            next(read_corpus(path))
+
+
+def test_the_line_of_a_malformed_row_of_a_csv_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "a.csv", b"text,n", b'"one', b'two",1', b"", b"three")
+    with pytest.raises(InputError, match=r"a.csv line 5 is malformed: fewer values than columns"):
+        list(read_corpus(tmp_path / "a.csv"))
+    write(tmp_path, "a.csv", b"text,n", b'"one', b'two",1', b'"three', b"four,2")
+    with pytest.raises(InputError, match=r"after record 1 \(.*, in the record that begins in line 4\)"):
+        list(read_corpus(tmp_path / "a.csv"))
+
+
 def test_invalid_utf8_beside_a_text_that_looks_like_a_record_is_malformed(tmp_path: Path) -> None:
     bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
     (tmp_path / "in").mkdir()
@@ -172,7 +193,7 @@ def test_text_and_csv_files_are_read_if_asked_for(tmp_path: Path) -> None:
         ("c.tsv.gz@0", "x" * 200_000), ("e.jsonl@0", "a"),
     ]  # fmt: skip
     assert documents[1].to_json() == b'{"id":"1","text":"a, \\"b\\"\\nc"}\n'
-    with pytest.raises(InputError, match=r"b.csv line 2 is malformed: fewer values than columns"):
+    with pytest.raises(InputError, match=r"b.csv line 5 is malformed: fewer values than columns"):
         list(read_corpus(tmp_path / "b.csv"))
     with pytest.raises(UsageError, match="--read_also md: wanted one of txt, csv, tsv"):
         list(read_corpus(tmp_path, read_also=("md",)))
