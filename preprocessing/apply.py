@@ -47,8 +47,8 @@ def apply(
     The function is a generator: it takes an iterator over documents and yields documents, each at most once,
     changed (`document.text`, `document.fields`) or not; `document.value("field")` reads a field. It is called for each
     file, for each 64 MiB of a large one, in any order and in several processes: what it yields must depend on these
-    documents alone. Processes that it starts must end before it returns, or be daemons; use a multiprocessing.Pool in
-    a `with` block.
+    documents alone. Processes that it starts must end before it returns, or be daemons, as those of a
+    multiprocessing.Pool are; it must not end its own process.
 
     It runs again where the source of its module has changed. If what it does also depends on other modules or on
     data, give it a version, `keep_english.version = 2`, which then counts in place of the source.

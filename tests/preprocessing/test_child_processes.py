@@ -74,7 +74,7 @@ def leaves_in_a_copy(documents):
 
 
 def leaves_a_pool(documents):
-    pool = multiprocessing.get_context("fork").Pool(2)
+    pool = multiprocessing.Pool(2)
     yield from (d for d in documents if pool.map(length, [d.text]))
 
 

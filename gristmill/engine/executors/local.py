@@ -218,6 +218,7 @@ def _start_worker(lock: Path | None) -> None:
     pyarrow.set_cpu_count(1)  # there is a worker for every core
     exit_in_time()
     exit_with_parent()
+    multiprocessing.set_start_method(None, force=True)  # processes of a user's function start as in a script of theirs
     if lock:
         hold_worker_lock(lock)
 

@@ -52,7 +52,7 @@ class RayExecutor:
             if not pending:
                 return
             for done in ray.wait(list(pending), num_returns=1)[0]:
-                result, retried = _result(done)
+                result, retried = _result(done, calls[0].foreign)
                 self.retried += retried
                 yield pending.pop(done), result
 
@@ -92,8 +92,8 @@ def _check_room(memory: int) -> None:
         )
 
 
-def _result(reference: Any) -> tuple[Any, int]:
-    """The result of a task, and how often it was tried again.
+def _result(reference: Any, foreign: str) -> tuple[Any, int]:
+    """The result of a task, which may run a `foreign` function, and how often it was tried again.
 
     Raises its error as it was raised, and GristmillError for one of Ray's.
     """
@@ -103,9 +103,11 @@ def _result(reference: Any) -> tuple[Any, int]:
         raise error.cause if isinstance(error.cause, GristmillError) else GristmillError(str(error)) from error
     except RayError as error:
         first = str(error).strip().split("\n")[0]
+        where = f" in {foreign}, which must not end its process" if foreign else ""
         raise GristmillError(
-            f"Ray gave up a task after {_RETRIES} retries: {first}. If nodes ran out of memory, give a larger --memory "
-            "or fewer --workers, so that fewer tasks run at once; then run the same command again to go on"
+            f"Ray gave up a task{where} after {_RETRIES} retries: {first}. If nodes ran out of memory, give "
+            "a larger --memory or fewer --workers, so that fewer tasks run at once; then run the same command again to "
+            "go on"
         ) from error
     if isinstance(found, Failure):
         raise found.error()
