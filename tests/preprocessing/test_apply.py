@@ -12,7 +12,7 @@ import pytest
 from gristmill.engine.options import RunOptions
 from gristmill.errors import UsageError
 from preprocessing.apply import apply
-from tests.gristmill.engine.sandbox import sandboxed
+from tests.gristmill.engine.sandbox import run_here, sandboxed
 
 MODULE = """
     '''Filters of a user.'''
@@ -209,6 +209,12 @@ MODULE = """
         for document in documents:
             yield None
 """
+
+
+@pytest.fixture(autouse=True)
+def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers take their time to start; test_child_processes has them, and the command line below."""
+    run_here(monkeypatch)
 
 
 @pytest.fixture

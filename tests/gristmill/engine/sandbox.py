@@ -137,11 +137,16 @@ def sandboxed(*roots: Path, plans: tuple[str, ...] = ()) -> Iterator[Sandbox]:
     with tempfile.TemporaryDirectory() as store, pytest.MonkeyPatch.context() as patched:
         sandbox = Sandbox(roots, Path(store), plans)
         patched.setattr(engine_run, "run_task", sandbox.run_task)
-        patched.setattr(engine_run, "Call", lambda function, arguments, foreign: Call(function, arguments))  # run here
+        run_here(patched)
         sys.addaudithook(sandbox.audit)
         with sandbox.watching():
             yield sandbox
     assert not sandbox.opened, sandbox.opened
+
+
+def run_here(patched: pytest.MonkeyPatch) -> None:
+    """Let tasks of a user's function run as any other, in this process with workers=1."""
+    patched.setattr(engine_run, "Call", lambda function, arguments, foreign: Call(function, arguments))
 
 
 def _inside(folder: Path, path: Path) -> Path:
