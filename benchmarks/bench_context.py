@@ -1,13 +1,16 @@
-"""Benchmark: memory and time of a step on long sequences, in one process and with their tokens divided over several.
+"""Benchmark: memory and time of steps on long sequences, in one process and with their tokens divided over several.
 
     python benchmarks/bench_context.py --seq_len 65536
 
-Each row is a layout of a small Llama, in processes on the CPU. Kept: bytes that a rank's forward pass keeps for the
-backward pass, without parameters. Peak: the most bytes of tensors alive at any time of the step, on the rank with most.
+Each row is a layout of a small Llama, in processes on the CPU, which are trained on the same sequence for some steps:
+forward and backward pass, sum and norm of gradients, update by AdamW. Kept: bytes that a rank's forward pass keeps for
+the backward pass, without parameters. Peak: the most bytes of tensors alive at any time, on the rank with most.
 """
 
+import math
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,33 +28,40 @@ from gristmill.command import run_with_exit_code
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import build_world
 from training.distributed.rank_pool import RankPool
+from training.memory.memory_config import MemoryConfig
 from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.model.model_config import ModelConfig
+from training.optim.build_optimizer import build_optimizer
+from training.optim.optim_config import OptimConfig
+from training.optim.optimizer import Optimizer
+from training.parallel.gradients import scale_gradients, squared_grad_norm
+from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 
 MB = 1_000_000
 _VOCABULARY = 256
+_LEARNING_RATE = 1e-2
 
 
 @dataclass(frozen=True)
-class Step:
-    """A rank's measurements of a step: bytes, seconds, and its term of the summed loss in nats."""
+class Steps:
+    """A rank's measurements of some steps: bytes, seconds of one, and the loss of each, in nats a token."""
 
     kept: int
     peak: int
     seconds: float
-    loss: float
+    losses: list[float]
 
 
-def measure_step(config: ModelConfig, layout: ParallelConfig, seq_len: int) -> Step:
-    """Run the forward and backward pass of one sequence as a rank of a resolved layout."""
+def measure_steps(config: ModelConfig, layout: ParallelConfig, seq_len: int, count: int) -> Steps:
+    """Train `count` steps on one sequence as a rank of a resolved layout."""
     world = build_world(layout, torch.device("cpu"), timeout=1800.0)
     model = parallelize(meta_decoder(config), layout, world, seed=1)
     own = {p.untyped_storage()._cdata for part in model.parts for p in part.parameters()}
     kept: dict[int, int] = {}
 
-    def count(x: Tensor) -> Tensor:
+    def count_kept(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
         if storage._cdata not in own:
             kept[storage._cdata] = storage.nbytes()
@@ -59,20 +69,36 @@ def measure_step(config: ModelConfig, layout: ParallelConfig, seq_len: int) -> S
 
     tokens = torch.randint(_VOCABULARY, (1, seq_len + 1), generator=torch.Generator().manual_seed(1))
     batch = Batch(tokens[:, :-1], tokens[:, 1:], torch.zeros(1, dtype=torch.int64))
-    started = time.monotonic()
-    with LiveBytes() as live, saved_tensors_hooks(count, lambda x: x):
-        loss = float(model.forward_backward(batch, 1 / seq_len))
-    return Step(sum(kept.values()), live.peaks()["peak"], time.monotonic() - started, loss)
+    optimizer = build_optimizer(model.params, OptimConfig(), MemoryConfig(), world.rank)
+    started, losses = time.monotonic(), []
+    with LiveBytes() as live:
+        for step in range(count):
+            with nullcontext() if step else saved_tensors_hooks(count_kept, lambda x: x):
+                losses.append(_step(model, optimizer, batch, seq_len))
+    return Steps(sum(kept.values()), live.peaks()["peak"], (time.monotonic() - started) / count, losses)
 
 
-def measured(pool: RankPool, config: ModelConfig, asked: ParallelConfig, processes: int, seq_len: int) -> Step:
-    """The step of the rank with most bytes, and the loss of all of them."""
-    steps = pool.run(processes, measure_step, config, asked.resolve(processes, config, seq_len), seq_len)
-    return Step(
-        max(step.kept for step in steps),
-        max(step.peak for step in steps),
-        max(step.seconds for step in steps),
-        sum(step.loss for step in steps) / seq_len,
+def _step(model: ParallelModel, optimizer: Optimizer, batch: Batch, seq_len: int) -> float:
+    """A whole step, as the trainer takes it: gradients clipped to a norm of 1, then the update. Returns the loss."""
+    loss = model.forward_backward(batch, 1 / seq_len).double()
+    squares = squared_grad_norm(model.params, model.world.device)
+    total, square = model.world.all_reduce(torch.stack([loss, squares])).tolist()
+    scale_gradients(model.params, min(1.0, 1 / math.sqrt(square)))
+    optimizer.step(_LEARNING_RATE)
+    model.start_publishing()
+    optimizer.zero_grad()
+    return total / seq_len
+
+
+def measured(pool: RankPool, config: ModelConfig, asked: ParallelConfig, seq_len: int, count: int = 1) -> Steps:
+    """Steps by as many ranks as context parallelism takes: of the rank with most bytes, and of the slowest."""
+    layout = asked.resolve(asked.cp, config, seq_len)
+    ranks = pool.run(asked.cp, measure_steps, config, layout, seq_len, count)
+    return Steps(
+        max(each.kept for each in ranks),
+        max(each.peak for each in ranks),
+        max(each.seconds for each in ranks),
+        ranks[0].losses,
     )
 
 
@@ -89,26 +115,25 @@ def bench_context(
     layers: int = 2,
     width: int = 32,
     heads: int = 4,
+    steps: int = 1,
     timeout: float = 1800.0,
 ) -> str:
     """A row for one process and for each of `contexts`; `timeout`: seconds for a row."""
     config = small_model(seq_len, layers, width, heads)
-    layouts = {
-        "one process": (1, ParallelConfig()),
-        **{f"{each}, cp {processes}": (processes, ParallelConfig(cp=processes, context=each)) for each in contexts},
-    }
+    layouts = {"one process": ParallelConfig()}
+    layouts |= {f"{each}, cp {processes}": ParallelConfig(cp=processes, context=each) for each in contexts}
     rows, first = [], None
     with RankPool(processes, timeout=timeout, job_timeout=timeout) as pool:
-        for name, (count, layout) in layouts.items():
-            step = measured(pool, config, layout, count, seq_len)
-            first = first or step
-            shares = [
-                f"{each / MB:,.1f} ({each / of:.3f})" for each, of in ((step.kept, first.kept), (step.peak, first.peak))
-            ]
-            rows.append([name, *shares, f"{step.seconds:.1f}", f"{step.loss:.6f}"])
+        for name, layout in layouts.items():
+            found = measured(pool, config, layout, seq_len, steps)
+            first = first or found
+            pairs = (found.kept, first.kept), (found.peak, first.peak)
+            shares = [f"{each / MB:,.1f} ({each / whole:.3f})" for each, whole in pairs]
+            losses = ", ".join(f"{loss:.6f}" for loss in found.losses)
+            rows.append([name, *shares, f"{found.seconds:.1f}", losses])
             print(*rows[-1], file=sys.stderr, flush=True)
-    columns = ("layout", "kept MB (share)", "peak MB (share)", "s", "loss")
-    title = f"One step on {seq_len:,} tokens, {layers} layers of width {width}"
+    columns = ("layout", "kept MB (share)", "peak MB (share)", "s a step", "losses")
+    title = f"{steps} steps on {seq_len:,} tokens, {layers} layers of width {width}"
     return markdown(title, columns, rows, [])
 
 

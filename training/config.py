@@ -13,6 +13,7 @@ from gristmill.io.token_manifest import Manifest
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.data.batches import DataConfig
 from training.data.mix import TokenMix
+from training.distributed.context_layout import check_together
 from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig
 from training.distributed.torch_version import require_torch
 from training.kernels.precision import Precision
@@ -120,45 +121,15 @@ class TrainConfig:
             "inputs and weights together, and this schedule needs them separately; "
             "try --parallel.schedule interleaved-1f1b, or --compile false",
         )
-
         require(
             self.parallel.compression == "none" or self.precision != "fp16",
             f"parallel.compression {self.parallel.compression} and precision fp16: what is left out would be "
             "remembered at another scale of the loss; try --precision bf16, or --parallel.compression none",
         )
-        self._check_grid()
-        self._check_context()
+        check_together(self.parallel, self.memory.recompute, self.compile)
         if self.compile and self.precision == "fp64":
             reason = "before, compiled attention on a CPU takes float64 for float32"
             require_torch("2.13", "compile with precision fp64", reason, "--compile false, or --precision fp32")
-
-    def _check_grid(self) -> None:
-        """Raise UsageError for what does not go together with a grid of tensor-parallel ranks."""
-        tensor = self.parallel.tensor
-        require(
-            tensor == "1d" or not self.compile,
-            f"compile and parallel.tensor {tensor}: blocks whose products broadcast are not compiled yet; "
-            "try --compile false, or --parallel.tensor 1d",
-        )
-        require(
-            tensor == "1d" or self.memory.recompute != "selective",
-            f"memory.recompute selective and parallel.tensor {tensor}: it keeps the results of products, and on a grid "
-            "a product is several that are added up; try --memory.recompute full, or --parallel.tensor 1d",
-        )
-
-    def _check_context(self) -> None:
-        """Raise UsageError for what does not go together with context parallelism."""
-        cp, context = self.parallel.cp, self.parallel.context
-        require(
-            cp == 1 or not self.compile,
-            f"compile and parallel.cp {cp}: blocks whose attention is on several ranks are not compiled yet; "
-            "try --compile false, or --parallel.cp 1",
-        )
-        require(
-            cp == 1 or context != "ring" or self.memory.recompute != "selective",
-            "memory.recompute selective and parallel.context ring: it keeps the results of products, and those of a "
-            "ring are the scores of all tokens; try --memory.recompute full, or --parallel.cp 1",
-        )
 
     def identity(self, model: ModelConfig, train: TokenMix, holdout: Manifest) -> dict[str, Any]:
         """Options and data that determine the run's results, by option name; a run resumes only if all are equal.

@@ -20,12 +20,13 @@ from training.planner.cost.hardware import Cluster, Device, find_device
 from training.planner.cost.planned_run import GRISTMILL, MEGATRON, MEGATRON_DEEPSPEED, PlannedRun
 from training.planner.cost.step_time import step_time
 from training.planner.hardware_file import SUFFIX, check_name, read_hardware, write_hardware
+from training.planner.layouts.plan_request import PlanRequest
 from training.planner.nothing_fits import nothing_fits
 from training.planner.plan_config import configured_run, is_file, published_layout, published_request, read_request
 from training.planner.plan_report import about, as_record, choices_table, formulas, in_words, stage_costs
 from training.planner.published_runs import PublishedRun, find_published_run
 from training.planner.run_memory import run_memory
-from training.planner.search import Choice, PlanRequest, SearchResult, search
+from training.planner.search import Choice, SearchResult, search
 from training.planner.shrink import shrunk_config
 from training.planner.timeline.draw_schedules import draw_measured, draw_schedules
 from training.planner.timeline.pipeline_simulator import PassCosts, simulate

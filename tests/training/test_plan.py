@@ -203,11 +203,24 @@ def test_what_the_trainer_refuses_is_not_planned(config: Path, options: str, mes
         plan(str(config), configured=True)
 
 
-@pytest.mark.parametrize("options", ["cp = 2", "tensor = '2d'\ntp = 4", "compression = 'int8'"])
+@pytest.mark.parametrize("options", ["compression = 'int8'"])
 def test_a_layout_that_is_not_modelled_is_not_planned(config: Path, options: str) -> None:
     config.write_text(f"{CONFIG}[parallel]\n{options}\n")
     with pytest.raises(UsageError, match=r"has parallel\..* time and memory are not known; try parallel\.\w+ (1|none)"):
         plan(str(config), configured=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "layout", "formula"),
+    [
+        ("cp = 2", "cp 2 (ring)", "context parallelism, ring of 2"),
+        ("tensor = '2d'\ntp = 4", "tp 4 (2d, 1 x 2 x 2)", "2d grid of 1 x 2 x 2"),
+    ],
+)
+def test_divided_sequences_and_grids_are_planned(config: Path, options: str, layout: str, formula: str) -> None:
+    config.write_text(f"{CONFIG}[parallel]\n{options}\n")
+    text = printed(plan(str(config), configured=True, explain=True))
+    assert layout in text and formula in text and "It fits." in text
 
 
 def test_dry_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,8 @@ def activation_levels(inputs: MemoryInputs) -> list[Level]:
     A split backward pass keeps all of a micro-batch's from the pass for inputs to the pass for weights, with the
     gradients from which weights' follow.
     """
-    always = _receive_buffers(inputs) + _INT64 * inputs.sequences * (inputs.seq_len + 1)
+    own = 2 * inputs.block.length if inputs.layout.cp > 1 else 0  # the rank's tokens and targets, copied
+    always = _receive_buffers(inputs) + _INT64 * inputs.sequences * (inputs.seq_len + 1 + own)
     kept, sent, levels = dict.fromkeys(inputs.parameters, 0), 0, list[Level]()
     whole_stage = {stage: _stage_bytes(inputs, stage) for stage in inputs.parameters}
     for kind, stage in pipeline_passes(inputs.layout, inputs.rank):
@@ -85,15 +86,15 @@ def _sent_bytes(inputs: MemoryInputs, stage: int, before: int) -> int:
 def _stage_bytes(inputs: MemoryInputs, stage: int) -> int:
     """What one micro-batch keeps in a stage: its blocks, the table of rotary angles, and its end."""
     model, block = inputs.model, inputs.block
-    angles = 2 * _FLOAT32 * inputs.seq_len * model.rotary_dim if model.positions == "rope" else 0
+    angles = 2 * _FLOAT32 * block.length * model.rotary_dim if model.positions == "rope" else 0
     if model.positions == "alibi":  # its bias of each pair of tokens, in all blocks
-        angles = block.itemsize * inputs.seq_len**2 * model.heads // inputs.layout.tp
+        angles = block.itemsize * inputs.seq_len**2 * model.heads // block.attention_parts
     if stage == 0 and model.embed_norm:
         angles += block.tokens * block.hidden * block.itemsize
-    lookup = (
-        (_INT64 + 1) * block.tokens if stage == 0 and inputs.layout.tp > 1 else 0
-    )  # the rank's ids, and which they are
-    positions = _INT64 * inputs.seq_len if model.positions == "rope" or stage == 0 else 0
+    looked_up = block.tokens * (block.tp if block.on_grid else 1)  # a grid's rows look up each other's
+    # the rank's ids, and which they are
+    lookup = (_INT64 + 1) * looked_up if stage == 0 and inputs.layout.tp > 1 else 0
+    positions = _INT64 * block.length if model.positions == "rope" or stage == 0 else 0
     blocks = len(inputs.stage_layers[stage]) * kept_bytes(block, inputs.recompute)
     received = _hidden_bytes(inputs) if stage else 0  # the first block's input is in a buffer
     passed_on = _hidden_bytes(inputs) * _passes_on(inputs, stage)  # the next stage's buffer
@@ -112,9 +113,9 @@ def _end_bytes(inputs: MemoryInputs, stage: int) -> int:
     output = _hidden_bytes(inputs)
     if stage < inputs.layout.stages - 1:
         return output
-    statistics = (
-        block.wide * (1 if inputs.model.norm == "rms" else 2) * block.tokens * block.hidden // inputs.model.width
-    )
+    statistics = block.wide * (1 if inputs.model.norm == "rms" else 2) * block.tokens * block.hidden // block.whole
+    if block.on_grid:  # the norm's output, and the gradient of all logits
+        return output + statistics + block.tokens * (block.whole + block.vocabulary) * block.itemsize
     return output + statistics + block.tokens * inputs.model.width * block.itemsize
 
 

@@ -6,6 +6,7 @@ own parts. docs/training-memory.md has the same tables in words.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from training.kernels.precision import COMPUTE_DTYPES, Precision, accumulation_dtype
 from training.memory.memory_config import Recompute
@@ -28,10 +29,45 @@ class BlockSizes:
     """Elementwise functions as one loop each: float32 on one CPU thread."""
     fused_products: bool = False
     """Products of one input as one product, where the matrices are no larger than it: float32 on a CPU."""
+    cp: int = 1
+    context: Literal["ring", "ulysses"] = "ring"
+    tensor: Literal["1d", "2d", "2.5d", "3d"] = "1d"
+    """Not 1d: `tp` is the side of the grid, and `sequences` are those of one row of a layer of it."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence on this rank."""
+        return self.seq_len // self.cp
 
     @property
     def tokens(self) -> int:
-        return self.sequences * self.seq_len
+        """Tokens on this rank."""
+        return self.sequences * self.length
+
+    @property
+    def is_ring(self) -> bool:
+        """True if keys and values go around between ranks."""
+        return self.cp > 1 and self.context == "ring"
+
+    @property
+    def exchanges_heads(self) -> bool:
+        """True if a rank has all tokens of some heads in attention (Jacobs et al. 2023)."""
+        return self.cp > 1 and self.context == "ulysses"
+
+    @property
+    def attention_parts(self) -> int:
+        """Parts into which ranks divide the heads, in attention."""
+        return self.tp * (self.cp if self.exchanges_heads else 1)
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids of the rank that has most of them."""
+        return -(-self.model.vocab_size // self.tp)
+
+    @property
+    def logits(self) -> int:
+        """All logits of this rank's tokens and ids."""
+        return self.tokens * self.vocabulary
 
     @property
     def itemsize(self) -> int:
@@ -46,12 +82,22 @@ class BlockSizes:
     @property
     def hidden(self) -> int:
         """Features a token of the residual stream on this rank: with sequence parallelism 1 / tp of the tokens."""
-        return self.model.width // (self.tp if self.sequence_parallel else 1)
+        return self.model.width // (self.tp if self.sequence_parallel or self.on_grid else 1)
+
+    @property
+    def on_grid(self) -> bool:
+        """True if ranks divide all activations by sequences and features (Xu et al. 2021)."""
+        return self.tensor != "1d"
+
+    @property
+    def whole(self) -> int:
+        """Features of what goes into a tensor-parallel region, and comes out of it: all of them, but on a grid."""
+        return self.hidden if self.on_grid else self.model.width
 
     @property
     def windows(self) -> int:
         """Windows into which attention cuts a sequence, the last one filled up; 0: it has no window."""
-        return -(-self.seq_len // self.window) if 0 < self.window < self.seq_len else 0
+        return -(-self.seq_len // self.window) if 0 < self.window < self.seq_len and not self.is_ring else 0
 
     @property
     def window(self) -> int:
@@ -61,7 +107,9 @@ class BlockSizes:
     @property
     def attended(self) -> int:
         """Tokens of attention's outputs."""
-        return self.sequences * self.windows * self.window if self.windows else self.tokens
+        if self.windows:
+            return self.sequences * self.windows * self.window
+        return self.tokens * (self.cp if self.exchanges_heads else 1)
 
 
 def kept_bytes(sizes: BlockSizes, recompute: Recompute) -> int:
@@ -108,14 +156,17 @@ def _all_features(sizes: BlockSizes) -> dict[str, int]:
     """Features a token that are saved without recomputation."""
     model, tp = sizes.model, sizes.tp
     q, kv, ffn = model.q_width // tp, model.kv_width // tp, model.ffn_width // tp
-    features = {"input": sizes.hidden, "norm": model.width}
+    features = {"input": sizes.hidden, "norm": sizes.whole}
     fused = model.positions == "rope" and _is_fused(sizes, _projections(sizes))
+    in_product = fused and not sizes.windows and sizes.cp == 1  # values are kept as a part of one product
+    if sizes.exchanges_heads:  # what comes back from the ranks of other heads
+        features["exchanged"] = q
     if not sizes.windows:  # whose copies are kept instead
         # rotated queries and keys are new; the values are part of one product
-        features |= {"queries": q, "keys": kv, "values": q + 2 * kv if fused else kv}
-    if model.qk_norm and (sizes.windows or not fused):
+        features |= {"queries": q, "keys": kv, "values": q + 2 * kv if in_product else kv}
+    if model.qk_norm and not in_product:
         features["unnormed"] = q + 2 * kv if fused else q + kv
-    features |= {"attention": q, "middle": sizes.hidden, "norm 2": model.width}
+    features |= {"attention": q, "middle": sizes.hidden, "norm 2": sizes.whole}
     if model.residual == "parallel":
         del features["middle"]  # the second norm's input is the first one's
     return features | dict.fromkeys(_mlp_features(sizes), ffn)
@@ -138,7 +189,7 @@ def _products(sizes: BlockSizes) -> dict[str, int]:
     model, tp = sizes.model, sizes.tp
     q, kv, ffn = model.q_width // tp, model.kv_width // tp, model.ffn_width // tp
     up = {"gate": ffn, "up": ffn} if model.is_gated else {"up": ffn}
-    return {"queries": q, "keys": kv, "values": kv, "attention": q, "o": model.width, **up, "down": model.width}
+    return {"queries": q, "keys": kv, "values": kv, "attention": q, "o": sizes.whole, **up, "down": sizes.whole}
 
 
 def _shared_with_products(sizes: BlockSizes) -> dict[str, int]:
@@ -154,12 +205,12 @@ def _shared_with_products(sizes: BlockSizes) -> dict[str, int]:
 
 def _attention_outputs(sizes: BlockSizes) -> int:
     """Bytes of what attention's kernels return."""
-    return sizes.attended * sizes.itemsize * sizes.model.q_width // sizes.tp
+    return sizes.attended * sizes.itemsize * sizes.model.q_width // sizes.attention_parts
 
 
 def _attention_statistics(sizes: BlockSizes) -> int:
     """Bytes of attention's log-sum-exp, a float32 per token and head (Dao et al. 2022)."""
-    return sizes.attended * _FLOAT32 * sizes.model.heads // sizes.tp
+    return sizes.attended * _FLOAT32 * sizes.model.heads // sizes.attention_parts
 
 
 def _window_copies(sizes: BlockSizes) -> int:
@@ -171,7 +222,7 @@ def _window_copies(sizes: BlockSizes) -> int:
     if not sizes.windows:
         return 0
     window, later = sizes.window, sizes.windows - 1 if sizes.windows > 2 else 0
-    features = (3 * sizes.windows + 5 * later) * window * sizes.model.q_width // sizes.tp
+    features = (3 * sizes.windows + 5 * later) * window * sizes.model.q_width // sizes.attention_parts
     return (sizes.sequences * features + 2 * window**2) * sizes.itemsize
 
 
@@ -179,7 +230,7 @@ def _norm_statistics(sizes: BlockSizes) -> int:
     """Bytes a token of the norms' statistics: the inverse root mean square, or mean and inverse deviation."""
     model, per_norm = sizes.model, sizes.wide * (1 if sizes.model.norm == "rms" else 2)
     of_heads = (model.heads + model.kv_heads) // sizes.tp if model.qk_norm else 0
-    return 2 * per_norm * sizes.hidden // model.width + per_norm * of_heads
+    return 2 * per_norm * sizes.hidden // sizes.whole + per_norm * of_heads
 
 
 def _projections(sizes: BlockSizes) -> int:
@@ -187,12 +238,17 @@ def _projections(sizes: BlockSizes) -> int:
 
 
 def _is_fused(sizes: BlockSizes, outputs: int) -> bool:
-    """True if products with `outputs` features together are one: their matrices are no larger than their input."""
-    return sizes.fused_products and outputs <= sizes.tokens
+    """True if products with `outputs` features together are one: if their matrices are no larger than their input.
+
+    A grid joins them all.
+    """
+    return sizes.on_grid or (sizes.fused_products and outputs <= sizes.tokens)
 
 
 def _concatenated_weights(sizes: BlockSizes) -> int:
-    """Bytes of the matrices that are joined for fused products."""
+    """Bytes of the matrices that are joined for fused products; a grid joins them again in the backward pass."""
+    if sizes.on_grid:
+        return 0
     joined = [_projections(sizes)] + [2 * sizes.model.ffn_width // sizes.tp] * sizes.model.is_gated
     return sum(n * sizes.model.width * sizes.itemsize for n in joined if _is_fused(sizes, n))
 
@@ -205,19 +261,3 @@ def backward_bytes(sizes: BlockSizes) -> int:
 def weights_pass_bytes(sizes: BlockSizes) -> int:
     """Bytes at work in a pass for weights: a norm's gradient of its input; in 16 bits it and what it is of, wide."""
     return sizes.tokens * sizes.hidden * sizes.wide * (1 if sizes.itemsize == sizes.wide else 3)
-
-
-def loss_bytes(sizes: BlockSizes, chunk_bytes: int) -> int:
-    """Bytes at work in the loss, which a step needs a chunk of tokens at a time.
-
-    `chunk_bytes`: of a chunk's logits in the dtype of the loss. In float32: logits and log-probabilities. In 16 bits
-    also a float32 copy of the logits while they are normalised, and in bf16 the float32 sum of the output matrix's
-    gradient. With sequence parallelism also the gathered features.
-    """
-    vocabulary = -(-sizes.model.vocab_size // sizes.tp)
-    tokens = min(sizes.tokens, max(1, chunk_bytes // (vocabulary * sizes.wide)))
-    features = sizes.tokens * sizes.model.width * sizes.itemsize if sizes.sequence_parallel else 0
-    if sizes.itemsize == sizes.wide:
-        return 2 * sizes.wide * tokens * vocabulary + features
-    summed = sizes.wide * vocabulary * sizes.model.width if sizes.precision == "bf16" else 0
-    return (sizes.itemsize + 2 * sizes.wide) * tokens * vocabulary + summed + features

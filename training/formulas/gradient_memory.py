@@ -12,6 +12,7 @@ from itertools import accumulate
 from training.formulas.memory_inputs import MemoryInputs
 from training.formulas.parameter_shapes import ParameterShape
 from training.formulas.pipeline_passes import Level, pipeline_passes
+from training.formulas.traffic.cube import summed_parameters
 
 _IN_FLIGHT = 2  # buckets that are on their way while the next one is filled
 
@@ -23,7 +24,7 @@ def gradient_bytes(inputs: MemoryInputs) -> int:
     buckets on their way in ZeRO-1 and 2; 4 P / n and two units in ZeRO-3 (Rajbhandari et al. 2020, section 5.2).
     """
     peak = max(level.peak for level in gradient_levels(inputs))
-    return max(peak, reduced_bytes(inputs) + _tied_sum(inputs))
+    return max(peak, reduced_bytes(inputs) + max(_tied_sum(inputs), grid_sum_bytes(inputs)))
 
 
 def gradient_levels(inputs: MemoryInputs) -> list[Level]:
@@ -59,7 +60,7 @@ def _held_at_blocks(inputs: MemoryInputs, stage: int, number: int) -> list[int]:
     blocks = [len(unit) for unit in units if unit[0].unit not in ("embed", "head")]
     head = sum(p.unit == "head" for p in inputs.parameters[stage])
     computed = list(accumulate([head, *blocks]))[:-1]  # parameters that have gradients where each block begins
-    if inputs.layout.zero == 3 or (inputs.layout.dp == 1 and inputs.itemsize == wide):
+    if inputs.layout.zero == 3 or (inputs.layout.replicas == 1 and inputs.itemsize == wide):
         rows = [0, *accumulate(wide * p.rows_numel(n) for p in reversed(inputs.parameters[stage]))]
         return [rows[-1] if number > 1 else rows[count] for count in computed]
     buckets, each = inputs.buckets(stage), _reduces_each(inputs)
@@ -77,7 +78,7 @@ def _held_at_blocks(inputs: MemoryInputs, stage: int, number: int) -> list[int]:
 
 def _opened_bytes(inputs: MemoryInputs, stage: int, number: int) -> int:
     """The bucket that a backward pass allocates for its first gradient, while all activations are still there."""
-    in_place = inputs.layout.dp == 1 and inputs.itemsize == inputs.wide
+    in_place = inputs.layout.replicas == 1 and inputs.itemsize == inputs.wide
     if in_place or inputs.layout.zero == 3 or (number > 1 and not _reduces_each(inputs)):
         return 0
     return inputs.wide * sum(p.padded_numel(inputs.shards) for p in inputs.buckets(stage)[0])
@@ -95,8 +96,11 @@ def reduced_bytes(inputs: MemoryInputs) -> int:
 
 def loss_gradient(inputs: MemoryInputs) -> int:
     """Bytes of the output matrix's gradient as the loss leaves it; in fp16 it is not scaled yet, and float32."""
-    vocabulary = -(-inputs.model.vocab_size // inputs.layout.tp)
-    return vocabulary * inputs.model.width * (inputs.wide if inputs.precision == "fp16" else inputs.itemsize)
+    if inputs.block.on_grid:  # whose loss leaves the gradient of logits
+        return 0
+    return (
+        inputs.block.vocabulary * inputs.model.width * (inputs.wide if inputs.precision == "fp16" else inputs.itemsize)
+    )
 
 
 def _tied_sum(inputs: MemoryInputs) -> int:
@@ -110,6 +114,15 @@ def _tied_sum(inputs: MemoryInputs) -> int:
     return inputs.wide * shared.rows_numel(inputs.shards)
 
 
+def grid_sum_bytes(inputs: MemoryInputs) -> int:
+    """What ranks of a grid all-reduce at once after the backward pass: along the axis of which it is most."""
+    if not inputs.block.on_grid:
+        return 0
+    every = [p for ps in inputs.parameters.values() for p in ps]
+    summed = summed_parameters(every, inputs.layout.tensor == "3d", inputs.layout.depth).values()
+    return inputs.wide * max(sum(p.rows_numel(inputs.shards) for p in ps) for ps in summed)
+
+
 def _pass(inputs: MemoryInputs, stage: int, number: int, split: bool) -> tuple[int, int]:
     """Peak within backward pass `number` (from 1) of a stage, and what it leaves.
 
@@ -119,7 +132,7 @@ def _pass(inputs: MemoryInputs, stage: int, number: int, split: bool) -> tuple[i
         return _pass_of_units(inputs, stage, number)
     # autograd computes a split backward pass in several parts, and the loss does not know which is the last one
     kept_by_loss = loss_gradient(inputs) if split and stage == inputs.layout.stages - 1 else 0
-    if inputs.layout.dp == 1 and inputs.itemsize == inputs.wide:
+    if inputs.layout.replicas == 1 and inputs.itemsize == inputs.wide:
         total = inputs.wide * sum(p.numel for p in inputs.parameters[stage])
         added = _added_bytes(inputs, stage, split) if number > 1 else 0
         return total + max(added, 2 * kept_by_loss) + _tied_bytes(inputs, stage), total
@@ -129,13 +142,15 @@ def _pass(inputs: MemoryInputs, stage: int, number: int, split: bool) -> tuple[i
 
 def _added_bytes(inputs: MemoryInputs, stage: int, split: bool) -> int:
     """The largest gradient that is added to one of a micro-batch before; a split pass computes fused ones together."""
-    fused = 2 * inputs.model.ffn_width // inputs.layout.tp * inputs.model.width
+    fused = 2 * inputs.model.ffn_width // inputs.block.tp * inputs.block.whole
     together = fused if split and inputs.block.fused_products and inputs.model.is_gated else 0
     return inputs.wide * max(together, *(p.numel for p in inputs.parameters[stage]))
 
 
 def _tied_bytes(inputs: MemoryInputs, stage: int) -> int:
     """A tied matrix has two gradients until the backward pass ends: the loss's and the embedding's."""
+    if inputs.block.on_grid:
+        return 0
     return inputs.itemsize * inputs.parameters[stage][0].numel if inputs.is_tied(stage) else 0
 
 

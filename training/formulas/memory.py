@@ -7,9 +7,16 @@ number of parameters on the rank before ZeRO shards them over n ranks, e the byt
 from dataclasses import dataclass
 
 from training.formulas.activation_memory import activation_bytes, activation_levels
-from training.formulas.block_memory import backward_bytes, loss_bytes, weights_pass_bytes
+from training.formulas.block_memory import backward_bytes, weights_pass_bytes
 from training.formulas.gathered_memory import gathered_bytes, gathered_levels
-from training.formulas.gradient_memory import gradient_bytes, gradient_levels, loss_gradient, reduced_bytes
+from training.formulas.gradient_memory import (
+    gradient_bytes,
+    gradient_levels,
+    grid_sum_bytes,
+    loss_gradient,
+    reduced_bytes,
+)
+from training.formulas.loss_memory import loss_beside_gradient, loss_bytes
 from training.formulas.memory_inputs import MemoryInputs
 from training.formulas.optimizer_memory import moment_bytes, update_bytes
 from training.formulas.parameter_shapes import ParameterShape
@@ -52,7 +59,7 @@ def peak_bytes(inputs: MemoryInputs) -> int:
     states = weight_bytes(inputs) + master_bytes(inputs) + moment_bytes(inputs)
     passes = pipeline_passes(inputs.layout, inputs.rank)
     activations, gradients, gathered = activation_levels(inputs), gradient_levels(inputs), gathered_levels(inputs)
-    moments = [reduced_bytes(inputs) + max(gathered_bytes(inputs), update_bytes(inputs))]
+    moments = [reduced_bytes(inputs) + max(gathered_bytes(inputs), update_bytes(inputs), grid_sum_bytes(inputs))]
     after = [level.before for level in activations[1:]] + [0]
     levels = zip(passes, activations, after, gradients, gathered, strict=True)
     for i, (each, kept, left, summed, units) in enumerate(levels):
@@ -74,6 +81,8 @@ def _at_work_in_loss(inputs: MemoryInputs) -> int:
 
     In bf16 the loss works with a float32 sum, and rounds the gradient that it leaves when the logits are gone.
     """
+    if inputs.block.on_grid:  # which keeps the norm's output, and the logits' gradient in the end
+        return loss_beside_gradient(inputs.block)
     of_norm = inputs.block.tokens * inputs.block.hidden * inputs.itemsize
     rounded = loss_gradient(inputs) if inputs.precision == "bf16" else 0
     return of_norm + logit_bytes(inputs) - rounded

@@ -7,7 +7,8 @@ from typing import Literal
 
 from training.distributed.layout import ParallelConfig
 from training.formulas.block_memory import BlockSizes
-from training.formulas.parameter_shapes import ParameterShape, pack_buckets, stage_parameters
+from training.formulas.parameter_shapes import ParameterShape, pack_buckets
+from training.formulas.rank_parameters import rank_parameters
 from training.kernels.precision import Precision
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
@@ -46,13 +47,8 @@ class MemoryInputs:
     """By stage of this rank."""
 
     def __post_init__(self) -> None:
-        assert self.layout.tensor == "1d", "the memory of grids is not modelled"
-        assert self.layout.cp == 1, "the memory of divided sequences is not modelled"
-        last = self.layout.stages - 1
         found = {
-            stage: stage_parameters(
-                self.model, self.stage_layers[stage], stage == 0, stage == last, self.layout.tp, self.tp_rank
-            )
+            stage: rank_parameters(self.model, self.layout, self.stage_layers[stage], stage, self.tp_rank)
             for stage in self.layout.stages_of_rank(self.rank)
         }
         object.__setattr__(self, "parameters", found)
@@ -70,7 +66,12 @@ class MemoryInputs:
     @property
     def shards(self) -> int:
         """n: ranks over which ZeRO shards."""
-        return self.layout.zero_group
+        return self.layout.shards
+
+    @property
+    def parts(self) -> int:
+        """Parts into which tensor parallelism divides heads, the MLP's features and the vocabulary."""
+        return self.layout.tp if self.layout.tensor == "1d" else self.layout.grid[1]
 
     @cached_property
     def block(self) -> BlockSizes:
@@ -78,13 +79,16 @@ class MemoryInputs:
         layout, on_cpu = self.layout, self.device == "cpu" and self.precision == "fp32"
         return BlockSizes(
             self.model,
-            self.sequences // layout.micro_batches,
+            self.sequences // (layout.micro_batches * layout.batch_shards),
             self.seq_len,
             self.precision,
-            layout.tp,
+            self.parts,
             layout.sequence_parallel,
             fused_loops=on_cpu and self.threads == 1,
             fused_products=on_cpu,
+            cp=layout.cp,
+            context=layout.context,
+            tensor=layout.tensor,
         )
 
     def units(self, stage: int) -> list[list[ParameterShape]]:

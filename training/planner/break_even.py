@@ -68,7 +68,9 @@ def tensor_break_even(run: PlannedRun, constants: Constants) -> list[tuple[int, 
     while ranks <= 2 * run.cluster.per_node and not any(
         size % ranks for size in (model.heads, model.kv_heads, model.ffn_width)
     ):
-        layout = replace(run.layout, tp=ranks, sequence_parallel=ranks > 1 and run.layout.sequence_parallel)
+        layout = replace(
+            run.layout, tp=ranks, tensor="1d", depth=1, sequence_parallel=ranks > 1 and run.layout.sequence_parallel
+        )
         cluster = replace(run.cluster, devices=max(ranks, run.cluster.devices))
         other = replace(run, layout=layout, cluster=cluster)
         passes = layer_time(other, constants)

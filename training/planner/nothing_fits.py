@@ -6,7 +6,8 @@ from dataclasses import replace
 from gristmill.errors import UsageError
 from training.planner.cost.fitted_constants import Constants
 from training.planner.cost.hardware import DEVICES, Cluster
-from training.planner.search import Choice, PlanRequest, search
+from training.planner.layouts.plan_request import PlanRequest
+from training.planner.search import Choice, search
 
 _GIB = 1 << 30
 _MOST_TIMES = 64  # as many GPUs

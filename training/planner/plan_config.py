@@ -15,8 +15,8 @@ from training.model.model_config import ModelConfig
 from training.parallel.pipeline_stages import stage_layers
 from training.planner.cost.hardware import Cluster
 from training.planner.cost.planned_run import GRISTMILL, OptimizerStates, PlannedRun, Software
+from training.planner.layouts.plan_request import PlanRequest
 from training.planner.published_runs import PublishedRun
-from training.planner.search import PlanRequest
 
 _REQUIRED = ("out_dir", "data.train", "data.holdout")  # which a plan does not need
 
@@ -43,16 +43,6 @@ def configured_run(config: str, cluster: Cluster) -> PlannedRun:
     options = _read_options(config)
     options.check()
     model, seq_len = _model(options, config), options.data.seq_len
-    require(
-        options.parallel.tensor == "1d",
-        f"{config} has parallel.tensor {options.parallel.tensor}, whose time and memory are not known; try "
-        "parallel.tensor 1d, or the search, without --configured",
-    )
-    require(
-        options.parallel.cp == 1,
-        f"{config} has parallel.cp {options.parallel.cp}, whose time and memory are not known; try parallel.cp 1, or "
-        "the search, without --configured",
-    )
     require(
         options.parallel.compression == "none",
         f"{config} has parallel.compression {options.parallel.compression}, whose time and memory are not known; try "

@@ -8,8 +8,10 @@ from rich.table import Table
 
 from training.planner.break_even import tensor_break_even
 from training.planner.cost.fitted_constants import Constants
-from training.planner.cost.layer_work import head_work, layer_work, model_flops
+from training.planner.cost.layer_traffic import hidden_bytes
+from training.planner.cost.layer_work import model_flops
 from training.planner.cost.planned_run import PlannedRun
+from training.planner.cost.rank_work import head_of_rank, layer_of_rank
 from training.planner.cost.step_time import head_time, layer_time, rank_parameters, step_time
 from training.planner.divide_layers import divided_by_time
 from training.planner.search import Choice
@@ -18,7 +20,7 @@ from training.planner.timeline.pipeline_simulator import PassCosts
 _GIB = 1 << 30
 _PARTS = {
     "compute": "compute",
-    "tensor": "tensor-parallel collectives",
+    "tensor": "collectives within layers",
     "pipeline": "messages between stages",
     "bubble": "the pipeline's bubble",
     "data": "communication between replicas",
@@ -136,9 +138,7 @@ def formulas(choice: Choice, constants: Constants) -> list[str]:
 def _formulas_of_layer(run: PlannedRun, constants: Constants) -> list[str]:
     layout, device = run.layout, run.cluster.device
     layer, head = layer_time(run, constants), head_time(run, constants)
-    work = layer_work(run.model, run.micro_batch, run.seq_len, layout.tp, layout.sequence_shards, run.software.flash)
-    output = head_work(run.model, run.micro_batch, run.seq_len, layout.tp)
-    size = device.element_bytes * run.micro_batch * run.seq_len * run.model.width
+    work, output = layer_of_rank(run), head_of_rank(run)
     products = ", ".join(
         f"{p.m:.0f} x {p.n:.0f} x {p.k:.0f}" + f" ({p.count:.0f} times)" * (p.count > 1) for p in work.products
     )
@@ -150,11 +150,32 @@ def _formulas_of_layer(run: PlannedRun, constants: Constants) -> list[str]:
         f"{1e6 * constants.product_latency:.0f} µs (Williams et al. 2009, roofline; fitted shares)",
         f"layer: forward {1e3 * layer.forward:.3g} ms, backward {1e3 * layer.backward:.3g} ms with recompute "
         f"{run.recompute}; at least the host's {1e3 * constants.launch:.2g} ms a forward pass",
-        f"tensor-parallel all-reduce: 2 (t - 1) / t x {size / 1e6:.3g} MB, t = {layout.tp}, twice a layer and pass: "
-        f"{1e3 * layer.collectives:.3g} ms a layer (Shoeybi et al. 2019, section 3)",
+        *_collectives(run, layer.collectives),
         _tensor_degrees(run, constants),
         f"head: {output.flops / 1e12:.3g} TFLOP forward, {1e3 * (head.forward + head.backward):.3g} ms a micro-batch",
     ]
+
+
+def _collectives(run: PlannedRun, seconds: float) -> list[str]:
+    """What ranks send each other within a layer, and how long it takes, both passes of a micro-batch."""
+    layout, size = run.layout, hidden_bytes(run)
+    if layout.tensor != "1d":
+        return [
+            f"{layout.tensor} grid of {' x '.join(map(str, layout.grid))}: blocks of X of {size / 1e6:.3g} MB and of "
+            f"matrices, by training/formulas/traffic: {1e3 * seconds:.3g} ms a layer that nothing hides (Xu et al. "
+            "2021, table 1; Wang et al. 2021; Bian et al. 2021)"
+        ]
+    found = [
+        f"tensor-parallel all-reduce: 2 (t - 1) / t x {size / 1e6:.3g} MB, t = {layout.tp}, twice a layer and pass"
+        + (f": {1e3 * seconds:.3g} ms a layer" if layout.cp == 1 else "")
+        + " (Shoeybi et al. 2019, section 3)"
+    ]
+    if layout.cp > 1:
+        found.append(
+            f"context parallelism, {layout.context} of {layout.cp}: keys and values, by training/formulas/traffic; "
+            f"with all-reduces {1e3 * seconds:.3g} ms a layer that nothing hides"
+        )
+    return found
 
 
 def _tensor_degrees(run: PlannedRun, constants: Constants) -> str:

@@ -51,6 +51,14 @@ ROWS = {
     "muon at work": Row(small("llama", 1, 256, vocabulary=512, seq_len=8), optimizer="muon", sequences=1),
     "muon, average": Row(LLAMA, ParallelConfig(zero=1), processes=2, optimizer="muon", ema=True),
     "average": Row(GPT2, precision="bf16", ema=True),
+    "ring": Row(LLAMA, ParallelConfig(cp=2, zero=3, micro_batches=2), "bf16", processes=2),
+    "ring, tensor parallel": Row(QWEN, ParallelConfig(cp=2, tp=2, sequence_parallel=True), processes=4),
+    "ulysses": Row(BLOOM, ParallelConfig(cp=4, context="ulysses"), processes=4),
+    "ulysses, window": Row(MISTRAL_NORMED, ParallelConfig(cp=2, context="ulysses"), processes=2),
+    "2d": Row(LLAMA, ParallelConfig(tp=4, tensor="2d", pp=2, micro_batches=2), processes=8),
+    "2d, bias, tied": Row(GPT2, ParallelConfig(tp=4, tensor="2d"), processes=4),
+    "2.5d": Row(LLAMA, ParallelConfig(tp=8, tensor="2.5d", depth=2, micro_batches=2), "bf16", processes=8),
+    "3d": Row(LLAMA, ParallelConfig(tp=8, tensor="3d", micro_batches=2), "bf16", "full", processes=8),
     "two kinds": Row(LLAMA, ParallelConfig(dp=2, zero=1, pp=2), "bf16", processes=4, sequences=4),
 }
 

@@ -15,13 +15,20 @@ from training.planner.cost.hardware import Cluster, find_device
 from training.planner.cost.planned_run import PlannedRun
 from training.planner.cost.step_time import step_time
 from training.planner.divide_layers import divide_by_cost, divided_by_time
+from training.planner.layouts.candidates import candidates
+from training.planner.layouts.least_memory import least_total
+from training.planner.layouts.plan_request import PlanRequest
 from training.planner.nothing_fits import nothing_fits
 from training.planner.published_runs import PublishedRun, published_runs
 from training.planner.run_memory import RESERVE, run_memory
-from training.planner.search import PlanRequest, candidates, least_total, search
+from training.planner.search import search
 
 MODEL = ModelConfig(preset="gpt2", layers=8, width=512, heads=8).resolve(32_000, 512)
 REQUEST = PlanRequest(MODEL, 64, 512, Cluster(find_device("a100-40gb"), 16))
+
+LONG = replace(
+    REQUEST, model=ModelConfig(preset="llama", layers=8, width=512, heads=8).resolve(32_000, 8192), seq_len=8192
+)
 
 
 def test_the_trainer_accepts_every_candidate() -> None:
@@ -32,10 +39,42 @@ def test_the_trainer_accepts_every_candidate() -> None:
         given = ParallelConfig(
             zero=layout.zero, tp=layout.tp, sequence_parallel=layout.sequence_parallel, pp=layout.pp,
             schedule=layout.schedule, virtual_stages=layout.virtual_stages, micro_batches=layout.micro_batches,
+            tensor=layout.tensor, depth=layout.depth,
         )  # fmt: skip
         assert given.resolve(16, MODEL, 512) == layout
         assert layout.dp * layout.micro_batches * run.micro_batch == 64
+        assert run.micro_batch % layout.batch_shards == 0
         assert sum(run.layers) == 8
+    assert {run.layout.tensor for run in runs} == {"1d", "2d", "2.5d", "3d"}
+
+
+def test_long_sequences_are_divided_where_the_trainer_can() -> None:
+    model = ModelConfig(preset="llama", layers=8, width=512, heads=8, kv_heads=2).resolve(32_000, 8192)
+    request = replace(REQUEST, model=model, seq_len=8192)
+    runs = [run for run in candidates(request) if run.layout.cp > 1]
+    assert {(run.layout.cp, run.layout.context) for run in runs} == {
+        (2, "ring"), (4, "ring"), (8, "ring"), (2, "ulysses"),  # of two heads of keys
+    }  # fmt: skip
+    for run in runs:
+        run.layout.check(16, model, 8192)
+        assert (run.layout.context, run.recompute) != ("ring", "selective")
+    for other in (replace(request, compiled=True), replace(request, model=replace(model, query_layer=True))):
+        assert not any(run.layout.cp > 1 for run in candidates(other))
+
+
+def test_what_fits_is_found_behind_many_that_do_not() -> None:
+    """Of a million tokens the fastest layouts do not fit, nor those with the least memory beat what does."""
+    model = ModelConfig(preset="llama-3.1-8b", context=1 << 20).resolve(128_256, 1 << 20)
+    request = PlanRequest(model, 4, 1 << 20, Cluster(find_device("h100"), 64))
+    (first,) = search(request, fitted_constants(), 1).choices
+    assert first.run.layout.context != "ring" or first.run.layout.cp == 1
+
+
+def test_a_long_sequence_is_planned_over_several_ranks() -> None:
+    """64 H100 have 64 sequences of 65,536 tokens a step."""
+    model = ModelConfig(preset="llama-3.1-8b").resolve(128_256, 65_536)
+    found = search(PlanRequest(model, 64, 65_536, Cluster(find_device("h100"), 64)), fitted_constants(), 3).choices
+    assert all(each.run.layout.cp > 1 and each.run.layout.context == "ulysses" for each in found)
 
 
 def test_the_best_is_the_fastest_that_fits() -> None:
@@ -52,7 +91,7 @@ def test_the_best_is_the_fastest_that_fits() -> None:
 
 
 def test_bounds_are_below_the_memory() -> None:
-    for run in list(candidates(REQUEST))[::20]:
+    for run in list(candidates(REQUEST))[::20] + list(candidates(LONG))[::80]:
         assert least_total(run, "bf16") <= run_memory(run).total
 
 

@@ -1,8 +1,8 @@
 """Context traffic: what ranks that share the tokens of a sequence send each other, by the formulas of its papers.
 
-A rank has n tokens, with h features of queries and h' of keys, as many of values. Ring attention (Liu et al. 2023,
-section 3): keys and values, 2 n h' elements, are sent on in all of N steps but the last, and backward once more, with
-as many gradients one step behind. Ulysses (Jacobs et al. 2023, section 3.2): queries, keys, values and outputs,
+A rank has n tokens, with h features of queries and h' of keys, as many of values. Ring attention (Liu et al. 2023):
+keys and values, 2 n h' elements, are sent on in all of N steps but the last, and backward once more, with
+as many gradients one step behind. Ulysses (Jacobs et al. 2023): queries, keys, values and outputs,
 n (2 h + 2 h') elements, are exchanged once forward and once backward, of which (N - 1) / N go to other ranks.
 """
 

@@ -1,8 +1,7 @@
 """Cube traffic: what 3D tensor parallelism communicates, by the paper's formulas.
 
 For X of n x h and W of h x h' on l x l x l ranks a product gathers X's block and W's, and reduce-scatters Y's: of each
-gathered tensor (l - 1) / l comes from other ranks, (l - 1) (n h + h h' + n h') / l^3 in all (Bian et al. 2021, section
-3).
+gathered tensor (l - 1) / l comes from other ranks, (l - 1) (n h + h h' + n h') / l^3 in all (Bian et al. 2021).
 """
 
 from collections.abc import Iterator, Sequence

@@ -56,9 +56,10 @@ class ModuleTraffic:
         self.bytes[axis, operation] += size
 
     def norms(self, count: int, forward: int, backward: int) -> None:
-        """Norms of the stream: one statistic a token, of LayerNorm two; backward as many."""
-        times = count * (1 if self.sizes.model.norm == "rms" else 2) * (forward + backward)
-        self.add("column", "all-reduce", times, times * self.sizes.tokens * self.sizes.wide)
+        """Norms of the stream: one statistic a token, of LayerNorm two; backward as many, at once."""
+        each = 1 if self.sizes.model.norm == "rms" else 2
+        numbers = count * each * (forward + backward) * self.sizes.tokens
+        self.add("column", "all-reduce", count * (each * forward + backward), numbers * self.sizes.wide)
 
 
 class GridTraffic(ModuleTraffic):

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from training.distributed.layout import ParallelConfig
-from training.formulas.parameter_shapes import ParameterShape, stage_parameters
-from training.formulas.traffic.cube import cube_parameters
-from training.formulas.traffic.grid import GridSizes, grid_parameters
+from training.formulas.parameter_shapes import ParameterShape
+from training.formulas.rank_parameters import rank_parameters
+from training.formulas.traffic.grid import GridSizes
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 
@@ -48,19 +48,10 @@ class TrafficInputs:
     """By stage: sharded by tensor parallelism, not yet by ZeRO."""
 
     def __post_init__(self) -> None:
-        ends, layout = self.layout.stages - 1, self.layout
         found = {
-            n: stage_parameters(self.config, self.stage_layers[n], n == 0, n == ends, *self._cut) for n in self.stages
+            n: rank_parameters(self.config, self.layout, self.stage_layers[n], n, self.rank.tp) for n in self.stages
         }
-        if layout.tensor != "1d":
-            cut = cube_parameters if layout.tensor == "3d" else grid_parameters
-            found = {n: list(cut(self.grid, whole)) for n, whole in found.items()}
         object.__setattr__(self, "parameters", found)
-
-    @property
-    def _cut(self) -> tuple[int, int]:
-        """Parts by which 1D tensor parallelism divides parameters, and this rank's."""
-        return (self.layout.tp, self.rank.tp) if self.layout.tensor == "1d" else (1, 0)
 
     @property
     def grid(self) -> GridSizes:

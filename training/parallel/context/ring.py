@@ -1,4 +1,4 @@
-"""Ring attention: keys and values go around the ranks, and meet each rank's queries (Liu et al. 2023, section 3).
+"""Ring attention: keys and values go around the ranks, and meet each rank's queries (Liu et al. 2023).
 
 Rank r keeps its queries. In n steps it has the keys and values of ranks r, r - 1, …, sends them to rank r + 1
 meanwhile, and merges what its queries see of them (training/kernels/block_attention.py). The backward pass goes around

@@ -3,7 +3,7 @@
 A sequence is cut into chunks of equal length. With Ulysses rank r of n holds chunk r. With ring attention it holds two
 of 2 n: r and 2 n - 1 - r. A causal mask lets late tokens see more than early ones, so consecutive tokens would give the
 last rank almost twice the average work; an early chunk with a late one gives each the same (the zigzag order of
-Llama team 2024, section 3.3.2; Brandon et al. 2023, "Striped attention", balance with single tokens).
+Llama team 2024, "The Llama 3 herd of models"; Brandon et al. 2023, "Striped attention", balance with single tokens).
 """
 
 from dataclasses import dataclass

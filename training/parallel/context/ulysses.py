@@ -1,4 +1,4 @@
-"""Ulysses: ranks exchange tokens for heads around attention (Jacobs et al. 2023, "DeepSpeed Ulysses", section 3.1).
+"""Ulysses: ranks exchange tokens for heads around attention (Jacobs et al. 2023, "DeepSpeed Ulysses").
 
 Rank r of n has chunk r of each sequence. One all-to-all sends each rank the queries, keys and values of its heads, so
 that it has H / n heads of all tokens, and attends as one process does; another one returns the outputs. Both passes

@@ -1,7 +1,7 @@
 """3D products: a linear layer on a cube of l x l x l ranks, of which each holds a block of every matrix.
 
 Rank (k, i, j) is in layer k, row i and column j of a cube. A product takes the features of an axis of it to those of
-another one, and the next product takes them back (Bian et al. 2021, section 3). With the columns as inputs and the rows
+another one, and the next product takes them back (Bian et al. 2021). With the columns as inputs and the rows
 as outputs
 
     X: tokens of (k, i), features of j    gathered along the row axis: the tokens of k
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from training.distributed.collectives import gather_rows, scatter_rows
-from training.parallel.grid.summa import is_wanted
+from training.parallel.grid.summa import is_wanted, join
 from training.sharding.axis import Axis
 
 
@@ -38,29 +38,33 @@ class Turn:
         return Turn(self.outputs, self.inputs, self.layers)
 
 
-def product_3d(x: Tensor, weight: Tensor, turn: Turn) -> Tensor:
-    """X W^T, differentiable: (B, T, h / l) and (h' / l, h / l^2) to (B, T, h' / l), of other sequences."""
-    return _Product.apply(x.flatten(0, -2), weight, turn).unflatten(0, x.shape[:-1])
+def product_3d(x: Tensor, turn: Turn, *weights: Tensor) -> Tensor:
+    """X W^T, differentiable: (B, T, h / l) and (h' / l, h / l^2) to (B, T, h' / l), of other sequences.
+
+    Of several matrices the outputs are one after the other; X is gathered once.
+    """
+    return _Product.apply(x.flatten(0, -2), turn, *weights).unflatten(0, x.shape[:-1])
 
 
 class _Product(torch.autograd.Function):
     """Gathers again in the backward pass what it multiplied, and keeps only the blocks."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, turn: Turn) -> Tensor:
-        ctx.save_for_backward(x, weight)
+    def forward(ctx: Any, x: Tensor, turn: Turn, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x, *weights)
         ctx.turn = turn
-        return scatter_rows(gather_rows(x, turn.outputs) @ gather_inputs(weight, turn.layers).T, turn.inputs)
+        return scatter_rows(gather_rows(x, turn.outputs) @ gather_inputs(join(weights), turn.layers).T, turn.inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        (x, weight), turn, dx, dw = ctx.saved_tensors, ctx.turn, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        turn, dx, dw = ctx.turn, None, [None] * len(weights)
         dy = gather_rows(grad, turn.inputs)
         if is_wanted(ctx, 0):
-            dx = scatter_rows(dy @ gather_inputs(weight, turn.layers), turn.outputs)
+            dx = scatter_rows(dy @ gather_inputs(join(weights), turn.layers), turn.outputs)
         if is_wanted(ctx, 1):
-            dw = scatter_inputs(dy.T @ gather_rows(x, turn.outputs), turn.layers)
-        return dx, dw, None
+            dw = scatter_inputs(dy.T @ gather_rows(x, turn.outputs), turn.layers).split([*map(len, weights)])
+        return dx, None, *dw
 
 
 def gather_inputs(weight: Tensor, axis: Axis) -> Tensor:

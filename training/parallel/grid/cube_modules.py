@@ -93,8 +93,8 @@ class CubeLinear(GridLinear):
         nn.Module.__init__(self)
         self.weight, self.bias, self.turn = full.weight, full.bias, turn
 
-    def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        return product_3d(x, weight, self.turn)
+    def product(self, x: Tensor, *weights: Tensor) -> Tensor:
+        return product_3d(x, self.turn, *weights)
 
 
 class CubeHead(Head):
@@ -107,7 +107,7 @@ class CubeHead(Head):
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """In training of the sequences of (k, j), in evaluation of those of (k, i)."""
-        logits, group = product_3d(x, self.weight, self.turn), self.turn.outputs.group
+        logits, group = product_3d(x, self.turn, self.weight), self.turn.outputs.group
         targets = exchange(targets.contiguous(), self.grid)
         if not self.training:
             return exchange(logits_losses(logits, targets, self.first, group), self.grid)
@@ -115,7 +115,7 @@ class CubeHead(Head):
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """The loss; without targets this rank's logits, (B, T, V / l)."""
-        return product_3d(x, self.weight, self.turn) if targets is None else self.loss(x, targets)
+        return product_3d(x, self.turn, self.weight) if targets is None else self.loss(x, targets)
 
 
 class CubeTokens(TokenEmbedding):

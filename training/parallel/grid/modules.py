@@ -73,9 +73,9 @@ class GridLinear(Linear):
         nn.Module.__init__(self)
         self.weight, self.bias, self.grid = full.weight, full.bias, grid
 
-    def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """X W^T of the blocks of all ranks."""
-        return summa(x, weight, self.grid)
+    def product(self, x: Tensor, *weights: Tensor) -> Tensor:
+        """X W^T of the blocks of all ranks, for matrices that are one below the other."""
+        return summa(x, self.grid, *weights)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.product(x, self.weight)
@@ -84,7 +84,7 @@ class GridLinear(Linear):
     def beside(self, x: Tensor, *others: nn.Linear) -> Sequence[Tensor]:
         """One product for all of them, which sends `x` once."""
         layers = (self, *others)
-        outputs = self.product(x, torch.cat([layer.weight for layer in layers]))
+        outputs = self.product(x, *(layer.weight for layer in layers))
         parts = outputs.split([len(layer.weight) for layer in layers], -1)
         return [y if layer.bias is None else y + layer.bias for y, layer in zip(parts, layers, strict=True)]
 
@@ -102,14 +102,14 @@ class GridHead(Head):
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """The same on each rank of a grid row: it sums over the vocabulary."""
-        logits, group = summa(x, self.weight, self.grid), self.grid.column.group
+        logits, group = summa(x, self.grid, self.weight), self.grid.column.group
         if not self.training:
             return logits_losses(logits, targets, self.first, group)
         return logits_cross_entropy(logits, targets, self.first, group, self.z_loss)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """The loss; without targets this rank's logits, (B, T, V / q)."""
-        return summa(x, self.weight, self.grid) if targets is None else self.loss(x, targets)
+        return summa(x, self.grid, self.weight) if targets is None else self.loss(x, targets)
 
 
 class GridDropout(Dropout):

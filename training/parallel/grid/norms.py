@@ -1,4 +1,7 @@
-"""Norms on a grid: each rank has some of a token's features, and the statistics are those of all."""
+"""Norms on a grid: each rank has some of a token's features, and the statistics are those of all.
+
+Until the backward pass a norm keeps its input and the statistics, as those of one device do.
+"""
 
 from typing import Any
 
@@ -8,6 +11,7 @@ from torch import Tensor, nn
 
 from training.kernels.precision import accumulation_dtype
 from training.model.layers import LayerNorm, RMSNorm
+from training.parallel.grid.summa import is_wanted
 from training.sharding.axis import Axis
 
 
@@ -19,9 +23,7 @@ class GridRMSNorm(RMSNorm):
         self.weight, self.eps, self.axis = full.weight, full.eps, axis
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(accumulation_dtype(x.dtype))
-        scale = torch.rsqrt(mean_over(wide.square(), self.axis) + self.eps)
-        return (wide * scale * self.weight).to(x.dtype)
+        return _RMSNorm.apply(x, self.weight, self.eps, self.axis)
 
 
 class GridLayerNorm(LayerNorm):
@@ -35,27 +37,59 @@ class GridLayerNorm(LayerNorm):
         self.weight, self.bias, self.eps, self.axis = full.weight, full.bias, full.eps, axis
 
     def forward(self, x: Tensor) -> Tensor:
+        return _LayerNorm.apply(x, self.weight, self.bias, self.eps, self.axis)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, axis: Axis) -> Tensor:
         wide = x.to(accumulation_dtype(x.dtype))
-        centred = wide - mean_over(wide, self.axis)
-        y = centred * torch.rsqrt(mean_over(centred.square(), self.axis) + self.eps) * self.weight
-        return (y if self.bias is None else y + self.bias).to(x.dtype)
+        scale = torch.rsqrt(mean_over(wide.square(), axis) + eps)
+        ctx.save_for_backward(x, weight, scale)
+        ctx.axis = axis
+        return (wide * scale * weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, scale = ctx.saved_tensors
+        normed, grad, dx = x.to(scale.dtype) * scale, grad.to(scale.dtype), None
+        if is_wanted(ctx, 0):
+            own = grad * weight
+            dx = (own - normed * mean_over(own * normed, ctx.axis)).mul_(scale).to(x.dtype)
+        return dx, _sum_of_tokens(grad * normed, weight), None, None
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, axis: Axis) -> Tensor:
+        wide = x.to(accumulation_dtype(x.dtype))
+        mean = mean_over(wide, axis)
+        centred = wide - mean
+        scale = torch.rsqrt(mean_over(centred.square(), axis) + eps)
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.axis, ctx.has_bias = axis, bias is not None
+        y = centred.mul_(scale) * weight
+        return (y if bias is None else y + bias).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, scale = ctx.saved_tensors
+        normed, grad, dx = (x.to(scale.dtype) - mean).mul_(scale), grad.to(scale.dtype), None
+        if is_wanted(ctx, 0):
+            own = grad * weight
+            shift, slope = mean_over(torch.stack((own, own * normed)), ctx.axis)
+            dx = (own - shift - normed * slope).mul_(scale).to(x.dtype)
+        db = _sum_of_tokens(grad, weight) if ctx.has_bias else None
+        return dx, _sum_of_tokens(grad * normed, weight), db, None, None
 
 
 def mean_over(x: Tensor, axis: Axis) -> Tensor:
     """Mean of the last dimension, which the ranks along `axis` split evenly: (..., F / n) to (..., 1)."""
-    return _SumOver.apply(x.sum(-1, keepdim=True), axis) / (axis.size * x.shape[-1])
+    total = x.sum(-1, keepdim=True)
+    dist.all_reduce(total, group=axis.group)
+    return total / (axis.size * x.shape[-1])
 
 
-class _SumOver(torch.autograd.Function):
-    """All-reduce; and of the gradient, of which each rank has the term that comes from its features."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        x = x.clone()
-        dist.all_reduce(x, group=axis.group)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _SumOver.forward(ctx, grad, ctx.axis), None
+def _sum_of_tokens(grad: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of a vector from that of each token, (..., F) to (F,)."""
+    return grad.flatten(0, -2).sum(0).to(weight.dtype)

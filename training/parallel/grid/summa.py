@@ -11,10 +11,10 @@ W_ij here: block (i, j) of the paper's B = W^T. A layer and its gradients are th
 
 Each is q rounds, and what the next round needs is on its way during one. For X of n x h and W of h x h' a rank receives
 (q - 1) n h / q^2 elements of X, or sends as many of dX, and (q - 1) h h' / q^2 of W or dW: the same for all three
-products. In 2.5D each layer of the grid does this with its own tokens (Wang et al. 2021, section 3.1).
+products. In 2.5D each layer of the grid does this with its own tokens (Wang et al. 2021).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,28 +43,42 @@ class Grid:
         return cls(axes["row"], axes["column"], axes["tp"])
 
 
-def summa(x: Tensor, weight: Tensor, grid: Grid) -> Tensor:
-    """X W^T, differentiable: blocks (..., h / q) of X and (h' / q, h / q) of W to the block (..., h' / q)."""
-    return _Summa.apply(x.flatten(0, -2), weight, grid).unflatten(0, x.shape[:-1])
+def summa(x: Tensor, grid: Grid, *weights: Tensor) -> Tensor:
+    """X W^T, differentiable: blocks (..., h / q) of X and (h' / q, h / q) of W to the block (..., h' / q).
+
+    Of several matrices the outputs are one after the other; X is sent once.
+    """
+    return _Summa.apply(x.flatten(0, -2), grid, *weights).unflatten(0, x.shape[:-1])
 
 
 class _Summa(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, grid: Grid) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.grid = grid
-        return product(x, weight, grid)
+    """Joins the matrices in each pass again: a joined copy would be kept from the one to the other."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        dx = input_gradient(grad, weight, ctx.grid) if is_wanted(ctx, 0) else None
-        dw = weight_gradient(grad, x, ctx.grid) if is_wanted(ctx, 1) else None
-        return dx, dw, None
+    def forward(ctx: Any, x: Tensor, grid: Grid, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x, *weights)
+        ctx.grid = grid
+        return product(x, join(weights), grid)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        dx = input_gradient(grad, join(weights), ctx.grid) if is_wanted(ctx, 0) else None
+        if not is_wanted(ctx, 1):
+            return dx, *[None] * (1 + len(weights))
+        return dx, None, *weight_gradient(grad, x, ctx.grid).split([*map(len, weights)])
+
+
+def join(weights: Sequence[Tensor]) -> Tensor:
+    """Matrices (outputs, inputs) of the same inputs as one; a single one is not copied."""
+    return weights[0] if len(weights) == 1 else torch.cat([*weights])
 
 
 def is_wanted(ctx: Any, index: int) -> bool:
-    """True if this backward pass goes on to an argument: a split one computes gradients of inputs and weights apart."""
+    """True if this backward pass goes on to an argument, numbered among tensors.
+
+    A split one computes gradients of inputs and weights apart.
+    """
     node = ctx.next_functions[index][0]
     try:
         return node is not None and bool(torch._C._will_engine_execute_node(node))

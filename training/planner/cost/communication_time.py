@@ -42,6 +42,30 @@ def gradient_all_reduce(
     return in_node + 2 * (nodes - 1) / nodes * size * sharing / rate
 
 
+_SENT = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 1.0}  # times (n - 1) / n
+
+
+def collective_time(
+    cluster: Cluster, constants: Constants, stride: int, ranks: int, operation: str, calls: float, size: float
+) -> float:
+    """Seconds of `calls` collectives or messages over `ranks` that are `stride` apart, of `size` bytes together.
+
+    `size` as training/parity/traffic.py counts it. Rings of all ranks of a node share its cards, as in
+    `tensor_all_reduce`: one rank's message crosses to the next node for all of a ring that are in the node. What an
+    all-to-all sends to other nodes goes through the card of each rank.
+    """
+    if ranks == 1 or operation == "receive":  # which another rank sends
+        return 0.0
+    device, inside = cluster.device, min(ranks, max(1, cluster.per_node // stride))
+    latency = constants.collective_latency * calls
+    sent = size * _SENT[operation] * (ranks - 1) / ranks if operation in _SENT else size
+    within = sent / (constants.link_share * device.link)
+    if inside == ranks:
+        return within + latency
+    outside = (ranks - inside) / (ranks - 1) if operation == "all-to-all" else 1 / inside
+    return max(within, outside * sent / (constants.network_share * device.network)) + 3 * latency
+
+
 def message(cluster: Cluster, constants: Constants, size: float) -> float:
     """Seconds to send `size` bytes to the next stage, in another node if there is one."""
     device = cluster.device

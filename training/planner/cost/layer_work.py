@@ -39,13 +39,15 @@ class Work:
     products: tuple[Product, ...]
     traffic: float
     """Bytes that the kernels beside the products read and write, in 16 bits; twice that in a backward pass."""
+    attention: tuple[Product, ...] = ()
+    """Those of the products that are of queries and keys, and of weights and values."""
 
     @property
     def flops(self) -> float:
         return sum(product.flops for product in self.products)
 
 
-def layer_work(model: ModelConfig, sequences: int, seq_len: int, tp: int, shards: int, flash: bool) -> Work:
+def layer_work(model: ModelConfig, sequences: float, seq_len: int, tp: int, shards: int, flash: bool) -> Work:
     """Work of one decoder layer; its norms and residual sums see 1 / `shards` of the tokens.
 
     `flash`: attention's weights never leave the chip (Dao et al. 2022); else the softmax reads and writes b a s² / t.
@@ -53,10 +55,10 @@ def layer_work(model: ModelConfig, sequences: int, seq_len: int, tp: int, shards
     tokens, width, heads, head_dim = sequences * seq_len, model.width, model.heads / tp, model.head_dim
     attention, ffn = model.q_width / tp, model.ffn_width / tp
     up = ffn * (2 if model.is_gated else 1)
+    of_heads = attention_products(seq_len, head_dim, sequences * heads)
     products = (
         Product(tokens, attention + 2 * model.kv_width / tp, width),
-        Product(seq_len, seq_len, head_dim, sequences * heads),
-        Product(seq_len, head_dim, seq_len, sequences * heads),
+        *of_heads,
         Product(tokens, width, attention),
         Product(tokens, up, width),
         Product(tokens, width, ffn),
@@ -64,10 +66,15 @@ def layer_work(model: ModelConfig, sequences: int, seq_len: int, tp: int, shards
     whole = (2 * 2 + 2 * 3) * width / shards  # two norms, and two sums with the residual stream
     divided = 2 * attention + up + ffn  # attention's output rearranged, and the activation function
     weights = 0.0 if flash else 2 * heads * seq_len
-    return Work(products, 2.0 * tokens * (whole + divided + weights))
+    return Work(products, 2.0 * tokens * (whole + divided + weights), of_heads)
 
 
-def head_work(model: ModelConfig, sequences: int, seq_len: int, tp: int) -> Work:
+def attention_products(seq_len: int, head_dim: int, count: float) -> tuple[Product, Product]:
+    """Of queries and keys, and of weights and values, of `count` heads of sequences; as if all tokens saw all."""
+    return Product(seq_len, seq_len, head_dim, count), Product(seq_len, head_dim, seq_len, count)
+
+
+def head_work(model: ModelConfig, sequences: float, seq_len: int, tp: int) -> Work:
     """Work of the output matrix and the loss, which reads or writes each logit about ten times in float32."""
     tokens, vocabulary = sequences * seq_len, -(-model.vocab_size // tp)
     return Work((Product(tokens, vocabulary, model.width),), 40.0 * tokens * vocabulary)

@@ -4,15 +4,17 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from training.distributed.layout import SPLIT_BACKWARD
+from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig
 from training.formulas.parameter_shapes import stage_parameters
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
-from training.planner.cost.communication_time import gradient_all_reduce, message, tensor_all_reduce
+from training.planner.cost.communication_time import collective_time, gradient_all_reduce, message
 from training.planner.cost.fitted_constants import Constants
 from training.planner.cost.hardware import Device
-from training.planner.cost.layer_work import Product, Work, head_work, layer_work
+from training.planner.cost.layer_traffic import Seconds, head_collectives, hidden_bytes, layer_collectives
+from training.planner.cost.layer_work import Product, Work
 from training.planner.cost.planned_run import PlannedRun
+from training.planner.cost.rank_work import head_of_rank, layer_of_rank
 
 _LAUNCH_NORM = 6  # of the smooth maximum of the device's and the host's time
 
@@ -54,6 +56,7 @@ def product_time(product: Product, device: Device, constants: Constants) -> floa
     return product.flops / (share * device.flops) + size / (0.9 * device.bandwidth) + constants.product_latency
 
 
+@lru_cache(4096)
 def work_time(work: Work, device: Device, constants: Constants) -> tuple[float, float]:
     """Seconds of the forward and of the backward pass of `work` on the device."""
     traffic = _traffic_time(work, device, constants)
@@ -70,19 +73,27 @@ def layer_time(run: PlannedRun, constants: Constants) -> PassTime:
     """Of one layer: the slower of the device and of the host that launches its kernels.
 
     Two all-reduces of b s h elements a pass (Shoeybi et al. 2019, section 3), which sequence parallelism splits into
-    as many bytes of gathers and scatters (Korthikanti et al. 2022, section 4.2.2).
+    as many bytes of gathers and scatters (Korthikanti et al. 2022, section 4.2.2); others in layer_traffic.py.
     """
     layout, device = run.layout, run.cluster.device
-    work = _layer_work(run.model, run.micro_batch, run.seq_len, layout.tp, layout.sequence_shards, run.software.flash)
+    work = layer_of_rank(run)
     forward, backward = work_time(work, device, constants)
-    reduce = 2 * tensor_all_reduce(run.cluster, constants, layout.tp, _hidden_bytes(run))
+    sent = layer_collectives(run, constants, *_by_kind(work, layout, device, constants))
     launch = constants.launch + constants.launch_wait * (layout.tp - 1)
-    again = _again(run.recompute, work, device, constants, forward + reduce)
-    whole_forward = _slower(forward + reduce, launch)
-    whole_backward = _slower(backward + reduce + again, 2 * launch + launch * (again > 0))
+    again = _again(run.recompute, work, device, constants, forward + sent.forward)
+    whole_forward = _slower(forward + sent.forward, launch)
+    whole_backward = _slower(backward + sent.backward + again, 2 * launch + launch * (again > 0))
     slower = constants.deepspeed if run.software.deepspeed else 1.0
-    collectives = reduce * (3 if run.recompute == "full" else 2)
+    collectives = sent.forward * (2 if run.recompute == "full" else 1) + sent.backward
     return PassTime(slower * whole_forward, slower * whole_backward, slower * collectives)
+
+
+def _by_kind(work: Work, layout: ParallelConfig, device: Device, constants: Constants) -> tuple[Seconds, Seconds]:
+    """Seconds of a layer's products with matrices, and of those in attention, where communication may hide there."""
+    if layout.tensor == "1d" and layout.cp == 1:
+        return Seconds(0.0, 0.0), Seconds(0.0, 0.0)
+    matrices = [product for product in work.products if product not in work.attention]
+    return tuple(Seconds(*work_time(Work(tuple(each), 0.0), device, constants)) for each in (matrices, work.attention))  # type: ignore[return-value]
 
 
 def _again(recompute: Recompute, work: Work, device: Device, constants: Constants, forward: float) -> float:
@@ -94,10 +105,9 @@ def _again(recompute: Recompute, work: Work, device: Device, constants: Constant
 
 def head_time(run: PlannedRun, constants: Constants) -> PassTime:
     """Of the output matrix and the loss."""
-    work = head_work(run.model, run.micro_batch, run.seq_len, run.layout.tp)
-    forward, backward = work_time(work, run.cluster.device, constants)
-    reduce = tensor_all_reduce(run.cluster, constants, run.layout.tp, _hidden_bytes(run))
-    return PassTime(forward, backward + reduce, reduce)
+    forward, backward = work_time(head_of_rank(run), run.cluster.device, constants)
+    sent = head_collectives(run, constants)
+    return PassTime(forward, backward + sent, sent)
 
 
 def step_time(run: PlannedRun, constants: Constants) -> StepTime:
@@ -128,12 +138,7 @@ def _send_time(run: PlannedRun, constants: Constants) -> float:
     if layout.pp == 1:
         return 0.0
     parts = layout.tp if run.software.divided_messages else layout.sequence_shards
-    return 2 * layout.virtual_stages * message(run.cluster, constants, _hidden_bytes(run) / parts)
-
-
-def _hidden_bytes(run: PlannedRun) -> float:
-    """Bytes of a micro-batch's residual stream."""
-    return float(run.cluster.device.element_bytes) * run.micro_batch * run.seq_len * run.model.width
+    return 2 * layout.virtual_stages * message(run.cluster, constants, hidden_bytes(run) / parts)
 
 
 def _bubble(run: PlannedRun, slots: list[float], sent: float, layer: PassTime) -> float:
@@ -159,12 +164,13 @@ def data_time(run: PlannedRun, constants: Constants, slot: float, backward: floa
     backward pass, which hides what is sent in the meantime.
     """
     layout, count = run.layout, run.layout.micro_batches
-    if layout.dp == 1:
-        return 0.0
+    layers = _depth_time(run, constants)
+    if layout.replicas == 1:
+        return layers
     parameters, software = rank_parameters(run), run.software
     share = constants.deepspeed_reduction_share if software.deepspeed else software.reduction_share
     gradients, weights = (
-        gradient_all_reduce(run.cluster, constants, layout.tp, layout.dp, size * parameters, share)
+        gradient_all_reduce(run.cluster, constants, layout.tp, layout.replicas, size * parameters, share)
         for size in (software.gradient_bytes, run.cluster.device.element_bytes)
     )
     if layout.zero == 3:
@@ -174,26 +180,31 @@ def data_time(run: PlannedRun, constants: Constants, slot: float, backward: floa
         seconds, hidden = (weights + count * gradients) / 2, count * backward
     else:
         seconds, hidden = (gradients if layout.zero == 0 else (gradients + weights) / 2), backward
-    return seconds - min(hidden, software.hidden * seconds) * run.cluster.device.overlaps
+    return layers + seconds - min(hidden, software.hidden * seconds) * run.cluster.device.overlaps
+
+
+def _depth_time(run: PlannedRun, constants: Constants) -> float:
+    """2.5D: the all-reduce over the layers of the grid of all gradients, after the last backward pass."""
+    depth, side, _ = run.layout.grid
+    size = run.software.gradient_bytes * rank_parameters(run) / run.layout.shards
+    is_summed = run.layout.tensor == "2.5d"
+    return collective_time(run.cluster, constants, side * side, depth, "all-reduce", 1, size) if is_summed else 0.0
 
 
 def _update_time(run: PlannedRun, constants: Constants) -> float:
-    shards = run.layout.zero_group if run.layout.zero else 1
-    return constants.update_bytes * rank_parameters(run) / shards / run.cluster.device.bandwidth
+    return constants.update_bytes * rank_parameters(run) / run.layout.shards / run.cluster.device.bandwidth
 
 
 def rank_parameters(run: PlannedRun) -> float:
-    """Parameters on the rank that has the most, of one tensor-parallel rank: its layers and an end of the model."""
+    """Parameters on the rank that has the most, of one tensor-parallel rank: its layers and an end of the model.
+
+    Layers of a 2.5D grid hold the same.
+    """
     layout = run.layout
     ends = 2 if layout.pp == 1 and not run.model.tied else 1
-    return (
-        max(run.rank_layers) * layer_parameters(run.model) + ends * run.model.vocab_size * run.model.width
-    ) / layout.tp
-
-
-@lru_cache(4096)
-def _layer_work(model: ModelConfig, sequences: int, seq_len: int, tp: int, shards: int, flash: bool) -> Work:
-    return layer_work(model, sequences, seq_len, tp, shards, flash)
+    return (max(run.rank_layers) * layer_parameters(run.model) + ends * run.model.vocab_size * run.model.width) / (
+        layout.tp // layout.depth
+    )
 
 
 @lru_cache

@@ -10,7 +10,7 @@ ONE, RING = ParallelConfig(), ParallelConfig(cp=4)
 
 
 def kept(ranks: RankPool, layout: ParallelConfig, seq_len: int) -> int:
-    return measured(ranks, small_model(seq_len, layers=1), layout, layout.cp, seq_len).kept
+    return measured(ranks, small_model(seq_len, layers=1), layout, seq_len).kept
 
 
 @pytest.mark.parametrize("context", ["ring", "ulysses"])

@@ -36,7 +36,7 @@ def multiply(back: bool) -> tuple[float, Traffic, Traffic]:
     own_x = block(x, before, (side, into)).requires_grad_()
     own_w = block(w, (side, out), inputs).requires_grad_()
     with TrafficCounter(world) as forward:
-        y = product_3d(own_x[None], own_w, turn)[0]
+        y = product_3d(own_x[None], turn, own_w)[0]
     with TrafficCounter(world) as backward:
         y.backward(block(dy, after, (side, out)))
     assert own_x.grad is not None and own_w.grad is not None

@@ -35,6 +35,7 @@ LAYOUTS: dict[str, tuple[ParallelConfig, int, int, str, Recompute]] = {
     "breadth-first": (ParallelConfig(pp=2, schedule="looped-bfs", micro_batches=4), 2, 0, "gpt2-124m", "none"),
     "zero-bubble": (ParallelConfig(pp=2, schedule="zero-bubble", micro_batches=4), 2, 1, "llama-2-7b", "full"),
     "zbv": (ParallelConfig(pp=2, schedule="zbv", zero=1, tp=2, micro_batches=4), 8, 3, "gpt2-124m", "none"),
+    "ring": (ParallelConfig(cp=2, tp=2, zero=1), 8, 6, "llama-2-7b", "full"),
     "dualpipev": (ParallelConfig(pp=2, schedule="dualpipev", micro_batches=8), 2, 1, "gpt-neox-20b", "none"),
 }  # fmt: skip
 
@@ -43,7 +44,8 @@ def small_run(layout: ParallelConfig, processes: int, preset: str, recompute: Re
     model = ModelConfig(preset=preset, **SIZES).resolve(1, 32)
     layout = layout.resolve(processes, model, 32)
     cluster = Cluster(find_device("a100-40gb"), processes)
-    return PlannedRun(model, layout, 2 * layout.dp * layout.micro_batches, 32, cluster, recompute)
+    sequences = 2 * layout.dp * layout.micro_batches * layout.batch_shards
+    return PlannedRun(model, layout, sequences, 32, cluster, recompute)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -57,6 +59,12 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(name: str) -> None:
     assert found.agrees and found.parameters > 10_000
     assert bool(found.sent) == (processes > 1)
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("layout", [ParallelConfig(tp=4, tensor="2d"), ParallelConfig(cp=4, context="ulysses")])
+def test_grids_and_ulysses_are_refused(layout: ParallelConfig) -> None:
+    with pytest.raises(UsageError, match="--dry_run of dp 1 x .*: its exchanges are not followed"):
+        try_rank(small_run(layout, 4, "llama-2-7b", "none"), 1)
 
 
 def test_selective_recomputation_with_tensor_parallelism() -> None:

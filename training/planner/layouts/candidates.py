@@ -1,0 +1,135 @@
+"""Candidates: every layout of a model on a cluster that the trainer accepts."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+from math import isqrt
+
+from gristmill.errors import UsageError
+from training.distributed.context_layout import check_together
+from training.distributed.layout import SPLIT_BACKWARD, STAGES_PER_RANK, ParallelConfig, Schedule
+from training.memory.memory_config import Recompute
+from training.model.model_config import ModelConfig
+from training.parallel.pipeline_stages import stage_layers
+from training.planner.cost.planned_run import GRISTMILL, PlannedRun, Software
+from training.planner.layouts.plan_request import PlanRequest
+
+_MOST_SEQUENCES = 32  # of a micro-batch
+_MOST_VIRTUAL = 4
+_SIDES = range(2, 9)  # of a grid
+_MOST_CUBE = 64
+_FEWEST_TOKENS = 1024  # of a sequence on a rank: with fewer, data parallelism divides as much for less
+
+
+def candidates(request: PlanRequest) -> Iterator[PlannedRun]:
+    """Every layout that divides GPUs, model and batch evenly, and that the trainer's own checks accept.
+
+    1D tensor parallelism stays within a node, with sequence parallelism where the sequence divides.
+    """
+    devices, model = request.cluster.devices, request.model
+    for divided in _divisions(request):
+        ranks = divided.tp * divided.cp
+        for pp in divisors(devices // ranks):
+            dp = devices // (ranks * pp)
+            if pp > model.layers or request.batch % dp:
+                continue
+            for micro in divisors(request.batch // dp):
+                if micro <= _MOST_SEQUENCES and micro % divided.batch_shards == 0:
+                    yield from _of_sizes(request, replace(divided, dp=dp, pp=pp), request.batch // dp // micro)
+
+
+def _divisions(request: PlanRequest) -> Iterator[ParallelConfig]:
+    """Each way of dividing matrices and sequences within a replica, as a layout of one stage and all replicas."""
+    sp = request.software == GRISTMILL
+    kinds = [ParallelConfig(tp=tp, sequence_parallel=tp > 1 and request.seq_len % tp == 0 and sp)
+             for tp in tensor_degrees(request)]  # fmt: skip
+    if request.software == GRISTMILL:
+        grids = [ParallelConfig(tp=q * q, tensor="2d") for q in _SIDES]
+        grids += [ParallelConfig(tp=q * q * d, tensor="2.5d", depth=d) for q in _SIDES for d in range(2, q + 1)]
+        grids += [ParallelConfig(tp=side**3, tensor="3d") for side in _SIDES if side**3 <= _MOST_CUBE]
+        longer = [cp for cp in divisors(request.seq_len // _FEWEST_TOKENS or 1) if cp > 1]
+        contexts = [replace(kind, cp=cp, context=c) for cp in longer for kind in kinds for c in ("ring", "ulysses")]
+        kinds += [each for each in (*grids, *contexts) if _is_accepted(request, each)]
+    yield from kinds
+
+
+def _is_accepted(request: PlanRequest, divided: ParallelConfig) -> bool:
+    devices, ranks = request.cluster.devices, divided.tp * divided.cp
+    if devices % ranks:
+        return False
+    try:
+        check_together(divided, "none", request.compiled)
+        divided.resolve(devices, request.model, request.seq_len)
+    except UsageError:
+        return False
+    return True
+
+
+def _of_sizes(request: PlanRequest, divided: ParallelConfig, count: int) -> Iterator[PlannedRun]:
+    """Layouts of these degrees with `count` micro-batches."""
+    dp, pp, software = divided.dp, divided.pp, request.software
+    for schedule, virtual in _schedules(request, pp, count):
+        layers = _stage_layers(request.model, pp * virtual, request.seq_len)
+        for zero in software.zero if divided.replicas > 1 else (0,):
+            if zero == 3 and pp > 1:  # gathers all weights of a stage at once: as much memory as ZeRO-1, and more time
+                continue
+            layout = replace(
+                divided, zero=zero, zero_group=dp if zero else 1, schedule=schedule,
+                virtual_stages=virtual, micro_batches=count,
+            )  # fmt: skip
+            for recompute in _recomputations(software, divided):
+                yield PlannedRun(
+                    request.model, layout, request.batch, request.seq_len, request.cluster, recompute,
+                    software, layers, request.states,
+                )  # fmt: skip
+
+
+def _recomputations(software: Software, divided: ParallelConfig) -> list[Recompute]:
+    """Those that the trainer accepts with it."""
+    found = []
+    for recompute in software.recompute:
+        with suppress(UsageError):
+            check_together(divided, recompute, False)
+            found.append(recompute)
+    return found
+
+
+def _schedules(request: PlanRequest, pp: int, count: int) -> Iterator[tuple[Schedule, int]]:
+    """Schedules of a pipeline of `pp` ranks that take `count` micro-batches, with their stages per rank."""
+    layers = request.model.layers
+    if pp == 1:
+        yield "1f1b", 1
+        return
+    for schedule in request.software.schedules:
+        if request.compiled and schedule in SPLIT_BACKWARD:
+            continue
+        fixed = STAGES_PER_RANK[schedule]
+        for virtual in [fixed] if fixed else range(2, _MOST_VIRTUAL + 1 if schedule not in SPLIT_BACKWARD else 3):
+            enough = count >= (pp if schedule == "1f1b" else 1) and pp * virtual <= layers
+            if enough and (virtual == 1 or count % max(1, count // pp) == 0):  # in rounds of one per rank
+                yield schedule, virtual
+
+
+def tensor_degrees(request: PlanRequest) -> list[int]:
+    """Degrees of tensor parallelism that divide the heads, the MLP and the GPUs of a node."""
+    model, cluster = request.model, request.cluster
+    sizes = (model.heads, model.kv_heads, model.ffn_width, cluster.devices)
+    within = min(cluster.per_node, cluster.devices)
+    return [
+        tp
+        for tp in range(1, within + 1)
+        if all(size % tp == 0 for size in sizes) and cluster.per_node % tp == 0 and model.vocab_size >= tp * tp
+    ]
+
+
+@lru_cache
+def _stage_layers(model: ModelConfig, stages: int, seq_len: int) -> tuple[int, ...]:
+    """As the trainer divides them; other programs are taken to do it alike."""
+    return tuple(len(layers) for layers in stage_layers(model, stages, seq_len))
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, in ascending order."""
+    low = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})
