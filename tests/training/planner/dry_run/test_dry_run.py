@@ -63,7 +63,7 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(name: str) -> None:
 
 @pytest.mark.parametrize("layout", [ParallelConfig(tp=4, tensor="2d"), ParallelConfig(cp=4, context="ulysses")])
 def test_grids_and_ulysses_are_refused(layout: ParallelConfig) -> None:
-    with pytest.raises(UsageError, match="--dry_run of dp 1 x .*: its exchanges are not followed"):
+    with pytest.raises(UsageError, match=r"--dry_run of dp 1 x .*: its exchanges are not followed"):
         try_rank(small_run(layout, 4, "llama-2-7b", "none"), 1)
 
 
