@@ -114,6 +114,12 @@ class Certifier:
         self.ranks, self.job = ranks, job
         self._references: dict[Case, GlobalResult] = {}
 
+    def with_job(self, job: Callable[[Case], RankResult]) -> "Certifier":
+        """A certifier that runs another job and shares the references."""
+        other = Certifier(self.ranks, job)
+        other._references = self._references
+        return other
+
     def certify(self, case: Case) -> CaseResult:
         """Run and compare a case; failures are part of the result, never raised."""
         started = time.monotonic()

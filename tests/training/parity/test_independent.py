@@ -337,9 +337,9 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], Case, str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_that_all_share_turns_red_by_a_finite_difference(rank_pool: RankPool, name: str) -> None:
+def test_a_fault_that_all_share_turns_red_by_a_finite_difference(certifier: Certifier, name: str) -> None:
     _, chosen, seen_in = FAULTS[name]
-    row = Certifier(rank_pool, partial(run_with_fault, name)).certify(chosen)
+    row = certifier.with_job(partial(run_with_fault, name)).certify(chosen)
     assert not row.error, row.error
     assert not row.passed and limits(chosen)[seen_in] < getattr(row, seen_in) < math.inf, row.reason
     assert seen_in in row.reason
