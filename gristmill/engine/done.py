@@ -11,14 +11,14 @@ import msgspec
 
 from gristmill.counts import Counts
 from gristmill.engine.claims import real_paths
-from gristmill.engine.handovers import Listed, is_below, join
+from gristmill.engine.handovers import Listed, is_below
 from gristmill.engine.records import INPUTS, DoneRecord, Inputs, Ledger, OutputRecord, TaskId
 from gristmill.engine.tags import MISSING, FileTags, is_hash, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
 from gristmill.io.files import rejects_path
 from gristmill.storage.files import FileInfo
 from gristmill.storage.local import remove_partial_files
-from gristmill.storage.names import absolute, name_of
+from gristmill.storage.names import absolute, join, name_of, relative_to
 from gristmill.urls import is_remote
 
 
@@ -190,12 +190,11 @@ def _inputs_of(
     """
     root, files = name_of(ledger.root), defaultdict[str, dict[str, str]](dict)
     found = {} if is_share else dict.fromkeys((name_of(path) for paths in listed.values() for path in paths), "")
-    for name, tag in sorted((found | {name: tags.of(Path(name)) for name in read}).items()):
+    for name, tag in sorted((found | {name: tags.of(name) for name in read}).items()):
         written = tags.writer(name)
         if written and (not tag or is_hash(tag)):
-            place = os.path.relpath(written.known.place, root)
-            files[place][os.path.relpath(written.real_name(name), root)] = tag
-    folders, apart = ([os.path.relpath(name_of(folder), root) for folder in found] for found in (listed, others))
+            files[relative_to(root, written.known.place)][relative_to(root, written.real_name(name))] = tag
+    folders, apart = ([relative_to(root, name_of(folder)) for folder in found] for found in (listed, others))
     return Inputs(root, dict(files), [] if is_share else folders, apart) if files else Inputs("")
 
 

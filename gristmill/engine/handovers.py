@@ -20,7 +20,7 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io.files import STATE_DIR
 from gristmill.io.formats.suffixes import CORPUS_SUFFIXES
 from gristmill.storage.files import file_info, hash_file, is_folder
-from gristmill.storage.names import name_of
+from gristmill.storage.names import join, name_of
 from gristmill.urls import folders_above
 
 Listed = Mapping[Path, Sequence[Path]]  # the files that were found in input folders
@@ -236,10 +236,10 @@ class _Read:
         for root, place, files in ((it.root, place, files) for it in inputs for place, files in it.files.items()):
             top = next((top for top in (here, root) if tags.ledger_at(join(top, place))), here)
             source = tags.ledger_at(join(top, place))
-            for name, tag in files.items():
-                read[join(top, name)].add(tag)
+            for path, tag in ((join(top, name), tag) for name, tag in files.items()):
+                read[path].add(tag)
                 if source:
-                    writers[join(top, name)] = source
+                    writers[path] = source
         for it in inputs:
             names = [name for files in it.files.values() for name in files]
             for folder in it.folders:
@@ -277,8 +277,3 @@ def _find_fault(ledger: KnownLedger, read: _Read, now: _Files) -> _Fault | None:
 def is_below(name: str, folder: str) -> bool:
     """Whether a file is in a folder, at any depth."""
     return name.startswith(f"{folder.rstrip('/')}/")
-
-
-def join(folder: str, relative: str) -> str:
-    """The path of a file, given relative to a folder."""
-    return os.path.normpath(os.path.join(folder, relative))

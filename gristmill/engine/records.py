@@ -20,7 +20,7 @@ import msgspec
 from gristmill.counts import Counts
 from gristmill.errors import wrap_write_errors
 from gristmill.storage.files import is_file, list_names, locked_file, read_files, remove_files, write_file
-from gristmill.storage.names import absolute, name_of
+from gristmill.storage.names import absolute, join, name_of, relative_to
 from gristmill.urls import is_remote
 
 READS = "reads "  # before the part of the work, in the names of the records of input folders: see claims.py
@@ -207,7 +207,7 @@ class Ledger:
         root, found, inputs = name_of(self.root), dict[str, OutputRecord](), dict[TaskId, Inputs]()
         for record in self._read(_BriefRecord):
             for output in record.outputs:
-                name = os.path.normpath(os.path.join(root, output.path))
+                name = join(root, output.path)
                 if name not in found or (output.size >= 0 and output.mtime_ns >= found[name].mtime_ns):
                     found[name] = output  # of two tasks, such as of two shares of a corpus, that which wrote it last
             if not record.step and record.task.startswith(INPUTS):
@@ -216,11 +216,11 @@ class Ledger:
 
     def path(self, output: OutputRecord) -> Path:
         """The absolute path of an output."""
-        return Path(os.path.normpath(os.path.join(name_of(self.root), output.path)))
+        return Path(join(name_of(self.root), output.path))
 
     def relative(self, path: Path) -> str:
         """The name of an output in a record."""
-        return os.path.relpath(name_of(path), name_of(self.root))
+        return relative_to(name_of(self.root), name_of(path))
 
     def write(self, record: DoneRecord) -> None:
         """Write the record of a task that has just finished. Raises OutputError if it cannot be written."""

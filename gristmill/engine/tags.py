@@ -120,13 +120,13 @@ class FileTags:
 
         An object that another stage wrote is as its record says until it is fetched.
         """
-        record = self._placed(name_of(path))
-        folder, name = os.path.split(name_of(path))
-        return _state(record) if record else self._files_in(folder).get(name)
+        name = name_of(path)
+        return _state(record) if (record := self._placed(name)) else self.listed(name)
 
     def listed(self, name: str) -> FileInfo | None:
         """The file's size and version in the listing of its folder, whatever ledgers say; None if it is not there."""
-        return self._files_in(os.path.dirname(name)).get(os.path.basename(name))  # noqa: PTH119, PTH120
+        folder, file = os.path.split(name)
+        return self._files_in(folder).get(file)
 
     def is_placed(self, name: str) -> bool:
         """Whether a file is an object that another stage wrote, and that is in its place as far as ledgers say."""
@@ -151,7 +151,7 @@ class FileTags:
         for folder in folders:
             self._stats.pop(name_of(folder), None)
 
-    def of(self, path: Path) -> str:
+    def of(self, path: Path | str) -> str:
         """The tag of a file; MISSING if there is none."""
         name = name_of(path)
         found = self.stat(name)
@@ -226,8 +226,8 @@ class FileTags:
 
     def _record(self, name: str) -> OutputRecord | None:
         """The record of the file by the stage that wrote it, the one that fits best if several stages did."""
-        found, records = self.stat(name), self._all_records(name)
-        if found and len(records) > 1:
+        records = self._all_records(name)
+        if len(records) > 1 and (found := self.stat(name)):
             records.sort(key=lambda record: (matches(found, record), record.size == found.size), reverse=True)
         return records[0] if records else None
 

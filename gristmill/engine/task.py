@@ -196,11 +196,14 @@ def _canonical(value: Any, numbers: dict[Path | FileSet, str]) -> Any:
 
 def _fields(value: Any) -> dict[str, Any]:
     """Field values of a dataclass or msgspec.Struct, by name; empty for anything else."""
-    if isinstance(value, msgspec.Struct):
-        return {name: getattr(value, name) for name in value.__struct_fields__}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    return {}
+    return {name: getattr(value, name) for name in _field_names(type(value))}
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 def _sha256(text: str) -> str:

@@ -16,6 +16,8 @@ def name_of(path: Path | str) -> str:
     ('/a/b.txt', '/s3:/bucket/b.txt')
     """
     text = os.fspath(path)
+    if text[:1] == "/" and "/." not in text and "//" not in text and text[-1:] != "/":
+        return text  # as most are, of the many that a large corpus has
     if ".." in text and not is_remote(text):
         before, up, after = f"{Path(text).absolute()}/".rpartition(_UP)
         if up:
@@ -25,7 +27,28 @@ def name_of(path: Path | str) -> str:
 
 def absolute(path: Path) -> Path:
     """The same as a Path; one that is absolute and has no `..` is returned as it is."""
-    return path if path.is_absolute() and ".." not in path.parts else Path(name_of(path))
+    name = name_of(path)
+    return path if name == os.fspath(path) else Path(name)
+
+
+def join(folder: str, relative: str) -> str:
+    """The absolute path of a file, given relative to a folder of such a name.
+
+    >>> join("/a/b", "c.txt"), join("/a/b", "../c.txt"), join("/", "c.txt")
+    ('/a/b/c.txt', '/a/c.txt', '/c.txt')
+    """
+    if relative[:1] not in (".", "/", "") and "/." not in relative and folder != "/":
+        return f"{folder}/{relative}"
+    return os.path.normpath(os.path.join(folder, relative))
+
+
+def relative_to(folder: str, name: str) -> str:
+    """The other way round: the path of a file relative to a folder, both given as absolute paths.
+
+    >>> relative_to("/a/b", "/a/b/c.txt"), relative_to("/a/b", "/a/c.txt")
+    ('c.txt', '../c.txt')
+    """
+    return name[len(folder) + 1 :] if name.startswith(f"{folder}/") else os.path.relpath(name, folder)
 
 
 def forget_links() -> None:
