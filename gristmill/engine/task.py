@@ -196,7 +196,7 @@ def _canonical(value: Any, numbers: dict[Path | FileSet, str]) -> Any:
 
 def _fields(value: Any) -> dict[str, Any]:
     """Field values of a dataclass or msgspec.Struct, by name; empty for anything else."""
-    return {name: getattr(value, name) for name in _field_names(type(value))}
+    return {name: getattr(value, name) for name in _field_names(type(value))}  # type: ignore[arg-type]
 
 
 @cache
