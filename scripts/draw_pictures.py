@@ -15,6 +15,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from scripts.draw_grids import draw_crossings, draw_cube, draw_grid
 from scripts.drawing import DATA, LINE, MODEL, NOTE, RANKS, UPDATE, arrow, box_with, new_figure
+from scripts.local_steps_picture import draw_local_steps
 from training.planner.timeline.pipeline_simulator import PassCosts, pipeline_layout, simulate
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
@@ -215,6 +216,7 @@ def draw_pipeline(ranks: int = 4) -> Figure:
 DRAWN: dict[str, Callable[[], Figure]] = {
     "step": draw_step,
     "data_parallel": draw_data_parallel,
+    "local_steps": draw_local_steps,
     "zero": draw_zero,
     "matrices": draw_matrices,
     "tensor_parallel": draw_tensor_parallel,

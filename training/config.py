@@ -22,6 +22,7 @@ from training.model.model_config import ModelConfig
 from training.optim.optim_config import OptimConfig
 from training.optim.stability import StabilityConfig
 from training.profiling.profile_config import ProfileConfig
+from training.replicas.meeting_config import MeetingConfig
 from training.reporting.evaluate import EvalConfig
 from training.reporting.metrics import MetricsConfig
 
@@ -42,6 +43,7 @@ class TrainConfig:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    replicas: MeetingConfig = field(default_factory=MeetingConfig)
     stability: StabilityConfig = field(default_factory=StabilityConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     seed: int = 1
@@ -149,6 +151,7 @@ class TrainConfig:
             **self.data.of_documents(),
             **{f"parallel.{key}": value for key, value in self.parallel.compression_record().items()},
             **optim,
+            **self.replicas.record(),
             **({"parallel.local_steps": self.parallel.local_steps} if self.parallel.local_steps else {}),
             "optim.min_lr": self.optim.final_lr,
             "seed": self.seed,

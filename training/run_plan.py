@@ -1,14 +1,14 @@
 """RunPlan: what follows from the options, the token shards and the number of processes, before a run starts."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from training.config import TrainConfig
-from training.data.batches import BatchSplit
+from training.data.batches import Batches, BatchSplit
 from training.data.mix import TokenMix
 from training.data.sequences import TokenSequences, require_same_tokenizer
 from training.distributed.layout import ParallelConfig
@@ -53,8 +53,16 @@ class RunPlan:
         layout = config.parallel.resolve(processes, model, data.seq_len)
         identity = config.identity(model, train, holdout.manifest)
         memory = config.memory.resolve(config.out_dir)
-        check_local_steps(layout, config.optim, memory, config.profile.norms)
-        return cls(config, train, holdout, holdouts, model, layout, memory, BatchSplit.of(data, layout), identity)
+        check_local_steps(layout, config.replicas, config.optim, memory, config.profile.norms, config.seconds_to_wait)
+        split = BatchSplit.of(data, replace(layout, dp=layout.dp * config.replicas.count))
+        return cls(config, train, holdout, holdouts, model, layout, memory, split, identity)
+
+    def batches(self, dp_rank: int) -> Batches:
+        """The batches of a data-parallel rank: of n replicas that are runs of their own, this one's parts of them."""
+        config, data = self.config, self.config.data
+        sequences, mix = self.train.sequences(config.seed, config.out_dir if data.is_packed else None)
+        part = dp_rank * config.replicas.count + config.replicas.number
+        return Batches(sequences, self.split, part, config.seed, data.order, mix, data.mask_documents)
 
     @property
     def named_holdouts(self) -> dict[str, TokenSequences]:

@@ -44,10 +44,11 @@ def train_as_planned(plan: RunPlan, on_step: Callable[[], None] = lambda: None) 
         if changed:
             trainer.reporter.say(changed)
         due = False
-        for step in range(trainer.steps_done + 1, config.optim.steps + 1):
+        while (step := trainer.steps_done + 1) <= config.optim.steps:
             on_step()
             with trainer.profiler.step(step):
                 stopping = trainer.step(step, stop.received)
+            step = trainer.steps_done  # a replica that was away goes on where the others are
             last = step == config.optim.steps
             evaluating = last or _is_due(step, config.eval.every)
             due = due or _is_due(step, config.checkpoint.every)

@@ -15,7 +15,6 @@ from training.checkpoint.compression_state import compression_state, load_compre
 from training.checkpoint.record import CheckpointRecord, require_same_model
 from training.checkpoint.run_folder import CHECKPOINTS, COUNTED_FROM, RUN, read_run
 from training.checkpoint.shard_storage import model_state, read_shards
-from training.data.batches import Batches
 from training.data.prefetch import PrefetchLoader
 from training.data.shard_verifier import ShardVerifier
 from training.data.text import copy_tokenizer
@@ -29,7 +28,7 @@ from training.optim.weight_average import AveragingOptimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallelize import parallelize
 from training.profiling.profiler import Profiler
-from training.replicas.replicas import Replicas
+from training.replicas.build_replicas import build_replicas
 from training.replicas.step_sums import StepSums
 from training.reporting.evaluate import unigram_loss
 from training.reporting.holdouts import Holdouts
@@ -59,8 +58,7 @@ class Trainer:
         self.tokenizer = first.manifest.tokenizer
 
         self.world = world = build_world(self.layout, device, config.seconds_to_wait)
-        sequences, mix = self.train_data.sequences(config.seed, config.out_dir if data.is_packed else None)
-        self.batches = Batches(sequences, plan.split, world.dp_rank, config.seed, data.order, mix, data.mask_documents)
+        self.batches = plan.batches(world.dp_rank)
         self.loader = PrefetchLoader(self.batches, device)
 
         decoder = meta_decoder(self.model_config)
@@ -76,7 +74,8 @@ class Trainer:
         self.optimizer = build_optimizer(
             self.model.params, config.optim, plan.memory, world.rank, after_update=updated, holders=holders
         )
-        self.replicas = Replicas.of(self.layout, config.optim, self.model, self.optimizer)
+        of_run = self.layout, config.replicas, config.optim, self.model, self.optimizer
+        self.replicas = build_replicas(*of_run, plan.identity)
         self.stability = Stability(config.stability, config.precision)
 
         peak = peak_flops(device, config.precision, config.metrics.peak_tflops, world.size)
@@ -114,7 +113,7 @@ class Trainer:
             elif self.config.init_from is not None:
                 self._load_weights(self.config.init_from)
             self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.holdouts.counts[""], self.world)
-        self.replicas.after_load(record)
+        self.steps_done = self.replicas.after_load(record)
         self.model.after_load()
         self.model.publish_params()
 
@@ -161,7 +160,7 @@ class Trainer:
         with self.profiler.phase("backward"):
             local_loss = self.model.forward_backward(batch, loss_scale / targets)
         sums = StepSums.of(
-            self.world, self.replicas, self.batches.target_count(step - 1), loss_scale, local_loss,
+            self.world, self.replicas, self.replicas.summed_targets(self.batches, step - 1), loss_scale, local_loss,
             squared_grad_norm(self.model.params, self.world.device), stop_signal,
             self.model.take_z_loss() if self.config.optim.z_loss else None,
         )  # fmt: skip
@@ -174,8 +173,7 @@ class Trainer:
                 self.model.keep_errors()
                 self.model.start_publishing()
         self.optimizer.zero_grad()
-        self.replicas.after_step(step)
-        self.steps_done = step
+        self.steps_done = self.replicas.after_step(step)
         new_scale = self.stability.scale if self.stability.scales_loss else None
         self.unreported.append(
             StepMetrics(step, lr, sums.loss, sums.grad_norm, new_scale, self.stability.fault, sums.z_loss)
@@ -230,7 +228,7 @@ class Trainer:
             step=step,
             updates=self.optimizer.updates,
             processes=self.world.size,
-            layout=self.layout.record(),
+            layout=self.layout.record() | self.replicas.record(),
             stability=self.stability.state,
             unigram_loss=self.unigram_loss,
             model=self.model_config.record(),

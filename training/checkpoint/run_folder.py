@@ -139,7 +139,7 @@ def _require_same_run(folder: RunFolder) -> None:
         return
     given = json.loads(json.dumps(identity, default=str))  # as it was written: lists for tuples
     used = [
-        key for key in stored if key.startswith(("model.", "data.", "parallel.")) and key not in given
+        key for key in stored if key.startswith(("model.", "data.", "parallel.", "replicas.")) and key not in given
     ]  # recorded only where they are used
     stable = optim.schedule == "wsd" and not stored["cooldown_steps"]  # min_lr has had no effect yet
     differing = [

@@ -4,22 +4,33 @@ from gristmill.errors import require
 from training.distributed.layout import ParallelConfig
 from training.memory.memory_config import MemoryConfig
 from training.optim.optim_config import OptimConfig
+from training.replicas.meeting_config import MeetingConfig
 
 
-def check_local_steps(layout: ParallelConfig, optim: OptimConfig, memory: MemoryConfig, norms: int) -> None:
+def check_local_steps(
+    layout: ParallelConfig, meeting: MeetingConfig, optim: OptimConfig, memory: MemoryConfig, norms: int, timeout: float
+) -> None:
     """Raise UsageError for what does not go together with the local steps of a resolved `layout`.
 
-    `norms`: profile.norms, the steps between norms of layers.
+    `norms`: profile.norms, the steps between norms of layers; `timeout`: seconds that a rank waits for another.
     """
-    steps = layout.local_steps
-    if not steps:
+    meeting.check(optim.steps, layout.local_steps, timeout)
+    if meeting.folder is not None:
+        _check_options("replicas.local_steps", meeting.local_steps, optim, memory, norms)
+    elif layout.local_steps:
+        _check_layout(layout, optim.steps)
+        _check_options("parallel.local_steps", layout.local_steps, optim, memory, norms)
+    else:
         _check_outer_optimizer(optim)
-        return
-    rest = optim.steps % steps
+
+
+def _check_layout(layout: ParallelConfig, all_steps: int) -> None:
+    steps = layout.local_steps
+    rest = all_steps % steps
     require(
         not rest,
-        f"optim.steps {optim.steps} is not divisible by parallel.local_steps {steps}: the last {rest} steps of the "
-        f"replicas would not be averaged; try --optim.steps {optim.steps - rest + steps}",
+        f"optim.steps {all_steps} is not divisible by parallel.local_steps {steps}: the last {rest} steps of the "
+        f"replicas would not be averaged; try --optim.steps {all_steps - rest + steps}",
     )
     require(
         not layout.zero or layout.dp == 1 or layout.zero_group < layout.dp,
@@ -36,20 +47,22 @@ def check_local_steps(layout: ParallelConfig, optim: OptimConfig, memory: Memory
         f"parallel.compression {layout.compression} and parallel.local_steps {steps}: replicas send no gradients "
         "between outer steps; try --parallel.compression none",
     )
+
+
+def _check_options(name: str, steps: int, optim: OptimConfig, memory: MemoryConfig, norms: int) -> None:
     require(
         not optim.ema_decay,
-        f"optim.ema_decay {optim.ema_decay} and parallel.local_steps {steps}: the average would be of one replica's "
+        f"optim.ema_decay {optim.ema_decay} and {name} {steps}: the average would be of one replica's "
         "weights; try --optim.ema_decay 0",
     )
     require(
         memory.parameters == "device",
-        f"memory.parameters {memory.parameters} and parallel.local_steps {steps}: the shared weights are on the "
+        f"memory.parameters {memory.parameters} and {name} {steps}: the shared weights are on the "
         "device, like the replica's; try --memory.parameters device",
     )
     require(
         not norms,
-        f"profile.norms {norms} and parallel.local_steps {steps}: each replica has norms of its own; "
-        "try --profile.norms 0",
+        f"profile.norms {norms} and {name} {steps}: each replica has norms of its own; try --profile.norms 0",
     )
 
 

@@ -27,11 +27,11 @@ Mean = Callable[[list[Tensor]], None]
 class OuterOptimizer:
     """Shared weights and momentum of the shards that this rank updates: two more copies of them, in their dtype.
 
-    `params`: one of each name. `mean` averages over the replicas; every rank calls `step` at the same time.
+    `params`: one of each name.
     """
 
-    def __init__(self, params: Sequence[ShardedParameter], lr: float, momentum: float, mean: Mean) -> None:
-        self.params, self.lr, self.momentum, self._mean = list(params), lr, momentum, mean
+    def __init__(self, params: Sequence[ShardedParameter], lr: float, momentum: float) -> None:
+        self.params, self.lr, self.momentum = list(params), lr, momentum
         self.shared = {param.name: param.local.detach().clone() for param in self.params}
         self.momenta = {name: torch.zeros_like(shared) for name, shared in self.shared.items()}
 
@@ -43,16 +43,32 @@ class OuterOptimizer:
             self.momenta[param.name].zero_()
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Average what the replicas' steps changed, update the shared weights, and give them to this replica."""
+    def step(self, mean: Mean) -> None:
+        """Average what the replicas' steps changed, bucket by bucket, and update; all replicas at the same time."""
         for bucket in _buckets(self.params):
-            gradients = [self.shared[p.name] - p.local for p in bucket]
-            self._mean(gradients)
-            for param, gradient in zip(bucket, gradients, strict=True):
-                shared, momentum = self.shared[param.name], self.momenta[param.name]
-                momentum.mul_(self.momentum).add_(gradient)
-                shared.sub_(gradient.add_(momentum, alpha=self.momentum), alpha=self.lr)
-                param.local.copy_(shared)
+            gradients = self.gradients(bucket)
+            mean(gradients)
+            self.update(gradients, bucket)
+
+    @torch.no_grad()
+    def gradients(self, params: Sequence[ShardedParameter] | None = None) -> list[Tensor]:
+        """This replica's outer gradients of some parameters, or of all: what its local steps changed, negated."""
+        return [self.shared[param.name] - param.local for param in params or self.params]
+
+    @torch.no_grad()
+    def update(self, gradients: Sequence[Tensor], params: Sequence[ShardedParameter] | None = None) -> None:
+        """Update the shared weights by the replicas' mean gradients, which change, and give them to this replica."""
+        for param, gradient in zip(params or self.params, gradients, strict=True):
+            shared, momentum = self.shared[param.name], self.momenta[param.name]
+            momentum.mul_(self.momentum).add_(gradient)
+            shared.sub_(gradient.add_(momentum, alpha=self.momentum), alpha=self.lr)
+            param.local.copy_(shared)
+
+    @torch.no_grad()
+    def give_shared(self) -> None:
+        """Give the replica the shared weights; what its steps changed since is lost."""
+        for param in self.params:
+            param.local.copy_(self.shared[param.name])
 
     @torch.no_grad()
     def swap(self) -> None:

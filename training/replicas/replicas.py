@@ -36,8 +36,13 @@ class Replicas:
         """Targets in the sequences that this replica reads in a step (from 0)."""
         return batches.target_count(step)
 
-    def after_step(self, step: int) -> None:
-        """End step `step` (from 1), after its update, if there was one."""
+    def summed_targets(self, batches: Batches, step: int) -> int:
+        """Targets in the sequences that all ranks of this run read in a step (from 0)."""
+        return batches.target_count(step)
+
+    def after_step(self, step: int) -> int:
+        """End step `step` (from 1), after its update, if there was one; returns the step to go on after."""
+        return step
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
@@ -57,13 +62,13 @@ class Replicas:
         )
         return model_state(self.model.params, self.optimizer.moments())
 
-    def after_load(self, stored: CheckpointRecord | None) -> None:
-        """Go on from weights and states that were loaded, from a checkpoint of record `stored` if from one."""
+    def after_load(self, stored: CheckpointRecord | None) -> int:
+        """Go on from what was loaded, from a checkpoint of record `stored` if from one; returns the steps done."""
+        return stored.step if stored else 0
 
-    @staticmethod
-    def of(layout: ParallelConfig, options: OptimConfig, model: ParallelModel, optimizer: Optimizer) -> "Replicas":
-        """The replicas of a resolved layout."""
-        return LocalReplicas(layout, options, model, optimizer) if layout.local_steps else Replicas(model, optimizer)
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint's record has of the replicas, as part of its layout."""
+        return {}
 
 
 class LocalReplicas(Replicas):
@@ -79,19 +84,21 @@ class LocalReplicas(Replicas):
         super().__init__(model, optimizer)
         axis = model.world.axis(OUTER)
         self.local_steps, self.count, self.rank = layout.local_steps, axis.size, axis.rank
-        self.outer = OuterOptimizer(optimizer.unique, options.outer_lr, options.outer_momentum, mean_over(axis))
+        self.outer = OuterOptimizer(optimizer.unique, options.outer_lr, options.outer_momentum)
+        self._mean = mean_over(axis)
 
     def own_targets(self, batches: Batches, step: int) -> int:
         return batches.own_target_count(step, self.count)
 
     @torch.no_grad()
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int) -> int:
         """After every `local_steps` steps average the replicas' weights by an outer step."""
         if step % self.local_steps == 0:
             self.model.finish_publishing()  # what is gathered would overwrite the rows of now
-            self.outer.step()
+            self.outer.step(self._mean)
             self.optimizer.copy_tied()
             self.model.start_publishing()
+        return step
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
@@ -135,13 +142,17 @@ class LocalReplicas(Replicas):
             )
         return self.rank % before
 
-    def after_load(self, stored: CheckpointRecord | None) -> None:
+    def after_load(self, stored: CheckpointRecord | None) -> int:
         if stored is None or not stored.layout.get("local_steps"):
             self.outer.restart()
         with torch.no_grad():
             self.optimizer.copy_tied()
+        return super().after_load(stored)
+
+    def record(self) -> dict[str, Any]:
+        return {"local_replicas": self.count}
 
 
 def replicas_of(layout: Mapping[str, Any]) -> int:
     """Number of replicas with weights of their own, of a layout as a checkpoint's record has it."""
-    return int(layout["dp"]) // int(layout["zero_group"]) if layout.get("local_steps") else 1
+    return int(layout.get("local_replicas", 1))

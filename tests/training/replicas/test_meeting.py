@@ -1,0 +1,140 @@
+"""Replicas that are runs of their own meet in a folder; one that is killed costs nothing but its own steps."""
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gristmill.errors import UsageError
+from tests.training.launch import Fault, launch
+from tests.training.replicas.test_local_steps import H, assert_equal, exact, shared_weights, values
+from training.checkpoint.checkpoint import CheckpointConfig
+from training.config import TrainConfig
+from training.distributed.layout import ParallelConfig
+from training.replicas.meeting import Meeting
+from training.replicas.meeting_config import MeetingConfig
+from training.run_plan import RunPlan
+from training.train import train
+
+RunRanks = Callable[..., list[Any]]
+__all__ = ["exact"]
+
+
+def replica(config: TrainConfig, folder: Path, number: int, steps: int = 2 * H, deadline: float = 20.0) -> TrainConfig:
+    """The run of one of two replicas."""
+    meeting = MeetingConfig(folder, 2, number, H, deadline)
+    optim, saves = replace(config.optim, steps=steps), CheckpointConfig(every=H, async_save=False)
+    out_dir, measured = config.out_dir / f"replica-{number}", replace(config.eval, every=0)
+    several = {"parallel": ParallelConfig(), "replicas": meeting, "optim": optim, "checkpoint": saves, "eval": measured}
+    return replace(config, out_dir=out_dir, **several)
+
+
+def test_runs_that_meet_equal_replicas_of_one_launcher(exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path) -> None:
+    run_ranks(2, train, replace(exact, out_dir=tmp_path / "together"))
+    expected = shared_weights(tmp_path / "together", exact)
+    configs = [replica(exact, tmp_path / "meeting", number) for number in (0, 1)]
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(launch(1, config, tmp_path / f"log-{number}")) for number, config in enumerate(configs)
+        ]
+        assert [each.codes() for each in started] == [[0], [0]], [each.said() for each in started]
+    for config in configs:
+        assert_equal(shared_weights(config.out_dir, exact), expected, 1e-12)
+    losses = [values(config.out_dir, "step", "loss") for config in configs]
+    assert torch.tensor(losses).mean(0).tolist() == pytest.approx(
+        values(tmp_path / "together", "step", "loss"), rel=1e-6
+    )
+
+
+def test_a_killed_replica_loses_its_own_steps_and_comes_back(exact: TrainConfig, tmp_path: Path) -> None:
+    """The other takes every step; at the end both have the same weights, bit for bit."""
+    steps, folder = 20 * H, tmp_path / "meeting"
+    one, other = (replica(exact, folder, number, steps, 1.0) for number in (0, 1))
+    with launch(1, one, tmp_path / "log-0") as survivor:
+        with launch(1, other, tmp_path / "log-1", Fault("SIGKILL", 0, H + 2)) as killed:
+            assert killed.codes() == [-9]
+        deadline = time.monotonic() + 60
+        while not (folder / "round-00000003/members.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert json.loads((folder / "round-00000003/members.json").read_text()) == [0]
+        with launch(1, other, tmp_path / "log-2") as returned:
+            assert survivor.codes() == [0] and returned.codes() == [0], survivor.said() + returned.said()
+    assert len(values(one.out_dir, "step", "loss")) == steps
+    assert_equal(shared_weights(other.out_dir, exact), shared_weights(one.out_dir, exact), 0.0)
+
+
+def meetings(folder: Path, count: int, deadline: float) -> list[Meeting]:
+    found = [Meeting(MeetingConfig(folder, count, n, H, deadline), 0, 1, lambda action: action()) for n in range(count)]
+    for meeting in found:
+        meeting.join("the same run")
+    return found
+
+
+def exchange(number: int, *parts: tuple[Meeting, float]) -> tuple[list[list[int]], list[float]]:
+    """The members that each finds at a round, and the means, of replicas that come at the same time."""
+    tensors = [torch.tensor([value]) for _, value in parts]
+
+    def meet(meeting: Meeting, tensor: Tensor) -> list[int]:
+        return meeting.exchange(number, [tensor])
+
+    with ThreadPoolExecutor(len(parts)) as threads:
+        members = list(threads.map(meet, [meeting for meeting, _ in parts], tensors))
+    return members, [float(tensor) for tensor in tensors]
+
+
+def test_who_stays_away_is_waited_for_once_and_may_return(tmp_path: Path) -> None:
+    one, two, three = meetings(tmp_path, 3, 0.5)
+    assert exchange(1, (one, 1.0), (two, 2.0), (three, 6.0)) == ([[0, 1, 2]] * 3, [3.0] * 3)
+    begin = time.monotonic()
+    assert exchange(2, (one, 1.0), (two, 2.0)) == ([[0, 1]] * 2, [1.5] * 2)
+    assert time.monotonic() - begin >= 0.5
+    slow = meetings(tmp_path, 3, 1000.0)[:2]  # would wait for long, but nobody is expected
+    assert exchange(3, (slow[0], 1.0), (slow[1], 2.0))[0] == [[0, 1]] * 2
+    assert exchange(3, (three, 9.0)) == ([[0, 1]], [1.5])  # too late: its steps do not count, the others' do
+    three.announce(4)
+    assert exchange(4, (slow[0], 1.0), (slow[1], 2.0), (three, 6.0)) == ([[0, 1, 2]] * 3, [3.0] * 3)
+
+
+def test_shared_weights_are_left_for_who_returns(tmp_path: Path) -> None:
+    one, two = meetings(tmp_path, 2, 1.0)
+    assert two.last_shared() == 0
+    for number in range(1, 6):
+        one.write_shared(number, [torch.full((2,), float(number)), torch.ones(1)])
+    found = [torch.zeros(2), torch.zeros(1)]
+    assert two.last_shared() == 5
+    two.read_shared(5, found)
+    assert [each.tolist() for each in found] == [[5.0, 5.0], [1.0]]
+    assert len([*tmp_path.glob("round-*")]) == 3
+
+
+def test_a_folder_has_the_meetings_of_one_run(tmp_path: Path) -> None:
+    two = meetings(tmp_path, 2, 1.0)[1]
+    with pytest.raises(UsageError, match=r"other options, .* try another --replicas.folder"):
+        two.join("another run")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"replicas": MeetingConfig(None, 2)}, "count 2 and number 0 without replicas.folder"),
+        ({"replicas": MeetingConfig(Path("m"), 2, 2, H)}, "number is 2, and replicas.count 2; wanted 0 to 1"),
+        (
+            {"replicas": MeetingConfig(Path("m"), 2, 0, 4)},
+            "not divisible by replicas.local_steps 4: .* --optim.steps 8",
+        ),
+        ({"replicas": MeetingConfig(Path("m"), 2, 0, H, 90.0)}, "deadline 90 and timeout 60: .* --timeout 180"),
+        ({"replicas": MeetingConfig(Path("m"), 2, 0, H), "parallel": ParallelConfig(local_steps=H)}, "in a folder, or"),
+        ({"replicas": MeetingConfig(Path("m"), 5, 0, H)}, "batch_size 12 is not divisible by parallel.dp 5"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(exact: TrainConfig, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        RunPlan.of(replace(exact, **{"parallel": ParallelConfig(), **options}))

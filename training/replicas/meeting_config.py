@@ -1,0 +1,75 @@
+"""MeetingConfig: options of replicas that are runs of their own and meet in a folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gristmill.config import Range
+from gristmill.errors import require
+
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class MeetingConfig:
+    """Replicas that take local steps, each started by a launcher of its own, and average their weights in a folder.
+
+    As parallel.local_steps, which has all replicas in one launcher; here a replica may end and return alone.
+    """
+
+    RANGES: ClassVar[dict[str, Range]] = {
+        **dict.fromkeys(("count", "local_steps"), Range(1, _MOST)),
+        "number": Range(0, _MOST),
+        "deadline": Range(0, above=True),
+    }
+
+    folder: Path | None = None
+    """Folder that all replicas see, where they leave what their local steps changed; None: the run is not a replica."""
+    count: int = 1
+    """Number of replicas; each reads its part of every global batch, also while others are away."""
+    number: int = 0
+    """This replica's number, from 0; each has an out_dir of its own."""
+    local_steps: int = 50
+    """Steps that a replica takes between two meetings."""
+    deadline: float = 30.0
+    """Seconds that a replica waits for others at a meeting. Those that don't come are left out, and not waited for
+    again until they return."""
+
+    def check(self, steps: int, local_steps: int, timeout: float) -> None:
+        """Raise UsageError for options that exclude each other.
+
+        `steps` of the run, `local_steps` of parallel, `timeout`: seconds after which a rank that waits gives up.
+        """
+        if self.folder is None:
+            require(
+                self.count == 1 and self.number == 0,
+                f"replicas.count {self.count} and number {self.number} without replicas.folder: there is no place to "
+                "meet; try --replicas.folder FOLDER, or --parallel.local_steps 50 for replicas in one launcher",
+            )
+            return
+        require(
+            self.number < self.count,
+            f"replicas.number is {self.number}, and replicas.count {self.count}; wanted 0 to {self.count - 1}",
+        )
+        require(
+            not local_steps,
+            f"replicas.folder and parallel.local_steps {local_steps}: replicas meet in a folder, or in one launcher; "
+            "try --parallel.local_steps 0, with --replicas.local_steps",
+        )
+        require(
+            self.deadline < timeout,
+            f"replicas.deadline {self.deadline:g} and timeout {timeout:g}: ranks would take the one that waits for "
+            f"other replicas for a dead one; try --timeout {2 * self.deadline:g}",
+        )
+        rest = steps % self.local_steps
+        require(
+            not rest,
+            f"optim.steps {steps} is not divisible by replicas.local_steps {self.local_steps}: the last {rest} steps "
+            f"would not be averaged; try --optim.steps {steps - rest + self.local_steps}",
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The options that decide a run's results, by name; empty if it is not a replica."""
+        if self.folder is None:
+            return {}
+        return {f"replicas.{name}": getattr(self, name) for name in ("count", "number", "local_steps")}
