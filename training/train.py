@@ -27,15 +27,20 @@ def train(config: TrainConfig) -> Summary:
     return train_as_planned(RunPlan.of(config))
 
 
-def train_as_planned(plan: RunPlan, on_step: Callable[[], None] = lambda: None) -> Summary:
-    """Train as `train` does, from options that are complete and checked; `on_step` is called before every step."""
+def train_as_planned(
+    plan: RunPlan, on_step: Callable[[], None] = lambda: None, make: Callable[..., Trainer] = Trainer
+) -> Summary:
+    """Train as `train` does, from options that are complete and checked; `on_step` is called before every step.
+
+    `make` takes the arguments of `Trainer`: a class of trainers whose gradients come from elsewhere.
+    """
     config = plan.config
     folder = RunFolder(config.out_dir, plan.identity, config.optim, config.began_from)
     with (
         init_distributed(config.device, config.seconds_to_wait) as device,
         StopSignals() as stop,
         lock_run_folder(folder),
-        Trainer(plan, device) as trainer,
+        make(plan, device) as trainer,
     ):
         trainer.load()
         changed = folder.describe_changed_decay(trainer.steps_done)

@@ -1,0 +1,192 @@
+"""Asynchronous runs of real processes: as synchronous ones without staleness, surviving a killed worker, resumed."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gristmill.engine.executors.local import exit_with_parent
+from gristmill.errors import UsageError
+from tests.training.conftest import REPOSITORY, small_run
+from tests.training.parallel.test_layouts import assert_same, recorded
+from training.asynchronous.async_config import AsyncConfig
+from training.asynchronous.part_queue import Part, PartQueue
+from training.asynchronous.server import GradientServer
+from training.asynchronous.worker import work
+from training.checkpoint.checkpoint import CheckpointConfig
+from training.config import TrainConfig
+from training.distributed.layout import ParallelConfig
+from training.distributed.mesh import init_distributed
+from training.train import train
+from training.train_async import train_async
+from training.trainer import Trainer
+
+
+@pytest.fixture
+def exact(config: TrainConfig) -> AsyncConfig:
+    """Eight steps in float64 of three parts, of a batch of twelve sequences, saved after each two."""
+    given = {field.name: getattr(config, field.name) for field in fields(config)}
+    given |= {"optim": replace(config.optim, steps=8, min_lr=1e-2), "precision": "fp64"}
+    given |= {"checkpoint": CheckpointConfig(every=2, keep=9)}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return AsyncConfig(**given, parts=3, staleness=0, port=port, role="server", timeout=20)
+
+
+def be_worker(config: AsyncConfig, killed_at: int | None) -> None:
+    exit_with_parent()
+    torch.set_num_threads(1)
+
+    def on_part(part: Part) -> None:
+        if part[0] == killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    plan = replace(config, role="worker").planned()
+    with init_distributed("cpu") as device:
+        work(plan, device, on_part)
+
+
+@contextmanager
+def workers(config: AsyncConfig, *killed_at: int | None) -> Iterator[list[BaseProcess]]:
+    """A worker for each of `killed_at`: the step at which it kills itself, or None."""
+    context = multiprocessing.get_context("forkserver")
+    started: list[BaseProcess] = [context.Process(target=be_worker, args=(config, step)) for step in killed_at]
+    for process in started:
+        process.start()
+    try:
+        yield started
+        for process in started:
+            process.join(30)
+    finally:
+        for process in started:
+            process.kill()
+            process.join()
+
+
+def synchronous(config: AsyncConfig, out_dir: Path) -> Path:
+    given = {field.name: getattr(config, field.name) for field in fields(TrainConfig)}
+    train(TrainConfig(**given | {"out_dir": out_dir}))
+    return out_dir
+
+
+def test_without_staleness_a_run_is_synchronous_and_a_killed_worker_loses_its_part_only(
+    exact: AsyncConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with workers(exact, None, 3) as started:
+        train_async(exact)
+    assert [process.exitcode for process in started] == [0, -signal.SIGKILL]
+    said = capfd.readouterr().out
+    assert "is gone: part" in said and "of step 4 is left to another; 1 work" in said
+    assert_same(synchronous(exact, tmp_path / "one"), exact.out_dir)
+
+
+def test_a_gradient_that_is_added_twice_is_noticed(
+    exact: AsyncConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = GradientServer._add
+
+    def twice(self: GradientServer, worker: int, part: Part, gradient: torch.Tensor, loss: float) -> None:
+        right(self, worker, part, gradient * (2 if part == (1, 1) else 1), loss)
+
+    monkeypatch.setattr(GradientServer, "_add", twice)
+    with workers(exact, None):
+        train_async(exact)
+    with pytest.raises(AssertionError):
+        assert_same(synchronous(exact, tmp_path / "one"), exact.out_dir)
+
+
+def test_a_resumed_server_uses_each_part_once(exact: AsyncConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    stale, given = replace(exact, staleness=2), list[Part]()
+    give, step = PartQueue.give, Trainer.step
+
+    def noted(self: PartQueue, worker: int, part: Part) -> None:
+        give(self, worker, part)
+        given.append(part)
+
+    def failing(self: Trainer, number: int, stop: int = 0) -> bool:
+        if number == 7:
+            raise RuntimeError("an error of our own")
+        return step(self, number, stop)
+
+    monkeypatch.setattr(PartQueue, "give", noted)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", failing)
+        with workers(stale, None, None), pytest.raises(RuntimeError, match="of our own"):
+            train_async(stale)
+    used = given[: 6 * 3]  # of the checkpoint after step 6
+    given.clear()
+    with workers(stale, None, None) as started:
+        train_async(stale)
+    assert [process.exitcode for process in started] == [0, 0]
+    assert sorted(used + given) == [(step, number) for step in range(8) for number in range(3)]
+    losses = recorded(stale.out_dir)[0]
+    assert losses[-1][0] == 8 and losses[-1][1] < losses[0][1]
+
+
+def test_workers_with_other_options_are_refused(exact: AsyncConfig) -> None:
+    other = replace(exact, seed=7)
+    with init_distributed("cpu") as device, workers(exact, None):
+        said = list[str]()
+
+        def be_other() -> None:
+            try:
+                work(replace(other, role="worker").planned(), device)
+            except UsageError as error:
+                said.append(str(error))
+
+        thread = threading.Thread(target=be_other)
+        thread.start()
+        train_async(exact)
+        thread.join()
+    assert said == [
+        "the server has another run, which differs in seed (1 at the server, 7 here); give this worker the server's "
+        "options"
+    ]
+
+
+def test_a_server_without_workers_and_a_worker_without_server_end(exact: AsyncConfig) -> None:
+    with pytest.raises(UsageError, match="no worker has been there for 1 s; start some with --role worker"):
+        train_async(replace(exact, timeout=1))
+    with pytest.raises(UsageError, match=r"no server at host 127.0.0.1, port \d+ .*; start it with --role server"):
+        train_async(replace(exact, role="worker", timeout=1))
+    with socket.create_server(("127.0.0.1", exact.port)), pytest.raises(UsageError, match="try another --port"):
+        train_async(exact)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"parallel": ParallelConfig(tp=2)}, "a worker of asynchronous training is one process; try --parallel.tp 1"),
+        ({"parallel": ParallelConfig(compression="int8")}, "in full; try --parallel.compression none"),
+        ({"precision": "fp16"}, "workers do not know it; try --precision bf16"),
+        ({"parts": 5}, r"batch_size 12 is not divisible by parts 5 .*; try --data.batch_size 15"),
+        ({"branch_from": Path("x")}, "which parts are done; try --init_from"),
+        ({"staleness": -1}, "staleness is -1"),
+    ],
+)
+def test_what_cannot_be_is_refused(exact: AsyncConfig, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        train_async(replace(exact, **changes))
+
+
+def test_torchrun_starts_a_server_and_workers(exact: AsyncConfig, corpus: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3"]
+    options = ["--out_dir", str(tmp_path / "run"), "--port", str(exact.port), "--optim.steps", "3"]
+    options += ["--metrics.tensorboard", "false", "--eval.sample_tokens", "0"]
+    script = [str(REPOSITORY / "training/train_async.py"), *small_run(corpus), *options]
+    done = subprocess.run(command + script, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "serving 2 parts a step" in done.stdout and "worker 2 has joined" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["latest", "step-00000003"]

@@ -1,0 +1,82 @@
+"""AsyncConfig: options of an asynchronous run, which a server and its workers are given alike."""
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from gristmill.config import Range
+from gristmill.errors import require
+from training.config import TrainConfig
+from training.run_plan import RunPlan
+
+
+@dataclass(frozen=True)
+class AsyncConfig(TrainConfig):
+    """Options of a training run, and of the server's address, parts and bound."""
+
+    RANGES: ClassVar[dict[str, Range]] = {
+        **TrainConfig.RANGES,
+        "staleness": Range(0, 1000),
+        "parts": Range(1, 100_000),
+        "port": Range(1, 65535),
+    }
+
+    staleness: int = 2
+    """Steps that a worker may be ahead: nobody begins a part of step t before all parts of the steps before
+    t - staleness are done, and t - staleness updates made. 0: as synchronous training."""
+    parts: int = 2
+    """Parts of the global batch: a worker computes the gradient of one at a time, and as many make an update. As many
+    as workers, or more."""
+    host: str = "127.0.0.1"
+    """Address that the server listens at, and workers connect to."""
+    port: int = 29600
+    """Port of the server. Whoever reaches it can send gradients: open it to the workers only."""
+    role: Literal["auto", "server", "worker"] = "auto"
+    """auto: with torchrun rank 0 serves and the others work, else this process serves. torchrun ends all processes when
+    one dies: start workers on their own where a lost one shall be survived."""
+
+    @property
+    def serves(self) -> bool:
+        """True if this process is the server."""
+        return self.role == "server" or (self.role == "auto" and os.environ.get("RANK", "0") == "0")
+
+    def check(self) -> None:
+        """Raise UsageError for a value out of range, or what a server of single processes cannot do."""
+        super().check()
+        layout = self.parallel
+        require(
+            layout.dp in (0, 1) and layout.tp == layout.pp == layout.cp == 1 and layout.zero == 0,
+            f"parallel.dp {layout.dp}, tp {layout.tp}, pp {layout.pp}, cp {layout.cp} and zero {layout.zero}: a worker "
+            "of asynchronous training is one process; try --parallel.tp 1 --parallel.pp 1 --parallel.zero 0, and more "
+            "--parts",
+        )
+        require(
+            layout.compression == "none",
+            f"parallel.compression {layout.compression}: workers send gradients to a server, in full; try "
+            "--parallel.compression none",
+        )
+        require(
+            self.precision != "fp16",
+            "precision fp16: the scale of the loss is the server's, and workers do not know it; try --precision bf16",
+        )
+        require(
+            not self.optim.z_loss,
+            f"optim.z_loss {self.optim.z_loss}: workers do not report it yet; try --optim.z_loss 0",
+        )
+        require(
+            self.branch_from is None,
+            "branch_from with asynchronous training: other runs' checkpoints do not say which parts are done; try "
+            "--init_from",
+        )
+        size, times = self.data.batch_size, self.parts * max(1, layout.micro_batches)
+        require(
+            size % times == 0,
+            f"data.batch_size {size} is not divisible by parts {self.parts} x parallel.micro_batches "
+            f"{max(1, layout.micro_batches)}; try --data.batch_size {-(-size // times) * times}",
+        )
+
+    def planned(self) -> RunPlan:
+        """The plan of this run; parts and staleness change what it computes, too."""
+        plan = RunPlan.of(self)
+        own: dict[str, Any] = {"parallel.parts": self.parts, "parallel.staleness": self.staleness}
+        return replace(plan, identity=plan.identity | own)

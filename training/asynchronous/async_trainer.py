@@ -1,0 +1,59 @@
+"""AsyncTrainer: the trainer of the server, whose gradients come from workers; its updates, logs and checkpoints."""
+
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from training.asynchronous.async_config import AsyncConfig
+from training.asynchronous.part_queue import PartQueue
+from training.asynchronous.server import GradientServer
+from training.checkpoint.record import CheckpointRecord
+from training.checkpoint.shard_plans import State
+from training.model.batch import Batch
+from training.run_plan import RunPlan
+from training.sharding.shard_spec import ShardSpec
+from training.trainer import Trainer
+
+
+class AsyncTrainer(Trainer):
+    """As `Trainer` of one process, but for the backward pass: an update is of as many gradients as a batch has parts,
+    whichever come first. With a staleness of 0 they are those of one batch.
+
+    Checkpoints also hold which parts of later batches are done: resumed, each part is used once.
+    """
+
+    def __init__(self, plan: RunPlan, device: torch.device) -> None:
+        super().__init__(plan, device)
+        config = plan.config
+        assert isinstance(config, AsyncConfig)
+        self.address = config.host, config.port
+        self.queue = PartQueue(config.optim.steps, config.parts, config.staleness)
+        self._ahead = self.queue.done_ahead()
+        self.server = GradientServer(
+            self.model.params, self.queue, plan.identity, self.reporter.say, config.seconds_to_wait
+        )
+        self.model.forward_backward = self._gradients_of_workers  # type: ignore[method-assign, assignment]
+
+    def start(self) -> None:
+        super().start()
+        self.server.open(*self.address)
+        self.reporter.say(f"serving {self.queue.parts} parts a step at {self.address[0]}, port {self.address[1]}")
+
+    def _gradients_of_workers(self, _batch: Batch, scale: float) -> Tensor:
+        """In place of the model's own: the sum of the losses of the parts whose gradients an update has."""
+        return torch.tensor(self.server.collect() / scale, device=self.world.device)
+
+    def _state(self) -> State:
+        self._ahead.copy_(self.server.ahead)
+        return super()._state() | {"async.done_ahead": [(self._ahead, ShardSpec.whole(tuple(self._ahead.shape)))]}
+
+    def _continue(self, record: CheckpointRecord, path: Path) -> None:
+        super()._continue(record, path)
+        self.queue.resume(record.step, self._ahead)
+        self.server.ahead = self._ahead.clone()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.server.close()
+        super().__exit__(kind, error, at)

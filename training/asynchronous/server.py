@@ -1,0 +1,176 @@
+"""GradientServer: gives weights and parts of batches to workers, and collects their gradients; a thread a worker."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gristmill.errors import UsageError
+from training.asynchronous.messages import Link
+from training.asynchronous.part_queue import Part, PartQueue
+from training.sharding.sharded_parameter import ShardedParameter
+
+
+class GradientServer:
+    """Serves the weights `params`, which its owner updates between two calls of `collect`.
+
+    A worker that goes loses its unfinished part only, which another takes; one that comes gets the weights. `identity`
+    must be equal on both ends; `say` prints a line.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[ShardedParameter],
+        queue: PartQueue,
+        identity: dict[str, Any],
+        say: Callable[[str], None],
+        timeout: float,
+    ) -> None:
+        self.params, self.queue, self.say, self.timeout = list(params), queue, say, timeout
+        self.identity = comparable(identity)
+        self.ahead = queue.done_ahead()
+        """Parts whose gradients the updates so far have, as `PartQueue.done_ahead`."""
+        self._changed = threading.Condition()  # guards all below
+        self._weights: Tensor | None = None  # flat, never changed: of `_version` updates
+        self._sum, self._loss, self._count = torch.empty(0), 0.0, 0
+        self._workers: dict[int, Link] = {}
+        self._joined = 0
+        self._ended = False
+        self._socket: socket.socket | None = None
+
+    def open(self, host: str, port: int) -> None:
+        """Listen for workers. Raises UsageError where the address cannot be used."""
+        try:
+            self._socket = socket.create_server((host, port))
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen at host {host}, port {port} ({error.strerror}); try another --port"
+            ) from error
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def collect(self) -> float:
+        """Publish the weights, wait for the gradients of an update, and leave their sum on the parameters.
+
+        Returns the sum of the workers' terms of the mean loss. Raises UsageError if nobody works for `timeout` seconds.
+        """
+        weights = flat_weights(self.params)
+        with self._changed:
+            self._weights = weights
+            self._changed.notify_all()
+            while not self._changed.wait_for(lambda: self._count == self.queue.parts, self.timeout):
+                if not self._workers:
+                    raise UsageError(
+                        f"no worker has been there for {self.timeout:g} s; start some with --role worker and the "
+                        "same options, and this command again to resume from the last checkpoint"
+                    )
+            parts = self._sum.split([p.local.numel() for p in self.params])
+            for p, values in zip(self.params, parts, strict=True):
+                p.local.grad = values.view_as(p.local).to(p.local.device)
+            loss, self._loss, self._count = self._loss, 0.0, 0
+            self.queue.updates += 1
+            self.ahead = self.queue.done_ahead()  # the next gradients may come before a checkpoint is saved
+            return loss
+
+    def close(self) -> None:
+        """Tell the workers that all is done, and stop listening."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._workers, self.timeout)
+        if self._socket is not None:
+            self._socket.close()
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        while True:
+            try:
+                opened, _ = self._socket.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(Link(opened),), daemon=True).start()
+
+    def _serve(self, link: Link) -> None:
+        """Give a worker its parts until all are done, or it is gone."""
+        with link:
+            try:
+                if (given := link.receive().get("identity")) != self.identity:
+                    link.send({"refused": differing(self.identity, given)})
+                    return
+            except (EOFError, OSError):
+                return
+            worker = self._join(link)
+            try:
+                held, gradient = -1, flat_weights(self.params)
+                while (found := self._next(worker)) is not None:
+                    part, version, weights = found
+                    link.send({"part": part, "version": version}, weights if version != held else None)
+                    held = version
+                    loss = float(link.receive(gradient)["loss"])
+                    self._add(worker, part, gradient, loss)
+                link.send({"done": True})
+            except (EOFError, OSError):
+                pass
+            finally:
+                self._leave(worker)
+
+    def _join(self, link: Link) -> int:
+        with self._changed:
+            self._joined += 1
+            self._workers[self._joined] = link
+            self.say(f"worker {self._joined} has joined: {len(self._workers)} work")
+            return self._joined
+
+    def _leave(self, worker: int) -> None:
+        with self._changed:
+            del self._workers[worker]
+            for step, number in self.queue.drop(worker):
+                self.say(
+                    f"worker {worker} is gone: part {number} of step {step + 1} is left to another; "
+                    f"{len(self._workers)} work"
+                )
+            self._changed.notify_all()
+
+    def _next(self, worker: int) -> tuple[Part, int, Tensor] | None:
+        """The worker's next part, and the weights to compute it with, of so many updates; None when all are done."""
+        with self._changed:
+            part: Part | None = None
+
+            def is_there() -> bool:
+                nonlocal part
+                if self._weights is not None and not self._ended:
+                    part = self.queue.take(worker)
+                return part is not None or self._ended or self.queue.oldest == self.queue.steps
+
+            self._changed.wait_for(is_there)
+            return None if part is None or self._weights is None else (part, self.queue.updates, self._weights)
+
+    def _add(self, worker: int, part: Part, gradient: Tensor, loss: float) -> None:
+        """Add a gradient to those of the next update, once the update before is made."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._count < self.queue.parts or self._ended)
+            self.queue.give(worker, part)
+            self._sum = gradient.clone() if self._count == 0 else self._sum.add_(gradient)
+            self._loss += loss
+            self._count += 1
+            self._changed.notify_all()
+
+
+def flat_weights(params: Sequence[ShardedParameter]) -> Tensor:
+    """A copy of the parameters, one after the other, on the CPU."""
+    return torch.cat([p.local.detach().flatten().cpu() for p in params])
+
+
+def comparable(identity: dict[str, Any]) -> dict[str, Any]:
+    """An identity as it is after a journey through JSON."""
+    return dict(json.loads(json.dumps(identity, default=str)))
+
+
+def differing(one: dict[str, Any], other: Any) -> str:
+    """The first options in which two identities differ, with both values."""
+    theirs = other if isinstance(other, dict) else {}
+    found = [key for key in {**one, **theirs} if one.get(key) != theirs.get(key)]
+    return "; ".join(f"{key} ({one.get(key)} at the server, {theirs.get(key)} here)" for key in found[:3])

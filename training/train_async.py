@@ -1,0 +1,42 @@
+"""Train asynchronously: a server and its workers, `torchrun --nproc_per_node=3 training/train_async.py …`."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
+
+from training.asynchronous.async_config import AsyncConfig
+from training.asynchronous.async_trainer import AsyncTrainer
+from training.asynchronous.worker import work
+from training.distributed.command_line import exit_on_user_error, read_options
+from training.distributed.mesh import init_distributed
+from training.train import train_as_planned
+
+
+def train_async(config: AsyncConfig) -> None:
+    """Serve or work, as `config` says; the server resumes from the latest checkpoint in `config.out_dir`.
+
+    Raises UsageError for a configuration that cannot run, ServerLostError on a worker whose server is gone.
+    """
+    serves = config.serves
+    for name in ("RANK", "WORLD_SIZE"):  # a launcher's: each process here is a group of its own
+        os.environ.pop(name, None)
+    config.check()
+    plan = config.planned()
+    if serves:
+        train_as_planned(plan, make=AsyncTrainer)
+        return
+    with init_distributed(config.device, config.seconds_to_wait) as device:
+        print(f"all parts are done, {work(plan, device)} of them by this worker", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and serve or work."""
+    with exit_on_user_error():
+        train_async(read_options(AsyncConfig, argv, prog="train_async.py"))
+
+
+if __name__ == "__main__":
+    main()
