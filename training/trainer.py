@@ -14,6 +14,7 @@ from training.checkpoint.checkpoint import CheckpointManager, load_model
 from training.checkpoint.compression_state import compression_state, load_compression_state
 from training.checkpoint.record import CheckpointRecord, require_same_model
 from training.checkpoint.run_folder import CHECKPOINTS, COUNTED_FROM, RUN, read_run
+from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import model_state, read_shards
 from training.data.prefetch import PrefetchLoader
 from training.data.shard_verifier import ShardVerifier
@@ -236,20 +237,16 @@ class Trainer:
         )
         self.model.verify_params()
         on_disk = "disk" in (self.config.memory.optimizer, self.config.memory.parameters)  # too large to copy to memory
-        async_save = self.config.checkpoint.async_save and not on_disk
-        save = self.checkpoints.save_async if async_save else self.checkpoints.save
-        save(record, self.replicas.state() | compression_state(self.model))
+        in_thread = self.config.checkpoint.async_save and not on_disk
+        (self.checkpoints.save_async if in_thread else self.checkpoints.save)(record, self._state())
         self.meter.restart()
 
     def finish(self) -> Summary:
         """Wait for the last checkpoint, write summary.json and print where the results are."""
         self.checkpoints.wait()
         out_dir, checkpoint = self.config.out_dir, self.checkpoints.path(self.steps_done)
-        summary = main_only(
-            lambda: write_summary(
-                out_dir, self.steps_done, self.unigram_loss, self.parameters, self.world.size, checkpoint
-            )
-        )
+        found = self.steps_done, self.unigram_loss, self.parameters, self.world.size, checkpoint
+        summary = main_only(lambda: write_summary(out_dir, *found))
         self.reporter.say(
             f"done: holdout loss {summary.holdout_loss:.4f}, unigram {summary.unigram_loss:.4f}\n"
             f"    checkpoint  {summary.checkpoint}\n"
@@ -279,6 +276,9 @@ class Trainer:
             self.optimizer.close()
             self.model.close()
             self.reporter.close()
+
+    def _state(self) -> State:
+        return self.replicas.state() | compression_state(self.model)
 
     def _print_header(self) -> None:
         """Print and record the sizes of model, layout, batch and data."""

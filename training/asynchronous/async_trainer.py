@@ -11,6 +11,7 @@ from training.asynchronous.part_queue import PartQueue
 from training.asynchronous.server import GradientServer
 from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.shard_plans import State
+from training.checkpoint.shard_storage import read_shards
 from training.model.batch import Batch
 from training.run_plan import RunPlan
 from training.sharding.shard_spec import ShardSpec
@@ -30,7 +31,6 @@ class AsyncTrainer(Trainer):
         assert isinstance(config, AsyncConfig)
         self.address = config.host, config.port
         self.queue = PartQueue(config.optim.steps, config.parts, config.staleness)
-        self._ahead = self.queue.done_ahead()
         self.server = GradientServer(
             self.model.params, self.queue, plan.identity, self.reporter.say, config.seconds_to_wait
         )
@@ -43,17 +43,22 @@ class AsyncTrainer(Trainer):
 
     def _gradients_of_workers(self, _batch: Batch, scale: float) -> Tensor:
         """In place of the model's own: the sum of the losses of the parts whose gradients an update has."""
-        return torch.tensor(self.server.collect() / scale, device=self.world.device)
+        return torch.tensor(self.server.collect() / scale, dtype=torch.float64, device=self.world.device)
 
     def _state(self) -> State:
-        self._ahead.copy_(self.server.ahead)
-        return super()._state() | {"async.done_ahead": [(self._ahead, ShardSpec.whole(tuple(self._ahead.shape)))]}
+        return super()._state() | _ahead_state(self.server.ahead)
 
     def _continue(self, record: CheckpointRecord, path: Path) -> None:
         super()._continue(record, path)
-        self.queue.resume(record.step, self._ahead)
-        self.server.ahead = self._ahead.clone()
+        read_shards(_ahead_state(self.server.ahead), path, self.checkpoints.group.process_group)
+        self.queue.resume(record.step, self.server.ahead)
+        self.server.updates = record.step
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.server.close()
         super().__exit__(kind, error, at)
+
+
+def _ahead_state(ahead: Tensor) -> State:
+    """`ahead`, as a checkpoint has it."""
+    return {"async.done_ahead": [(ahead, ShardSpec.whole(tuple(ahead.shape)))]}

@@ -19,7 +19,7 @@ class PartQueue:
         self.oldest = 0
         """The first step of which a part is not done."""
         self.updates = 0
-        """Updates made, of as many gradients as a step has parts."""
+        """Updates that the weights have which are given out, of as many gradients as a step has parts."""
         self._done: set[Part] = set()  # of steps from `oldest` on
         self._taken: dict[Part, int] = {}
 

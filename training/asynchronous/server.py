@@ -1,5 +1,6 @@
 """GradientServer: gives weights and parts of batches to workers, and collects their gradients; a thread a worker."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -32,6 +33,8 @@ class GradientServer:
     ) -> None:
         self.params, self.queue, self.say, self.timeout = list(params), queue, say, timeout
         self.identity = comparable(identity)
+        self.updates = 0
+        """Updates that gradients were collected for; set it when resuming."""
         self.ahead = queue.done_ahead()
         """Parts whose gradients the updates so far have, as `PartQueue.done_ahead`."""
         self._changed = threading.Condition()  # guards all below
@@ -59,7 +62,7 @@ class GradientServer:
         """
         weights = flat_weights(self.params)
         with self._changed:
-            self._weights = weights
+            self._weights, self.queue.updates = weights, self.updates  # together: who begins a part has both
             self._changed.notify_all()
             while not self._changed.wait_for(lambda: self._count == self.queue.parts, self.timeout):
                 if not self._workers:
@@ -71,7 +74,7 @@ class GradientServer:
             for p, values in zip(self.params, parts, strict=True):
                 p.local.grad = values.view_as(p.local).to(p.local.device)
             loss, self._loss, self._count = self._loss, 0.0, 0
-            self.queue.updates += 1
+            self.updates += 1
             self.ahead = self.queue.done_ahead()  # the next gradients may come before a checkpoint is saved
             return loss
 
@@ -82,6 +85,8 @@ class GradientServer:
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._workers, self.timeout)
         if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # ends the wait of `accept`, which would keep it open
             self._socket.close()
 
     def _accept(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,20 @@ def exact(config: TrainConfig) -> AsyncConfig:
     given |= {"checkpoint": CheckpointConfig(every=2, keep=9)}
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    return AsyncConfig(**given, parts=3, staleness=0, port=port, role="server", timeout=20)
+    return AsyncConfig(**given | {"timeout": 20.0}, parts=3, staleness=0, port=port, role="server")
 
 
-def be_worker(config: AsyncConfig, killed_at: int | None) -> None:
+def be_worker(config: AsyncConfig, everybody: Barrier, dies: bool) -> None:
     exit_with_parent()
     torch.set_num_threads(1)
+    begun = list[Part]()
 
     def on_part(part: Part) -> None:
-        if part[0] == killed_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if not begun:
+            everybody.wait(30)  # or one would do it all before the others have started
+            if dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+        begun.append(part)
 
     plan = replace(config, role="worker").planned()
     with init_distributed("cpu") as device:
@@ -59,10 +64,11 @@ def be_worker(config: AsyncConfig, killed_at: int | None) -> None:
 
 
 @contextmanager
-def workers(config: AsyncConfig, *killed_at: int | None) -> Iterator[list[BaseProcess]]:
-    """A worker for each of `killed_at`: the step at which it kills itself, or None."""
+def workers(config: AsyncConfig, *dying: bool) -> Iterator[list[BaseProcess]]:
+    """A worker for each of `dying`: whether it is killed in its first part. They begin theirs together."""
     context = multiprocessing.get_context("forkserver")
-    started: list[BaseProcess] = [context.Process(target=be_worker, args=(config, step)) for step in killed_at]
+    everybody = context.Barrier(len(dying))
+    started: list[BaseProcess] = [context.Process(target=be_worker, args=(config, everybody, dies)) for dies in dying]
     for process in started:
         process.start()
     try:
@@ -84,11 +90,11 @@ def synchronous(config: AsyncConfig, out_dir: Path) -> Path:
 def test_without_staleness_a_run_is_synchronous_and_a_killed_worker_loses_its_part_only(
     exact: AsyncConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with workers(exact, None, 3) as started:
+    with workers(exact, False, True) as started:
         train_async(exact)
     assert [process.exitcode for process in started] == [0, -signal.SIGKILL]
     said = capfd.readouterr().out
-    assert "is gone: part" in said and "of step 4 is left to another; 1 work" in said
+    assert "is gone: part" in said and "of step 1 is left to another; 1 work" in said
     assert_same(synchronous(exact, tmp_path / "one"), exact.out_dir)
 
 
@@ -101,7 +107,7 @@ def test_a_gradient_that_is_added_twice_is_noticed(
         right(self, worker, part, gradient * (2 if part == (1, 1) else 1), loss)
 
     monkeypatch.setattr(GradientServer, "_add", twice)
-    with workers(exact, None):
+    with workers(exact, False):
         train_async(exact)
     with pytest.raises(AssertionError):
         assert_same(synchronous(exact, tmp_path / "one"), exact.out_dir)
@@ -123,11 +129,11 @@ def test_a_resumed_server_uses_each_part_once(exact: AsyncConfig, monkeypatch: p
     monkeypatch.setattr(PartQueue, "give", noted)
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", failing)
-        with workers(stale, None, None), pytest.raises(RuntimeError, match="of our own"):
+        with workers(stale, False, False), pytest.raises(RuntimeError, match="of our own"):
             train_async(stale)
     used = given[: 6 * 3]  # of the checkpoint after step 6
     given.clear()
-    with workers(stale, None, None) as started:
+    with workers(stale, False, False) as started:
         train_async(stale)
     assert [process.exitcode for process in started] == [0, 0]
     assert sorted(used + given) == [(step, number) for step in range(8) for number in range(3)]
@@ -137,7 +143,7 @@ def test_a_resumed_server_uses_each_part_once(exact: AsyncConfig, monkeypatch: p
 
 def test_workers_with_other_options_are_refused(exact: AsyncConfig) -> None:
     other = replace(exact, seed=7)
-    with init_distributed("cpu") as device, workers(exact, None):
+    with init_distributed("cpu") as device, workers(exact, False):
         said = list[str]()
 
         def be_other() -> None:
