@@ -1,7 +1,4 @@
-"""Draw the pictures of the documentation: docs/pictures/*.svg.
-
-python scripts/draw_pictures.py
-"""
+"""Draw the pictures of the documentation, docs/pictures/*.svg: `python scripts/draw_pictures.py`."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +10,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
+from scripts.draw_compression import draw_compression
 from scripts.draw_grids import draw_crossings, draw_cube, draw_grid
 from scripts.drawing import DATA, LINE, MODEL, NOTE, RANKS, UPDATE, arrow, box_with, new_figure
 from scripts.local_steps_picture import draw_local_steps
@@ -223,6 +221,7 @@ DRAWN: dict[str, Callable[[], Figure]] = {
     "grid": draw_grid,
     "cube": draw_cube,
     "context": draw_context,
+    "compression": draw_compression,
     "pipeline": draw_pipeline,
     "crossings": draw_crossings,
 }
