@@ -49,9 +49,9 @@ def configured_run(config: str, cluster: Cluster) -> PlannedRun:
         "parallel.compression none, or the search, without --configured",
     )
     require(
-        not options.parallel.local_steps,
-        f"{config} has parallel.local_steps {options.parallel.local_steps}, whose traffic is not planned; "
-        "try parallel.local_steps 0",
+        not options.parallel.local_steps and options.replicas.folder is None,
+        f"{config} has replicas of local steps, whose traffic is not planned; try parallel.local_steps 0, without "
+        "replicas.folder",
     )
     layout = options.parallel.resolve(cluster.devices, model, seq_len)
     BatchSplit.of(options.data, layout)
