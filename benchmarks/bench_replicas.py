@@ -230,7 +230,13 @@ def measure(
     for name, staleness in ASYNCHRONOUS.items():
         out_dir = Path(tempfile.mkdtemp(dir=folder))
         run = AsyncConfig(
-            out_dir=out_dir, parts=replicas, staleness=staleness, role="server", port=free_port(), **given
+            out_dir=out_dir,
+            parts=replicas,
+            workers=replicas,
+            staleness=staleness,
+            role="server",
+            port=free_port(),
+            **given,
         )
         found[name] = pool.run(replicas + 1, server_or_worker, run, conditions)[0]
     return found

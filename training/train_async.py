@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
@@ -21,6 +22,8 @@ def train_async(config: AsyncConfig) -> None:
     Raises UsageError for a configuration that cannot run, ServerLostError on a worker whose server is gone.
     """
     serves = config.serves
+    if config.role == "auto" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        config = replace(config, workers=int(os.environ["WORLD_SIZE"]) - 1)
     for name in ("RANK", "WORLD_SIZE"):  # a launcher's: each process here is a group of its own
         os.environ.pop(name, None)
     config.check()

@@ -17,7 +17,7 @@ class AsyncConfig(TrainConfig):
     RANGES: ClassVar[dict[str, Range]] = {
         **TrainConfig.RANGES,
         "staleness": Range(0, 1000),
-        "parts": Range(1, 100_000),
+        **dict.fromkeys(("parts", "workers"), Range(1, 100_000)),
         "port": Range(1, 65535),
     }
 
@@ -27,6 +27,8 @@ class AsyncConfig(TrainConfig):
     parts: int = 2
     """Parts of the global batch: a worker computes the gradient of one at a time, and as many make an update. As many
     as workers, or more."""
+    workers: int = 1
+    """Workers that the server waits for before the first part; with torchrun all that it starts."""
     host: str = "127.0.0.1"
     """Address that the server listens at, and workers connect to."""
     port: int = 29600

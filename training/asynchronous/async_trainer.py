@@ -32,7 +32,7 @@ class AsyncTrainer(Trainer):
         self.address = config.host, config.port
         self.queue = PartQueue(config.optim.steps, config.parts, config.staleness)
         self.server = GradientServer(
-            self.model.params, self.queue, plan.identity, self.reporter.say, config.seconds_to_wait
+            self.model.params, self.queue, plan.identity, self.reporter.say, config.seconds_to_wait, config.workers
         )
         self.model.forward_backward = self._gradients_of_workers  # type: ignore[method-assign, assignment]
 

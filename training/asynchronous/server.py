@@ -17,7 +17,8 @@ from training.sharding.sharded_parameter import ShardedParameter
 
 
 class GradientServer:
-    """Serves the weights `params`, which its owner updates between two calls of `collect`.
+    """Serves the weights `params`, which its owner updates between two calls of `collect`;
+    begins with so many `workers`.
 
     A worker that goes loses its unfinished part only, which another takes; one that comes gets the weights. `identity`
     must be equal on both ends; `say` prints a line.
@@ -30,6 +31,7 @@ class GradientServer:
         identity: dict[str, Any],
         say: Callable[[str], None],
         timeout: float,
+        workers: int = 1,
     ) -> None:
         self.params, self.queue, self.say, self.timeout = list(params), queue, say, timeout
         self.identity = comparable(identity)
@@ -41,7 +43,7 @@ class GradientServer:
         self._weights: Tensor | None = None  # flat, never changed: of `_version` updates
         self._sum, self._loss, self._count = torch.empty(0), 0.0, 0
         self._workers: dict[int, Link] = {}
-        self._joined = 0
+        self._joined, self._wanted = 0, workers
         self._ended = False
         self._socket: socket.socket | None = None
 
@@ -127,6 +129,7 @@ class GradientServer:
             self._joined += 1
             self._workers[self._joined] = link
             self.say(f"worker {self._joined} has joined: {len(self._workers)} work")
+            self._changed.notify_all()
             return self._joined
 
     def _leave(self, worker: int) -> None:
@@ -146,7 +149,7 @@ class GradientServer:
 
             def is_there() -> bool:
                 nonlocal part
-                if self._weights is not None and not self._ended:
+                if self._weights is not None and not self._ended and self._joined >= self._wanted:
                     part = self.queue.take(worker)
                 return part is not None or self._ended or self.queue.oldest == self.queue.steps
 
