@@ -229,15 +229,8 @@ def measure(
         found[name] = pool.run(replicas, replica, config, conditions)[0]
     for name, staleness in ASYNCHRONOUS.items():
         out_dir = Path(tempfile.mkdtemp(dir=folder))
-        run = AsyncConfig(
-            out_dir=out_dir,
-            parts=replicas,
-            workers=replicas,
-            staleness=staleness,
-            role="server",
-            port=free_port(),
-            **given,
-        )
+        also = {"parts": replicas, "workers": replicas, "staleness": staleness, "port": free_port()}
+        run = AsyncConfig(out_dir=out_dir, role="server", **given | also)
         found[name] = pool.run(replicas + 1, server_or_worker, run, conditions)[0]
     return found
 
