@@ -39,19 +39,9 @@ def _check_model(layout: "ParallelConfig", model: ModelConfig) -> None:
     """Refuse the parts of models whose tokens on other ranks are not reached yet."""
     cp = layout.cp
     require(
-        not model.dropout,
-        f"model.dropout {model.dropout} and parallel.cp {cp}: what is dropped is numbered by a sequence's tokens, of "
-        "which a rank has some; try --model.dropout 0, or --parallel.cp 1",
-    )
-    require(
         not model.query_layer,
         f"model.query_layer and parallel.cp {cp}: its queries are not divided yet; try --parallel.cp 1 and more "
         "--parallel.tp",
-    )
-    require(
-        model.positions != "alibi" or layout.context == "ulysses",
-        f"model.positions alibi and parallel.context {layout.context}: the bias is a matrix of all pairs of tokens; "
-        "try --parallel.context ulysses",
     )
     common = math.gcd(model.heads, model.kv_heads) // layout.tp
     possible = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)

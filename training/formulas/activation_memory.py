@@ -87,8 +87,9 @@ def _stage_bytes(inputs: MemoryInputs, stage: int) -> int:
     """What one micro-batch keeps in a stage: its blocks, the table of rotary angles, and its end."""
     model, block = inputs.model, inputs.block
     angles = 2 * _FLOAT32 * block.length * model.rotary_dim if model.positions == "rope" else 0
-    if model.positions == "alibi":  # its bias of each pair of tokens, in all blocks
-        angles = block.itemsize * inputs.seq_len**2 * model.heads // block.attention_parts
+    if model.positions == "alibi":  # its bias of each pair of tokens, in all blocks; of a ring the slopes
+        pairs = block.wide if block.is_ring else block.itemsize * inputs.seq_len**2
+        angles = pairs * model.heads // block.attention_parts
     if stage == 0 and model.embed_norm:
         angles += block.tokens * block.hidden * block.itemsize
     looked_up = block.tokens * (block.tp if block.on_grid else 1)  # a grid's rows look up each other's

@@ -157,8 +157,11 @@ def _all_features(sizes: BlockSizes) -> dict[str, int]:
     model, tp = sizes.model, sizes.tp
     q, kv, ffn = model.q_width // tp, model.kv_width // tp, model.ffn_width // tp
     features = {"input": sizes.hidden, "norm": sizes.whole}
-    fused = model.positions == "rope" and _is_fused(sizes, _projections(sizes))
+    is_joined = _is_fused(sizes, _projections(sizes))
+    fused = model.positions == "rope" and is_joined
     in_product = fused and not sizes.windows and sizes.cp == 1  # values are kept as a part of one product
+    if sizes.is_ring and is_joined and model.positions != "rope" and not model.qk_norm:
+        features["joined"] = 2 * kv  # queries are a part of one product, and those that go around are copies
     if sizes.exchanges_heads:  # what comes back from the ranks of other heads
         features["exchanged"] = q
     if not sizes.windows:  # whose copies are kept instead

@@ -13,14 +13,35 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from training.kernels.keyed_random import keyed_bernoulli
 from training.kernels.precision import accumulation_dtype
 
 TILE_BYTES = {"cpu": 1 << 20}  # of scores in memory at a time: a core's cache has them
 _TILE_BYTES = 64 << 20  # on other devices, which are busy with more at a time
 
 
+class WeightDropout(NamedTuple):
+    """Dropout of attention's weights, which depends on the sequence, the head, and the positions of query and key."""
+
+    p: float
+    keys: Tensor
+    """Of each sequence, (B,) int64."""
+    heads: Tensor
+    """Numbers of these heads among all of a layer, (H,) int64."""
+    length: int
+    """Tokens of a whole sequence."""
+
+    def dropped(self, query: Tensor, key: Tensor) -> Tensor:
+        """True where a weight is dropped, (B, H, Q, K); of positions `query` (Q, 1) and `key` (K,)."""
+        index = (self.heads[:, None, None] * self.length + query) * self.length + key
+        return keyed_bernoulli(self.p, self.keys[:, None, None, None], index)
+
+
 class Seen(NamedTuple):
-    """The keys of a block that its queries see: of positions from `first`, or from the window's start, to their own."""
+    """The keys of a block that its queries see: of positions from `first`, or from the window's start, to their own.
+
+    `slopes` and `dropout` say how much they see of them.
+    """
 
     query: int
     """Position of the block's first query."""
@@ -30,6 +51,9 @@ class Seen(NamedTuple):
     """How many tokens a query sees, itself included; 0: all."""
     first: Tensor | None = None
     """Position of the first token that each query sees, (B, Q) int64."""
+    slopes: Tensor | None = None
+    """Of each head's bias by distance (ALiBi), (H,)."""
+    dropout: WeightDropout | None = None
 
     def any(self, queries: int, keys: int) -> bool:
         """False if surely no query sees a key."""
@@ -39,18 +63,27 @@ class Seen(NamedTuple):
 
     def hidden(self, rows: slice, keys: int, device: torch.device) -> Tensor | None:
         """The keys that queries `rows` do not see, (Q, K) or (B, 1, 1, Q, K) bool; None if they see all."""
-        start, stop = self.query + rows.start, self.query + rows.stop - 1
-        all_before, in_window = self.key + keys - 1 <= start, not self.window or stop - self.window < self.key
+        start, last = self.query + rows.start, self.query + rows.stop - 1
+        all_before, in_window = self.key + keys - 1 <= start, not self.window or last - self.window < self.key
         if all_before and in_window and self.first is None:
             return None
-        query = torch.arange(start, stop + 1, device=device)[:, None]
-        key = torch.arange(self.key, self.key + keys, device=device)
+        query, key = self.positions(rows, keys, device)
         hidden = key > query
         if not in_window:
             hidden |= key <= query - self.window
         if self.first is None:
             return hidden
         return hidden | (key < self.first[:, None, None, rows, None])
+
+    def bias(self, slopes: Tensor, rows: slice, keys: int) -> Tensor:
+        """ALiBi's bias of queries `rows` with slopes (H,): (H, Q, K) (Press et al. 2022, section 3)."""
+        query, key = self.positions(rows, keys, slopes.device)
+        return slopes[:, None, None] * (key - query)
+
+    def positions(self, rows: slice, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Of queries `rows`, (Q, 1), and of the keys, (K,)."""
+        query = torch.arange(self.query + rows.start, self.query + rows.stop, device=device)
+        return query[:, None], torch.arange(self.key, self.key + keys, device=device)
 
 
 def attend_block(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
@@ -61,7 +94,8 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, seen: Seen) -> tuple[Tensor, T
         scores = _scores(_grouped(q[:, :, rows].to(wide), k), k, seen, rows)
         lse = scores.logsumexp(-1)
         weights = scores.sub_(_finite(lse)[..., None]).exp_()
-        parts.append((_ungrouped(weights @ v, q), lse.reshape(*q.shape[:2], -1)))
+        mixed = _drop(weights, _dropped(k, seen, rows), seen) @ v
+        parts.append((_ungrouped(mixed, q), lse.reshape(*q.shape[:2], -1)))
     outs, sums = zip(*parts, strict=True)
     return torch.cat(outs, 2), torch.cat(sums, 2)
 
@@ -88,8 +122,9 @@ def block_gradients(
         queries, grads = (_grouped(x[:, :, rows].to(wide), k) for x in (q, grad))
         sums, deltas = (x[:, :, rows].reshape(*k.shape[:2], -1, 1) for x in (lse, delta))
         weights = _scores(queries, k, seen, rows).sub_(sums).exp_()
-        grad_v += weights.mT @ grads
-        grad_scores = weights.mul_((grads @ v.mT).sub_(deltas)).mul_(scale)
+        dropped = _dropped(k, seen, rows)
+        grad_v += _drop(weights, dropped, seen).mT @ grads
+        grad_scores = weights.mul_(_drop(grads @ v.mT, dropped, seen).sub_(deltas)).mul_(scale)
         grad_k += grad_scores.mT @ queries
         parts.append(_ungrouped(grad_scores @ k, q))
     return torch.cat(parts, 2), grad_k, grad_v
@@ -103,12 +138,30 @@ def _tiles(q: Tensor, k: Tensor) -> Iterator[slice]:
 
 
 def _scores(queries: Tensor, k: Tensor, seen: Seen, rows: slice) -> Tensor:
-    """Scaled scores of queries (B, kv_heads, H / kv_heads x Q, E), -inf where they are hidden."""
+    """Scaled scores of queries (B, kv_heads, H / kv_heads x Q, E), biased by distance, -inf where they are hidden."""
     scores = queries @ k.mT * queries.shape[-1] ** -0.5
+    if seen.slopes is not None:
+        bias = seen.bias(seen.slopes.to(scores.dtype), rows, k.shape[2])
+        scores += bias.unflatten(0, (k.shape[1], -1)).flatten(1, 2)
     hidden = seen.hidden(rows, k.shape[2], k.device)
     if hidden is not None:
         scores.unflatten(2, (-1, rows.stop - rows.start)).masked_fill_(hidden, -torch.inf)
     return scores
+
+
+def _dropped(k: Tensor, seen: Seen, rows: slice) -> Tensor | None:
+    """The weights that are dropped, in the shape of the scores; None without dropout."""
+    if seen.dropout is None:
+        return None
+    dropped = seen.dropout.dropped(*seen.positions(rows, k.shape[2], k.device))
+    return dropped.unflatten(1, (k.shape[1], -1)).flatten(2, 3)
+
+
+def _drop(x: Tensor, dropped: Tensor | None, seen: Seen) -> Tensor:
+    """Weights, or their gradient, after dropout."""
+    if dropped is None or seen.dropout is None:
+        return x
+    return x.masked_fill(dropped, 0.0).div_(1.0 - seen.dropout.p)
 
 
 def _grouped(x: Tensor, k: Tensor) -> Tensor:

@@ -20,6 +20,10 @@ class Attention(nn.Module):
 
     attend: Callable[[Mask, Tensor, Tensor, Tensor], Tensor] = staticmethod(Mask.attend)
     """Attention to the tokens that a mask does not hide; another one where a sequence is on several ranks."""
+    attend_with_dropout: Callable[[Mask, Tensor, Tensor, Tensor, Dropout, Tensor | None], Tensor] = staticmethod(
+        Mask.attend_with_dropout
+    )
+    """The same with dropout of the weights."""
 
     def __init__(self, config: ModelConfig, name: str) -> None:
         super().__init__()
@@ -50,7 +54,7 @@ class Attention(nn.Module):
             q, k = apply_rotary(q, table), apply_rotary(k, table)
         mask = Mask(self.window, table if isinstance(table, Tensor) else None, documents)
         if self.training and self.dropout.p:
-            mixed = mask.attend_with_dropout(q, k, v, self.dropout, sample_ids)
+            mixed = self.attend_with_dropout(mask, q, k, v, self.dropout, sample_ids)
         else:
             mixed = self.attend(mask, q, k, v)
         return self.o(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))

@@ -22,9 +22,13 @@ class Dropout(nn.Module):
         """Drop elements of `x` (B, N, …); `sample_ids` (B,) int64: the ids of its sequences, unique over the run."""
         if not self.training or self.p == 0.0:
             return x
-        assert sample_ids is not None, "dropout needs sample_ids in training"
-        keys = splitmix64(sample_ids, self.key).view(-1, *[1] * (x.ndim - 1))
+        keys = self.keys(sample_ids).view(-1, *[1] * (x.ndim - 1))
         return x.masked_fill(keyed_bernoulli(self.p, keys, self.index(x)), 0.0) / (1.0 - self.p)
+
+    def keys(self, sample_ids: Tensor | None) -> Tensor:
+        """Of this layer's masks of each sequence, (B,) int64."""
+        assert sample_ids is not None, "dropout needs sample_ids in training"
+        return splitmix64(sample_ids, self.key)
 
     def index(self, x: Tensor) -> Tensor:
         """Numbers of the elements of a sequence, (N, …) int64, which are all that its masks depend on."""

@@ -99,11 +99,16 @@ def _shard_sequence(embed: Embedding, axis: Axis) -> None:
 
 
 class ShardedDropout(Dropout):
-    """Dropout of this rank's shard of dimension 1 (heads, or tokens), which is split evenly: the unsharded mask's."""
+    """Dropout of this rank's shard of dimension 1 (heads, or tokens), which is split evenly: the unsharded mask's.
+
+    `full` may be one of a shard, which is split again.
+    """
 
     def __init__(self, full: Dropout, axis: Axis) -> None:
         nn.Module.__init__(self)
-        self.p, self.key, self.shard_index = full.p, full.key, axis.rank
+        self.p, self.key = full.p, full.key
+        shard = full.shard_index if isinstance(full, ShardedDropout) else 0
+        self.shard_index: int = shard * axis.size + axis.rank
 
     def index(self, x: Tensor) -> Tensor:
         return super().index(x) + self.shard_index * x[0].numel()

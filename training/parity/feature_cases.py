@@ -121,6 +121,7 @@ def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options
         ("gpt2", ParallelConfig(cp=4), {}),
         ("llama", ParallelConfig(cp=2, context="ulysses"), {"documents": True}),
         ("bloom-176b", ParallelConfig(cp=3, context="ulysses"), {"heads": 6}),
+        ("bloom-176b", ParallelConfig(cp=2), {"heads": 6, "documents": True}),
         ("llama", ParallelConfig(cp=2, tp=2, sequence_parallel=True), {}),
         ("llama", ParallelConfig(cp=2, pp=2, schedule="zbv"), {}),
         ("gpt2", ParallelConfig(cp=2, dp=2, zero=3), {"optimizer": "adamw"}),
@@ -139,9 +140,12 @@ def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options
             ("llama", ParallelConfig(cp=2, tp=2, sequence_parallel=True, context="ulysses"), {"documents": True}),
             ("mistral-7b", ParallelConfig(cp=2, pp=2, schedule="zbv", context="ulysses"), {"recompute": "full"}),
             ("llama", ParallelConfig(cp=2, dp=2, zero=3, context="ulysses"), {"recompute": "selective"}),
+            ("gpt2", ParallelConfig(cp=2, tp=2, sequence_parallel=True, context="ulysses"), {"recompute": "full"}),
+            ("gpt2", ParallelConfig(cp=2, tp=2, sequence_parallel=True), {"documents": True, "recompute": "full"}),
+            ("bloom-176b", ParallelConfig(cp=2, tp=2), {"dropout": 0.1}),
         ]  # fmt: skip
     for preset, layout, options in layouts:
-        yield preset, layout, {"reference": "one process", "dropout": 0.0, **options}
+        yield preset, layout, {"reference": "one process", **options}
 
 
 def _adamw_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]]:

@@ -141,9 +141,7 @@ def test_context_parallelism_is_described_and_recorded_where_there_is_some() -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dropout": 0.1}, "dropout 0.1 and parallel.cp 2: .* try --model.dropout 0, or --parallel.cp 1"),
         ({"query_layer": True}, "query_layer and parallel.cp 2: .* try --parallel.cp 1"),
-        ({"positions": "alibi"}, "alibi and parallel.context ring: .* try --parallel.context ulysses"),
     ],
 )
 def test_models_whose_sequences_are_not_divided_yet(changes: dict[str, Any], message: str) -> None:

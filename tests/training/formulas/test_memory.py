@@ -53,6 +53,7 @@ ROWS = {
     "average": Row(GPT2, precision="bf16", ema=True),
     "ring": Row(LLAMA, ParallelConfig(cp=2, zero=3, micro_batches=2), "bf16", processes=2),
     "ring, tensor parallel": Row(QWEN, ParallelConfig(cp=2, tp=2, sequence_parallel=True), processes=4),
+    "ring, bloom": Row(BLOOM, ParallelConfig(cp=2), processes=2),
     "ulysses": Row(BLOOM, ParallelConfig(cp=4, context="ulysses"), processes=4),
     "ulysses, window": Row(MISTRAL_NORMED, ParallelConfig(cp=2, context="ulysses"), processes=2),
     "2d": Row(LLAMA, ParallelConfig(tp=4, tensor="2d", pp=2, micro_batches=2), processes=8),

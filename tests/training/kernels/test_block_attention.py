@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from training.kernels import block_attention
-from training.kernels.block_attention import Seen, attend_block, block_gradients, merge_block
+from training.kernels.block_attention import Seen, WeightDropout, attend_block, block_gradients, merge_block
+from training.model.dropout import Dropout
 
 B, H, G, T, E = 2, 6, 3, 12, 4
 BLOCKS = ((0, 5), (5, 6), (6, 12))  # of keys
@@ -42,6 +43,33 @@ def test_blocks_add_up_to_attention(monkeypatch: pytest.MonkeyPatch, tile: int, 
             found[0] += terms[0]
             found[1][:, :, keys], found[2][:, :, keys] = terms[1], terms[2]
     torch.testing.assert_close(tuple(found), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("tile", [1, 32 << 20])
+def test_blocks_of_biased_and_dropped_weights_add_up_to_attention(monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
+    monkeypatch.setitem(block_attention.TILE_BYTES, "cpu", tile)
+    torch.manual_seed(1)
+    q, grad = torch.randn(2, B, H, T, E, dtype=torch.float64)
+    k, v = torch.randn(2, B, G, T, E, dtype=torch.float64)
+    whole = [x.clone().requires_grad_() for x in (q, k, v)]
+    slopes, first_head, sample_ids, dropout = torch.rand(H, dtype=torch.float64), 3, torch.arange(B), Dropout(0.3, "a")
+    # as one process: bias and dropped weights of all pairs, of which these heads are some
+    bias = slopes[:, None, None] * (torch.arange(T) - torch.arange(T)[:, None]).masked_fill(~seen_by_all(0, None), 0)
+    keys, values = (x.repeat_interleave(H // G, 1) for x in whole[1:])
+    scores = (whole[0] @ keys.mT * E**-0.5 + bias).masked_fill(~seen_by_all(0, None), -torch.inf)
+    every = torch.cat([torch.zeros(B, first_head, T, T, dtype=torch.float64), scores.softmax(-1)], 1)
+    expected = dropout(every, sample_ids)[:, first_head:] @ values
+    gradients = torch.autograd.grad(expected, whole, grad)
+    weights = WeightDropout(0.3, dropout.keys(sample_ids), torch.arange(first_head, first_head + H), T)
+    blocks = [(slice(*block), Seen(0, block[0], slopes=slopes, dropout=weights)) for block in BLOCKS]
+    out, lse = torch.zeros_like(q), torch.full((B, H, T), -torch.inf, dtype=torch.float64)
+    for part, seen in blocks:
+        merge_block(out, lse, attend_block(q, k[:, :, part], v[:, :, part], seen))
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    delta = (grad * out).sum(-1)
+    terms = [block_gradients(q, k[:, :, part], v[:, :, part], seen, grad, lse, delta) for part, seen in blocks]
+    found = sum(term[0] for term in terms), *(torch.cat([term[i] for term in terms], 2) for i in (1, 2))
+    torch.testing.assert_close(found, gradients, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

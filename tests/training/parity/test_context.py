@@ -13,9 +13,12 @@ import training.parallel.context.ulysses
 from tests.training.planted_faults import require_finite_difference
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
-from training.kernels.block_attention import Seen
+from training.kernels.block_attention import Seen, WeightDropout
+from training.model.dropout import Dropout
+from training.parallel.context.modules import _OwnDropout
 from training.parallel.context.ring import _Blocks, _Exchange
 from training.parallel.context.tokens import TokenOrder
+from training.parallel.tensor_parallel import ShardedDropout
 from training.parity.cases import Case
 from training.parity.comparison import Certifier
 from training.parity.feature_cases import feature_case
@@ -57,6 +60,12 @@ CASES = [
     case("bloom-176b", replace(ULYSSES, cp=3), recompute="full", heads=6),
     case("mistral-7b", replace(ULYSSES, pp=2, **ZBV)),
     case("llama", replace(ULYSSES, dp=2, zero=3), optimizer="adamw"),
+    case("gpt2", replace(RING, cp=3), dropout=0.1, documents=True, recompute="full"),
+    case("gpt2", replace(RING, tp=2, sequence_parallel=True), dropout=0.1),
+    case("mistral-7b", replace(RING, tp=2), dropout=0.1),
+    case("gpt2", replace(ULYSSES, tp=2, sequence_parallel=True), dropout=0.1),
+    case("gpt2", ULYSSES, dropout=0.1, documents=True),
+    case("bloom-176b", replace(RING, tp=2), documents=True, dropout=0.1),
 ]
 
 
@@ -129,6 +138,24 @@ def exchange_without_gradient(patch: Patch) -> None:
     patch.setattr(exchange, "backward", staticmethod(lambda _ctx, grad: (grad, None)))
 
 
+def dropout_by_own_positions(patch: Patch) -> None:
+    patch.setattr(_OwnDropout, "index", lambda self, x: self.local(x))
+
+
+def weights_dropped_by_own_positions(patch: Patch) -> None:
+    right = WeightDropout.dropped
+    patch.setattr(WeightDropout, "dropped", lambda self, query, key: right(self, query - query[0], key - key[0]))
+
+
+def heads_dropped_like_other_ranks(patch: Patch) -> None:
+    patch.setattr(ShardedDropout, "index", Dropout.index)
+
+
+def distances_within_a_block(patch: Patch) -> None:
+    right = Seen.bias
+    patch.setattr(Seen, "bias", lambda self, *tile: right(self._replace(key=self.query), *tile))
+
+
 FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (a_ring_step_lost, case("llama", RING), "loss"),
     (a_ring_step_lost, case("llama", replace(RING, cp=3)), "loss"),
@@ -141,6 +168,10 @@ FAULTS: list[tuple[Callable[[Patch], None], Case, str]] = [
     (blocks_of_equal_weight, case("llama", RING), "loss"),
     (heads_of_other_ranks, case("llama", ULYSSES), "loss"),
     (exchange_without_gradient, case("llama", ULYSSES), "gradient"),
+    (dropout_by_own_positions, case("gpt2", RING, dropout=0.1), "loss"),
+    (weights_dropped_by_own_positions, case("gpt2", RING, dropout=0.1), "loss"),
+    (heads_dropped_like_other_ranks, case("gpt2", ULYSSES, dropout=0.1), "loss"),
+    (distances_within_a_block, case("bloom-176b", RING, heads=6), "loss"),
 ]
 
 

@@ -4,19 +4,23 @@ Between attention layers every token is computed alone, so a rank has (B, T / n,
 of its tokens, and attention reaches the tokens of the other ranks.
 """
 
+import torch
 from torch import Tensor, nn
 
 from training.distributed.layout import ParallelConfig
 from training.kernels.dispatch import embedding
+from training.kernels.precision import accumulation_dtype
 from training.model.attention import Attention
+from training.model.block import Block
 from training.model.decoder import Decoder
 from training.model.documents import Documents
+from training.model.dropout import Dropout
 from training.model.embedding import Embedding
 from training.model.positions import Alibi, DocumentTable, PositionEmbedding, Rotary, SequenceTable
 from training.parallel.context.ring import RingAttention
 from training.parallel.context.tokens import TokenOrder
 from training.parallel.context.ulysses import Ulysses
-from training.parallel.tensor_parallel import ShardedAlibi
+from training.parallel.tensor_parallel import ShardedAlibi, ShardedDropout
 
 
 def apply_context(part: Decoder, layout: ParallelConfig, order: TokenOrder) -> None:
@@ -24,14 +28,42 @@ def apply_context(part: Decoder, layout: ParallelConfig, order: TokenOrder) -> N
     if order.axis.size == 1:
         return
     for block in part.blocks.children():
-        assert isinstance(block.attention, Attention)
-        block.attention.attend = Ulysses(order) if layout.context == "ulysses" else RingAttention(order)
+        assert isinstance(block, Block)
+        _reach_other_ranks(block.attention, layout, order)
+        block.attention_dropout = _OwnDropout(block.attention_dropout, order, layout.sequence_shards)
+        block.mlp_dropout = _OwnDropout(block.mlp_dropout, order, layout.sequence_shards)
     if isinstance(part.position_table, Rotary):
         part.position_table = _OwnRotary(part.position_table, order)
+    elif layout.context == "ring":
+        part.position_table = _Slopes(part.position_table)
     else:
         part.position_table = _OwnAlibi(part.position_table, order, layout.sequence_shards)
-    if isinstance(part.embed, Embedding) and part.embed.positions is not None:
-        part.embed.positions = _OwnPositions(part.embed.positions, order, layout.sequence_shards)
+    if isinstance(part.embed, Embedding):
+        part.embed.dropout = _OwnDropout(part.embed.dropout, order, layout.sequence_shards)
+        if part.embed.positions is not None:
+            part.embed.positions = _OwnPositions(part.embed.positions, order, layout.sequence_shards)
+
+
+def _reach_other_ranks(attention: Attention, layout: ParallelConfig, order: TokenOrder) -> None:
+    """Let tokens see those of other ranks; in place."""
+    is_ring = layout.context == "ring"
+    across = RingAttention(order) if is_ring else Ulysses(order)
+    attention.attend, attention.attend_with_dropout = across.attend, across.attend_with_dropout
+    if not is_ring:
+        attention.dropout = ShardedDropout(attention.dropout, order.axis)  # of its heads
+
+
+class _OwnDropout(Dropout):
+    """Dropout of this rank's tokens, or of some of them where tp ranks share these in `parts`: by their positions."""
+
+    def __init__(self, full: Dropout, order: TokenOrder, parts: int) -> None:
+        nn.Module.__init__(self)
+        self.p, self.key, self.local, self.order, self.parts = full.p, full.key, full.index, order, parts
+
+    def index(self, x: Tensor) -> Tensor:
+        local, features = self.local(x), x[0, 0].numel()
+        tokens = self.order.positions(local // features, self.parts * x.shape[1])
+        return tokens * features + local % features
 
 
 class _OwnRotary(Rotary):
@@ -50,6 +82,17 @@ class _OwnRotary(Rotary):
         if isinstance(table, tuple):
             table = self.angles(documents.positions.flatten(), table[0].dtype)
         return DocumentTable(table, _of_attention(documents, self.order))
+
+
+class _Slopes(Alibi):
+    """The slopes (H,) of ALiBi's bias, of this rank's heads: a ring computes the bias of a tile of scores at a time."""
+
+    def __init__(self, full: Alibi) -> None:
+        nn.Module.__init__(self)
+        self.slopes = full.slopes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensor(self.slopes, device=x.device, dtype=accumulation_dtype(x.dtype))
 
 
 class _OwnAlibi(ShardedAlibi):

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.distributed.collectives import wait
-from training.kernels.block_attention import Seen, attend_block, block_gradients, merge_block
+from training.kernels.block_attention import Seen, WeightDropout, attend_block, block_gradients, merge_block
 from training.kernels.precision import accumulation_dtype
 from training.model.attention_mask import Mask
+from training.model.dropout import Dropout
 from training.parallel.context.tokens import TokenOrder
 from training.sharding.axis import Axis
 
@@ -26,29 +27,40 @@ _KEYS, _GRADIENTS = 0, 1  # tags of what is on its way
 
 
 class RingAttention:
-    """Attention of this rank's tokens to those of all ranks, in the place of `Mask.attend`."""
+    """Attention of this rank's tokens to those of all ranks, in the place of `Mask`'s."""
 
     def __init__(self, order: TokenOrder) -> None:
         self.order = order
 
-    def __call__(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Of q (B, H, T / n, E), k and v (B, kv_heads, T / n, E); with documents of all B in one sequence."""
-        assert mask.bias is None, "the layout's check refuses ALiBi"
-        documents = mask.documents
+    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
+        """Of q (B, H, T / n, E), k and v (B, kv_heads, T / n, E); with documents of all B in one sequence.
+
+        `mask.bias`, where there is one, has the slopes (H,) of these heads, and not the bias of all pairs of tokens.
+        """
+        documents, seen = mask.documents, Seen(0, 0, mask.window, slopes=mask.bias, dropout=dropout)
         if documents is None:
-            return _Ring.apply(q, k, v, _Blocks(self.order, q.shape[2], mask.window))
+            return _Ring.apply(q, k, v, _Blocks(self.order, q.shape[2], seen))
         q, k, v = (documents.split_sequences(x) for x in (q, k, v))
         local = torch.arange(q.shape[2], device=q.device)
         first = self.order.positions(local, len(local)) - documents.positions
-        return documents.join_sequences(_Ring.apply(q, k, v, _Blocks(self.order, q.shape[2], mask.window, first)))
+        found = _Ring.apply(q, k, v, _Blocks(self.order, q.shape[2], seen._replace(first=first)))
+        return documents.join_sequences(found)
+
+    def attend_with_dropout(
+        self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, dropout: Dropout, sample_ids: Tensor | None
+    ) -> Tensor:
+        """The same with dropout of the weights, which are drawn again in the backward pass."""
+        keys, heads = dropout.keys(sample_ids), dropout.index(q[:, :, 0, 0])
+        tokens = q.shape[2] if mask.documents is None else mask.documents.positions.shape[1]
+        return self.attend(mask, q, k, v, WeightDropout(dropout.p, keys, heads, tokens * self.order.axis.size))
 
 
 class _Blocks:
     """The pairs of chunks, of this rank's queries and of a rank's keys, in which queries see keys."""
 
-    def __init__(self, order: TokenOrder, length: int, window: int, first: Tensor | None = None) -> None:
-        """`length`: tokens of a rank; `first` (B, `length`): position of the first token that each of them sees."""
-        self.order, self.axis, self.window, self.first = order, order.axis, window, first
+    def __init__(self, order: TokenOrder, length: int, seen: Seen) -> None:
+        """`length`: tokens of a rank; `seen`: what holds for all of their keys, with `first` (B, `length`)."""
+        self.order, self.axis, self.seen = order, order.axis, seen
         self.size = length // order.per_rank
 
     def beside(self, source: int) -> Iterator[tuple[slice, slice, Seen]]:
@@ -56,9 +68,9 @@ class _Blocks:
         size = self.size
         for i, query in enumerate(self.order.chunks(self.axis.rank)):
             rows = slice(i * size, (i + 1) * size)
-            first = None if self.first is None else self.first[:, rows]
+            first = None if self.seen.first is None else self.seen.first[:, rows]
             for j, key in enumerate(self.order.chunks(source)):
-                seen = Seen(query * size, key * size, self.window, first)
+                seen = self.seen._replace(query=query * size, key=key * size, first=first)
                 if seen.any(size, size):
                     yield rows, slice(j * size, (j + 1) * size), seen
 

@@ -6,6 +6,8 @@ send (n - 1) / n of B T / n (2 h + 2 h') numbers a rank, h features of queries a
 shrinks with n. But n divides the heads, those of keys too.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,27 +15,38 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.model.attention_mask import Mask
+from training.model.dropout import Dropout
 from training.parallel.context.tokens import TokenOrder
 from training.sharding.axis import Axis
 
 
 class Ulysses:
-    """Attention of this rank's heads among all tokens, in the place of `Mask.attend`."""
+    """Attention of this rank's heads among all tokens, in the place of `Mask`'s."""
 
     def __init__(self, order: TokenOrder) -> None:
         self.axis = order.axis
 
-    def __call__(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Of q (B, H, T / n, E), k and v (B, kv_heads, T / n, E); with documents of all B in one sequence.
 
         `mask` is that of whole sequences, and of this rank's heads where it depends on heads.
         """
+        return self._attend(mask, mask.attend, q, k, v)
+
+    def attend_with_dropout(
+        self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, dropout: Dropout, sample_ids: Tensor | None
+    ) -> Tensor:
+        """The same; `dropout` is that of this rank's heads."""
+        attend = partial(mask.attend_with_dropout, dropout=dropout, sample_ids=sample_ids)
+        return self._attend(mask, attend, q, k, v)
+
+    def _attend(self, mask: Mask, attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         documents = mask.documents
         if documents is None:
-            return self._to_tokens(mask.attend(*self._to_heads(q, k, v)))
+            return self._to_tokens(attend(*self._to_heads(q, k, v)))
         sequences = len(documents.positions)
         q, k, v = (x[0].unflatten(1, (sequences, -1)).transpose(0, 1) for x in (q, k, v))
-        found = mask.attend(*(documents.join_sequences(x) for x in self._to_heads(q, k, v)))
+        found = attend(*(documents.join_sequences(x) for x in self._to_heads(q, k, v)))
         found = self._to_tokens(documents.split_sequences(found))
         return found.transpose(0, 1).flatten(1, 2)[None]
 
