@@ -87,8 +87,13 @@ class Pipeline:
         self.schedule = self._schedule([{}] * len(self.stages))
 
     def fix_shapes(self, sequences: int, seq_len: int) -> None:
-        """Give torch the shapes of micro-batches, which it else learns from the ranks before in the first step."""
-        width, length = self.parts[self.stages[0]].config.width, seq_len // self.layout.sequence_shards
+        """Give torch the shapes of micro-batches, which it else learns from the ranks before in the first step.
+
+        A micro-batch has `sequences` of `seq_len` tokens in all, of which a grid's rows and ranks of cp have parts.
+        """
+        sequences, seq_len = sequences // self.layout.batch_shards, seq_len // self.layout.cp
+        width = self.parts[self.stages[0]].config.width // self.layout.grid[2]
+        length = seq_len // self.layout.sequence_shards
         ids = torch.empty(sequences, seq_len, dtype=torch.int64, device="meta")
         features = torch.empty(sequences, length, width, dtype=self.dtype, device="meta", requires_grad=True)
         loss = torch.empty(1, dtype=accumulation_dtype(self.dtype), device="meta", requires_grad=True)

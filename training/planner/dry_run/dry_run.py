@@ -60,11 +60,6 @@ def try_rank(run: PlannedRun, rank: int, precision: Precision = "bf16") -> DryRu
     layout, devices = run.layout, run.cluster.devices
     require(0 <= rank < devices, f"--rank is {rank}; wanted 0 to {devices - 1}, as {devices} GPUs have")
     layout.check(devices, run.model, run.seq_len)
-    require(
-        layout.tensor == "1d" and (layout.cp == 1 or layout.context == "ring"),
-        f"--dry_run of {layout.describe()}: its exchanges are not followed without the other ranks yet; try --dry_run "
-        "--configured with parallel.tensor 1d and parallel.context ring",
-    )
     states, memory = run.states, MemoryConfig(run.recompute)
     require(
         states.moments == "device",

@@ -87,7 +87,8 @@ class StepOnMeta(TrafficCounter):
         return self._operators.call(func, args, kwargs)
 
     def _count(self, name: str, arguments: list[Any]) -> None:
-        if any(isinstance(a, Tensor) and a.is_floating_point() for a in arguments):  # not the vote
+        sent = [a for a in arguments if isinstance(a, Tensor)]
+        if any(a.is_floating_point() or a.numel() > 1 for a in sent):  # not the vote; a grid's rows exchange ids
             super()._count(name, arguments)
 
 
