@@ -23,11 +23,10 @@ from training.model.embedding import Head
 from training.model.model_config import ModelConfig
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
-from training.optim.optimizer import Optimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
-from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_stages import stage_layers
+from training.replicas.replicas import LocalReplicas, Replicas
 from training.sharding.axis import JointAxis
 
 _ONE = ParallelConfig()
@@ -88,18 +87,24 @@ def live_bytes(row: Row) -> dict[str, int]:
             options = OptimConfig(name=row.optimizer, ema_decay=0.9 if row.ema else 0.0)
             holders = model.matrix_holders() if row.optimizer == "muon" else JointAxis()
             optimizer = build_optimizer(model.params, options, memory, world.rank, holders=holders)
-            _watch(model, optimizer, live)
-            _step(row, model, optimizer, live)  # torch's pipelines run each stage once more in the first step
+            replicas = Replicas(model, optimizer)
+            if row.resolved.local_steps:
+                replicas = LocalReplicas(row.resolved, options, model, optimizer)
+            _watch(replicas, live)
+            _step(row, replicas, live)  # torch's pipelines run each stage once more in the first step
             found = []
             for _ in range(_STEPS):
                 live.restart()
-                _step(row, model, optimizer, live)
+                _step(row, replicas, live)
                 found.append(live.peaks())
         return {kind: min(peaks.get(kind, 0) for peaks in found) for kind in found[0]}
 
 
-def _watch(model: ParallelModel, optimizer: Optimizer, live: LiveBytes) -> None:
+def _watch(replicas: Replicas, live: LiveBytes) -> None:
     """Tell what is known by name, and when activations and logits are complete."""
+    model, states = replicas.model, [*replicas.optimizer.moments().values()]
+    if isinstance(replicas, LocalReplicas):
+        states += [replicas.outer.shared, replicas.outer.momenta]
     for part in model.parts:
         for p in part.parameters():
             if not isinstance(p, DTensor):
@@ -108,7 +113,7 @@ def _watch(model: ParallelModel, optimizer: Optimizer, live: LiveBytes) -> None:
         _watch_part(part, live)
     for param in model.params:
         live.tag(param.local, "master")
-    for moments in optimizer.moments().values():
+    for moments in states:
         for values in moments.values():
             live.tag(values, "moments")
 
@@ -130,7 +135,9 @@ def _then_mark(live: LiveBytes, forward: Callable[..., Any], *arguments: Any) ->
         live.mark()
 
 
-def _step(row: Row, model: ParallelModel, optimizer: Optimizer, live: LiveBytes) -> None:
+def _step(row: Row, replicas: Replicas, live: LiveBytes) -> None:
+    """A step without an outer one, whose buffers the formulas do not count."""
+    model, optimizer = replicas.model, replicas.optimizer
     tokens = torch.randint(row.model.vocab_size, (row.sequences, row.model.context + 1))
     batch = Batch(tokens[:, :-1], tokens[:, 1:], torch.arange(row.sequences))
     model.forward_backward(batch, 1e-3)

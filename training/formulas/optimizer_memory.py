@@ -1,4 +1,4 @@
-"""Optimizer memory: bytes of the states of AdamW, Muon and an average of the weights, and of Muon's work."""
+"""Optimizer memory: bytes of the states of AdamW, Muon, local steps and an average of the weights; of Muon's work."""
 
 from training.formulas.memory_inputs import MemoryInputs
 from training.formulas.parameter_shapes import ParameterShape, stage_parameters
@@ -9,6 +9,8 @@ _ALIGNMENT = 64  # elements: where each parameter's moments begin in AdamW's buf
 def moment_bytes(inputs: MemoryInputs) -> int:
     """AdamW's two moments, 8 P / n; Muon's momentum, 4 P / n of its matrices; an average of the weights, 4 P / n.
 
+    Of local steps also what replicas share, weights and outer momentum: 8 P / n (Douillard et al. 2023, algorithm 1).
+
     Those of a parameter that two stages of the rank share exist once.
     """
     found: dict[str, ParameterShape] = {}
@@ -17,10 +19,11 @@ def moment_bytes(inputs: MemoryInputs) -> int:
             found[p.name.replace("head", "embed.tokens") if inputs.model.tied else p.name] = p
     rows = [p.rows_numel(inputs.shards, inputs.shard_rank) for p in found.values()]
     average = sum(rows) if inputs.ema else 0
+    shared = 2 * sum(rows) if inputs.layout.local_steps else 0
     by_muon = [inputs.optimizer == "muon" and is_block_matrix(p) for p in found.values()]
     momentum = sum(numel for numel, is_muon in zip(rows, by_muon, strict=True) if is_muon)
     aligned = [-(-n // _ALIGNMENT) * _ALIGNMENT for n, is_muon in zip(rows, by_muon, strict=True) if not is_muon]
-    return inputs.wide * (average + momentum + (2 * sum(aligned) if _has_moments_here(inputs) else 0))
+    return inputs.wide * (average + shared + momentum + (2 * sum(aligned) if _has_moments_here(inputs) else 0))
 
 
 def update_bytes(inputs: MemoryInputs) -> int:

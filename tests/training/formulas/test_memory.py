@@ -51,6 +51,8 @@ ROWS = {
     "muon at work": Row(small("llama", 1, 256, vocabulary=512, seq_len=8), optimizer="muon", sequences=1),
     "muon, average": Row(LLAMA, ParallelConfig(zero=1), processes=2, optimizer="muon", ema=True),
     "average": Row(GPT2, precision="bf16", ema=True),
+    "local steps": Row(GPT2, ParallelConfig(local_steps=2), "bf16", processes=2),
+    "local steps, ZeRO-1": Row(LLAMA, ParallelConfig(local_steps=2, zero=1, zero_group=2), processes=4),
     "ring": Row(LLAMA, ParallelConfig(cp=2, zero=3, micro_batches=2), "bf16", processes=2),
     "ring, tensor parallel": Row(QWEN, ParallelConfig(cp=2, tp=2, sequence_parallel=True), processes=4),
     "ring, bloom": Row(BLOOM, ParallelConfig(cp=2), processes=2),
