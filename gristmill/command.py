@@ -28,7 +28,14 @@ from rich.console import Console
 from rich.text import Text
 
 from gristmill.config import reject_empty
-from gristmill.errors import FinishedElsewhere, GristmillError, OutputError, UsageError, wrap_write_errors
+from gristmill.errors import (
+    LIMIT_HINTS,
+    FinishedElsewhere,
+    GristmillError,
+    OutputError,
+    UsageError,
+    wrap_write_errors,
+)
 from gristmill.process_end import on_sigterm
 from gristmill.urls import unknown_scheme_in
 
@@ -77,14 +84,23 @@ def run_with_exit_code(action: Callable[[], Any]) -> int:
         if isinstance(error, FinishedElsewhere):
             print(error, file=sys.stderr)
             return error.exit_code
-        # As Text: a string would be parsed for markup and emoji names, which file names may contain.
-        Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), str(error)))
+        _print_error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return _resumable("terminated", TERMINATED) if terminated else _resumable("interrupted", INTERRUPTED)
     except BrokenPipeError:
         return 0  # the reader of the pipe, such as `head`, has ended
+    except OSError as error:
+        if error.errno not in LIMIT_HINTS:
+            raise
+        _print_error(LIMIT_HINTS[error.errno])
+        return GristmillError.exit_code
     return 0
+
+
+def _print_error(message: str) -> None:
+    # As Text: a string would be parsed for markup and emoji names, which file names may contain.
+    Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), message))
 
 
 class _Output(Console):

@@ -85,7 +85,11 @@ def require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
-_WRITE_HINTS = {
+LIMIT_HINTS = {  # of errors for which no file is to blame
+    errno.EMFILE: "the limit of open files is reached: raise it (ulimit -n 4096), or give fewer --workers",
+    errno.ENFILE: "this machine has as many open files as it allows: end other programs, or give fewer --workers",
+}
+_WRITE_HINTS = LIMIT_HINTS | {
     errno.ENOSPC: "the disk is full: free some space and run the same command again to resume",
     errno.EDQUOT: "the disk quota is used up: free some space and run the same command again to resume",
     errno.EACCES: "no permission to write there: choose another folder or change its permissions",
@@ -118,6 +122,5 @@ def wrap_read_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is None or isinstance(error, OutputError):
             raise
-        raise InputError(
-            f"cannot read {path}: {error.strerror}. Check that it exists and may be read, or remove it"
-        ) from error
+        hint = LIMIT_HINTS.get(error.errno, f"{error.strerror}. Check that it exists and may be read, or remove it")
+        raise InputError(f"cannot read {path}: {hint}") from error

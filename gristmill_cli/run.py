@@ -25,7 +25,7 @@ from gristmill.urls import is_remote, spell_urls
 from gristmill_cli.funnel import FUNNEL_FILE, HELD_OUT, TRAIN, Funnel, build_funnel, check_counts_between
 from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
-from gristmill_cli.run_output import check_output
+from gristmill_cli.run_output import check_folders, check_output
 from gristmill_cli.run_records import (
     choose_stages,
     load_record,
@@ -48,8 +48,11 @@ def run(config: RunConfig) -> Funnel | None:
     Raises ConservationError if documents were lost between two stages, InputError if none is left, OutputError if
     `config.out` holds a run of another corpus, or a result was removed meanwhile, and any GristmillError of a stage.
     """
+    modules = [__name__, "preprocessing.tokenizer.encoder"]  # workers of all stages have them
+    if config.apply.function:  # which a worker imports
+        start_fork_server(modules)
     check_run(config)  # before the lock writes a file
-    start_fork_server([__name__, "preprocessing.tokenizer.encoder"])  # workers of all stages have their modules
+    start_fork_server(modules)
     with open_workplace(config.run_options, config.out / STATE_DIR / "run.lock", work=_work_of(config)) as place:
         return _run_stages(config, replace(config.run_options, of_run=place))
 
@@ -61,6 +64,7 @@ def check_run(config: RunConfig) -> None:
     stages = plan_stages(config)
     first, end = choose_stages(config, stages)
     check_output(config, stages[first:end])
+    check_folders(config, stages[first:end])
 
 
 def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:

@@ -22,7 +22,7 @@ from preprocessing.mixing.sampling import check_seed
 from preprocessing.normalize_text import check_ftfy
 from preprocessing.shuffle_holdout import check_holdout
 from preprocessing.train_tokenizer import check_options
-from preprocessing.user_function import load_function
+from preprocessing.user_function import recorded_version
 
 
 def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
@@ -43,7 +43,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
             check_ftfy()
     with _section("apply"):
         if config.apply.function:
-            load_function(config.apply.function)
+            recorded_version(config.apply.function)
     with _section("filter"):
         check_threshold(config.filter.threshold)
     with _section("dedup"):

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gristmill.engine.claims import real_paths
+from gristmill.engine.claims import real_paths, reject_unknown_files
 from gristmill.engine.inputs.recorded import RUN_FILE
 from gristmill.engine.records import Ledger
 from gristmill.errors import OutputError
-from gristmill.io.files import STATE_DIR
+from gristmill.io.files import STATE_DIR, is_unfinished
 from gristmill.io.token_manifest import SHARD_SUFFIXES
-from gristmill.storage.files import exists, is_file, is_folder, resolved
+from gristmill.storage.files import exists, is_file, is_folder, list_names, resolved
 from gristmill.storage.names import absolute
 from gristmill.storage.walking import walk
 from gristmill.urls import is_remote
@@ -30,6 +30,31 @@ def check_output(config: RunConfig, stages: Sequence[PipelineStage]) -> None:
     _reject_other_run(config)
     for stage in stages:
         _reject_foreign_outputs(stage)
+
+
+def check_folders(config: RunConfig, stages: Sequence[PipelineStage]) -> None:
+    """Raise OutputError if a folder of `stages` has files which they did not write, and later ones would read.
+
+    In a bucket one listing finds folders without anything of a run; files in the others are found when they are listed.
+    """
+    is_listed = is_remote(config.out)
+    there = set(list_names(config.out)) if is_listed else set[str]()
+    for stage in stages:
+        for folder in stage.folders:
+            if not is_listed or (folder.name in there and not is_folder(folder / STATE_DIR)):
+                _reject_unknown_files(stage, folder)
+
+
+def _reject_unknown_files(stage: PipelineStage, folder: Path) -> None:
+    files = [path for path in walk(folder) if path.name.lower().endswith(stage.suffixes)]
+    if not files or is_unfinished(folder, stage.name):  # then it does not know all that it wrote
+        return
+    holders = {above for file in files for above in file.parents if above.is_relative_to(folder)}
+    ledgers = [found for holder in holders for found in Ledger.all_in(holder / STATE_DIR)]
+    known = real_paths(Path(name) for found in ledgers for name in found.outputs())
+    ours = [file for real, file in real_paths(map(absolute, files)).items() if real in known]
+    if len(ours) < len(files):
+        reject_unknown_files(folder, ours, stage.suffixes, Ledger(stage.output / STATE_DIR, stage.name))
 
 
 def _reject_foreign_files(out: Path) -> None:

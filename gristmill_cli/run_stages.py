@@ -10,9 +10,11 @@ from dedup.dedup_train import dedup_train
 from dedup.generate_connected_components import CLUSTERED, generate_connected_components
 from dedup.generate_duplicates_dict import generate_duplicates_dict
 from dedup.generate_exact_pairs import generate_exact_pairs, remove_exact_pairs
+from dedup.minhash.signature_shards import SUFFIX
 from dedup.to_hash import SIGNED, to_hash
 from gristmill.counts import WRITTEN, Counts
 from gristmill.engine.options import RunOptions
+from gristmill.io.documents import CORPUS_SUFFIXES
 from gristmill_cli.funnel import HELD_OUT, TRAIN
 from gristmill_cli.run_config import RunConfig
 from preprocessing.apply import apply
@@ -22,7 +24,7 @@ from preprocessing.normalize_text import normalize_text
 from preprocessing.shuffle_holdout import pass1, pass2
 from preprocessing.tokenize_corpus import tokenize_corpus
 from preprocessing.train_tokenizer import MODEL, train_tokenizer
-from preprocessing.user_function import version_of
+from preprocessing.user_function import recorded_version
 
 ALL_FILES = sys.maxsize  # an end index beyond any number of files
 UNKNOWN_COUNT = 0  # value of SlimPajama's argument n_docs; 0: not checked
@@ -36,7 +38,7 @@ class PipelineStage:
     It reads exactly the documents that the stage `reads` counted under `reason` (and as many bytes, if `sizes`). Of the
     documents that it counts under `keeps` there must be one; `hint` says what to try if there is none.
     It needs the outputs of the stages `needs`. Other files are `beside` the file `output`. What it writes is read after
-    the run if `is_result`.
+    the run if `is_result`. All files with `suffixes` in `folders` are its own, as later stages read whole folders.
     """
 
     name: str
@@ -51,6 +53,8 @@ class PipelineStage:
     is_result: bool = False
     needs: tuple[str, ...] = ()
     beside: tuple[Path, ...] = ()
+    folders: tuple[Path, ...] = ()
+    suffixes: tuple[str, ...] = CORPUS_SUFFIXES
 
 
 def plan_stages(config: RunConfig, options: RunOptions | None = None) -> list[PipelineStage]:
@@ -73,7 +77,13 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
     settings = {"ftfy": spec.ftfy, "read_also": spec.read_also, "text_column": column}
     stages = [
         PipelineStage(
-            "normalize_text", normalize, normalized, settings, keeps=WRITTEN, hint="give a corpus with documents"
+            "normalize_text",
+            normalize,
+            normalized,
+            settings,
+            keeps=WRITTEN,
+            hint="give a corpus with documents",
+            folders=(normalized,),
         )
     ]
     if function:
@@ -82,7 +92,7 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
                 "apply", lambda: apply(normalized, config.clean, function, text_column=column, options=options),
                 config.clean,
                 {"function": function, "code": _code_of(function)}, "normalize_text", keeps=WRITTEN,
-                hint=f"look at what {function} yields", needs=("normalize_text",),
+                hint=f"look at what {function} yields", needs=("normalize_text",), folders=(config.clean,),
             )
         )  # fmt: skip
     stages.append(
@@ -101,7 +111,7 @@ def _clean(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
 
 def _code_of(function: str) -> str:
     """The version of a user's function, or the beginning of its source's SHA-256."""
-    version = version_of(function)
+    version = recorded_version(function)
     return version if version.startswith("version ") else version[:12]
 
 
@@ -152,7 +162,10 @@ def _find_duplicates(config: RunConfig, options: RunOptions) -> list[PipelineSta
     copied = [exact.name] if spec.exact else []
     return [
         *([exact] if spec.exact else []),
-        PipelineStage("to_hash", sign, minhash, signed, _cleaned_by(config), needs=(_cleaned_by(config), *copied)),
+        PipelineStage(
+            "to_hash", sign, minhash, signed, _cleaned_by(config), needs=(_cleaned_by(config), *copied),
+            folders=(minhash,), suffixes=(SUFFIX,),
+        ),
         PipelineStage(
             "generate_connected_components", cluster, clusters, compared, with_signature, SIGNED, sizes=False,
             needs=("to_hash", *copied),
@@ -183,16 +196,17 @@ def _mix(config: RunConfig, options: RunOptions) -> list[PipelineStage]:
             out / "pass1",
             {"weights": spec.weights, "seed": config.mix_seed}, _cleaned_by(config), keeps=WRITTEN,
             hint="look at --mix.weights, --dedup.index and --filter.threshold",
-            needs=(_cleaned_by(config), "generate_duplicates_dict", "filter"),
+            needs=(_cleaned_by(config), "generate_duplicates_dict", "filter"), folders=(out / "pass1",),
         ),
         PipelineStage(
             "pass2", lambda: pass2(0, ALL_FILES, CHUNK, out / "pass1", train, holdout, spec.holdout, options), train,
             {"holdout": spec.holdout}, "pass1", keeps=WRITTEN, hint=smaller, needs=("pass1",),
+            folders=(train, holdout),
         ),
         PipelineStage(
             "dedup_train",
             lambda: dedup_train(CHUNK, train, holdout, deduped, text_column=config.text_column, options=options),
-            deduped, {}, "pass2", keeps=WRITTEN, hint=smaller, needs=("pass2",),
+            deduped, {}, "pass2", keeps=WRITTEN, hint=smaller, needs=("pass2",), folders=(deduped,),
         ),
     ]  # fmt: skip
 

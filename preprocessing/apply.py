@@ -26,7 +26,7 @@ from gristmill.text import utf8_size
 from preprocessing.child_processes import ChildProcesses
 from preprocessing.process_settings import keep_settings
 from preprocessing.rewriting import plan_targets, rewrite_corpus
-from preprocessing.user_function import DocumentFunction, describe, load_function, version_of
+from preprocessing.user_function import DocumentFunction, describe, load_function, recorded_version, version_of
 from preprocessing.user_values import record_line
 
 STAGE = Stage("apply", version=2, libraries=("zstandard", "zlib", "pyarrow"))
@@ -68,7 +68,7 @@ def apply(
     files = list_corpus(data_dir, text_column=text_column)
     reject_overlapping_folders(data_dir, target_dir)
     targets = plan_targets(files, target_dir)
-    arguments = {"function": function, "version": version_of(function)}
+    arguments = {"function": function, "version": recorded_version(function)}
     with open_stage(
         STAGE, target_dir, options, reads=[data_dir], listed={data_dir: paths_of(files)}, publishes=[target_dir],
         column=text_column,

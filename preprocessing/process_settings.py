@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,17 +20,18 @@ def keep_folder() -> Iterator[None]:
 
 @contextmanager
 def keep_settings() -> Iterator[None]:
-    """Context: working folder, file mode mask and timers are the same after it.
+    """Context: working folder, file mode mask and timers are the same after it; modules that were removed are back.
 
     Ends the process if all its files were closed meanwhile, as os.closerange does: it cannot say so any more.
     """
     file, mask = os.open(os.devnull, os.O_RDONLY), os.umask(0)
     os.umask(mask)
-    found = os.fstat(file)
+    found, modules = os.fstat(file), sys.modules.copy()
     try:
         with keep_folder():
             yield
     finally:
+        sys.modules.update(modules)
         os.umask(mask)
         signal.setitimer(signal.ITIMER_REAL, 0)  # also that of signal.alarm
         if not _is_open(file, found):

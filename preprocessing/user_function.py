@@ -8,11 +8,14 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.errors import UsageError
 from gristmill.io.documents import Document
 from preprocessing.process_settings import keep_folder
@@ -26,8 +29,7 @@ def load_function(name: str) -> DocumentFunction:
     module, _, function = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), function)) or module == "__main__":
         raise UsageError(f"{name!r} is not a function's name: wanted module:function, such as my_filters:keep_english")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    _search_here()
     found = _find(_import(module), function)
     home = _home(found)
     if home and home.__name__ != module and _is_changed(home):
@@ -45,6 +47,19 @@ def version_of(name: str) -> str:
     return hashlib.sha256(b"\0".join(sources.values())).hexdigest()
 
 
+def recorded_version(name: str) -> str:
+    """As version_of, by a worker process: the import of a user's module may end its process, which is not this one.
+
+    It is imported again where one of its files has changed. Raises WorkerDied, which names the module, if it dies.
+    """
+    _search_here()
+    found = _ask_worker(name, tuple(sys.path))
+    if any(_hash(path) != sha256 for path, sha256 in found.files.items()):
+        _ask_worker.cache_clear()
+        found = _ask_worker(name, tuple(sys.path))
+    return found.version
+
+
 def describe(error: BaseException) -> str:
     """An error of a user's code in one line: its class, its message if that can be had, and where it was raised."""
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -53,6 +68,40 @@ def describe(error: BaseException) -> str:
     except Exception as fault:
         message = f" (without a message, as its __str__ raises a {type(fault).__name__})"
     return f"{type(error).__name__}{message.removesuffix(': ')} ({place.filename}, line {place.lineno})"
+
+
+@dataclass(frozen=True)
+class _Imported:
+    """The version of a user's function, and the files that were imported for it, with the SHA-256 of each."""
+
+    version: str
+    files: dict[str, str]
+
+
+@lru_cache(maxsize=1)
+def _ask_worker(name: str, searched: tuple[str, ...]) -> _Imported:  # noqa: ARG001
+    """What a worker process, which searches the same folders, finds of a function."""
+    with LocalExecutor(1) as executor:
+        call = Call(_find_version, {"name": name}, foreign=f"the import of {name.partition(':')[0]}")
+        return next(executor.run([call]))[1]
+
+
+def _find_version(name: str) -> _Imported:
+    version, module = version_of(name), sys.modules[name.partition(":")[0]]
+    modules = filter(None, (module, _home(load_function(name))))
+    files = [file for found in modules if (file := getattr(found, "__file__", None))]
+    return _Imported(version, {file: _hash(file) for file in files})
+
+
+def _hash(file: str) -> str:
+    """The SHA-256 of a file; '' if it is gone."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if Path(file).is_file() else ""
+
+
+def _search_here() -> None:
+    """Let modules be found in the current folder, too, as workers will, which are given sys.path."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
 
 
 class _SourceLoader(SourceFileLoader):

@@ -10,9 +10,24 @@ import tyro
 
 from gristmill.command import command
 from gristmill.engine.options import RunOptions
+from tests.gristmill_cli.corpus import write_records
 
 ROOT = Path(__file__).resolve().parents[2]
 SAY = "from gristmill.command import run_with_exit_code as run; import sys; sys.exit(run(lambda: 'b\\xfcch'))"
+
+LIMITED = """
+import resource
+from pathlib import Path
+from gristmill.command import run_with_exit_code
+from gristmill.io.formats.arrow_tables import row_group_cuts
+from gristmill.io.readers import read_corpus
+
+documents, table = read_corpus(Path("corpus")), Path("corpus/a.parquet")
+print(next(documents).text, row_group_cuts(table, 1, 1))  # imports what is needed
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, 9999))
+for action in (lambda: next(documents), lambda: row_group_cuts(table, 1, 1), lambda: open("here", "w")):
+    run_with_exit_code(action)
+"""
 
 
 def say(stdout: int, encoding: str = "utf-8", words: tuple[str, ...] = (sys.executable, "-c", SAY)) -> tuple[int, str]:
@@ -92,3 +107,15 @@ def test_an_empty_text_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="0"):
             command(mill, arguments=words)
         assert capsys.readouterr().out == "rye out None ''\n"
+
+
+def test_the_limit_of_open_files_is_not_blamed_on_the_input(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    for name in ("0.jsonl", "1.jsonl", "a.parquet"):
+        write_records(tmp_path / "corpus" / name, [{"text": "one", "id": 1}])
+    words, environment = [sys.executable, "-c", LIMITED], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
+    limit = "the limit of open files is reached: raise it (ulimit -n 4096), or give fewer --workers"
+    assert done.stderr.splitlines() == [
+        f"error: {what}{limit}" for what in ("cannot read corpus/1.jsonl: ", "cannot read corpus/a.parquet: ", "")
+    ]

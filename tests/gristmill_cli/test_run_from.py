@@ -169,6 +169,30 @@ def test_a_file_of_the_user_that_a_later_stage_would_refuse_is_refused_at_the_st
     assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == [file]
 
 
+FOREIGN = {
+    "normalized/mine.jsonl": "normalize_text", "minhash/a/m.signatures.arrow": "to_hash", "pass1/mine.jsonl": "pass1",
+    "train/chunk1/mine.jsonl.zst": "pass2", "holdout/mine.jsonl": "pass2", "train_deduped/m.parquet": "dedup_train",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_documents_of_the_user_in_a_folder_of_a_later_stage_are_refused_at_the_start(
+    ended: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_new: bool
+) -> None:
+    out = tmp_path / "out" if is_new else ended.out
+    options = ["--filter.threshold", "100", "--mix.holdout", "0.05", "--tokenizer.vocab_size", "420", "--workers", "1"]
+    for name, stage in list(FOREIGN.items())[:: 3 if is_new else 1]:
+        file = out / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+        with pytest.raises(SystemExit, match="1"):
+            main(["--corpus", str(ended.corpus), "--out", str(out), *options, *["--dry_run"] * (not is_new)])
+        assert f"holds 1 files that {stage} did not write, '{file.name}' the first" in capsys.readouterr().err
+        file.unlink()
+    with pytest.raises(SystemExit, match="0"):
+        main(["--corpus", str(ended.corpus), "--out", str(out), *options, "--dry_run"])
+
+
 def test_an_output_of_another_size_is_noticed(ended: RunConfig, tmp_path: Path) -> None:
     config = replace(ended, from_="tokenize_holdout")
     with moved_away("tokens/train/*.bin", config.out, tmp_path) as found:

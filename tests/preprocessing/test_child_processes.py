@@ -90,6 +90,17 @@ def moves(documents):
     yield from documents
 
 
+def clears_modules(documents):
+    sys.modules.clear()
+    yield from documents
+
+
+def interrupts(documents):
+    next(documents)
+    signal.raise_signal(signal.SIGINT)
+    yield
+
+
 def exits(documents):
     next(documents)
     os._exit(0)
@@ -116,8 +127,9 @@ def terminates(documents):
 
 if __name__ == "__main__":
     for name in sys.argv[2:]:
+        function = name if ":" in name else f"starting:{name}"
         try:
-            counts = apply(Path("in"), Path(name), f"starting:{name}", RunOptions(int(sys.argv[1]), quiet=True))
+            counts = apply(Path("in"), Path(name), function, RunOptions(int(sys.argv[1]), quiet=True))
             print(name, counts.total("written").documents, flush=True)
         except GristmillError as error:
             print(name, error, flush=True)
@@ -143,7 +155,7 @@ def test_processes_that_do_not_end_and_copies_of_the_task_are_refused(tmp_path: 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_what_a_function_leaves_behind_holds_nothing_up(tmp_path: Path, workers: str) -> None:
-    functions = ["leaves_a_pool", "moves", *["leaves_a_thread"] * (workers == "1")]
+    functions = ["leaves_a_pool", "moves", "clears_modules", *["leaves_a_thread"] * (workers == "1")]
     assert started(tmp_path, workers, *functions) == [f"{name} 4" for name in functions]
     assert all(path.stat().st_mode & 0o400 for path in tmp_path.rglob("*"))
 
@@ -155,6 +167,13 @@ def test_a_function_that_ends_its_process_is_named(tmp_path: Path, workers: str)
     assert [line.partition("):")[0] for line in said] == [
         f"{name} a worker process died in starting:{name} ({how}" for name, how in ends.items()
     ]
+
+
+def test_a_function_that_interrupts_and_a_module_that_ends_its_process_are_named(tmp_path: Path) -> None:
+    (tmp_path / "ending.py").write_text("import os\nos._exit(0)\n")
+    interrupted, ended = started(tmp_path, "1", "interrupts", "ending:keep")
+    assert interrupted.startswith("interrupts starting:interrupts interrupted its process: a function must not send")
+    assert ended.startswith("ending:keep a worker process died in the import of ending (exit code 0): ")
 
 
 def test_processes_forked_from_one_that_handles_sigterm_end_at_once() -> None:

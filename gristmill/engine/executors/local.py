@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -20,7 +21,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, overload
 import pyarrow
 
 from gristmill.engine.task import relocate
-from gristmill.errors import GristmillError, WorkerDied
+from gristmill.errors import GristmillError, UsageError, WorkerDied
 from gristmill.process_end import TERMINATED, Terminated, exit_in_time, exit_with_parent, how_ended, on_sigterm
 from gristmill.storage.files import hash_file
 from gristmill.storage.lock import hold_worker_lock
@@ -91,8 +92,7 @@ class LocalExecutor:
     def __init__(self, workers: int, worker_lock: Path | None = None) -> None:
         self.workers, self.worker_lock = workers, worker_lock
         self._pool: ProcessPoolExecutor | None = None
-        self._others = set(multiprocessing.active_children())
-        self._started = set[BaseProcess]()  # workers, dead ones included
+        self._started = list[BaseProcess]()  # workers, dead ones included
         self._foreign = ""  # what they run, if it is a user's function
 
     def __enter__(self) -> Self:
@@ -102,9 +102,10 @@ class LocalExecutor:
         if self._pool is None:
             return
         if kind is not None and not issubclass(kind, Exception):  # interrupted: the workers' tasks end, too
-            for worker in self._own_workers():
-                with suppress(ProcessLookupError):
-                    os.kill(worker.pid or 0, signal.SIGINT)
+            for worker in self._started:
+                if worker.is_alive():
+                    with suppress(ProcessLookupError):
+                        os.kill(worker.pid or 0, signal.SIGINT)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
@@ -135,10 +136,7 @@ class LocalExecutor:
                 self._pool = self._start(call)
             self._foreign = call.foreign
             try:
-                future = self._pool.submit(_run_in_worker, call.with_absolute_paths() if call.foreign else call)
-                if len(self._started) < self.workers:
-                    self._started |= self._own_workers()
-                return future
+                return self._pool.submit(_run_in_worker, call.with_absolute_paths() if call.foreign else call)
             except (BrokenProcessPool, EOFError, ConnectionError) as error:
                 return _failed(error)
 
@@ -149,21 +147,39 @@ class LocalExecutor:
         """
         try:
             for future in sorted(wait_for(pending, seconds, FIRST_COMPLETED).done, key=pending.__getitem__):
-                yield pending.pop(future), future.result()
+                yield pending.pop(future), self._result(future)
         except (BrokenProcessPool, EOFError, ConnectionError) as error:  # a worker, or the fork server
             # The pool loses track of a worker that starts while another dies, and would wait for it forever.
-            for worker in self._own_workers():
+            for worker in self._started:
                 worker.kill()
             raise WorkerDied(_describe_death(self._started, self._foreign)) from error
+
+    def _result(self, future: Future[Any]) -> Any:
+        try:
+            return future.result()
+        except KeyboardInterrupt as error:
+            if not self._foreign or future.exception() is not error:  # Ctrl-C interrupts this process, too
+                raise
+        raise UsageError(
+            f"{self._foreign} interrupted its process: a function must not send it SIGINT, nor raise KeyboardInterrupt"
+        )
 
     def _start(self, call: Call) -> ProcessPoolExecutor:
         # A fork server: workers inherit none of this process's threads, and the modules are imported once.
         start_fork_server([call.function.__module__])
-        context = multiprocessing.get_context("forkserver")
-        return ProcessPoolExecutor(self.workers, context, _start_worker, (self.worker_lock,))
+        return ProcessPoolExecutor(self.workers, _Context(self._started), _start_worker, (self.worker_lock,))
 
-    def _own_workers(self) -> set[BaseProcess]:
-        return set(multiprocessing.active_children()) - self._others
+
+class _Context(ForkServerContext):
+    """Starts processes by the fork server, and appends each to `started`."""
+
+    def __init__(self, started: list[BaseProcess]) -> None:
+        super().__init__()
+        self.started = started
+
+    def Process(self, *arguments: Any, **named: Any) -> ForkServerProcess:  # type: ignore[override]
+        self.started.append(process := ForkServerProcess(*arguments, **named))
+        return process
 
 
 def _failed(error: BaseException) -> Future[Any]:
@@ -228,9 +244,9 @@ def _describe_death(workers: Iterable[BaseProcess], foreign: str) -> str:
     how = how_ended(workers)
     if foreign:
         return (
-            f"a worker process died in {foreign} ({how}): a function must not end its process, as os._exit(), "
-            "os.closerange(), a signal, or a crash of a library in C does. Or the machine ran out of memory: then try "
-            "fewer --workers"
+            f"a worker process died in {foreign} ({how}): a function and its module must not end their process, as "
+            "os._exit(), os.closerange(), a signal, or a crash of a library in C does. Or the machine ran out of "
+            "memory: then try fewer --workers"
         )
     return (
         f"a worker process died ({how}): most often the machine ran out of memory. Try fewer --workers or a smaller "

@@ -9,7 +9,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from gristmill.budget import held
-from gristmill.errors import DamagedFile, InputError
+from gristmill.errors import LIMIT_HINTS, DamagedFile, InputError
 from gristmill.io.formats.cuts import Cut, merge
 
 _AFTER_FOOTER = 8  # bytes of a .parquet after its footer: the footer's size, and PAR1
@@ -132,6 +132,8 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
 
 def damaged_table(path: Path, after: str, error: Exception) -> InputError:
     """The error for a file that Arrow cannot read; a DamagedFile if not only memory was lacking."""
+    if hint := LIMIT_HINTS.get(getattr(error, "errno", None) or 0):
+        return InputError(f"cannot read {path}: {hint}")
     kind = path.suffix.removeprefix(".")
     detail = f"not a readable .{kind} file{after} ({error}). Fetch it again, or remove it to continue without it."
     is_damage = not isinstance(error, MemoryError) and getattr(error, "errno", None) is None
