@@ -26,6 +26,7 @@ from gristmill.errors import UsageError
 from gristmill.io.documents import CORPUS_SUFFIXES, paths_of, scan_corpus
 from gristmill.io.readers import read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
+from gristmill.storage.listings import listed_once
 from gristmill.storage.walking import walk
 from gristmill.text import utf8_size
 from preprocessing.rewriting import Targets, plan_targets, rewrite_corpus
@@ -68,26 +69,27 @@ def normalize_text(
     """
     if ftfy:
         check_ftfy()
-    corpus = scan_corpus(data_dir, text_column=text_column, read_also=read_also)
-    files = corpus.files
-    reject_overlapping_folders(data_dir, target_dir)
-    targets = plan_targets(files, target_dir, zst)
-    chosen = files if idx < 0 else files[idx * FILES_PER_INDEX : (idx + 1) * FILES_PER_INDEX]
-    if not chosen:
-        raise UsageError(f"--idx {idx}: {data_dir} has {len(files)} files, so wanted 0 to {(len(files) - 1) // 64}")
-    stage = replace(STAGE, libraries=(*STAGE.libraries, "ftfy")) if ftfy else STAGE
-    with open_stage(
-        stage, target_dir, options, selection=f"/idx{idx}" if idx >= 0 else "", plans=None if idx >= 0 else "",
-        reads=[data_dir], listed={data_dir: paths_of(files)}, publishes=[target_dir],
-    ) as run:  # fmt: skip
-        run.column = text_column  # and an input that was normalised in another one is not refused
-        reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
-        if idx >= 0:
-            _reject_unplanned(target_dir, targets, idx)
-        counts = rewrite_corpus(run, "normalize", chosen, targets, normalize_slices, {"ftfy": ftfy})
-        if idx <= 0:  # once for all blocks
-            counts.merge(run.note("files that are not read", corpus.count_unread()))
-        return run.finish(counts)
+    with listed_once(data_dir):
+        corpus = scan_corpus(data_dir, text_column=text_column, read_also=read_also)
+        files = corpus.files
+        reject_overlapping_folders(data_dir, target_dir)
+        targets = plan_targets(files, target_dir, zst)
+        chosen = files if idx < 0 else files[idx * FILES_PER_INDEX : (idx + 1) * FILES_PER_INDEX]
+        if not chosen:
+            raise UsageError(f"--idx {idx}: {data_dir} has {len(files)} files, so wanted 0 to {(len(files) - 1) // 64}")
+        stage = replace(STAGE, libraries=(*STAGE.libraries, "ftfy")) if ftfy else STAGE
+        with open_stage(
+            stage, target_dir, options, selection=f"/idx{idx}" if idx >= 0 else "", plans=None if idx >= 0 else "",
+            reads=[data_dir], listed={data_dir: paths_of(files)}, publishes=[target_dir],
+        ) as run:  # fmt: skip
+            run.column = text_column  # and an input that was normalised in another one is not refused
+            reject_unknown_files(target_dir, targets.values(), CORPUS_SUFFIXES, run.ledger)
+            if idx >= 0:
+                _reject_unplanned(target_dir, targets, idx)
+            counts = rewrite_corpus(run, "normalize", chosen, targets, normalize_slices, {"ftfy": ftfy})
+            if idx <= 0:  # once for all blocks
+                counts.merge(run.note("files that are not read", corpus.count_unread()))
+            return run.finish(counts)
 
 
 def _reject_unplanned(target_dir: Path, targets: Targets, idx: int) -> None:

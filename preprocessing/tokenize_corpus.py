@@ -5,6 +5,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,7 @@ STAGE = Stage("tokenize_corpus", version=2, libraries=("sentencepiece",))
 DATA_PATH = "data_path.txt"
 _ESCAPED_SPACE = "\u2581"  # SentencePiece decodes it as a space, so that a text with it is not restored
 BATCH_CHARACTERS = 1 << 20  # characters encoded together
+_LONG_TEXT = 1 << 16  # characters: a longer text is encoded in parts, which hold the memory that they need
 
 
 class TokenizerFacts(msgspec.Struct):
@@ -228,14 +230,17 @@ def encode_slices(group: SliceGroup, tokenizer: Path, tokens: Path) -> Result:
 
 
 def _encode_batch(batch: list[Document], encoder: "Encoder", end_id: int, shard: TokenShardWriter) -> list[int]:
-    """Encode documents into a shard; return the number of tokens of each. A long one, which is the last, in parts."""
-    texts = [document.text for document in batch]
-    long = texts.pop() if len(texts[-1]) >= BATCH_CHARACTERS else None
-    ids, offsets = encoder.encode(texts, end_id)
-    lengths = np.diff(offsets).tolist()
-    shard.add_all(ids, lengths)
-    if long is not None:
-        lengths.append(shard.add_parts(encoder.encode_parts(long, end_id, what=f"the text {batch[-1].key}")))
+    """Encode documents into a shard, long ones in parts; return the number of tokens of each."""
+    lengths: list[int] = []
+    for is_long, documents in groupby(batch, lambda document: len(document.text) > _LONG_TEXT):
+        if is_long:
+            parts = (encoder.encode_parts(it.text, end_id, what=f"the text {it.key}") for it in documents)
+            lengths += map(shard.add_parts, parts)
+        else:
+            ids, offsets = encoder.encode([document.text for document in documents], end_id)
+            found = np.diff(offsets).tolist()
+            shard.add_all(ids, found)
+            lengths += found
     return lengths
 
 

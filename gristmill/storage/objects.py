@@ -22,6 +22,7 @@ from obstore.store import from_url
 from gristmill.errors import InputError, StorageError, UsageError
 from gristmill.storage import hub
 from gristmill.storage.info import FileInfo as FileInfo
+from gristmill.storage.listings import kept_listing
 from gristmill.storage.repeats import RETRIES, repeated, resumed
 from gristmill.urls import ObjectName, object_name
 
@@ -41,9 +42,20 @@ def list_objects(folder: Path) -> Iterator[tuple[str, FileInfo]]:
     Empty objects whose names end in a slash, with which some programs mark folders, are left out.
     """
     name = object_name(folder)
+    kept = kept_listing()
+    known = kept.below(folder) if kept else None
     if name.scheme == "hf":
         yield from hub.list_files(name)
-        return
+    elif known is not None:
+        yield from known
+    elif kept and kept.url == name.url:
+        yield from kept.keep(_list(folder))
+    else:
+        yield from _list(folder)
+
+
+def _list(folder: Path) -> Iterator[tuple[str, FileInfo]]:
+    name = object_name(folder)
     last: str | None = None  # of the objects listed so far
 
     def go_on() -> Iterator[Any]:
@@ -62,6 +74,8 @@ def list_level(folder: Path) -> tuple[list[str], dict[str, FileInfo]]:
     name = object_name(folder)
     if name.scheme == "hf":
         return hub.list_level(name)
+    if (kept := kept_listing()) and (level := kept.level(folder)):
+        return level
     found = repeated(folder, lambda: obstore.list_with_delimiter(_store(name), prefix=name.key or None))
     folders = [os.path.basename(prefix.rstrip("/")) for prefix in found["common_prefixes"]]  # noqa: PTH119
     return folders, {os.path.basename(each["path"]): _info(each) for each in found["objects"]}  # noqa: PTH119

@@ -23,7 +23,7 @@ from preprocessing.tokenizer.bpe import Merges, bigram_tables, merge_table
 from preprocessing.tokenizer.word_cache import MARGIN, encode_texts, new_word_cache
 
 CACHE_BYTES = 16 << 20
-_LONG = 1 << 18  # characters of a text that are encoded together
+_LONG = 1 << 16  # characters of a text that are encoded together
 # Bytes of memory for a byte of UTF-8, its line and its text included:
 _SENTENCEPIECE_MEMORY = 64  # of a text that SentencePiece encodes; it takes 20 to 57 (0.2.1, BPE and unigram)
 _WORD_MEMORY = 64  # of a word: merge_by_heap takes up to 58

@@ -124,7 +124,7 @@ def test_a_run_with_faults_writes_the_bytes_of_a_local_run(store: Store, local: 
 
 
 WRITES = {
-    "normalize_text": ("normalized/",), "filter": ("",), "to_hash": ("minhash/",),
+    "normalize_text": ("normalized/", ""), "filter": ("",), "to_hash": ("minhash/",),
     "generate_connected_components": ("dup/",), "generate_duplicates_dict": ("dup/",), "pass1": ("pass1/",),
     "pass2": ("train/", "holdout/"), "dedup_train": ("train_deduped/",), "train_tokenizer": ("tokenizer/",),
     "tokenize_corpus": ("tokens/train/",), "tokenize_holdout": ("tokens/holdout/",),
@@ -162,6 +162,17 @@ def test_a_finished_run_says_so_and_writes_no_data(store: Store, start: Start, f
     assert code == 0 and printed.count("done already, nothing to do") == printed.count(" read = ") > 10, printed
     written = {path.rpartition("/")[2] for verb, path in store.requests if verb == "PUT" and IS_STATE not in path}
     assert written == {"run.json", "funnel.json"}
+    asked = [parse_qs(path.partition("?")[2]).get("prefix", [""])[0] for verb, path in store.requests if verb == "GET"]
+    of_corpus = [folder for folder in asked if folder.startswith("corpus/") and IS_STATE not in folder]
+    assert of_corpus == ["corpus/"] * 2  # before the first stage and, as the lock may have been waited for, in it
+
+
+def test_a_folder_of_the_user_is_refused_at_the_start(store: Store, start: Start) -> None:
+    store.put("mine/train/chunk1/a.jsonl", b"{}")
+    store.requests.clear()
+    code, printed = start.finish("s3://bucket/mine")
+    assert code == 1 and "s3://bucket/mine/train holds 1 files that pass2 did not write, 'a.jsonl'" in printed, printed
+    assert not [path for verb, path in store.requests if verb == "PUT"]
 
 
 def test_a_run_that_was_moved_to_the_store_is_done(store: Store, start: Start, local: Local) -> None:

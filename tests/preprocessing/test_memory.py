@@ -158,6 +158,18 @@ def test_a_text_that_cannot_be_divided_says_how_much_it_needs(
         encode_slices((part,), models(kind), tmp_path / "tokens.bin")
 
 
+@pytest.mark.parametrize(("kind", "word"), [("bpe", "a"), ("unigram", "the mill ")])
+def test_a_text_that_cannot_be_divided_is_held_though_a_batch_has_room_for_it(
+    tmp_path: Path, models: Callable[[str], Path], kind: str, word: str
+) -> None:
+    part = slice_of(tmp_path / "in/a.jsonl", "short", (word * 900_000)[:900_000], "short")
+    with (
+        memory_budget(Budget.of(50 * MB, 1, tmp_path / "lock")),
+        pytest.raises(UsageError, match=r"^the text a.jsonl@1, .* takes about 55 MiB"),
+    ):
+        encode_slices((part,), models(kind), tmp_path / "tokens.bin")
+
+
 @needs_sizes
 def test_the_frame_of_a_long_line_leaves_no_memory_with_arrow(tmp_path: Path) -> None:
     numbers = pa.record_batch([[1], [1], [1], [1], ["source"]], schema=NUMBERS)
