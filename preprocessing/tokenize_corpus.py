@@ -157,9 +157,7 @@ def load_encoder(path: Path) -> tuple[sentencepiece.SentencePieceProcessor, "Enc
 @lru_cache(maxsize=1)
 def _load(path: Path, mtime_ns: int) -> tuple[sentencepiece.SentencePieceProcessor, "Encoder"]:  # noqa: ARG001
     """Load a model and its encoder; cached until the modification time of the file changes."""
-    from preprocessing.tokenizer.encoder import (
-        Encoder,  # here, as it imports numba: `preprocessing` stays quick to import
-    )
+    from preprocessing.tokenizer.encoder import Encoder  # here, as it imports numba
 
     model = sentencepiece.SentencePieceProcessor()
     try:
@@ -232,14 +230,12 @@ def encode_slices(group: SliceGroup, tokenizer: Path, tokens: Path) -> Result:
 def _encode_batch(batch: list[Document], encoder: "Encoder", end_id: int, shard: TokenShardWriter) -> list[int]:
     """Encode documents into a shard, long ones in parts; return the number of tokens of each."""
     lengths: list[int] = []
-    for is_long, documents in groupby(batch, lambda document: len(document.text) > _LONG_TEXT):
+    for is_long, some in groupby(batch, lambda document: len(document.text) > _LONG_TEXT):
         if is_long:
-            parts = (encoder.encode_parts(it.text, end_id, what=f"the text {it.key}") for it in documents)
-            lengths += map(shard.add_parts, parts)
+            lengths += (shard.add_parts(encoder.encode_parts(d.text, end_id, what=f"the text {d.key}")) for d in some)
         else:
-            ids, offsets = encoder.encode([document.text for document in documents], end_id)
-            found = np.diff(offsets).tolist()
-            shard.add_all(ids, found)
+            ids, offsets = encoder.encode([document.text for document in some], end_id)
+            shard.add_all(ids, found := np.diff(offsets).tolist())
             lengths += found
     return lengths
 
