@@ -94,8 +94,9 @@ class Case:
     def of(cls, preset: Preset, layout: ParallelConfig, recompute: Recompute = "none", **options: Any) -> "Case":
         """Choose numbers of layers and sequences that the layout can split; `options` are further fields."""
         parts = layout.dp * layout.micro_batches * layout.batch_shards
-        options = {"dropout": 0.1 if preset == "gpt2" else 0.0, **options}
-        return cls(preset, layout, _layer_count(layout), -(-_SEQUENCES // parts) * parts, recompute, **options)
+        sequences = -(-_SEQUENCES // parts) * parts
+        options = {"dropout": 0.1 if preset == "gpt2" else 0.0, "sequences": sequences, **options}
+        return cls(preset, layout, _layer_count(layout), recompute=recompute, **options)
 
     @property
     def model(self) -> ModelConfig:
@@ -136,13 +137,12 @@ class Case:
         words += [f"{layout.tensor} {' x '.join(map(str, layout.grid))}"] * (layout.tensor != "1d")
         words += [f"cp{layout.cp} {layout.context}"] * (layout.cp > 1)
         words += [f"{layout.schedule} v{layout.virtual_stages}"] * (layout.pp > 1)
+        words += [f"{layout.compression} of rank {layout.compression_rank}"] * (layout.compression == "powersgd")
         words += [f"m{layout.micro_batches}"] * (layout.micro_batches > 1)
         words += [f"recompute-{self.recompute}"] * (self.recompute != "none")
-        words += [self.optimizer] * (self.optimizer != "sgd")
-        words += ["z-loss"] * (self.z_loss > 0)
+        words += [self.optimizer] * (self.optimizer != "sgd") + ["z-loss"] * (self.z_loss > 0)
         words += [f"offload-{self.offload}"] * (self.offload != "device")
-        words += ["compiled"] * self.compiled
-        words += ["documents"] * self.documents
+        words += ["compiled"] * self.compiled + ["documents"] * self.documents
         words += [self.precision] * (self.precision != "fp64")
         words += [f"{self.steps} steps"] * (self.steps != 3)
         return " ".join([*words, *[f"= {self.reference}"] * (self.reference != "one process")])

@@ -42,7 +42,7 @@ def feature_cases(device: Literal["cpu", "cuda"] = "cpu", full: bool = False) ->
         ]
     else:
         skipped.append("transformers is not installed: its Llama and GPT-2 are not compared; pip install transformers")
-    asked += [*_grid_cases(full), *_context_cases(full)]
+    asked += [*_grid_cases(full), *_context_cases(full), *(_compression_cases() if full else ())]
     if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         asked.append(("llama", ParallelConfig(dp=2, zero=3), {"precision": "fp32", "compiled": True}))
     else:
@@ -146,6 +146,17 @@ def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options
         ]  # fmt: skip
     for preset, layout, options in layouts:
         yield preset, layout, {"reference": "one process", **options}
+
+
+def _compression_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """PowerSGD beside one process: of gradients of a lower rank than its approximations, which it sends in full.
+
+    Of two sequences one has no targets, so a matrix's gradient has the rank of the other's 24 tokens at the most. Each
+    step begins with the first Q: the next one's would be as poor as the gradient before.
+    """
+    exact = ParallelConfig(dp=2, compression="powersgd", compression_rank=SEQ_LEN + 6)
+    for layout in (exact, replace(exact, tp=2)):
+        yield "llama", layout, {"reference": "one process", "sequences": 2}
 
 
 def _adamw_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
