@@ -66,6 +66,8 @@ def cluster_graph(
     """
     if not 0 <= threshold <= 1:
         raise UsageError(f"--threshold {threshold}: wanted a similarity from 0 to 1, such as 0.5")
+    if not 1 <= width <= 65_535:
+        raise UsageError(f"--width {width}: wanted shingles of 1 to 65,535 {unit}s")
     if corpus is None and minhash is None:
         raise UsageError("nothing to compare the documents by: give --corpus NORM/, or --minhash MINHASH/ to estimate")
     with local_copies([clusters]) as (copy,):

@@ -17,6 +17,7 @@ from rich.text import Text
 from gristmill.counts import MALFORMED, READ, WRITTEN, Counts
 from gristmill.errors import UsageError
 
+MANIFEST_NAME = "pass1.json"  # in the folder of pass 1, with a folder for each source
 DEFAULT_WEIGHT = 1.0
 MAX_WEIGHT = 1_000  # epochs: far above any use, and low enough that a slip of the keyboard does not fill a disk
 
@@ -35,8 +36,8 @@ WEIGHTS: dict[str, float] = {
 def source_weights(given: Mapping[str, float] | str, sources: Iterable[str]) -> dict[str, float]:
     """Weight of every source: from `given` (a mapping, '', 'book=2.5,c4=1' or a .toml path), else from WEIGHTS.
 
-    Raises UsageError for a source that the corpus does not have, a weight that is not from 0 to MAX_WEIGHT, or none
-    above 0.
+    Raises UsageError for a source that the corpus does not have, or of a name that none can have; for a weight that is
+    not from 0 to MAX_WEIGHT, or none above 0.
 
     >>> source_weights("book=2.5", ["book", "blogs"])
     {'blogs': 1.0, 'book': 2.5}
@@ -44,6 +45,8 @@ def source_weights(given: Mapping[str, float] | str, sources: Iterable[str]) -> 
     if isinstance(given, str):
         given = _from_toml(Path(given)) if given.endswith(".toml") else parse_weights(given)
     sources = sorted(sources)
+    if MANIFEST_NAME in sources:
+        raise UsageError(f"a source is named {MANIFEST_NAME}, as a file that pass1 writes beside it: rename its folder")
     if unknown := sorted(set(given) - set(sources)):
         raise UsageError(
             f"--weights names {', '.join(map(repr, unknown))}: the corpus has the sources "

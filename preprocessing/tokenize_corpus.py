@@ -105,6 +105,8 @@ def tokenize_corpus(
     reject_overlapping_folders(input_dir, out_dir)
     if (out_dir / tokenizer.name).resolve() == tokenizer.resolve():
         raise UsageError(f"{tokenizer} lies in the output folder, and would be overwritten: give another --out_dir")
+    if tokenizer.suffix in SHARD_SUFFIXES or tokenizer.name in (MANIFEST, DATA_PATH):
+        raise UsageError(f"{tokenizer} is named as an output beside which it is copied: name it tokenizer.model")
     with open_stage(
         STAGE, out_dir, options, reads=[input_dir], listed={input_dir: paths_of(files)}, publishes=[out_dir],
         column=text_column,
@@ -198,10 +200,8 @@ def _shard_tasks(
 
 def _manifest_task(joined: StepResult, tokenizer: Path, facts: TokenizerFacts, out_dir: Path) -> Task:
     outputs = (out_dir / MANIFEST, out_dir / DATA_PATH, out_dir / tokenizer.name)
-    arguments = {
-        "reports": joined.values(ShardReport), "tokenizer": tokenizer, "facts": facts, "manifest": outputs[0],
-        "data_path": outputs[1], "copy": outputs[2],
-    }  # fmt: skip
+    reports, copies = joined.values(ShardReport), dict(zip(("manifest", "data_path", "copy"), outputs, strict=True))
+    arguments = {"reports": reports, "tokenizer": tokenizer, "facts": facts, **copies}
     return Task("manifest", write_manifest, arguments, outputs)
 
 

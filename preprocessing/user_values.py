@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 
 from gristmill.io.formats.infinite_numbers import keep_infinity
+from gristmill.io.formats.json_fields import parse_fields
+from gristmill.io.formats.malformed import Malformed
 from gristmill.io.formats.nesting import MAX_NESTING, is_too_deep
 
 _TOO_DEEP = "lists and dictionaries lie more than {} deep in one another, or one in itself: no stage reads that"
@@ -36,12 +38,14 @@ def record_line(fields: dict[str, Any]) -> bytes:
 
 def _plain(value: Any) -> Any:
     """NumPy's numbers and arrays as Python's, infinite numbers as raw JSON; sets are refused."""
-    if isinstance(value, (str, msgspec.Raw)):
+    if isinstance(value, str):
         return value
     return keep_infinity(_of_python(value))
 
 
 def _of_python(value: Any) -> Any:
+    if isinstance(value, msgspec.Raw):
+        return _one_value(value)
     if isinstance(value, (set, frozenset)):
         raise TypeError("a set has no order of its own; give a sorted list")
     if isinstance(value, float) and math.isnan(value):
@@ -56,6 +60,18 @@ def _of_python(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _of_python(getattr(value, field.name)) for field in fields_of(value)}
     return value
+
+
+def _one_value(raw: msgspec.Raw) -> msgspec.Raw:
+    """Raw JSON in one line. ValueError if it is not one value: it would be several fields, or records."""
+    content = bytes(raw).strip()
+    try:
+        found = parse_fields(b'{"a":%b}' % content)
+    except Malformed as error:
+        raise ValueError(f"raw JSON that no stage would read: {error}; give a Python value") from error
+    if [(name, bytes(value)) for name, value in found.items()] != [("a", content)]:
+        raise ValueError("raw JSON of more than one value; give a Python value")
+    return msgspec.Raw(content.translate(_ONE_LINE))
 
 
 def _reject_equal_names(value: dict[Any, Any]) -> None:
@@ -75,4 +91,5 @@ def _as_text(value: Any) -> str:
     return text
 
 
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")  # white space, as a line's end cannot be in a string of JSON
 _ENCODER = msgspec.json.Encoder(enc_hook=_as_text)

@@ -9,6 +9,7 @@ from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, UsageError
 from gristmill.storage.files import is_file, read_file
 from gristmill.storage.local import atomic_write_bytes
+from preprocessing.datasets import MANIFEST_NAME
 from preprocessing.mixing.shuffle_buckets import SUFFIX, Share
 
 
@@ -56,7 +57,7 @@ class BucketManifest(msgspec.Struct, forbid_unknown_fields=True):
 
 def manifest_path(folder: Path) -> Path:
     """Path of the manifest in the folder that pass 1 wrote."""
-    return folder / "pass1.json"
+    return folder / MANIFEST_NAME
 
 
 def part_path(folder: Path, part: int, number: int) -> Path:

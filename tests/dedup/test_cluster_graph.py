@@ -179,6 +179,9 @@ def test_what_cannot_be_shown(folder: Path, tmp_path: Path, suffix: str) -> None
         cluster_graph(CHAIN[0], path)
     with pytest.raises(UsageError, match="a similarity from 0 to 1"):
         cluster_graph(CHAIN[0], path, norm, threshold=50)
+    for width in (0, 65_536, 1 << 70):
+        with pytest.raises(UsageError, match="shingles of 1 to 65,535 characters"):
+            cluster_graph(CHAIN[0], path, norm, width=width)
     with pytest.raises(UsageError, match=r"none\..*Run the stage that writes it"):
         cluster_graph(CHAIN[0], tmp_path / f"none{suffix}", norm)
     with pytest.raises(InputError, match="give the corpus it was made from"):

@@ -62,5 +62,10 @@ def test_a_toml_file_takes_any_name_in_quotes(tmp_path) -> None:
         source_weights(str(tmp_path / "mix.toml"), ["a"])
 
 
+def test_a_source_cannot_have_the_name_of_the_manifest_of_pass1() -> None:
+    with pytest.raises(UsageError, match=r"a source is named pass1\.json"):
+        source_weights("", ["book", "pass1.json"])
+
+
 def test_sources_without_a_weight_get_one_epoch() -> None:
     assert source_weights("book=0", ["book", "wikipedia", "blogs"]) == {"blogs": 1.0, "book": 0.0, "wikipedia": 1.0}

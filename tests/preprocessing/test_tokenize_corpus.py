@@ -360,6 +360,9 @@ def test_output_that_would_overwrite_or_join_the_input_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match="lies in the output folder"):
         tokenize_corpus(tmp_path / "in", model_path, model_path.parent, quiet)
+    for name in ("tokens_00000.bin", "a.idx", "manifest.json", "data_path.txt"):
+        with pytest.raises(UsageError, match=rf"{name} is named as an output .* name it tokenizer\.model"):
+            tokenize_corpus(tmp_path / "in", shutil.copy(model_path, tmp_path / name), tmp_path / "out", quiet)
     with pytest.raises(UsageError, match="is the input folder"):
         tokenize_corpus(tmp_path / "in", model_path, tmp_path / "in" / "tokens", quiet)
 

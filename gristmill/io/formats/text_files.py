@@ -16,7 +16,7 @@ _KEPT = 1024  # characters of a malformed row
 def read_csv(lines: Iterable[bytes], delimiter: str) -> tuple[list[str], Iterator[dict[str, str] | BadRecord]]:
     """(columns, records) of the lines of a file; a BadRecord for a row with invalid UTF-8 or too few or many values.
 
-    A blank line has no record. Raises CsvError for a header that is not UTF-8 and,
+    A blank line has no record, and is no header. Raises CsvError for a header that is not UTF-8 and,
     while the records are read, for quotes that do not match.
 
     >>> columns, records = read_csv([b"text,id", b'"a, ""b""', b'c",1'], ",")
@@ -27,7 +27,7 @@ def read_csv(lines: Iterable[bytes], delimiter: str) -> tuple[list[str], Iterato
     first = next(rest, b"").removeprefix(BOM_UTF8)  # before a quote it would be a part of the name
     decoded = (line.decode(errors="surrogateescape") + "\n" for line in chain([first], rest))
     rows = csv.reader(decoded, delimiter=delimiter, strict=True)
-    columns = next(rows, [])
+    columns = next(filter(None, rows), [])
     if not _is_unicode("".join(columns)):
         raise CsvError("its header is not UTF-8")
     return columns, _records(columns, rows, delimiter)

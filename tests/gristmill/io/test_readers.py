@@ -181,7 +181,7 @@ def test_a_json_file_that_is_one_value_says_how_to_convert_it(tmp_path: Path, da
 
 def test_text_and_csv_files_are_read_if_asked_for(tmp_path: Path) -> None:
     write(tmp_path, "a.txt", b"\xef\xbb\xbfone\r\ndocument")
-    write(tmp_path, "b.csv", b'\xef\xbb\xbf"id",text', b'1,"a, ""b""', b'c"', b"", b"2", b"3,d\r")
+    write(tmp_path, "b.csv", b"\xef\xbb\xbf", b'"id",text', b'1,"a, ""b""', b'c"', b"", b"2", b"3,d\r")
     (tmp_path / "c.tsv.gz").write_bytes(gzip.compress(b"text\tn\n" + b"x" * 200_000 + b"\t1\nbad \xff\t2\n"))
     write(tmp_path, "d.txt", b"\xff")
     write(tmp_path, "e.jsonl", RECORD)
@@ -193,7 +193,7 @@ def test_text_and_csv_files_are_read_if_asked_for(tmp_path: Path) -> None:
         ("c.tsv.gz@0", "x" * 200_000), ("e.jsonl@0", "a"),
     ]  # fmt: skip
     assert documents[1].to_json() == b'{"id":"1","text":"a, \\"b\\"\\nc"}\n'
-    with pytest.raises(InputError, match=r"b.csv line 5 is malformed: fewer values than columns"):
+    with pytest.raises(InputError, match=r"b.csv line 6 is malformed: fewer values than columns"):
         list(read_corpus(tmp_path / "b.csv"))
     with pytest.raises(UsageError, match="--read_also md: wanted one of txt, csv, tsv"):
         list(read_corpus(tmp_path, read_also=("md",)))
