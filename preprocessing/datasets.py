@@ -16,8 +16,8 @@ from rich.text import Text
 
 from gristmill.counts import MALFORMED, READ, WRITTEN, Counts
 from gristmill.errors import UsageError
+from preprocessing.mixing.manifest import MANIFEST_NAME
 
-MANIFEST_NAME = "pass1.json"  # in the folder of pass 1, with a folder for each source
 DEFAULT_WEIGHT = 1.0
 MAX_WEIGHT = 1_000  # epochs: far above any use, and low enough that a slip of the keyboard does not fill a disk
 

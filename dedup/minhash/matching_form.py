@@ -53,8 +53,9 @@ def _as_arrays(
     if len(ends) > 1:
         if form_size(ends[-1]) > MAX_FORM_BYTES:
             raise UsageError(f"a text of {ends[-1]:,} bytes: wanted 1.4 GB or less. Cut it, or leave it out")
-        offsets = np.array(ends, np.int64)
-        yield slice(start, start + len(ends) - 1), np.frombuffer(data, np.uint8)[: ends[-1]], offsets
+        packed, offsets = np.frombuffer(data, np.uint8)[: ends[-1]], np.array(ends, np.int64)
+        packed.flags.writeable = False  # of a bytearray, too: numba compiles kernels for each of the two kinds
+        yield slice(start, start + len(ends) - 1), packed, offsets
 
 
 def form_size(size: int) -> int:

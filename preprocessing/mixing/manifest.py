@@ -9,8 +9,9 @@ from gristmill.engine.task import FileSet
 from gristmill.errors import InputError, UsageError
 from gristmill.storage.files import is_file, read_file
 from gristmill.storage.local import atomic_write_bytes
-from preprocessing.datasets import MANIFEST_NAME
 from preprocessing.mixing.shuffle_buckets import SUFFIX, Share
+
+MANIFEST_NAME = "pass1.json"  # in the folder of pass 1, with a folder for each source
 
 
 class BucketManifest(msgspec.Struct, forbid_unknown_fields=True):

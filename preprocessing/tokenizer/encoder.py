@@ -126,7 +126,7 @@ class Encoder:
         np.cumsum([len(data) for data in encoded], out=starts[1:])
         ids = np.empty(int(starts[-1]) * self._max_ids_per_byte + len(texts) + MARGIN, np.int32)
         offsets = np.empty(len(texts) + 1, np.int64)
-        data = b"".join([*encoded, bytes(MARGIN)])
+        data = b"".join([*encoded, bytes(MARGIN + 1)])  # so `eights` has two rows or more: of one, numba compiles anew
         eights = np.ndarray((len(data) - 7,), np.uint64, data, strides=(1,))
         encode_texts(np.frombuffer(data, np.uint8), eights, starts, self._merges, self._cache, end_id, ids, offsets)
         return ids[: offsets[-1]], offsets

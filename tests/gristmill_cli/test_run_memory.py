@@ -33,7 +33,7 @@ def test_every_stage_holds_the_memory_that_it_is_given(tmp_path: Path) -> None:
     script = ROOT / "tests/gristmill_cli/limited_run.py"
     done = subprocess.run(
         [sys.executable, script, small, large, tmp_path / "out", str(MEMORY)], env=environment, capture_output=True,
-        text=True, check=False,
+        text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out/large/funnel.json").exists()

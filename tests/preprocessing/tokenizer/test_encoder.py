@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocessing.tokenizer.encoder import Encoder
+from preprocessing.tokenizer.word_cache import encode_texts
 
 LOSSLESS = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
 SYMBOLS = ["<sep>", "the mill", "\n\n", "▁▁▁", "水車"]
@@ -170,6 +171,15 @@ def test_no_texts(name: str) -> None:
     ids, offsets = encoder(name).encode([])
     assert ids.tolist() == [] and offsets.tolist() == [0]
     assert ids.dtype == np.int32 and offsets.dtype == np.int64
+
+
+def test_empty_texts_need_no_other_kernel() -> None:
+    encode_once = encoder("as train_tokenizer").encode
+    encode_once(["a b", "c"])
+    compiled = len(encode_texts.signatures)  # type: ignore[attr-defined]
+    assert parts(encode_once(["", ""], end_id=1)) == [[1], [1]] and compiled > 0
+    encode_once([])
+    assert len(encode_texts.signatures) == compiled  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["as train_tokenizer", "unigram"])
