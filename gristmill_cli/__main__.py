@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {  # name: module, funct
     ),
     "funnel": ("gristmill_cli.funnel", ("show_funnel",), "print the documents kept and removed by each stage of a run"),
     "train": ("training.train", ("main",), "pre-train a decoder on token shards (or: torchrun -m training.train)"),
+    "train_async": ("training.train_async", ("main",), "pre-train with a server and workers that may come and go"),
     "evaluate": ("training.evaluate", ("main",), "measure the losses of a checkpoint on token shards or text files"),
     "plan": ("training.plan", ("plan",), "choose the parallel layout of a training run for a cluster, before a run"),
     "plot": ("training.reporting.plot", ("plot",), "plot the loss curve of a training run"),
