@@ -91,7 +91,7 @@ def signatures(texts: Sequence[str], sketch: Sketch = Sketch()) -> tuple[NDArray
 
 def note_compilation(sketch: Sketch, quiet: bool = False) -> None:
     """Print a note on standard error if the kernels for this sketch have to be compiled."""
-    data, offsets, values = np.zeros(1, np.uint8), np.zeros(2, np.int64), np.zeros((1, 1), np.uint32)
+    (_, data, offsets), values = next(pack(["a"])), np.zeros((1, 1), np.uint32)
     arguments = (data, offsets, *_parameters(sketch), *_scratch(sketch, 1), values, offsets)
     kernels.note_compilation(_sign_texts, *arguments, seconds=10, quiet=quiet)
 
