@@ -170,9 +170,9 @@ def shard_paths(folder: Path) -> list[Path]:
 
 def shards_named(folder: Path, files: Collection[str]) -> list[Path]:
     """The shards below a folder, of all sources or of one, whose names are those of corpus files."""
-    ends = tuple(f"/{file}" for file in files)
-    of_file = ((path, path.relative_to(folder).as_posix().rpartition("+")[0]) for path in shard_paths(folder))
-    return [path for path, name in of_file if any(end.endswith(f"/{name}") for end in ends)]
+    parts = [file.split("/") for file in files]
+    names = {"/".join(part[start:]) for part in parts for start in range(len(part))}  # below a source, or all sources
+    return [path for path in shard_paths(folder) if path.relative_to(folder).as_posix().rpartition("+")[0] in names]
 
 
 def list_shards(folder: Path) -> list[Path]:
