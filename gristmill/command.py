@@ -36,7 +36,7 @@ from gristmill.errors import (
     UsageError,
     wrap_write_errors,
 )
-from gristmill.process_end import on_sigterm
+from gristmill.process_end import Terminated, on_sigterm
 from gristmill.urls import unknown_scheme_in
 
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # the marker in the metadata of a positional argument's type
@@ -86,7 +86,7 @@ def run_with_exit_code(action: Callable[[], Any]) -> int:
             return error.exit_code
         _print_error(str(error))
         return error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         return _resumable("terminated", TERMINATED) if terminated else _resumable("interrupted", INTERRUPTED)
     except BrokenPipeError:
         return 0  # the reader of the pipe, such as `head`, has ended
@@ -133,7 +133,7 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
         received.append(signal.SIGTERM)
         ctrl_c = signal.getsignal(signal.SIGINT)
         if not callable(ctrl_c):  # ignored, as a shell does for a script's background processes
-            raise KeyboardInterrupt
+            raise Terminated
         ctrl_c(signal.SIGINT, frame)  # at once, or later while workers start
 
     is_ours = (

@@ -3,11 +3,15 @@
 Python calls a handler of a signal between two of its instructions. In a forked process that is about to wait for a
 lock, as a worker of a multiprocessing.Pool does, it would never be called, and whoever waits for that process waits
 forever: processes that are forked from one that handles SIGTERM do not, and end at once.
+
+What a handler raises in a callback from C, such as those of numba's compiler, or in a finalizer, Python drops with a
+message. Here the signal is sent again instead, until what it raises reaches the program.
 """
 
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +22,7 @@ from types import FrameType
 
 TERMINATED = 128 + signal.SIGTERM  # the exit code of a process that handles SIGTERM
 _EXIT_SECONDS = 5.0
+_AGAIN_SECONDS = 0.01
 _FIRST = 1000  # priority of a finalizer before those of multiprocessing
 _before_fork = threading.local()  # the signal mask of the thread that forks this process
 
@@ -27,23 +32,87 @@ class Terminated(BaseException):
 
 
 class _Handler:
-    """A handler of SIGTERM that forked processes do not keep."""
+    """A handler of a signal that forked processes do not keep, and that raises nothing where Python would drop it."""
 
     def __init__(self, action: Callable[[FrameType | None], None]) -> None:
         self.action = action
 
-    def __call__(self, _: int, frame: FrameType | None) -> None:
-        self.action(frame)
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if _is_in_hook(frame):
+            _send_again(number)
+        else:
+            self.action(frame)
+
+
+class _Hook:
+    """sys.unraisablehook that sends a signal again if Python dropped what its handler raised."""
+
+    def __init__(self, sigterm: _Handler) -> None:
+        self.sigterm, self.before = sigterm, sys.unraisablehook
+
+    def __call__(self, dropped: "sys.UnraisableHookArgs") -> None:
+        if issubclass(dropped.exc_type, Terminated):
+            signal.signal(signal.SIGTERM, self.sigterm)
+            _send_again(signal.SIGTERM)
+        elif issubclass(dropped.exc_type, KeyboardInterrupt):
+            _send_again(signal.SIGINT)
+        else:
+            self.before(dropped)
+
+
+def _is_in_hook(frame: FrameType | None) -> bool:
+    while frame and frame.f_code is not _Hook.__call__.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _send_again(number: int) -> None:
+    later = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number))
+    later.daemon = True
+    later.start()
 
 
 @contextmanager
 def on_sigterm(action: Callable[[FrameType | None], None]) -> Iterator[None]:
     """Context: call `action` with the present frame at SIGTERM; main thread only."""
-    signal.signal(signal.SIGTERM, _Handler(action))
+    hook = _Hook(_Handler(action))
+    sys.unraisablehook = hook
+    signal.signal(signal.SIGTERM, hook.sigterm)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.unraisablehook = hook.before
+
+
+def interrupt_on_sigint() -> None:
+    """Raise KeyboardInterrupt at SIGINT, as Python does by default, and again if it is dropped; main thread only."""
+
+    def interrupt(_: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, _Handler(interrupt))
+
+
+@contextmanager
+def delay_sigint() -> Iterator[None]:
+    """Delay SIGINT until the block ends.
+
+    Masking the signal is not enough: another thread, such as one of NumPy's, would receive it, and
+    Python would raise KeyboardInterrupt here all the same.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):
+        yield  # KeyboardInterrupt is raised in the main thread only, and not where the signal is ignored
+        return
+    received: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if received:  # also after an error, which the signal may have caused in another process
+            signal.raise_signal(signal.SIGINT)
 
 
 def _block() -> None:

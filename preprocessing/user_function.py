@@ -18,6 +18,7 @@ from types import CodeType, ModuleType
 from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.errors import UsageError
 from gristmill.io.documents import Document
+from gristmill.process_end import Terminated
 from preprocessing.process_settings import keep_folder
 
 DocumentFunction = Callable[[Iterator[Document]], Iterable[Document]]
@@ -201,7 +202,7 @@ def _import_errors(module: str) -> Iterator[None]:
         if f"{module}.".startswith(f"{error.name}."):
             raise _no_module(module) from error
         raise UsageError(f"{module} needs the module {error.name!r}, and there is none: is it installed?") from error
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         raise
     except BaseException as error:  # of sys.exit(), too
         raise UsageError(f"{module} cannot be imported: {describe(error)}") from error

@@ -4,12 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from gristmill.process_end import on_sigterm
 from gristmill.storage.lock import hold_worker_lock, stage_lock
 from tests.gristmill_cli.corpus import ROOT, write_records
 
@@ -174,17 +172,6 @@ def test_a_function_that_interrupts_and_a_module_that_ends_its_process_are_named
     interrupted, ended = started(tmp_path, "1", "interrupts", "ending:keep")
     assert interrupted.startswith("interrupts starting:interrupts interrupted its process: a function must not send")
     assert ended.startswith("ending:keep a worker process died in the import of ending (exit code 0): ")
-
-
-def test_processes_forked_from_one_that_handles_sigterm_end_at_once() -> None:
-    """A handler in Python may never be called in a process that waits for a lock, as a Pool's do."""
-    with on_sigterm(lambda _: None):
-        if not (child := os.fork()):
-            time.sleep(60)
-            os._exit(0)
-        os.kill(child, signal.SIGTERM)  # held back until the new process is ready for it
-        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
-        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 
 def started(folder: Path, workers: str, *functions: str) -> list[str]:

@@ -22,7 +22,16 @@ import pyarrow
 
 from gristmill.engine.task import relocate
 from gristmill.errors import GristmillError, UsageError, WorkerDied
-from gristmill.process_end import TERMINATED, Terminated, exit_in_time, exit_with_parent, how_ended, on_sigterm
+from gristmill.process_end import (
+    TERMINATED,
+    Terminated,
+    delay_sigint,
+    exit_in_time,
+    exit_with_parent,
+    how_ended,
+    interrupt_on_sigint,
+    on_sigterm,
+)
 from gristmill.storage.files import hash_file
 from gristmill.storage.lock import hold_worker_lock
 
@@ -131,7 +140,7 @@ class LocalExecutor:
 
     def submit(self, call: Call) -> Future[Any]:
         """Run a call in a worker process, which is started if need be; see take_finished."""
-        with _delay_sigint(), _explain_start():  # a worker interrupted while it starts would print a traceback
+        with delay_sigint(), _explain_start():  # a worker interrupted while it starts would print a traceback
             if self._pool is None:
                 self._pool = self._start(call)
             self._foreign = call.foreign
@@ -213,10 +222,10 @@ def _run_in_worker(call: Call) -> Any:
 
     At SIGTERM, which a scheduler sends to all processes, it ends its upload, removes temporary files, and exits.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with on_sigterm(_terminate):
             try:
+                interrupt_on_sigint()
                 return call()
             finally:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -252,27 +261,6 @@ def _describe_death(workers: Iterable[BaseProcess], foreign: str) -> str:
         f"a worker process died ({how}): most often the machine ran out of memory. Try fewer --workers or a smaller "
         "--memory. (Called from a script of yours? Then call it under `if __name__ == '__main__':`.)"
     )
-
-
-@contextmanager
-def _delay_sigint() -> Iterator[None]:
-    """Delay SIGINT until the block ends.
-
-    Masking the signal is not enough: another thread, such as one of NumPy's, would receive it, and
-    Python would raise KeyboardInterrupt here all the same.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):
-        yield  # KeyboardInterrupt is raised in the main thread only, and not where the signal is ignored
-        return
-    received: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if received:  # also after an error, which the signal may have caused in another process
-            signal.raise_signal(signal.SIGINT)
 
 
 _ONE_AT_A_TIME = threading.Lock()

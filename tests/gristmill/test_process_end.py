@@ -1,0 +1,70 @@
+"""Processes end at SIGTERM and Ctrl-C, whatever they are doing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gristmill.process_end import on_sigterm
+
+IN_CALLBACK = """
+import ctypes, os, signal, sys, time
+from gristmill.command import run_with_exit_code
+from gristmill.engine.executors.local import Call, LocalExecutor
+
+def stop(number, *processes):
+    @ctypes.CFUNCTYPE(None)
+    def called_from_c():  # Python drops what is raised in it
+        for process in processes:
+            os.kill(process, number)
+        time.sleep(1)  # until a driver has interrupted its workers, too
+
+    called_from_c()
+    time.sleep(60)
+    print("went on")
+
+def stop_from_worker(number, driver, itself):
+    stop(number, driver, *([os.getpid()] if itself else []))
+
+def work():
+    number = int(sys.argv[2])
+    if sys.argv[1] == "driver":
+        stop(number, os.getpid())
+    arguments = {"number": number, "driver": os.getpid(), "itself": sys.argv[1] == "both"}
+    with LocalExecutor(2) as executor:
+        list(executor.run([Call(stop_from_worker, arguments), Call(int, {})]))
+
+if __name__ == "__main__":
+    sys.exit(run_with_exit_code(work))
+"""
+STOPPED = {signal.SIGINT: ("interrupted", 130), signal.SIGTERM: ("terminated", 143)}
+
+
+@pytest.mark.parametrize("number", STOPPED)
+@pytest.mark.parametrize("sent_to", ["driver", "worker", "both"])
+def test_a_signal_that_arrives_in_a_callback_from_c_is_not_lost(tmp_path: Path, sent_to: str, number: int) -> None:
+    """As when numba compiles: Python drops there what the signal's handler raises."""
+    script = tmp_path / "stops.py"
+    script.write_text(IN_CALLBACK)
+    ended = subprocess.run(
+        [sys.executable, script, sent_to, str(int(number))], capture_output=True, text=True, timeout=50, check=False,
+        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"},
+    )  # fmt: skip
+    what, exit_code = STOPPED[number]
+    assert ended.stderr == f"{what}: run the same command again to resume\n"
+    assert (ended.returncode, ended.stdout) == (exit_code, "")
+
+
+def test_processes_forked_from_one_that_handles_sigterm_end_at_once() -> None:
+    """A handler in Python may never be called in a process that waits for a lock, as a Pool's do."""
+    with on_sigterm(lambda _: None):
+        if not (child := os.fork()):
+            time.sleep(60)
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)  # held back until the new process is ready for it
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
