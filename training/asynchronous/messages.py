@@ -4,8 +4,11 @@ Nothing that is received is executed: JSON and numbers only.
 """
 
 import json
+import math
 import socket
+import struct
 import time
+from multiprocessing import BufferTooShort
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
@@ -17,9 +20,14 @@ _RETRY_SECONDS = 0.2
 
 
 class Link:
-    """One end of a connection. `send` and `receive` raise EOFError or OSError when the other end is gone."""
+    """One end of a connection. `send` and `receive` raise EOFError or OSError when the other end is gone.
 
-    def __init__(self, opened: socket.socket) -> None:
+    Also after `seconds` without an answer, if they are given, and for what is no message.
+    """
+
+    def __init__(self, opened: socket.socket, seconds: float = 0) -> None:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # 0: none
+            opened.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", math.ceil(seconds), 0))
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._connection = Connection(opened.detach())
@@ -32,11 +40,14 @@ class Link:
 
     def receive(self, into: Tensor | None = None) -> dict[str, Any]:
         """Receive a header; its values, if it has some, are written to `into`."""
-        header = json.loads(self._connection.recv_bytes(1 << 16))
-        if header["has_values"]:
-            assert into is not None
-            self._connection.recv_bytes_into(into.view(torch.uint8).numpy())
-        return dict(header)
+        try:
+            header = dict(json.loads(self._connection.recv_bytes(1 << 16)))
+            if header["has_values"]:
+                values = torch.empty(0) if into is None else into
+                self._connection.recv_bytes_into(values.view(torch.uint8).numpy())
+        except (ValueError, TypeError, KeyError, BufferTooShort) as error:  # of another program
+            raise OSError(f"received what is no message: {error}") from error
+        return header
 
     def close(self) -> None:
         """Close this end."""

@@ -20,8 +20,8 @@ class GradientServer:
     """Serves the weights `params`, which its owner updates between two calls of `collect`;
     begins with so many `workers`.
 
-    A worker that goes loses its unfinished part only, which another takes; one that comes gets the weights. `identity`
-    must be equal on both ends; `say` prints a line.
+    A worker that goes, or is silent for `timeout` seconds in its part, loses that only, and another takes it; one that
+    comes gets the weights. `identity` must be equal on both ends; `say` prints a line.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class GradientServer:
                 opened, _ = self._socket.accept()
             except OSError:  # closed
                 return
-            threading.Thread(target=self._serve, args=(Link(opened),), daemon=True).start()
+            threading.Thread(target=self._serve, args=(Link(opened, self.timeout),), daemon=True).start()
 
     def _serve(self, link: Link) -> None:
         """Give a worker its parts until all are done, or it is gone."""
