@@ -1,11 +1,13 @@
-"""Fault injection on Ray: runs whose nodes and drivers are killed at random moments write the bytes of a local run.
+"""Fault injection on Ray: runs whose nodes, workers and drivers are killed write the bytes of a local run.
 
     python benchmarks/chaos_ray.py CORPUS --folder /tmp/chaos --seeds 20 --options="--tokenizer.vocab_size 500"
 
-The cluster is of this machine: a head without cores and two nodes with one. In each seed the raylet of a node, Ray's
-process there, is killed some times while a run works, with all its workers, and another node joins; so is the driver,
-after which the same command is started again. The last one ends by itself. Then every published byte must be as in a
-local run, a further run must find nothing to do, and the scratch folder must be empty.
+The cluster is of this machine: a head without cores and two nodes with one. At random moments of a run one of these
+happens, one to three times in a seed: the raylet of a node, Ray's process there, is killed with all its workers, and
+another node joins; a node is stopped until its tasks run elsewhere, and comes back; a worker is killed; the driver is
+killed, and the same command started again, or a second one has waited for the lock. The last driver ends by itself.
+Then every published byte must be as in a local run, a further run must find nothing to do, and the scratch folder must
+be empty.
 """
 
 import os
@@ -18,7 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,11 +31,14 @@ import tyro
 from rich.table import Table
 
 from benchmarks.kill_pipeline import hash_tree
+from benchmarks.process_memory import descendants
 from gristmill.command import wide_console
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "memory": 16 << 30}  # bytes
 _HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 3}
-_DRIVERS = 0.3  # share of the kills that meet the driver
+_LATE_SECONDS = 2.5  # more than three health checks
+_START_SECONDS = 5.0  # of a driver
+_KINDS = ("drivers killed", "workers killed", "raylets killed", "nodes that came back late")
 
 
 def chaos_ray(
@@ -86,7 +91,7 @@ def chaos_ray(
 
 
 def _round(chance: random.Random, cluster: Any, command: list[str], kills: int, done: Counter[str]) -> None:
-    """Run to the end; meanwhile kill nodes and drivers."""
+    """Run to the end; meanwhile kill drivers, nodes and workers."""
     process = _start(command)
     for _ in range(chance.randint(1, kills)):
         ends = time.monotonic() + chance.uniform(3, 25)  # the first seconds are imports
@@ -94,16 +99,40 @@ def _round(chance: random.Random, cluster: Any, command: list[str], kills: int, 
             time.sleep(0.05)
         if process.poll() is not None:
             break
-        if chance.random() < _DRIVERS:
-            process.kill()
-            errors = process.communicate()[1]
-            assert process.returncode == -signal.SIGKILL and "Traceback" not in errors, errors
-            done["drivers killed"] += 1
-            process = _start(command)
+        what = chance.choice(_KINDS)
+        if what == "drivers killed":
+            process = _kill_driver(process, command, two=chance.random() < 0.5, done=done)
         else:
-            _kill_raylet(cluster, chance.choice(sorted(cluster.worker_nodes, key=lambda node: node.node_id)))
-            done["raylets killed"] += 1
+            node = chance.choice(sorted(cluster.worker_nodes, key=lambda node: node.node_id))
+            if what == "workers killed":
+                _kill_worker(node)
+            else:
+                (_kill_raylet if what == "raylets killed" else _come_back_late)(cluster, node)
+        done[what] += 1
     _finish(process, done)
+
+
+def _kill_driver(
+    process: subprocess.Popen[str], command: list[str], two: bool, done: Counter[str]
+) -> subprocess.Popen[str]:
+    """Kill the driver, and return the one that goes on: a new one, or one of two that has waited for the lock."""
+    waiting = _start(command) if two else None
+    if waiting:
+        done["two drivers at once"] += 1
+        time.sleep(_START_SECONDS)
+    process.kill()
+    errors = process.communicate()[1]
+    assert process.returncode in (0, -signal.SIGKILL) and "Traceback" not in errors, errors
+    return waiting or _start(command)
+
+
+def _kill_worker(node: Any) -> None:
+    """Kill a process in which Ray runs tasks, if a node has one."""
+    for pid in descendants(node.all_processes["raylet"][0].process.pid):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::_run_call"):
+                os.kill(pid, signal.SIGKILL)
+                return
 
 
 def _kill_raylet(cluster: Any, node: Any) -> None:
@@ -111,6 +140,19 @@ def _kill_raylet(cluster: Any, node: Any) -> None:
     os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
     cluster.remove_node(node, allow_graceful=False)
     cluster.add_node(**NODE)
+
+
+def _come_back_late(cluster: Any, node: Any) -> None:
+    """Stop a node's processes until it is taken for dead, and let them go on when its tasks run elsewhere."""
+    raylet = node.all_processes["raylet"][0].process.pid
+    processes = [raylet, *descendants(raylet)]
+    cluster.add_node(**NODE)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+        time.sleep(_LATE_SECONDS)
+    cluster.remove_node(node, allow_graceful=False)
 
 
 def _start(command: list[str]) -> subprocess.Popen[str]:

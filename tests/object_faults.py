@@ -4,6 +4,7 @@ import random
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -85,6 +86,43 @@ class Seldom:
             fault = self.chance.choice(self.faults)
             self.made += 1
         return fault(application, environment, start_response)
+
+
+class Evenly:
+    """Makes random faults of a `share` of all requests, about as many for each verb: rare ones fail more often.
+
+    `made` counts them by verb and fault.
+    """
+
+    most = 0.25  # of the requests of a verb
+
+    def __init__(self, seed: int, share: float) -> None:
+        self.chance, self.share = random.Random(seed), share
+        self.seen, self.made = Counter[str](), Counter[tuple[str, str]]()
+        self._lock = threading.Lock()
+
+    def __call__(self, application: Any, environment: Environment, start_response: Any) -> Iterable[bytes] | None:
+        with self._lock:
+            verb = name_verb(environment)
+            self.seen[verb] += 1
+            share = self.share * self.seen.total() / (len(self.seen) * self.seen[verb])
+            if self.chance.random() >= min(share, self.most):
+                return None
+            fault = self.chance.choice(FAULTS)
+            self.made[verb, fault.__name__] += 1
+        return fault(application, environment, start_response)
+
+
+def name_verb(environment: Environment) -> str:
+    """The verb of a request, and what kind of it, such as a GET of a range or a PUT on a condition."""
+    verb, query = environment["REQUEST_METHOD"], environment.get("QUERY_STRING", "")
+    kinds = {
+        "of a range": "HTTP_RANGE" in environment,
+        "on a condition": "HTTP_IF_NONE_MATCH" in environment or (verb == "PUT" and "HTTP_IF_MATCH" in environment),
+        "of a part": "partNumber" in query,
+        "to delete": verb == "POST" and "delete" in query,
+    }
+    return " ".join(["LIST" if "list-type" in query else verb, *(kind for kind, holds in kinds.items() if holds)])
 
 
 def refuse(status: str, code: str, message: str = "refused", **headers: str) -> Fault:

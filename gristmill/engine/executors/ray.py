@@ -6,6 +6,7 @@ kept in Ray: if the driver dies, the same command goes on with what is done.
 
 import logging
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from gristmill.engine.executors.staging import Scratch, open_scratch
 from gristmill.errors import GristmillError, UsageError
 
 _WINDOW = 4  # tasks in flight for each core of the cluster: thousands of waiting ones slow its scheduler down
+_LOOK_SECONDS = 1.0  # between two looks at how many cores the cluster has
 _CONNECT_SECONDS = 10.0
 _RETRIES = 5  # of a task whose worker or node was lost
 
@@ -44,9 +46,10 @@ class RayExecutor:
         Ray 2.60 aborts the process that cancels a task which has just ended.
         """
         pending: dict[Any, int] = {}
-        waiting = iter(enumerate(calls))
+        waiting, window, looked = iter(enumerate(calls)), 1, -_LOOK_SECONDS
         while True:
-            window = max(1, int(_WINDOW * ray.cluster_resources().get("CPU", 1)))
+            if time.monotonic() - looked > _LOOK_SECONDS:  # each look asks the head node, which takes a millisecond
+                window, looked = max(1, int(_WINDOW * ray.cluster_resources().get("CPU", 1))), time.monotonic()
             while len(pending) < window and (found := next(waiting, None)):
                 pending[self._run.remote(found[1].with_absolute_paths(), self.scratch, code_versions())] = found[0]
             if not pending:
