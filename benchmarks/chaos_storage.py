@@ -193,15 +193,22 @@ def late_driver(runs: Runs, chance: random.Random) -> None:
 
 
 def worker(runs: Runs, chance: random.Random) -> None:
-    """Event: a worker process is killed; the driver ends with one line."""
+    """Event: a worker process, or the server that forks them, is killed; the driver ends with one line."""
     run = runs.start("--workers", "2")
     runs.wait(chance, run)
-    below = descendants(run.process.pid)
+    below = [pid for pid in descendants(run.process.pid) if _is_worker(pid)]
     if below and run.process.poll() is None:
         with suppress(ProcessLookupError):
             os.kill(chance.choice(below), signal.SIGKILL)
             runs.done["killed"] += 1
     run.end(_WORKER_DIED)
+
+
+def _is_worker(pid: int) -> bool:
+    """Whether a process is none of Python's own, which says much when it is killed."""
+    with suppress(OSError):
+        return b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def shards(runs: Runs, chance: random.Random) -> None:

@@ -54,7 +54,9 @@ class RayExecutor:
                 pending[self._run.remote(found[1].with_absolute_paths(), self.scratch, code_versions())] = found[0]
             if not pending:
                 return
-            for done in ray.wait(list(pending), num_returns=1)[0]:
+            references = list(pending)
+            ray.wait(references, num_returns=1)
+            for done in ray.wait(references, num_returns=len(references), timeout=0)[0]:  # all: a look is linear
                 result, retried = _result(done, calls[0].foreign)
                 self.retried += retried
                 yield pending.pop(done), result
