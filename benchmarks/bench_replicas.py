@@ -10,6 +10,7 @@ is one replica or worker, which sleeps in every step, or before every part.
 
 import contextlib
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -236,9 +237,13 @@ def measure(
 
 
 def free_port() -> int:
-    """A port that nothing listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    """A port that nothing listens at, and that Linux gives no connection meanwhile: those are above."""
+    while True:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server(("127.0.0.1", port := random.randrange(20_000, 32_768))),
+        ):
+            return port
 
 
 def draw(found: dict[str, dict[str, Found]], path: Path) -> None:

@@ -36,7 +36,7 @@ from gristmill.errors import (
     UsageError,
     wrap_write_errors,
 )
-from gristmill.process_end import Terminated, on_sigterm
+from gristmill.process_end import Terminated, interruptible
 from gristmill.urls import unknown_scheme_in
 
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]  # the marker in the metadata of a positional argument's type
@@ -139,7 +139,8 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
     is_ours = (
         threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     )
-    with on_sigterm(interrupt) if is_ours else nullcontext():
+    by_ctrl_c = signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    with interruptible(interrupt, by_ctrl_c) if is_ours else nullcontext():
         yield received
 
 

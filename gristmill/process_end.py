@@ -34,30 +34,40 @@ class Terminated(BaseException):
 class _Handler:
     """A handler of a signal that forked processes do not keep, and that raises nothing where Python would drop it."""
 
-    def __init__(self, action: Callable[[FrameType | None], None]) -> None:
-        self.action = action
+    def __init__(self, action: Callable[[FrameType | None], None], hook: "_Hook") -> None:
+        self.action, self.hook = action, hook
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if _is_in_hook(frame):
             _send_again(number)
         else:
+            self.hook.is_interrupted = True
             self.action(frame)
 
 
 class _Hook:
-    """sys.unraisablehook that sends a signal again if Python dropped what its handler raised."""
+    """sys.unraisablehook that sends a signal again if Python dropped what its handler raised.
 
-    def __init__(self, sigterm: _Handler) -> None:
-        self.sigterm, self.before = sigterm, sys.unraisablehook
+    After an interruption it is silent: finalizers fail that find objects which were only half made.
+    """
+
+    def __init__(self, at_sigterm: Callable[[FrameType | None], None]) -> None:
+        self.sigterm, self.sigint = _Handler(at_sigterm, self), _Handler(_interrupt, self)
+        self.before = sys.unraisablehook
+        self.is_interrupted = self.has_ended = False
 
     def __call__(self, dropped: "sys.UnraisableHookArgs") -> None:
-        if issubclass(dropped.exc_type, Terminated):
-            signal.signal(signal.SIGTERM, self.sigterm)
-            _send_again(signal.SIGTERM)
-        elif issubclass(dropped.exc_type, KeyboardInterrupt):
-            _send_again(signal.SIGINT)
-        else:
+        is_sigterm = issubclass(dropped.exc_type, Terminated)
+        if not self.has_ended and (is_sigterm or issubclass(dropped.exc_type, KeyboardInterrupt)):
+            if is_sigterm:
+                signal.signal(signal.SIGTERM, self.sigterm)
+            _send_again(signal.SIGTERM if is_sigterm else signal.SIGINT)
+        elif not self.is_interrupted:
             self.before(dropped)
+
+
+def _interrupt(_: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _is_in_hook(frame: FrameType | None) -> bool:
@@ -73,25 +83,24 @@ def _send_again(number: int) -> None:
 
 
 @contextmanager
-def on_sigterm(action: Callable[[FrameType | None], None]) -> Iterator[None]:
-    """Context: call `action` with the present frame at SIGTERM; main thread only."""
-    hook = _Hook(_Handler(action))
+def interruptible(at_sigterm: Callable[[FrameType | None], None], by_sigint: bool) -> Iterator[None]:
+    """Context: call `at_sigterm` with the present frame at SIGTERM; main thread only.
+
+    `by_sigint`: raise KeyboardInterrupt at SIGINT; else that is handled as before.
+    """
+    hook, before = _Hook(at_sigterm), signal.getsignal(signal.SIGINT)
     sys.unraisablehook = hook
     signal.signal(signal.SIGTERM, hook.sigterm)
     try:
+        if by_sigint:
+            signal.signal(signal.SIGINT, hook.sigint)
         yield
     finally:
+        if by_sigint:
+            signal.signal(signal.SIGINT, before)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        sys.unraisablehook = hook.before
-
-
-def interrupt_on_sigint() -> None:
-    """Raise KeyboardInterrupt at SIGINT, as Python does by default, and again if it is dropped; main thread only."""
-
-    def interrupt(_: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, _Handler(interrupt))
+        hook.has_ended = True
+        sys.unraisablehook = hook if hook.is_interrupted else hook.before
 
 
 @contextmanager

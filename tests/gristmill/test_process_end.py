@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.process_end import on_sigterm
+from gristmill.process_end import interruptible
 
 IN_CALLBACK = """
 import ctypes, os, signal, sys, time
@@ -24,8 +24,16 @@ def stop(number, *processes):
         time.sleep(1)  # until a driver has interrupted its workers, too
 
     called_from_c()
-    time.sleep(60)
+    HalfMade()
     print("went on")
+
+class HalfMade:
+    def __init__(self):
+        time.sleep(60)
+        self.whole = True
+
+    def __del__(self):
+        assert self.whole
 
 def stop_from_worker(number, driver, itself):
     stop(number, driver, *([os.getpid()] if itself else []))
@@ -61,7 +69,7 @@ def test_a_signal_that_arrives_in_a_callback_from_c_is_not_lost(tmp_path: Path, 
 
 def test_processes_forked_from_one_that_handles_sigterm_end_at_once() -> None:
     """A handler in Python may never be called in a process that waits for a lock, as a Pool's do."""
-    with on_sigterm(lambda _: None):
+    with interruptible(lambda _: None, by_sigint=False):
         if not (child := os.fork()):
             time.sleep(60)
             os._exit(0)

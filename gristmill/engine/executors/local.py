@@ -29,8 +29,7 @@ from gristmill.process_end import (
     exit_in_time,
     exit_with_parent,
     how_ended,
-    interrupt_on_sigint,
-    on_sigterm,
+    interruptible,
 )
 from gristmill.storage.files import hash_file
 from gristmill.storage.lock import hold_worker_lock
@@ -223,12 +222,8 @@ def _run_in_worker(call: Call) -> Any:
     At SIGTERM, which a scheduler sends to all processes, it ends its upload, removes temporary files, and exits.
     """
     try:
-        with on_sigterm(_terminate):
-            try:
-                interrupt_on_sigint()
-                return call()
-            finally:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with interruptible(_terminate, by_sigint=True):
+            return call()
     except Terminated:
         os._exit(TERMINATED)  # at once: an exception would be sent to a driver that may be gone
 

@@ -1,6 +1,5 @@
 """The server gives out no part before the weights that it is to be computed with."""
 
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.bench_replicas import free_port
 from training.asynchronous.messages import Link, connect
 from training.asynchronous.part_queue import PartQueue
 from training.asynchronous.server import GradientServer
@@ -28,8 +28,7 @@ def serve(weight: nn.Parameter) -> Iterator[Callable[..., tuple[GradientServer, 
     def start(seconds: float, say: Callable[[str], None] = lambda _: None) -> tuple[GradientServer, int]:
         param = ShardedParameter("weight", weight, weight, ShardSpec.whole((3,)), True)
         started.append(GradientServer([param], PartQueue(2, 1, 0), {"seed": 1}, say, seconds))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         started[-1].open("127.0.0.1", port)
         return started[-1], port
 

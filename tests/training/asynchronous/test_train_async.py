@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.bench_replicas import free_port
 from gristmill.engine.executors.local import exit_with_parent
 from gristmill.errors import UsageError
 from tests.training.conftest import REPOSITORY, small_run
@@ -41,9 +42,7 @@ def exact(config: TrainConfig) -> AsyncConfig:
     given = {field.name: getattr(config, field.name) for field in fields(config)}
     given |= {"optim": replace(config.optim, steps=8, min_lr=1e-2), "precision": "fp64"}
     given |= {"checkpoint": CheckpointConfig(every=2, keep=9)}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    return AsyncConfig(**given | {"timeout": 20.0}, parts=3, staleness=0, port=port, role="server")
+    return AsyncConfig(**given | {"timeout": 20.0}, parts=3, staleness=0, port=free_port(), role="server")
 
 
 def be_worker(config: AsyncConfig, everybody: Barrier, dies: bool) -> None:
