@@ -239,10 +239,8 @@ def measure(
 def free_port() -> int:
     """A port that nothing listens at, and that Linux gives no connection meanwhile: those are above."""
     while True:
-        with (
-            contextlib.suppress(OSError),
-            socket.create_server(("127.0.0.1", port := random.randrange(20_000, 32_768))),
-        ):
+        port = random.randrange(20_000, 32_768)
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
             return port
 
 
@@ -292,8 +290,7 @@ def table(found: dict[str, dict[str, Found]], replicas: int, steps: int) -> str:
         rows.append([name, f"{first[name].megabytes:.3f}", *cells])
     rows.append(["nn.DataParallel", *["needs GPUs"] * (len(head) - 1)])
     notes = [
-        f"{replicas} replicas, {steps} steps of the same tokens; MB: what a replica sends, or a worker sends and "
-        "receives",
+        f"{replicas} replicas, {steps} steps of the same tokens; MB: what a replica sends, or a worker both ways",
         "nn.DataParallel divides a batch over the GPUs of one process; on a CPU it runs the module as it is",
     ]
     return markdown("Ways of data parallelism", head, rows, notes)
