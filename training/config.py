@@ -13,8 +13,8 @@ from gristmill.io.token_manifest import Manifest
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.data.batches import DataConfig
 from training.data.mix import TokenMix
-from training.distributed.context_layout import check_together
 from training.distributed.layout import SPLIT_BACKWARD, ParallelConfig
+from training.distributed.layout_checks.together import check_together
 from training.distributed.torch_version import require_torch
 from training.kernels.precision import Precision
 from training.memory.memory_config import MemoryConfig

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from gristmill.config import Range
 from gristmill.errors import require
-from training.distributed.compression_layout import DEFAULT_RANK, check_compression
-from training.distributed.context_layout import check_context
-from training.distributed.grid_layout import check_grid
+from training.distributed.layout_checks.compression import DEFAULT_RANK, check_compression
+from training.distributed.layout_checks.context import check_context
+from training.distributed.layout_checks.grid import check_grid
 from training.distributed.torch_version import require_torch
 from training.model.model_config import ModelConfig
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 from math import isqrt
 
 from gristmill.errors import UsageError
-from training.distributed.context_layout import check_together
 from training.distributed.layout import SPLIT_BACKWARD, STAGES_PER_RANK, ParallelConfig, Schedule
+from training.distributed.layout_checks.together import check_together
 from training.memory.memory_config import Recompute
 from training.model.model_config import ModelConfig
 from training.parallel.pipeline_stages import stage_layers

@@ -1,4 +1,4 @@
-"""Checks that a model and its sequences fit context parallelism, and that other options go together with a layout."""
+"""Checks that a model and its sequences fit context parallelism."""
 
 import math
 from typing import TYPE_CHECKING
@@ -49,29 +49,4 @@ def _check_model(layout: "ParallelConfig", model: ModelConfig) -> None:
         layout.context == "ring" or common % cp == 0,
         f"model.heads {model.heads} and kv_heads {model.kv_heads} are not divisible by parallel.tp {layout.tp} x "
         f"parallel.cp {cp}, over which ulysses divides them; try --parallel.context ring, or cp of {possible}",
-    )
-
-
-def check_together(layout: "ParallelConfig", recompute: str, compiled: bool) -> None:
-    """Raise UsageError for what does not go together with a grid of ranks, or with context parallelism."""
-    tensor, cp, context = layout.tensor, layout.cp, layout.context
-    require(
-        tensor == "1d" or not compiled,
-        f"compile and parallel.tensor {tensor}: blocks whose products broadcast are not compiled yet; "
-        "try --compile false, or --parallel.tensor 1d",
-    )
-    require(
-        tensor == "1d" or recompute != "selective",
-        f"memory.recompute selective and parallel.tensor {tensor}: it keeps the results of products, and on a grid "
-        "a product is several that are added up; try --memory.recompute full, or --parallel.tensor 1d",
-    )
-    require(
-        cp == 1 or not compiled,
-        f"compile and parallel.cp {cp}: blocks whose attention is on several ranks are not compiled yet; "
-        "try --compile false, or --parallel.cp 1",
-    )
-    require(
-        cp == 1 or context != "ring" or recompute != "selective",
-        "memory.recompute selective and parallel.context ring: it keeps the results of products, and those of a "
-        "ring are the scores of all tokens; try --memory.recompute full, or --parallel.cp 1",
     )
