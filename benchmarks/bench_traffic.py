@@ -22,7 +22,8 @@ from gristmill.command import run_with_exit_code
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
 from training.kernels.precision import Precision
-from training.parity.cases import SEQ_LEN, Case, small_model
+from training.parity.cases import Case
+from training.parity.small_models import SEQ_LEN, small_model
 from training.parity.traffic import Traffic, Volume
 from training.parity.traffic_theory import expected_traffic
 from training.parity.worker import run_case

@@ -2,8 +2,8 @@
 
 import heapq
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -14,10 +14,8 @@ from training.kernels.keyed_random import key_from_name
 from training.kernels.precision import Precision
 from training.memory.memory_config import OffloadTarget, Recompute
 from training.model.model_config import ModelConfig
-from training.presets.presets import find_preset
+from training.parity.small_models import SEQ_LEN, Preset, small_model
 
-VOCAB_SIZE = 67  # a prime: never divisible by the number of processes
-SEQ_LEN = 24
 _SEQUENCES = 8  # per step, rounded up to a multiple of replicas x micro-batches
 _MAX_STAGES = 16
 _SCHEDULES: tuple[Schedule, ...] = (
@@ -25,40 +23,7 @@ _SCHEDULES: tuple[Schedule, ...] = (
 )  # fmt: skip
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 Pair = frozenset[tuple[str, object]]  # two options and their values
-Preset = str  # of the model
 _PRESETS: tuple[Preset, ...] = ("llama", "gpt2")
-
-
-@dataclass(frozen=True)
-class Shrunk:
-    """What a published model's preset becomes in a small model, beside the sizes of all of them."""
-
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Values of ModelConfig's fields: small enough that its parts do something in a sequence of SEQ_LEN tokens."""
-    in_transformers: bool = True
-    """True if transformers has the model."""
-    has_own_parts: bool = True
-    """False if another preset has its parts; it is then only in the full certificate."""
-
-
-SHRUNK = {
-    "llama-3.2-1b": Shrunk({"rope_original_context": 64}),
-    "mistral-7b": Shrunk({"window": 7}),
-    "qwen2.5-0.5b": Shrunk(),
-    "qwen3-0.6b": Shrunk({"head_dim": 20}),
-    "gpt-neox-20b": Shrunk({"rope_fraction": 0.34}),
-    "bloom-176b": Shrunk({"ffn_width": 384, "heads": 6, "kv_heads": 6}),  # 112 heads are no power of two
-    "opt-175b": Shrunk({"init_std": 0.05}),  # with larger ones rounding moves an input across ReLU's kink in 50 steps
-    "glm-130b": Shrunk(in_transformers=False),
-    "codegeex-13b": Shrunk(in_transformers=False),
-    "llama-2-7b": Shrunk(has_own_parts=False),
-    "llama-3.1-8b": Shrunk({"rope_original_context": 64}, has_own_parts=False),
-    "gpt2-124m": Shrunk(has_own_parts=False),
-    "mt-nlg-530b": Shrunk(has_own_parts=False),
-    "pythia-160m": Shrunk({"rope_fraction": 0.34}, has_own_parts=False),
-    "bloom-560m": Shrunk({"ffn_width": 384}, has_own_parts=False),
-    "opt-125m": Shrunk({"init_std": 0.05}, has_own_parts=False),
-}
 
 
 @dataclass(frozen=True)
@@ -74,7 +39,7 @@ class Case:
     precision: Precision = "fp64"
     reference: Literal["one process", "plain decoder", "transformers"] = "one process"
     """one process: of our own code, without recomputation, offloading and compilation; the others share no code
-    with it."""
+    with it, and are one process, too, but for replicas that send compressed gradients or take local steps."""
     heads: int = 48
     dropout: float = 0.0
     init_std: float = 0.2
@@ -124,8 +89,7 @@ class Case:
     @property
     def of_reference(self) -> "Case":
         """The case as the reference runs it: one process on the CPU, if independent; else on the same device."""
-        layout = ParallelConfig(dp=1, zero_group=1, virtual_stages=1, micro_batches=1)
-        found = replace(self, layout=layout, recompute="none", offload="device", compiled=False)
+        found = replace(self, layout=_reference_layout(self.layout), recompute="none", offload="device", compiled=False)
         return found if self.reference == "one process" else replace(found, device="cpu")
 
     def __str__(self) -> str:
@@ -137,7 +101,8 @@ class Case:
         words += [f"{layout.tensor} {' x '.join(map(str, layout.grid))}"] * (layout.tensor != "1d")
         words += [f"cp{layout.cp} {layout.context}"] * (layout.cp > 1)
         words += [f"{layout.schedule} v{layout.virtual_stages}"] * (layout.pp > 1)
-        words += [f"{layout.compression} of rank {layout.compression_rank}"] * (layout.compression == "powersgd")
+        words += [f"{layout.compression} {layout.compression_rank}"] * (layout.compression == "powersgd")
+        words += ["int8"] * (layout.compression == "int8") + [f"H{layout.local_steps}"] * (layout.local_steps > 0)
         words += [f"m{layout.micro_batches}"] * (layout.micro_batches > 1)
         words += [f"recompute-{self.recompute}"] * (self.recompute != "none")
         words += [self.optimizer] * (self.optimizer != "sgd") + ["z-loss"] * (self.z_loss > 0)
@@ -148,23 +113,19 @@ class Case:
         return " ".join([*words, *[f"= {self.reference}"] * (self.reference != "one process")])
 
 
+def _reference_layout(own: ParallelConfig) -> ParallelConfig:
+    one = ParallelConfig(dp=1, zero_group=1, virtual_stages=1, micro_batches=1)
+    if own.local_steps:
+        return replace(one, dp=own.local_replicas, local_steps=own.local_steps)
+    if own.compression == "none":
+        return one
+    # PowerSGD approximates the pieces that tensor-parallel ranks have
+    return replace(one, dp=own.dp, tp=own.tp, compression=own.compression, compression_rank=own.compression_rank)
+
+
 def _layer_count(layout: ParallelConfig) -> int:
-    """Number of layers: one more than the stages, so that stages have different numbers of layers."""
+    """One layer more than stages, so that stages have different numbers of them."""
     return max(4, layout.stages + 1)
-
-
-def small_model(
-    preset: Preset, layers: int, heads: int = 48, dropout: float = 0.0, init_std: float = 0.2
-) -> ModelConfig:
-    """Configuration of a small model; its default number of heads is divisible by 2, 3, 4, 6 and 8.
-
-    The default initial weights are large enough that every gradient matters.
-    """
-    sizes = {"layers": layers, "width": 96, "heads": heads, "ffn_width": 96, "dropout": dropout, "init_std": init_std}
-    grouped = preset == "llama" or "kv_heads" in find_preset(preset).options
-    sizes |= {"kv_heads": heads // 2 if grouped else heads, "vocab_size": VOCAB_SIZE, "context": SEQ_LEN}
-    options = SHRUNK[preset].options if preset in SHRUNK else {}
-    return ModelConfig(preset=preset, **{**sizes, **options}).resolve(VOCAB_SIZE, SEQ_LEN)
 
 
 def all_cases(processes: int) -> tuple[list[Case], dict[ParallelConfig, str]]:

@@ -133,7 +133,8 @@ class Certifier:
             return CaseResult(case, time.monotonic() - started, error=str(error) or "an assertion failed")
         busiest = max((r.counted for r in results), key=lambda traffic: sum(v.bytes for v in traffic.values()))
         seconds = time.monotonic() - started
-        mismatch = found.mismatch or holder_difference(results) or traffic_difference(results)
+        held = holder_difference(results, case.layout.local_replicas)
+        mismatch = found.mismatch or held or traffic_difference(results)
         return CaseResult(case, seconds, **measured, counted=busiest, mismatch=mismatch)
 
     def _reference(self, case: Case) -> GlobalResult:
@@ -207,8 +208,11 @@ def _relative_difference(found: dict[str, Tensor], reference: dict[str, Tensor])
     return float(differences.max()) / largest
 
 
-def holder_difference(results: Sequence[RankResult]) -> str:
-    """Describe the first piece that more or fewer ranks hold, or count in a norm, than the table says; or empty."""
+def holder_difference(results: Sequence[RankResult], replicas: int = 1) -> str:
+    """Describe the first piece that more or fewer ranks hold, or count in a norm, than the table says; or empty.
+
+    The table is that of one of the `replicas` with weights of their own.
+    """
     ranks: dict[tuple[str, ShardSpec], set[int]] = {}
     counted: Counter[tuple[str, ShardSpec]] = Counter()
     copies: dict[tuple[str, ShardSpec], int] = {}
@@ -218,11 +222,11 @@ def holder_difference(results: Sequence[RankResult]) -> str:
         counted[key] += piece.is_primary
         copies[key] = piece.copies
     for (name, spec), holders in ranks.items():
-        found, expected = (len(holders), counted[name, spec]), (copies[name, spec], 1)
+        found, expected = (len(holders), counted[name, spec]), (copies[name, spec] * replicas, replicas)
         if spec.numel and found != expected:
             return (
                 f"{found[0]} ranks hold {name} from {spec.offset}, and {found[1]} count it in the gradient norm; "
-                f"the placement table has {expected[0]} and 1"
+                f"the placement table has {expected[0]} and {expected[1]}"
             )
     return ""
 

@@ -12,9 +12,10 @@ from typing import Any, Literal
 from gristmill.errors import UsageError
 from training.distributed.layout import ParallelConfig, Schedule
 from training.memory.memory_config import OffloadTarget, Recompute
-from training.parity.cases import SEQ_LEN, Case, Preset, small_model
+from training.parity.cases import Case
 from training.parity.family_cases import family_cases
 from training.parity.reference import transformers_is_installed
+from training.parity.small_models import SEQ_LEN, Preset, small_model
 
 HEADS = 8  # of 12 features: several rotary frequencies, halves that differ from neighbours
 INIT_STD = 0.1  # about 1 / sqrt(width): features keep their size, and rounding errors theirs
@@ -42,7 +43,7 @@ def feature_cases(device: Literal["cpu", "cuda"] = "cpu", full: bool = False) ->
         ]
     else:
         skipped.append("transformers is not installed: its Llama and GPT-2 are not compared; pip install transformers")
-    asked += [*_grid_cases(full), *_context_cases(full), *(_compression_cases() if full else ())]
+    asked += [*_grid_cases(full), *_context_cases(full), *_replica_cases(full)]
     if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         asked.append(("llama", ParallelConfig(dp=2, zero=3), {"precision": "fp32", "compiled": True}))
     else:
@@ -148,15 +149,30 @@ def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options
         yield preset, layout, {"reference": "one process", **options}
 
 
-def _compression_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """PowerSGD beside one process: of gradients of a lower rank than its approximations, which it sends in full.
+def _replica_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
+    """Compressed gradients and local steps beside plain ones of as many replicas, for several steps; more in `full`.
 
-    Of two sequences one has no targets, so a matrix's gradient has the rank of the other's 24 tokens at the most. Each
-    step begins with the first Q: the next one's would be as poor as the gradient before.
+    What is left out is kept from step to step. The rank is below that of the gradients: above it a product has columns
+    of rounding errors, from which the next step would begin (docs/parallelism/compression.md).
     """
-    exact = ParallelConfig(dp=2, compression="powersgd", compression_rank=SEQ_LEN + 6)
-    for layout in (exact, replace(exact, tp=2)):
-        yield "llama", layout, {"reference": "one process", "sequences": 2}
+    low_rank, codes = (ParallelConfig(dp=2, compression=how) for how in ("powersgd", "int8"))
+    local = ParallelConfig(dp=2, local_steps=2)
+    layouts: list[tuple[Preset, ParallelConfig, Options]] = [
+        ("llama", replace(low_rank, tp=2), {}),
+        ("llama", codes, {}),
+        ("llama", local, {"optimizer": "adamw"}),
+    ]
+    if full:
+        layouts += [
+            ("gpt2", low_rank, {"optimizer": "adamw"}), ("llama", replace(low_rank, dp=3), {}),
+            ("llama", replace(low_rank, pp=2), {}), ("llama", replace(low_rank, compression_rank=8), {"steps": 12}),
+            ("gpt2", replace(codes, dp=3, micro_batches=2), {}), ("llama", codes, {"optimizer": "adamw"}),
+            ("llama", replace(local, dp=3, local_steps=3), {"optimizer": "adamw"}),
+            ("llama", replace(local, dp=4, zero=3, zero_group=2), {"optimizer": "adamw"}),
+            ("llama", replace(local, tp=2, pp=2), {"optimizer": "muon"}),
+        ]  # fmt: skip
+    for preset, layout, options in layouts:
+        yield preset, layout, {"steps": 6, **options}
 
 
 def _adamw_cases(device: str) -> Iterator[tuple[Preset, ParallelConfig, Options]]:

@@ -1,7 +1,6 @@
 """Worker: one rank of a parity case: three training steps, recorded for the comparison."""
 
 import contextlib
-import math
 import os
 import re
 import tempfile
@@ -21,14 +20,18 @@ from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.optim.build_optimizer import build_optimizer
 from training.optim.optim_config import OptimConfig
+from training.optim.optimizer import Optimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
 from training.parallel.parallel_model import ParallelModel
 from training.parallel.parallelize import parallelize
 from training.parallel.pipeline_parallel import Pipeline
 from training.parallel.pipeline_stages import stage_layers
-from training.parity.cases import SEQ_LEN, VOCAB_SIZE, Case
+from training.parity.cases import Case
+from training.parity.small_models import SEQ_LEN, VOCAB_SIZE
 from training.parity.traffic import Traffic, TrafficCounter
 from training.parity.traffic_theory import expected_traffic
+from training.replicas.replicas import LocalReplicas, Replicas
+from training.replicas.step_sums import StepSums
 from training.sharding.axis import JointAxis
 from training.sharding.shard_spec import ShardSpec
 
@@ -63,7 +66,7 @@ class RankResult:
     losses: list[float]
     """This rank's term of each step's loss, then of a final evaluation's; the sum over ranks is in nats/token."""
     gradients: ShardValues
-    """Gradients after the first step's backward pass."""
+    """Gradients after the first step's backward pass; with local steps the outer ones of the first round."""
     weights: ShardValues
     """Parameters after the last step's update."""
     counted: Traffic
@@ -100,7 +103,8 @@ class _Run:
         )
         if case.z_loss:
             model.add_z_loss(case.z_loss)
-        self.optimizer = None
+        self.optimizer: Optimizer | None = None
+        self.replicas: Replicas | None = None
         if case.optimizer != "sgd":
             updated = model.files.after_update if model.files is not None else None
             holders = model.matrix_holders() if case.optimizer == "muon" else JointAxis()
@@ -108,6 +112,11 @@ class _Run:
             self.optimizer = build_optimizer(
                 model.params, options, memory, self.world.rank, _BUCKET_NUMEL, updated, holders
             )
+            local = case.layout.local_steps > 0
+            self.replicas = (
+                LocalReplicas(case.layout, options, model, self.optimizer) if local else Replicas(model, self.optimizer)
+            )
+            self.replicas.after_load(None)
 
     def result(self) -> RankResult:
         """Train, evaluate, and copy the results to the CPU."""
@@ -120,7 +129,9 @@ class _Run:
                 losses.append(self.forward_backward(step))
                 if step == 0:
                     gradients = [(p.name, p.spec, _copy(p.local.grad)) for p in model.params]
-                self.update()
+                self.update(step)
+                if step + 1 == case.layout.local_steps:
+                    gradients = self.outer_gradients()
         batch, targets = global_batch(case, case.steps)
         local = local_batch(batch, world).to(world.device)
         parts = local.chunk(case.layout.micro_batches)
@@ -140,20 +151,31 @@ class _Run:
         batch, targets = global_batch(self.case, step)
         local = local_batch(batch, self.world).to(self.world.device)
         scale = _FP16_SCALE if self.case.precision == "fp16" else 1.0
-        loss = float(self.model.forward_backward(local, scale / targets)) / targets
+        own = batch.targets[self.replicas.rank :: self.replicas.count] if self.replicas else batch.targets
+        count = int((own != IGNORE_INDEX).sum())
+        loss = float(self.model.forward_backward(local, scale / count)) / targets
         scale_gradients(self.model.params, 1 / scale)
         return loss
 
-    def update(self) -> None:
-        """Update the shards as the trainer does, and drop the gradients."""
-        if self.optimizer is None:
+    def update(self, step: int) -> None:
+        """Update the shards as the trainer does after step `step` (from 0), and drop the gradients."""
+        self.model.keep_errors()
+        if self.optimizer is None or self.replicas is None:
             _sgd_step(self.model)
             return
-        square = self.world.all_reduce(squared_grad_norm(self.model.params, self.world.device))
-        scale_gradients(self.model.params, min(1.0, ADAMW.max_grad_norm / (math.sqrt(float(square)) + 1e-6)))
+        square = squared_grad_norm(self.model.params, self.world.device)
+        sums = StepSums.of(self.world, self.replicas, 1, 1.0, torch.zeros_like(square), square, 0, None)
+        scale_gradients(self.model.params, min(1.0, ADAMW.max_grad_norm / (sums.own_norm + 1e-6)))
         self.optimizer.step(ADAMW.lr)
         self.model.start_publishing()
         self.optimizer.zero_grad()
+        self.replicas.after_step(step + 1)
+
+    def outer_gradients(self) -> ShardValues:
+        """The replicas' mean outer gradient of the first round, which the momentum is then."""
+        assert isinstance(self.replicas, LocalReplicas)
+        momenta = self.replicas.outer.momenta
+        return [(p.name, p.spec, _copy(momenta.get(p.name))) for p in self.model.params]
 
     def logits(self, batch: Batch) -> Tensor | None:
         """The logits that sampling sees at some positions of the first sequence, (N, V).

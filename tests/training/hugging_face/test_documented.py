@@ -7,7 +7,7 @@ from tests.training.hf_models import MODELS, THEIRS
 from tests.training.hugging_face.test_families import FAMILY_NAMES
 from tests.training.hugging_face.test_generation import GENERATED
 from training.hugging_face.families import FAMILIES
-from training.parity.cases import SHRUNK
+from training.parity.small_models import SHRUNK
 
 DOCS = Path(__file__).parents[3] / "docs/models.md"
 # of the columns, but the first and last

@@ -18,7 +18,7 @@ from training.optim.build_optimizer import build_optimizer
 from training.optim.model_parts import MATRICES, part_of
 from training.optim.muon import orthogonalize
 from training.optim.optim_config import OptimConfig
-from training.parity.plain_muon import newton_schulz
+from training.parity.plain.muon import newton_schulz
 from training.reporting.metrics_file import METRICS, read_metrics
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter

@@ -20,9 +20,9 @@ import training.model.layers
 import training.model.mlp
 import training.model.positions
 import training.optim.muon
-import training.parity.plain_decoder
-import training.parity.plain_muon
-import training.parity.plain_variants
+import training.parity.plain.decoder
+import training.parity.plain.muon
+import training.parity.plain.variants
 import training.parity.worker
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
@@ -58,13 +58,13 @@ def test_training_agrees_with_an_independent_reference(certifier: Certifier, cho
 
 
 @pytest.mark.parametrize(
-    "reference", [training.parity.plain_decoder, training.parity.plain_variants, training.parity.plain_muon]
+    "reference", [training.parity.plain.decoder, training.parity.plain.variants, training.parity.plain.muon]
 )
 def test_the_references_import_nothing_of_the_trainer(reference: ModuleType) -> None:
     tree = ast.parse(Path(str(reference.__file__)).read_text())
     modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     modules += [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
-    modules = [module for module in modules if module != "training.parity.plain_decoder"]
+    modules = [module for module in modules if module != "training.parity.plain.decoder"]
     assert {str(module).partition(".")[0] for module in modules} <= {*sys.stdlib_module_names, "numpy", "torch"}
     assert "torch.nn.functional" not in modules
 

@@ -24,7 +24,7 @@ from training.model.batch import Batch
 from training.model.decoder import meta_decoder
 from training.optim.optim_config import OptimConfig
 from training.parallel.initialize import init_shard
-from training.parity.plain_decoder import PlainDecoder, PlainSizes
+from training.parity.plain.decoder import PlainDecoder, PlainSizes
 from training.parity.traffic import TrafficCounter, Volume
 from training.profiling.profile_config import ProfileConfig
 from training.replicas import replicas

@@ -1,6 +1,6 @@
 """Plain decoders of GPT-NeoX, BLOOM, OPT, GLM-130B and CodeGeeX: what they have in place of GPT-2's parts.
 
-As their papers write them, like plain_decoder.py: the certificate's independent reference.
+As their papers write them, like decoder.py: the certificate's independent reference.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from training.parity.plain_decoder import PlainDecoder, PlainSizes
+from training.parity.plain.decoder import PlainDecoder, PlainSizes
 
 
 @dataclass(frozen=True)

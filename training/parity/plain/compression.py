@@ -1,0 +1,72 @@
+"""Plain compression: PowerSGD and 8-bit sums with error feedback, as their papers write them, in one process.
+
+Gradients are given by replica: a list of N tensors. So are the memories in `errors`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+BLOCK, LARGEST = 256, 127  # numbers that share a scale; the largest code
+
+
+class PlainPowerSGD:
+    """Algorithms 1 and 2 of Vogels et al. 2019, of one matrix (n, m), with the first Q, (m, r), that is given."""
+
+    def __init__(self, replicas: int, q: Tensor) -> None:
+        self.q, self.errors = q, [torch.zeros((), dtype=q.dtype)] * replicas
+
+    def sum(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The approximate sum of the replicas' gradients; what is left out is added to the next ones."""
+        deltas = [gradient + error for gradient, error in zip(gradients, self.errors, strict=True)]
+        p = orthonormal(torch.stack([delta @ self.q for delta in deltas]).sum(0))
+        own = [delta.T @ p for delta in deltas]
+        self.q = torch.stack(own).sum(0)
+        self.errors = [delta - p @ q.T for delta, q in zip(deltas, own, strict=True)]
+        return p @ self.q.T
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """By Gram and Schmidt, as the paper has it; twice, which is exact enough for columns that are not dependent."""
+    found: list[Tensor] = []
+    for column in columns.T:
+        for _ in range(2):
+            for other in found:
+                column = column - other * (other @ column)
+        found.append(column / column.norm())
+    return torch.stack(found, 1)
+
+
+class PlainInt8:
+    """8-bit codes of all matrices as one row (L,), sent as in 1-bit Adam (Tang et al. 2021), with one memory.
+
+    Replica r sums the codes of the r-th of N chunks of whole blocks, and sends codes of the sum.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        self.errors = [torch.zeros(())] * replicas
+
+    def sum(self, rows: Sequence[Tensor]) -> Tensor:
+        """The approximate sum (L,) of the replicas' rows; what is left out is added to the next ones."""
+        count, length = len(rows), len(rows[0])
+        chunk = -(-length // (BLOCK * count)) * BLOCK
+        padded = [torch.cat([row, row.new_zeros(count * chunk - length)]) for row in rows]
+        given = [row + error for row, error in zip(padded, self.errors, strict=True)]
+        sent = [decoded(row) for row in given]
+        whole = torch.stack(sent).sum(0)
+        found = decoded(whole)
+        self.errors = [row - codes for row, codes in zip(given, sent, strict=True)]
+        for replica, error in enumerate(self.errors):
+            own = slice(replica * chunk, (replica + 1) * chunk)
+            error[own] += (whole - found)[own]
+        return found[:length]
+
+
+def decoded(row: Tensor) -> Tensor:
+    """What 8-bit codes of the numbers stand for: of each block in steps of its largest one / 127, a float32."""
+    parts = []
+    for block in row.split(BLOCK):
+        step = (block.abs().max() / LARGEST).float().to(row.dtype)
+        parts.append(block if step == 0 else (block / step).round().clamp(-LARGEST, LARGEST) * step)
+    return torch.cat(parts)
