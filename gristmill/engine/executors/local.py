@@ -159,7 +159,8 @@ class LocalExecutor:
         except (BrokenProcessPool, EOFError, ConnectionError) as error:  # a worker, or the fork server
             # The pool loses track of a worker that starts while another dies, and would wait for it forever.
             for worker in self._started:
-                worker.kill()
+                if worker.pid:  # else it never started
+                    worker.kill()
             raise WorkerDied(_describe_death(self._started, self._foreign)) from error
 
     def _result(self, future: Future[Any]) -> Any:

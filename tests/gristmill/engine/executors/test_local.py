@@ -80,6 +80,26 @@ def test_a_driver_that_is_killed_while_it_starts_a_worker_leaves_no_traceback() 
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_fork_server_that_dies_while_it_starts_a_worker_is_a_dead_worker() -> None:
+    script = (
+        "import os, signal, threading\n"
+        "from multiprocessing import forkserver\n"
+        "from gristmill.engine.executors.local import Call, LocalExecutor, start_fork_server\n"
+        "from gristmill.errors import WorkerDied\n"
+        "start_fork_server(['os'])\n"
+        "server = forkserver._forkserver._forkserver_pid\n"
+        "os.kill(server, signal.SIGSTOP)\n"
+        "threading.Timer(0.3, os.kill, [server, signal.SIGKILL]).start()\n"
+        "try:\n"
+        "    with LocalExecutor(2) as executor:\n"
+        "        list(executor.run([Call(os.getpid, {})] * 2))\n"
+        "except WorkerDied as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("a worker process died (") and "Traceback" not in done.stderr, done
+
+
 def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     # subprocess.run takes its arguments by name and so can be a Call that lasts
     script = tmp_path / "parent.py"
