@@ -73,8 +73,8 @@ def chaos_ray(
         for seed in range(first_seed, first_seed + seeds):
             if time.monotonic() > ends:
                 break
-            _round(random.Random(seed), cluster, [*command, "--out", str(folder / f"run{seed}")], kills, done)
             out = folder / f"run{seed}"
+            _round(seed, cluster, [*command, "--out", str(out)], kills, done)
             assert hash_tree(out) == expected, f"seed {seed}: {out} differs from {folder / 'local'}"
             again = _finish(_start([*command, "--out", str(out)]), done)
             stages = [line for line in again.splitlines() if " read = " in line]
@@ -90,16 +90,16 @@ def chaos_ray(
     return table
 
 
-def _round(chance: random.Random, cluster: Any, command: list[str], kills: int, done: Counter[str]) -> None:
-    """Run to the end; meanwhile kill drivers, nodes and workers."""
-    process = _start(command)
-    for _ in range(chance.randint(1, kills)):
+def _round(seed: int, cluster: Any, command: list[str], kills: int, done: Counter[str]) -> None:
+    """Run to the end; meanwhile kill drivers, nodes and workers, first that whose turn it is."""
+    process, chance = _start(command), random.Random(seed)
+    for i in range(chance.randint(1, kills)):
         ends = time.monotonic() + chance.uniform(3, 25)  # the first seconds are imports
         while time.monotonic() < ends and process.poll() is None:
             time.sleep(0.05)
         if process.poll() is not None:
             break
-        what = chance.choice(_KINDS)
+        what = chance.choice(_KINDS) if i else _KINDS[seed % len(_KINDS)]
         if what == "drivers killed":
             process = _kill_driver(process, command, two=chance.random() < 0.5, done=done)
         else:

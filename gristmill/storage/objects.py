@@ -28,6 +28,7 @@ from gristmill.urls import ObjectName, object_name
 
 PART_BYTES = 16 << 20  # of an upload in parts, at most 10,000 of them: objects of up to 160 GB
 _LONGEST = 10_000  # parts
+_READS = 5  # at most, of a small object that changes each time
 _CLIENT: Any = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=300)}
 _CHUNK_BYTES = 1 << 20
 _IN_CONFLICT = "status code: 409"  # another conditional write of the object is being done
@@ -99,8 +100,22 @@ def find_object(path: Path) -> FileInfo | None:
         return None
 
 
+class ChangedWhileRead(InputError):
+    """An object is another one than when its first bytes were read."""
+
+
 def read_object(path: Path) -> tuple[bytes, FileInfo]:
-    """The bytes of an object, and its FileInfo. Raises FileNotFoundError."""
+    """The bytes of a small object, and its FileInfo. Raises FileNotFoundError.
+
+    One that is replaced meanwhile, such as a lease, is read anew.
+    """
+    for _ in range(_READS - 1):
+        with suppress(ChangedWhileRead):
+            return _read_whole(path)
+    return _read_whole(path)
+
+
+def _read_whole(path: Path) -> tuple[bytes, FileInfo]:
     chunks = _chunks(path)
     return b"".join(chunks), chunks.info
 
@@ -269,4 +284,4 @@ class _Chunks:
                 self._at += len(chunk)
                 yield chunk
         except PreconditionError as error:
-            raise InputError(f"{self.path} was changed while it was read: run the same command again") from error
+            raise ChangedWhileRead(f"{self.path} was changed while it was read: run the same command again") from error
