@@ -4,8 +4,9 @@
 
 DATA_FOLDER has the three files that scripts/planner_rows.py names. Prints the mean absolute percentage error by file
 and by model size, for rows that were fitted to and for rows that were not (in five random folds, and one model size at
-a time), the rank correlation within a model's layouts, constant efficiency beside it, and the runs that were out of
-memory. --write writes the constants, fitted to all rows, to training/planner/cost/fitted_constants.toml.
+a time), the rank correlation within a model's layouts, the noise of measured rows, constant efficiency beside it, and
+the runs that were out of memory. --write writes the constants, fitted to all rows, to
+training/planner/cost/fitted_constants.toml.
 """
 
 import math
@@ -22,9 +23,9 @@ import numpy as np
 import tyro
 from rich.table import Table
 from scipy.optimize import least_squares
-from scipy.stats import spearmanr
 
 from gristmill.command import command
+from scripts.planner_noise import print_noise, rank_correlation
 from scripts.planner_rows import BLOOM, MULTI_NODE, SINGLE_NODE, MeasuredRow, read_rows
 from training.planner.cost.fitted_constants import Constants
 from training.planner.cost.layer_work import model_flops
@@ -65,11 +66,15 @@ def score_planner(data_folder: tyro.conf.Positional[Path], folds: int = 5, write
     by_size = predict_held_out(timed, lambda row: (row.file, row.run.model.width))
     print_sizes(timed, held_out)
     print_bound(timed, held_out)
+    print_noise([row for row in timed if row.file == MULTI_NODE], held_out)
     return error_table(timed, {"fitted": predictions(timed, constants), "held out": held_out, "other sizes": by_size})
 
 
 def fit(rows: Sequence[MeasuredRow]) -> Constants:
-    """The constants with the least robust squares of log(predicted / measured), near the typical ones."""
+    """The constants with the least robust squares of log(predicted / measured), near the typical ones.
+
+    No share is above 1.
+    """
     names = list(asdict(_TYPICAL))
 
     def constants(x: np.ndarray) -> Constants:
@@ -81,7 +86,9 @@ def fit(rows: Sequence[MeasuredRow]) -> Constants:
         errors = [_WEIGHTS[row.file] * math.log(step_time(row.run, at).total / row.seconds) for row in rows]
         return np.concatenate([errors, _PRIOR * x / np.array([_SPREAD[name] for name in names])])
 
-    found = least_squares(residuals, np.zeros(len(names)), loss="soft_l1", f_scale=0.05, diff_step=1e-4, max_nfev=25)
+    most = [-math.log(getattr(_TYPICAL, name)) if name.endswith("_share") else math.inf for name in names]
+    start, options = np.zeros(len(names)), {"loss": "soft_l1", "f_scale": 0.05, "diff_step": 1e-4, "max_nfev": 25}
+    found = least_squares(residuals, start, bounds=(-math.inf, most), **options)  # type: ignore[arg-type]
     return constants(found.x)
 
 
@@ -119,19 +126,6 @@ def _ideal_seconds(row: MeasuredRow) -> float:
 def mean_error(rows: Iterable[MeasuredRow], predicted: dict[int, float]) -> float:
     """Mean absolute percentage error."""
     return 100 * fmean(abs(predicted[id(row)] / row.seconds - 1) for row in rows)
-
-
-def rank_correlation(rows: Iterable[MeasuredRow], predicted: dict[int, float]) -> tuple[float, int]:
-    """Spearman's, of the rows of one model, in layout and batch; the mean of models with five or more; their number."""
-    groups = defaultdict(list)
-    for row in rows:
-        groups[row.run.model].append(row)
-    found = [
-        spearmanr([predicted[id(row)] for row in group], [row.seconds for row in group]).statistic
-        for group in groups.values()
-        if len(group) >= 5
-    ]
-    return (fmean(found), len(found)) if found else (math.nan, 0)
 
 
 def error_table(rows: Sequence[MeasuredRow], predicted: dict[str, dict[int, float]]) -> Table:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.errors import InputError
+from scripts.planner_noise import curve_deviations, perfect_correlation, rank_correlation
 from scripts.planner_rows import MULTI_NODE, SINGLE_NODE, read_rows
 from scripts.score_planner import (
     constant_efficiency,
@@ -15,7 +16,6 @@ from scripts.score_planner import (
     predict_held_out,
     predictions,
     print_bound,
-    rank_correlation,
 )
 from training.planner.cost.fitted_constants import Constants
 from training.planner.cost.step_time import step_time
@@ -90,6 +90,31 @@ def test_an_oracle_for_all_rows_but_a_far_one(folder: Path, capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert f"{MULTI_NODE}: 1 rows are more than 10 % away" in printed
     assert f"{SINGLE_NODE}: 0 rows are more than 10 % away; an oracle for all others has Spearman 1.000" in printed
+
+
+def test_noise_is_what_no_curve_of_the_micro_batch_explains(folder: Path) -> None:
+    row = next(row for row in read_rows(folder) if row.seconds)
+
+    def measured(*seconds: float) -> list[float]:
+        rows = [
+            replace(
+                row, run=replace(row.run, batch=micro * row.run.layout.dp * row.run.layout.micro_batches), seconds=s
+            )
+            for micro, s in zip((2, 3, 6, 12), seconds, strict=True)
+        ]
+        (found,) = curve_deviations(rows).values()
+        return found
+
+    assert measured(*(10 + 0.5 * m + 8 / m for m in (2, 3, 6, 12))) == pytest.approx([0.0] * 4, abs=1e-9)
+    assert measured(16.07, 17.61, 16.09, 20.61)[1] > 0.05  # neither falls and then rises, nor the other way round
+
+
+def test_a_perfect_model_ranks_noise_wrongly(folder: Path) -> None:
+    rows = [row for row in read_rows(folder) if row.file == MULTI_NODE]
+    true = {id(row): row.seconds or 0.0 for row in rows}
+    none, some, much = (perfect_correlation(rows, true, [-noise, 0.0, noise], 50) for noise in (0.0, 0.1, 0.5))
+    assert none == pytest.approx(1.0)
+    assert none > some > much
 
 
 def test_bad_folder(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from training.planner.cost.fitted_constants import Constants
 from training.planner.cost.hardware import Device
 
 SUFFIX = ".toml"
+_MAY_BE_NONE = {"processors"}  # also missing, as in files from before there was a field for them
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,13 +47,14 @@ def read_hardware(path: Path) -> tuple[Device, Constants]:
         raise UsageError(f"--gpu {path}: {error}; {advice}") from error
     for section, kind in (("device", Device), ("constants", Constants)):
         names, values = {each.name for each in fields(kind)}, table[section]
-        for name in sorted(names ^ values.keys()):
+        for name in sorted((names ^ values.keys()) - _MAY_BE_NONE):
             problem = "is missing" if name in names else "is not known"
             raise UsageError(f"--gpu {path}: {section}.{name} {problem}; {advice}")
         for name, value in values.items():
             if isinstance(value, str):
                 continue
-            least = "more than 0" if section == "device" or name.endswith("_share") else "0 or more"
+            positive = (section == "device" and name not in _MAY_BE_NONE) or name.endswith("_share")
+            least = "more than 0" if positive else "0 or more"
             possible = value > 0 or (value == 0 and least == "0 or more") or value is False
             require(
                 possible and math.isfinite(value),

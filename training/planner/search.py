@@ -1,13 +1,18 @@
 """Search: every layout of a model on a cluster that the trainer accepts, from the fastest that fits its memory."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush, nsmallest
+from itertools import count, takewhile
 
 from gristmill.errors import UsageError
+from training.distributed.layout import ParallelConfig
 from training.planner.cost.fitted_constants import Constants
 from training.planner.cost.planned_run import PlannedRun
-from training.planner.cost.step_time import StepTime, step_time
-from training.planner.layouts.candidates import candidates
+from training.planner.cost.step_time import PassTime, StepTime, rank_times, step_time
+from training.planner.layouts.candidates import Family, families
 from training.planner.layouts.least_memory import least_total
+from training.planner.layouts.least_time import least_time
 from training.planner.layouts.plan_request import PlanRequest
 from training.planner.run_memory import RunMemory, run_memory
 
@@ -38,47 +43,79 @@ def search(request: PlanRequest, constants: Constants, wanted: int = 5) -> Searc
 
     Raises UsageError if no layout divides GPUs, model and batch.
     """
-    runs = list(candidates(request))
-    if not runs:
+    every = list(families(request))
+    if not every:
         raise UsageError(_no_layout(request))
-    timed = sorted(((step_time(run, constants), at) for at, run in enumerate(runs)), key=lambda pair: pair[0].total)
+    considered = sum(len(family.schedules) * len(family.stages) for family in every)
     available = request.cluster.device.memory
     found: list[Choice] = []
     tried: list[Choice] = []
     shapes: set[tuple[object, ...]] = set()
-    for time, at in timed:
-        run, layout = runs[at], runs[at].layout
-        shape = (
-            layout.dp,
-            layout.tp,
-            layout.tensor,
-            layout.depth,
-            layout.cp,
-            layout.context,
-            layout.pp,
-            layout.schedule,
-        )
-        if shape in shapes or least_total(run, request.precision) > available:
+    for time, run in _by_time(request, every, constants):
+        shape = _shape(run.layout)
+        if shape in shapes:
             continue
-        memory = run_memory(run, request.precision, available)
-        choice = Choice(run, time, memory)
+        choice = Choice(run, time, run_memory(run, request.precision, available))
         tried.append(choice)
-        if memory.total <= available:
+        if choice.memory.total <= available:
             found.append(choice)
             shapes.add(shape)
         if len(found) == wanted or len(tried) == _EXACT + wanted:
             break
     if found:
-        return SearchResult(found, len(runs), None)
-    small = _smallest(request, runs, constants)
+        return SearchResult(found, considered, None)
+    small = _smallest(request, every, constants)
     fitting = sorted((each for each in small if each.memory.total <= available), key=lambda each: each.time.total)
     closest = min([*tried, *small], key=lambda choice: choice.memory.total)
-    return SearchResult(fitting[:wanted], len(runs), None if fitting else closest)
+    return SearchResult(fitting[:wanted], considered, None if fitting else closest)
 
 
-def _smallest(request: PlanRequest, runs: list[PlannedRun], constants: Constants) -> list[Choice]:
+def _by_time(request: PlanRequest, every: list[Family], constants: Constants) -> Iterator[tuple[StepTime, PlannedRun]]:
+    """All runs that may fit, from the fastest: a family's are timed when its bound is the least of what is left."""
+    known: dict[tuple[object, ...], tuple[PassTime, PassTime]] = {}
+    queue: list[tuple[float, int, StepTime | None, Family | PlannedRun]] = []
+    of_family = []
+    number = count()  # so that the queue compares nothing else
+    for family in every:
+        run = next(family.runs(request, "1f1b", 1))
+        key = (_divided(run.layout), run.micro_batch, run.recompute)
+        times = known.get(key) or known.setdefault(key, rank_times(run, constants))
+        of_family.append(times)
+        queue.append((least_time(family, run, times, constants), next(number), None, family))
+    heapify(queue)
+    while queue:
+        _, at, time, each = heappop(queue)
+        if isinstance(each, PlannedRun):
+            assert time is not None
+            yield time, each
+            continue
+        for run in _may_fit(request, each):
+            found = step_time(run, constants, of_family[at])
+            heappush(queue, (found.total, next(number), found, run))
+
+
+def _may_fit(request: PlanRequest, family: Family) -> Iterator[PlannedRun]:
+    """Those whose memory's bound fits; what shards less takes no less memory, and comes first where it is as fast."""
+    available = request.cluster.device.memory
+    for schedule in family.schedules:
+        runs = family.runs(request, *schedule)
+        fitting = takewhile(lambda run: least_total(run, request.precision) <= available, runs)
+        yield from reversed(list(fitting))
+
+
+def _divided(layout: ParallelConfig) -> tuple[object, ...]:
+    """How a layer is divided."""
+    return layout.tp, layout.sequence_parallel, layout.tensor, layout.depth, layout.cp, layout.context
+
+
+def _shape(layout: ParallelConfig) -> tuple[object, ...]:
+    return *_divided(layout), layout.dp, layout.pp, layout.schedule
+
+
+def _smallest(request: PlanRequest, every: list[Family], constants: Constants) -> list[Choice]:
     """The layouts with the lowest bounds of memory: if the fastest do not fit, one of these may."""
-    low = sorted(runs, key=lambda run: least_total(run, request.precision))[:_SMALLEST]
+    runs = (next(family.runs(request, *schedule)) for family in every for schedule in family.schedules)
+    low = nsmallest(_SMALLEST, runs, key=lambda run: least_total(run, request.precision))
     return [Choice(run, step_time(run, constants), run_memory(run, request.precision)) for run in low]
 
 
@@ -86,7 +123,7 @@ def _no_layout(request: PlanRequest) -> str:
     """Why no layout divides, and what would."""
     devices, batch = request.cluster.devices, request.batch
     fewer = (replace(request, cluster=replace(request.cluster, devices=n)) for n in range(devices - 1, 0, -1))
-    near = next(each.cluster.devices for each in fewer if each.cluster.fills_nodes and any(candidates(each)))
+    near = next(each.cluster.devices for each in fewer if each.cluster.fills_nodes and any(families(each)))
     return (
         f"no layout divides {devices} GPUs: data-parallel replicas must divide data.batch_size {batch}, "
         f"tensor-parallel ranks the heads ({request.model.heads}, {request.model.kv_heads} of keys and values) and the "

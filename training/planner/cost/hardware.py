@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from gristmill.errors import UsageError
 
 _GIB = 1 << 30
+_V100, _A100, _H100 = 80, 108, 132  # streaming multiprocessors
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Device:
     network: float
     """Of its share of the node's network cards, bytes/s in each direction."""
     source: str = ""
+    processors: int = 0
+    """Streaming multiprocessors, to which the tiles of a product are given in waves; 0: it has none."""
     element_bytes: int = 2
     """Of a number that it computes with."""
     overlaps: bool = True
@@ -41,11 +44,13 @@ class Device:
 DEVICES = {
     device.name: device
     for device in (
-        Device("v100", 125e12, 32 * _GIB, 0.9e12, 150e9, 6.25e9, "NVIDIA V100 SXM2-32, DGX-2; 8 x 100 Gb/s for 16"),
-        Device("a100-40gb", 312e12, 40 * _GIB, 1.555e12, 300e9, 25e9, "NVIDIA A100 SXM4-40; 200 Gb/s each"),
-        Device("a100-80gb", 312e12, 80 * _GIB, 2.039e12, 300e9, 25e9, "NVIDIA A100 SXM4-80; 200 Gb/s each"),
-        Device("h100", 989.4e12, 80 * _GIB, 3.35e12, 450e9, 50e9, "NVIDIA H100 SXM5; 400 Gb/s each"),
-        Device("h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, "NVIDIA H200 SXM5; 400 Gb/s each"),
+        Device(
+            "v100", 125e12, 32 * _GIB, 0.9e12, 150e9, 6.25e9, "NVIDIA V100 SXM2-32, DGX-2; 8 x 100 Gb/s for 16", _V100
+        ),
+        Device("a100-40gb", 312e12, 40 * _GIB, 1.555e12, 300e9, 25e9, "NVIDIA A100 SXM4-40; 200 Gb/s each", _A100),
+        Device("a100-80gb", 312e12, 80 * _GIB, 2.039e12, 300e9, 25e9, "NVIDIA A100 SXM4-80; 200 Gb/s each", _A100),
+        Device("h100", 989.4e12, 80 * _GIB, 3.35e12, 450e9, 50e9, "NVIDIA H100 SXM5; 400 Gb/s each", _H100),
+        Device("h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, "NVIDIA H200 SXM5; 400 Gb/s each", _H100),
         Device("ascend-910", 256e12, 32 * _GIB, 1.2e12, 30e9, 12.5e9, "Huawei Ascend 910, Liao et al. 2019; 100 Gb/s"),
     )
 }

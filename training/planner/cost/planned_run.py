@@ -1,7 +1,7 @@
 """PlannedRun: a model, its batch and a layout on a cluster, of which the planner computes step time and memory."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from training.distributed.layout import ParallelConfig, Schedule
@@ -101,12 +101,20 @@ class PlannedRun:
     @cached_property
     def held(self) -> list[list[int]]:
         """The stages of each pipeline rank."""
-        found: list[list[int]] = [[] for _ in range(self.layout.pp)]
-        for stage, rank in enumerate(self.layout.stage_ranks):
-            found[rank].append(stage)
-        return found
+        return _stages_of_ranks(self.layout.schedule, self.layout.pp, self.layout.virtual_stages)
 
     @cached_property
     def rank_layers(self) -> list[int]:
         """Layers of each pipeline rank."""
-        return [sum(self.layers[stage] for stage in stages) for stages in self.held]
+        return _layers_of_ranks(self.layers, self.layout.schedule, self.layout.pp, self.layout.virtual_stages)
+
+
+@lru_cache(4096)
+def _stages_of_ranks(schedule: Schedule, pp: int, virtual_stages: int) -> list[list[int]]:
+    layout = ParallelConfig(pp=pp, schedule=schedule, virtual_stages=virtual_stages)
+    return [layout.stages_of_rank(rank) for rank in range(pp)]
+
+
+@lru_cache(4096)
+def _layers_of_ranks(layers: tuple[int, ...], schedule: Schedule, pp: int, virtual_stages: int) -> list[int]:
+    return [sum(layers[stage] for stage in stages) for stages in _stages_of_ranks(schedule, pp, virtual_stages)]

@@ -12,8 +12,9 @@ from training.planner.cost.communication_time import collective_time, gradient_a
 from training.planner.cost.fitted_constants import Constants
 from training.planner.cost.hardware import Device
 from training.planner.cost.layer_traffic import Seconds, head_collectives, hidden_bytes, layer_collectives
-from training.planner.cost.layer_work import Product, Work
+from training.planner.cost.layer_work import Work
 from training.planner.cost.planned_run import PlannedRun
+from training.planner.cost.product_time import product_time
 from training.planner.cost.rank_work import head_of_rank, layer_of_rank
 
 _LAUNCH_NORM = 6  # of the smooth maximum of the device's and the host's time
@@ -42,18 +43,6 @@ class StepTime:
     @property
     def total(self) -> float:
         return self.compute + self.tensor + self.pipeline + self.bubble + self.data + self.update
-
-
-def product_time(product: Product, device: Device, constants: Constants) -> float:
-    """Seconds of a product: its FLOPs at a rate that saturates with the summed side, its bytes, and a latency.
-
-    Tensor cores need rows of a multiple of 8 elements, 16 bytes (NVIDIA, "Matrix Multiplication Background").
-    """
-    share = constants.product_share * product.k / (product.k + constants.product_depth)
-    if product.n % 8 or product.k % 8:
-        share /= constants.misaligned
-    size = product.elements * device.element_bytes
-    return product.flops / (share * device.flops) + size / (0.9 * device.bandwidth) + constants.product_latency
 
 
 @lru_cache(4096)
@@ -110,14 +99,19 @@ def head_time(run: PlannedRun, constants: Constants) -> PassTime:
     return PassTime(forward, backward + sent, sent)
 
 
-def step_time(run: PlannedRun, constants: Constants) -> StepTime:
-    """Seconds of a step of `run`."""
+def rank_times(run: PlannedRun, constants: Constants) -> tuple[PassTime, PassTime]:
+    """Of a layer and of the head: equal for runs that differ in pipelines, replicas and ZeRO alone."""
+    return layer_time(run, constants), head_time(run, constants)
+
+
+def step_time(run: PlannedRun, constants: Constants, times: tuple[PassTime, PassTime] | None = None) -> StepTime:
+    """Seconds of a step of `run`; `times`, where they are known, are its `rank_times`."""
     layout, count = run.layout, run.layout.micro_batches
-    layer, head = layer_time(run, constants), head_time(run, constants)
+    layer, head = times or rank_times(run, constants)
     of_layer, of_head = layer.forward + layer.backward, head.forward + head.backward
     held, layers = run.held, run.rank_layers
     slots = [n * of_layer + of_head * (layout.stages - 1 in stages) for n, stages in zip(layers, held, strict=True)]
-    sent = _send_time(run, constants)
+    sent = send_time(run, constants)
     busiest = max(range(layout.pp), key=slots.__getitem__)
     collectives = layers[busiest] * layer.collectives + head.collectives * (layout.stages - 1 in held[busiest])
     bubble = _bubble(run, slots, sent, layer)
@@ -132,7 +126,7 @@ def step_time(run: PlannedRun, constants: Constants) -> StepTime:
     )
 
 
-def _send_time(run: PlannedRun, constants: Constants) -> float:
+def send_time(run: PlannedRun, constants: Constants) -> float:
     """Seconds that a rank spends on what it sends, or waits for, per micro-batch: forward and backward."""
     layout = run.layout
     if layout.pp == 1:

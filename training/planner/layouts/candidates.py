@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isqrt
+from typing import Literal
 
 from gristmill.errors import UsageError
 from training.distributed.layout import SPLIT_BACKWARD, STAGES_PER_RANK, ParallelConfig, Schedule
@@ -22,21 +23,57 @@ _MOST_CUBE = 64
 _FEWEST_TOKENS = 1024  # of a sequence on a rank: with fewer, data parallelism divides as much for less
 
 
-def candidates(request: PlanRequest) -> Iterator[PlannedRun]:
-    """Every layout that divides GPUs, model and batch evenly, and that the trainer's own checks accept.
+@dataclass(frozen=True)
+class Family:
+    """Layouts that differ in schedule, virtual stages and ZeRO stage alone: a layer takes as long in all of them."""
 
-    1D tensor parallelism stays within a node, with sequence parallelism where the sequence divides.
-    """
+    degrees: ParallelConfig
+    """Without the schedule."""
+    recompute: Recompute
+    schedules: tuple[tuple[Schedule, int], ...]
+    """With their stages per rank."""
+    stages: tuple[Literal[0, 1, 2, 3], ...]
+    """Of ZeRO."""
+
+    def runs(self, request: PlanRequest, schedule: Schedule, virtual: int) -> Iterator[PlannedRun]:
+        """By ZeRO stage, from the one that shards most."""
+        layers = _stage_layers(request.model, self.degrees.pp * virtual, request.seq_len)
+        for zero in reversed(self.stages):
+            layout = replace(
+                self.degrees, zero=zero, zero_group=self.degrees.dp if zero else 1, schedule=schedule,
+                virtual_stages=virtual,
+            )  # fmt: skip
+            yield PlannedRun(
+                request.model, layout, request.batch, request.seq_len, request.cluster, self.recompute,
+                request.software, layers, request.states,
+            )  # fmt: skip
+
+
+def candidates(request: PlanRequest) -> Iterator[PlannedRun]:
+    """Every layout that divides GPUs, model and batch evenly, and that the trainer's own checks accept."""
+    for family in families(request):
+        for schedule in family.schedules:
+            yield from family.runs(request, *schedule)
+
+
+def families(request: PlanRequest) -> Iterator[Family]:
+    """Those of `candidates`. 1D tensor parallelism is within a node, with sequence parallelism where that divides."""
     devices, model = request.cluster.devices, request.model
     for divided in _divisions(request):
         ranks = divided.tp * divided.cp
+        recomputations = _recomputations(request.software, divided)
         for pp in divisors(devices // ranks):
             dp = devices // (ranks * pp)
             if pp > model.layers or request.batch % dp:
                 continue
             for micro in divisors(request.batch // dp):
                 if micro <= _MOST_SEQUENCES and micro % divided.batch_shards == 0:
-                    yield from _of_sizes(request, replace(divided, dp=dp, pp=pp), request.batch // dp // micro)
+                    count = request.batch // dp // micro
+                    degrees = replace(divided, dp=dp, pp=pp, micro_batches=count)
+                    schedules = tuple(_schedules(request, pp, count))
+                    stages = _zero_stages(request.software, degrees)
+                    for recompute in recomputations if schedules else ():
+                        yield Family(degrees, recompute, schedules, stages)
 
 
 def _divisions(request: PlanRequest) -> Iterator[ParallelConfig]:
@@ -66,23 +103,10 @@ def _is_accepted(request: PlanRequest, divided: ParallelConfig) -> bool:
     return True
 
 
-def _of_sizes(request: PlanRequest, divided: ParallelConfig, count: int) -> Iterator[PlannedRun]:
-    """Layouts of these degrees with `count` micro-batches."""
-    dp, pp, software = divided.dp, divided.pp, request.software
-    for schedule, virtual in _schedules(request, pp, count):
-        layers = _stage_layers(request.model, pp * virtual, request.seq_len)
-        for zero in software.zero if divided.replicas > 1 else (0,):
-            if zero == 3 and pp > 1:  # gathers all weights of a stage at once: as much memory as ZeRO-1, and more time
-                continue
-            layout = replace(
-                divided, zero=zero, zero_group=dp if zero else 1, schedule=schedule,
-                virtual_stages=virtual, micro_batches=count,
-            )  # fmt: skip
-            for recompute in _recomputations(software, divided):
-                yield PlannedRun(
-                    request.model, layout, request.batch, request.seq_len, request.cluster, recompute,
-                    software, layers, request.states,
-                )  # fmt: skip
+def _zero_stages(software: Software, degrees: ParallelConfig) -> tuple[Literal[0, 1, 2, 3], ...]:
+    """In a pipeline ZeRO-3 gathers all weights of a stage at once: as much memory as ZeRO-1, and more time."""
+    stages = software.zero if degrees.replicas > 1 else (0,)
+    return tuple(zero for zero in stages if zero < 3 or degrees.pp == 1)
 
 
 def _recomputations(software: Software, divided: ParallelConfig) -> list[Recompute]:

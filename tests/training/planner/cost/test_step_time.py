@@ -9,7 +9,8 @@ from training.model.model_config import ModelConfig
 from training.planner.cost.fitted_constants import Constants, fitted_constants
 from training.planner.cost.layer_work import Product, head_work, layer_work, model_flops
 from training.planner.cost.megatron_memory import megatron_memory
-from training.planner.cost.step_time import product_time, step_time
+from training.planner.cost.product_time import product_time, wave_share
+from training.planner.cost.step_time import step_time
 from training.planner.published_runs import PublishedRun, divided_layers, published_runs
 from training.planner.validation import narayanan_table_2
 from training.presets.presets import PRESETS
@@ -70,6 +71,17 @@ def test_products_saturate_with_size() -> None:
     assert rates[-1] < constants.product_share * device.flops
     odd = Product(2048, 2048, 108)  # in BigScience's sweep, heads of 108 features are slow
     assert product_time(odd, device, constants) > 3 * product_time(Product(2048, 2048, 112), device, constants)
+
+
+def test_the_last_wave_of_tiles_is_not_full() -> None:
+    """An A100 has 108 multiprocessors: 108 tiles of 256 x 128 fill one wave, and one tile more takes a second one."""
+    device, constants = RUNS["BLOOM-176B"].run.cluster.device, fitted_constants()
+    full, more = Product(27 * 256, 4 * 128, 8192), Product(28 * 256, 4 * 128, 8192)
+    assert wave_share(full, device) == 1.0
+    assert wave_share(more, device) < 0.9  # smaller tiles fill a last wave better, at a lower rate
+    rates = [each.flops / product_time(each, device, constants) for each in (full, more)]
+    assert rates[1] < 0.9 * rates[0]
+    assert wave_share(more, replace(device, processors=0)) == 1.0
 
 
 def test_a_step_is_its_parts_and_grows_with_each() -> None:
