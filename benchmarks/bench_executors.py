@@ -144,6 +144,7 @@ def _peak() -> int:
 if __name__ == "__main__":
     if sys.argv[1] == "--one":
         os.environ.setdefault("PYTHONPATH", str(ROOT))
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers are nicer by 15: others would starve them
         name: Any = sys.argv[5]
         print(json.dumps(run_one(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), name, sys.argv[6])))
     else:
