@@ -83,7 +83,8 @@ def run_one(folder: Path, tasks: int, workers: int, executor: Literal["local", "
     """Run the tasks as the process in charge, and measure; or help it, and return nothing."""
     flight = _count_ray_flights() if executor == "ray" else _count_flights()
     lock = folder / STATE_DIR / "nothing.lock"
-    options = RunOptions(workers=workers, memory="64MiB", shard=shard, quiet=True, executor=executor)
+    address = "local" if executor == "ray" else ""  # else Ray joins a cluster that is there
+    options = RunOptions(workers, "64MiB", shard=shard, quiet=True, executor=executor, address=address)
     try:
         with open_workplace(options, lock) as place:
             ledger = Ledger(folder / STATE_DIR, "nothing")

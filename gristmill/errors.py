@@ -61,6 +61,10 @@ class OutputError(GristmillError, OSError):
     """The output cannot be written."""
 
 
+class TakenOver(OutputError):
+    """Another process has the lock of the work by now, as this one seemed to be dead."""
+
+
 class StorageError(GristmillError):
     """An object store does not answer, or fails, for longer than requests are repeated; worth another try."""
 

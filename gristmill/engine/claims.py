@@ -12,7 +12,7 @@ from typing import Self
 from gristmill.counts import Counts
 from gristmill.engine.records import READS, DoneRecord, Ledger, OutputRecord, TaskId
 from gristmill.engine.task import Task, paths_read_by
-from gristmill.errors import OutputError, UsageError
+from gristmill.errors import OutputError, TakenOver, UsageError
 from gristmill.io.files import (
     INTERRUPTED,
     STATE_DIR,
@@ -25,7 +25,7 @@ from gristmill.io.files import (
     mark_unfinished,
     rejects_path,
 )
-from gristmill.storage.files import exists, is_file, is_folder, resolved
+from gristmill.storage.files import FileInfo, exists, file_info, is_file, is_folder, resolved
 from gristmill.storage.names import absolute, name_of
 from gristmill.storage.walking import walk
 from gristmill.urls import folders_above
@@ -186,14 +186,17 @@ class Claims:
 class Marks:
     """The marks of what a run writes, `folders` and single `files` of one folder; set before its first task.
 
-    Context: after an error that came before any change of the output, the marks are as they were before.
+    Context: after an error that came before any change of the output, the marks are as before. They are removed if
+    another process took the lock and has ended the stage since, as its `ledger` says.
     """
 
     name: str  # of the run
     is_whole: bool  # no part of the work
     folders: tuple[Path, ...]
     files: tuple[Path, ...]
+    ledger: Path
     is_output_changed: bool = False
+    _before: FileInfo | None = None
     _new_folders: set[Path] = field(default_factory=set)
     _has_new_files: bool = False
 
@@ -215,10 +218,12 @@ class Marks:
             mark_files_finished(self.files, self.name, with_parts=self.is_whole)
 
     def __enter__(self) -> Self:
+        self._before = file_info(self.ledger)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None or not issubclass(kind, Exception) or self.is_output_changed:
+        is_late = isinstance(error, TakenOver) and file_info(self.ledger) != self._before
+        if not isinstance(error, Exception) or (self.is_output_changed and not is_late):
             return
         for folder in self._new_folders:
             mark_finished(folder, self.name)
@@ -237,10 +242,7 @@ def _names_of(ledger: Ledger, path: Path) -> list[Path]:
 
 
 def _is_same(earlier: Sequence[Path], now: Sequence[Path], is_inside: bool) -> bool:
-    """Whether two inputs, by names of _names_of, are one; or, with `is_inside`, one is in the other.
-
-    A ledger may have only the first two names.
-    """
+    """Whether two inputs, by names of _names_of (old ledgers: two), are one or, with `is_inside`, one in the other."""
     pairs = [*product(earlier[::2], now[::2]), (earlier[1], now[1])]
     return any(
         one == other or (is_inside and (one.is_relative_to(other) or other.is_relative_to(one))) for one, other in pairs

@@ -292,8 +292,8 @@ def open_stage(
         if lock != whole:
             stack.enter_context(stage_lock(whole, options.quiet, shared=True))
         place = stack.enter_context(open_workplace(options, lock, lock == whole, work))
-        marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files)))
         claims, ledger = Claims(selection, plans, tuple(reads), tuple(files)), Ledger(state, name)
+        marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files), ledger.file))
         run = StageRun(stage, ledger, run_name, options, place, claims, marks, column)
         claims.reject_foreign_files(ledger, map(absolute, files), run._done.known, run._done.tags.stat)
         run.check_listed(listed or {})

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from gristmill.errors import GristmillError, OutputError
+from gristmill.errors import GristmillError, TakenOver
 from gristmill.storage.objects import FileInfo, delete_objects, read_object, swap_object
 
 _RENEWALS = 4  # in this time
@@ -72,7 +72,7 @@ class Lease:
         if not self._is_lost and _now() - self._renewed > self.seconds:
             self._renew()
         if self._is_lost:
-            raise OutputError(
+            raise TakenOver(
                 f"{self.path}: another process has taken over the work, as this one did not answer for "
                 f"{self.seconds:g} s. This process stops; run the same command again to go on"
             )

@@ -25,7 +25,7 @@ from gristmill.engine.executors.presence import Presence
 from gristmill.engine.executors.staging import TAKEN_OVER
 from gristmill.engine.executors.work import Work
 from gristmill.engine.records import DoneRecord
-from gristmill.errors import GristmillError, OutputError
+from gristmill.errors import GristmillError, OutputError, TakenOver
 from gristmill.storage.files import (
     create_file,
     list_names,
@@ -112,7 +112,7 @@ class Board:
     def post(self, posting: Posting, calls: Sequence[Call] = (), before: Posting | None = None) -> None:
         """Show a posting, with the tasks of its step. Raises OutputError if the one `before` is not there any more."""
         if before and self.read() != before:
-            raise OutputError(f"{self.folder}: {TAKEN_OVER}")
+            raise TakenOver(f"{self.folder}: {TAKEN_OVER}")
         if calls:
             self._write(self.fence(posting), _pickled(calls))
         self._write(self.folder / _POSTING, msgspec.json.encode(posting))

@@ -27,7 +27,15 @@ from gristmill.engine.executors.staging import TAKEN_OVER, Scratch
 from gristmill.engine.executors.step_share import StepShare
 from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions, Shard
-from gristmill.errors import FinishedElsewhere, GristmillError, OutputError, StorageError, UsageError, WorkerDied
+from gristmill.errors import (
+    FinishedElsewhere,
+    GristmillError,
+    OutputError,
+    StorageError,
+    TakenOver,
+    UsageError,
+    WorkerDied,
+)
 from gristmill.storage.files import is_file
 from gristmill.storage.lease import lease_seconds
 from gristmill.urls import is_remote
@@ -192,7 +200,7 @@ class ShardExecutor:
             while not share.is_over:
                 if share.is_due:
                     if self.board.read() != posting:
-                        raise OutputError(f"{self.board.folder}: {TAKEN_OVER}") if is_in_charge else StepOver
+                        raise TakenOver(f"{self.board.folder}: {TAKEN_OVER}") if is_in_charge else StepOver
                     yield from self._look(share, is_in_charge)
                 self._submit(share, calls, pending, own)
                 if not pending and not share.is_over:

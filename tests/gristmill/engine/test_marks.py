@@ -1,13 +1,17 @@
 """Marks: no stage reads what another has not finished writing, a folder at any depth or a single file."""
 
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
+from gristmill.counts import Counts
+from gristmill.engine.claims import Marks
+from gristmill.engine.records import DoneRecord, Ledger
 from gristmill.engine.run import open_stage
 from gristmill.engine.task import Stage, Task
-from gristmill.errors import InputError, OutputError, UsageError
-from gristmill.io.files import mark_unfinished, reject_unfinished
+from gristmill.errors import InputError, OutputError, TakenOver, UsageError
+from gristmill.io.files import STATE_DIR, mark_unfinished, reject_unfinished, reject_unfinished_files
 from tests.gristmill.engine.upper_stage import QUIET, join, upper_stage
 
 JOINED = Stage("joined", libraries=())
@@ -30,6 +34,20 @@ def join_stage(parts: list[Path], target: Path, *, first=join, last=join, select
         run.step("first", [Task("joined", first, {"parts": parts, "target": temporary}, (temporary,))])
         step = run.step("last", [Task(whole, last, {"parts": [temporary], "target": target}, (target,))])
         run.finish(step.counts)
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_mark_of_a_process_that_comes_back_late(tmp_path: Path, has_ended: bool) -> None:
+    """It goes if the stage has ended since; else it protects what the process that has taken over is writing."""
+    ledger, out = Ledger(tmp_path / STATE_DIR, "joined-out"), tmp_path / "out"
+    with suppress(TakenOver), Marks("joined-out", True, (), (out,), ledger.file) as marks:
+        if has_ended:
+            ledger.compact([DoneRecord("last", "joined", {}, [], Counts({}, []))])
+        marks.set()
+        marks.is_output_changed = True
+        raise TakenOver("the lock")
+    with nullcontext() if has_ended else pytest.raises(InputError, match="out is not up to date: joined-out"):
+        reject_unfinished_files([out])
 
 
 @pytest.mark.parametrize("killed", ["first", "last"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.errors import OutputError, StorageError
+from gristmill.errors import StorageError, TakenOver
 from gristmill.storage.lease import Lease
 from gristmill.storage.lock import stage_lock
 from gristmill.storage.objects import find_object, list_objects, read_object
@@ -75,7 +75,7 @@ def test_a_dead_holder_is_followed_and_told_when_it_comes_back(path: Path) -> No
     assert first.acquire()
     die(first)
     assert SECONDS <= wait_for(second) < 4 * SECONDS
-    with pytest.raises(OutputError, match=r"another process has taken over the work, .* not answer for 0\.4 s"):
+    with pytest.raises(TakenOver, match=r"another process has taken over the work, .* not answer for 0\.4 s"):
         while True:
             first.check()
             time.sleep(0.05)
@@ -96,7 +96,7 @@ def test_the_leases_of_a_dead_process_run_out_once(path: Path, monkeypatch: pyte
     next_of_run, next_of_stage = Lease(path, dead), Lease(path.with_name("stage"), dead)
     assert wait_for(next_of_run) >= SECONDS
     assert next_of_stage.acquire()
-    with pytest.raises(OutputError, match="another process has taken over the work"):
+    with pytest.raises(TakenOver, match="another process has taken over the work"):
         while True:
             of_stage.check()
             time.sleep(0.05)
