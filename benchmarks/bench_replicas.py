@@ -1,11 +1,12 @@
 """Benchmark: ways of data parallelism at equal tokens, over a slow link and with a straggler: loss, bytes, wall time.
 
-    python benchmarks/bench_replicas.py --picture docs/images/replicas.svg
+    python benchmarks/bench_replicas.py --tokens OUT/tokens --picture docs/images/replicas.svg
 
-A small Llama on made-up text, in processes on this machine. The link is simulated: before each collective a rank waits
-for what it sends in a ring, divided by the bandwidth, so that nothing is hidden behind the backward pass; the server of
-asynchronous training waits so for every message, one at a time in each direction, as they share its link. The straggler
-is one replica or worker, which sleeps in every step, or before every part.
+A small Llama, on tokens that `gristmill run` has written, or on made-up text, in processes on this machine. The link is
+simulated: before each collective a rank waits for what it sends in a ring, divided by the bandwidth, so that nothing is
+hidden behind the backward pass; the server of asynchronous training waits so for every message, one at a time in each
+direction, as they share its link. The straggler is one replica or worker, which sleeps in every step, or before every
+part.
 """
 
 import contextlib
@@ -23,7 +24,6 @@ from typing import Any
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import tyro
@@ -33,9 +33,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.dedup_tables import markdown
+from benchmarks.made_up_tokens import write_tokens
 from gristmill.command import run_with_exit_code
-from gristmill.io.token_manifest import Manifest, ShardRecord, TokenizerRecord, token_dtype
-from gristmill.io.token_shards import TokenShardWriter
 from training.asynchronous import messages
 from training.asynchronous.async_config import AsyncConfig
 from training.asynchronous.async_trainer import AsyncTrainer
@@ -54,7 +53,6 @@ from training.reporting.metrics import MetricsConfig
 from training.run_plan import RunPlan
 from training.train import train_as_planned
 
-VOCABULARY = 512
 LAYOUTS = {
     "all-reduce": ParallelConfig(),
     "ZeRO-1": ParallelConfig(zero=1),
@@ -189,30 +187,13 @@ def throttled_server(conditions: Conditions) -> Iterator[list[int]]:
         messages.Link.send, messages.Link.receive = send, receive  # type: ignore[method-assign]
 
 
-def write_tokens(folder: Path, seed: int, documents: int) -> Path:
-    """Token shards of made-up text: each token is one of four that the one before decides."""
-    random = np.random.default_rng(seed)
-    following = np.random.default_rng(0).integers(3, VOCABULARY, (VOCABULARY, 4))
-    folder.mkdir(parents=True)
-    with TokenShardWriter(folder / "shard-00000", token_dtype(VOCABULARY)) as shard:
-        for _ in range(documents):
-            ids = [int(random.integers(3, VOCABULARY))]
-            for choice in random.integers(0, 4, 199):
-                ids.append(int(following[ids[-1], choice]))
-            shard.add([*ids, 2])
-    record = ShardRecord("shard-00000", documents, shard.tokens, 2 * shard.tokens, shard.sha256, shard.idx_sha256)
-    tokenizer = TokenizerRecord("none.model", "none", VOCABULARY, 2)
-    Manifest(tokenizer, str(token_dtype(VOCABULARY)), [record], {}).save(folder)
-    return folder
-
-
 def options(folder: Path, steps: int, width: int) -> dict[str, Any]:
     """The options that all runs have."""
     return {
         "data": DataConfig(folder / "train", folder / "holdout", seq_len=64, batch_size=16),
         "model": ModelConfig(layers=2, width=width, heads=4),
         "optim": OptimConfig(steps=steps, lr=3e-3, warmup_steps=max(1, steps // 10)),
-        "eval": EvalConfig(sample_tokens=0, sequences=64),
+        "eval": EvalConfig(sample_tokens=0, sequences=256),
         "metrics": MetricsConfig(tensorboard=False, log_every=steps),
         "checkpoint": CheckpointConfig(every=0, async_save=False),
         "device": "cpu",
@@ -259,9 +240,12 @@ def draw(found: dict[str, dict[str, Found]], path: Path) -> None:
 
 def bench_replicas(
     steps: int = 200, width: int = 64, replicas: int = 2, bandwidth: float = 20.0, sleep: float = 0.1,
-    picture: Path | None = None,
+    tokens: Path | None = None, picture: Path | None = None,
 ) -> str:  # fmt: skip
-    """A table of all ways under each of the conditions; `bandwidth` in MB/s, `sleep` in seconds."""
+    """A table of all ways under each of the conditions; `bandwidth` in MB/s, `sleep` in seconds.
+
+    `tokens`: a folder with `train` and `holdout`, as `gristmill run` writes them; by default of made-up text.
+    """
     every = [
         Conditions("as it is"),
         Conditions(f"a link of {bandwidth:g} MB/s", bandwidth),
@@ -269,9 +253,9 @@ def bench_replicas(
     ]
     with tempfile.TemporaryDirectory() as name, RankPool(replicas + 1, job_timeout=1200.0, timeout=120.0) as pool:
         folder = Path(name)
-        for part, seed, documents in (("train", 1, max(200, steps * 6)), ("holdout", 2, 40)):
+        for part, seed, documents in (("train", 1, max(200, steps * 6)), ("holdout", 2, 40)) if tokens is None else ():
             write_tokens(folder / part, seed, documents)
-        given = options(folder, steps, width)
+        given = options(tokens or folder, steps, width)
         found = {each.name: measure(pool, folder, given, each, replicas) for each in every}
     if picture is not None:
         draw(found, picture)

@@ -70,6 +70,38 @@ def draw_grid(side: int = 3, turn: int = 1) -> Figure:
     return figure
 
 
+def draw_layers(depth: int = 2, side: int = 2) -> Figure:
+    """What the layers of a 2.5D grid hold of a product, and what they sum (Wang et al. 2021)."""
+    figure, axes = new_figure(7.2, 3.1, (-4, 123), (-36, 25))
+    width, height = 8.5, 9.5
+    tensors = (
+        (0, "X", "$t_{{{k}{i}}}$  $f_{{{j}}}$", DATA),
+        (42, "W", "$f_{{{i}}}$  $o_{{{j}}}$", RANKS),
+        (84, "Y", "$t_{{{k}{i}}}$  $o_{{{j}}}$", MODEL),
+    )
+    for left, name, block, color in tensors:
+        axes.text(left + side * width, 22, name, ha="center", va="center", size=10)
+        for k in range(depth):
+            at = left + k * (side * width + 2)
+            axes.text(at + side * width / 2, 16.5, f"layer {k}", ha="center", va="center", size=7.5, color="#555555")
+            for i in range(side):
+                for j in range(side):
+                    text = block.format(k=k, i=i, j=j)
+                    box_with(axes, (at + j * width, 3.5 - i * height), (width, height), color, text, 7)
+    for x, sign in ((39, "×"), (81, "→")):
+        axes.text(x, 3.5, sign, ha="center", va="center", size=12)
+    middle, below = 42 + side * width / 2, -13.5
+    arrow(axes, (middle + side * width, -8), (middle, below))
+    arrow(axes, (middle, -8), (middle + side * width, below))
+    axes.text(42 + side * width + 1, below - 2.5, "gradients: summed once a step", ha="center", va="center", size=8)
+    for line, text in enumerate((
+        f"rank (k, i, j): layer, row, column of {depth} × {side} × {side}; t: tokens, f: features of X, o: of Y",
+        "each layer multiplies its tokens as a 2D grid of its own; W is the same on all",
+    )):  # fmt: skip
+        axes.text(0, -24 - 6 * line, text, **NOTE)
+    return figure
+
+
 def draw_cube(side: int = 2) -> Figure:
     """What the ranks of a cube hold of a 3D product, and along which axis (Bian et al. 2021)."""
     figure, axes = new_figure(7.2, 3.1, (-4, 123), (-34, 25))

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from scripts.draw_compression import draw_compression
-from scripts.draw_grids import draw_crossings, draw_cube, draw_grid
+from scripts.draw_grids import draw_crossings, draw_cube, draw_grid, draw_layers
 from scripts.drawing import DATA, LINE, MODEL, NOTE, RANKS, UPDATE, arrow, box_with, new_figure
 from scripts.local_steps_picture import draw_local_steps
 from training.planner.timeline.pipeline_simulator import PassCosts, pipeline_layout, simulate
@@ -219,6 +219,7 @@ DRAWN: dict[str, Callable[[], Figure]] = {
     "matrices": draw_matrices,
     "tensor_parallel": draw_tensor_parallel,
     "grid": draw_grid,
+    "layers": draw_layers,
     "cube": draw_cube,
     "context": draw_context,
     "compression": draw_compression,

@@ -13,8 +13,8 @@ from benchmarks.bench_replicas import (
     measure,
     options,
     table,
-    write_tokens,
 )
+from benchmarks.made_up_tokens import write_tokens
 from training.distributed.rank_pool import RankPool
 
 
