@@ -39,7 +39,8 @@ def is_remote(path: Path | str) -> bool:
     >>> is_remote(Path("s3://bucket/a")), is_remote(Path("/home/s3:/bucket/a")), is_remote(Path("a/s3"))
     (True, True, False)
     """
-    return _REMOTE.search(os.fspath(path)) is not None
+    text = str(path)
+    return ":" in text and _REMOTE.search(text) is not None
 
 
 def object_name(path: Path | str) -> ObjectName:

@@ -1,7 +1,9 @@
 """Command: the whole data pipeline, from a corpus to token shards, resumable at any point."""
 
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,8 +55,19 @@ def run(config: RunConfig) -> Funnel | None:
         start_fork_server(modules)
     check_run(config)  # before the lock writes a file
     start_fork_server(modules)
-    with open_workplace(config.run_options, config.out / STATE_DIR / "run.lock", work=_work_of(config)) as place:
+    lock = config.out / STATE_DIR / "run.lock"
+    with _modules_kept(), open_workplace(config.run_options, lock, work=_work_of(config)) as place:
         return _run_stages(config, replace(config.run_options, of_run=place))
+
+
+@contextmanager
+def _modules_kept() -> Iterator[None]:
+    """Context: the garbage collector passes over all that is there already: it is mostly modules, which stay."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def check_run(config: RunConfig) -> None:

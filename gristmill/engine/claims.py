@@ -23,10 +23,11 @@ from gristmill.io.files import (
     mark_files_unfinished,
     mark_finished,
     mark_unfinished,
+    rejects_name,
     rejects_path,
 )
 from gristmill.storage.files import FileInfo, exists, file_info, is_file, is_folder, resolved
-from gristmill.storage.names import absolute, name_of
+from gristmill.storage.names import name_of
 from gristmill.storage.walking import walk
 from gristmill.urls import folders_above
 
@@ -41,14 +42,14 @@ class Claims:
     plans: str | None
     reads: tuple[Path, ...]
     files: tuple[Path, ...] = ()
-    _inputs: set[Path] = field(default_factory=set)  # of all steps so far, without the outputs of earlier ones
+    _inputs: set[str] = field(default_factory=set)  # of all steps so far, without the outputs of earlier ones
 
-    def check_outputs(self, tasks: Iterable[Task], written: set[Path]) -> None:
+    def check_outputs(self, tasks: Iterable[Task], written: Container[str]) -> None:
         """Raise UsageError if a task would overwrite an input of the stage; `written` are outputs of earlier steps."""
         tasks = list(tasks)
-        self._inputs.update({absolute(path) for path in paths_read_by(tasks)} - written)
+        self._inputs.update(name for name in map(name_of, paths_read_by(tasks)) if name not in written)
         for path in (path for task in tasks for path in task.outputs):
-            if absolute(path) in self._inputs:
+            if name_of(path) in self._inputs:
                 raise UsageError(f"{path} is an input, and would be overwritten: give another output folder")
 
     def claim_outputs(
@@ -57,15 +58,15 @@ class Claims:
         step: str,
         outputs: Sequence[Path],
         before: Records,
-        known: Container[Path],
-        is_there: Callable[[Path], object] = is_file,
+        known: Container[str],
+        is_there: Callable[[str], object],
     ) -> TaskId:
         """Record, before a step writes `outputs`, that they are this stage's; return the id of that record.
 
         What runs `before` claimed that did not end stays claimed: this one may not end either, and some of these files
         may be of inputs that are gone. Raises OutputError as `reject_foreign_files`.
         """
-        files = [absolute(file) for path in outputs for file in (path, rejects_path(path))]
+        files = [file for name in map(name_of, outputs) for file in (name, rejects_name(name))]
         self.reject_foreign_files(ledger, files, known, is_there)
         task = "", f"{self._claims}{step}"
         names = dict.fromkeys([*map(ledger.relative, files), *(it.path for it in _outputs_of(before.get(task)))])
@@ -74,13 +75,14 @@ class Claims:
         return record.id
 
     def reject_foreign_files(
-        self, ledger: Ledger, files: Iterable[Path], known: Container[Path], is_there: Callable[[Path], object]
+        self, ledger: Ledger, names: Iterable[str], known: Container[str], is_there: Callable[[str], object]
     ) -> None:
-        """Raise OutputError if one of `files` `is_there` and is not `known`, as somebody's file would be lost.
+        """Raise OutputError if one of some files `is_there` and is not `known`, as somebody's file would be lost.
 
-        All are absolute paths. What is in a state folder is nobody else's.
+        All are named as by name_of. What is in a state folder is nobody else's.
         """
-        unknown = {file for file in files if file not in known and STATE_DIR not in file.parts and is_there(file)}
+        found = (name for name in names if name not in known and f"/{STATE_DIR}/" not in name and is_there(name))
+        unknown = set(map(Path, found))
         if unknown and not ledger.is_damaged:
             written = real_paths(map(Path, ledger.outputs()))  # maybe by another process since `known` was read
             unknown = {file for real, file in real_paths(unknown).items() if real not in written}

@@ -15,10 +15,10 @@ from gristmill.engine.handovers import Listed, is_below
 from gristmill.engine.records import INPUTS, DoneRecord, Inputs, Ledger, OutputRecord, TaskId
 from gristmill.engine.tags import MISSING, FileTags, is_hash, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
-from gristmill.io.files import rejects_path
-from gristmill.storage.files import FileInfo
+from gristmill.io.files import REJECTS_SUFFIX, rejects_name
+from gristmill.storage.files import FileInfo, list_names
 from gristmill.storage.local import remove_partial_files
-from gristmill.storage.names import absolute, join, name_of, relative_to
+from gristmill.storage.names import join, name_of, relative_to
 from gristmill.urls import is_remote
 
 
@@ -28,8 +28,8 @@ class DoneTasks:
     Attributes:
         before: Records of earlier runs, by id.
         records: Records of this run's tasks, those that were skipped included, by id.
-        written: Records of the outputs of this run's tasks, by absolute path.
-        known: Absolute paths of all files that the stage ever wrote or claimed.
+        written: Records of the outputs of this run's tasks, by name (see name_of).
+        known: The names of all files that the stage ever wrote or claimed.
         seen: The inputs of this run's tasks that other stages or users wrote, as the identities say, by name.
         listed: The files that were found in input folders.
         others: Those of these folders that are of other corpora.
@@ -41,8 +41,8 @@ class DoneTasks:
         self.read_tags()
         self.before: dict[TaskId, DoneRecord] = ledger.read()
         self.records: dict[TaskId, DoneRecord] = {}
-        self.written: dict[Path, OutputRecord] = {}
-        self.known = set(map(Path, self.tags.own))
+        self.written: dict[str, OutputRecord] = {}
+        self.known = set(self.tags.own)
         self.seen: dict[str, FileInfo] = {}
         self.listed: dict[Path, Sequence[Path]] = {}
         self.others: list[Path] = []
@@ -74,19 +74,21 @@ class DoneTasks:
         if not is_new:
             self._refresh(task, record)
         self.records[record.id] = record
-        self.known |= {absolute(path) for path in task.outputs}
-        self.written |= {absolute(path): out for path, out in zip(task.outputs, record.outputs, strict=False)}
+        names = list(map(name_of, task.outputs))
+        self.known.update(names)
+        self.written.update(zip(names, record.outputs, strict=False))
         self.is_changed |= is_new
 
     def states(self, task: Task) -> dict[Path, FileInfo]:
         """What the inputs of a task are now: of all objects, and of local files that are no outputs of this run."""
-        written = {path: self.written.get(absolute(path)) for path in paths_read_by([task]) if is_remote(path)}
+        written = {path: self.written.get(name_of(path)) for path in paths_read_by([task]) if is_remote(path)}
         objects = {path: FileInfo(out.size, out.mtime_ns, out.e_tag) for path, out in written.items() if out}
-        return self.tags.states(path for path in (*task.inputs, *written) if path not in self.written) | objects
+        single = (path for path in task.inputs if isinstance(path, Path))
+        return self.tags.states(path for path in (*single, *written) if name_of(path) not in self.written) | objects
 
     def found(self, task: Task) -> dict[str, Any]:
         """What run_task is told of the inputs of a task."""
-        return {"identity": self.identity(task), "inputs": self.states(task), "hashes": self.hashes(task)}
+        return {"inputs": self.states(task), "hashes": self.hashes(task)}
 
     def hashes(self, task: Task) -> dict[Path, str]:
         """The SHA-256 of each object that a task reads and a stage wrote: its copy is compared."""
@@ -113,23 +115,29 @@ class DoneTasks:
 
     def is_own(self, path: Path) -> bool:
         """Whether a file is temporary, or an output of this run."""
-        return self.is_temporary(path) or absolute(path) in self.written
+        name = name_of(path)
+        return name in self.written or self.is_temporary(name)
 
-    def is_temporary(self, path: Path) -> bool:
+    def is_temporary(self, path: Path | str) -> bool:
         """Whether a file is removed at the end of the stage."""
         return name_of(path).startswith(self._work_prefix)
 
     def is_present(self, path: Path) -> bool:
         """Whether a temporary file is there, as recorded, and not one that a killed run left with other arguments."""
-        output, found = self.written.get(absolute(path)), self.tags.stat(path)
+        output, found = self.written.get(name_of(path)), self.tags.stat(path)
         return found is not None and (output is None or matches(found, output))
 
     def remove_leftovers(self) -> None:
         """Remove what killed workers left beside the outputs of this run's tasks, also of those that were skipped."""
-        local = [path for path in self.written if not is_remote(path)]
-        recorded = real_paths(self.ledger.path(output) for record in self.records.values() for output in record.outputs)
-        remove_partial_files([*local, *map(rejects_path, local)])
-        for real in real_paths(map(rejects_path, local)).keys() - recorded.keys():
+        local = {name for name in self.written if not is_remote(name)}
+        remove_partial_files([*local, *map(rejects_name, local)])
+        folders = {os.path.dirname(name) for name in local}  # noqa: PTH120
+        there = (f"{folder}/{name}" for folder in folders for name in list_names(Path(folder)))
+        rejects = (name for name in there if name.endswith(REJECTS_SUFFIX))
+        left = real_paths(Path(name) for name in rejects if name.removesuffix(REJECTS_SUFFIX) in local)
+        records = self.records.values() if left else ()
+        recorded = real_paths(self.ledger.path(output) for record in records for output in record.outputs)
+        for real in left.keys() - recorded.keys():
             real.unlink(missing_ok=True)
 
     def record_inputs(
@@ -146,16 +154,15 @@ class DoneTasks:
 
     def _refresh(self, task: Task, record: DoneRecord) -> None:
         for i, output in enumerate(record.outputs):
-            path = absolute(task.outputs[i]) if i < len(task.outputs) else self.ledger.path(output)
+            path = task.outputs[i] if i < len(task.outputs) else self.ledger.path(output)
             found = self.tags.stat(path)
             if found and not matches(found, output) and not self.is_temporary(path):
                 record.outputs[i] = msgspec.structs.replace(output, mtime_ns=found.mtime_ns, e_tag=found.e_tag)
                 self.is_changed = True
 
-    def note_read(self, path: Path) -> None:
+    def note_read(self, name: str) -> None:
         """Note that a file that another stage or a user wrote was read."""
-        name = name_of(path)
-        if name not in self.tags.own and not self.is_temporary(path) and (info := self.tags.stat(name)):
+        if name not in self.tags.own and not self.is_temporary(name) and (info := self.tags.stat(name)):
             self.seen.setdefault(name, info)
 
     def _hashes_of(self, found: Path | FileSet) -> dict[Path, str]:
@@ -174,11 +181,11 @@ class DoneTasks:
                 tags = "\n".join(f"{path.name} {self._tag(path)}" for path in found.paths)
                 self._set_tags[found] = hashlib.sha256(tags.encode()).hexdigest()
             return self._set_tags[found]
-        written = self.written.get(absolute(found))
-        if written:
+        name = name_of(found)
+        if written := self.written.get(name):
             return written.sha256
-        self.note_read(found)
-        return self.tags.of(found)
+        self.note_read(name)
+        return self.tags.of(name)
 
 
 def _inputs_of(

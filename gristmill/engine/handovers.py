@@ -192,7 +192,10 @@ class History:
         read = _Read.of(ledger, self.tags)
         if self.compare(ledger):
             read = read.without_folders()
-        now = {name: (source.outputs[name], source) for name, source in read.writers.items() if source.writes(name)}
+        now: _Files = {}
+        for name, source in read.writers.items():
+            if (record := source.outputs.get(name)) and record.size >= 0:
+                now[name] = record, source
         for folder, names in read.folders.items():
             for name, found in self._files_in(folder, names).items():
                 if name not in now or found[0].mtime_ns >= now[name][0].mtime_ns:
@@ -236,24 +239,26 @@ class _Read:
         for root, place, files in ((it.root, place, files) for it in inputs for place, files in it.files.items()):
             top = next((top for top in (here, root) if tags.ledger_at(join(top, place))), here)
             source = tags.ledger_at(join(top, place))
-            for path, tag in ((join(top, name), tag) for name, tag in files.items()):
+            named = {join(top, name): tag for name, tag in files.items()}
+            for path, tag in named.items():
                 read[path].add(tag)
-                if source:
-                    writers[path] = source
+            if source:
+                writers.update(dict.fromkeys(named, source))
         for it in inputs:
             names = [name for files in it.files.values() for name in files]
             for folder in it.folders:
                 for top in dict.fromkeys((here, it.root)):
                     at = join(top, folder)
-                    found = [path for path in (join(top, name) for name in names) if is_below(path, at)]
-                    if any(path in writers for path in found):
+                    below = f"{at.rstrip('/')}/"
+                    found = [path for path in (join(top, name) for name in names) if path.startswith(below)]
+                    if not writers.keys().isdisjoint(found):
                         folders.setdefault(at, []).extend(found)
                         others.update([at] if folder in it.others else [])
                         break
         return cls(read, writers, folders, others)
 
     def is_of_others(self, name: str) -> bool:
-        return any(is_below(name, folder) for folder in self.others)
+        return bool(self.others) and any(is_below(name, folder) for folder in self.others)
 
     def without_folders(self) -> "_Read":
         """What is in none of the folders."""
@@ -264,13 +269,17 @@ class _Read:
 
 def _find_fault(ledger: KnownLedger, read: _Read, now: _Files) -> _Fault | None:
     """The first file that a stage has not `read` as it is `now`."""
-    for name, tags in sorted(read.tags.items()):
-        if name not in now and name in read.writers and tags != {""}:
-            words = f"has read {name}, which {read.writers[name].stage} has removed since"
-            return _Fault(ledger, words, "again, of the whole input at once")
-        if name in now and tags != {""} and now[name][0].sha256 not in tags:
+    listed = {""}  # and not read
+    faulty = [
+        name for name, tags in read.tags.items()
+        if (now[name][0].sha256 not in tags if name in now else name in read.writers) and tags != listed
+    ]  # fmt: skip
+    if name := min(faulty, default=""):
+        if name in now:
             return _Fault(ledger, f"has not read {name} as {now[name][1].stage} wrote it last")
-    unread = min((name for name in now if name not in read.tags), default="")
+        words = f"has read {name}, which {read.writers[name].stage} has removed since"
+        return _Fault(ledger, words, "again, of the whole input at once")
+    unread = min(now.keys() - read.tags.keys(), default="")
     return _Fault(ledger, f"has not read {unread}, which {now[unread][1].stage} wrote") if unread else None
 
 

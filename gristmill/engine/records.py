@@ -218,7 +218,7 @@ class Ledger:
         """The absolute path of an output."""
         return Path(join(name_of(self.root), output.path))
 
-    def relative(self, path: Path) -> str:
+    def relative(self, path: Path | str) -> str:
         """The name of an output in a record."""
         return relative_to(name_of(self.root), name_of(path))
 

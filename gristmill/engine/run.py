@@ -31,11 +31,11 @@ from gristmill.engine.tags import KnownLedger
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
 from gristmill.errors import InputError
-from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_path
+from gristmill.io.files import STATE_DIR, reject_unfinished_files, rejects_name
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme, remove_files, remove_folder, resolved
 from gristmill.storage.local import remove_partial_files
 from gristmill.storage.lock import stage_lock
-from gristmill.storage.names import absolute, forget_links
+from gristmill.storage.names import absolute, forget_links, name_of
 from gristmill.urls import is_remote
 
 GOAL: TaskId = ("", "goal")  # the record of a whole stage
@@ -55,7 +55,7 @@ class StageRun:
     column: str = ""
     started: float = field(default_factory=time.perf_counter)
     ran: int = 0  # tasks
-    _producers: dict[Path, tuple[str, Task]] = field(default_factory=dict)  # of temporary files
+    _producers: dict[str, tuple[str, Task]] = field(default_factory=dict)  # of temporary files
     _goal: Task | None = None
     _claimed: list[TaskId] = field(default_factory=list)  # records of outputs about to be written
     _has_begun: bool = False  # to change the output
@@ -86,19 +86,20 @@ class StageRun:
         """
         tasks, done = list(tasks), self._done
         assert len({task.name for task in tasks}) == len(tasks), f"{name}: names of tasks repeat"
-        self.claims.check_outputs(tasks, set(done.written))
+        self.claims.check_outputs(tasks, done.written)
         self._check_files(*tasks)
-        todo = list[Task]()
+        todo, identities = list[Task](), dict[str, dict[str, str]]()
         for task in tasks:
             identity = done.identity(task)
             if record := done.find(name, task, identity):
                 done.keep(task, record, is_new=False)
             else:
                 todo.append(task)
+                identities[task.name] = identity
                 if self.options.explain:
                     explain(self.stage.name, task, identity, done.before.get((name, task.name)))
             for path in filter(done.is_temporary, task.outputs):
-                self._producers |= {absolute(path): (name, task), rejects_path(absolute(path)): (name, task)}
+                self._producers |= dict.fromkeys((name_of(path), rejects_name(name_of(path))), (name, task))
         if todo:
             self._check_reads()
             self.marks.set()
@@ -109,7 +110,7 @@ class StageRun:
                 self._begin()
             self.place.check_lock()
             self._restore_inputs(todo)
-            self._execute(name, todo)
+            self._execute(name, todo, identities)
         return StepResult([done.records[name, task.name] for task in tasks])
 
     def check_listed(self, listed: Listed, of_others: bool = False) -> None:
@@ -128,7 +129,7 @@ class StageRun:
 
     def tag(self, path: Path) -> str:
         """The content tag of a file (see tags.py), which is noted as read."""
-        self._done.note_read(path)
+        self._done.note_read(name_of(path))
         return self._done.tags.of(path)
 
     def all_records(self) -> dict[TaskId, DoneRecord]:
@@ -166,7 +167,7 @@ class StageRun:
             self.marks.set("found more malformed or damaged input than --max_malformed allows")
             raise
         if self._goal and self._done.records.get(GOAL) is None:
-            outputs = [self._done.written[absolute(path)] for path in self._goal.outputs]
+            outputs = [self._done.written[name_of(path)] for path in self._goal.outputs]
             identity, self._done.is_changed = self._done.identity(self._goal), True
             self._done.records[GOAL] = DoneRecord(*GOAL, identity, outputs, counts)
         reads = self.claims.record_reads(self.ledger, self._done.before | self._done.records, self._has_begun)
@@ -201,26 +202,28 @@ class StageRun:
 
     def _check_inputs_again(self) -> None:
         """Raise InputError if an input is marked now, or was changed: tasks may have read one thing and another."""
-        reject_unfinished_files(map(Path, self._done.seen), self.name, self.marks.folders)
+        reject_unfinished_files(self._done.seen, self.name, self.marks.folders)
         if changed := self._done.changed_inputs():
             raise InputError(f"{changed[0]} was changed while {self.stage.name} worked: run the same command again")
 
-    def _execute(self, step: str, tasks: Sequence[Task]) -> None:
+    def _execute(self, step: str, tasks: Sequence[Task], identities: dict[str, dict[str, str]]) -> None:
         if not self.place.scratch.is_private:
             remove_partial_files(path for task in tasks for path in task.outputs)
         common = {"step": step, "ledger": self.ledger, "scratch": self.place.scratch}
         common["budget"] = Budget.of(self.options.memory_bytes, min(self.options.processes, len(tasks)))
 
         def call(task: Task) -> Call:  # the inputs are as they were when the step was planned
-            return Call(run_task, common | {"task": task, **self._done.found(task)}, task.foreign)
+            identity = identities.get(task.name) or self._done.identity(task)
+            return Call(run_task, common | {"task": task, "identity": identity, **self._done.found(task)}, task.foreign)
 
         self._done.note_sets(step, tasks)
         with progress_bar(f"{self.stage.name}: {step}", tasks, self.options.quiet) as advance:
             for position, record in self.place.executor.run(Calls(tasks, call)):
                 self._done.keep(tasks[position], record)
+                identities.pop(record.task, None)  # the record has it
                 self.ran += 1
                 advance(tasks[position].size, self.place.executor.retried)
-        self._done.tags.forget({absolute(path).parent for task in tasks for path in task.outputs})
+        self._done.tags.forget({path.parent for task in tasks for path in task.outputs})
 
     def _restore_inputs(self, todo: list[Task]) -> None:
         """Run again the tasks whose temporary outputs are needed and were removed at the end of an earlier run."""
@@ -228,20 +231,21 @@ class StageRun:
         while todo:
             paths, todo = paths_read_by(todo), []
             for path in paths:
-                step, task = self._producers.get(absolute(path), ("", None))
+                step, task = self._producers.get(name_of(path), ("", None))
                 if task and task.name not in needed.get(step, {}) and not self._done.is_present(path):
                     needed.setdefault(step, {})[task.name] = task
                     todo.append(task)
         for step in dict.fromkeys(step for step, _ in self._producers.values()):
             if step in needed:
-                self._execute(step, list(needed[step].values()))
+                self._execute(step, list(needed[step].values()), {})
 
     def _check_files(self, *tasks: Task) -> None:
         """Refuse marked and damaged inputs; hash files of the recorded size and another time, such as copies."""
         inputs = [path for path in paths_read_by(tasks) if not self._done.is_own(path)]
         reject_unfinished_files(inputs, self.name, self.marks.folders)
-        outputs = [path for task in tasks for path in task.outputs if not self._done.is_temporary(path)]
-        touched = self._done.tags.touched([*inputs, *outputs, *map(rejects_path, outputs)])
+        names = [name_of(path) for task in tasks for path in task.outputs]
+        outputs = [name for name in names if not self._done.is_temporary(name)]
+        touched = self._done.tags.touched([*inputs, *outputs, *map(rejects_name, outputs)])
         for path, sha256 in self.hash_files(touched).items():
             self._done.tags.set_hash(path, sha256)
         reject_damaged(inputs, self._done.tags, self.ledger)
@@ -295,6 +299,6 @@ def open_stage(
         claims, ledger = Claims(selection, plans, tuple(reads), tuple(files)), Ledger(state, name)
         marks = stack.enter_context(Marks(run_name, not selection, tuple(publishes), tuple(files), ledger.file))
         run = StageRun(stage, ledger, run_name, options, place, claims, marks, column)
-        claims.reject_foreign_files(ledger, map(absolute, files), run._done.known, run._done.tags.stat)
+        claims.reject_foreign_files(ledger, map(name_of, files), run._done.known, run._done.tags.stat)
         run.check_listed(listed or {})
         yield run

@@ -125,8 +125,8 @@ class FileTags:
 
     def listed(self, name: str) -> FileInfo | None:
         """The file's size and version in the listing of its folder, whatever ledgers say; None if it is not there."""
-        folder, file = os.path.split(name)
-        return self._files_in(folder).get(file)
+        folder, _, file = name.rpartition("/")
+        return self._files_in(folder or "/").get(file)
 
     def is_placed(self, name: str) -> bool:
         """Whether a file is an object that another stage wrote, and that is in its place as far as ledgers say."""
@@ -164,9 +164,9 @@ class FileTags:
             return record.sha256
         return f"{found.size}{_SIZE_AND_TIME}{found.e_tag or found.mtime_ns}"
 
-    def touched(self, paths: Iterable[Path]) -> list[Path]:
+    def touched(self, paths: Iterable[Path | str]) -> list[Path]:
         """Those of `paths` that have the recorded size and another modification time: only their hash tells more."""
-        names = dict.fromkeys(name_of(path) for path in paths)
+        names = dict.fromkeys(map(name_of, paths))
         return [Path(name) for name in names if self._is_touched(name)]
 
     def set_hash(self, path: Path, sha256: str) -> None:
@@ -176,8 +176,9 @@ class FileTags:
     def differs(self, path: Path) -> bool:
         """Whether a file is there, and is none that a stage of ours wrote under this name; call `touched` before."""
         name = name_of(path)
-        found, records = self.stat(name), [record for record in self._all_records(name) if record.size >= 0]
-        if found is None or not records or any(matches(found, record) for record in records):
+        records = [record for record in self._all_records(name) if record.size >= 0]
+        found = self.stat(name) if records else None
+        if found is None or any(matches(found, record) for record in records):
             return False
         return self._hashed.get(name, "") not in (record.sha256 for record in records)
 
@@ -201,14 +202,15 @@ class FileTags:
     def writer(self, name: str) -> Written | None:
         """What the ledger names whose stage wrote a file, of several the one that fits best."""
         best = self._record(name)
-        above = self.ledgers(os.path.dirname(name))  # noqa: PTH120
+        above = self.ledgers(name.rpartition("/")[0] or "/")
         return next((written for written in above if best and written.outputs.get(name) is best), None)
 
     def _files_in(self, folder: str) -> dict[str, FileInfo]:
-        if folder not in self._stats and is_remote(folder):
-            self._folders[folder], self._stats[folder] = list_level(Path(folder))
-        elif folder not in self._stats:
-            self._stats[folder] = list_folder(Path(folder))
+        if folder not in self._stats:
+            if is_remote(folder):
+                self._folders[folder], self._stats[folder] = list_level(Path(folder))
+            else:
+                self._stats[folder] = list_folder(Path(folder))
         return self._stats[folder]
 
     def _placed(self, name: str) -> OutputRecord | None:
@@ -220,7 +222,8 @@ class FileTags:
         return record if record and record.size >= 0 and record.e_tag else None
 
     def _is_touched(self, name: str) -> bool:
-        found, record = self.stat(name), self._record(name)
+        record = self._record(name)
+        found = self.stat(name) if record else None
         is_hashed = name in self._hashed
         return bool(found and record and found.size == record.size and not matches(found, record) and not is_hashed)
 
@@ -233,8 +236,9 @@ class FileTags:
 
     def _all_records(self, name: str) -> list[OutputRecord]:
         """The records of a file by stages whose ledgers are in a parent folder, or by this one."""
-        above = [written.outputs for written in self.ledgers(os.path.dirname(name))]  # noqa: PTH120
-        return [records[name] for records in (*above, self.own) if name in records]
+        above = self.ledgers(name.rpartition("/")[0] or "/")
+        found = [written.outputs[name] for written in above if name in written.outputs]
+        return [*found, self.own[name]] if name in self.own else found
 
     def _read_ledgers(self, folder: str) -> list[Written]:
         """What the ledgers in `.gristmill` of a folder name, and those of its parents, where there are any."""

@@ -6,11 +6,12 @@ be moved.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,6 +21,7 @@ from gristmill.counts import Counts
 from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import Slice
 
+_PLAIN = frozenset({str, int, bool, NoneType})  # types of values that hold no others, and are JSON as they are
 _LONG = 100  # characters; longer values are hashed in an identity
 
 
@@ -89,10 +91,18 @@ class Task:
     foreign: str = ""
 
     @cached_property
-    def inputs(self) -> tuple[Path | FileSet, ...]:
+    def names(self) -> dict[Path | FileSet, str]:
+        """Every path in the arguments that is not an output, in order, and its name in its corpus, '' without one."""
+        found: dict[Path | FileSet, str] = {}
+        _find_files(self.arguments, found)
+        for output in self.outputs:
+            found.pop(output, None)
+        return found
+
+    @property
+    def inputs(self) -> Collection[Path | FileSet]:
         """Every path in the arguments that is not an output, in order, once."""
-        outputs = set(self.outputs)
-        return tuple(dict.fromkeys(found for found in iter_files(self.arguments) if found not in outputs))
+        return self.names.keys()
 
 
 def paths_read_by(tasks: Iterable[Task]) -> Iterator[Path]:
@@ -112,12 +122,11 @@ def identify(task: Task, stage: dict[str, str], tag_of: Callable[[Path | FileSet
     Contains no folder: an input is its name in its corpus, or its file name, and its content tag, an output its file
     name.
     """
-    names = dict(_names_in_corpus(task.arguments))
     numbers: dict[Path | FileSet, str] = {path: f"output {i}" for i, path in enumerate(task.outputs)}
     identity = stage | {"function": task.function.__qualname__}
-    for number, found in enumerate(task.inputs):
+    for number, (found, corpus_name) in enumerate(task.names.items()):
         numbers[found] = f"input {number}"
-        name = f"{len(found):,} files" if isinstance(found, FileSet) else names.get(found, found.name)
+        name = f"{len(found):,} files" if isinstance(found, FileSet) else corpus_name or found.name
         identity[f"input {number} ({name})"] = tag_of(found)
     for name, value in task.arguments.items():
         text = msgspec.json.encode(_canonical(value, numbers)).decode()
@@ -126,29 +135,23 @@ def identify(task: Task, stage: dict[str, str], tag_of: Callable[[Path | FileSet
     return identity
 
 
-def _names_in_corpus(value: Any) -> Iterator[tuple[Path, str]]:
-    """The paths of all corpus files and slices in a value, at any depth, and their names in the corpus."""
+def _find_files(value: Any, found: dict[Path | FileSet, str]) -> None:
+    """Add every Path and FileSet in a value, at any depth, to `found`, and the names of those in a corpus."""
     if isinstance(value, CorpusFile | Slice):
-        yield value.path, value.name
-    elif not isinstance(value, Path | FileSet):
-        for item in parts_of(value):
-            yield from _names_in_corpus(item)
-
-
-def iter_files(value: Any) -> Iterator[Path | FileSet]:
-    """Every Path and FileSet in a value, at any depth."""
-    if isinstance(value, Path | FileSet):
-        yield value
+        found[value.path] = value.name
+    elif isinstance(value, Path | FileSet):
+        found.setdefault(value, "")
     else:
         for item in parts_of(value):
-            yield from iter_files(item)
+            if type(item) not in _PLAIN:
+                _find_files(item, found)
 
 
 def parts_of(value: Any) -> Iterable[Any]:
     """The items of a list, tuple or set, the keys and values of a dict, the fields of a dataclass or Struct."""
     if isinstance(value, dict):
         return (*value.keys(), *value.values())
-    return value if isinstance(value, list | tuple | set | frozenset) else _fields(value).values()
+    return value if isinstance(value, list | tuple | set | frozenset) else [item for _, item in _fields(value)]
 
 
 def relocate(value: Any, move: Callable[[Path], Path]) -> Any:
@@ -164,9 +167,9 @@ def relocate(value: Any, move: Callable[[Path], Path]) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return type(value)(relocate(item, move) for item in value)
     if isinstance(value, msgspec.Struct):
-        return msgspec.structs.replace(value, **{name: relocate(item, move) for name, item in _fields(value).items()})
+        return msgspec.structs.replace(value, **{name: relocate(item, move) for name, item in _fields(value)})
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{name: relocate(item, move) for name, item in _fields(value).items()})
+        return replace(value, **{name: relocate(item, move) for name, item in _fields(value)})
     return value
 
 
@@ -177,26 +180,29 @@ def _moved_set(files: FileSet, move: Callable[[Path], Path]) -> FileSet:
 
 def _canonical(value: Any, numbers: dict[Path | FileSet, str]) -> Any:
     """A value as JSON builtins, with each file replaced by its number."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Path | FileSet):
         return numbers[value]
-    if value is None or isinstance(value, str | int | float | bool):
+    if isinstance(value, str | int | float):  # of subclasses, such as enumerations
         return repr(value) if isinstance(value, float) else value
     if isinstance(value, dict):
         return [[_canonical(key, numbers), _canonical(item, numbers)] for key, item in value.items()]
     if isinstance(value, set | frozenset):
         return sorted(_canonical(item, numbers) for item in value)
     if isinstance(value, list | tuple):
-        return [_canonical(item, numbers) for item in value]
+        return [item if type(item) in _PLAIN else _canonical(item, numbers) for item in value]
     if isinstance(value, np.ndarray):
         return [str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()]
     found = _fields(value)
     assert found or is_dataclass(value) or isinstance(value, msgspec.Struct), f"{value!r} cannot be fingerprinted"
-    return [type(value).__name__, *([name, _canonical(item, numbers)] for name, item in found.items())]
+    fields = [[name, item if type(item) in _PLAIN else _canonical(item, numbers)] for name, item in found]
+    return [type(value).__name__, *fields]
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    """Field values of a dataclass or msgspec.Struct, by name; empty for anything else."""
-    return {name: getattr(value, name) for name in _field_names(type(value))}  # type: ignore[arg-type]
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    """Names and values of the fields of a dataclass or msgspec.Struct; empty for anything else."""
+    return [(name, getattr(value, name)) for name in _field_names(type(value))]  # type: ignore[arg-type]
 
 
 @cache

@@ -7,6 +7,7 @@ rows of JSON lines are physical lines, counted from 0, blank ones included. read
 writers.py writes them.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -198,16 +199,16 @@ def scan_corpus(
     for name in read_also:
         require(name in TEXT_FORMATS, f"--read_also {name}: wanted one of {', '.join(TEXT_FORMATS)}")
     reject_unknown_scheme(root)
-    files, unread = [], []
+    files, unread, cut = [], [], len(os.path.join(root, "")) if root.parts else 0
     for path, size, found in (find and find(root)) or _find_files(root):
         if found == DANGLING:
             _reject_missing(path)
         reason = found or _unread_reason(path.name, read_also)
         if reason:
-            name = prefix + path.relative_to(root).as_posix()
+            name = prefix + str(path)[cut:]
             unread.append(UnreadFile(name.encode(errors="backslashreplace").decode(), size, reason))
         else:
-            name = corpus_name(prefix + path.relative_to(root).as_posix())
+            name = corpus_name(prefix + str(path)[cut:])
             files.append(CorpusFile(path, name, size, text_column))
     if not files:
         raise UsageError(f"{root} holds no corpus file: wanted {READABLE}, in it or below{_list_reasons(unread)}")

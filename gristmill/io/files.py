@@ -30,6 +30,11 @@ def rejects_path(output: Path) -> Path:
     return output.with_name(output.name + REJECTS_SUFFIX)
 
 
+def rejects_name(output: str) -> str:
+    """The same of a name, which takes a tenth of the time."""
+    return output + REJECTS_SUFFIX
+
+
 def mark_unfinished(folder: Path, stage: str, reason: str = INTERRUPTED) -> None:
     """Mark the output of a stage in `folder` as unfinished."""
     write_file(_mark_path(folder, stage), reason.encode())
@@ -111,22 +116,23 @@ def unfinished_files(folder: Path, own: str = "") -> dict[str, tuple[Path, str]]
     return {name: (mark, reason) for mark, reason, names in marks for name in names}
 
 
-def reject_unfinished_files(paths: Iterable[Path], own: str = "", written: Collection[Path] = ()) -> None:
+def reject_unfinished_files(paths: Iterable[Path | str], own: str = "", written: Collection[Path] = ()) -> None:
     """Raise InputError if a stage has not finished writing one of the files `paths`, or a folder that holds one.
 
     Unless it is the run `own`, which writes the folders `written`: parts of its work may have marks there.
     """
-    marks: dict[Path, dict[str, tuple[Path, str]]] = {}
+    marks: dict[str, dict[str, tuple[Path, str]]] = {}
     passed, ours = set[Path](), set(map(resolved, written))
-    for path in paths:
-        for file in (path, path.resolve()) if path.is_symlink() else (path,):
-            if file.parent not in marks:
-                for root in _above(file.parent) - passed:
-                    _reject_marks(path, root, ours)
+    for path in map(str, paths):
+        is_link = os.path.islink(path)  # noqa: PTH114
+        for folder, name in map(os.path.split, (path, os.path.realpath(path)) if is_link else (path,)):
+            if folder not in marks:
+                for root in _above(Path(folder)) - passed:
+                    _reject_marks(Path(path), root, ours)
                     passed.add(root)
-                marks[file.parent] = unfinished_files(file.parent, own)
-            if file.name in marks[file.parent]:
-                mark, reason = marks[file.parent][file.name]
+                marks[folder] = unfinished_files(Path(folder), own)
+            if name in marks[folder]:
+                mark, reason = marks[folder][name]
                 stage = mark.name.removesuffix(_FILES_MARK_SUFFIX)
                 raise InputError(
                     f"{path} is not up to date: {stage}, which writes it, {reason}. Run {stage.partition('-')[0]} "

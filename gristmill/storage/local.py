@@ -6,8 +6,9 @@ import hashlib
 import os
 import secrets
 import shutil
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -29,13 +30,16 @@ def unique_partial_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
-def remove_partial_files(paths: Iterable[Path]) -> None:
+def remove_partial_files(paths: Iterable[Path | str]) -> None:
     """Remove the temporary files of interrupted attempts to write `paths`."""
-    targets = set(paths)
-    for folder in {path.parent for path in targets}:
-        for found in folder.glob(f"*{PARTIAL}"):
-            if found.with_name(found.name.rsplit(".", 2)[0]) in targets:
-                found.unlink(missing_ok=True)
+    targets = defaultdict[str, set[str]](set)
+    for folder, name in (os.path.split(path) for path in paths):
+        targets[folder].add(name)
+    for folder, names in targets.items():
+        with suppress(FileNotFoundError, NotADirectoryError):
+            left = [name for name in os.listdir(folder or ".") if name.endswith(PARTIAL)]  # noqa: PTH208
+            for name in (name for name in left if name.rsplit(".", 2)[0] in names):
+                Path(folder, name).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ def name_of(path: Path | str) -> str:
     >>> name_of("/a/./b.txt"), name_of("/s3:/bucket/a/../b.txt")
     ('/a/b.txt', '/s3:/bucket/b.txt')
     """
-    text = os.fspath(path)
+    text = str(path)
     if text[:1] == "/" and "/." not in text and "//" not in text and text[-1:] != "/":
         return text  # as most are, of the many that a large corpus has
     if ".." in text and not is_remote(text):
@@ -28,7 +28,7 @@ def name_of(path: Path | str) -> str:
 def absolute(path: Path) -> Path:
     """The same as a Path; one that is absolute and has no `..` is returned as it is."""
     name = name_of(path)
-    return path if name == os.fspath(path) else Path(name)
+    return path if name == str(path) else Path(name)
 
 
 def join(folder: str, relative: str) -> str:
@@ -37,6 +37,8 @@ def join(folder: str, relative: str) -> str:
     >>> join("/a/b", "c.txt"), join("/a/b", "../c.txt"), join("/", "c.txt")
     ('/a/b/c.txt', '/a/c.txt', '/c.txt')
     """
+    while relative.startswith("../"):
+        folder, relative = folder.rpartition("/")[0] or "/", relative[3:]
     if relative[:1] not in (".", "/", "") and "/." not in relative and folder != "/":
         return f"{folder}/{relative}"
     return os.path.normpath(os.path.join(folder, relative))
@@ -48,7 +50,17 @@ def relative_to(folder: str, name: str) -> str:
     >>> relative_to("/a/b", "/a/b/c.txt"), relative_to("/a/b", "/a/c.txt")
     ('c.txt', '../c.txt')
     """
-    return name[len(folder) + 1 :] if name.startswith(f"{folder}/") else os.path.relpath(name, folder)
+    if name.startswith(f"{folder}/"):
+        return name[len(folder) + 1 :]
+    if folder == "/" or f"{folder}/".startswith(f"{name}/"):
+        return os.path.relpath(name, folder)
+    above, slash, file = name.rpartition("/")
+    return f"{_folder_relative_to(folder, above or slash)}/{file}"
+
+
+@lru_cache(maxsize=1024)
+def _folder_relative_to(folder: str, other: str) -> str:
+    return os.path.relpath(other, folder)
 
 
 def forget_links() -> None:

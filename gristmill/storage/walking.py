@@ -67,7 +67,7 @@ def _look_at(entry: os.DirEntry[str], path: Path) -> Found | None:
     if entry.is_symlink() and not path.exists():  # entry.is_dir() raises an OSError for a link to itself
         return _unread(path, DANGLING)
     if not entry.is_dir():
-        return Found(path, path.stat().st_size) if entry.is_file() else _unread(path, SPECIAL)
+        return Found(path, entry.stat().st_size) if entry.is_file() else _unread(path, SPECIAL)
     return _unread(path, LOOP) if is_link_to_parent(path) else None
 
 
