@@ -14,6 +14,7 @@ import pyarrow.ipc
 
 from dedup.candidates.document_ids import DocumentIds, index_name, is_of_index, scope_of
 from dedup.minhash.signature_shards import (
+    SMALL_BYTES,
     OpenShard,
     ShardHeader,
     Signatures,
@@ -220,7 +221,9 @@ def _parse_index(text: str) -> tuple[str, Path]:
 
 
 def _read_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    with pa.OSFile(str(path)) as file:  # not mapped: pages that were read would count as memory in use
+    is_small = path.stat().st_size <= SMALL_BYTES
+    # not mapped: pages that were read would count as memory in use
+    with pa.BufferReader(path.read_bytes()) if is_small else pa.OSFile(str(path)) as file:
         reader = pa.ipc.open_file(file)
         yield from map(reader.get_batch, range(reader.num_record_batches))
 

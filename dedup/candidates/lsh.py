@@ -8,6 +8,7 @@ Bands are compared by 64-bit digests. Among a billion documents two different ba
 probability 3 % per band.
 """
 
+from functools import lru_cache
 from numbers import Integral
 
 import numpy as np
@@ -40,9 +41,14 @@ def band_digests(signatures: NDArray[np.uint32], rows: int, bands: int, salt: in
     Equal bands have different digests under different salts, so documents of two scopes are never candidates.
     """
     digests = np.empty((bands, len(signatures)), np.uint64)
-    factors = np.random.RandomState(rows).randint(0, 1 << 64, rows, np.uint64) | np.uint64(1)
-    _digest_bands(np.ascontiguousarray(signatures), factors, np.uint64(salt), digests)
+    _digest_bands(np.ascontiguousarray(signatures), _factors(rows), np.uint64(salt), digests)
     return digests
+
+
+@lru_cache
+def _factors(rows: int) -> NDArray[np.uint64]:
+    """Odd factors of the digest of a band of so many rows."""
+    return np.random.RandomState(rows).randint(0, 1 << 64, rows, np.uint64) | np.uint64(1)
 
 
 def bucket_edges(records: NDArray) -> NDArray[np.uint64]:

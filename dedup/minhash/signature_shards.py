@@ -25,6 +25,8 @@ from gristmill.urls import is_remote
 Signatures = tuple[NDArray[np.int64], NDArray[np.uint32]]  # of one batch: rows (n), signatures (n × permutations)
 SUFFIX = ".signatures.arrow"
 MAX_ROWS = 1 << 40  # of a corpus file
+_BUFFER_BYTES = 64 << 10  # written at once
+SMALL_BYTES = 64 << 10  # of a shard that is read at once: pyarrow's readers of files take three times as long
 
 
 class ShardHeader(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,7 +54,7 @@ class ShardHeader(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class OpenShard:
-    """A shard opened by memory-mapping."""
+    """A shard that has been read, or mapped into memory if it is large."""
 
     path: Path
     header: ShardHeader
@@ -80,7 +82,11 @@ def write_shard(path: Path, file: str, sketch: Sketch) -> Iterator["ShardWriter"
     header = ShardHeader.of(file, sketch)
     signature = pa.list_(pa.uint32(), sketch.permutations)
     schema = pa.schema({"row": pa.int64(), "signature": signature}, {"gristmill": msgspec.json.encode(header)})
-    with atomic_write(path) as temporary, pa.ipc.new_file(str(temporary), schema) as writer:
+    with (
+        atomic_write(path) as temporary,
+        pa.output_stream(str(temporary), compression=None, buffer_size=_BUFFER_BYTES) as file,
+        pa.ipc.new_file(file, schema) as writer,
+    ):
         yield ShardWriter(writer, schema)
 
 
@@ -99,9 +105,10 @@ class ShardWriter:
 
 
 def open_shard(path: Path) -> OpenShard:
-    """Memory-map a shard. InputError if it is damaged or not a signature shard."""
+    """Memory-map a shard, or read a small one. InputError if it is damaged or not a signature shard."""
     with _damage_reported(path):
-        file = pa.ipc.open_file(pa.memory_map(str(path)))
+        is_small = path.stat().st_size <= SMALL_BYTES
+        file = pa.ipc.open_file(pa.BufferReader(path.read_bytes()) if is_small else pa.memory_map(str(path)))
         header = msgspec.json.decode((file.schema.metadata or {})[b"gristmill"], type=ShardHeader)
         _check_types(file.schema, header)
         return OpenShard(path, header, tuple(map(file.get_batch, range(file.num_record_batches))))

@@ -28,6 +28,7 @@ class DoneTasks:
     Attributes:
         before: Records of earlier runs, by id.
         records: Records of this run's tasks, those that were skipped included, by id.
+        planned: Identities of this run's tasks that are not done yet, by id.
         written: Records of the outputs of this run's tasks, by name (see name_of).
         known: The names of all files that the stage ever wrote or claimed.
         seen: The inputs of this run's tasks that other stages or users wrote, as the identities say, by name.
@@ -41,6 +42,7 @@ class DoneTasks:
         self.read_tags()
         self.before: dict[TaskId, DoneRecord] = ledger.read()
         self.records: dict[TaskId, DoneRecord] = {}
+        self.planned: dict[TaskId, dict[str, str]] = {}
         self.written: dict[str, OutputRecord] = {}
         self.known = set(self.tags.own)
         self.seen: dict[str, FileInfo] = {}
@@ -60,6 +62,11 @@ class DoneTasks:
         """All that a task's outputs depend on, as its inputs are now."""
         return identify(task, self.stage.identity, self._tag)
 
+    def plan(self, step: str, task: Task) -> dict[str, str]:
+        """The identity of a task of this run, which is kept until the task is done: it is of many files, maybe."""
+        identity = self.planned[step, task.name] = self.identity(task)
+        return identity
+
     def find(self, step: str, task: Task, identity: dict[str, str]) -> DoneRecord | None:
         """The record of an earlier run of this very task, if its outputs are as recorded."""
         record = self.before.get((step, task.name))
@@ -74,6 +81,7 @@ class DoneTasks:
         if not is_new:
             self._refresh(task, record)
         self.records[record.id] = record
+        self.planned.pop(record.id, None)
         names = list(map(name_of, task.outputs))
         self.known.update(names)
         self.written.update(zip(names, record.outputs, strict=False))
@@ -84,11 +92,13 @@ class DoneTasks:
         written = {path: self.written.get(name_of(path)) for path in paths_read_by([task]) if is_remote(path)}
         objects = {path: FileInfo(out.size, out.mtime_ns, out.e_tag) for path, out in written.items() if out}
         single = (path for path in task.inputs if isinstance(path, Path))
-        return self.tags.states(path for path in (*single, *written) if name_of(path) not in self.written) | objects
+        paths = (path for path in (*single, *written) if name_of(path) not in self.written)
+        return {path: info for path in paths if (info := self.tags.stat(path))} | objects
 
-    def found(self, task: Task) -> dict[str, Any]:
-        """What run_task is told of the inputs of a task."""
-        return {"inputs": self.states(task), "hashes": self.hashes(task)}
+    def found(self, step: str, task: Task) -> dict[str, Any]:
+        """What run_task is told of a task and its inputs."""
+        identity = self.planned.get((step, task.name)) or self.identity(task)
+        return {"identity": identity, "inputs": self.states(task), "hashes": self.hashes(task)}
 
     def hashes(self, task: Task) -> dict[Path, str]:
         """The SHA-256 of each object that a task reads and a stage wrote: its copy is compared."""

@@ -88,14 +88,13 @@ class StageRun:
         assert len({task.name for task in tasks}) == len(tasks), f"{name}: names of tasks repeat"
         self.claims.check_outputs(tasks, done.written)
         self._check_files(*tasks)
-        todo, identities = list[Task](), dict[str, dict[str, str]]()
+        todo = list[Task]()
         for task in tasks:
-            identity = done.identity(task)
+            identity = done.plan(name, task)
             if record := done.find(name, task, identity):
                 done.keep(task, record, is_new=False)
             else:
                 todo.append(task)
-                identities[task.name] = identity
                 if self.options.explain:
                     explain(self.stage.name, task, identity, done.before.get((name, task.name)))
             for path in filter(done.is_temporary, task.outputs):
@@ -110,7 +109,7 @@ class StageRun:
                 self._begin()
             self.place.check_lock()
             self._restore_inputs(todo)
-            self._execute(name, todo, identities)
+            self._execute(name, todo)
         return StepResult([done.records[name, task.name] for task in tasks])
 
     def check_listed(self, listed: Listed, of_others: bool = False) -> None:
@@ -206,21 +205,19 @@ class StageRun:
         if changed := self._done.changed_inputs():
             raise InputError(f"{changed[0]} was changed while {self.stage.name} worked: run the same command again")
 
-    def _execute(self, step: str, tasks: Sequence[Task], identities: dict[str, dict[str, str]]) -> None:
+    def _execute(self, step: str, tasks: Sequence[Task]) -> None:
         if not self.place.scratch.is_private:
             remove_partial_files(path for task in tasks for path in task.outputs)
         common = {"step": step, "ledger": self.ledger, "scratch": self.place.scratch}
         common["budget"] = Budget.of(self.options.memory_bytes, min(self.options.processes, len(tasks)))
 
         def call(task: Task) -> Call:  # the inputs are as they were when the step was planned
-            identity = identities.get(task.name) or self._done.identity(task)
-            return Call(run_task, common | {"task": task, "identity": identity, **self._done.found(task)}, task.foreign)
+            return Call(run_task, common | {"task": task, **self._done.found(step, task)}, task.foreign)
 
         self._done.note_sets(step, tasks)
         with progress_bar(f"{self.stage.name}: {step}", tasks, self.options.quiet) as advance:
             for position, record in self.place.executor.run(Calls(tasks, call)):
                 self._done.keep(tasks[position], record)
-                identities.pop(record.task, None)  # the record has it
                 self.ran += 1
                 advance(tasks[position].size, self.place.executor.retried)
         self._done.tags.forget({path.parent for task in tasks for path in task.outputs})
@@ -237,14 +234,13 @@ class StageRun:
                     todo.append(task)
         for step in dict.fromkeys(step for step, _ in self._producers.values()):
             if step in needed:
-                self._execute(step, list(needed[step].values()), {})
+                self._execute(step, list(needed[step].values()))
 
     def _check_files(self, *tasks: Task) -> None:
         """Refuse marked and damaged inputs; hash files of the recorded size and another time, such as copies."""
         inputs = [path for path in paths_read_by(tasks) if not self._done.is_own(path)]
         reject_unfinished_files(inputs, self.name, self.marks.folders)
-        names = [name_of(path) for task in tasks for path in task.outputs]
-        outputs = [name for name in names if not self._done.is_temporary(name)]
+        outputs = [name_of(path) for task in tasks for path in task.outputs if not self._done.is_temporary(path)]
         touched = self._done.tags.touched([*inputs, *outputs, *map(rejects_name, outputs)])
         for path, sha256 in self.hash_files(touched).items():
             self._done.tags.set_hash(path, sha256)

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 from gristmill.engine.records import Inputs, Ledger, OutputRecord, Summary, TaskId
-from gristmill.engine.task import FileSet
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
 from gristmill.storage.files import FileInfo, file_info, is_folder, list_folder, list_names
 from gristmill.storage.names import name_of
@@ -142,10 +141,6 @@ class FileTags:
         names = self._folders[folder] if folder in self._folders else list_names(Path(folder))
         return [name for name in names if name[0] != "." and name not in files]
 
-    def states(self, found: Iterable[Path | FileSet]) -> dict[Path, FileInfo]:
-        """Sizes and versions of single files that exist, as they were listed."""
-        return {path: info for path in found if isinstance(path, Path) and (info := self.stat(path))}
-
     def forget(self, folders: Iterable[Path]) -> None:
         """Drop the listings of folders that have been written to."""
         for folder in folders:
@@ -202,15 +197,14 @@ class FileTags:
     def writer(self, name: str) -> Written | None:
         """What the ledger names whose stage wrote a file, of several the one that fits best."""
         best = self._record(name)
-        above = self.ledgers(name.rpartition("/")[0] or "/")
-        return next((written for written in above if best and written.outputs.get(name) is best), None)
+        above = self.ledgers(os.path.dirname(name)) if best else []  # noqa: PTH120
+        return next((written for written in above if written.outputs.get(name) is best), None)
 
     def _files_in(self, folder: str) -> dict[str, FileInfo]:
-        if folder not in self._stats:
-            if is_remote(folder):
-                self._folders[folder], self._stats[folder] = list_level(Path(folder))
-            else:
-                self._stats[folder] = list_folder(Path(folder))
+        if folder not in self._stats and is_remote(folder):
+            self._folders[folder], self._stats[folder] = list_level(Path(folder))
+        elif folder not in self._stats:
+            self._stats[folder] = list_folder(Path(folder))
         return self._stats[folder]
 
     def _placed(self, name: str) -> OutputRecord | None:
@@ -222,10 +216,10 @@ class FileTags:
         return record if record and record.size >= 0 and record.e_tag else None
 
     def _is_touched(self, name: str) -> bool:
-        record = self._record(name)
-        found = self.stat(name) if record else None
-        is_hashed = name in self._hashed
-        return bool(found and record and found.size == record.size and not matches(found, record) and not is_hashed)
+        if not (record := self._record(name)) or name in self._hashed:
+            return False
+        found = self.stat(name)
+        return found is not None and found.size == record.size and not matches(found, record)
 
     def _record(self, name: str) -> OutputRecord | None:
         """The record of the file by the stage that wrote it, the one that fits best if several stages did."""

@@ -55,7 +55,7 @@ def run_task(
 
 def _reject_changed(inputs: Mapping[Path, FileInfo], ledger: Ledger) -> None:
     for path, seen in inputs.items():
-        with wrap_read_errors(path):
-            path.stat()
         if file_info(path) != seen:
+            with wrap_read_errors(path):
+                path.stat()
             raise InputError(f"{path} was changed while {ledger.file.stem} worked: run the same command again")

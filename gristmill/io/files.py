@@ -11,7 +11,16 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gristmill.errors import InputError
-from gristmill.storage.files import is_file, list_names, read_file, read_files, remove_files, resolved, write_file
+from gristmill.storage.files import (
+    is_file,
+    links_in,
+    list_names,
+    read_file,
+    read_files,
+    remove_files,
+    resolved,
+    write_file,
+)
 from gristmill.storage.local import remove_partial_files
 from gristmill.storage.names import absolute
 from gristmill.storage.objects import list_objects
@@ -123,21 +132,31 @@ def reject_unfinished_files(paths: Iterable[Path | str], own: str = "", written:
     """
     marks: dict[str, dict[str, tuple[Path, str]]] = {}
     passed, ours = set[Path](), set(map(resolved, written))
+    for path, folder, name in _with_links(paths):
+        if folder not in marks:
+            for root in _above(Path(folder)) - passed:
+                _reject_marks(Path(path), root, ours)
+                passed.add(root)
+            marks[folder] = unfinished_files(Path(folder), own)
+        if name in marks[folder]:
+            mark, reason = marks[folder][name]
+            stage = mark.name.removesuffix(_FILES_MARK_SUFFIX)
+            raise InputError(
+                f"{path} is not up to date: {stage}, which writes it, {reason}. Run {stage.partition('-')[0]} "
+                f"again to its end, with the same options. (If it is right in spite of that, remove {mark}.)"
+            )
+
+
+def _with_links(paths: Iterable[Path | str]) -> Iterator[tuple[str, str, str]]:
+    """Each path, its folder and its name; for a link also the folder and the name of what it leads to."""
+    links: dict[str, set[str]] = {}
     for path in map(str, paths):
-        is_link = os.path.islink(path)  # noqa: PTH114
-        for folder, name in map(os.path.split, (path, os.path.realpath(path)) if is_link else (path,)):
-            if folder not in marks:
-                for root in _above(Path(folder)) - passed:
-                    _reject_marks(Path(path), root, ours)
-                    passed.add(root)
-                marks[folder] = unfinished_files(Path(folder), own)
-            if name in marks[folder]:
-                mark, reason = marks[folder][name]
-                stage = mark.name.removesuffix(_FILES_MARK_SUFFIX)
-                raise InputError(
-                    f"{path} is not up to date: {stage}, which writes it, {reason}. Run {stage.partition('-')[0]} "
-                    f"again to its end, with the same options. (If it is right in spite of that, remove {mark}.)"
-                )
+        folder, name = os.path.split(path)
+        if folder not in links:
+            links[folder] = links_in(Path(folder))
+        yield path, folder, name
+        if name in links[folder]:
+            yield path, *os.path.split(os.path.realpath(path))
 
 
 def _above(folder: Path) -> set[Path]:

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,8 +61,9 @@ class Rejects:
 
     def __init__(self, output: Path) -> None:
         self.path = rejects_path(output)
-        with wrap_write_errors(self.path):
-            self.path.unlink(missing_ok=True)
+        if os.path.lexists(self.path):  # most often not, and unlink takes a lock that other processes wait for
+            with wrap_write_errors(self.path):
+                self.path.unlink(missing_ok=True)
 
     def add(self, file: str, row: int, reason: str, record: bytes | dict[str, Any]) -> None:
         """Append a malformed record: its file, its row in that file (from 0), the reason, and its bytes or fields."""

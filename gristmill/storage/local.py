@@ -16,6 +16,7 @@ from gristmill.errors import wrap_write_errors
 from gristmill.urls import is_remote
 
 PARTIAL = ".partial"  # suffix of temporary files; the next attempt removes one left by an interrupted write
+_SMALL_BYTES = 64 << 10  # of a file that is hashed without a buffer, whose allocation would take longer
 _FEW = 8  # files that are flushed one by one
 _IS_FLUSHED_LATER: ContextVar[bool] = ContextVar("is_flushed_later", default=False)
 
@@ -27,7 +28,7 @@ def partial_path(path: Path) -> Path:
 
 def unique_partial_path(path: Path) -> Path:
     """Temporary name of `path`, unique to this call, as the worker of a killed run may still be writing."""
-    return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+    return Path(f"{path}.{secrets.token_hex(4)}{PARTIAL}")
 
 
 def remove_partial_files(paths: Iterable[Path | str]) -> None:
@@ -58,7 +59,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     assert not is_remote(path), f"{path} is remote"
     temporary = unique_partial_path(path)
     with wrap_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():  # mkdir takes a lock of the file system for which other processes wait
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
             if not _IS_FLUSHED_LATER.get():
@@ -85,7 +87,11 @@ def concatenate(pieces: Iterable[Path], target: Path) -> None:
 
 def sha256_file(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
+        start = file.read(_SMALL_BYTES)
+        if len(start) < _SMALL_BYTES and not file.read(1):
+            return hashlib.sha256(start).hexdigest()
+        file.seek(0)
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -25,7 +25,7 @@ import msgspec
 
 from gristmill.counts import Counts, Damage
 from gristmill.engine.inputs.fetching import fetch, remote_ranges
-from gristmill.engine.task import Task, relocate
+from gristmill.engine.task import Task, paths_read_by, relocate
 from gristmill.errors import GristmillError, OutputError, wrap_write_errors
 from gristmill.io.files import rejects_path
 from gristmill.io.formats.cuts import Ranges
@@ -176,7 +176,8 @@ def staged(
     `inputs` says what the driver saw, `hashes` are the SHA-256 of objects that stages wrote. Raises InputError if an
     object is gone or another one.
     """
-    fetched = list(remote_ranges(task.arguments, set(task.outputs)))
+    is_remote_read = any(map(is_remote, paths_read_by([task])))
+    fetched = list(remote_ranges(task.arguments, set(task.outputs))) if is_remote_read else []
     moved = [path for path in task.outputs if is_remote(path) or (scratch and scratch.is_private)]
     if not fetched and not moved:
         yield StagedTask(task)
