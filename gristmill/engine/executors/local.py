@@ -157,6 +157,7 @@ class LocalExecutor:
             for future in sorted(wait_for(pending, seconds, FIRST_COMPLETED).done, key=pending.__getitem__):
                 yield pending.pop(future), self._result(future)
         except (BrokenProcessPool, EOFError, ConnectionError) as error:  # a worker, or the fork server
+            pending.clear()  # its thread, which gives each the error, would fail with a traceback at a cancelled one
             # The pool loses track of a worker that starts while another dies, and would wait for it forever.
             for worker in self._started:
                 if worker.pid:  # else it never started

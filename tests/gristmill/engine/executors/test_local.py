@@ -13,7 +13,7 @@ import pytest
 
 from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.task import FileSet
-from gristmill.errors import GristmillError, InputError
+from gristmill.errors import GristmillError, InputError, WorkerDied
 from gristmill.text import matching_form, utf8_size
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -49,6 +49,17 @@ def test_a_killed_worker_is_an_error_that_says_what_to_try() -> None:
     calls = [Call(utf8_size, {"text": "a"}), Call(os._exit, {"status": 9})]
     with pytest.raises(GristmillError, match="fewer --workers"):
         run_all(calls, 2)
+
+
+def test_a_dead_worker_leaves_no_call_to_cancel() -> None:
+    """The pool's thread sets the error of each; at one that is cancelled meanwhile it would print a traceback."""
+    with LocalExecutor(2) as executor:
+        calls = [Call(os._exit, {"status": 9}), *CALLS]
+        pending = {executor.submit(call): position for position, call in enumerate(calls)}
+        with pytest.raises(WorkerDied):
+            while pending:
+                list(executor.take_finished(pending))
+        assert not pending
 
 
 def end_and_tidy(path: Path) -> None:
