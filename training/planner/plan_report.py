@@ -8,9 +8,11 @@ from rich.table import Table
 
 from training.planner.break_even import tensor_break_even
 from training.planner.cost.fitted_constants import Constants
+from training.planner.cost.hardware import Device
 from training.planner.cost.layer_traffic import hidden_bytes
-from training.planner.cost.layer_work import model_flops
+from training.planner.cost.layer_work import Product, model_flops
 from training.planner.cost.planned_run import PlannedRun
+from training.planner.cost.product_time import wave_share
 from training.planner.cost.rank_work import head_of_rank, layer_of_rank
 from training.planner.cost.step_time import head_time, layer_time, rank_parameters, step_time
 from training.planner.divide_layers import divided_by_time
@@ -145,14 +147,26 @@ def _formulas_of_layer(run: PlannedRun, constants: Constants) -> list[str]:
     return [
         f"layer, for {run.micro_batch} x {run.seq_len} tokens on one of {layout.tp} tensor-parallel ranks: "
         f"{work.flops / 1e12:.3g} TFLOP in products m x n x k of {products}; {work.traffic / 1e9:.3g} GB of traffic",
-        f"product: 2 m n k / ({constants.product_share:.2f} x {device.flops / 1e12:.0f} TFLOP/s x k / (k + "
+        f"product: 2 m n k / (w x {constants.product_share:.2f} x {device.flops / 1e12:.0f} TFLOP/s x k / (k + "
         f"{constants.product_depth:.0f})) + bytes / (0.9 x {device.bandwidth / 1e12:.2f} TB/s) + "
         f"{1e6 * constants.product_latency:.0f} µs (Williams et al. 2009, roofline; fitted shares)",
+        *_waves(work.products, device),
         f"layer: forward {1e3 * layer.forward:.3g} ms, backward {1e3 * layer.backward:.3g} ms with recompute "
         f"{run.recompute}; at least the host's {1e3 * constants.launch:.2g} ms a forward pass",
         *_collectives(run, layer.collectives),
         _tensor_degrees(run, constants),
         f"head: {output.flops / 1e12:.3g} TFLOP forward, {1e3 * (head.forward + head.backward):.3g} ms a micro-batch",
+    ]
+
+
+def _waves(products: Sequence[Product], device: Device) -> list[str]:
+    """Nothing for a device without multiprocessors."""
+    if not device.processors:
+        return []
+    shares = ", ".join(f"{wave_share(product, device):.2f}" for product in products)
+    return [
+        f"w, what a product's tiles fill of the waves in which {device.processors} multiprocessors take them: {shares} "
+        '(NVIDIA, "Matrix Multiplication Background")'
     ]
 
 
