@@ -48,7 +48,12 @@ def apply(
     changed (`document.text`, `document.fields`) or not; `document.value("field")` reads a field. It is called for each
     file, for each 64 MiB of a large one, in any order and in several processes: what it yields must depend on these
     documents alone. Processes that it starts must end before it returns, or be daemons, as those of a
-    multiprocessing.Pool are; it must not end its own process.
+    multiprocessing.Pool are.
+
+    It runs in worker processes, with --workers 1 in one, and must not end them: the error of a worker that dies names
+    the function. The working folder, the file mode mask, timers and removed modules are put back after each call;
+    environment variables and random states are not. Values that it sets must be JSON's, NumPy's, or msgspec.Raw with
+    one JSON value, which is checked.
 
     It runs again where the source of its module has changed. If what it does also depends on other modules or on
     data, give it a version, `keep_english.version = 2`, which then counts in place of the source.

@@ -19,6 +19,7 @@ from gristmill.io.files import REJECTS_SUFFIX, rejects_name
 from gristmill.storage.files import FileInfo, list_names
 from gristmill.storage.local import remove_partial_files
 from gristmill.storage.names import join, name_of, relative_to
+from gristmill.storage.objects import list_kept_again
 from gristmill.urls import is_remote
 
 
@@ -109,6 +110,7 @@ class DoneTasks:
 
         Those that read single files have looked themselves, and it is too late for the record of a set's readers.
         """
+        list_kept_again()
         now = FileTags(self.tags.own, self.tags.own_ledger)  # whose records, one a task so far, are not read for it
         changed = [name for name, info in self.seen.items() if now.stat(name) != info]
         if changed:

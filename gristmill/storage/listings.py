@@ -20,13 +20,13 @@ class KeptListing:
     """Every object below a folder, once it was listed."""
 
     def __init__(self, folder: Path) -> None:
-        self.url = object_name(folder).url
+        self.folder, self.url = folder, object_name(folder).url
         self.entries: Entries | None = None
         self._levels: dict[str, Level] = {}  # by folder, relative to this one; '' for itself
 
     def keep(self, entries: Iterable[tuple[str, FileInfo]]) -> Entries:
-        """Keep what the folder holds: sorted names relative to it."""
-        self.entries = list(entries)
+        """Keep what the folder holds now: sorted names relative to it."""
+        self.entries, self._levels = list(entries), {}
         for name, info in self.entries:
             folder, file = os.path.split(name)
             self._level(folder)[1][file] = info

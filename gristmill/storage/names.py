@@ -52,7 +52,7 @@ def relative_to(folder: str, name: str) -> str:
     """
     if name.startswith(f"{folder}/"):
         return name[len(folder) + 1 :]
-    if folder == "/" or f"{folder}/".startswith(f"{name}/"):
+    if folder == "/" or f"{folder}/".startswith(f"{name.rstrip('/')}/"):
         return os.path.relpath(name, folder)
     above, slash, file = name.rpartition("/")
     return f"{_folder_relative_to(folder, above or slash)}/{file}"

@@ -82,6 +82,12 @@ def list_level(folder: Path) -> tuple[list[str], dict[str, FileInfo]]:
     return folders, {os.path.basename(each["path"]): _info(each) for each in found["objects"]}  # noqa: PTH119
 
 
+def list_kept_again() -> None:
+    """List anew the folder whose listing is kept here, if there is one: its objects may have changed since."""
+    if (kept := kept_listing()) and kept.entries is not None:
+        kept.keep(_list(kept.folder))
+
+
 def refresh(folder: Path) -> None:
     """Look at a dataset on the Hub anew, of which listings are kept; those of buckets are not."""
     name = object_name(folder)

@@ -7,14 +7,16 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gristmill.counts import READ, Counts
+from gristmill.engine import done
 from gristmill.engine.claims import reject_overlapping_folders, reject_unknown_files
 from gristmill.engine.executors.local import Call
 from gristmill.engine.run import open_stage
-from gristmill.engine.task import Result, Stage, Task
+from gristmill.engine.task import Result, Stage, Task, identify
 from gristmill.errors import ConservationError, InputError, OutputError, TooManyMalformed, UsageError
 from gristmill.io.files import reject_unfinished
 from gristmill.io.writers import Rejects
@@ -39,6 +41,18 @@ def test_a_finished_stage_runs_nothing_and_leaves_no_temporary_file(source: Path
     assert upper_stage(source, target).ran == 0
     assert contents(target)["whole"] == "TEXT A\nTEXT B\nTEXT C\n"
     assert not list(target.rglob("*.work")) and not list(target.rglob("*.done"))
+
+
+def test_a_task_is_identified_once(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes time for each file that it reads."""
+    seen: list[str] = []
+
+    def counting(task: Task, *arguments: Any) -> dict[str, str]:
+        seen.append(task.name)
+        return identify(task, *arguments)
+
+    monkeypatch.setattr(done, "identify", counting)
+    assert upper_stage(source, tmp_path / "out").ran == len(seen) == TASKS
 
 
 def edit_input(source: Path, _: Path) -> int:

@@ -1,0 +1,17 @@
+"""Names of files, joined and made relative by strings alone: as os.path does it, in a fraction of the time."""
+
+import os
+from itertools import product
+
+from gristmill.storage.names import join, relative_to
+
+FOLDERS = ("/", "/a", "/a/b", "/a/b/c", "/ab", "/s3:/bucket/a", "/s3:/other")
+RELATIVE = ("c", "c.txt", "c/d.txt", "../c", "../../c/d", "../../../../c", "..", "../..", ".", "./c", "../b/../c", ".c")
+
+
+def test_as_os_path_does_it() -> None:
+    for folder, relative in product(FOLDERS, RELATIVE):
+        assert join(folder, relative) == os.path.normpath(os.path.join(folder, relative)), (folder, relative)
+    names = {*FOLDERS, *(join(folder, relative) for folder, relative in product(FOLDERS, RELATIVE))}
+    for folder, name in product(FOLDERS, sorted(names)):
+        assert relative_to(folder, name) == os.path.relpath(name, folder), (folder, name)
