@@ -201,3 +201,26 @@ def full_rank() -> float:
 
 def test_powersgd_of_full_rank_is_an_all_reduce(run_ranks: RunRanks) -> None:
     assert max(run_ranks(2, full_rank)) < 1e-12
+
+
+def after_zeros() -> tuple[float, float]:
+    """What two steps after a gradient of zeros miss of a matrix of the approximation's rank: the first, and both."""
+    world = build_world(ParallelConfig(dp=dist.get_world_size(), zero_group=1), torch.device("cpu"))
+    random = np.random.default_rng(world.rank)
+    left, right = random.standard_normal((12, 1)), random.standard_normal((1, 8))
+    gradients, whole = [torch.zeros(12, 8).double(), torch.tensor(left @ right)], torch.tensor(left @ right)
+    dist.all_reduce(whole)
+    error, missed = torch.zeros_like(whole), []
+    q = initial_q((12, 8), RANK, SEED, "0", whole)
+    for gradient in [*gradients, torch.zeros_like(whole)]:
+        step = PowerSGD([gradient + error], [q], torch.ones(1), world.axis("replicate"))
+        (found,), (q,), _ = step.finish()
+        error = step.matrices[0]
+        missed.append(float((whole := whole - found).abs().max()))
+    return missed[1], missed[2]
+
+
+def test_a_gradient_of_zeros_does_not_end_the_iteration(run_ranks: RunRanks) -> None:
+    """Its Q is zero: the next step begins with any orthonormal columns, and what it misses is sent by the one after."""
+    for first, both in run_ranks(2, after_zeros):
+        assert first > 1e-2 and both < 1e-12
