@@ -42,6 +42,7 @@ def train_as_planned(
         lock_run_folder(folder),
         make(plan, device) as trainer,
     ):
+        trainer.stop_signals = stop
         trainer.load()
         changed = folder.describe_changed_decay(trainer.steps_done)
         folder.claim(trainer.seen.since)

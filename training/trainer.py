@@ -21,6 +21,7 @@ from training.data.shard_verifier import ShardVerifier
 from training.data.text import copy_tokenizer
 from training.distributed.hang_detection import is_peer_failure
 from training.distributed.mesh import build_world, main_only
+from training.distributed.stop_signals import StopSignals
 from training.model.decoder import flops_per_token, meta_decoder
 from training.optim.build_optimizer import build_optimizer
 from training.optim.schedule import learning_rate
@@ -91,6 +92,7 @@ class Trainer:
             config.out_dir / CHECKPOINTS, config.checkpoint.keep, world, self.reporter.say
         )
         self.steps_done, self.unreported = 0, list[StepMetrics]()
+        self.stop_signals = StopSignals()  # those of the loop that calls `step`
         verified = (*self.train_data.parts, *plan.named_holdouts.values()) if data.verify == "checksum" else ()
         self.verifier = ShardVerifier(verified, world.rank, world.size)
 

@@ -53,6 +53,11 @@ class AsyncConfig(TrainConfig):
             "--parts",
         )
         require(
+            self.replicas.folder is None and not layout.local_steps,
+            f"replicas.folder {self.replicas.folder} and parallel.local_steps {layout.local_steps} with a server: its "
+            "workers take no steps of their own; try --parallel.local_steps 0, and no --replicas.folder",
+        )
+        require(
             layout.compression == "none",
             f"parallel.compression {layout.compression}: workers send gradients to a server, in full; try "
             "--parallel.compression none",

@@ -1,5 +1,6 @@
 """AsyncTrainer: the trainer of the server, whose gradients come from workers; its updates, logs and checkpoints."""
 
+import sys
 from pathlib import Path
 from types import TracebackType
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from training.asynchronous.async_config import AsyncConfig
 from training.asynchronous.part_queue import PartQueue
-from training.asynchronous.server import GradientServer
+from training.asynchronous.server import GradientServer, NoWorkersError, StoppedError
 from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import read_shards
@@ -34,6 +35,7 @@ class AsyncTrainer(Trainer):
         self.server = GradientServer(
             self.model.params, self.queue, plan.identity, self.reporter.say, config.seconds_to_wait, config.workers
         )
+        self.saved = 0  # step of the last checkpoint
         self.model.forward_backward = self._gradients_of_workers  # type: ignore[method-assign, assignment]
 
     def start(self) -> None:
@@ -41,9 +43,33 @@ class AsyncTrainer(Trainer):
         self.server.open(*self.address)
         self.reporter.say(f"serving {self.queue.parts} parts a step at {self.address[0]}, port {self.address[1]}")
 
+    def step(self, step: int, stop_signal: int = 0) -> bool:
+        """As the trainer's. If no gradients come, or a signal is received while it waits for them, what is done is
+        saved before the error, or exit."""
+        try:
+            return super().step(step, stop_signal)
+        except NoWorkersError:
+            self._save_unsaved()
+            raise
+        except StoppedError:
+            self._save_unsaved()
+            self.finish_early(self.steps_done)
+            sys.exit(128 + self.stop_signals.received)
+
+    def save(self, step: int) -> None:
+        super().save(step)
+        self.saved = step
+
+    def _save_unsaved(self) -> None:
+        if self.unreported:
+            self.report()
+        if self.steps_done > self.saved:
+            self.save(self.steps_done)
+
     def _gradients_of_workers(self, _batch: Batch, scale: float) -> Tensor:
         """In place of the model's own: the sum of the losses of the parts whose gradients an update has."""
-        return torch.tensor(self.server.collect() / scale, dtype=torch.float64, device=self.world.device)
+        loss = self.server.collect(lambda: self.stop_signals.received != 0)
+        return torch.tensor(loss / scale, dtype=torch.float64, device=self.world.device)
 
     def _state(self) -> State:
         return super()._state() | _ahead_state(self.server.ahead)
@@ -52,7 +78,7 @@ class AsyncTrainer(Trainer):
         super()._continue(record, path)
         read_shards(_ahead_state(self.server.ahead), path, self.checkpoints.group.process_group)
         self.queue.resume(record.step, self.server.ahead)
-        self.server.updates = record.step
+        self.server.updates = self.saved = record.step
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.server.close()

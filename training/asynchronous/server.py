@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,17 +12,25 @@ import torch
 from torch import Tensor
 
 from gristmill.errors import UsageError
-from training.asynchronous.messages import Link
+from training.asynchronous.messages import ALIVE_SECONDS, Link
 from training.asynchronous.part_queue import Part, PartQueue
 from training.sharding.sharded_parameter import ShardedParameter
+
+
+class StoppedError(Exception):
+    """The server was told to stop while it waited for gradients."""
+
+
+class NoWorkersError(UsageError):
+    """Nobody computes gradients, or fewer do than the server waits for."""
 
 
 class GradientServer:
     """Serves the weights `params`, which its owner updates between two calls of `collect`;
     begins with so many `workers`.
 
-    A worker that goes, or is silent for `timeout` seconds in its part, loses that only, and another takes it; one that
-    comes gets the weights. `identity` must be equal on both ends; `say` prints a line.
+    A worker that goes, or is silent for `timeout` seconds, loses its unfinished part only, and another takes it; one
+    that comes gets the weights. `identity` must be equal on both ends; `say` prints a line.
     """
 
     def __init__(
@@ -57,21 +66,17 @@ class GradientServer:
             ) from error
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def collect(self) -> float:
+    def collect(self, is_stopping: Callable[[], bool] = lambda: False) -> float:
         """Publish the weights, wait for the gradients of an update, and leave their sum on the parameters.
 
-        Returns the sum of the workers' terms of the mean loss. Raises UsageError if nobody works for `timeout` seconds.
+        Returns the sum of the workers' terms of the mean loss. Raises StoppedError if it `is_stopping` meanwhile, and
+        NoWorkersError if for `timeout` seconds nobody works, or fewer than are waited for.
         """
         weights = flat_weights(self.params)
         with self._changed:
             self._weights, self.queue.updates = weights, self.updates  # together: who begins a part has both
             self._changed.notify_all()
-            while not self._changed.wait_for(lambda: self._count == self.queue.parts, self.timeout):
-                if not self._workers:
-                    raise UsageError(
-                        f"no worker has been there for {self.timeout:g} s; start some with --role worker and the "
-                        "same options, and this command again to resume from the last checkpoint"
-                    )
+            self._wait_for_gradients(is_stopping)
             parts = self._sum.split([p.local.numel() for p in self.params])
             for p, values in zip(self.params, parts, strict=True):
                 p.local.grad = values.view_as(p.local).to(p.local.device)
@@ -80,8 +85,22 @@ class GradientServer:
             self.ahead = self.queue.done_ahead()  # the next gradients may come before a checkpoint is saved
             return loss
 
+    def _wait_for_gradients(self, is_stopping: Callable[[], bool]) -> None:
+        end = time.monotonic() + self.timeout
+        while not self._changed.wait_for(lambda: self._count == self.queue.parts, ALIVE_SECONDS):
+            if is_stopping():
+                raise StoppedError
+            if self._workers and self._joined >= self._wanted:
+                end = time.monotonic() + self.timeout
+            elif time.monotonic() > end:
+                missing = f"only {self._joined} of {self._wanted} workers have" if self._workers else "no worker has"
+                raise NoWorkersError(
+                    f"{missing} been there for {self.timeout:g} s; start some with --role worker and the same "
+                    "options, and this command again to resume from the last checkpoint; or try a longer --timeout"
+                )
+
     def close(self) -> None:
-        """Tell the workers that all is done, and stop listening."""
+        """Tell the workers that all is done, or that the server stops, and stop listening."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -112,13 +131,13 @@ class GradientServer:
             worker = self._join(link)
             try:
                 held, gradient = -1, flat_weights(self.params)
-                while (found := self._next(worker)) is not None:
+                while (found := self._next(worker, link)) is not None:
                     part, version, weights = found
                     link.send({"part": part, "version": version}, weights if version != held else None)
                     held = version
                     loss = float(link.receive(gradient)["loss"])
-                    self._add(worker, part, gradient, loss)
-                link.send({"done": True})
+                    self._add(worker, link, part, gradient, loss)
+                link.send({"done": self.queue.oldest == self.queue.steps})
             except (EOFError, OSError):
                 pass
             finally:
@@ -142,7 +161,7 @@ class GradientServer:
                 )
             self._changed.notify_all()
 
-    def _next(self, worker: int) -> tuple[Part, int, Tensor] | None:
+    def _next(self, worker: int, link: Link) -> tuple[Part, int, Tensor] | None:
         """The worker's next part, and the weights to compute it with, of so many updates; None when all are done."""
         with self._changed:
             part: Part | None = None
@@ -153,18 +172,23 @@ class GradientServer:
                     part = self.queue.take(worker)
                 return part is not None or self._ended or self.queue.oldest == self.queue.steps
 
-            self._changed.wait_for(is_there)
+            self._wait_for(link, is_there)
             return None if part is None or self._weights is None else (part, self.queue.updates, self._weights)
 
-    def _add(self, worker: int, part: Part, gradient: Tensor, loss: float) -> None:
+    def _add(self, worker: int, link: Link, part: Part, gradient: Tensor, loss: float) -> None:
         """Add a gradient to those of the next update, once the update before is made."""
         with self._changed:
-            self._changed.wait_for(lambda: self._count < self.queue.parts or self._ended)
+            self._wait_for(link, lambda: self._count < self.queue.parts or self._ended)
             self.queue.give(worker, part)
             self._sum = gradient.clone() if self._count == 0 else self._sum.add_(gradient)
             self._loss += loss
             self._count += 1
             self._changed.notify_all()
+
+    def _wait_for(self, link: Link, is_there: Callable[[], bool]) -> None:
+        """Wait for a change, and tell the worker meanwhile that the server is there."""
+        while not self._changed.wait_for(is_there, ALIVE_SECONDS):
+            link.say_alive()
 
 
 def flat_weights(params: Sequence[ShardedParameter]) -> Tensor:

@@ -18,13 +18,13 @@ from training.run_plan import RunPlan
 
 
 class ServerLostError(GristmillError):
-    """The server is gone before all is done."""
+    """The server is gone, or has stopped, before all is done."""
 
 
 def work(plan: RunPlan, device: torch.device, on_part: Callable[[Part], None] = lambda _: None) -> int:
     """Work until the server says that all is done; returns the number of parts. `on_part` is called before each.
 
-    Raises UsageError if there is no server or it has other options, ServerLostError if it goes.
+    Raises UsageError if there is no server or it has other options, ServerLostError if it goes or stops.
     """
     config = plan.config
     assert isinstance(config, AsyncConfig)
@@ -41,8 +41,8 @@ def work(plan: RunPlan, device: torch.device, on_part: Callable[[Part], None] = 
             return worker.run(link, on_part)
         except (EOFError, OSError) as error:
             raise ServerLostError(
-                f"the server at host {config.host}, port {config.port} is gone; start it again to resume, and then "
-                "this worker"
+                f"the server at host {config.host}, port {config.port} is gone or did not hear of this worker for its "
+                "--timeout; start what is gone again: both resume"
             ) from error
 
 
@@ -73,13 +73,19 @@ class _Worker:
             on_part((step, number))
             if header["has_values"]:
                 self._load()
-            loss = self._backward(step, number)
+            with link.alive():
+                loss = self._backward(step, number)
             link.send({"loss": loss}, torch.cat([self._gradient(p.local) for p in self.model.params]))
             done += 1
         if "refused" in header:
             raise UsageError(
                 f"the server has another run, which differs in {header['refused']}; give this worker the "
                 "server's options"
+            )
+        if not header["done"]:
+            raise ServerLostError(
+                f"the server has stopped before all was done, of which this worker did {done} parts; start it again "
+                "to resume, and then this worker"
             )
         return done
 

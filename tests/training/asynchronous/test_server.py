@@ -1,5 +1,8 @@
 """The server gives out no part before the weights that it is to be computed with."""
 
+import json
+import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +13,7 @@ from torch import nn
 from benchmarks.bench_replicas import free_port
 from training.asynchronous.messages import Link, connect
 from training.asynchronous.part_queue import PartQueue
-from training.asynchronous.server import GradientServer
+from training.asynchronous.server import GradientServer, NoWorkersError, StoppedError
 from training.sharding.shard_spec import ShardSpec
 from training.sharding.sharded_parameter import ShardedParameter
 
@@ -71,7 +74,7 @@ def test_a_silent_worker_leaves_its_part_to_another(serve: Callable) -> None:
     assert "worker 1 is gone: part 0 of step 1 is left to another; 1 work" in said
 
 
-@pytest.mark.parametrize("sent", [b"[1]", b"no JSON", b'{"identity": 1}'])
+@pytest.mark.parametrize("sent", [b"[1]", b"no JSON", b"[" * 60_000, b'{"identity": 1}'])
 def test_what_is_no_message_joins_nothing(serve: Callable, sent: bytes) -> None:
     said = list[str]()
     _, port = serve(5.0, said.append)
@@ -83,4 +86,62 @@ def test_what_is_no_message_joins_nothing(serve: Callable, sent: bytes) -> None:
 
 
 def has_message(link: Link, seconds: float) -> bool:
-    return link._connection.poll(seconds)
+    """Whether a message comes, but those that say that the server is there."""
+    while link._connection.poll(seconds):
+        if "alive" not in json.loads(link._connection.recv_bytes()):
+            return True
+        seconds /= 2
+    return False
+
+
+def test_a_slow_worker_keeps_its_part(serve: Callable) -> None:
+    said = list[str]()
+    server, port = serve(2.0, said.append)
+    with connect("127.0.0.1", port, 10.0) as slow, ThreadPoolExecutor(1) as thread:
+        slow.send({"identity": {"seed": 1}})
+        collecting = thread.submit(server.collect)
+        assert slow.receive(torch.zeros(3))["part"] == [0, 0]
+        with slow.alive():
+            time.sleep(2.5)
+        slow.send({"loss": 0.5}, torch.full((3,), 2.0))
+        assert collecting.result() == 0.5 and said == ["worker 1 has joined: 1 work"]
+
+
+def test_a_worker_that_waits_hears_of_its_server(serve: Callable) -> None:
+    server, port = serve(20.0)
+    with connect("127.0.0.1", port, 2.0) as link, ThreadPoolExecutor(2) as threads:
+        link.send({"identity": {"seed": 1}})
+        received = threads.submit(link.receive, torch.zeros(3))
+        time.sleep(2.5)  # there are no weights yet
+        collecting = threads.submit(server.collect)
+        assert received.result()["part"] == [0, 0]
+        link.send({"loss": 0.5}, torch.full((3,), 2.0))
+        assert collecting.result() == 0.5
+
+
+def test_a_silent_server_is_noticed() -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)), connect("127.0.0.1", port, 1.0) as link, pytest.raises(OSError):
+        link.receive()
+
+
+def test_a_server_stops_while_it_waits_and_says_so(serve: Callable) -> None:
+    server, port = serve(20.0)
+    with connect("127.0.0.1", port, 20.0) as link, ThreadPoolExecutor(1) as thread:
+        link.send({"identity": {"seed": 1}})
+        with pytest.raises(StoppedError):
+            server.collect(lambda: True)
+        closing = thread.submit(server.close)
+        assert link.receive(torch.zeros(3)).get("part", [0, 0]) == [0, 0]
+        link.send({"loss": 0.5}, torch.zeros(3))
+        closing.result()
+        assert link.receive(torch.zeros(3))["done"] is False
+
+
+def test_workers_that_do_not_come_are_missed(serve: Callable) -> None:
+    server, port = serve(1.0)
+    server._wanted = 2
+    with connect("127.0.0.1", port, 20.0) as link:
+        link.send({"identity": {"seed": 1}})
+        with pytest.raises(NoWorkersError, match="only 1 of 2 workers have been there for 1 s; start some"):
+            server.collect()

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -24,6 +25,7 @@ from gristmill.errors import UsageError
 from tests.training.conftest import REPOSITORY, small_run
 from tests.training.parallel.test_layouts import assert_same, recorded
 from training.asynchronous.async_config import AsyncConfig
+from training.asynchronous.messages import Link
 from training.asynchronous.part_queue import Part, PartQueue
 from training.asynchronous.server import GradientServer
 from training.asynchronous.worker import work
@@ -31,6 +33,7 @@ from training.checkpoint.checkpoint import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import init_distributed
+from training.replicas.meeting_config import MeetingConfig
 from training.train import train
 from training.train_async import train_async
 from training.trainer import Trainer
@@ -102,8 +105,8 @@ def test_a_gradient_that_is_added_twice_is_noticed(
 ) -> None:
     right = GradientServer._add
 
-    def twice(self: GradientServer, worker: int, part: Part, gradient: torch.Tensor, loss: float) -> None:
-        right(self, worker, part, gradient * (2 if part == (1, 1) else 1), loss)
+    def twice(self: GradientServer, worker: int, link: Link, part: Part, gradient: torch.Tensor, loss: float) -> None:
+        right(self, worker, link, part, gradient * (2 if part == (1, 1) else 1), loss)
 
     monkeypatch.setattr(GradientServer, "_add", twice)
     with workers(exact, False):
@@ -138,6 +141,37 @@ def test_a_resumed_server_uses_each_part_once(exact: AsyncConfig, monkeypatch: p
     assert sorted(used + given) == [(step, number) for step in range(8) for number in range(3)]
     losses = recorded(stale.out_dir)[0]
     assert losses[-1][0] == 8 and losses[-1][1] < losses[0][1]
+
+
+def test_a_signal_while_the_server_waits_loses_no_step(exact: AsyncConfig, tmp_path: Path) -> None:
+    """As of a scheduler, to server and workers: the weights of the last update are saved."""
+    config = replace(exact, checkpoint=CheckpointConfig(every=100))
+    with workers(config, False) as started:
+
+        def stop() -> None:
+            while not (exact.out_dir / "metrics.jsonl").is_file() or len(recorded(exact.out_dir)[0]) < 4:
+                time.sleep(0.01)
+            started[0].terminate()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        thread = threading.Thread(target=stop)
+        thread.start()
+        with pytest.raises(SystemExit) as ended:
+            train_async(config)
+        thread.join()
+    assert ended.value.code == 128 + signal.SIGTERM
+    with workers(config, False):
+        train_async(config)
+    assert_same(synchronous(config, tmp_path / "one"), exact.out_dir)
+
+
+def test_a_worker_says_that_its_server_has_stopped(exact: AsyncConfig) -> None:
+    """And ends with an error, so that what started it does so again."""
+    with workers(exact, False) as started:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        with pytest.raises(SystemExit):
+            train_async(exact)
+    assert started[0].exitcode == 1
 
 
 def test_workers_with_other_options_are_refused(exact: AsyncConfig) -> None:
@@ -179,6 +213,7 @@ def test_a_server_without_workers_and_a_worker_without_server_end(exact: AsyncCo
         ({"parts": 5}, r"batch_size 12 is not divisible by parts 5 .*; try --data.batch_size 15"),
         ({"branch_from": Path("x")}, "which parts are done; try --init_from"),
         ({"staleness": -1}, "staleness is -1"),
+        ({"replicas": MeetingConfig(folder=Path("x"))}, "no steps of their own; try .*, and no --replicas.folder"),
     ],
 )
 def test_what_cannot_be_is_refused(exact: AsyncConfig, changes: dict[str, Any], said: str) -> None:
