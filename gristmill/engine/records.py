@@ -159,18 +159,25 @@ class Ledger:
         return ledger if is_file(ledger.file) else copy
 
     def announce(self, folders: Iterable[Path]) -> None:
-        """Write in each of the folders that are not below the ledger's where it is, and which files it names there."""
+        """Write in each of the folders that are not below the ledger's where it is, and which files it names there.
+
+        Unless that is there already; a run that was killed just after it wrote the ledger has left it for the next one.
+        """
         root = absolute(self.root)
-        for folder in (folder for folder in map(absolute, folders) if not folder.is_relative_to(root)):
+        others = [folder for folder in map(absolute, folders) if not folder.is_relative_to(root)]
+        outputs = sorted(self.outputs().items()) if others else []
+        for folder in others:
             top = f"{name_of(folder)}/"
             written = [
                 msgspec.structs.replace(output, path=name[len(top) :])
-                for name, output in sorted(self.outputs().items())
+                for name, output in outputs
                 if name.startswith(top) and output.size >= 0
             ]
             place, copy = os.path.relpath(root, folder).encode(), DoneRecord("", "copy", {}, written, Counts({}, []))
             path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
-            write_file(path, place + b"\n" + _encode(copy))
+            data = place + b"\n" + _encode(copy)
+            if next(read_files([path]), None) != data:
+                write_file(path, data)
 
     def announced(self, folders: Iterable[Path]) -> set[Path]:
         """The files that a ledger of this name and place, which may be gone, said to be in other folders; see announce.

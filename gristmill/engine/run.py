@@ -175,7 +175,7 @@ class StageRun:
         if self._done.is_changed or stale or reads or left or inputs or gone:
             self._done.records = self.claims.known_reads(self._done.before) | self._done.records | reads | inputs
             self.ledger.compact(self._done.records.values(), [*stale, *self._claimed, *left, *gone])
-            self.ledger.announce(self.marks.folders)
+        self.ledger.announce(self.marks.folders)
         remove_folder(self.work)
         self._done.remove_leftovers()
         self.marks.remove()

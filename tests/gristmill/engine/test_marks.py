@@ -148,3 +148,37 @@ def test_what_killed_workers_left_beside_finished_outputs_is_removed(source: Pat
         path.touch()
     assert upper_stage(source, tmp_path / "out").ran == 0
     assert not any(path.exists() for path in left)
+
+
+def two_folders(source: Path, first: Path, second: Path) -> int:
+    """Write a file to each of two folders; return how many tasks ran."""
+    with open_stage(JOINED, first, QUIET, reads=[source], publishes=[first, second]) as run:
+        targets = [folder / "whole" for folder in (first, second)]
+        arguments = [{"parts": [source / "a"], "target": target} for target in targets]
+        tasks = [Task(str(i), join, arguments[i], (target,)) for i, target in enumerate(targets)]
+        run.finish(run.step("join", tasks).counts)
+    return run.ran
+
+
+@pytest.mark.parametrize("runs_before", [0, 1])
+def test_a_second_folder_says_what_it_holds_if_a_run_was_killed_before_it_wrote_that(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_before: int
+) -> None:
+    first, second = tmp_path / "train", tmp_path / "holdout"
+    for _ in range(runs_before):
+        two_folders(source, first, second)
+    (source / "a").write_text("another text\n")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Ledger, "announce", interrupt)
+        two_folders(source, first, second)
+    with pytest.raises(InputError, match="is not complete: joined"):
+        reject_unfinished(second)
+    assert two_folders(source, first, second) == 0
+    first.rename(tmp_path / "elsewhere")  # the second folder is alone
+    join_stage([second / "whole"], tmp_path / "next")
+    (second / "whole").unlink()
+    with (
+        pytest.raises(InputError, match="holdout/whole, which joined wrote, is missing"),
+        open_stage(JOINED, tmp_path / "then", QUIET, reads=[second], listed={second: []}),
+    ):
+        pass
