@@ -67,6 +67,41 @@ def test_a_signal_that_arrives_in_a_callback_from_c_is_not_lost(tmp_path: Path, 
     assert (ended.returncode, ended.stdout) == (exit_code, "")
 
 
+PRELOADED = """
+import os, signal, sys, time
+
+if sys.argv[0] == "-c":  # imported by the fork server
+    os.killpg(0, signal.SIGINT)  # as Ctrl-C does
+
+def wait(seconds):
+    time.sleep(seconds)
+"""
+CALLS_PRELOADED = """
+import sys
+from gristmill.command import run_with_exit_code
+from gristmill.engine.executors.local import Call, LocalExecutor
+from preloaded import wait
+
+def work():
+    with LocalExecutor(2) as executor:
+        list(executor.run([Call(wait, {"seconds": 60})] * 2))
+
+if __name__ == "__main__":
+    sys.exit(run_with_exit_code(work))
+"""
+
+
+def test_ctrl_c_while_modules_are_preloaded_prints_one_line(tmp_path: Path) -> None:
+    (tmp_path / "preloaded.py").write_text(PRELOADED)
+    script = tmp_path / "calls.py"
+    script.write_text(CALLS_PRELOADED)
+    ended = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=50, check=False, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"},
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (130, "interrupted: run the same command again to resume\n")
+
+
 def test_processes_forked_from_one_that_handles_sigterm_end_at_once() -> None:
     """A handler in Python may never be called in a process that waits for a lock, as a Pool's do."""
     with interruptible(lambda _: None, by_sigint=False):

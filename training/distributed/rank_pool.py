@@ -161,6 +161,7 @@ def _serve(connection: Connection, rank: int, threads: int, port: int, timeout: 
     """A worker's main loop: answers a job with (succeeded, pickled result or traceback, monotonic time of failure)."""
     exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the workers too: the parent ends them
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the fork server has it blocked
     torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=timeout))

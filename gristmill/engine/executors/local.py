@@ -1,7 +1,6 @@
 """LocalExecutor: runs calls in this process or in a pool of worker processes, with the same results."""
 
 import errno
-import multiprocessing
 import os
 import signal
 import threading
@@ -11,28 +10,18 @@ from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
-import pyarrow
-
+from gristmill.engine.executors.worker import run_in_worker, start_worker
 from gristmill.engine.task import relocate
 from gristmill.errors import GristmillError, UsageError, WorkerDied
-from gristmill.process_end import (
-    TERMINATED,
-    Terminated,
-    delay_sigint,
-    exit_in_time,
-    exit_with_parent,
-    how_ended,
-    interruptible,
-)
+from gristmill.process_end import delay_sigint, how_ended
 from gristmill.storage.files import hash_file
-from gristmill.storage.lock import hold_worker_lock
 
 _FOR_FORK_SERVER = "gristmill.engine.executors.fork_server"
 _Item = TypeVar("_Item")
@@ -144,7 +133,7 @@ class LocalExecutor:
                 self._pool = self._start(call)
             self._foreign = call.foreign
             try:
-                return self._pool.submit(_run_in_worker, call.with_absolute_paths() if call.foreign else call)
+                return self._pool.submit(run_in_worker, call.with_absolute_paths() if call.foreign else call)
             except (BrokenProcessPool, EOFError, ConnectionError) as error:
                 return _failed(error)
 
@@ -177,7 +166,7 @@ class LocalExecutor:
     def _start(self, call: Call) -> ProcessPoolExecutor:
         # A fork server: workers inherit none of this process's threads, and the modules are imported once.
         start_fork_server([call.function.__module__])
-        return ProcessPoolExecutor(self.workers, _Context(self._started), _start_worker, (self.worker_lock,))
+        return ProcessPoolExecutor(self.workers, _Context(self._started), start_worker, (self.worker_lock,))
 
 
 class _Context(ForkServerContext):
@@ -218,33 +207,6 @@ def hash_files(executor: Executor, paths: Sequence[Path]) -> dict[Path, str]:
     return {paths[position]: sha256 for position, sha256 in hashes}
 
 
-def _run_in_worker(call: Call) -> Any:
-    """Run a call; Ctrl-C interrupts a worker only then, as an idle one would print a traceback.
-
-    At SIGTERM, which a scheduler sends to all processes, it ends its upload, removes temporary files, and exits.
-    """
-    try:
-        with interruptible(_terminate, by_sigint=True):
-            return call()
-    except Terminated:
-        os._exit(TERMINATED)  # at once: an exception would be sent to a driver that may be gone
-
-
-def _terminate(_: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Terminated
-
-
-def _start_worker(lock: Path | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pyarrow.set_cpu_count(1)  # there is a worker for every core
-    exit_in_time()
-    exit_with_parent()
-    multiprocessing.set_start_method(None, force=True)  # processes of a user's function start as in a script of theirs
-    if lock:
-        hold_worker_lock(lock)
-
-
 def _describe_death(workers: Iterable[BaseProcess], foreign: str) -> str:
     """Why a worker may have died: by how it ended, and whether it ran a user's function."""
     how = how_ended(workers)
@@ -276,8 +238,18 @@ def start_fork_server(modules: list[str]) -> None:
         before = {name: os.environ.pop(name, None) for name in variables}
         os.environ.update(variables)
         try:
-            forkserver.ensure_running()
+            _start_with_sigint_blocked()
         finally:
             for name, value in before.items():
                 del os.environ[name]
                 os.environ.update({name: value} if value is not None else {})
+
+
+def _start_with_sigint_blocked() -> None:
+    """The server and its processes inherit the mask: else Ctrl-C would print tracebacks while they start."""
+    resource_tracker.ensure_running()  # else the fork server would start it, which clears the mask
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
