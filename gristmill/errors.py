@@ -96,6 +96,8 @@ LIMIT_HINTS = {  # of errors for which no file is to blame
 _WRITE_HINTS = LIMIT_HINTS | {
     errno.ENOSPC: "the disk is full: free some space and run the same command again to resume",
     errno.EDQUOT: "the disk quota is used up: free some space and run the same command again to resume",
+    errno.EFBIG: "the limit of file sizes is reached: raise it (ulimit -f unlimited), or choose a folder on "
+    "another file system",
     errno.EACCES: "no permission to write there: choose another folder or change its permissions",
     errno.EPERM: "no permission to write there: choose another folder or change its permissions",
     errno.EROFS: "that file system is read-only: choose another folder",

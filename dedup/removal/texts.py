@@ -274,5 +274,5 @@ class _NoRejects(Rejects):
     def __init__(self) -> None:
         pass
 
-    def add(self, file: str, row: int, reason: str, record: bytes | dict[str, Any]) -> None:
+    def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:
         pass

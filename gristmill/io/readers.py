@@ -160,8 +160,9 @@ def read_documents(
             raw, size = _what_is_left(record)
             counts.add(part.source, READ, size)
             counts.add(part.source, f"{MALFORMED}: {error.reason}", size)
-            counts.add_example(f"{part.path} line {line_of(record, row)}: {error}")
-            rejects.add(part.name, row, error.reason, raw)
+            line = line_of(record, row)
+            counts.add_example(f"{part.path} line {line}: {error}")
+            rejects.add(part.name, line, error.reason, raw)
         else:
             source = document.original_key.source if by_original_source else part.source
             counts.add(source, READ, utf8_size(document.text))

@@ -65,10 +65,10 @@ class Rejects:
             with wrap_write_errors(self.path):
                 self.path.unlink(missing_ok=True)
 
-    def add(self, file: str, row: int, reason: str, record: bytes | dict[str, Any]) -> None:
-        """Append a malformed record: its file, its row in that file (from 0), the reason, and its bytes or fields."""
+    def add(self, file: str, line: int, reason: str, record: bytes | dict[str, Any]) -> None:
+        """Append a malformed record: its file, its line_of that file, the reason, and its bytes or fields."""
         raw = record if isinstance(record, bytes) else msgspec.json.encode(record, enc_hook=str)
-        entry = {"file": file, "line": row + 1, "reason": reason, **_raw_field(raw)}
+        entry = {"file": file, "line": line, "reason": reason, **_raw_field(raw)}
         with wrap_write_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as stored:

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,10 @@ def test_damaged_compressed_file_is_named_in_the_error(tmp_path: Path, fails, na
         ("in/book/a.jsonl", "wanted a folder, and it is a file"),
         ("empty", "holds no corpus file: wanted *.jsonl"),
         ("clash", "a.arrow and a.parquet would both be written to"),
+        (
+            "folder",
+            "x.json would be written to {out}/s/x.jsonl, which is to be the folder of s/x.jsonl/deep/y.jsonl: rename",
+        ),
         ("loose", "cannot read"),
     ],
 )
@@ -145,10 +150,12 @@ def test_error_for_a_folder_that_is_no_corpus(tmp_path: Path, fails, folder: str
     put(tmp_path / "empty" / "notes.txt", GOOD)
     put(tmp_path / "clash" / "a.parquet", GOOD)
     put(tmp_path / "clash" / "a.arrow", GOOD)
+    put(tmp_path / "folder" / "s" / "x.json", GOOD)
+    put(tmp_path / "folder" / "s" / "x.jsonl" / "deep" / "y.jsonl", GOOD)
     (tmp_path / "loose").mkdir()
     (tmp_path / "loose" / "a.jsonl").symlink_to("nowhere")
     code, text = fails(NORMALIZE, "--data_dir", tmp_path / folder, "--target_dir", tmp_path / "out")
-    assert code in (1, 2) and wanted in text
+    assert code in (1, 2) and wanted.replace("{out}", str(tmp_path / "out")) in text
     assert not (tmp_path / "out").exists()
 
 
@@ -177,6 +184,14 @@ def test_error_for_an_output_that_cannot_be_written(tmp_path: Path, fails, targe
     (tmp_path / "blocked" / "a.jsonl").mkdir(parents=True)
     code, text = fails(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / target)
     assert code == 1 and "cannot write" in text and "hoose another folder" in text
+
+
+def test_the_limit_of_file_sizes_is_named(tmp_path: Path) -> None:
+    put(tmp_path / "in" / "a.jsonl", MANY)
+    command = f"ulimit -f 200; exec {sys.executable} {NORMALIZE} --data_dir {tmp_path}/in --target_dir {tmp_path}/out"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "a.jsonl: the limit of file sizes is reached: raise it (ulimit -f unlimited)" in done.stderr
 
 
 def test_error_for_a_key_set_that_cannot_be_written(tmp_path: Path, fails) -> None:

@@ -268,7 +268,7 @@ def test_a_task_that_loses_a_document_is_not_done(tmp_path: Path, source: Path) 
 
 def reject_record(source: Path, output: Path) -> Counts:
     counts = Counts({}, [])
-    Rejects(output).add(source.name, 0, "no text", source.read_bytes())
+    Rejects(output).add(source.name, 1, "no text", source.read_bytes())
     atomic_write_bytes(output, b"")
     counts.add("a", READ, 5)
     counts.add("a", "malformed: no text", 5)

@@ -29,7 +29,7 @@ from gristmill.io.writers import Rejects
 def read_all(root: Path, rejects: Path) -> tuple[list[Document], Counts, list[dict]]:
     """(documents, counts, rejects) of a corpus."""
     counts, sink = Counts({}, []), Rejects(rejects)
-    slices = [part for file in list_corpus(root) for part in plan_slices(file)]
+    slices = [part for file in list_corpus(root, read_also=("csv",)) for part in plan_slices(file)]
     documents = [document for part in slices for document in read_documents(part, counts, sink)]
     lines = sink.path.read_bytes().splitlines() if sink.path.exists() else []
     return documents, counts, [msgspec.json.decode(line) for line in lines]
@@ -143,6 +143,14 @@ def test_the_line_of_a_malformed_row_of_a_csv_file_is_named(tmp_path: Path) -> N
     write(tmp_path, "a.csv", b"text,n", b'"one', b'two",1', b'"three', b"four,2")
     with pytest.raises(InputError, match=r"after record 1 \(.*, in the record that begins in line 4\)"):
         list(read_corpus(tmp_path / "a.csv"))
+
+
+def test_the_line_of_a_malformed_row_of_a_csv_file_is_kept_with_it(tmp_path: Path) -> None:
+    write(tmp_path / "in", "a.csv", b"text,n", b"one", b'"two', b'lines",1', b"a,1,2")
+    documents, counts, rejects = read_all(tmp_path / "in", tmp_path / "out")
+    assert [document.key.row for document in documents] == [1]
+    assert [(reject["line"], reject["raw"]) for reject in rejects] == [(2, "one"), (5, "a,1,2")]
+    assert [example.partition(": ")[0].rpartition(" ")[2] for example in counts.examples] == ["2", "5"]
 
 
 def test_invalid_utf8_beside_a_text_that_looks_like_a_record_is_malformed(tmp_path: Path) -> None:
