@@ -19,7 +19,7 @@ from gristmill.io import readers
 from gristmill.io.documents import CorpusFile, list_corpus
 from gristmill.io.formats.arrow_tables import damaged_table
 from gristmill.io.formats.compressed import CorruptStream, decompress
-from gristmill.io.formats.cuts import ONE_SLICE
+from gristmill.io.formats.cuts import ONE_SLICE, Cut
 from gristmill.io.formats.suffixes import LINE_FORMATS, CorpusName, normal_name, parse_name
 from gristmill.io.lines import MAX_LINE_BYTES, damaged_stream
 from gristmill.io.readers import Slice, is_cut, read_documents, slices_at
@@ -66,12 +66,17 @@ class Samples:
 
 @dataclass
 class _SampleFile:
-    """Documents of a file: their lines of JSON, and the bytes of their texts."""
+    """Documents of a file: their lines of JSON, and the bytes of their texts; `is_whole` if they are all it has."""
 
     name: str
     disk_bytes: int
     lines: list[bytes] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    is_whole: bool = False
+
+    @property
+    def line_bytes(self) -> int:
+        return sum(map(len, self.lines))
 
 
 @dataclass
@@ -91,10 +96,17 @@ class _Kind:
         return self.expansion * self.disk_bytes
 
     def total(self, count: Callable[[_SampleFile], int]) -> float:
-        """The sum of `count` over the documents of all files, if they are like those of the sample."""
-        sampled = [file for file in self.sampled if file.lines]
-        found = sum(file.disk_bytes * count(file) / sum(map(len, file.lines)) for file in sampled)
-        return self.json_bytes * found / sum(file.disk_bytes for file in sampled) if sampled else 0
+        """The sum of `count` over the documents of all files, if they are like those of the sample.
+
+        Exact if all files were read whole.
+        """
+        sampled = [file for file in self.sampled if file.is_whole or file.lines]
+        found = sum(count(file) * (1 if file.is_whole else self._times(file)) for file in sampled)
+        return self.disk_bytes * found / sum(file.disk_bytes for file in sampled) if sampled else 0
+
+    def _times(self, file: _SampleFile) -> float:
+        """How many times larger than what was read of it a file is."""
+        return self.expansion * file.disk_bytes / file.line_bytes
 
 
 def sample_corpus(
@@ -105,7 +117,7 @@ def sample_corpus(
     read_also: Sequence[str] = (),
     max_malformed: float = 0,
 ) -> Samples:
-    """Write two samples of a corpus below `folder`, the larger with about `sample_bytes` of JSON.
+    """Write two samples of a corpus below `folder`, the larger with about `sample_bytes` of JSON, or all.
 
     Each source and format has its share, from files spread evenly over it. Reads the listing, these documents, and a
     few MiB of a compressed file of each source and format; of files in a bucket as much is fetched, and a little more.
@@ -197,7 +209,9 @@ def _count_slices(file: CorpusFile) -> int:
 
 
 def _read_sample(kind: _Kind, quota: int, files: int, copies: Path, left_out: Counts) -> None:
-    """Read documents of about `quota` bytes of JSON from at least `files` files, or from all."""
+    """Read documents of about `quota` bytes of JSON from at least `files` files, or from all; no document twice."""
+    if quota >= kind.json_bytes:
+        quota *= 2  # as documents of JSON may be longer than on disk, and all are wanted
     files, left = min(files, len(kind.files)), quota
     for file in _spread([*kind.files], files):
         found, wanted = _SampleFile(normal_name(file.name), file.size), quota * file.size / kind.disk_bytes
@@ -205,11 +219,13 @@ def _read_sample(kind: _Kind, quota: int, files: int, copies: Path, left_out: Co
         with _leaves_out(file, kind.files, left_out):
             copy = partial_copy(file, ceil(2 * wanted / kind.expansion) + _MARGIN_BYTES, copies)
             places = _places(copy)
+            ended = 0
             for place in places:
                 with suppress(*([] if copy is file else [DamagedFile])):  # where a copy ends
-                    _read_from(place, wanted / len(places), found, Rejects(copies / "rejects"))
+                    ended += _read_from(place, wanted / len(places), found, Rejects(copies / "rejects"))
+            found.is_whole = ended == len(places) and (copy is file or copy.path.stat().st_size == file.size)
             kind.sampled.append(found)
-            left -= sum(map(len, found.lines))
+            left -= found.line_bytes
         if left <= 0:
             return
 
@@ -222,7 +238,7 @@ def _spread(files: Sequence[CorpusFile], count: int) -> Iterator[CorpusFile]:
 
 
 def _places(file: CorpusFile) -> list[Slice]:
-    """Where to read documents: from the beginning or, of uncompressed lines, from several lines on, spread evenly."""
+    """The parts from which to read documents: the whole file or, of uncompressed lines, parts of about one size."""
     parts, starts = parse_name(file.name), [0]
     if parts and parts.format in LINE_FORMATS and not parts.compression:
         with wrap_read_errors(file.path), file.path.open("rb") as lines:
@@ -231,17 +247,18 @@ def _places(file: CorpusFile) -> list[Slice]:
                 lines.seek(size * number // _PLACES)
                 lines.readline(MAX_LINE_BYTES)
                 starts.append(lines.tell())
-    return [Slice(file.path, file.name, start=start, text_column=file.text_column) for start in dict.fromkeys(starts)]
+    return slices_at(file, [Cut(start, 0, ((start, None),)) for start in dict.fromkeys(starts)])
 
 
-def _read_from(place: Slice, quota: float, found: _SampleFile, rejects: Rejects) -> None:
-    """Add documents of about `quota` bytes of JSON."""
+def _read_from(place: Slice, quota: float, found: _SampleFile, rejects: Rejects) -> bool:
+    """Add documents of about `quota` bytes of JSON; return whether they are all of the part."""
     for document in read_documents(place, Counts({}, []), rejects):
         found.lines.append(document.to_json())
         found.sizes.append(utf8_size(document.text))
         quota -= len(found.lines[-1])
         if quota <= 0:
-            return
+            return False
+    return True
 
 
 def _write_share(path: Path, file: _SampleFile, share: int) -> None:

@@ -60,13 +60,7 @@ def explanation(stages: Sequence[StageCost], volume: Volume, rates: Rates) -> st
     peak = max(stages, key=lambda stage: stage.peak_bytes)
     lines.append(f"The disk holds most in {peak.name}: {size(peak.peak_bytes)}, beside the corpus.")
     lines.append("Requests are counted as if the corpus and the output were in a bucket of S3; a disk needs none.")
-    share = rates.duplicates / rates.documents
-    lines.append(
-        f"Duplicates: {share:.1%} of the sample's documents. A whole corpus has more, and then costs less after pass1: "
-        "try --duplicates 0.4."
-        if volume.duplicates is None
-        else f"Duplicates: {volume.duplicates:.1%} of the documents, as was given; {share:.1%} in the sample."
-    )
+    lines.append(_duplicates(volume, rates))
     lines.append(
         f"Measured in {rates.seconds:.0f} s on this machine, with {size(rates.text_bytes)} of text: "
         f"{rates.documents:,} documents of {rates.files:,} files."
@@ -74,6 +68,18 @@ def explanation(stages: Sequence[StageCost], volume: Volume, rates: Rates) -> st
     if rates.startup_unknown:
         lines.append("Kernels were compiled meanwhile, so the start of processes is left out: run again for it.")
     return "\n".join(lines)
+
+
+def _duplicates(volume: Volume, rates: Rates) -> str:
+    share, extent = rates.duplicates / rates.documents, volume.extent
+    if volume.duplicates is not None:
+        return f"Duplicates: {volume.duplicates:.1%} of the documents, as was given; {share:.1%} in the sample."
+    if (rates.documents, rates.text_bytes) == (extent.documents, extent.text_bytes):
+        return f"Duplicates: {share:.1%} of the documents; the sample is the whole corpus."
+    return (
+        f"Duplicates: {share:.1%} of the sample's documents. A whole corpus has more, and then costs less after pass1: "
+        "try --duplicates 0.4."
+    )
 
 
 def duration(seconds: float) -> str:

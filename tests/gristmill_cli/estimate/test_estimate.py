@@ -91,6 +91,31 @@ def test_samples_have_each_source_with_its_share(tmp_path: Path) -> None:
     assert samples.extent.documents == pytest.approx(271, rel=0.25)
 
 
+def test_a_small_corpus_is_read_whole_and_no_document_twice(tmp_path: Path) -> None:
+    for name, count in (("a/x.jsonl", 90), ("a/y.jsonl", 3), ("b/z.parquet", 40), ("c/t.jsonl.gz", 30)):
+        (tmp_path / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_records(tmp_path / "corpus" / name, list(documents(name, count)))
+    (tmp_path / "corpus/a/spaced.jsonl").write_text("".join(f'{{   "text":   "grain {i}"   }}\n' for i in range(20)))
+    written = sorted(each.text for each in read_corpus(tmp_path / "corpus"))
+    samples = sample_corpus(tmp_path / "corpus", tmp_path, 10**6)
+    assert sorted(each.text for each in read_corpus(samples.large)) == written
+    extent = samples.extent
+    assert (extent.documents, extent.text_bytes) == (183, sum(len(text.encode()) for text in written))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6])
+def test_places_of_a_sample_do_not_overlap(tmp_path: Path, share: float) -> None:
+    """Documents of very different lengths: what is read from a place ends where the next one begins."""
+    texts = [f"{i} " + "grain " * (500 if i % 7 == 0 else 5) for i in range(200)]
+    (tmp_path / "corpus").mkdir()
+    write_records(tmp_path / "corpus/a.jsonl", [{"text": text} for text in texts])
+    size = (tmp_path / "corpus/a.jsonl").stat().st_size
+    samples = sample_corpus(tmp_path / "corpus", tmp_path, int(share * size))
+    found = [each.text for each in read_corpus(samples.large)]
+    assert len(found) == len(set(found)) < 200 and set(found) < set(texts)
+    assert samples.extent.documents == pytest.approx(200, rel=0.35)
+
+
 @pytest.mark.parametrize("name", ["b/y.jsonl.gz", "b/y.parquet", "a/y.jsonl.gz"])
 def test_damaged_files_are_left_out_as_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     for each in ("a/x.jsonl.gz", name, "a/z.jsonl.gz"):
