@@ -157,10 +157,9 @@ def read_documents(
         try:
             document = _to_document(record, DocKey(part.name, row), part.text_column)
         except Malformed as error:
-            raw, size = _what_is_left(record)
+            (raw, size), line = _what_is_left(record), line_of(record, row)
             counts.add(part.source, READ, size)
             counts.add(part.source, f"{MALFORMED}: {error.reason}", size)
-            line = line_of(record, row)
             counts.add_example(f"{part.path} line {line}: {error}")
             rejects.add(part.name, line, error.reason, raw)
         else:
