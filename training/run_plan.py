@@ -71,17 +71,23 @@ class RunPlan:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of the global batch."""
+        """Tokens that this run reads in a step: the global batch, or its part as one of replicas that are runs."""
+        return self._batch_tokens // self.config.replicas.count
+
+    @property
+    def _batch_tokens(self) -> int:
         return self.config.data.batch_size * self.config.data.seq_len
 
     def header(self, parameters: int, processes: int, device: str) -> str:
         """Two lines for logs: the sizes of the model, the layout and the batch. `device` is cpu or cuda."""
         model, split = self.model, self.split
         threads = f" x {torch.get_num_threads()} threads" if device == "cpu" else ""
+        part = f", of which this run reads {self.tokens_per_step:,}" if self.config.replicas.count > 1 else ""
         return (
             f"{model.preset}: {parameters:,} parameters, {model.layers} layers of width {model.width}, "
             f"vocabulary {model.vocab_size}\n"
             f"{processes} processes ({device}{threads}, {self.config.precision}): "
-            f"{self.layout.describe()}; a step is {self.tokens_per_step:,} tokens: {split.dp_size} replicas x "
-            f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x {self.train.first.length}"
+            f"{self.layout.describe()}; a step is {self._batch_tokens:,} tokens: {split.dp_size} replicas x "
+            f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x "
+            f"{self.train.first.length}{part}"
         )

@@ -85,7 +85,7 @@ class Trainer:
         self.reporter = Reporter(config.out_dir, world.is_main, config.metrics)
         self.holdouts = Holdouts(plan.named_holdouts, config.eval, self.split.micro_batch_size, data.mask_documents)
         self.profiler = Profiler(config.profile, self.model, [*dict(decoder.named_parameters())], config.out_dir)
-        self.seen = SeenTokens(self.batches, self.train_data, config.metrics.sources)
+        self.seen = SeenTokens(self.batches, self.train_data, config.metrics.sources, config.replicas.count)
         sampled = config.eval.sample_tokens > 0
         self.sampler = Sampler(first.folder, first.manifest, config.eval, config.seed) if sampled else None
         self.checkpoints = CheckpointManager(
@@ -116,7 +116,7 @@ class Trainer:
             elif self.config.init_from is not None:
                 self._load_weights(self.config.init_from)
             self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.holdouts.counts[""], self.world)
-        self.steps_done = self.replicas.after_load(record)
+        self.steps_done = self.replicas.after_load(record, self.stop_signals)
         self.model.after_load()
         self.model.publish_params()
 
@@ -145,8 +145,8 @@ class Trainer:
         self.reporter.start(self.steps_done)
         main_only(lambda: copy_tokenizer(self.train_data.first, self.config.out_dir))
         self._print_header()
-        if self.origin:
-            self.reporter.say(self.origin)
+        for line in filter(None, (self.origin, self.replicas.note)):
+            self.reporter.say(line)
         gc.freeze()  # all objects alive now stay alive: scanning them at every collection costs a small model 3 %
         self.meter.restart()
 
@@ -181,7 +181,7 @@ class Trainer:
         self.unreported.append(
             StepMetrics(step, lr, sums.loss, sums.grad_norm, new_scale, self.stability.fault, sums.z_loss)
         )
-        return sums.stop
+        return sums.stop or self.replicas.has_left
 
     @property
     def skipped(self) -> bool:
@@ -276,6 +276,7 @@ class Trainer:
             self.loader.close()
             self.verifier.close()
             self.optimizer.close()
+            self.replicas.close()
             self.model.close()
             self.reporter.close()
 

@@ -1,5 +1,6 @@
 """Runs over several data sets: what they read, resumed and in any layout; bad weights are refused in a sentence."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +150,21 @@ def test_every_token_seen_is_counted_for_its_source(folders: Folders) -> None:
     seen = SeenTokens(batches, mix, by_source=True)
     seen.after(2)
     assert {name: part["tokens"] for name, part in seen.after(5)["sources"].items()} == wanted
+
+
+def test_replicas_that_are_runs_count_their_parts_of_the_batches(folders: Folders) -> None:
+    mix = TokenMix.of([TokenSequences(folder, 16) for folder in folders], (0.6, 0.4))
+    sequences, order = mix.sequences(seed=7)
+
+    def seen(replicas: int, number: int) -> Counter[str]:
+        batches = Batches(sequences, BatchSplit(2 * replicas, 1, 4 // replicas), number, 7, mix=order)
+        found = SeenTokens(batches, mix, True, replicas).after(5)
+        tokens = {name: part["tokens"] for kind in ("sets", "sources") for name, part in found[kind].items()}
+        return Counter(tokens | {f"epochs {name}": part["epochs"] for name, part in found["sets"].items()})
+
+    parts = [seen(2, number) for number in (0, 1)]  # of rank 0 of each
+    assert parts[0] != parts[1]
+    assert parts[0] + parts[1] == pytest.approx(seen(1, 0))
 
 
 def test_bad_mixes_are_refused_in_a_sentence(

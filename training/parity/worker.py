@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from training.distributed.mesh import World, build_world
+from training.distributed.stop_signals import StopSignals
 from training.formulas.traffic.inputs import Coordinates, TrafficInputs
 from training.kernels.cross_entropy import IGNORE_INDEX
 from training.kernels.precision import COMPUTE_DTYPES, Precision, accumulation_dtype
@@ -116,7 +117,7 @@ class _Run:
             self.replicas = (
                 LocalReplicas(case.layout, options, model, self.optimizer) if local else Replicas(model, self.optimizer)
             )
-            self.replicas.after_load(None)
+            self.replicas.after_load(None, StopSignals())
 
     def result(self) -> RankResult:
         """Train, evaluate, and copy the results to the CPU."""

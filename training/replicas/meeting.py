@@ -1,21 +1,24 @@
-"""Meeting: the folder in which replicas that are runs of their own exchange what their local steps changed.
+"""Meeting: the rounds in which replicas that are runs of their own exchange what their local steps changed, as files.
 
 round-00000003/replica-1.rank-0     outer gradients of replica 1, of the shards that its rank 0 updates: plain numbers
+round-00000003/replica-1.done       all its ranks have left theirs; the fingerprint of the shared weights before
 round-00000003/coming-1             replica 1 has returned, and is on its way to this round
 round-00000003/members.json         the replicas whose gradients count, written once
 round-00000003/shared.rank-0        shared weights and outer momentum after the round, for those that return
 
 Replicas know of each other by these files alone, each of which appears whole or not at all: one may be killed at any
-time. All average the same files in the same order, so that they compute the same shared weights, bit for bit.
+time. What a replica has left it never writes again, also if it is killed and returns. All average the same files in the
+same order, so that they compute the same shared weights, bit for bit. See meeting_folder.py for who may take part.
 """
 
 import json
-import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,120 +26,192 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.errors import UsageError, wrap_write_errors
+from gristmill.errors import InputError, UsageError, require, wrap_write_errors
 from gristmill.storage.local import atomic_write_bytes
+from training.distributed.stop_signals import StopSignals
 from training.replicas.meeting_config import MeetingConfig
+from training.replicas.meeting_folder import MeetingFolder, Start, write_once
 
-_MEMBERS, _RUN = "members.json", "run.json"
-_NAME = re.compile(r"replica-(\d+)\.rank-\d+")
+_MEMBERS = "members.json"
+_DONE, _ROUND = re.compile(r"replica-(\d+)\.done"), re.compile(r"round-(\d{8,})")
 _KEPT = 3  # rounds whose files are left for replicas that are late
 _PAUSE = 0.05  # seconds between looks at the folder
 
 
+@dataclass(frozen=True)
+class ReplicaRanks:
+    """The ranks of a replica, and this one among them; by default it is alone.
+
+    `main_only` runs an action on rank 0 and shares its result, `sum` adds a tensor up over the ranks, in place.
+    """
+
+    rank: int = 0
+    size: int = 1
+    main_only: Callable[[Callable[[], Any]], Any] = lambda action: action()
+    sum: Callable[[Tensor], Tensor] = lambda values: values
+
+
 class Meeting:
-    """A replica's rank at the meetings in a folder. `main_only` runs an action on rank 0 of `ranks` and shares it."""
+    """A replica's rank at the meetings in a folder; every rank calls every method. It leaves at a signal in `stop`."""
 
-    def __init__(
-        self, config: MeetingConfig, rank: int, ranks: int, main_only: Callable[[Callable[[], Any]], Any]
-    ) -> None:
+    def __init__(self, config: MeetingConfig, ranks: ReplicaRanks) -> None:
         assert config.folder is not None
-        self.config, self.folder, self.rank, self.ranks, self._main_only = config, config.folder, rank, ranks, main_only
+        self.config, self.folder, self.ranks, self.stop = config, config.folder, ranks, StopSignals()
+        self._entry = MeetingFolder(config.folder, config.number)
 
-    def join(self, run: str) -> None:
-        """Make the folder, of the run that `run` identifies. Raises UsageError if it is that of another one."""
+    def join(self, common: Mapping[str, Any], lengths: Mapping[str, Any], start: Start) -> tuple[str, int]:
+        """Enter the folder, as MeetingFolder.join; returns the run's id and the last round with shared weights."""
 
-        def check() -> None:
-            with wrap_write_errors(self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
-                if not (self.folder / _RUN).exists():
-                    atomic_write_bytes(self.folder / _RUN, run.encode())
-            if (self.folder / _RUN).read_text() != run:
-                raise UsageError(
-                    f"{self.folder} has the meetings of replicas with other options, another number of ranks or other "
-                    "data; give all replicas the same, or try another --replicas.folder"
+        def enter() -> tuple[str, int]:
+            began = self._entry.join(common, lengths, start)
+            if start.round < began.round:
+                self._wait_for_shared(began.round)
+            if not start.run and (last := self._last()) <= start.round:
+                require(
+                    (start.round, start.shared) == (began.round, began.shared),
+                    f"replica {self.config.number} begins with other weights than those that met in {self.folder} "
+                    f"first{f', and they are at round {last}' if last else ''}; give all replicas the same --seed and "
+                    "the same --init_from or --branch_from, or try another --replicas.folder",
                 )
+            return began.run, self._last()
 
-        self._main_only(check)
+        run, last = self.ranks.main_only(enter)
+        return str(run), int(last)
 
-    def last_shared(self) -> int:
-        """The last round whose shared weights are there; 0 if there is none."""
+    def close(self) -> None:
+        """Let another process be this replica."""
+        self._entry.close()
+
+    def last_shared(self, least: int = 0) -> int:
+        """The last round whose shared weights are there; 0 if there is none. Raises InputError below `least`."""
 
         def find() -> int:
-            found = sorted(self.folder.glob("round-*"), reverse=True)
-            return next((int(path.name[6:]) for path in found if self._has_shared(path)), 0)
+            if (last := self._last()) < least:
+                raise InputError(
+                    f"the files of round {least} in {self.folder} are gone or damaged, which replica "
+                    f"{self.config.number} needs; end all replicas and start them again, first the one with the latest "
+                    "checkpoint"
+                )
+            return last
 
-        return int(self._main_only(find))
+        return int(self.ranks.main_only(find))
 
     def announce(self, number: int) -> None:
         """Say that this replica will come to round `number`, though it was not at the one before."""
-        self._main_only(lambda: self._write(number, f"coming-{self.config.number}", b""))
+        self.ranks.main_only(lambda: self._write(number, f"coming-{self.config.number}", b""))
 
-    def exchange(self, number: int, gradients: Sequence[Tensor]) -> list[int]:
+    def fingerprint(self, tensors: Sequence[Tensor]) -> str:
+        """A hash of the shared weights and momenta of all ranks, the same on all of them."""
+        digest = np.frombuffer(sha256(_flat(tensors).numpy().data).digest(), np.int64).copy()
+        return self.ranks.sum(torch.from_numpy(digest)).numpy().tobytes().hex()
+
+    def exchange(self, number: int, gradients: Sequence[Tensor], shared: str) -> list[int] | None:
         """Leave this replica's gradients at round `number`, and replace them by the mean of the members', in place.
 
-        Returns the members.
+        If it had left some there before it was killed, those count. `shared`: the fingerprint of the shared weights
+        before. Returns the members; none if the others are rounds ahead by now; None if it was asked to stop. Raises
+        UsageError for replicas with other shared weights.
         """
-        flat = torch.cat([gradient.detach().flatten() for gradient in gradients]).cpu()
-        self._write(number, f"replica-{self.config.number}.rank-{self.rank}", flat.numpy().tobytes())
-        members: list[int] = self._main_only(lambda: self._close(number))
-        total = torch.zeros_like(flat)
-        for member in members:
-            total += self._read(self._round(number) / f"replica-{member}.rank-{self.rank}", flat)
-        _unflatten(total / len(members), gradients)
+        flat, name = _flat(gradients), f"replica-{self.config.number}"
+        if not self.ranks.main_only(lambda: self._has_left(number, shared)):
+            self._write(number, f"{name}.rank-{self.ranks.rank}", flat.numpy().tobytes())
+            self.ranks.sum(torch.zeros(1))  # all have written
+            self.ranks.main_only(lambda: self._write(number, f"{name}.done", shared.encode()))
+        members: list[int] | None = self.ranks.main_only(lambda: self._close(number, shared))
+        if not members:
+            return members
+        paths = [self._round(number) / f"replica-{member}.rank-{self.ranks.rank}" for member in members]
+        if (mean := self._together(lambda: _mean(paths, flat))) is None:
+            return []
+        _unflatten(mean, gradients)
         return members
 
     def write_shared(self, number: int, tensors: Sequence[Tensor]) -> None:
         """Leave the shared weights and momenta after round `number`, and remove the files of much earlier ones."""
-        flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
-        self._write(number, f"shared.rank-{self.rank}", flat.numpy().tobytes())
-        if self.rank == 0:
-            for path in self.folder.glob("round-*"):
-                if int(path.name[6:]) <= number - _KEPT:
-                    shutil.rmtree(path, ignore_errors=True)
+        self._write(number, f"shared.rank-{self.ranks.rank}", _flat(tensors).numpy().tobytes())
+        if self.ranks.rank == 0:
+            for each in self._rounds():
+                if each <= number - _KEPT:
+                    shutil.rmtree(self._round(each), ignore_errors=True)
 
     def read_shared(self, number: int, tensors: Sequence[Tensor]) -> None:
-        """Fill the shared weights and momenta from those after round `number`."""
-        like = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
-        _unflatten(self._read(self._round(number) / f"shared.rank-{self.rank}", like), tensors)
+        """Fill the shared weights and momenta from those after round `number`. Raises InputError without them."""
+        path = self._round(number) / f"shared.rank-{self.ranks.rank}"
+        like = _flat(tensors)
+        if (found := self._together(lambda: _read(path, like))) is None:
+            raise InputError(
+                f"the shared weights in {path.parent} are gone or damaged; remove that folder to take those of an "
+                "earlier round, or those of another replica's checkpoint"
+            )
+        _unflatten(found, tensors)
 
-    def _close(self, number: int) -> list[int]:
+    def _has_left(self, number: int, shared: str) -> bool:
+        self._entry.check()
+        self._require_same_shared(number, shared)
+        return (self._round(number) / f"replica-{self.config.number}.done").exists()
+
+    def _close(self, number: int, shared: str) -> list[int] | None:
         """Wait for the replicas that are expected at a round, and agree on its members: the first to decide writes."""
-        end = time.monotonic() + self.config.deadline
+        end, path = time.monotonic() + self.config.deadline, self._round(number) / _MEMBERS
         expected = self._expected(number)
-        while not (self._round(number) / _MEMBERS).exists():
+        while not path.exists():
             there = self._there(number)
+            if self.config.number not in there:
+                return []  # the round was removed while this process was stopped
+            if self.stop.received:
+                return None
             expected |= self._coming(number)
             if expected <= there or time.monotonic() > end:
-                self._write_members(number, sorted(there))
+                if self._last() >= number:
+                    return []
+                write_once(path, self.config.number, json.dumps(sorted(there)).encode())
                 break
             time.sleep(_PAUSE)
-        members: list[int] = json.loads((self._round(number) / _MEMBERS).read_text())
-        return members
+        self._require_same_shared(number, shared)
+        return _read_members(path)
 
-    def _write_members(self, number: int, members: list[int]) -> None:
-        own = self._round(number) / f"members.{self.config.number}"
-        with wrap_write_errors(own):
-            atomic_write_bytes(own, json.dumps(members).encode())
-            with suppress(FileExistsError):  # another replica was first
-                os.link(own, self._round(number) / _MEMBERS)
+    def _require_same_shared(self, number: int, shared: str) -> None:
+        """Raise UsageError if a replica that came to a round has other shared weights than this one."""
+        others = []
+        for each in sorted(self._there(number)):
+            with suppress(FileNotFoundError):  # removed: this replica is late
+                if (self._round(number) / f"replica-{each}.done").read_text() != shared:
+                    others.append(str(each))
+        if others:
+            raise UsageError(
+                f"replica {self.config.number} comes to {self._round(number)} with other shared weights than replica "
+                f"{', '.join(others)}: they went on from checkpoints that do not belong together, or on other kinds of "
+                f"processors; end the one that is wrong, remove {self._round(number)}, and start it with an empty "
+                "--out_dir: it takes the others' weights"
+            )
 
     def _expected(self, number: int) -> set[int]:
-        before = self._round(number - 1) / _MEMBERS
-        if number == 1 or not before.exists():
-            return set(range(self.config.count))
-        return set(json.loads(before.read_text()))
+        before = _read_members(self._round(number - 1) / _MEMBERS)
+        return set(before or range(self.config.count))
 
     def _there(self, number: int) -> set[int]:
         """The replicas all of whose ranks have left their gradients."""
-        found = [_NAME.fullmatch(path.name) for path in self._round(number).glob("replica-*")]
-        numbers = [int(name[1]) for name in found if name]  # the others are being written
-        return {number for number in numbers if numbers.count(number) == self.ranks}
+        found = [_DONE.fullmatch(path.name) for path in self._round(number).glob("replica-*.done")]
+        return {int(name[1]) for name in found if name}
 
     def _coming(self, number: int) -> set[int]:
         return {int(path.name[7:]) for path in self._round(number).glob("coming-*") if path.name[7:].isdigit()}
 
-    def _has_shared(self, path: Path) -> bool:
-        return all((path / f"shared.rank-{rank}").exists() for rank in range(self.ranks))
+    def _wait_for_shared(self, number: int) -> None:
+        """Wait until the replica that began the meetings has left its shared weights, which it does at once."""
+        end = time.monotonic() + self.config.deadline
+        while self._last() < number and time.monotonic() < end and not self.stop.received:
+            time.sleep(_PAUSE)
+
+    def _last(self) -> int:
+        return max((number for number in self._rounds() if self._has_shared(number)), default=0)
+
+    def _has_shared(self, number: int) -> bool:
+        return all((self._round(number) / f"shared.rank-{rank}").exists() for rank in range(self.ranks.size))
+
+    def _rounds(self) -> Iterator[int]:
+        names = [_ROUND.fullmatch(path.name) for path in self.folder.glob("round-*")]
+        return (int(name[1]) for name in names if name)
 
     def _round(self, number: int) -> Path:
         return self.folder / f"round-{number:08d}"
@@ -147,10 +222,41 @@ class Meeting:
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write_bytes(path, data)
 
-    def _read(self, path: Path, like: Tensor) -> Tensor:
-        values = torch.from_numpy(np.frombuffer(path.read_bytes(), like.numpy().dtype).copy())
-        assert values.shape == like.shape, f"{path} has {len(values)} numbers, wanted {len(like)}"
-        return values
+    def _together(self, read: Callable[[], Tensor]) -> Tensor | None:
+        """What `read` finds; None if it fails on any rank."""
+        found = None
+        with suppress(OSError, ValueError):
+            found = read()
+        failed = self.ranks.sum(torch.tensor(float(found is None)))
+        return None if failed.item() else found
+
+
+def _read_members(path: Path) -> list[int]:
+    """The members of a round; none if its files are gone."""
+    try:
+        found: list[int] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise InputError(f"{path} is damaged; remove {path.parent}, and start all replicas again") from error
+    return found
+
+
+def _mean(paths: Sequence[Path], like: Tensor) -> Tensor:
+    total = torch.zeros_like(like)
+    for path in paths:
+        total += _read(path, like)
+    return total / len(paths)
+
+
+def _read(path: Path, like: Tensor) -> Tensor:
+    values = torch.from_numpy(np.frombuffer(path.read_bytes(), like.numpy().dtype).copy())
+    require(values.shape == like.shape, f"{path} has {len(values)} numbers, wanted {len(like)}")
+    return values
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in tensors]).cpu()
 
 
 def _unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> None:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from gristmill.config import Range
 from gristmill.errors import require
+from gristmill.urls import is_remote
 
 _MOST = 2**31 - 1
 
@@ -47,6 +48,11 @@ class MeetingConfig:
                 "meet; try --replicas.folder FOLDER, or --parallel.local_steps 50 for replicas in one launcher",
             )
             return
+        require(
+            not is_remote(self.folder),
+            f"replicas.folder {self.folder} is in a bucket: replicas meet by files that appear at once and are locked; "
+            "try a folder that all of them see, on NFS or Lustre",
+        )
         require(
             self.number < self.count,
             f"replicas.number is {self.number}, and replicas.count {self.count}; wanted 0 to {self.count - 1}",

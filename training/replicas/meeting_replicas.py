@@ -1,19 +1,23 @@
 """MeetingReplicas: a replica that is a run of its own, and meets the others in a folder after its local steps."""
 
 import json
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gristmill.errors import require
 from training.checkpoint.record import CheckpointRecord
 from training.data.batches import Batches
 from training.distributed.mesh import main_only
+from training.distributed.stop_signals import StopSignals
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer
 from training.parallel.parallel_model import ParallelModel
-from training.replicas.meeting import Meeting
+from training.replicas.meeting import Meeting, ReplicaRanks
 from training.replicas.meeting_config import MeetingConfig
+from training.replicas.meeting_folder import Start
 from training.replicas.outer_optimizer import OuterOptimizer
 from training.replicas.replicas import LocalReplicas
 
@@ -21,19 +25,30 @@ from training.replicas.replicas import LocalReplicas
 class MeetingReplicas(LocalReplicas):
     """One of `config.count` replicas; all ranks of this run train it, as any layout does.
 
-    Where others went on without it, it takes their shared weights and their step, and keeps its moments.
+    Where others went on without it, it takes their shared weights and their step, and keeps its moments. `round`: the
+    last one after which it has the shared weights; a checkpoint that a signal asked for may be before a round.
     """
 
     def __init__(
-        self, config: MeetingConfig, options: OptimConfig, model: ParallelModel, optimizer: Optimizer, run: str
+        self,
+        config: MeetingConfig,
+        options: OptimConfig,
+        model: ParallelModel,
+        optimizer: Optimizer,
+        common: dict[str, Any],
     ) -> None:
-        """`run`: what all replicas must have in common. Raises UsageError for the folder of another run."""
+        """`common`: what all replicas must have in common."""
         self.model, self.optimizer, self.config = model, optimizer, config
         self.local_steps, self.count, self.rank = config.local_steps, 1, 0
         self.outer = OuterOptimizer(optimizer.unique, options.outer_lr, options.outer_momentum)
-        self.meeting = Meeting(config, model.world.rank, model.world.size, main_only)
-        self.meeting.join(run)
-        self.steps = options.steps
+        world = model.world
+        self.meeting = Meeting(config, ReplicaRanks(world.rank, world.size, main_only, world.all_reduce))
+        self.common, self.steps, self.round, self.run = common, options.steps, 0, ""
+        self.lengths = {"optim.steps": options.steps, "optim.decay_steps": options.last_decay_step}
+        self.lengths |= {"optim.cooldown_steps": options.cooldown_steps}
+
+    def close(self) -> None:
+        self.meeting.close()
 
     def own_targets(self, batches: Batches, step: int) -> int:
         return batches.own_target_count(step, self.config.count)
@@ -48,50 +63,102 @@ class MeetingReplicas(LocalReplicas):
         if step % self.local_steps:
             return step
         self.model.finish_publishing()
-        if (last := self.meeting.last_shared()) >= step // self.local_steps:
-            step = self._follow(last)
-        else:
-            self._meet(step // self.local_steps)
+        step = self._meet(step // self.local_steps)
         self.optimizer.copy_tied()
         self.model.start_publishing()
         return step
 
-    def _meet(self, number: int) -> None:
+    def _meet(self, number: int) -> int:
+        """Meet the others at round `number`, or take what they shared by then; returns the step to go on after."""
+        if (last := self.meeting.last_shared()) >= number:
+            return self._follow(last)
+        self._leave_shared(last)
         gradients = self.outer.gradients()
-        members = self.meeting.exchange(number, gradients)
+        members = self.meeting.exchange(number, gradients, self.meeting.fingerprint(self._shared()))
+        if members is None:
+            return self._leave(number)
+        if not members:
+            return self._follow(self.meeting.last_shared(number))
         self.outer.update(gradients)
+        self.round = number
         if self.config.number not in members:
             self.meeting.announce(number + 1)
         if members[0] == self.config.number:
-            self.meeting.write_shared(number, self._shared())
+            self._leave_shared(last)
+        return number * self.local_steps
+
+    def _leave_shared(self, last: int) -> None:
+        """Leave the shared weights if none of this round or a later one are there: their writer may be dead."""
+        if last < self.round:
+            self.meeting.write_shared(self.round, self._shared())
 
     def _follow(self, number: int) -> int:
         """Take the weights that the others shared after round `number`; returns its step."""
         self.meeting.read_shared(number, self._shared())
         self.outer.give_shared()
+        self.round = number
         if number * self.local_steps < self.steps:
             self.meeting.announce(number + 1)
         return number * self.local_steps
+
+    def _leave(self, number: int) -> int:
+        """Leave a round that is not decided yet, with a checkpoint; without one before the end of the run."""
+        self.has_left = True
+        if number * self.local_steps >= self.steps:
+            self._exit()  # resumed, the run would have no step to take; it meets again after those since its last one
+        return number * self.local_steps
+
+    def _exit(self) -> None:
+        sys.exit(128 + self.model.world.all_reduce_max(self.stop.received))
 
     def _shared(self) -> list[Tensor]:
         return [*self.outer.shared.values(), *self.outer.momenta.values()]
 
     @torch.no_grad()
-    def after_load(self, stored: CheckpointRecord | None) -> int:
-        super().after_load(stored)
-        step, last = stored.step if stored else 0, self.meeting.last_shared()
-        if step < last * self.local_steps < self.steps:
+    def after_load(self, stored: CheckpointRecord | None, stop: StopSignals) -> int:
+        super().after_load(stored, stop)
+        self.meeting.stop = stop
+        step, layout = (stored.step, stored.layout) if stored else (0, {})
+        layout = layout if layout.get("local_steps") == self.local_steps else {}
+        self.round = int(layout.get("round", step // self.local_steps))
+        start = Start(layout.get("meeting", ""), self.round, self.meeting.fingerprint(self._shared()))
+        self.run, last = self.meeting.join(self.common, self.lengths, start)
+        is_done = last * self.local_steps >= self.steps
+        require(
+            not is_done or bool(start.run),
+            f"the replicas that met in {self.config.folder} are done, after round {last}, and their checkpoints have "
+            "the weights; try another --replicas.folder for a new run, or a higher --optim.steps for all of them",
+        )
+        if is_done:
+            return step  # it takes the last weights after its next local steps
+        if last > self.round:
             step = self._follow(last)
-            self.optimizer.copy_tied()
+            self.note = (
+                f"joins the meetings in {self.config.folder} at step {step}, with the weights of the others instead of "
+                "its own, or those of --init_from or --branch_from"
+            )
+        else:
+            self._leave_shared(last)
+            step = self._meet_again(step)
+        self.optimizer.copy_tied()
+        return step
+
+    def _meet_again(self, step: int) -> int:
+        """Come to the round that this replica left before it was decided; else say that it will come to the next."""
+        if self.round < step // self.local_steps:
+            step = self._meet(step // self.local_steps)
+            if self.has_left:
+                self._exit()  # the checkpoint is as it was
         elif step < self.steps:
             self.meeting.announce(step // self.local_steps + 1)
         return step
 
     def record(self) -> dict[str, Any]:
-        return {"local_steps": self.local_steps, "local_replicas": 1}
+        return {"local_steps": self.local_steps, "local_replicas": 1, "meeting": self.run, "round": self.round}
 
 
-def common_to_all(identity: dict[str, Any], layout: dict[str, Any]) -> str:
-    """What replicas of one run have in common, of the identity of a run and its layout: as text."""
+def common_to_all(identity: dict[str, Any], layout: dict[str, Any]) -> dict[str, Any]:
+    """What replicas of one run have in common, of the identity of a run and its layout: as JSON has it."""
     own = {key: value for key, value in identity.items() if key != "replicas.number"}
-    return json.dumps({**own, "layout": layout}, sort_keys=True, default=str)
+    common: dict[str, Any] = json.loads(json.dumps({**own, "layout": layout}, default=str))
+    return common

@@ -16,6 +16,11 @@ def check_local_steps(
     """
     meeting.check(optim.steps, layout.local_steps, timeout)
     if meeting.folder is not None:
+        require(
+            layout.compression == "none",
+            f"parallel.compression {layout.compression} and replicas.folder: compressed gradients are not tried with "
+            "outer steps; try --parallel.compression none",
+        )
         _check_options("replicas.local_steps", meeting.local_steps, optim, memory, norms)
     elif layout.local_steps:
         _check_layout(layout, optim.steps)

@@ -13,6 +13,7 @@ from training.checkpoint.shard_storage import model_state
 from training.data.batches import Batches
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import OUTER
+from training.distributed.stop_signals import StopSignals
 from training.optim.optim_config import OptimConfig
 from training.optim.optimizer import Optimizer
 from training.parallel.parallel_model import ParallelModel
@@ -28,9 +29,14 @@ class Replicas:
     """
 
     count, rank = 1, 0
+    note = ""  # what the log says of the start
+    has_left = False  # a signal made it leave a meeting of replicas: it is to be saved now
 
     def __init__(self, model: ParallelModel, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
+
+    def close(self) -> None:
+        """Give back what other processes wait for."""
 
     def own_targets(self, batches: Batches, step: int) -> int:
         """Targets in the sequences that this replica reads in a step (from 0)."""
@@ -62,8 +68,12 @@ class Replicas:
         )
         return model_state(self.model.params, self.optimizer.moments())
 
-    def after_load(self, stored: CheckpointRecord | None) -> int:
-        """Go on from what was loaded, from a checkpoint of record `stored` if from one; returns the steps done."""
+    def after_load(self, stored: CheckpointRecord | None, stop: StopSignals) -> int:
+        """Go on from what was loaded, from a checkpoint of record `stored` if from one; returns the steps done.
+
+        A signal in `stop`, now or later, ends a wait for other replicas.
+        """
+        self.stop = stop
         return stored.step if stored else 0
 
     def record(self) -> dict[str, Any]:
@@ -142,12 +152,12 @@ class LocalReplicas(Replicas):
             )
         return self.rank % before
 
-    def after_load(self, stored: CheckpointRecord | None) -> int:
+    def after_load(self, stored: CheckpointRecord | None, stop: StopSignals) -> int:
         if stored is None or not stored.layout.get("local_steps"):
             self.outer.restart()
         with torch.no_grad():
             self.optimizer.copy_tied()
-        return super().after_load(stored)
+        return super().after_load(stored, stop)
 
     def record(self) -> dict[str, Any]:
         return {"local_replicas": self.count}

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from gristmill.errors import UsageError
 from training.data.batches import Batches
-from training.data.mix import MixedSequences, TokenMix
+from training.data.mix import MixedSequences, MixOrder, TokenMix
 from training.data.target_groups import TargetGroups
 
 _ROWS = 1 << 12  # sequences counted at once
@@ -16,13 +16,15 @@ _ROWS = 1 << 12  # sequences counted at once
 class SeenTokens:
     """Counts the targets of the steps of a run; exact, and a function of the seed and the step.
 
+    Of one of `replicas` that are runs of their own: the targets of its parts of the batches.
+
     Of data sets in windows it costs nothing. Of packed ones it reads the plan of every sequence, and of sources where
     its documents start, once.
     """
 
-    def __init__(self, batches: Batches, mix: TokenMix, by_source: bool) -> None:
+    def __init__(self, batches: Batches, mix: TokenMix, by_source: bool, replicas: int = 1) -> None:
         """Raises UsageError for `by_source` where a data set does not know the sources of its documents."""
-        self.batches, self.mix, self.sets = batches, mix, batches.data.sets
+        self.batches, self.mix, self.sets, self.replicas = batches, mix, batches.data.sets, replicas
         self.groups = [TargetGroups(part) for part in self.sets] if by_source else []
         if unknown := [str(groups.data.folder) for groups in self.groups if not groups.sources]:
             raise UsageError(
@@ -32,7 +34,7 @@ class SeenTokens:
         self.names = sorted({name for groups in self.groups for name in groups.sources})
         self.since = 0
         """The steps up to this one are not counted: a branch whose source read other data has not read them."""
-        self._counted, self._tokens = 0, np.zeros(len(self.sets) + len(self.names), np.int64)
+        self._counted, self._found = 0, np.zeros(2 * len(self.sets) + len(self.names), np.int64)
 
     def after(self, step: int) -> dict[str, Any]:
         """What was read until `step`: `sets` if there are several, `sources` if they are known.
@@ -49,8 +51,7 @@ class SeenTokens:
     def _of_sets(self, step: int) -> dict[str, Any]:
         if self.batches.mix is None:
             return {}
-        size = self.batches.split.batch_size
-        read = self.batches.mix.counts_between(self.since * size, step * size)
+        read = self._sequences(self.batches.mix, step)
         if self.batches.data.is_padded:
             tokens = self._count_until(step)[: len(self.sets)].tolist()
         else:
@@ -65,10 +66,18 @@ class SeenTokens:
             for part, share, count, sequences in zip(self.sets, self.mix.shares, tokens, read, strict=True)
         }
 
+    def _sequences(self, mix: MixOrder, step: int) -> list[int]:
+        """Sequences of each set."""
+        if self.replicas > 1:
+            found: list[int] = self._count_until(step)[-len(self.sets) :].tolist()
+            return found
+        size = self.batches.split.batch_size
+        return mix.counts_between(self.since * size, step * size)
+
     def _of_sources(self, step: int) -> dict[str, Any]:
         if not self.names:
             return {}
-        tokens = self._count_until(step)[len(self.sets) :]
+        tokens = self._count_until(step)[len(self.sets) : -len(self.sets)]
         total = max(1, int(tokens.sum()))
         return {
             name: {"tokens": int(count), "share": int(count) / total, "requested": self._requested(name)}
@@ -82,21 +91,24 @@ class SeenTokens:
         return sum(share * record.tokens / part.tokens for share, record, part in shares if record)
 
     def _count_until(self, step: int) -> NDArray[np.int64]:
-        """Targets of each set, then of each source, from `since` until `step`: (sets + sources,)."""
+        """Targets of each set, of each source, and sequences of each set, from `since` until `step`: (n,)."""
         if step < self._counted or self._counted < self.since:
-            self._counted, self._tokens = self.since, np.zeros_like(self._tokens)
+            self._counted, self._found = self.since, np.zeros_like(self._found)
+        replica = self.batches.dp_rank % self.replicas
         steps = max(1, _ROWS // self.batches.split.batch_size)
         for first in range(self._counted, step, steps):
-            self._tokens += self._count(self.batches.global_indices(first, min(steps, step - first)))
+            count = min(steps, step - first)
+            self._found += self._count(self.batches.global_indices(first, count, replica, self.replicas))
         self._counted = step
-        return self._tokens
+        return self._found
 
     def _count(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Targets of each set, then of each source, in sequences of the run: (sets + sources,)."""
-        found, data = np.zeros_like(self._tokens), self.batches.data
+        """As `_count_until`, of sequences of the run."""
+        found, data = np.zeros_like(self._found), self.batches.data
         parts = data.by_set(indices) if isinstance(data, MixedSequences) else [(0, indices, indices)]
         for number, _, rows in parts:
             found[number] += self.sets[number].target_count(rows)
+            found[number - len(self.sets)] += len(rows)
             if self.groups and (names := self.groups[number].sources):
                 places = [len(self.sets) + self.names.index(name) for name in names]
                 found[places] += self.groups[number].counts(rows)

@@ -151,7 +151,7 @@ def train_with_fault(config: TrainConfig, fault: str) -> None:
         if fault == "momentum lost":
             train(replace(config, optim=replace(config.optim, steps=H)))
             after_load = replicas.LocalReplicas.after_load
-            patch.setattr(replicas.LocalReplicas, "after_load", lambda self, record: after_load(self, None) + H)
+            patch.setattr(replicas.LocalReplicas, "after_load", lambda self, _, stop: after_load(self, None, stop) + H)
         train(config)
 
 

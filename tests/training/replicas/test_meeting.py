@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,22 +19,29 @@ from tests.training.replicas.test_local_steps import H, assert_equal, exact, sha
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
-from training.replicas.meeting import Meeting
+from training.replicas.meeting import Meeting, ReplicaRanks
 from training.replicas.meeting_config import MeetingConfig
+from training.replicas.meeting_folder import Start
 from training.run_plan import RunPlan
 from training.train import train
 
 RunRanks = Callable[..., list[Any]]
-__all__ = ["exact"]
+__all__ = ["closed", "exact"]
 
 
-def replica(config: TrainConfig, folder: Path, number: int, steps: int = 2 * H, deadline: float = 20.0) -> TrainConfig:
+def replica(config: TrainConfig, folder: Path, number: int, steps: int = 2 * H, deadline: float = 200.0) -> TrainConfig:
     """The run of one of two replicas."""
     meeting = MeetingConfig(folder, 2, number, H, deadline)
     optim, saves = replace(config.optim, steps=steps), CheckpointConfig(every=H, async_save=False)
     out_dir, measured = config.out_dir / f"replica-{number}", replace(config.eval, every=0)
     several = {"parallel": ParallelConfig(), "replicas": meeting, "optim": optim, "checkpoint": saves, "eval": measured}
-    return replace(config, out_dir=out_dir, **several)
+    return replace(config, out_dir=out_dir, timeout=400.0, **several)
+
+
+def wait_until_left(folder: Path, number: int, replica: int, runs: Callable[[], bool]) -> None:
+    """Wait until a replica has left its gradients at a round, or no longer `runs`."""
+    while runs() and not (folder / f"round-{number:08d}/replica-{replica}.done").exists():
+        time.sleep(0.01)
 
 
 def test_runs_that_meet_equal_replicas_of_one_launcher(exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path) -> None:
@@ -46,8 +53,10 @@ def test_runs_that_meet_equal_replicas_of_one_launcher(exact: TrainConfig, run_r
             stack.enter_context(launch(1, config, tmp_path / f"log-{number}")) for number, config in enumerate(configs)
         ]
         assert [each.codes() for each in started] == [[0], [0]], [each.said() for each in started]
+    whole = values(tmp_path / "together", "run", "tokens_per_step")
     for config in configs:
         assert_equal(shared_weights(config.out_dir, exact), expected, 1e-12)
+        assert values(config.out_dir, "run", "tokens_per_step") == [whole[0] / 2]
     losses = [values(config.out_dir, "step", "loss") for config in configs]
     assert torch.tensor(losses).mean(0).tolist() == pytest.approx(
         values(tmp_path / "together", "step", "loss"), rel=1e-6
@@ -57,11 +66,13 @@ def test_runs_that_meet_equal_replicas_of_one_launcher(exact: TrainConfig, run_r
 def test_a_killed_replica_loses_its_own_steps_and_comes_back(exact: TrainConfig, tmp_path: Path) -> None:
     """The other takes every step; at the end both have the same weights, bit for bit."""
     steps, folder = 20 * H, tmp_path / "meeting"
-    one, other = (replica(exact, folder, number, steps, 1.0) for number in (0, 1))
-    with launch(1, one, tmp_path / "log-0") as survivor:
-        with launch(1, other, tmp_path / "log-1", Fault("SIGKILL", 0, H + 2)) as killed:
-            assert killed.codes() == [-9]
-        deadline = time.monotonic() + 60
+    one, other = replica(exact, folder, 0, steps, deadline=1.0), replica(exact, folder, 1, steps)
+    with ExitStack() as stack:
+        killed = stack.enter_context(launch(1, other, tmp_path / "log-1", Fault("SIGKILL", 0, H + 2)))
+        wait_until_left(folder, 1, 1, killed.processes[0].is_alive)  # or the other would go on without it
+        survivor = stack.enter_context(launch(1, one, tmp_path / "log-0"))
+        assert killed.codes() == [-9]
+        deadline = time.monotonic() + 120
         while not (folder / "round-00000003/members.json").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert json.loads((folder / "round-00000003/members.json").read_text()) == [0]
@@ -71,36 +82,58 @@ def test_a_killed_replica_loses_its_own_steps_and_comes_back(exact: TrainConfig,
     assert_equal(shared_weights(other.out_dir, exact), shared_weights(one.out_dir, exact), 0.0)
 
 
+@pytest.fixture(autouse=True)
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Closes the meetings of a test at its end."""
+    made, init = list[Meeting](), Meeting.__init__
+
+    def remembered(self: Meeting, *arguments: Any) -> None:
+        made.append(self)
+        init(self, *arguments)
+
+    monkeypatch.setattr(Meeting, "__init__", remembered)
+    yield
+    for meeting in made:
+        meeting.close()
+
+
+def come(folder: Path, number: int, count: int, deadline: float, options: str = "the same") -> Meeting:
+    meeting = Meeting(MeetingConfig(folder, count, number, H, deadline), ReplicaRanks())
+    meeting.join({"options": options}, {"optim.steps": 6}, Start(shared="first"))
+    return meeting
+
+
 def meetings(folder: Path, count: int, deadline: float) -> list[Meeting]:
-    found = [Meeting(MeetingConfig(folder, count, n, H, deadline), 0, 1, lambda action: action()) for n in range(count)]
-    for meeting in found:
-        meeting.join("the same run")
-    return found
+    return [come(folder, number, count, deadline) for number in range(count)]
 
 
-def exchange(number: int, *parts: tuple[Meeting, float]) -> tuple[list[list[int]], list[float]]:
-    """The members that each finds at a round, and the means, of replicas that come at the same time."""
+def exchange(number: int, *parts: tuple[Meeting, float]) -> tuple[list[list[int] | None], list[float]]:
+    """The members that each finds at a round, and the means, of replicas that come one after the other."""
     tensors = [torch.tensor([value]) for _, value in parts]
 
-    def meet(meeting: Meeting, tensor: Tensor) -> list[int]:
-        return meeting.exchange(number, [tensor])
+    def meet(meeting: Meeting, tensor: Tensor) -> list[int] | None:
+        return meeting.exchange(number, [tensor], f"after {number - 1}")
 
     with ThreadPoolExecutor(len(parts)) as threads:
-        members = list(threads.map(meet, [meeting for meeting, _ in parts], tensors))
+        found = list[Future[list[int] | None]]()
+        for (meeting, _), tensor in zip(parts, tensors, strict=True):
+            found.append(threads.submit(meet, meeting, tensor))
+            wait_until_left(meeting.folder, number, meeting.config.number, lambda: not found[-1].done())
+    members = [each.result() for each in found]
     return members, [float(tensor) for tensor in tensors]
 
 
 def test_who_stays_away_is_waited_for_once_and_may_return(tmp_path: Path) -> None:
-    one, two, three = meetings(tmp_path, 3, 0.5)
+    one, two, three = meetings(tmp_path, 3, 1000.0)
     assert exchange(1, (one, 1.0), (two, 2.0), (three, 6.0)) == ([[0, 1, 2]] * 3, [3.0] * 3)
-    begin = time.monotonic()
+    begin, two.config = time.monotonic(), replace(two.config, deadline=0.5)
     assert exchange(2, (one, 1.0), (two, 2.0)) == ([[0, 1]] * 2, [1.5] * 2)
     assert time.monotonic() - begin >= 0.5
-    slow = meetings(tmp_path, 3, 1000.0)[:2]  # would wait for long, but nobody is expected
-    assert exchange(3, (slow[0], 1.0), (slow[1], 2.0))[0] == [[0, 1]] * 2
+    two.config = replace(two.config, deadline=1000.0)  # would wait for long, but nobody is expected
+    assert exchange(3, (one, 1.0), (two, 2.0))[0] == [[0, 1]] * 2
     assert exchange(3, (three, 9.0)) == ([[0, 1]], [1.5])  # too late: its steps do not count, the others' do
     three.announce(4)
-    assert exchange(4, (slow[0], 1.0), (slow[1], 2.0), (three, 6.0)) == ([[0, 1, 2]] * 3, [3.0] * 3)
+    assert exchange(4, (one, 1.0), (two, 2.0), (three, 6.0)) == ([[0, 1, 2]] * 3, [3.0] * 3)
 
 
 def test_shared_weights_are_left_for_who_returns(tmp_path: Path) -> None:
@@ -116,9 +149,9 @@ def test_shared_weights_are_left_for_who_returns(tmp_path: Path) -> None:
 
 
 def test_a_folder_has_the_meetings_of_one_run(tmp_path: Path) -> None:
-    two = meetings(tmp_path, 2, 1.0)[1]
-    with pytest.raises(UsageError, match=r"other options, .* try another --replicas.folder"):
-        two.join("another run")
+    meetings(tmp_path, 2, 1.0)
+    with pytest.raises(UsageError, match=r"other options, .* another options; .* try another --replicas.folder"):
+        come(tmp_path, 2, 3, 1.0, "others")
 
 
 @pytest.mark.parametrize(
