@@ -86,6 +86,7 @@ def _run_stages(config: RunConfig, options: RunOptions) -> Funnel | None:
     check_output(config, stages[first:end])  # another process may have written there meanwhile
     _record_config(config)
     counts = {stage.name: record.counts for stage in stages[:first] if (record := load_record(out, stage))}
+    remove_partial_files([out / FUNNEL_FILE])
     for stage in stages[first:]:  # a later stage is done only after this run of those before it
         remove_record(out, stage)
     remove_files([out / FUNNEL_FILE])
@@ -178,8 +179,7 @@ def _record_config(config: RunConfig) -> None:
     options = _options_of(config)
     options = {name: value for name, value in options.items() if name not in _NOT_RECORDED}
     record = {**options, "corpus": str(resolved(config.corpus))}
-    if not is_remote(path):
-        remove_partial_files([path])  # of a run that was killed just here
+    remove_partial_files([path])  # of a run that was killed just here
     write_file(path, msgspec.json.format(msgspec.json.encode(record, enc_hook=str), indent=2) + b"\n")
 
 

@@ -16,6 +16,7 @@ from gristmill.engine.tags import FileTags
 from gristmill.errors import UsageError
 from gristmill.io.files import REJECTS_SUFFIX, STATE_DIR
 from gristmill.storage.files import exists, is_file, read_file, remove_files, write_file
+from gristmill.storage.local import remove_partial_files
 from gristmill.storage.names import name_of
 from gristmill.urls import spell_urls
 from gristmill_cli.run_config import RunConfig
@@ -50,7 +51,8 @@ def save_record(out: Path, stage: PipelineStage, counts: Counts) -> None:
 
 
 def remove_record(out: Path, stage: PipelineStage) -> None:
-    remove_files([_path(out, stage)])
+    remove_files([path := _path(out, stage)])
+    remove_partial_files([path])
 
 
 def _path(out: Path, stage: PipelineStage) -> Path:

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from gristmill.engine.records import INPUTS, DoneRecord, Inputs, Ledger, OutputR
 from gristmill.engine.tags import MISSING, FileTags, is_hash, matches
 from gristmill.engine.task import FileSet, Stage, Task, identify, paths_read_by
 from gristmill.io.files import REJECTS_SUFFIX, rejects_name
-from gristmill.storage.files import FileInfo, list_names
-from gristmill.storage.local import remove_partial_files
+from gristmill.storage.files import FileInfo, list_names, remove_files
+from gristmill.storage.local import PARTIAL, remove_partial_files
 from gristmill.storage.names import join, name_of, relative_to
 from gristmill.storage.objects import list_kept_again
 from gristmill.urls import is_remote
@@ -139,8 +140,15 @@ class DoneTasks:
         output, found = self.written.get(name_of(path)), self.tags.stat(path)
         return found is not None and (output is None or matches(found, output))
 
-    def remove_leftovers(self) -> None:
-        """Remove what killed workers left beside the outputs of this run's tasks, also of those that were skipped."""
+    def remove_leftovers(self, is_alone: bool) -> None:
+        """Remove what killed workers left beside the outputs of this run's tasks, also of those that were skipped.
+
+        `is_alone`: no other run writes records to the ledger now; what is left in their folder is of killed ones.
+        """
+        if is_alone and not is_remote(loose := self.ledger.loose):
+            remove_files(loose / name for name in list_names(loose) if name.endswith(PARTIAL))
+            with suppress(OSError):  # there are records, or there is no folder
+                loose.rmdir()
         local = {name for name in self.written if not is_remote(name)}
         remove_partial_files([*local, *map(rejects_name, local)])
         folders = {os.path.dirname(name) for name in local}  # noqa: PTH120

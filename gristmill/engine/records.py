@@ -7,7 +7,6 @@ a record is as if it was not there, and its task runs again.
 
 import hashlib
 import os
-import secrets
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -20,6 +19,7 @@ import msgspec
 from gristmill.counts import Counts
 from gristmill.errors import wrap_write_errors
 from gristmill.storage.files import is_file, list_names, locked_file, read_files, remove_files, write_file
+from gristmill.storage.local import remove_partial_files, unique_partial_path
 from gristmill.storage.names import absolute, join, name_of, relative_to
 from gristmill.urls import is_remote
 
@@ -159,10 +159,7 @@ class Ledger:
         return ledger if is_file(ledger.file) else copy
 
     def announce(self, folders: Iterable[Path]) -> None:
-        """Write in each of the folders that are not below the ledger's where it is, and which files it names there.
-
-        Unless that is there already; a run that was killed just after it wrote the ledger has left it for the next one.
-        """
+        """Write where the ledger is, and what it names there, in each folder outside its own that does not say so."""
         root = absolute(self.root)
         others = [folder for folder in map(absolute, folders) if not folder.is_relative_to(root)]
         outputs = sorted(self.outputs().items()) if others else []
@@ -177,7 +174,9 @@ class Ledger:
             path = folder / self.file.parent.name / f"{self.file.stem}{_ELSEWHERE}"
             data = place + b"\n" + _encode(copy)
             if next(read_files([path]), None) != data:
-                write_file(path, data)
+                with locked_file(self.file.with_suffix(".compacting")):
+                    remove_partial_files([path])
+                    write_file(path, data)
 
     def announced(self, folders: Iterable[Path]) -> set[Path]:
         """The files that a ledger of this name and place, which may be gone, said to be in other folders; see announce.
@@ -235,7 +234,7 @@ class Ledger:
         if is_remote(path):
             write_file(path, _encode(record))
             return
-        temporary = path.with_suffix(f".{secrets.token_hex(4)}")
+        temporary = unique_partial_path(path)
         with wrap_write_errors(path):
             self.loose.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(_encode(record))
@@ -248,8 +247,10 @@ class Ledger:
             records = {record.id: record for record in self._decode_file(DoneRecord)} | new
             lines = [_encode(record) for task, record in sorted(records.items()) if task not in gone]
             lines.insert(0, _encode(DoneRecord(*_LINES, {}, [], Counts({}, []), len(lines) + 1)))
+            remove_partial_files([self.file])
             write_file(self.file, b"".join(line + b"\n" for line in lines))
-        remove_files(map(self._loose_path, (*new, *gone)))
+        remove_files(loose := list(map(self._loose_path, (*new, *gone))))
+        remove_partial_files(loose)
         with suppress(OSError):  # another process's records are in it, or there is none
             self.loose.rmdir()
 

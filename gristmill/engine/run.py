@@ -177,7 +177,7 @@ class StageRun:
             self.ledger.compact(self._done.records.values(), [*stale, *self._claimed, *left, *gone])
         self.ledger.announce(self.marks.folders)
         remove_folder(self.work)
-        self._done.remove_leftovers()
+        self._done.remove_leftovers(is_alone=self.marks.is_whole)
         self.marks.remove()
         if not self.options.quiet:
             tasks = sum(1 for step, _ in self._done.records if step)

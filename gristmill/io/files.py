@@ -52,14 +52,14 @@ def mark_unfinished(folder: Path, stage: str, reason: str = INTERRUPTED) -> None
 def mark_finished(folder: Path, stage: str) -> None:
     """Remove the stage's mark from `folder`, if there is one."""
     remove_files([mark := _mark_path(folder, stage)])
-    if not is_remote(mark):
-        remove_partial_files([mark])  # of a run that was killed just as it wrote its mark
+    remove_partial_files([mark])  # of a run that was killed just as it wrote its mark
 
 
 def clear_marks(folder: Path, stage: str) -> None:
     """Remove the marks of all runs of a stage, of the whole or of parts of its work, from `folder`."""
-    marks = _marks_in(folder, _MARK_SUFFIX)
-    remove_files(mark for mark in marks if mark == _mark_path(folder, stage) or mark.name.startswith(f"{stage}-"))
+    marks, own = _marks_in(folder, _MARK_SUFFIX), _mark_path(folder, stage)
+    remove_files(mark for mark in marks if mark == own or mark.name.startswith(f"{stage}-"))
+    remove_partial_files([own])
 
 
 def is_unfinished(folder: Path, stage: str) -> bool:
@@ -113,7 +113,8 @@ def are_marked(files: Sequence[Path], stage: str) -> bool:
 
 def mark_files_finished(files: Sequence[Path], stage: str, with_parts: bool = False) -> None:
     """Remove the stage's mark of these files, if there is one; and those of runs of parts of its work."""
-    remove_files([_files_mark(files[0].parent, stage)])
+    remove_files([own := _files_mark(files[0].parent, stage)])
+    remove_partial_files([own])
     for mark, _, names in _iter_file_marks(files[0].parent) if with_parts else ():
         if mark.name.startswith(f"{stage}-") and {path.name for path in files}.issuperset(names):
             remove_files([mark])

@@ -32,9 +32,12 @@ def unique_partial_path(path: Path) -> Path:
 
 
 def remove_partial_files(paths: Iterable[Path | str]) -> None:
-    """Remove the temporary files of interrupted attempts to write `paths`."""
+    """Remove the temporary files of interrupted attempts to write `paths`; objects have none.
+
+    Only for a process that excludes all others which may be writing `paths`, as by the lock of their stage.
+    """
     targets = defaultdict[str, set[str]](set)
-    for folder, name in (os.path.split(path) for path in paths):
+    for folder, name in (os.path.split(path) for path in paths if not is_remote(path)):
         targets[folder].add(name)
     for folder, names in targets.items():
         with suppress(FileNotFoundError, NotADirectoryError):

@@ -64,8 +64,9 @@ def _file_lock(
 ) -> Iterator[None]:
     """Context: a lock on a local file.
 
-    The operating system releases the lock of a process that ends, in whatever way. The worker processes of a killed
-    run may live a moment longer: each holds `worker_lock`, which is waited for, too.
+    The operating system releases the lock of a process that ends, in whatever way. The worker processes of a run
+    that was killed, or has just ended, may live a moment longer: each holds `worker_lock`, which is waited for, too. A
+    run that was killed has left its name in the file.
     """
     with wrap_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,16 +77,21 @@ def _file_lock(
         if shared:
             yield
             return
+        was_killed = bool(file.read())
         with wrap_write_errors(path):
             file.truncate(0)
+            file.seek(0)
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             file.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}".encode())
             workers_path(path).touch()
         for orphans in path.parent.glob(f"{path.stem}-*{_WORKERS}") if whole else []:  # of parts of the work
-            _wait_for(orphans, quiet)
-        _wait_for(workers_path(path), quiet)
-        yield
-        file.truncate(0)
+            part = orphans.with_name(orphans.name.removesuffix(_WORKERS))
+            _wait_for(orphans, any(read_files([part])), quiet)
+        _wait_for(workers_path(path), was_killed, quiet)
+        try:
+            yield
+        finally:
+            file.truncate(0)
 
 
 def lock_holder(path: Path) -> str:
@@ -113,15 +119,16 @@ def workers_path(path: Path) -> Path:
     return path.with_name(path.name + _WORKERS)
 
 
-def _wait_for(workers: Path, quiet: bool) -> None:
-    """Wait until the last worker process of a killed run has ended; say so if that is not at once."""
+def _wait_for(workers: Path, was_killed: bool, quiet: bool) -> None:
+    """Wait until the last worker process of an earlier run has ended; say so if that is not at once."""
     with workers.open("rb") as file:
         for _ in range(10):
             if _try_lock(file, fcntl.LOCK_EX):
                 return
             time.sleep(0.03)
         if not quiet:
-            _say_waiting(f"worker processes of a run that was killed (fuser {workers} lists them)")
+            run = "a run that was killed" if was_killed else "a run that has just ended"
+            _say_waiting(f"worker processes of {run} (fuser {workers} lists them)")
         fcntl.flock(file, fcntl.LOCK_EX)
 
 

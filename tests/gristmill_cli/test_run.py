@@ -84,6 +84,8 @@ def test_a_finished_run_does_nothing_and_says_so(finished):
     corpus, out, printed = finished
     files = [path for path in out.rglob("*") if path.is_file() and ".gristmill" not in path.parts]
     times = {path: path.stat().st_mtime_ns for path in files}
+    for name in ("funnel.json", "run.json", ".gristmill/run/filter.json", "train/.gristmill/pass2-chunk1.unfinished"):
+        (out / f"{name}.0123abcd.partial").touch()  # of runs that were killed as they wrote them
     again = run(corpus, out, "--workers", "2")
     assert again.returncode == 0, again.stderr
     lines = again.stderr.splitlines()
@@ -91,6 +93,7 @@ def test_a_finished_run_does_nothing_and_says_so(finished):
     changed = [path for path, then in times.items() if path.stat().st_mtime_ns != then]
     assert {path.name for path in changed} == {"funnel.json", "run.json"}
     assert again.stdout == printed
+    assert not list(out.rglob("*.partial"))
 
 
 def test_only_stages_that_depend_on_a_change_are_redone(finished, tmp_path):

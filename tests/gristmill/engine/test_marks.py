@@ -64,8 +64,12 @@ def test_a_file_of_a_killed_stage_is_refused_until_it_has_ended(source: Path, tm
             join_stage([path], tmp_path / "next")
     join_stage([out / "other"], tmp_path / "next")  # of the same folder
     reject_unfinished(out)
+    (out / STATE_DIR / "joined-joined.unfinished-files.0123abcd.partial").touch()  # of a run that was killed just here
+    (done := out / STATE_DIR / "joined-joined.done").mkdir(exist_ok=True)
+    (done / "0123.json.0123abcd.partial").touch()  # of a task that is not planned any more
     join_stage([source / "b"], out / "joined")
     join_stage([out / "joined"], tmp_path / "then")
+    assert not list(out.rglob("*.partial")) and not done.exists()
     assert (tmp_path / "then").read_text() == "text of b\n"
 
 
@@ -173,7 +177,9 @@ def test_a_second_folder_says_what_it_holds_if_a_run_was_killed_before_it_wrote_
         two_folders(source, first, second)
     with pytest.raises(InputError, match="is not complete: joined"):
         reject_unfinished(second)
+    (second / STATE_DIR / "joined.ledger-elsewhere.0123abcd.partial").touch()
     assert two_folders(source, first, second) == 0
+    assert not list(second.rglob("*.partial"))
     first.rename(tmp_path / "elsewhere")  # the second folder is alone
     join_stage([second / "whole"], tmp_path / "next")
     (second / "whole").unlink()

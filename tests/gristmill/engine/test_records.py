@@ -35,6 +35,20 @@ def test_the_last_record_of_a_task_counts_and_a_damaged_one_does_not(tmp_path: P
     assert list(ledger.read()) == [("step", "one")] and not ledger.is_damaged
 
 
+def test_what_was_left_by_processes_killed_as_they_wrote_is_removed(tmp_path: Path) -> None:
+    """Not what a process may be writing that does another part of the work."""
+    ledger = Ledger(tmp_path / "out" / ".gristmill", "stage")
+    for name in ("one", "two"):
+        ledger.write(record(name, 1))
+    for path in (ledger.file, *ledger.loose.iterdir()):
+        path.with_name(f"{path.name}.0123abcd.partial").touch()
+    found = list(ledger.read().values())
+    ledger.compact(found[:1])
+    assert [path.parent for path in (tmp_path / "out").rglob("*.partial")] == [ledger.loose]
+    ledger.compact(found[1:])
+    assert not ledger.loose.exists()
+
+
 def test_outputs_move_with_the_folder(tmp_path: Path) -> None:
     """A copy of a folder must never speak of, and so remove, files of the original."""
     ledger = Ledger(tmp_path / "a" / ".gristmill", "stage")

@@ -43,16 +43,19 @@ def test_a_second_start_waits_and_finds_everything_done(tmp_path: Path, source: 
     assert "waiting" not in messages[0] and "done" not in messages[0], messages
 
 
+@pytest.mark.parametrize(("left", "run"), [("process 7 on here", "was killed"), ("", "has just ended")])
 def test_who_is_waited_for_is_said_when_a_worker_outlives_its_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], left: str, run: str
 ) -> None:
     lock = tmp_path / "upper.lock"
+    lock.write_text(left)
     with workers_path(lock).open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         threading.Timer(0.9, fcntl.flock, (file, fcntl.LOCK_UN)).start()
         with stage_lock(lock):
             pass
-    assert f"waiting for worker processes of a run that was killed (fuser {lock}-workers" in capsys.readouterr().err
+    assert f"waiting for worker processes of a run that {run} (fuser {lock}-workers" in capsys.readouterr().err
+    assert not lock.read_text()  # this run has ended
 
 
 @pytest.mark.parametrize(("limit", "hint"), [("TMPDIR=$PWD/" + "x" * 100, "Set TMPDIR"), ("ulimit -n 16;", "ulimit")])
