@@ -27,7 +27,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.config import reject_empty
+from gristmill.arguments import check_words
 from gristmill.errors import (
     LIMIT_HINTS,
     FinishedElsewhere,
@@ -60,7 +60,7 @@ def command(*functions: Callable[..., Any], arguments: Sequence[str] | None = No
     words = _spell_flags(kinds, sys.argv[1:] if arguments is None else arguments)
 
     def call() -> Any:
-        reject_empty(words, kinds)
+        check_words(words, kinds)
         return _parse_and_call(parser, words, prog)
 
     sys.exit(run_with_exit_code(call))

@@ -14,13 +14,14 @@ import re
 import sys
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import tyro
 
+from gristmill.arguments import check_words, option_name
 from gristmill.errors import InputError, UsageError, require
 from gristmill.urls import unknown_scheme_in
 
@@ -42,30 +43,12 @@ def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None)
     >>> load_config(Oven, ["--degrees", "220"])
     Oven(degrees=220)
     """
-    reject_empty(argv, _option_types(cls))
+    check_words(argv, _option_types(cls))
     file, arguments = _take_option(list(argv), "--config")
     default = _from_table(cls, _read_toml(Path(file)), file, "") if file else _from_table(cls, {}, "", "")
     config = _parse(cls, _check_options(cls, _rename_options(cls, arguments)), default, prog)
     require(not (fault := unknown_scheme_in(config)), fault)
     return config
-
-
-def reject_empty(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
-    """Raise UsageError for an empty argument that is not the value of an option of text: Path("") is this folder.
-
-    `kinds` has the types of the options, by `--option`.
-
-    >>> reject_empty(["--out", ""], {"--out": Path})
-    Traceback (most recent call last):
-    gristmill.errors.UsageError: --out is empty: is a variable of your shell not set?
-    """
-    before = ""
-    for number, argument in enumerate(arguments, 1):
-        option, equals, value = argument.partition("=") if argument.startswith("--") else (before, "=", argument)
-        name = option[:2] + option[2:].replace("-", "_")
-        if equals and not value and str not in (kinds.get(name), *typing.get_args(kinds.get(name))):
-            raise UsageError(f"{name or f'argument {number}'} is empty: is a variable of your shell not set?")
-        before = argument if argument.startswith("--") else ""
 
 
 class Range(NamedTuple):
@@ -183,7 +166,7 @@ def _rename_keys(cls: type, table: dict[str, Any], file: str, prefix: str) -> di
 def _rename_options(cls: type, arguments: list[str]) -> list[str]:
     """Return the arguments with old names of options replaced by their current names."""
     new_names = _new_option_names(cls)
-    given = [_option_name(argument) for argument in arguments]
+    given = [option_name(argument) for argument in arguments]
     renamed = []
     for name, argument in zip(given, arguments, strict=True):
         new = new_names.get(name, name)
@@ -202,11 +185,6 @@ def _new_option_names(cls: type, prefix: str = "--") -> dict[str, str]:
         if dataclasses.is_dataclass(kind):
             names |= _new_option_names(typing.cast(type, kind), f"{prefix}{name}.")
     return names
-
-
-def _option_name(argument: str) -> str:
-    """The option of an argument `--option` or `--option=value`, with underscores; "" for a value."""
-    return "--" + argument[2:].partition("=")[0].replace("-", "_") if argument.startswith("--") else ""
 
 
 def _convert(value: Any, kind: Any, where: str) -> Any:
@@ -248,7 +226,7 @@ def _check_options(cls: type, arguments: list[str]) -> list[str]:
     name, checked = "", list[str]()
     for argument, following in zip(arguments, [*arguments, "--"][1:], strict=True):
         if argument.startswith("--"):
-            name = _option_name(argument)
+            name = option_name(argument)
             if name not in options and not name.startswith(tables):
                 suggestion = _suggestion(name, list(options), _new_option_names(cls))
                 raise UsageError(f"unknown option {argument.partition('=')[0]}{suggestion}")

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gristmill.arguments import check_words
 from gristmill.command import run_with_exit_code, wide_console
-from gristmill.config import load_config, reject_empty
+from gristmill.config import load_config
 from gristmill.errors import UsageError
 from gristmill.storage.files import reject_remote, reject_unknown_scheme
 from gristmill_cli.harvest_corpus import harvest_corpus
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     corpus = Path(trainer_options.pop(0)) if first and not first[0].startswith("-") else None
 
     def start() -> None:
-        reject_empty(arguments, {})
+        check_words(arguments, {})
         quickstart(corpus, options.out, trainer_options)
 
     sys.exit(run_with_exit_code(start))

@@ -99,6 +99,12 @@ class EvaluateConfig:
             f"parallel.micro_batches is {self.parallel.micro_batches}, which divides a training step; try "
             f"--micro_batch_size {self.micro_batch_size}, the sequences that are computed together",
         )
+        for name in ("local_steps", "reduce_bf16", "compression"):
+            value = getattr(self.parallel, name)
+            require(
+                value in (0, "none"),
+                f"parallel.{name} is {value}, which has an effect on training alone; leave --parallel.{name} out",
+            )
         require(bool(self.tokens or self.text), "nothing to evaluate on: give folders of token shards, or --text FILE")
         require(
             bool(self.text) or not self.stride,

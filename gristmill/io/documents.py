@@ -20,7 +20,7 @@ from gristmill.counts import Counts
 from gristmill.errors import InputError, UsageError, require, wrap_read_errors
 from gristmill.io.files import STATE_DIR, reject_unfinished
 from gristmill.io.formats.corpus_names import INDEX_PREFIX as INDEX_PREFIX
-from gristmill.io.formats.corpus_names import corpus_name, reject_clashes
+from gristmill.io.formats.corpus_names import corpus_name, reject_clashes, reject_unknown_source
 from gristmill.io.formats.json_fields import decode_value
 from gristmill.io.formats.suffixes import CORPUS_SUFFIXES as CORPUS_SUFFIXES
 from gristmill.io.formats.suffixes import JSONL_SUFFIXES as JSONL_SUFFIXES
@@ -185,7 +185,6 @@ def scan_corpus(
 
     A file's name is `prefix` + its path relative to `root`. `text_column` is the column or field that holds the
     text; `read_also` names formats that are read only if asked for: txt (a document a file), csv and tsv.
-
     `find` may know the files of a folder already.
 
     Raises UsageError if `root` is not a folder, holds no file of a known format or one whose name cannot be used (see
@@ -257,7 +256,10 @@ def scan_source(
             "the folder, or give the folder above it: all its data sets, `all` among them, are then read"
         )
     prefix = "" if source == "all" else f"{source}/"
-    return scan_corpus(source_folder(folder, source), prefix, text_column, read_also, find)
+    listed = source_folder(folder, source)
+    found = scan_corpus(listed, prefix, text_column, read_also, find)
+    reject_unknown_source(listed, source, (file.name for file in found.files))
+    return found
 
 
 def source_folder(folder: Path, source: str) -> Path:

@@ -89,6 +89,12 @@ def save(out: Path, options: RunOptions = RunOptions(), files: tuple[Path, ...] 
     """A command with paths in several places."""
 
 
+def test_an_option_of_many_values_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(save, arguments=["--out", "a", "--files", "b", "c", "--files", "d"])
+    assert capsys.readouterr().err.startswith("error: --files is given twice: give all its values after one")
+
+
 @pytest.mark.parametrize("words", [["--out", "ftp://a/b"], ["--out", "a", "--scratch=ftp://a/b"],
                                    ["--out", "s3://a/b", "--files", "x", "ftp://a/b"]])  # fmt: skip
 def test_a_url_of_an_unknown_scheme_is_refused_by_every_command(

@@ -157,6 +157,24 @@ def test_an_empty_path_is_not_the_current_folder(file: Path) -> None:
         load_config(Mill, ["--out_dir", "out", "--stones.wood", ""])
 
 
+@dataclass
+class Cart:
+    sacks: tuple[Path, ...] = ()
+    grain: Path | tuple[Path, ...] = Path("rye")
+    weights: dict[str, float] = field(default_factory=dict)
+    loads: tuple[float, float] = (1, 2)
+
+
+@pytest.mark.parametrize("option", ["--sacks a --sacks b", "--grain a b --grain=c", "--weights a 1 --weights b 2"])
+def test_an_option_of_many_values_is_given_once(option: str) -> None:
+    name = option.partition(" ")[0]
+    with pytest.raises(UsageError, match=f"{name} is given twice: give all its values after one, such as {name} A B"):
+        load_config(Cart, option.split())
+    assert load_config(Cart, ["--loads", "3", "4", "--loads", "5", "6", "--sacks", "a", "b"]) == Cart(
+        (Path("a"), Path("b")), loads=(5, 6)
+    )
+
+
 def test_help_shows_the_options_with_underscores(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         load_config(Mill, ["--help"], prog="grind")

@@ -155,6 +155,12 @@ def test_bad_input_is_refused_in_a_sentence(run: Path, data: Data, tmp_path: Pat
         (config_of(tmp_path, data["holdout"]), "wanted a checkpoint with record.json"),
         (config_of(run, other), "was made with tokenizer none.model .* and the checkpoint was trained with another"),
         (config_of(run, parallel=ParallelConfig(micro_batches=2)), "micro_batches is 2, .*; try --micro_batch_size 8"),
+        (
+            config_of(run, parallel=ParallelConfig(local_steps=3)),
+            "local_steps is 3, .*; leave --parallel.loc",
+        ),
+        (config_of(run, parallel=ParallelConfig(reduce_bf16=True)), "reduce_bf16 is True, .* on training alone"),
+        (config_of(run, parallel=ParallelConfig(compression="int8")), "compression is int8, .* on training alone"),
         (config_of(run, data["holdout"], seq_len=32), "seq_len is 32, and the checkpoint's model has .* --seq_len 16"),
         (config_of(run, text=(tmp_path / "a",), weights={"said": 1.0}), "weights is given, and there are no TOKENS"),
         (config_of(run, text=(tmp_path / "a",), lengths=(9,)), "lengths is given, and .*leave --lengths out"),

@@ -18,9 +18,9 @@ from tyro.conf import Positional
 
 from gristmill.engine.options import parse_size
 from gristmill.errors import OutputError, UsageError, wrap_write_errors
+from gristmill.io.formats.vocabulary import read_vocabulary
 from gristmill.io.token_manifest import TokenizerRecord
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path, sha256_file
-from gristmill.vocabulary import read_vocabulary
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group
 from training.checkpoint.shard_storage import read_shards, stored_dtypes

@@ -12,6 +12,7 @@ from gristmill.errors import UsageError
 INDEX_PREFIX = "index:"  # of the file names of an index, a corpus deduplicated before; no corpus file has it
 _MAX_FILE_BYTES = 200  # of a file's own name: outputs add suffixes
 _MAX_PART_BYTES = 255  # of file systems
+_NAMED = 8  # folders that an error lists
 _PAIR_SEPARATOR = re.compile(r"@\d+ :: ")  # between the two keys of a line in duplicate_pairs.txt
 
 
@@ -34,6 +35,23 @@ def corpus_name(name: str) -> str:
                 f"{_MAX_PART_BYTES}, as on a disk, where tasks work on copies; rename it"
             )
     return name
+
+
+def reject_unknown_source(root: Path, source: str, names: Iterable[str]) -> None:
+    """Raise UsageError if a folder of another name than `source` holds all files in folders, as a corpus root does.
+
+    With a file of its own it is taken as the source's; `names` are those of its files, `<source>/…`.
+    """
+    if source in ("all", root.absolute().name):
+        return
+    paths = [name.split("/") for name in names]
+    if all(len(path) > 2 for path in paths):
+        folders = sorted({path[1] for path in paths})
+        more = f" and {len(folders) - _NAMED:,} more" if len(folders) > _NAMED else ""
+        raise UsageError(
+            f"data set {source!r}: {root} has another name, and no folder of this one: it holds "
+            f"{', '.join(folders[:_NAMED])}{more}. Give the name of one of these, or all"
+        )
 
 
 def reject_clashes(root: Path, names: Iterable[str]) -> None:

@@ -219,6 +219,16 @@ def test_a_source_that_is_no_name_is_refused(tmp_path: Path, source: str) -> Non
         list_source(tmp_path / "book", source)
 
 
+def test_a_source_that_a_corpus_lacks_is_refused(tmp_path: Path) -> None:
+    for name in ("norm/book/a.jsonl", "norm/c4/deep/a.jsonl", "own/a.jsonl", "own/deep/a.jsonl", "nested/deep/a.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError, match=r"data set 'boko': .*norm has another name.* book, c4. Give .* these, or all"):
+        list_source(tmp_path / "norm", "boko")
+    assert len(list_source(tmp_path / "own", "book")) == 2  # a file directly in it: the data set's own folder
+    assert len(list_source(tmp_path / "nested", "nested")) == len(list_source(tmp_path / "norm", "c4")) == 1
+
+
 def test_names_that_leave_no_room_for_a_suffix_are_refused(tmp_path: Path) -> None:
     (tmp_path / f"{'x' * 194}.jsonl").touch()
     assert len(list_corpus(tmp_path)) == 1
