@@ -1,7 +1,7 @@
 """Readers: the documents of a corpus or of a slice of a file; malformed records are counted and written to a file."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -15,7 +15,7 @@ from gristmill.counts import MALFORMED, READ, Counts, Damage
 from gristmill.errors import DamagedFile, InputError, UsageError, require, wrap_read_errors
 from gristmill.io.documents import CorpusFile, DocKey, Document, list_corpus, source_of
 from gristmill.io.formats.arrow_tables import damaged_table, ipc_batches, parquet_batches, row_group_cuts
-from gristmill.io.formats.arrow_values import records
+from gristmill.io.formats.arrow_values import records, repeated_fields
 from gristmill.io.formats.cuts import ONE_SLICE, WHOLE, Cut, Ranges
 from gristmill.io.formats.json_fields import decode_string, parse_fields, reject_one_value
 from gristmill.io.formats.malformed import BadRecord, Malformed, line_of
@@ -281,7 +281,7 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
         with wrap_read_errors(part.path):
             is_parquet = _format(part.name) == "parquet"
             found = parquet_batches(part.path, part.start, part.end) if is_parquet else ipc_batches(part.path)
-            _require_column(next(found).names, part)
+            _require_column((schema := next(found)).names, part, repeated_fields(pa.struct(schema)))
             for batch in found:
                 for record in records(batch, part.text_column):
                     yield row, record
@@ -290,8 +290,8 @@ def _read_table(part: Slice) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]
         raise damaged_table(part.path, f" after row {row:,}", error) from error
 
 
-def _require_column(columns: list[str], part: Slice) -> None:
-    if twice := [name for name, number in Counter(columns).items() if number > 1]:
+def _require_column(columns: list[str], part: Slice, repeated: Iterable[str] = ()) -> None:
+    if twice := [*(name for name, number in Counter(columns).items() if number > 1), *repeated]:
         raise InputError(f"{part.path} has several columns {twice[0]!r}: rename all but one, or all but the text's")
     if part.text_column not in columns:
         raise InputError(

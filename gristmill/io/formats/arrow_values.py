@@ -6,6 +6,7 @@ A map is a list of [key, value]; an extension type is its storage. Other values 
 NaN is null, as tables hold it where a value is missing; Infinity is raw JSON, as Python's own writer spells it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
@@ -33,6 +34,23 @@ def records(batch: pa.RecordBatch, text_column: str) -> Iterator[dict[str, Any] 
             except UnicodeDecodeError:
                 raw = _raw_text(row.column(text_column))
                 yield BadRecord("invalid UTF-8", raw, len(raw))
+
+
+def repeated_fields(kind: pa.DataType, above: str = "") -> Iterator[str]:
+    """The dotted names that a struct of this type has several times, at any depth.
+
+    >>> list(repeated_fields(pa.struct([("meta", pa.list_(pa.struct([("n", pa.int8()), ("n", pa.int8())])))])))
+    ['meta.n']
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    fields, is_struct = [kind.field(at) for at in range(kind.num_fields)], pa.types.is_struct(kind)
+    if is_struct:
+        yield from (f"{above}{name}" for name, times in Counter(field.name for field in fields).items() if times > 1)
+    for field in fields:
+        yield from repeated_fields(field.type, f"{above}{field.name}." if is_struct else above)
 
 
 def _raw_text(value: pa.Array) -> bytes:

@@ -136,6 +136,17 @@ def test_a_table_with_two_columns_of_one_name_is_an_error(tmp_path: Path) -> Non
             next(read_corpus(path))
 
 
+def test_a_table_with_two_fields_of_one_name_in_a_struct_is_an_error(tmp_path: Path) -> None:
+    two = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["n", "n"])
+    table = pa.table({"text": ["a"], "all": pa.ListArray.from_arrays([0, 1], two)})
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    with pa.ipc.new_file(tmp_path / "b.arrow", table.schema) as writer:
+        writer.write_table(table)
+    for path in tmp_path.iterdir():
+        with pytest.raises(InputError, match=rf"{path.name} has several columns 'all.n': rename all but one"):
+            next(read_corpus(path))
+
+
 def test_the_line_of_a_malformed_row_of_a_csv_file_is_named(tmp_path: Path) -> None:
     write(tmp_path, "a.csv", b"text,n", b'"one', b'two",1', b"", b"three")
     with pytest.raises(InputError, match=r"a.csv line 5 is malformed: fewer values than columns"):
