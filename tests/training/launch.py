@@ -80,6 +80,7 @@ def be_rank(
     rank: int, size: int, port: int, config: TrainConfig, folder: Path, faults: tuple[Fault, ...], stalling: bool
 ) -> None:
     exit_with_parent()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the fork server has it blocked
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
     os.environ.update({key: str(value) for key, value in place.items()})

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from benchmarks.bench_replicas import free_port
-from gristmill.engine.executors.local import exit_with_parent
 from gristmill.errors import UsageError
+from gristmill.process_end import exit_with_parent
 from tests.training.conftest import REPOSITORY, small_run
 from tests.training.parallel.test_layouts import assert_same, recorded
 from training.asynchronous.async_config import AsyncConfig
@@ -55,7 +55,7 @@ def be_worker(config: AsyncConfig, everybody: Barrier, dies: bool) -> None:
 
     def on_part(part: Part) -> None:
         if not begun:
-            everybody.wait(30)  # or one would do it all before the others have started
+            everybody.wait(90)  # or one would do it all before the others have started
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
         begun.append(part)
@@ -76,7 +76,7 @@ def workers(config: AsyncConfig, *dying: bool) -> Iterator[list[BaseProcess]]:
     try:
         yield started
         for process in started:
-            process.join(30)
+            process.join(90)
     finally:
         for process in started:
             process.kill()
