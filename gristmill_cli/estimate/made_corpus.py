@@ -9,7 +9,7 @@ import msgspec
 from gristmill.errors import UsageError
 from gristmill.io.readers import read_corpus
 from gristmill.io.writers import open_jsonl_writer
-from gristmill_cli.harvest_corpus import harvest_corpus
+from gristmill_cli.harvest.harvest_corpus import harvest_corpus
 
 _FILES = 16
 _SOURCES = ("docs", "manual", "github")  # of the harvest: its licences are copies of one another

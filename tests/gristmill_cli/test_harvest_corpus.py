@@ -1,5 +1,6 @@
 """`gristmill harvest_corpus` in a process, and the rendering of manual pages, which needs groff."""
 
+import hashlib
 import io
 import json
 import os
@@ -13,7 +14,7 @@ import pytest
 import zstandard
 
 from gristmill.errors import UsageError
-from gristmill_cli.harvest_corpus import docstrings, harvest_corpus, render_manual, troff_source
+from gristmill_cli.harvest.harvest_corpus import docstrings, harvest_corpus, render_manual, troff_source
 from tests.gristmill_cli.corpus import ROOT
 
 BUDGET = 600_000
@@ -94,8 +95,19 @@ def test_running_again_only_removes_files_of_a_larger_run(corpus: Path, tmp_path
     folder = shutil.copytree(corpus, tmp_path / "corpus")
     times = {file: file.stat().st_mtime_ns for file in corpus_files(folder)}
     (folder / "github" / "github_07.jsonl").write_text("{}\n")
+    with (folder / ".harvest").open("a") as marker:
+        marker.write(f"{hashlib.sha256(b'{}' + chr(10).encode()).hexdigest()}  github/github_07.jsonl\n")
     assert harvest(folder, "--megabytes", BUDGET / 1e6).returncode == 0
     assert {file: file.stat().st_mtime_ns for file in corpus_files(folder)} == times
+
+
+@pytest.mark.parametrize("name", ["github/github_2024_mine.jsonl", "github/github_00.jsonl", "docs/docs_07.parquet"])
+def test_files_of_the_user_are_never_replaced(corpus: Path, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(corpus, tmp_path / "corpus")
+    (folder / name).write_text("mine")
+    result = harvest(folder, "--megabytes", BUDGET / 2e6)
+    assert result.returncode == 2 and f"{name} was not written by this command, or changed since" in result.stderr
+    assert (folder / name).read_text() == "mine"
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

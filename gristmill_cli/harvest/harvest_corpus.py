@@ -33,14 +33,13 @@ from tyro.conf import Positional
 from gristmill.batches import batched
 from gristmill.errors import UsageError
 from gristmill.storage.files import reject_remote
-from gristmill.storage.local import atomic_write_bytes
+from gristmill_cli.harvest.harvested_files import MARKER, HarvestedFiles
 
 MEGABYTE = 1_000_000
 OUTPUT_FILE_BYTES = 8 * MEGABYTE  # text in one output file
 MIN_DOCSTRING = 80  # characters; shorter docstrings are left out
 MAX_OVERSIZED = 100  # a source ends after this many documents larger than its remaining budget
 BATCH_FILES = 50  # files read at a time; their manual pages share one groff process
-MARKER = ".harvest"  # marks a folder written by this command, which may be written again
 
 GROFF = ["groff", "-mandoc", "-Tutf8", "-Kutf8", "-t", "-rLL=80n", "-rcR=1", "-P-cbou"]  # plain text: no bold, no pages
 TROFF_PREAMBLE = ".na\n.nh\n.de ad\n..\n.de hy\n..\n"  # ragged right, no hyphenation
@@ -71,11 +70,11 @@ def harvest_corpus(out_dir: Positional[Path], megabytes: float = 24) -> Harvest:
     """Gather documents of this machine into OUT_DIR/<source>/, as .jsonl, .jsonl.zst and .parquet.
 
     Args:
-        out_dir: A new or empty folder, or one written by this command.
+        out_dir: A new or empty folder, or one written by this command, whose own files it replaces.
         megabytes: Size of the text, in millions of bytes: at most a quarter per source; Python code fills the rest.
 
     Raises:
-        UsageError: `out_dir` holds other files, or `megabytes` is not above 0.
+        UsageError: `out_dir` was not written by this command or a file to replace was not; `megabytes` is not above 0.
     """
     if not 0 < megabytes <= 1e9:
         raise UsageError(f"--megabytes {megabytes}: give a number above 0, such as 24")
@@ -83,14 +82,14 @@ def harvest_corpus(out_dir: Positional[Path], megabytes: float = 24) -> Harvest:
     ours = not out_dir.exists() or (out_dir / MARKER).exists()
     if not ours and (out_dir.is_file() or any(out_dir.iterdir())):
         raise UsageError(f"{out_dir} is a file, or already holds other files: give a new or an empty folder")
-    atomic_write_bytes(out_dir / MARKER, b"gristmill harvest_corpus wrote this folder and may write it again.\n")
+    own = HarvestedFiles(out_dir)
     if shutil.which("groff") is None:
         print("note: groff is not installed: the corpus will have no manual pages", file=sys.stderr)
     left = int(megabytes * MEGABYTE)
     harvest = Harvest()
     for source, rules in _sources().items():
         budget = left if source == "github" else int(megabytes * MEGABYTE) // 4
-        harvest[source] = _harvest_source(out_dir, source, rules, budget)
+        harvest[source] = _harvest_source(own, source, rules, budget)
         left -= harvest[source].bytes
     return harvest
 
@@ -236,22 +235,20 @@ def render_manual(sources: list[str]) -> list[str]:
     return render_manual(sources[:half]) + render_manual(sources[half:]) if half else [""]
 
 
-def _harvest_source(out_dir: Path, source: str, rules: list[SearchRule], budget: int) -> SourceCounts:
+def _harvest_source(own: HarvestedFiles, source: str, rules: list[SearchRule], budget: int) -> SourceCounts:
     """Write one source's files, except unchanged ones, and remove those left by an earlier, larger run."""
     found = _find_candidates(rules)
     counts = SourceCounts(len(found))
     suffix = {"docs": ".parquet", "licences": ".jsonl.zst"}.get(source, ".jsonl")
-    stale = set((out_dir / source).glob(f"{source}_[0-9][0-9]*{suffix}"))
+    stale = set((own.folder / source).glob(f"{source}_[0-9][0-9]*{suffix}"))
     # groupby asks for a record's key right after the record was counted, so the bytes so far number its file.
     files = groupby(_records(found, budget, counts), key=lambda _: counts.bytes // OUTPUT_FILE_BYTES)
     for number, (_, records) in enumerate(files):
-        path = out_dir / source / f"{source}_{number:02d}{suffix}"
-        data = _encode(list(records), suffix)
-        if path not in stale or path.read_bytes() != data:
-            atomic_write_bytes(path, data)
+        path = own.folder / source / f"{source}_{number:02d}{suffix}"
+        own.replace(path, _encode(list(records), suffix))
         stale.discard(path)
     for path in stale:
-        path.unlink()
+        own.replace(path, None)
     return counts
 
 

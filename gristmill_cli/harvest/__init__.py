@@ -1,0 +1,1 @@
+"""A corpus gathered from this machine."""
