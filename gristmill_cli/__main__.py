@@ -1,15 +1,20 @@
 """The command `gristmill`: runs a stage, the whole pipeline or the trainer by name."""
 
 import importlib
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from gristmill.command import command, wide_console
+if TYPE_CHECKING:
+    from rich.table import Table
 
 COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {  # name: module, functions, one line of help
     "quickstart": ("gristmill_cli.quickstart", ("main",), "gather a corpus and train a small model on it"),
-    "harvest_corpus": ("gristmill_cli.harvest_corpus", ("harvest_corpus",), "gather a corpus from this machine"),
+    "harvest_corpus": (
+        "gristmill_cli.harvest.harvest_corpus", ("harvest_corpus",), "gather a corpus from this machine",
+    ),
     "run": ("gristmill_cli.run", ("main",), "run the whole data pipeline, configured by a TOML file; resumable"),
     "estimate": ("gristmill_cli.estimate.estimate", ("main",), "estimate core hours, disk and requests of a run"),
     "status": ("gristmill_cli.status.status", ("status",), "tell how far a run is that goes on, here or elsewhere"),
@@ -55,31 +60,45 @@ PACKAGES = ("gristmill", "gristmill_cli", "preprocessing", "dedup", "training")
 
 def main() -> None:
     """Run the command named by the first command-line argument."""
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        wide_console().print(overview())
-        sys.exit(0 if len(sys.argv) > 1 else 2)
-    name, arguments = sys.argv[1], sys.argv[2:]
-    if name not in COMMANDS:
-        print(f"error: unknown command {name!r}: give one of {', '.join(COMMANDS)}", file=sys.stderr)
-        sys.exit(2)
-    module, functions, _ = COMMANDS[name]
-    try:
-        loaded = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in PACKAGES:
-            raise
-        print(
-            f"error: {name} needs {error.name}, which is not installed: pip install 'gristmill[train]'", file=sys.stderr
-        )
-        sys.exit(2)
+    with _ends_at_ctrl_c():  # while modules are imported, in a second or two
+        from gristmill.command import command, wide_console
+
+        if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+            wide_console().print(overview())
+            sys.exit(0 if len(sys.argv) > 1 else 2)
+        name, arguments = sys.argv[1], sys.argv[2:]
+        if name not in COMMANDS:
+            print(f"error: unknown command {name!r}: give one of {', '.join(COMMANDS)}", file=sys.stderr)
+            sys.exit(2)
+        module, functions, _ = COMMANDS[name]
+        try:
+            loaded = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] in PACKAGES:
+                raise
+            needs = f"error: {name} needs {error.name}, which is not installed: pip install 'gristmill[train]'"
+            print(needs, file=sys.stderr)
+            sys.exit(2)
     if functions == ("main",):  # parses its own arguments
         loaded.main(arguments)
         return
     command(*(getattr(loaded, function) for function in functions), arguments=arguments, prog=f"gristmill {name}")
 
 
-def overview() -> Table:
+@contextmanager
+def _ends_at_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, without a traceback of half-imported modules, until the block ends."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.default_int_handler:  # not where a shell has it ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def overview() -> "Table":
     """Table of the commands, in the order of the pipeline."""
+    from rich.table import Table
+
     table = Table(
         "command",
         "what it does",
