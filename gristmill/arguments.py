@@ -1,9 +1,9 @@
-"""The arguments of a command line as they are written: names of options, what is empty, what is given twice."""
+"""The arguments of a command line as they are written: options, tables, what is empty, what is given twice."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args, get_origin
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, get_args, get_origin
 
-from gristmill.errors import UsageError
+from gristmill.errors import UsageError, require
 
 
 def check_words(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
@@ -37,3 +37,49 @@ def _has_many(kind: Any) -> bool:
 def option_name(argument: str) -> str:
     """The option of an argument `--option` or `--option=value`, with underscores; "" for a value."""
     return "--" + argument[2:].partition("=")[0].replace("-", "_") if argument.startswith("--") else ""
+
+
+class TableWords(NamedTuple):
+    """Words of a command line for an option that is a table: all of its keys and values, or one of each."""
+
+    option: str
+    is_whole: bool
+    values: dict[str, str]
+
+
+def take_tables(arguments: Sequence[str], tables: Collection[str]) -> tuple[list[TableWords], list[str]]:
+    """Return what is given for the options `tables`, whole ones first, and the other arguments.
+
+    Raises UsageError for a key without a value or with two.
+
+    >>> take_tables(["--weights.web=3", "--out", "o", "--weights", "web", "2"], {"--weights"})
+    Traceback (most recent call last):
+    gristmill.errors.UsageError: --weights: web is given twice; give it one value
+    >>> take_tables(["--weights.web=3", "--out", "o"], {"--weights"})
+    ([TableWords(option='--weights', is_whole=False, values={'web': '3'})], ['--out', 'o'])
+    """
+    given, rest = list[tuple[str, bool, list[str]]](), list[str]()
+    words = rest
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        name = option_name(option)
+        if table := next((each for each in tables if name == each or name.startswith(f"{each}.")), ""):
+            key = option[len(table) + 1 :]
+            words = [*([key] if key else []), *([value] if equals else [])]
+            given.append((table, not key, words))
+        else:
+            words = rest if argument.startswith("--") else words
+            words.append(argument)
+    return _pair_words(given), rest
+
+
+def _pair_words(given: Sequence[tuple[str, bool, list[str]]]) -> list[TableWords]:
+    seen, paired = set[tuple[str, str]](), list[TableWords]()
+    for table, is_whole, words in sorted(given, key=lambda each: not each[1]):
+        if len(words) % 2 or (len(words) != 2 and not is_whole):
+            raise UsageError(f"{table} {' '.join(words)}: wanted a value for each key: {table} KEY VALUE …")
+        for key in words[::2]:
+            require((table, key) not in seen, f"{table}: {key} is given twice; give it one value")
+            seen.add((table, key))
+        paired.append(TableWords(table, is_whole, dict(zip(words[::2], words[1::2], strict=True))))
+    return paired

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import tyro
 
-from gristmill.arguments import check_words, option_name
+from gristmill.arguments import check_words, option_name, take_tables
 from gristmill.errors import InputError, UsageError, require
 from gristmill.urls import unknown_scheme_in
 
@@ -46,7 +46,8 @@ def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None)
     check_words(argv, _option_types(cls))
     file, arguments = _take_option(list(argv), "--config")
     default = _from_table(cls, _read_toml(Path(file)), file, "") if file else _from_table(cls, {}, "", "")
-    config = _parse(cls, _check_options(cls, _rename_options(cls, arguments)), default, prog)
+    default, arguments = _set_tables(cls, default, _check_options(cls, _rename_options(cls, arguments)))
+    config = _parse(cls, arguments, default, prog)
     require(not (fault := unknown_scheme_in(config)), fault)
     return config
 
@@ -187,11 +188,11 @@ def _new_option_names(cls: type, prefix: str = "--") -> dict[str, str]:
     return names
 
 
-def _convert(value: Any, kind: Any, where: str) -> Any:
+def _convert(value: Any, kind: Any, where: str, strict: bool = True) -> Any:
     several = [member for member in typing.get_args(kind) if typing.get_origin(member) is tuple]
     kind = several[0] if several and isinstance(value, list) else Path if several else kind  # of Path | tuple[Path, …]
     try:
-        return msgspec.convert(value, kind, dec_hook=_read_path)
+        return msgspec.convert(value, kind, dec_hook=_read_path, strict=strict)
     except (msgspec.ValidationError, TypeError) as error:
         wanted = " or ".join(map(repr, typing.get_args(kind))) if "enum" in str(error) else _type_name(kind)
         raise UsageError(f"{where} is {value!r}; wanted {wanted}") from error
@@ -239,6 +240,27 @@ def _check_options(cls: type, arguments: list[str]) -> list[str]:
         else:
             checked.append(argument)
     return checked
+
+
+def _set_tables(cls: type, default: Any, arguments: list[str]) -> tuple[Any, list[str]]:
+    """Return `default` with the tables that the arguments give, whole or key by key, and the other arguments.
+
+    tyro would take a table whole only if it has no default.
+    """
+    kinds = {option: kind for option, kind in _option_types(cls).items() if typing.get_origin(kind) is dict}
+    given, rest = take_tables(arguments, kinds)
+    for option, is_whole, values in given:
+        table = _convert(values, kinds[option], option, strict=False)
+        default = _put(default, option.removeprefix("--").split("."), table, is_whole)
+    return default, rest
+
+
+def _put(config: Any, keys: list[str], table: dict[Any, Any], is_whole: bool) -> Any:
+    """A copy of a dataclass with `table`, alone or added to the present one, at the end of a path of keys."""
+    name = next(field.name for field in dataclasses.fields(config) if _key(field) == keys[0])
+    inner = getattr(config, name)
+    new = _put(inner, keys[1:], table, is_whole) if keys[1:] else table if is_whole else {**inner, **table}
+    return dataclasses.replace(config, **{name: new})
 
 
 def _suggestion(given: str, known: list[str], new_names: dict[str, str]) -> str:

@@ -175,6 +175,31 @@ def test_an_option_of_many_values_is_given_once(option: str) -> None:
     )
 
 
+def test_a_table_of_the_command_line_replaces_or_extends_that_of_the_file(file: Path) -> None:
+    def weights(*argv: str) -> dict[str, float]:
+        return load_config(Mill, ["--config", str(file), *argv]).weights
+
+    assert weights() == {"code": 2.5} and weights("--weights") == {}
+    assert weights("--weights", "web", "3", "my-books", "1") == {"web": 3, "my-books": 1}
+    assert weights("--weights.web=3", "--kind", "water", "--weights.code", "1") == {"code": 1, "web": 3}
+    assert weights("--weights.my-books", "3", "--weights", "web", "1") == {"web": 1, "my-books": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--weights a 1 a 2", "--weights: a is given twice; give it one value"),
+        ("--weights.a 1 --weights.a=2", "--weights: a is given twice; give it one value"),
+        ("--weights a", r"--weights a: wanted a value for each key: --weights KEY VALUE …"),
+        ("--weights.a 1 2", "wanted a value for each key"),
+        ("--weights a much", r"--weights is {'a': 'much'}; wanted dict\[str, float\]"),
+    ],
+)
+def test_a_key_of_a_table_has_one_value(given: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_config(Cart, given.split())
+
+
 def test_help_shows_the_options_with_underscores(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         load_config(Mill, ["--help"], prog="grind")
