@@ -50,9 +50,10 @@ class DocKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `<file>@<row>`, split at the last `@`. Raises UsageError for any other form."""
+        """Parse `<file>@<row>`, split at the last `@`. Raises UsageError for any other form, or name of no file."""
         file, _, row = text.rpartition("@")
-        if not file or not row.isdecimal() or len(row) > _MAX_ROW_DIGITS:
+        is_file = file.isprintable() and not file.startswith("/") and file
+        if not is_file or not row.isascii() or not row.isdecimal() or len(row) > _MAX_ROW_DIGITS:
             raise UsageError(f"{text[:200]!r} is not a document's key: wanted <file>@<row>")
         return cls(file, int(row))
 
@@ -66,8 +67,7 @@ class DocKey(NamedTuple):
 
 def source_of(file: str) -> str:
     """The first folder of a path relative to the corpus root; 'corpus' for a file directly in the root."""
-    first, slash, _ = file.partition("/")
-    return first if slash else "corpus"
+    return file.partition("/")[0] if "/" in file else "corpus"
 
 
 def stem(name: str) -> str:
