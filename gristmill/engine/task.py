@@ -21,6 +21,7 @@ from gristmill.counts import Counts
 from gristmill.io.documents import CorpusFile
 from gristmill.io.readers import Slice
 
+LIBRARIES = ("unicode", "zlib", "zstandard", "pyarrow", "sentencepiece", "ftfy")  # that decide bytes of some stage
 _PLAIN = frozenset({str, int, bool, NoneType})  # types of values that hold no others, and are JSON as they are
 _LONG = 100  # characters; longer values are hashed in an identity
 
@@ -40,12 +41,16 @@ class Stage:
     """A stage's name, and the versions of all that decides the bytes it writes.
 
     Raise `version` when a change of the code changes bytes; tests hold hashes of each stage's bytes. `libraries` are
-    distributions, "unicode" (Python's tables) and "zlib", whose versions decide bytes, too.
+    distributions, "unicode" (Python's tables) and "zlib", whose versions decide bytes, too: some of LIBRARIES.
     """
 
     name: str
     version: int = 1
     libraries: tuple[str, ...] = ("pyarrow", "zstandard")
+
+    def __post_init__(self) -> None:
+        unknown = set(self.libraries) - set(LIBRARIES)
+        assert not unknown, f"{self.name}: add {unknown} to LIBRARIES, or processes of one run may differ in them"
 
     @property
     def identity(self) -> dict[str, str]:

@@ -2,15 +2,15 @@
 
 import hashlib
 import sys
-import unicodedata
 from functools import cache
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-from gristmill.engine.task import library_version
+from gristmill.engine.task import LIBRARIES, library_version
 from gristmill.errors import UsageError
 
 _PACKAGES = ("gristmill", "preprocessing", "dedup")
-_LIBRARIES = ("numpy", "numba", "pyarrow", "msgspec", "zstandard", "sentencepiece")
+_ALWAYS = ("numpy", "numba", "msgspec")  # work in every stage; what decides bytes of some stages is in LIBRARIES
 
 
 @cache
@@ -20,8 +20,16 @@ def code_versions() -> dict[str, str]:
     for path in sorted(path for package in _PACKAGES for path in (root / package).rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    own = {"gristmill": digest.hexdigest()[:12], "Python": python, "Unicode": unicodedata.unidata_version}
-    return own | {name: library_version(name) for name in _LIBRARIES}
+    own = {"gristmill": digest.hexdigest()[:12], "Python": python}
+    return own | {name: _version(name) for name in (*_ALWAYS, *LIBRARIES)}
+
+
+def _version(name: str) -> str:
+    """The version of a library; ftfy need not be installed."""
+    try:
+        return library_version(name)
+    except PackageNotFoundError:
+        return "none"
 
 
 def check_same_code(wanted: dict[str, str], where: str) -> None:

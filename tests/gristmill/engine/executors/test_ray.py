@@ -175,8 +175,8 @@ def test_no_cluster_and_no_room_are_told(
 
 def test_a_node_with_other_versions_is_refused() -> None:
     check_same_code(code_versions(), "here")
-    with pytest.raises(UsageError, match=r"node n has Unicode .* instead of 1\.0"):
-        check_same_code(code_versions() | {"Unicode": "1.0"}, "the node n")
+    with pytest.raises(UsageError, match=r"node n has unicode .* instead of 1\.0"):
+        check_same_code(code_versions() | {"unicode": "1.0"}, "the node n")
 
 
 def read(folder: Path) -> dict[str, bytes]:
