@@ -26,7 +26,7 @@ class ProfileConfig:
     """Ranks that write a trace."""
     times: int = 0
     """Steps between records of how long the parts of a step take; 0: none. A step that is measured waits for the GPU
-    between its parts."""
+    between its parts. Of a step that is also traced the communication is in the trace alone."""
     norms: int = 0
     """Steps between records of the norms of each layer's gradients, weights and updates; 0: none."""
 
@@ -35,6 +35,10 @@ class ProfileConfig:
         """First and last step to trace."""
         found = _SPAN.fullmatch(self.steps)
         return (int(found[1]), int(found[2])) if found else None
+
+    def traces(self, step: int) -> bool:
+        """True if a rank traces the step; on every rank the same."""
+        return bool(self.ranks) and self.span is not None and self.span[0] <= step <= self.span[1]
 
     def notes(self, step: int) -> list[str]:
         """A line for a run that goes on after `step`, if its steps to trace are over."""

@@ -35,7 +35,7 @@ class Profiler:
         """Context of a training step."""
         self._step = step
         self._trace.before(step)
-        with self._times.step(step):
+        with self._times.step(step, self.config.traces(step)):
             yield
         self._trace.after(step)
         if self._times.seconds:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -19,7 +19,8 @@ class StepTimes:
 
     The forward passes are those of the modules `parts`; backward is the rest of forward and backward, and includes what
     a pipeline waits for. Communication is the time in which a collective or a message of this rank was under way: it
-    overlaps with the phases, which wait for some of it.
+    overlaps with the phases, which wait for some of it. It is left out of steps that are traced: with
+    torch's profiler inside another one, writing the outer trace ends the process (SIGSEGV, torch 2.13).
     """
 
     def __init__(self, every: int, parts: Sequence[nn.Module], world: World) -> None:
@@ -31,14 +32,14 @@ class StepTimes:
                 part.register_forward_hook(self._leave)
 
     @contextmanager
-    def step(self, step: int) -> Iterator[None]:
-        """Context of a step; afterwards `seconds` has its times, if it is measured."""
+    def step(self, step: int, traced: bool = False) -> Iterator[None]:
+        """Context of a step, which some rank has `traced`; afterwards `seconds` has its times, if it is measured."""
         self.active, self.seconds = self.every > 0 and step % self.every == 0, {}
         if not self.active:
             yield
             return
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        with self._communication():
+        with nullcontext() if traced else self._communication():
             started = self._now()
             yield
             self.seconds["step_seconds"] = self._now() - started

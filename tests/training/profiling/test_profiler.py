@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +48,22 @@ def test_a_run_that_is_looked_into_has_the_losses_of_one_that_is_not(config: Tra
     norms = records(looked, "norms")
     assert [record["step"] for record in norms] == [3, 6]
     assert list(norms[0]["grad"]) == ["embed", "blocks.0", "blocks.1", "norm", "head"]
+
+
+def test_ranks_trace_a_step_that_they_measure(
+    start_training: Callable[..., subprocess.Popen[str]], torchrun: list[str], tmp_path: Path
+) -> None:
+    out_dir = tmp_path / "run"
+    options = ["--optim.steps", "4", "--profile.steps", "2:3", "--profile.times", "2", "--metrics.tensorboard", "false"]
+    process = start_training(torchrun, out_dir, *options)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said  # it was ended by SIGSEGV while it wrote the trace
+    (trace,) = (out_dir / "profile").iterdir()
+    names = {event["name"] for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+    assert any(name.startswith("gloo:") for name in names)
+    times = [record for record in read_metrics(out_dir / METRICS) if record["kind"] == "times"]
+    assert [(record["step"], "communication" in record) for record in times] == [(2, False), (4, True)]
+    assert min(record["backward"] for record in times) > 0
 
 
 def measured(config: TrainConfig) -> dict[str, dict[str, float]]:
