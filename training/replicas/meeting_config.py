@@ -42,11 +42,7 @@ class MeetingConfig:
         `steps` of the run, `local_steps` of parallel, `timeout`: seconds after which a rank that waits gives up.
         """
         if self.folder is None:
-            require(
-                self.count == 1 and self.number == 0,
-                f"replicas.count {self.count} and number {self.number} without replicas.folder: there is no place to "
-                "meet; try --replicas.folder FOLDER, or --parallel.local_steps 50 for replicas in one launcher",
-            )
+            self._check_absent()
             return
         require(
             not is_remote(self.folder),
@@ -72,6 +68,17 @@ class MeetingConfig:
             not rest,
             f"optim.steps {steps} is not divisible by replicas.local_steps {self.local_steps}: the last {rest} steps "
             f"would not be averaged; try --optim.steps {steps - rest + self.local_steps}",
+        )
+
+    def _check_absent(self) -> None:
+        """Without a folder no option has an effect."""
+        given = {name: getattr(self, name) for name in ("count", "number", "local_steps", "deadline")}
+        changed = [f"{name} {value:g}" for name, value in given.items() if value != getattr(MeetingConfig, name)]
+        local = self.local_steps if self.local_steps > 1 else MeetingConfig.local_steps
+        require(
+            not changed,
+            f"replicas.{' and '.join(changed)} without replicas.folder: there is no place to meet; try "
+            f"--replicas.folder FOLDER, or --parallel.local_steps {local} for replicas in one launcher",
         )
 
     def record(self) -> dict[str, Any]:
