@@ -157,8 +157,14 @@ def test_a_folder_has_the_meetings_of_one_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"replicas": MeetingConfig(None, 2)}, "replicas.count 2 without replicas.folder: .* --parallel.local_steps 50"),
-        ({"replicas": MeetingConfig(None, local_steps=5)}, "local_steps 5 without .*folder: .* --parallel.local_steps 5"),
+        (
+            {"replicas": MeetingConfig(None, 2)},
+            "replicas.count 2 without replicas.folder: .* --parallel.local_steps 50",
+        ),
+        (
+            {"replicas": MeetingConfig(None, local_steps=5)},
+            "local_steps 5 without .*folder: .* --parallel.local_steps 5",
+        ),
         ({"replicas": MeetingConfig(None, deadline=5.0)}, "replicas.deadline 5 without replicas.folder: .* no place"),
         ({"replicas": MeetingConfig(None, 2, 1)}, "replicas.count 2 and number 1 without replicas.folder"),
         ({"replicas": MeetingConfig(Path("m"), 2, 2, H)}, "number is 2, and replicas.count 2; wanted 0 to 1"),
