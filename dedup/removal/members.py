@@ -15,6 +15,7 @@ from gristmill.counts import Counts
 from gristmill.engine.task import Result
 from gristmill.errors import InputError
 from gristmill.io.external_sort import MAX_SCATTERED, ExternalSorter, write_records
+from gristmill.io.formats.cuts import Ranges, ReadInParts
 from gristmill.io.readers import Slice
 from gristmill.storage.local import atomic_write, atomic_write_bytes
 
@@ -87,7 +88,7 @@ def read_names(path: Path) -> list[str]:
 
 
 @dataclass(frozen=True)
-class MemberFile:
+class MemberFile(ReadInParts):
     """The file of all members, of which a task reads the records `first` ≤ i < `last` alone."""
 
     path: Path
@@ -101,9 +102,9 @@ class MemberFile:
         return cls(path, min(first for first, _ in full), max(last for _, last in full))
 
     @property
-    def byte_range(self) -> tuple[int, int]:
-        """The first byte that is read, and the one after the last."""
-        return self.first * MEMBER.itemsize, self.last * MEMBER.itemsize
+    def ranges(self) -> Ranges:
+        """From the first byte that is read to the last."""
+        return ((self.first * MEMBER.itemsize, self.last * MEMBER.itemsize),)
 
 
 def read_span(members: MemberFile, span: Span) -> NDArray:

@@ -16,7 +16,7 @@ from gristmill.errors import DamagedFile, InputError, UsageError, require, wrap_
 from gristmill.io.documents import CorpusFile, DocKey, Document, list_corpus, source_of
 from gristmill.io.formats.arrow_tables import damaged_table, ipc_batches, parquet_batches, row_group_cuts
 from gristmill.io.formats.arrow_values import records, repeated_fields
-from gristmill.io.formats.cuts import ONE_SLICE, WHOLE, Cut, Ranges
+from gristmill.io.formats.cuts import ONE_SLICE, WHOLE, Cut, Ranges, ReadInParts
 from gristmill.io.formats.json_fields import decode_string, parse_fields, reject_one_value
 from gristmill.io.formats.malformed import BadRecord, Malformed, line_of
 from gristmill.io.formats.suffixes import LINE_FORMATS, READABLE, TABLE_FORMATS, parse_name
@@ -30,7 +30,7 @@ _LONG_TEXT = 1 << 20  # characters
 
 
 @dataclass(frozen=True)
-class Slice:
+class Slice(ReadInParts):
     """Part of a corpus file that one task reads, `start` up to `end`: bytes of a .jsonl, row groups of a .parquet.
 
     `first_row` is the row in the file of its first record; `size` is its approximate size in bytes, for

@@ -7,8 +7,7 @@ from typing import Any
 from gristmill.engine.tags import writer_of
 from gristmill.engine.task import FileSet, parts_of
 from gristmill.errors import InputError, wrap_read_errors
-from gristmill.io.formats.cuts import WHOLE, Ranges, merge
-from gristmill.io.readers import Slice
+from gristmill.io.formats.cuts import WHOLE, Ranges, ReadInParts, merge
 from gristmill.storage.info import FileInfo
 from gristmill.storage.local import sha256_file
 from gristmill.storage.objects import download
@@ -88,10 +87,10 @@ def remote_ranges(value: Any, outputs: set[Path]) -> Iterator[tuple[Path, Ranges
 
 
 def _ranges(value: Any, ranges: Ranges) -> Iterator[tuple[Path, Ranges]]:
-    """Every path in a value with the bytes that are read: those of the slice that holds it, or the whole."""
+    """Every path in a value with the bytes that are read: those that its holder reads, or the whole."""
     if isinstance(value, Path | FileSet):
         for path in value.paths if isinstance(value, FileSet) else (value,):
             yield path, ranges
     else:
         for item in parts_of(value):
-            yield from _ranges(item, value.ranges if isinstance(value, Slice) else ranges)
+            yield from _ranges(item, value.ranges if isinstance(value, ReadInParts) else ranges)

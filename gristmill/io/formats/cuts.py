@@ -1,5 +1,6 @@
 """Cuts: where the slices of a file start, and which bytes of the file each of them reads."""
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 Ranges = tuple[tuple[int, int | None], ...]
@@ -16,6 +17,15 @@ class Cut(NamedTuple):
 
 
 ONE_SLICE = [Cut(0, 0)]
+
+
+class ReadInParts(ABC):
+    """A dataclass in a task's arguments that names a file of which no more than some bytes are read."""
+
+    @property
+    @abstractmethod
+    def ranges(self) -> Ranges:
+        """The bytes that are read, of every path in it."""
 
 
 def merge(ranges: Ranges) -> Ranges:
