@@ -24,7 +24,7 @@ from training.distributed.mesh import build_world, main_only
 from training.distributed.stop_signals import StopSignals
 from training.model.decoder import flops_per_token, meta_decoder
 from training.optim.build_optimizer import build_optimizer
-from training.optim.schedule import learning_rate
+from training.optim.schedule import describe_late_decay, learning_rate
 from training.optim.stability import Stability
 from training.optim.weight_average import AveragingOptimizer
 from training.parallel.gradients import scale_gradients, squared_grad_norm
@@ -145,7 +145,7 @@ class Trainer:
         self.reporter.start(self.steps_done)
         main_only(lambda: copy_tokenizer(self.train_data.first, self.config.out_dir))
         self._print_header()
-        for line in filter(None, (self.origin, self.replicas.note)):
+        for line in filter(None, (describe_late_decay(self.config.optim), self.origin, self.replicas.note)):
             self.reporter.say(line)
         gc.freeze()  # all objects alive now stay alive: scanning them at every collection costs a small model 3 %
         self.meter.restart()

@@ -30,6 +30,21 @@ def decay_start(config: OptimConfig) -> float:
     return config.last_decay_step - config.cooldown_steps if config.schedule == "wsd" else config.warmup_steps
 
 
+def describe_late_decay(config: OptimConfig) -> str:
+    """Say that the run ends before its decay does, and at which rate; nothing where the decay fits, or there is none.
+
+    >>> describe_late_decay(OptimConfig(steps=12, lr=1e-2, warmup_steps=2, decay_steps=1000))
+    "the learning rate's decay ends at step 1000, beyond this run's 12 steps: that of step 12 is 1.00e-02, not 1.00e-04"
+    """
+    end, last = config.last_decay_step, config.steps
+    if decay_start(config) == math.inf or end <= last or config.lr == config.final_lr:
+        return ""
+    return (
+        f"the learning rate's decay ends at step {end}, beyond this run's {last} steps: that of step {last} is "
+        f"{learning_rate(last - 1, config):.2e}, not {config.final_lr:.2e}"
+    )
+
+
 def _share(progress: float, config: OptimConfig) -> float:
     """The share of `lr` - `final_lr` that is left after a share of the decay: 1 at its start, 0 at its end."""
     if config.schedule == "cosine":

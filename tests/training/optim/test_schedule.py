@@ -7,7 +7,7 @@ import pytest
 
 from gristmill.errors import UsageError
 from training.optim.optim_config import OptimConfig
-from training.optim.schedule import decay_start, learning_rate
+from training.optim.schedule import decay_start, describe_late_decay, learning_rate
 
 
 def rates(**options: Any) -> list[float]:
@@ -52,6 +52,35 @@ def test_wsd_is_stable_and_then_decays(shape: str, quarter: float) -> None:
     assert math.isclose(found[79], quarter) and found[-1] == pytest.approx(0.2)
     assert rates(schedule="wsd") == rates(schedule="constant")  # a stable run, from which decays branch off
     assert decay_start(OptimConfig(schedule="wsd")) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("options", "last"),
+    [
+        ({"schedule": "wsd", "cooldown_steps": 50, "decay_steps": 100}, "1.00e-02"),  # its decay never begins
+        ({"schedule": "wsd", "cooldown_steps": 95, "decay_steps": 100}, "9.27e-03"),
+        ({"schedule": "cosine", "decay_steps": 1000}, "1.00e-02"),
+        ({"schedule": "linear", "decay_steps": 22}, "5.05e-03"),
+        ({"schedule": "cosine", "decay_steps": 100, "warmup_steps": 24}, "5.00e-03"),
+    ],
+)
+def test_a_decay_longer_than_the_run_is_said_with_its_last_rate(options: dict[str, Any], last: str) -> None:
+    config = OptimConfig(**{"steps": 12, "lr": 1e-2, "warmup_steps": 2, **options})
+    config.check()
+    end = (
+        f"the learning rate's decay ends at step {config.decay_steps}, beyond this run's 12 steps: that of step 12 is "
+    )
+    assert describe_late_decay(config) == f"{end}{last}, not 1.00e-04"
+    assert f"{learning_rate(11, config):.2e}" == last
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"decay_steps": 9}, {"decay_steps": 12}, {"decay_steps": 99, "min_lr": 1e-2}]
+    + [{"schedule": "wsd", "decay_steps": 99}, {"schedule": "wsd", "cooldown_steps": 5}, {"schedule": "constant"}],
+)
+def test_nothing_is_said_of_a_decay_that_fits(options: dict[str, Any]) -> None:
+    assert describe_late_decay(OptimConfig(**{"steps": 12, "lr": 1e-2, "warmup_steps": 2, **options})) == ""
 
 
 @pytest.mark.parametrize(
