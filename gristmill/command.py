@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gristmill.arguments import check_words
+from gristmill.engine.options import RunOptions
 from gristmill.errors import (
     LIMIT_HINTS,
     FinishedElsewhere,
@@ -196,12 +197,14 @@ def _imported_by_name(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, which refuses paths that are URLs of an unknown scheme."""
+    """The same function, which refuses paths that are URLs of an unknown scheme, and a scratch size without effect."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         if fault := unknown_scheme_in([arguments, named]):
             raise UsageError(fault)
+        for options in (value for value in (*arguments, *named.values()) if isinstance(value, RunOptions)):
+            options.check_scratch([arguments, named])
         return function(*arguments, **named)
 
     return call

@@ -6,6 +6,7 @@ or `hf:`.
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,12 +106,18 @@ def unknown_scheme_in(value: Any) -> str:
     >>> unknown_scheme_in({"out": [Path("a"), Path("ftp://a")]}).partition(":")[0]
     'ftp'
     """
+    return next(filter(None, map(unknown_scheme, paths_in(value))), "")
+
+
+def paths_in(value: Any) -> Iterator[Path]:
+    """The paths in a value, at any depth of lists, dictionaries and dataclasses."""
     if isinstance(value, Path):
-        return unknown_scheme(value)
+        yield value
     if is_dataclass(value):
         value = vars(value)
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return next(filter(None, map(unknown_scheme_in, parts)), "")
+    for part in parts:
+        yield from paths_in(part)
 
 
 def spell_urls(text: str) -> str:

@@ -33,6 +33,7 @@ def check_config(config: RunConfig, sources: set[str] | None = None) -> None:
     """
     _check_folders(config.corpus, config.out)
     config.run_options.check()
+    config.run_options.check_scratch(config)
     check_seed(config.seed)
     if sources is None:
         with _section("normalize"):

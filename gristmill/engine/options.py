@@ -11,7 +11,7 @@ import tyro
 
 from gristmill.errors import UsageError
 from gristmill.limits import free_memory, usable_cores
-from gristmill.urls import is_remote, object_name
+from gristmill.urls import is_remote, object_name, paths_in
 
 _PROCESSES_A_CORE = 2
 _LEAST_WITHOUT_UNIT = 1 << 20  # fewer bytes of memory are a number whose unit was forgotten
@@ -60,7 +60,9 @@ class RunOptions:
     scratch: Path | None = None
     """Folder for copies of what lies in a bucket, while tasks work on them; by default that of temporary files."""
     scratch_size: str = ""
-    """Most bytes that these copies may take, such as 200GiB; by default all that is free."""
+    """Most bytes that tasks which run at the same time may hold of what they fetch from buckets, counted twice as they
+    write, too, such as 200GiB; on each node with Ray. What they write or sort beyond that comes on top. By default all
+    that is free."""
 
     shard: str = ""
     """Run as process i of n, such as 3/8, on one or several machines that see the same folders: one is in charge, the
@@ -89,6 +91,14 @@ class RunOptions:
             raise UsageError("--executor ray: Ray is not installed. Try: pip install 'gristmill[ray]'")
         if not (isfinite(self.max_malformed) and 0 <= self.max_malformed <= 1):
             raise UsageError(f"--max_malformed {self.max_malformed}: wanted a fraction from 0 to 1, such as 0.001")
+
+    def check_scratch(self, arguments: Any) -> None:
+        """Raise UsageError for a size if `arguments`, all that a command works with, name no object to fetch."""
+        if self.scratch_size and not any(map(is_remote, paths_in(arguments))):
+            raise UsageError(
+                f"--scratch_size {self.scratch_size} has no effect, as it bounds copies of what lies in a bucket, and "
+                "all paths are local: leave it out"
+            )
 
     @property
     def processes(self) -> int:

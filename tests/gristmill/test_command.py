@@ -115,6 +115,13 @@ def test_a_url_of_an_unknown_scheme_is_refused_by_every_command(
     )
 
 
+def test_a_scratch_size_without_a_bucket_is_refused_by_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, code in ((["--out", "a", "--shard", "1/2"], "2"), (["--out", "a", "--files", "s3://a/b"], "0")):
+        with pytest.raises(SystemExit, match=code):
+            command(save, arguments=[*words, "--scratch_size", "1GiB"])
+        assert ("--scratch_size 1GiB has no effect" in capsys.readouterr().err) == (code == "2")
+
+
 def test_an_empty_text_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["rye", "--text", ""], ["--text=", "rye"]):
         with pytest.raises(SystemExit, match="0"):
