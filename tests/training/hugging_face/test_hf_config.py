@@ -183,6 +183,25 @@ def test_a_published_config_json_is_the_preset(preset: str) -> None:
     assert find_family(model) is family
 
 
+def test_a_bloom_without_some_of_its_biases_is_refused() -> None:
+    """As transformers computes it: slices of the matrices' columns, and no bias."""
+    torch.manual_seed(0)
+    config = fields_of("bloom") | {"vocab_size": 50, "pretraining_tp": 2}
+    theirs = transformers.BloomForCausalLM(transformers.BloomConfig(**config)).eval()
+    for name, weights in theirs.named_parameters():
+        torch.nn.init.normal_(weights) if name.endswith("bias") else None
+    exact = transformers.BloomForCausalLM(transformers.BloomConfig(**config | {"slow_but_exact": True})).eval()
+    exact.load_state_dict(theirs.state_dict())
+    ids = torch.arange(12)[None]
+    assert (exact(ids).logits - theirs(ids).logits).abs().max() > 0.1
+    said = r"its slow_but_exact is True and its pretraining_tp 2: .* set slow_but_exact to false"
+    with pytest.raises(UsageError, match=said):
+        read_hf_config(config | {"slow_but_exact": True})
+    wanted = read_hf_config(fields_of("bloom") | {"vocab_size": 50})
+    for same in ({"slow_but_exact": False}, {"slow_but_exact": True, "pretraining_tp": 1}, {"slow_but_exact": None}):
+        assert read_hf_config(config | same) == wanted
+
+
 def test_opt_with_projections_of_its_embedding_is_refused() -> None:
     config = fields_of("opt")
     with pytest.raises(UsageError, match="its word_embed_proj_dim is 512 and its hidden_size 24"):
