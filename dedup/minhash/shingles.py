@@ -12,6 +12,7 @@ from dedup.minhash.xxh64 import STRIPE, xxh64, xxh64_fixed
 from gristmill.errors import UsageError
 from gristmill.kernels import kernel
 
+HASHING_FACTOR = 40  # memory per byte of a text while its shingles are hashed and compared
 _BLOCK = 512  # shingles hashed side by side
 
 

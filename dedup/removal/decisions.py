@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dedup.candidates.document_ids import SourceRuns
-from dedup.minhash.shingles import shingle_sets
+from dedup.minhash.shingles import HASHING_FACTOR, shingle_sets
 from dedup.minhash.signatures import signatures
 from dedup.removal.clusters import MEMBER, Clusters
 from dedup.removal.keep_policy import INDEXED, KEEP_ORDER, Keep, open_keep_order
@@ -33,13 +33,13 @@ from dedup.removal.removal_table import (
 from dedup.removal.similarity import Features, KeptDocuments, Signature, SimilarityCheck
 from dedup.removal.texts import FETCHED, Fetched, TextReader, without_text
 from gristmill.batches import batched
+from gristmill.budget import held
 from gristmill.counts import Counts
 from gristmill.engine.task import FileSet
 from gristmill.errors import wrap_write_errors
 from gristmill.io.external_sort import ExternalSorter, read_records, write_records
 from gristmill.storage.local import atomic_write_bytes
 
-_HASHING_FACTOR = 40  # memory per byte of text while its shingles are hashed
 _MAX_TEXT_BYTES = 8 << 20  # of text in memory together
 _OVERHEAD = 512  # bytes of a member besides its text, as Python objects
 _BLOCK = 4096  # records read or written together
@@ -171,7 +171,8 @@ class VerifiedRemoval:
 
     A quarter of the memory holds the features of kept documents. Where a cluster needs more, documents
     that stay undecided are written to the file `later` and decided on in another round. Another quarter is for the
-    texts whose shingles are hashed together; their last may exceed it, as no document is hashed in pieces.
+    texts whose shingles are hashed together; their last may exceed it, as no document is hashed in pieces: then the
+    reserve is held for it.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class VerifiedRemoval:
         self.check, self.texts, self.counts = check, texts, counts
         self.undecided = _Undecided(later)
         self.kept = KeptDocuments(check, memory // 4)
-        self.batch = min(_MAX_TEXT_BYTES, memory // 4 // _HASHING_FACTOR)  # bytes of text; the last text may exceed it
+        self.batch = min(_MAX_TEXT_BYTES, memory // 4 // HASHING_FACTOR)  # bytes of text; the last text may exceed it
 
     def removals(self, blocks: Iterable[NDArray]) -> Iterator[NDArray]:
         """Yield blocks of REMOVALs from blocks of FETCHED in keep order."""
@@ -219,14 +220,16 @@ class VerifiedRemoval:
             data = dict(zip(batch, self.texts.read(batch), strict=True))
             ours = [member for member in batch if member.tier != INDEXED]
             texts = [data[member].decode() for member in ours]
-            sets = dict(zip(ours, shingle_sets(texts, self.check.width, self.check.unit), strict=True))
-            for member in batch:
-                if member.tier == INDEXED:
-                    indexed = member.cluster
-                    yield member, Features(None, np.frombuffer(data[member], np.uint32))
-                else:
-                    text = data[member] if member.cluster == indexed else None
-                    yield member, Features(sets[member], None if text is None else self._sign(text))
+            longest = max((len(data[member]) for member in ours), default=0)
+            with held(HASHING_FACTOR * longest, "a document that --verify compares"):
+                sets = dict(zip(ours, shingle_sets(texts, self.check.width, self.check.unit), strict=True))
+                for member in batch:
+                    if member.tier == INDEXED:
+                        indexed = member.cluster
+                        yield member, Features(None, np.frombuffer(data[member], np.uint32))
+                    else:
+                        text = data[member] if member.cluster == indexed else None
+                        yield member, Features(sets[member], None if text is None else self._sign(text))
 
     def _sign(self, text: bytes) -> Signature:
         assert self.check.sketch is not None

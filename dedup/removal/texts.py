@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dedup.candidates.input_shards import SignatureShard
+from dedup.minhash.shingles import HASHING_FACTOR
 from dedup.removal.clusters import MEMBER_FIELDS
 from dedup.removal.keep_policy import LAST, Keep, Longest, Newest, rank_longest, rank_newest
 from dedup.removal.members import MemberFile, SliceMembers, Span, read_span
+from gristmill.budget import Hold
 from gristmill.counts import READ, Counts
 from gristmill.engine.executors.staging import local_copies
 from gristmill.engine.inputs.recorded import list_corpus
@@ -169,6 +171,8 @@ class _Fetcher:
         self.counts.add(document.key.source, reason, len(data))
         self.found.append((rank, self.offset, len(data)))
         if self.texts:
+            if not Hold().fits(HASHING_FACTOR * len(data)):  # refused here, where its name is known
+                raise Hold().refuse(f"{document.key}, which --verify compares,", HASHING_FACTOR * len(data))
             self.texts.write(data)
             self.offset += len(data)
 

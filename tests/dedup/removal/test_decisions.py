@@ -211,7 +211,7 @@ def test_ranks_are_in_keep_order_whatever_the_memory(tmp_path: Path) -> None:
     one, other = (" ".join(f"{word}{i}" for i in range(300)) for word in ("grain", "flour"))
     write_corpus(tmp_path / "NORM", {"a/x.jsonl": [one, other] * 3})
     write_table(tmp_path / "c.parquet", [[("a/x.jsonl", row) for row in range(6)]])
-    for memory in ("4GiB", "16KiB"):
+    for memory in ("4GiB", "128KiB"):
         options = RunOptions(workers=1, memory=memory, quiet=True)
         out = tmp_path / memory / "d.parquet"
         generate_duplicates_dict(tmp_path / "c.parquet", out, options, verify="jaccard", corpus=tmp_path / "NORM")

@@ -47,6 +47,19 @@ def test_neither_memory_nor_workers_nor_the_hash_seed_change_a_byte(
     assert len(found[0]) == 2
 
 
+def test_a_document_whose_shingles_do_not_fit_is_refused_by_name_where_it_is_compared(
+    tmp_path: Path, write: Callable
+) -> None:
+    write(tmp_path / "norm/book/a.jsonl", ["short", "long " * 40_000, "long " * 39_000])
+    table = write_table(tmp_path / "c.parquet", [[("book/a.jsonl", 1), ("book/a.jsonl", 2)]])
+    small, options = RunOptions(workers=1, memory="4MiB"), {"corpus": tmp_path / "norm", "verify": "jaccard"}
+    with pytest.raises(UsageError, match=r"^book/a.jsonl@1, which --verify .* about 8 MiB .*: give --memory 9MiB or"):
+        generate_duplicates_dict(table, tmp_path / "d.pickle", small, **options)
+    generate_duplicates_dict(table, tmp_path / "d.pickle", small, keep="longest", corpus=tmp_path / "norm")
+    enough = RunOptions(workers=1, memory="9MiB")
+    assert generate_duplicates_dict(table, tmp_path / "e.pickle", enough, **options).total("duplicate").documents == 1
+
+
 def test_killed_anywhere_and_started_again(
     chained: tuple, chained_norm: Path, tmp_path: Path, run: Callable, start: Callable, contents: Callable
 ) -> None:
