@@ -44,6 +44,18 @@ def join(folder: str, relative: str) -> str:
     return os.path.normpath(os.path.join(folder, relative))
 
 
+def join_output(folder: str, relative: str) -> str:
+    """The absolute path of an output of the stage whose ledger is in a folder, which may be a link.
+
+    An output of another folder, such as a holdout, is beside the link, or beside what the link leads to.
+    """
+    name = join(folder, relative)
+    if not relative.startswith("../") or is_remote(folder) or _without_links(folder) == folder or os.path.lexists(name):
+        return name
+    beside = join(_without_links(folder), relative)
+    return beside if os.path.lexists(beside) else name
+
+
 def relative_to(folder: str, name: str) -> str:
     """The other way round: the path of a file relative to a folder, both given as absolute paths.
 

@@ -118,6 +118,19 @@ def test_a_source_that_is_a_link_to_a_part_of_an_output_is_compared_with_it(norm
         find(tmp_path / "linked", tmp_path / "g.pickle")
 
 
+def test_a_source_that_is_a_link_to_an_output_beside_another_of_its_stage(copied: Path, tmp_path: Path) -> None:
+    """As OUT/train, beside which pass2 wrote OUT/holdout: that is not beside the link."""
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/web").symlink_to(copied / "train")
+    assert set(find(tmp_path / "linked", tmp_path / "f.pickle").tallies) == {"web"}
+    moved = shutil.copytree(copied, tmp_path / "moved")
+    (moved / "train").rename(tmp_path / "train")
+    (moved / "train").symlink_to(tmp_path / "train")
+    (moved / "holdout" / HELD_OUT).unlink()
+    with pytest.raises(InputError, match=rf"holdout/{HELD_OUT}, which pass2 wrote, is missing"):
+        find(moved / "holdout", tmp_path / "g.pickle")
+
+
 def test_a_file_that_the_stage_did_not_write_is_noticed(norm: Path, tmp_path: Path) -> None:
     shutil.copytree(norm / "c4", norm / "more")
     with pytest.raises(InputError, match=r"norm/more/a.jsonl.gz is in the output of normalize_text, which did not"):
