@@ -101,7 +101,7 @@ def deduplicate(
     rank(table, np.empty(0, np.int64))  # raises now if a column is missing
     note_compilation(sketch)
     roots = _cluster_roots(table, sketch, range, bands)
-    members = _in_keep_order(table, roots, rank)
+    members = _in_keep_order(table, roots, rank, keep)
     if verify is None:
         return _remove_all_but_first(roots, members)
     return _remove_verified(_with_shingles(table, members, sketch), roots, KeptDocuments(check))
@@ -152,11 +152,16 @@ def _policy_ranks(keep: Keep, table: Table, rows: Indices) -> list[int]:
     return [LAST if rank is None else rank for rank in ranks]
 
 
-def _in_keep_order(table: Table, roots: NDArray[np.int64], rank: Ranker) -> NDArray[np.int64]:
+def _in_keep_order(table: Table, roots: NDArray[np.int64], rank: Ranker, keep: str) -> NDArray[np.int64]:
     """Indices of texts in clusters of two or more, cluster by cluster, each sorted by rank, then by index."""
     sizes = np.bincount(roots, minlength=len(roots))
     members = np.flatnonzero(sizes[roots] > 1)
     ranks = np.array([r for indices in _batches(members) for r in rank(table, indices)], np.int64)
+    if keep.startswith("newest:") and len(ranks) and (ranks == LAST).all():
+        raise UsageError(
+            f"keep {keep!r}: none of the {len(ranks):,} texts in clusters has a number or a date there: name a column "
+            "that has"
+        )
     return members[np.lexsort((members, ranks, roots[members]))]
 
 

@@ -28,7 +28,7 @@ def as_table(texts: Any, text: str) -> Table:
     if isinstance(texts, pa.Table | pa.RecordBatch) or hasattr(texts, "columns"):  # also a pandas or polars data frame
         try:
             return _ArrowTable(pa.table(texts), text)
-        except (pa.ArrowException, TypeError) as error:
+        except (pa.ArrowException, TypeError, ValueError) as error:
             raise UsageError(f"texts in a {type(texts).__name__} that Arrow cannot hold: {error}") from error
     if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
         raise UsageError(
@@ -77,7 +77,10 @@ class _ArrowTable:
         found = self._table.column(column)
         if len(indices) and indices[-1] - indices[0] == len(indices) - 1 and (np.diff(indices) == 1).all():
             return _to_python(found.slice(indices[0], len(indices)), column)
-        return _to_python(found.take(pa.array(indices)), column)
+        try:
+            return _to_python(found.take(pa.array(indices)), column)
+        except pa.ArrowNotImplementedError:  # string views, and other young types
+            return [found[index].as_py() for index in indices.tolist()]
 
 
 class _HuggingFaceDataset:

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -136,11 +138,11 @@ def _number(value: Any) -> float | None:
             return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
         except OverflowError:  # beyond the year 1 or 9999 in UTC
             return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real | Decimal):  # NumPy's are Real, too
         return None
     try:
         return float(value)
-    except OverflowError:
+    except (OverflowError, ValueError):  # of a signalling NaN
         return None
 
 

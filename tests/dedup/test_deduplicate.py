@@ -6,6 +6,7 @@ import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -151,6 +152,23 @@ def test_texts_in_any_form(texts_of: Callable[[int, int], list[str]], form: Call
     assert deduplicate(form(texts)).duplicate_of.tolist() == [*range(300), *range(250, 259)]
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.run_end_encoded(pa.int32(), pa.string())])
+def test_columns_that_arrow_cannot_take_rows_of(texts_of: Callable[[int, int], list[str]], kind: pa.DataType) -> None:
+    (text,) = texts_of(1, 0)
+    texts = pa.array([text, "flour", f"{text} !?"])
+    column = pc.run_end_encode(texts) if pa.types.is_run_end_encoded(kind) else texts.cast(kind)
+    for verify in (None, "jaccard"):
+        assert deduplicate(pa.table({"text": column}), keep="longest", verify=verify).kept.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(20, 2), pa.float16(), pa.uint64(), pa.date32()])
+def test_the_newest_by_any_number_or_date(texts_of: Callable[[int, int], list[str]], kind: pa.DataType) -> None:
+    numbers = pa.array([2, 9, 1], pa.int32())
+    values = numbers.cast(kind) if kind != pa.float16() else pa.array(np.array([2, 9, 1], np.float16))
+    table = pa.table({"text": texts_of(1, 0) * 3, "value": values})
+    assert deduplicate(table, keep="newest:value").kept.tolist() == [1]
+
+
 def test_a_data_set_need_not_be_loaded_for_lists(run: Callable) -> None:
     code = "import sys; from dedup import deduplicate; deduplicate(['a']); sys.exit('datasets' in sys.modules)"
     run(f'python -c "{code}"')
@@ -181,6 +199,12 @@ def test_a_data_set_need_not_be_loaded_for_lists(run: Callable) -> None:
         (pa.array([b"\xff"]).view(pa.string()), {}, "column 'text' has a value that Python cannot hold"),
         (pa.table([["a"], ["b"]], names=["text", "text"]), {}, "several columns 'text'"),
         (pd.DataFrame({"text": ["a", 1]}), {}, "that Arrow cannot hold"),
+        (pd.DataFrame([["a", "b"]], columns=["text", "text"]), {}, "that Arrow cannot hold: Duplicate column"),
+        (
+            pa.table({"text": ["a mill of grain"] * 2, "d": pa.array([1, 2], pa.duration("s"))}),
+            {"keep": "newest:d"},
+            "none of the 2 texts in clusters has a number or a date",
+        ),
         (
             pa.table({"text": ["a mill of grain"] * 2, "d": pa.array([1 << 60] * 2, pa.timestamp("s"))}),
             {"keep": "newest:d"},
