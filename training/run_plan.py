@@ -1,7 +1,7 @@
 """RunPlan: what follows from the options, the token shards and the number of processes, before a run starts."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ class RunPlan:
         identity = config.identity(model, train, holdout.manifest)
         memory = config.memory.resolve(config.out_dir)
         check_local_steps(layout, config.replicas, config.optim, memory, config.profile.norms, config.seconds_to_wait)
-        split = BatchSplit.of(data, replace(layout, dp=layout.dp * config.replicas.count))
+        split = BatchSplit.of(data, layout, config.replicas.count)
         return cls(config, train, holdout, holdouts, model, layout, memory, split, identity)
 
     def batches(self, dp_rank: int) -> Batches:

@@ -120,17 +120,21 @@ class BatchSplit:
     micro_batch_size: int
 
     @classmethod
-    def of(cls, config: DataConfig, layout: ParallelConfig) -> "BatchSplit":
-        """Split `data.batch_size` for a resolved layout. Raises UsageError if it does not divide evenly."""
-        parts, rows = layout.dp * layout.micro_batches, layout.batch_shards
+    def of(cls, config: DataConfig, layout: ParallelConfig, runs: int = 1) -> "BatchSplit":
+        """Split `data.batch_size` for a resolved layout, or for `runs` replicas that have one each.
+
+        Raises UsageError if it does not divide evenly.
+        """
+        parts, rows = runs * layout.dp * layout.micro_batches, layout.batch_shards
+        by_runs = f"replicas.count {runs} x " if runs > 1 else ""
         by_rows = f" x {rows} rows of the grid of parallel.tp {layout.tp}" if rows > 1 else ""
         require(
             config.batch_size % (parts * rows) == 0,
-            f"data.batch_size {config.batch_size} is not divisible by parallel.dp {layout.dp} x parallel.micro_batches "
-            f"{layout.micro_batches}{by_rows}; try --data.batch_size "
+            f"data.batch_size {config.batch_size} is not divisible by {by_runs}parallel.dp {layout.dp} x "
+            f"parallel.micro_batches {layout.micro_batches}{by_rows}; try --data.batch_size "
             f"{-(-config.batch_size // (parts * rows)) * parts * rows}",
         )
-        return cls(layout.dp, layout.micro_batches, config.batch_size // parts)
+        return cls(runs * layout.dp, layout.micro_batches, config.batch_size // parts)
 
     @property
     def batch_size(self) -> int:

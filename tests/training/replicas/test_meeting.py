@@ -174,7 +174,7 @@ def test_a_folder_has_the_meetings_of_one_run(tmp_path: Path) -> None:
         ),
         ({"replicas": MeetingConfig(Path("m"), 2, 0, H, 90.0)}, "deadline 90 and timeout 60: .* --timeout 180"),
         ({"replicas": MeetingConfig(Path("m"), 2, 0, H), "parallel": ParallelConfig(local_steps=H)}, "in a folder, or"),
-        ({"replicas": MeetingConfig(Path("m"), 5, 0, H)}, "batch_size 12 is not divisible by parallel.dp 5"),
+        ({"replicas": MeetingConfig(Path("m"), 5, 0, H)}, r"not divisible by replicas.count 5 x parallel.dp 1 x .* 15"),
     ],
 )
 def test_what_does_not_go_together_is_refused(exact: TrainConfig, options: dict[str, Any], said: str) -> None:
