@@ -127,6 +127,13 @@ def test_the_learning_rate_of_a_longer_run_changes_as_it_is_told(
     assert printed.count("decay ends at step 100, beyond this run's 7 steps: that of step 7 is 9.96e-03, not") == 1
 
 
+def test_of_a_rate_that_does_not_fall_no_decay_is_told(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    config = replace(config, eval=replace(config.eval, sample_tokens=0), optim=replace(config.optim, min_lr=1e-2))
+    train(with_steps(config, 2))
+    train(with_steps(config, 3))
+    assert "decays until" not in capsys.readouterr().out and rates(config.out_dir)[2] == 1e-2
+
+
 def test_an_out_dir_that_holds_another_run_is_an_error_that_says_what_differs(config: TrainConfig) -> None:
     train(config)
     other = replace(config, model=replace(config.model, layers=1), seed=2)

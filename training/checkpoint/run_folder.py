@@ -160,8 +160,7 @@ def _require_same_run(folder: RunFolder) -> None:
             "a run can be made longer, not shorter: choose another --out_dir"
         )
     before, now = stored["decay_steps"], optim.last_decay_step
-    falls = optim.schedule in _FALLING and optim.lr != optim.final_lr
-    if before != now and not optim.decay_steps and falls:
+    if before != now and not optim.decay_steps and _falls(optim):
         raise UsageError(
             f"{out_dir} holds this run with a learning rate that decays until step {before}, and with --optim.steps "
             f"{optim.steps} alone it would decay until {now}, and jump where the run goes on; give --optim.decay_steps "
@@ -203,13 +202,18 @@ def _describe_changed_decay(folder: RunFolder, step: int) -> str:
     before = replace(optim, decay_steps=stored["decay_steps"], cooldown_steps=stored["cooldown_steps"])
     if optim.schedule == "wsd":
         return _describe_moved_cooldown(before, optim, step)
-    if before.last_decay_step == optim.last_decay_step or optim.schedule == "constant":
+    if before.last_decay_step == optim.last_decay_step or not _falls(optim):
         return ""
     return (
         f"the learning rate decays until step {optim.last_decay_step} from now on, and until {before.decay_steps} "
         f"before: that of step {step + 1} is {learning_rate(step, optim):.2e} instead of "
         f"{learning_rate(step, before):.2e}"
     )
+
+
+def _falls(optim: OptimConfig) -> bool:
+    """True if each rate follows from the step at which the decay ends."""
+    return optim.schedule in _FALLING and optim.lr != optim.final_lr
 
 
 def _describe_moved_cooldown(before: OptimConfig, now: OptimConfig, step: int) -> str:
