@@ -9,6 +9,7 @@ from gristmill.errors import require
 from training.distributed.layout_checks.compression import DEFAULT_RANK, check_compression
 from training.distributed.layout_checks.context import check_context
 from training.distributed.layout_checks.grid import check_grid
+from training.distributed.layout_checks.tensor import check_tensor
 from training.distributed.torch_version import require_torch
 from training.model.model_config import ModelConfig
 
@@ -191,7 +192,7 @@ class ParallelConfig:
         _check_rank_count(self, processes)
         _check_zero_group(self)
         if self.tensor == "1d":
-            _check_tensor_parallel(self, model, seq_len)
+            check_tensor(self, model, seq_len)
         else:
             check_grid(self, model)
         check_context(self, model, seq_len)
@@ -226,28 +227,6 @@ def _check_zero_group(layout: ParallelConfig) -> None:
     require(
         layout.zero_group > 0 and layout.dp % layout.zero_group == 0,
         f"parallel.dp {layout.dp} is not divisible by parallel.zero_group {layout.zero_group}; try one of its divisors",
-    )
-
-
-def _check_tensor_parallel(layout: ParallelConfig, model: ModelConfig, seq_len: int) -> None:
-    tp = layout.tp
-    require(layout.depth == 1, f"parallel.depth {layout.depth} with parallel.tensor 1d; try --parallel.tensor 2.5d")
-    common = math.gcd(model.heads, model.kv_heads, model.ffn_width)
-    # with a smaller vocabulary the last rank could be left without a row
-    possible = [n for n in range(1, common + 1) if common % n == 0 and n * n <= model.vocab_size]
-    advice = f"try --parallel.tp {max(n for n in possible if n <= tp)}; {', '.join(map(str, possible))} are possible"
-    for name in ("heads", "kv_heads", "ffn_width"):
-        size = getattr(model, name)
-        require(size % tp == 0, f"model.{name} {size} is not divisible by parallel.tp {tp}; {advice}")
-    require(tp in possible, f"a vocabulary of {model.vocab_size} is too small for parallel.tp {tp}; {advice}")
-    require(
-        not layout.sequence_parallel or tp > 1,
-        "parallel.sequence_parallel shards the sequence over parallel.tp, which is 1; try --parallel.tp 2",
-    )
-    require(
-        not layout.sequence_parallel or seq_len % tp == 0,
-        f"data.seq_len {seq_len} is not divisible by parallel.tp {tp}, over which sequence_parallel shards it; "
-        f"try --data.seq_len {-(-seq_len // tp) * tp}",
     )
 
 

@@ -82,10 +82,10 @@ REFUSED: list[tuple[dict[str, Any], int, str, dict[str, Any], int]] = [
     (of(tensor="2.5d", tp=8), 8, r"depth 1 with .* 2.5d: .*--parallel.depth 2 with 8 ranks", of(depth=2), 8),
     (of(tensor="2d", tp=8, depth=2), 8, r"depth 2 with .* 2d: .*; try --parallel.tensor 2.5d", of(tensor="2.5d"), 8),
     (of(tp=2, depth=2), 2, r"depth 2 with parallel.tensor 1d; try --parallel.tensor 2.5d", of(tp=8, tensor="2.5d"), 8),
-    (of(tensor="2d", tp=16), 16, r"kv_heads 6 .*divisible by 4, .* --model.kv_heads 8, or", of(tensor="1d", tp=2), 2),
+    (of(tensor="2d", tp=16), 16, r"heads 6 .* by 4, .*--model.kv_heads 8 .* 1d --par.* 2", of(tensor="1d", tp=2), 2),
     (of(tensor="2d", tp=4, sequence_parallel=True), 4, r"a grid divides all .*try", of(sequence_parallel=False), 4),
     (of(tensor="3d", tp=9), 9, r"tp 9 is no cube of l x l x l ranks; try --parallel.tp 8", of(tp=8), 8),
-    (of(tensor="3d", tp=27), 27, r"heads 12 .*by 9, as 3d .* try --model.heads 18, or", of(tensor="1d", tp=3), 3),
+    (of(tensor="3d", tp=27), 27, r"heads 12 .*by 9, as 3d .* --model.heads 18 .*, or .* 3", of(tensor="1d", tp=3), 3),
     (of(cp=3, tp=2), 8, r"tp 2 x pp 1 x cp 3 = 6 processes, and 8 were started; try 6 processes", of(cp=2), 8),
     (of(cp=3), 3, r"seq_len 32 is not .* by 6: ring .* 6 chunks .*cp 3; try --data.seq_len 36", of(cp=2), 2),
     (of(cp=2, tp=4, tensor="2d"), 8, r"cp 2 and parallel.tensor 2d: .*try", of(tensor="1d", tp=3), 6),
@@ -111,6 +111,32 @@ def test_an_error_suggests_a_layout_that_works(
     said = refusal(processes, **asked)
     assert re.search(message, said), said
     ParallelConfig(**{**asked, **proposed}).resolve(then, MODEL, SEQ_LEN)
+
+
+def model_of(*more: str) -> ModelConfig:
+    options = ["--layers", "2", "--width", "64", "--heads", "4", *more]
+    return load_config(ModelConfig, options).resolve(300, SEQ_LEN)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "depth", "options"),
+    [
+        (9, 1, []), (9, 1, ["--kv_heads", "2"]), (9, 1, ["--heads", "6", "--width", "48", "--ffn_width", "50"]),
+        (9, 1, ["--heads", "6", "--head_dim", "10"]), (27, 1, []), (27, 1, ["--head_dim", "12", "--heads", "3"]),
+        (27, 1, ["--preset", "gpt2", "--heads", "2"]), (18, 2, []), (25, 1, ["--preset", "gpt2"]),
+    ],
+)  # fmt: skip
+def test_each_way_out_of_a_grid_that_does_not_fit_works(ranks: int, depth: int, options: list[str]) -> None:
+    tensor = {18: "2.5d", 27: "3d"}.get(ranks, "2d")
+    given = ["--tensor", tensor, "--tp", str(ranks), "--depth", str(depth)]
+    layout = load_config(ParallelConfig, given)
+    with pytest.raises(UsageError, match="is not divisible by") as error:
+        layout.resolve(ranks, model_of(*options), SEQ_LEN)
+    sizes, without = str(error.value).split("; try ")[1].split(", or ")
+    layout.resolve(ranks, model_of(*options, *sizes.replace("model.", "").split()), SEQ_LEN)
+    load_config(ParallelConfig, [*given, *without.replace("parallel.", "").split()]).resolve(
+        ranks, model_of(*options), SEQ_LEN
+    )
 
 
 def test_a_grid_is_described_and_recorded_where_there_is_one() -> None:
