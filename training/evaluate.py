@@ -17,11 +17,12 @@ import torch.distributed as dist
 from tyro.conf import Positional
 
 from gristmill.config import INT64, Range, check_ranges
-from gristmill.errors import UsageError, require
+from gristmill.errors import InputError, UsageError, require
 from gristmill.io.token_manifest import TokenizerRecord
 from gristmill.storage.local import atomic_write_bytes
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
+from training.checkpoint.run_folder import RUN, read_run
 from training.checkpoint.shard_storage import model_state, read_shards
 from training.checkpoint.stored_weights import weight_keys
 from training.data.sequences import TokenSequences
@@ -146,6 +147,7 @@ def evaluate_checkpoint(config: EvaluateConfig) -> dict[str, HoldoutLosses]:
     with init_distributed(config.device, _SECONDS_TO_WAIT) as device:
         model, tokenizer, folder = _load(config, device)
         length = config.seq_len or model.config.context
+        main_only(lambda: _note_mask(config, folder.parent / RUN))
         tokens = {str(path): TokenSequences(path, length) for path in config.tokens}
         for data in tokens.values():
             _require_tokenizer(data, tokenizer)
@@ -183,7 +185,21 @@ def _load(config: EvaluateConfig, device: torch.device) -> tuple[ParallelModel, 
     read_shards(model_state(model.params, key_of=weight_keys(path, config.ema)), path, group.process_group)
     model.after_load()
     model.publish_params()
-    return model, record.tokenizer, path.parent
+    return model, record.tokenizer, path.absolute().parent
+
+
+def _note_mask(config: EvaluateConfig, run_file: Path) -> None:
+    """Say that documents see each other here, and did not in the run that wrote the checkpoint."""
+    try:
+        run = read_run(run_file) or {}
+    except (InputError, OSError):  # nothing that is evaluated depends on it
+        return
+    if config.tokens and not config.mask_documents and run.get("data.mask_documents"):
+        print(
+            f"{run_file.parent} was trained with data.mask_documents, and documents of a sequence see each other here: "
+            "for losses as the run reports them give --mask_documents true",
+            file=sys.stderr,
+        )
 
 
 def _require_tokenizer(data: TokenSequences, tokenizer: TokenizerRecord) -> None:

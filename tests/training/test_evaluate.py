@@ -106,6 +106,27 @@ def test_a_checkpoint_has_the_losses_that_its_run_reported(
                 assert holdout["sources"][part][name] == pytest.approx(evaluated["sources"][part][name], rel=1e-5)
 
 
+def test_a_run_that_masked_documents_is_not_evaluated_without_a_mask_in_silence(
+    run: Path, data: Data, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data.train", str(data["train"]), "--data.holdout", str(data["holdout"]), "--data.seq_len", "16"]
+    words += ["--data.batch_size", "8", "--data.mask_documents", "true", "--model.layers", "1", "--model.width", "16"]
+    words += ["--optim.steps", "8", "--optim.lr", "0.01", "--optim.warmup_steps", "1"]
+    words += ["--eval.sample_tokens", "0", "--device", "cpu", "--out_dir", str(tmp_path / "run")]
+    reported = train(load_config(TrainConfig, words)).holdout_loss
+    checkpoint = f"{tmp_path}/run/checkpoints/step-00000008"
+    evaluated = {}
+    for options in ([], ["--mask_documents", "true"]):
+        capfd.readouterr()
+        main([checkpoint, str(data["holdout"]), "--out", str(tmp_path / "out"), "--device", "cpu", *options])
+        evaluated[bool(options)] = next(iter(json.loads((tmp_path / "out").read_text()).values()))["loss"]
+        noted = f"{tmp_path}/run was trained with data.mask_documents, and documents of a sequence see each other here"
+        assert capfd.readouterr().err.count(noted) == (not options)
+    assert evaluated[True] == pytest.approx(reported, rel=1e-7) != evaluated[False]
+    main([str(run), str(data["holdout"]), "--device", "cpu"])
+    assert "mask_documents" not in capfd.readouterr().err
+
+
 def test_a_text_has_the_loss_of_its_tokens_as_a_document(
     run: Path, data: Data, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
