@@ -23,6 +23,7 @@ from gristmill.errors import InputError, StorageError, UsageError
 from gristmill.storage import hub
 from gristmill.storage.info import FileInfo as FileInfo
 from gristmill.storage.listings import kept_listing
+from gristmill.storage.problems import Refusal
 from gristmill.storage.repeats import RETRIES, repeated, resumed
 from gristmill.urls import ObjectName, object_name
 
@@ -31,7 +32,7 @@ _LONGEST = 10_000  # parts
 _READS = 5  # at most, of a small object that changes each time
 _CLIENT: Any = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=300)}
 _CHUNK_BYTES = 1 << 20
-_IN_CONFLICT = "status code: 409"  # another conditional write of the object is being done
+_IN_CONFLICT = "409"  # another conditional write of the object is being done
 _IS_URL = re.compile(r"https?://[^\s/]+")
 READ_ONLY = "datasets on the Hugging Face Hub are only read: give a local folder, or s3://, gs:// or az://"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -156,7 +157,7 @@ def upload(source: Path, path: Path) -> FileInfo:
         try:
             return obstore.put(_store(name), name.key, source, use_multipart=size > part, chunk_size=part)
         except FileNotFoundError as error:
-            if "NoSuchBucket" in str(error):
+            if Refusal.read(str(error)).code == "NoSuchBucket":
                 raise  # else the upload in parts has ended, and the answer was lost
             raise StorageError(f"cannot write {name.url}: the upload of its parts is gone") from error
 
@@ -185,7 +186,7 @@ def swap_object(path: Path, data: bytes, before: FileInfo | None) -> FileInfo | 
         except (AlreadyExistsError, PreconditionError):
             return None
         except BaseError as error:
-            if _IN_CONFLICT not in str(error):
+            if Refusal.read(str(error)).status != _IN_CONFLICT:
                 raise
             return None
 

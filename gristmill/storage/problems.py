@@ -1,13 +1,17 @@
 """What an object store's error means for a user: one sentence with what to try."""
 
 import re
+from typing import NamedTuple
 
 from gristmill.errors import GristmillError, StorageError, UsageError
 from gristmill.urls import ObjectName
 
+_SOURCE = "\n\nDebug source:"  # after it comes the same again
+_PLACE = re.compile(r"(?s)(?:for path|at location) .*?(?=: Error performing | not found: | already exists: )")
+_URL = re.compile(r"https?://([^\s/?]*)\S*")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"?(\w+)")
 _BAD_KEY = re.compile(r'(?s)invalid path: (?:Error parsing )?Path "(.*?)"(?: contained|: Encountered)')
-_STATUS = re.compile(r"status code: (\d{3})")
+_STATUS = re.compile(r"status code: (\d{3})\b")
 _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -26,7 +30,7 @@ _BY_CODE = {
 _WRONG_KEYS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 CHECK_NETWORK = "check the network and HF_ENDPOINT"
 _NO_ANSWER = "it cannot be reached, or does not answer: check the network and the endpoint (AWS_ENDPOINT_URL)"
-_NO_KEYS = ("credential", "169.254.169.254", "metadata.google.internal")  # asked where there are no keys
+_KEY_SERVERS = {"169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal"}  # asked without keys
 _WORDS = {
     "redirect": _BY_CODE["PermanentRedirect"],
     "error sending request": _NO_ANSWER,
@@ -37,13 +41,37 @@ _WORDS = {
 _PASSING = ("error sending request", "request or response body error")
 
 
+class Refusal(NamedTuple):
+    """What the message of an error says, whatever words are in the keys and URLs that it names."""
+
+    status: str  # of the answer, and the store's code for it; '' if there is none
+    code: str
+    words: str  # of the client itself
+    servers: frozenset[str]
+
+    @classmethod
+    def read(cls, message: str) -> "Refusal":
+        """Read the message of an error of obstore."""
+        told, status, body = (*_STATUS.split(_PLACE.sub("", message.partition(_SOURCE)[0]), maxsplit=1), "", "")[:3]
+        found = _CODE.search(body or told)
+        code = next(filter(None, found.groups()), "") if found else ""
+        servers = frozenset(host.partition(":")[0] for host in _URL.findall(told))
+        return cls(status, code, _URL.sub("", told), servers)
+
+    @property
+    def is_of_keys(self) -> bool:
+        """Whether the credentials are missing or wrong."""
+        is_missing = "credential" in self.words.lower() or not self.servers.isdisjoint(_KEY_SERVERS)
+        return is_missing or self.code in _WRONG_KEYS or self.status == "401"
+
+
 def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillError:
     """The error for a user that the message of an object store amounts to.
 
     A UsageError if repeating the request cannot help, else a StorageError.
     """
-    found, status = _CODE.search(message), _STATUS.search(message)
-    code = next(filter(None, found.groups()), "") if found else ""
+    refusal = Refusal.read(message)
+    status, code = refusal.status, refusal.code
     doing = f"cannot {'write' if writes else 'read'} {name.url}"
     if bad_key := _BAD_KEY.search(message):
         return UsageError(
@@ -52,21 +80,21 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
         )
     if code in _BY_CODE:
         return UsageError(f"{doing}: {_BY_CODE[code]}")
-    if code in _WRONG_KEYS or (status and status[1] == "401") or any(word in message.lower() for word in _NO_KEYS):
+    if refusal.is_of_keys:
         return UsageError(
             f"{doing}: the credentials are missing, wrong or expired{f' ({code})' if code else ''}: set "
             f"{_VARIABLES[name.scheme]} in the environment"
         )
-    if status and status[1] == "403":
+    if status == "403":
         return UsageError(
             f"{doing}: no permission{f' ({code})' if code else ''}: allow these credentials to "
             f"{'write and delete' if writes else 'list and read'} there, or give others"
         )
-    told = f"{status[1]}{f' {code}' if code else ''}" if status else ""
+    told = f"{status} {code}".strip()
     if told.startswith("5"):
         return StorageError(f"{doing}: the store fails or is too busy ({told}). Run the same command again to go on")
     for word, meaning in _WORDS.items():
-        if word in message:
+        if word in refusal.words:
             kind = StorageError if word in _PASSING else UsageError
             return kind(f"{doing}: {meaning}")
     if told.startswith("4") and not told.startswith("404"):

@@ -13,8 +13,9 @@ from gristmill.errors import GristmillError, InputError, StorageError, UsageErro
 from gristmill.io.documents import list_corpus
 from gristmill.storage import objects
 from gristmill.storage.files import FileInfo, is_file, list_folder, read_file, write_file
+from gristmill.storage.problems import explain_problem
 from gristmill.urls import object_name
-from tests.object_faults import refuse
+from tests.object_faults import dropped, refuse, unavailable
 
 REGION = "the bucket is in another region: set AWS_REGION to the bucket's region"
 KEYS = r"the credentials are missing, wrong or expired \({}\): set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and"
@@ -39,6 +40,10 @@ REFUSALS = [
     ("400 Bad Request", "AuthorizationHeaderMalformed", REGION),
     ("404 Not Found", "NoSuchBucket", "there is no bucket of that name: check the name, or create it"),
     ("418 Teapot", "Unheard", r"the store refuses it \(418 Unheard\)"),
+]
+PASSING = [
+    (unavailable, r"the store fails or is too busy \(503"),
+    (dropped, "it cannot be reached, or does not answer"),
 ]
 
 
@@ -68,6 +73,33 @@ def test_a_refusal_of_a_request_whose_answer_has_no_body(folder: Path, store, st
     store.fault = refuse(status, "")
     with pytest.raises(UsageError, match=sentence):
         is_file(folder / "a")
+
+
+@pytest.mark.parametrize(
+    "key", ["credentials/a b", "redirects/a", "builder error", "status code: 401/<a>", "169.254.169.254"]
+)
+@pytest.mark.parametrize(("fault", "sentence"), PASSING, ids=[fault.__name__ for fault, _ in PASSING])
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+def test_a_fault_that_may_pass_whatever_the_key(folder: Path, store, call, fault, sentence: str, key: str) -> None:
+    store.fault = fault
+    with pytest.raises(StorageError, match=sentence):
+        call(folder / key)
+
+
+def test_a_refusal_whose_body_names_the_key(folder: Path, store) -> None:
+    message = "refused</Message><Key>credentials/a</Key><Message>http://169.254.169.254 redirect"
+    store.fault = refuse("503 Slow Down", "SlowDown", message)
+    error = problem(read_file, folder / "credentials/a")
+    assert isinstance(error, StorageError) and "(503 SlowDown)" in str(error)
+
+
+@pytest.mark.parametrize("server", ["169.254.169.254", "169.254.170.2:80", "metadata.google.internal"])
+def test_credentials_are_missing_where_only_the_machine_could_have_some(server: str) -> None:
+    message = (
+        f"Generic S3 error: Error performing PUT http://{server}/latest/api in 1s - HTTP error: error sending request"
+    )
+    error = explain_problem(object_name(Path("s3://bucket/a")), message, False)
+    assert isinstance(error, UsageError) and "the credentials are missing, wrong or expired: set" in str(error)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
