@@ -2,8 +2,9 @@
 
     python benchmarks/bench_everywhere.py CORPUS --folder /tmp/everywhere --options="--tokenizer.vocab_size 4096"
 
-The ways: one process, eight, three `--shard` processes, a Ray cluster of two nodes. The bucket is moto's S3, in this
-process: its speed says nothing about a real one's. Needs the extra `test`.
+The ways: one process, eight (at most two a core), three `--shard` processes, a Ray cluster of two nodes. A source with
+two broken lines is added to the corpus, so that files of malformed records are compared, too. The bucket is moto's S3,
+in this process: its speed says nothing about a real one's. Needs the extra `test`.
 """
 
 import os
@@ -25,6 +26,7 @@ from rich.table import Table
 
 from benchmarks.kill_pipeline import hash_tree
 from gristmill.command import wide_console
+from gristmill.io.files import REJECTS_SUFFIX
 from gristmill.storage.objects import delete_objects, download, list_objects, upload
 from tests.object_store import BUCKET, Store, object_store
 
@@ -38,7 +40,7 @@ def bench_everywhere(
     """Run the pipeline in every way and place; raises AssertionError if a byte differs from the first run's.
 
     Args:
-        corpus: CORPUS/<source>/**.
+        corpus: CORPUS/<source>/**, of some thousand documents: two broken lines must be below --max_malformed.
         folder: Folder for the outputs; it is emptied first.
         options: More options of `gristmill run`.
         only: Part of the names of the ways and places to run, such as `ray` or `bucket`; the first one always runs.
@@ -47,8 +49,10 @@ def bench_everywhere(
     table = Table("how", "where", "seconds", "GET", "PUT", "LIST", "HEAD", "DELETE", box=None)
     expected: dict[str, str] = {}
     with object_store() as store, ray_cluster(store) as address:
-        for path in (path for path in corpus.rglob("*") if path.is_file()):
-            upload(path, Path(f"s3://{BUCKET}/corpus") / path.relative_to(corpus))
+        corpus = _with_broken_lines(corpus, folder / "corpus")
+        for source in corpus.iterdir():
+            for path in (path for path in source.resolve().rglob("*") if path.is_file()):
+                upload(path, Path(f"s3://{BUCKET}/corpus") / source.name / path.relative_to(source.resolve()))
         for how, start in _ways(address).items():
             for where in ("local disk", "bucket"):
                 if expected and only not in f"{how} {where}":
@@ -57,10 +61,21 @@ def bench_everywhere(
                 began = time.monotonic()
                 found = _run(start, corpus, folder / f"{how}, {where}", where == "bucket", shlex.split(options))
                 expected = expected or found
+                assert any(name.endswith(REJECTS_SUFFIX) for name in found), f"{how}, {where}: no malformed records"
                 assert found == expected, f"{how}, {where}: {_first_difference(found, expected)} differs"
                 table.add_row(how, where, f"{time.monotonic() - began:.1f}", *map(str, count_requests(store)))
                 print(f"{how}, {where}: {len(found):,} files as expected", file=sys.stderr, flush=True)
     return table
+
+
+def _with_broken_lines(corpus: Path, folder: Path) -> Path:
+    """A folder with links to the sources of a corpus, and a source of its own, of which two lines are broken."""
+    broken = folder / "broken_lines" / "two.jsonl"
+    broken.parent.mkdir(parents=True)
+    broken.write_text('{"text": "' + "a line that is whole " * 20 + '"}\n{"text": "cut off\n{"text": null}\n')
+    for source in corpus.iterdir():
+        (folder / source.name).symlink_to(source.resolve())
+    return folder
 
 
 def _ways(address: str) -> dict[str, Callable[[list[str]], list[subprocess.Popen[bytes]]]]:
