@@ -1,5 +1,6 @@
-"""The arguments of a command line as they are written: options, tables, what is empty, what is given twice."""
+"""The arguments of a command line as they are written: options, tables, what is empty, given twice or unknown."""
 
+import difflib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, get_args, get_origin
 
@@ -83,3 +84,20 @@ def _pair_words(given: Sequence[tuple[str, bool, list[str]]]) -> list[TableWords
             seen.add((table, key))
         paired.append(TableWords(table, is_whole, dict(zip(words[::2], words[1::2], strict=True))))
     return paired
+
+
+def suggestion(given: str, known: Sequence[str], new_names: Mapping[str, str]) -> str:
+    """End of an error message: the options of the section `given`, or the known name most similar to it, or all.
+
+    `new_names` has the current names of renamed ones, which are similar to `given` by their old names.
+
+    >>> suggestion("--mill", ["--mill.stones", "--mill.wheels", "--grain"], {})
+    '; there are --mill.stones, --mill.wheels'
+    """
+    if section := [name for name in known if name.startswith(f"{given}.")]:
+        return f"; there are {', '.join(section)}"
+    # For a key without its section (`--steps`), suggest the same key in a section (`--optim.steps`).
+    candidates = [*known, *new_names]
+    sectioned = [name for name in candidates if name.rpartition(".")[2] == given.lstrip("-").rpartition(".")[2]]
+    matches = sectioned or difflib.get_close_matches(given, candidates, n=1, cutoff=0.4)
+    return f"; did you mean {new_names.get(matches[0], matches[0])}?" if matches else f"; there are {', '.join(known)}"

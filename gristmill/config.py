@@ -7,7 +7,6 @@ error. It lists the values that its numbers may have in `RANGES: ClassVar[dict[s
 
 import contextlib
 import dataclasses
-import difflib
 import io
 import math
 import re
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import tyro
 
-from gristmill.arguments import check_words, option_name, take_tables
+from gristmill.arguments import check_words, option_name, suggestion, take_tables
 from gristmill.errors import InputError, UsageError, require
 from gristmill.urls import unknown_scheme_in
 
@@ -118,8 +117,8 @@ def _from_table(cls: type, table: dict[str, Any], file: str, prefix: str) -> Any
     for key in table:
         if key not in types:
             new_names = {prefix + old: prefix + new for old, new in getattr(cls, "RENAMED", {}).items()}
-            suggestion = _suggestion(prefix + key, [prefix + name for name in types], new_names)
-            raise UsageError(f"{file}: unknown key {prefix}{key}{suggestion}")
+            advice = suggestion(prefix + key, [prefix + name for name in types], new_names)
+            raise UsageError(f"{file}: unknown key {prefix}{key}{advice}")
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         key = _key(field)
@@ -229,8 +228,8 @@ def _check_options(cls: type, arguments: list[str]) -> list[str]:
         if argument.startswith("--"):
             name = option_name(argument)
             if name not in options and not name.startswith(tables):
-                suggestion = _suggestion(name, list(options), _new_option_names(cls))
-                raise UsageError(f"unknown option {argument.partition('=')[0]}{suggestion}")
+                advice = suggestion(name, list(options), _new_option_names(cls))
+                raise UsageError(f"unknown option {argument.partition('=')[0]}{advice}")
         if bool in (options.get(name), *typing.get_args(options.get(name))):
             option, equals, value = argument.rpartition("=")
             is_value = equals or not argument.startswith("--")
@@ -261,18 +260,6 @@ def _put(config: Any, keys: list[str], table: dict[Any, Any], is_whole: bool) ->
     inner = getattr(config, name)
     new = _put(inner, keys[1:], table, is_whole) if keys[1:] else table if is_whole else {**inner, **table}
     return dataclasses.replace(config, **{name: new})
-
-
-def _suggestion(given: str, known: list[str], new_names: dict[str, str]) -> str:
-    """End of an error message: the known name most similar to `given`, or all of them if none is.
-
-    `new_names` has the current names of renamed ones, which are similar to `given` by their old names.
-    """
-    # For a key without its section (`--steps`), suggest the same key in a section (`--optim.steps`).
-    candidates = [*known, *new_names]
-    sectioned = [name for name in candidates if name.rpartition(".")[2] == given.lstrip("-").rpartition(".")[2]]
-    matches = sectioned or difflib.get_close_matches(given, candidates, n=1, cutoff=0.4)
-    return f"; did you mean {new_names.get(matches[0], matches[0])}?" if matches else f"; there are {', '.join(known)}"
 
 
 def _parse(cls: type[Config], arguments: list[str], default: Config, prog: str | None) -> Config:

@@ -113,7 +113,7 @@ def test_a_wrong_file_says_key_given_and_wanted(tmp_path: Path, toml: str, messa
         ),
         ("--turns_per_minute 3", "did you mean --stones.turns_per_minute?"),
         ("--zzzzzz", "there are --out_dir, --stones.wood"),
-        ("--stones 3", "unknown option --stones"),
+        ("--stones 3", "unknown option --stones; there are --stones.wood, --stones.turns_per_minute, --stones.sp"),
         ("--stones.turns_per_minute 1.5", "--stones.turns_per_minute: invalid literal for int() with base 10: '1.5'"),
         ("--kind steam", "invalid choice 'steam' for argument '--kind'"),
         ("--stones.speed", "--stones.speed"),

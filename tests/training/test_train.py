@@ -207,6 +207,7 @@ def test_a_diverged_model_replaces_no_checkpoint_and_its_files_are_json(config: 
     ("options", "message"),
     [
         (["--optim.stepz", "3"], "did you mean --optim.steps?"),
+        (["--profile", "2:3"], "unknown option --profile; there are --profile.steps, --profile.ranks, --profile.times"),
         (["--optim.steps", "many"], "--optim.steps"),
         (["--optim.steps", "0"], "optim.steps is 0; wanted 1 or more; try --optim.steps 1000"),
         (["--optim.betas", "nan", "1"], "wanted a finite number, 0 or more; try --optim.betas 0.9 0.95"),
