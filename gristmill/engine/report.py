@@ -1,6 +1,8 @@
 """What a run of a stage prints: progress, the reasons why tasks run again, and a summary line."""
 
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord
 from gristmill.engine.task import Task
 
-LINE_SECONDS = 60.0  # between two lines of progress in a log
+_LINE_SECONDS = 60.0  # between two lines of progress in a log
 
 
 @contextmanager
@@ -28,7 +30,9 @@ def progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Call
         if task.notice and not quiet:
             print(f"{name.partition(':')[0]}: {task.notice}", file=sys.stderr, flush=True)
     if not quiet and not Console(stderr=True).is_terminal:
-        yield _LogLines(name, len(tasks), sum(task.size for task in tasks)).advance
+        lines = _LogLines(name, len(tasks), sum(task.size for task in tasks))
+        with log_lines(lines.line):
+            yield lines.advance
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
@@ -37,28 +41,50 @@ def progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Call
         yield lambda size, _: progress.advance(bar, size)
 
 
+@contextmanager
+def log_lines(line: Callable[[], str]) -> Iterator[None]:
+    """Context: print what `line` returns once a minute (GRISTMILL_LOG_SECONDS), in a thread, however long tasks last.
+
+    A task may run in this process: nobody else has time to look at the clock.
+    """
+    ended, seconds = threading.Event(), float(os.environ.get("GRISTMILL_LOG_SECONDS", _LINE_SECONDS))
+
+    def work() -> None:
+        while not ended.wait(seconds):
+            print(line(), file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 class _LogLines:
-    """Progress for logs: a line whenever a task ends and a minute has passed since the last line."""
+    """Progress for logs: what is done, and how long the rest will take."""
 
     def __init__(self, name: str, tasks: int, size: int) -> None:
         self.name, self.tasks, self.size = name, tasks, size
-        self.tasks_done, self.bytes_done = 0, 0
-        self.started = self.printed = time.monotonic()
+        self.tasks_done, self.bytes_done, self.retried = 0, 0, 0
+        self.started = time.monotonic()
 
     def advance(self, size: int, retried: int) -> None:
         """Count a task that has read `size` bytes; `retried` tasks were tried again so far."""
-        self.tasks_done, self.bytes_done, now = self.tasks_done + 1, self.bytes_done + size, time.monotonic()
-        if now - self.printed < LINE_SECONDS or self.tasks_done == self.tasks:
-            return
-        self.printed, seconds = now, now - self.started
+        self.tasks_done, self.bytes_done, self.retried = self.tasks_done + 1, self.bytes_done + size, retried
+
+    def line(self) -> str:
+        """How far the step is now."""
+        seconds = time.monotonic() - self.started
         share = self.bytes_done / self.size if self.size else self.tasks_done / self.tasks
-        left = timedelta(seconds=round(seconds / share - seconds)) if share else "unknown"
-        print(
+        worked = timedelta(seconds=round(seconds))
+        left = f"{timedelta(seconds=round(seconds / share - seconds))} left" if share else f"{worked} so far"
+        return (
             f"{self.name}: {self.tasks_done:,} of {self.tasks:,} tasks, {self.bytes_done / 1e6:,.0f} of "
-            f"{self.size / 1e6:,.0f} MB, {self.bytes_done / 1e6 / max(seconds, 1e-9):,.1f} MB/s, {left} left"
-            + (f", {retried:,} tasks tried again" if retried else ""),
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+            f"{self.size / 1e6:,.0f} MB, {self.bytes_done / 1e6 / max(seconds, 1e-9):,.1f} MB/s, {left}"
+            + (f", {self.retried:,} tasks tried again" if self.retried else "")
+        )
 
 
 def explain(stage: str, task: Task, identity: dict[str, str], record: DoneRecord | None) -> None:

@@ -9,9 +9,10 @@ outputs are staged, so that it does no harm if two processes run one task.
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from gristmill.engine.executors.staging import TAKEN_OVER, Scratch
 from gristmill.engine.executors.step_share import StepShare
 from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions, Shard
+from gristmill.engine.report import log_lines
 from gristmill.errors import (
     FinishedElsewhere,
     GristmillError,
@@ -90,8 +92,7 @@ class ShardExecutor:
     def help(self) -> None:
         """Run tasks of the step that is posted until it is over, or wait a moment if there is none to help with.
 
-        Raises as reject_finished, and UsageError if the process in charge has other versions of code or libraries, or
-        other options.
+        Raises as reject_finished, and UsageError if the process in charge has other versions or other options.
         """
         self.reject_finished()
         posting = self.board.read()
@@ -113,15 +114,20 @@ class ShardExecutor:
         later is its own to remove.
         """
         try:
-            with suppress(StepOver, FileNotFoundError):  # its files are gone
-                for _ in self._work(posting, self.board.load(posting), is_in_charge=False):
-                    pass
+            lines = nullcontext() if self.options.quiet else log_lines(lambda: self._line(posting))
+            with suppress(StepOver, FileNotFoundError), lines:  # its files are gone
+                deque(self._work(posting, self.board.load(posting), is_in_charge=False), maxlen=0)
         except OutputError:  # its folder went while a file was written there
             if self._runs(posting):
                 raise
         finally:
             if not self._runs(posting):
                 self.board.forget(posting)
+
+    def _line(self, posting: Posting) -> str:
+        """What this process does for a step, for its log."""
+        state, runs = self.state, ", ".join(self.state.running[:3]) or "none now"
+        return f"{posting.name}: helps with {posting.tasks:,} tasks: has run {state.tasks_done:,} so far, runs {runs}"
 
     def _runs(self, posting: Posting) -> bool:
         """Whether a step is not over."""

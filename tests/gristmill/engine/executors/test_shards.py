@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -70,6 +71,16 @@ def test_a_process_with_other_options_is_refused_and_helps_with_nothing(tmp_path
     assert other.returncode == 2 and first.poll() is None, message
     assert "works on the same output with other options: 0.2 instead of 0.1. Give all processes the" in message
     assert first.communicate(timeout=60)[1].startswith(f"upper: {FILES} read") and first.returncode == 0
+
+
+def test_who_helps_says_in_its_log_what_it_does(tmp_path: Path, source: Path) -> None:
+    """Of a long task, too."""
+    two = [start(source, tmp_path / "out", f"{i}/2", 1.0, GRISTMILL_LOG_SECONDS="0.1") for i in range(2)]
+    messages = [process.communicate(timeout=100)[1] for process in two]
+    assert [process.returncode for process in two] == [0, 0], messages
+    helped = next(text for text in messages if "helped with" in text)
+    assert re.search(r"^upper: upper: helps with 12 tasks: has run 0 so far, runs \d\d", helped, re.M), helped
+    assert any("upper: upper: 0 of 12 tasks, " in text for text in messages), messages
 
 
 def test_those_that_live_take_over_from_those_that_are_killed(tmp_path: Path, source: Path) -> None:
