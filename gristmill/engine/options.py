@@ -45,10 +45,11 @@ class RunOptions:
 
     workers: int | None = None
     """Worker processes; by default one per core, or as many as a container's quota allows. At most two per core: more
-    would only wait for one another."""
+    would only wait for one another. With Ray, into how many shares a node's memory is divided: each task takes one, and
+    a core."""
     memory: str = "auto"
     """Memory budget of all workers together, such as 512MiB or 4GiB; by default half of what is free, on the machine
-    and within a container's limit."""
+    and within a container's limit. With Ray, that of a node."""
     max_malformed: float = 0.001
     """Fail if more than this fraction of the records read, or of their bytes, is malformed, or of the bytes of a raw
     corpus is in damaged files. Up to that, damaged files are left out as a whole; 0 allows none."""
@@ -102,10 +103,12 @@ class RunOptions:
 
     @property
     def processes(self) -> int:
-        """Number of worker processes. Raises UsageError if fewer than one was asked for."""
+        """Number of worker processes, on a node with Ray. Raises UsageError if fewer than one was asked for."""
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"--workers {self.workers}: wanted 1 or more")
         cores = usable_cores()
+        if self.executor == "ray":  # on nodes that may have more cores than this machine
+            return self.workers or cores
         return min(self.workers or cores, _PROCESSES_A_CORE * cores)
 
     @property

@@ -28,6 +28,7 @@ def test_more_workers_than_help_are_not_started() -> None:
     cores = usable_cores()
     assert RunOptions(workers=64 * cores).processes == 2 * cores
     assert RunOptions(workers=1).processes == 1 and RunOptions().processes == cores
+    assert RunOptions(workers=64 * cores, memory="64GiB", executor="ray").memory_per_worker == (1 << 30) // cores
 
 
 @pytest.mark.parametrize(
