@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,6 +54,11 @@ class Budget:
         reserve = left * 5 // 8 if workers > 1 else 0
         lock = lock or Path(tempfile.gettempdir(), f"gristmill-{os.getuid()}-{os.getpid()}.memory")
         return cls((left - reserve) // workers, reserve, lock, memory)
+
+    def on_this_machine(self) -> "Budget":
+        """The same budget with a lock that this machine's workers share, if another machine made it: Ray's driver."""
+        name = f"{self.lock.stem}-of-{os.getuid()}.memory"
+        return replace(self, lock=Path(tempfile.gettempdir(), name))
 
 
 class Hold:

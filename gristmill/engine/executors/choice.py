@@ -5,7 +5,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -61,13 +60,14 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: W
         dead = set[str]()
         board = Board(lock.with_suffix(".board"))
         if options.executor == "ray":
-            from gristmill.engine.executors.ray import ray_executor  # an optional dependency
+            from gristmill.engine.executors.ray import NodeScratch, ray_executor  # an optional dependency
 
             check = stack.enter_context(stage_lock(lock, options.quiet, whole=whole, dead=dead))
             board.close()
             stack.callback(sweep)
-            fenced = replace(scratch, fence=stack.enter_context(_fence(lock)))
-            tasks = stack.enter_context(ray_executor(options.address, options.memory_per_worker, fenced))
+            fence = stack.enter_context(_fence(lock))
+            copies = NodeScratch(secrets.token_hex(8), folder and folder.absolute(), options.scratch_bytes, fence)
+            tasks = stack.enter_context(ray_executor(options.address, options.memory_per_worker, copies))
             yield Workplace(tasks, scratch, check, dead)
             return
         worker_lock = None if is_private or is_remote(lock) else lock  # orphans do no harm if outputs are staged

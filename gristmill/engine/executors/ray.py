@@ -5,11 +5,12 @@ kept in Ray: if the driver dies, the same command goes on with what is done.
 """
 
 import logging
+import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ import pyarrow
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from gristmill.budget import Budget
 from gristmill.engine.executors.board import Failure
 from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.same_code import check_same_code, code_versions
 from gristmill.engine.executors.shards import attempt
-from gristmill.engine.executors.staging import Scratch, open_scratch
+from gristmill.engine.executors.staging import open_scratch
 from gristmill.errors import GristmillError, UsageError
 
 _WINDOW = 4  # tasks in flight for each core of the cluster: thousands of waiting ones slow its scheduler down
@@ -30,10 +32,23 @@ _CONNECT_SECONDS = 10.0
 _RETRIES = 5  # of a task whose worker or node was lost
 
 
+@dataclass(frozen=True)
+class NodeScratch:
+    """Where tasks on a node work on copies: in `folder`, None: that of the node's temporary files.
+
+    `size`: what the tasks of `run` take together on each node; `fence`: see Scratch.
+    """
+
+    run: str
+    folder: Path | None = None
+    size: int | None = None
+    fence: Path | None = None
+
+
 class RayExecutor:
     """Runs calls on the Ray cluster that this process is connected to; each takes a core and `memory` bytes."""
 
-    def __init__(self, memory: int, scratch: Scratch) -> None:
+    def __init__(self, memory: int, scratch: NodeScratch) -> None:
         self.scratch, self.retried = scratch, 0
         self._run = ray.remote(_run_call).options(
             num_cpus=1, memory=memory, max_retries=_RETRIES, scheduling_strategy="SPREAD"
@@ -63,18 +78,16 @@ class RayExecutor:
 
 
 @contextmanager
-def ray_executor(address: str, memory: int, scratch: Scratch) -> Iterator[RayExecutor]:
+def ray_executor(address: str, memory: int, scratch: NodeScratch) -> Iterator[RayExecutor]:
     """Context: a connection to the cluster at `address`; '': RAY_ADDRESS, or else a cluster of this machine's own.
 
     Raises UsageError if there is none, or a task could run nowhere in it.
     """
-    # Nodes see the code on a shared disk, or have it installed.
-    code = {"env_vars": {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}}
     host, _, port = address.rpartition(":")
     try:
         if host and port.isdecimal() and "/" not in host:  # Ray itself would try for minutes
             socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-        ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR, runtime_env=code)
+        ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR, runtime_env=_code())
     except Exception as error:  # Ray raises a plain one if a node of its own does not start
         first = str(error).strip().split("\n")[0]
         raise UsageError(f"--address {address or 'of RAY_ADDRESS'}: no Ray cluster answers there ({first})") from error
@@ -83,6 +96,21 @@ def ray_executor(address: str, memory: int, scratch: Scratch) -> Iterator[RayExe
         yield RayExecutor(memory, scratch)
     finally:
         ray.shutdown()
+
+
+def _code() -> dict[str, Any]:
+    """Where nodes look for modules: this project's, which they see on a shared disk or have installed, then a user's.
+
+    Those are on the PYTHONPATH of the driver, or on that of the node, for which Ray puts it in.
+    """
+    folders = [str(Path(__file__).resolve().parents[3]), *_folders_of_user(), "${PYTHONPATH}"]
+    return {"env_vars": {"PYTHONPATH": os.pathsep.join(folders)}}
+
+
+def _folders_of_user() -> list[str]:
+    """The folders of PYTHONPATH; absolute, as nodes have other working folders."""
+    named = os.environ.get("PYTHONPATH", "")
+    return [os.path.abspath(folder) for folder in named.split(os.pathsep) if folder]
 
 
 def _check_room(memory: int) -> None:
@@ -119,11 +147,13 @@ def _result(reference: Any, foreign: str) -> tuple[Any, int]:
     return found, retried
 
 
-def _run_call(call: Call, scratch: Scratch, versions: dict[str, str]) -> tuple[Any, float, int]:
+def _run_call(call: Call, scratch: NodeScratch, versions: dict[str, str]) -> tuple[Any, float, int]:
     """Run a call on a node of the cluster, in a scratch folder of its own."""
     check_same_code(versions, f"the node {socket.gethostname()}")
     pyarrow.set_cpu_count(1)  # Ray gives each task a core
-    with open_scratch(scratch.folder.parent, scratch.size, is_private=True) as own:
+    with open_scratch(scratch.folder, scratch.size, is_private=True, group=scratch.run) as own:
         fenced = replace(own, fence=scratch.fence)
         arguments = call.arguments | ({"scratch": fenced} if "scratch" in call.arguments else {})
+        if isinstance(budget := call.arguments.get("budget"), Budget):
+            arguments["budget"] = budget.on_this_machine()
         return attempt(replace(call, arguments=arguments))

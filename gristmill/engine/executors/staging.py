@@ -7,6 +7,7 @@ processes that share a folder (see shards.py) stage their outputs as well, as tw
 
 import errno
 import fcntl
+import glob
 import os
 import re
 import secrets
@@ -30,7 +31,7 @@ from gristmill.errors import GristmillError, OutputError, wrap_write_errors
 from gristmill.io.files import rejects_path
 from gristmill.io.formats.cuts import Ranges
 from gristmill.storage.files import FileInfo, file_info, is_file
-from gristmill.storage.local import atomic_write, flush_all, locked, sha256_file
+from gristmill.storage.local import atomic_write, flush_all, locked, locked_for_now, sha256_file
 from gristmill.storage.names import absolute
 from gristmill.storage.objects import upload
 from gristmill.urls import SCHEMES, is_remote, object_name
@@ -49,13 +50,15 @@ class Scratch:
     """A folder where tasks work on copies, which take `size` bytes at most, all together, if it is given.
 
     `is_private`: local outputs are staged, too, as other processes write beside. `fence`: a file that is there as long
-    as the step of the tasks runs; what a task that ends later has written is dropped.
+    as the step of the tasks runs; what a task that ends later has written is dropped. `group`: the name of processes of
+    this machine, each with a folder beside, whose tasks take `size` bytes together, as Ray's on a node.
     """
 
     folder: Path
     size: int | None = None
     is_private: bool = False
     fence: Path | None = None
+    group: str = ""
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[Path]:
@@ -66,14 +69,20 @@ class Scratch:
         folder = self.folder / f"{os.getpid()}-{secrets.token_hex(4)}+{size}"
         while not self._make(folder, size):
             time.sleep(_WAIT_SECONDS)
+            if self.group:
+                _remove_left(self.folder.parent)  # of one that was killed, for which nobody else makes room
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _make(self, folder: Path, size: int) -> bool:
-        with wrap_write_errors(self.folder), locked(self.folder / "lock"):
-            used = sum(int(entry.name.rpartition("+")[2]) for entry in self.folder.iterdir() if entry.is_dir())
+        lock = self.folder / "lock"
+        if self.group:
+            lock = self.folder.with_name(f"{_prefix()}{self.group}.lock")
+        with wrap_write_errors(self.folder), locked_for_now(lock) if self.group else locked(lock):
+            names = glob.glob(self._reserved)  # noqa: PTH207, as Path.glob raises an error if a folder vanishes
+            used = sum(int(name.rpartition("+")[2]) for name in names)
             if self.size is not None and used + size > self.size:
                 if used:
                     return False
@@ -84,25 +93,40 @@ class Scratch:
             folder.mkdir()
         return True
 
+    @property
+    def _reserved(self) -> str:
+        """A pattern of the folders of all tasks that take the size together."""
+        parent = glob.escape(str(self.folder.parent))
+        return f"{parent}/{_prefix()}*-{self.group}/*+*" if self.group else f"{glob.escape(str(self.folder))}/*+*"
+
 
 @contextmanager
-def open_scratch(folder: Path | None, size: int | None, is_private: bool = False) -> Iterator[Scratch]:
+def open_scratch(folder: Path | None, size: int | None, is_private: bool = False, group: str = "") -> Iterator[Scratch]:
     """Context: a new scratch folder in `folder`, by default that of temporary files; it is removed at the end.
 
     What killed runs on a machine of this name left in `folder` is removed, too.
     """
     parent = (folder or Path(tempfile.gettempdir())).absolute()
-    prefix = f"{_PREFIX}{socket.gethostname()}-"
-    for left in parent.glob(f"{prefix}*/{_OWNER}"):
-        _remove_if_left(left)
-    own = parent / f"{prefix}{os.getpid()}-{secrets.token_hex(4)}"
+    _remove_left(parent)
+    own = parent / f"{_prefix()}{os.getpid()}-{secrets.token_hex(4)}{group and f'-{group}'}"
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, own, ignore_errors=True)
         with suppress(OSError):  # a task that needs it says what is wrong
             own.mkdir(parents=True)
             owner = stack.enter_context((own / _OWNER).open("wb"))
             fcntl.flock(owner, fcntl.LOCK_EX)
-        yield Scratch(own, size, is_private)
+        yield Scratch(own, size, is_private, group=group)
+
+
+def _prefix() -> str:
+    """The beginning of the names of scratch folders that processes of this machine have."""
+    return f"{_PREFIX}{socket.gethostname()}-"
+
+
+def _remove_left(parent: Path) -> None:
+    """Remove the scratch folders of processes of this machine that have died."""
+    for left in parent.glob(f"{_prefix()}*/{_OWNER}"):
+        _remove_if_left(left)
 
 
 def _remove_if_left(owner: Path) -> None:

@@ -1,7 +1,9 @@
 """Stages on a Ray cluster of one machine: the same files as in one process, also when a node is lost."""
 
 import os
+import secrets
 import signal
+import tempfile
 import threading
 import time
 from collections import deque
@@ -9,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from typing import Any
 import pytest
 
 from benchmarks.process_memory import descendants
+from gristmill.budget import Budget, held, memory_budget
 from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.same_code import check_same_code, code_versions
 from gristmill.engine.executors.staging import Scratch
@@ -32,12 +36,20 @@ ROUNDS = 40
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder on the PYTHONPATH of nodes."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "of_node.py").write_text("")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(user_folder: Path) -> Iterator[Any]:
     """A head without cores and two nodes with one each."""
     from ray.cluster_utils import Cluster
 
     before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{user_folder}"
     watch = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 3}
     head = {"num_cpus": 0, "object_store_memory": STORE, "_system_config": watch}
     nodes = Cluster(initialize_head=True, head_node_args=head)
@@ -144,9 +156,9 @@ def test_an_error_of_a_task_keeps_its_class_and_its_line(
 def refuse_often(folder: Path, address: str) -> int:
     """Run tasks that all fail, many times; return how often an error was raised."""
     calls, errors = [Call(refuse, {"source": folder, "target": folder})] * 8, 0
-    from gristmill.engine.executors.ray import ray_executor
+    from gristmill.engine.executors.ray import NodeScratch, ray_executor
 
-    with ray_executor(address, 32 << 20, Scratch(folder / "scratch")) as executor:
+    with ray_executor(address, 32 << 20, NodeScratch("run", folder / "scratch")) as executor:
         for _ in range(ROUNDS):
             with suppress(InputError):
                 deque(executor.run(calls), maxlen=0)
@@ -159,6 +171,68 @@ def test_errors_at_the_same_time_do_not_abort_the_driver(
     cluster: Any, driver: ProcessPoolExecutor, tmp_path: Path
 ) -> None:
     assert driver.submit(refuse_often, tmp_path, cluster.address).result() == ROUNDS
+
+
+def file_of(name: str) -> str:
+    """Task: where a module is found."""
+    return str(import_module(name).__file__)
+
+
+def hold_much(budget: Budget) -> str:
+    """Task: hold memory for a large record; return the folder of its lock."""
+    with memory_budget(budget), held(budget.most, "a record"):
+        return str(budget.lock.parent)
+
+
+def reserve(scratch: Scratch, starts: Path) -> int:
+    """Task: work for a moment with copies that take all the scratch; return how many tasks did so at that time."""
+    with scratch.reserve(1000), (starts / secrets.token_hex(8)).open("w") as file:
+        time.sleep(0.5)
+        found = len(list(starts.iterdir()))
+        Path(file.name).unlink()
+    return found
+
+
+def run_on_nodes(calls: list[Call], address: str, scratch: dict[str, Any], python_path: str) -> list[Any]:
+    """Run calls as a driver with PYTHONPATH does."""
+    from gristmill.engine.executors.ray import NodeScratch, ray_executor
+
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = python_path
+    try:
+        with ray_executor(address, 32 << 20, NodeScratch("run", **scratch)) as executor:
+            return [result for _, result in sorted(executor.run(calls))]
+    finally:
+        os.environ["PYTHONPATH"] = before
+
+
+def test_a_user_s_modules_are_found_on_the_paths_of_driver_and_node(
+    cluster: Any, driver: ProcessPoolExecutor, tmp_path: Path, user_folder: Path
+) -> None:
+    (tmp_path / "of_driver.py").write_text("")
+    calls = [Call(file_of, {"name": name}) for name in ("of_driver", "of_node", "gristmill")]
+    found = driver.submit(run_on_nodes, calls, cluster.address, {}, f"{tmp_path}{os.pathsep}{ROOT}").result()
+    assert found == [str(folder / name) for folder, name in (
+        (tmp_path, "of_driver.py"), (user_folder, "of_node.py"), (ROOT / "gristmill", "__init__.py"))]  # fmt: skip
+
+
+def test_a_large_record_is_held_by_a_lock_of_the_node(
+    cluster: Any, driver: ProcessPoolExecutor, tmp_path: Path
+) -> None:
+    """The folder of the driver's temporary files need not be there."""
+    calls = [Call(hold_much, {"budget": Budget.of(1 << 30, 2, tmp_path / "none/gristmill-1-2.memory")})] * 2
+    found = driver.submit(run_on_nodes, calls, cluster.address, {}, str(ROOT)).result()
+    assert found == [tempfile.gettempdir()] * 2
+
+
+def test_the_scratch_size_holds_for_all_tasks_of_a_node(
+    cluster: Any, driver: ProcessPoolExecutor, tmp_path: Path
+) -> None:
+    (tmp_path / "starts").mkdir()
+    calls = [Call(reserve, {"scratch": None, "starts": tmp_path / "starts"})] * 6
+    scratch = {"folder": tmp_path / "scratch", "size": 1999}
+    assert driver.submit(run_on_nodes, calls, cluster.address, scratch, str(ROOT)).result() == [1] * 6
+    assert not list((tmp_path / "scratch").iterdir())
 
 
 def test_no_cluster_and_no_room_are_told(
