@@ -37,7 +37,7 @@ from gristmill.io.files import STATE_DIR, mark_finished, mark_unfinished
 from gristmill.io.formats.suffixes import normal_name
 from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects, open_jsonl_writer
-from gristmill.storage.files import is_file, list_names, locked_file
+from gristmill.storage.files import FileInfo, file_info, is_file, list_names, locked_file
 from gristmill.text import utf8_size
 
 STAGE = Stage("dedup_train", version=1, libraries=("zstandard", "zlib"))
@@ -46,6 +46,7 @@ CONTAMINATED = "contaminated"
 DIGESTED = "digested"
 _DIGEST = np.dtype([(name, "<u8") for name in "abcd"])  # SHA-256 as numbers that sort as its bytes do
 _BATCH = 4096  # digests sorted together
+_TRAIN_SHARE = 16  # bytes of train files that a task reads, for a byte of the digests of the holdout
 
 
 def dedup_train(
@@ -85,7 +86,7 @@ def dedup_train(
         reads=[src_dir, tgt_dir], listed={folder: paths_of(files)}, publishes=[out_dir], column=text_column,
     ) as run:  # fmt: skip
         reject_unknown_files(out_dir, (out_dir / file.name for file in files), CORPUS_SUFFIXES, run.ledger)
-        groups = group_slices(map(_whole, files))
+        groups = _groups_beside(file_info(digests), files)
         done = run.step(_STEP, [_decontaminate_task(group, digests, out_dir) for group in groups])
         with _mark_outdated_chunks(run, _holdout_of(done.records[0]), src_dir):
             return run.finish(done.counts)
@@ -96,6 +97,17 @@ def _reject_tables(files: list[CorpusFile]) -> None:
     for file in files:
         if file.name != normal_name(file.name):
             raise UsageError(f"{file.path}: wanted a file named .jsonl, .jsonl.gz or .jsonl.zst, as pass2 writes")
+
+
+def _groups_beside(digests: FileInfo | None, files: list[CorpusFile]) -> Iterator[SliceGroup]:
+    """Groups of train files, each at least _TRAIN_SHARE times as large as the digests, which every task reads.
+
+    Else what tasks fetch would grow with the square of the corpus.
+    """
+    assert digests is not None
+    groups = group_slices(map(_whole, files))
+    for some in batched(groups, size=_TRAIN_SHARE * digests.size, size_of=lambda group: sum(it.size for it in group)):
+        yield tuple(part for group in some for part in group)
 
 
 def _whole(file: CorpusFile) -> Slice:

@@ -11,14 +11,15 @@ import msgspec
 import pytest
 
 from dedup import dedup_train
-from dedup.dedup_train import CONTAMINATED
+from dedup.dedup_train import CONTAMINATED, _groups_beside
 from gristmill.counts import READ, WRITTEN
 from gristmill.engine.options import RunOptions
 from gristmill.errors import InputError, TooManyMalformed, UsageError
-from gristmill.io.documents import KEY_FIELD, list_corpus
+from gristmill.io.documents import KEY_FIELD, CorpusFile, list_corpus
 from gristmill.io.files import mark_unfinished
 from gristmill.io.lines import read_lines
 from gristmill.io.writers import open_jsonl_writer
+from gristmill.storage.files import FileInfo
 from preprocessing.normalize_text import normalize_text
 from tests.gristmill.engine.opens import count_opens
 from tests.gristmill.engine.sandbox import sandboxed
@@ -57,6 +58,16 @@ def test_texts_of_every_chunk_of_the_holdout_are_removed(out: Path) -> None:
         for source in counts.tallies
     }
     assert found == {"a": [2, 1, 1], "b": [3, 1, 2]}
+
+
+@pytest.mark.parametrize("growth", [1, 10, 100])
+def test_digests_that_tasks_fetch_are_a_share_of_the_corpus_however_large(growth: int) -> None:
+    files = [CorpusFile(Path(f"/t/chunk1/{i}.zst"), f"chunk1/{i}.zst", 60 << 20) for i in range(50 * growth)]
+    digests = FileInfo(growth << 20, 0)
+    groups = list(_groups_beside(digests, files))
+    assert [part.name for group in groups for part in group] == [file.name for file in files]
+    assert len(groups) * digests.size <= sum(file.size for file in files) / 16 + digests.size
+    assert growth > 1 or len(groups) == len(files)
 
 
 def test_malformed_records_of_all_holdout_files_are_stored(out: Path) -> None:
