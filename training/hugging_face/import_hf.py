@@ -24,6 +24,7 @@ from training.hugging_face.hf_config import CONFIG_FILE, read_hf_config
 from training.hugging_face.hf_tensors import hf_tensors
 from training.model.model_config import ModelConfig
 
+_OTHER_TOKENIZERS = ("tokenizer.json", "vocab.json")
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # others are codes of quantized weights
 
 
@@ -31,8 +32,8 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
     """Import config.json and model.safetensors as a checkpoint to train from.
 
     Train with --init_from OUT and the model's sizes, on tokens of the model's own tokenizer. A SentencePiece tokenizer
-    (tokenizer.model) is copied to OUT, for tokenize_corpus. The checkpoint holds parameters only; the optimizer starts
-    from zero.
+    (tokenizer.model) is copied to OUT, for tokenize_corpus; a tokenizer.json is not, as nothing here encodes texts with
+    it. The checkpoint holds parameters only; the optimizer starts from zero.
 
     Args:
         hf_folder: Folder written by save_pretrained or gristmill export_hf, or downloaded.
@@ -40,7 +41,7 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
 
     Returns:
         Two lines: what was written, and the training options that describe the model; before them one for what of it
-        has no effect.
+        has no effect, or is left out.
     """
     require_empty(out_dir)
     config = _read_json(hf_folder / CONFIG_FILE)
@@ -64,6 +65,7 @@ def import_hf(hf_folder: Positional[Path], out_dir: Positional[Path]) -> str:
             tokenizer=tokenizer,
         )
         path = CheckpointManager(out_dir, 1, group.world, print).save(record, state)
+    notes += _left_out(hf_folder)
     how = f"train it with --init_from {out_dir} {command_line_options(model)}"
     return "\n".join([*notes, f"{family.model_type} model, {len(state)} parameters, in {path}", how])
 
@@ -146,6 +148,17 @@ def _copy_tokenizer(source: Path, out_dir: Path, model: ModelConfig, config: dic
     with wrap_write_errors(out_dir), atomic_write(out_dir / TOKENIZER_FILE) as temporary:
         shutil.copyfile(source, temporary)
     return TokenizerRecord(TOKENIZER_FILE, sha256_file(source), model.vocab_size, end)
+
+
+def _left_out(folder: Path) -> list[str]:
+    """A line for a tokenizer that is not imported, where there is no SentencePiece model of it."""
+    others = [name for name in _OTHER_TOKENIZERS if (folder / name).is_file()]
+    if not others or (folder / TOKENIZER_FILE).is_file():
+        return []
+    return [
+        f"its {others[0]} is left out: only SentencePiece models encode texts here, and there is no {TOKENIZER_FILE}; "
+        "train on token shards of the model's own ids, which another program has encoded"
+    ]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

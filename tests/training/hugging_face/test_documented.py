@@ -8,6 +8,7 @@ from tests.training.hugging_face.test_families import FAMILY_NAMES
 from tests.training.hugging_face.test_generation import GENERATED
 from training.hugging_face.families import FAMILIES
 from training.parity.small_models import SHRUNK
+from training.presets.presets import PRESETS
 
 DOCS = Path(__file__).parents[3] / "docs/models.md"
 # of the columns, but the first and last
@@ -23,3 +24,13 @@ def test_every_cell_is_a_case_of_its_test() -> None:
             for case in re.findall("`(.*?)`", cell):
                 assert case in cases, f"{family}: no case {case}"
         assert "`" in cells[4], f"{family} is in no row of the certificate"
+
+
+def test_every_published_preset_trains_in_the_full_certificate_or_has_the_parts_of_one_that_does() -> None:
+    assert "`megatron-*`, whose parts are those of `mt-nlg-530b`" in DOCS.read_text()
+    sizes, left_out = ("layers", "width", "heads"), {name for name in PRESETS if name.startswith("megatron-")}
+    assert {name for name, preset in PRESETS.items() if preset.parameters} == SHRUNK.keys() | left_out
+    for name in left_out:
+        parts = [{key: PRESETS[it].options[key] for key in PRESETS[it].options if key not in sizes}
+                 for it in (name, "mt-nlg-530b")]  # fmt: skip
+        assert parts[0] == parts[1]

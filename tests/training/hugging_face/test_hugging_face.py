@@ -160,6 +160,18 @@ def test_a_bfloat16_file_is_imported_as_float32(tmp_path: Path) -> None:
         assert (load_ours(tmp_path / "start")(ids()) - theirs(ids()).logits).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json"])
+def test_a_tokenizer_that_is_left_out_is_said(tmp_path: Path, name: str) -> None:
+    build_theirs("gpt2", tmp_path / "hf")
+    lines = import_hf(tmp_path / "hf", tmp_path / "none").splitlines()
+    assert len(lines) == 2 and "left out" not in lines[0]
+    (tmp_path / "hf" / name).write_text("{}")
+    said, *rest = import_hf(tmp_path / "hf", tmp_path / "start").splitlines()
+    assert said.startswith(f"its {name} is left out: only SentencePiece models encode texts here") and len(rest) == 2
+    (tmp_path / "hf/tokenizer.model").write_bytes(train_tokenizer().serialized_model_proto())
+    assert "left out" not in import_hf(tmp_path / "hf", tmp_path / "both")
+
+
 def test_the_tokenizer_is_copied_by_export_and_import(tmp_path: Path) -> None:
     tokens, content = tmp_path / "tokens", train_tokenizer().serialized_model_proto()
     tokens.mkdir()
