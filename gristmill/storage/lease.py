@@ -13,16 +13,26 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from gristmill.errors import GristmillError, TakenOver
+from gristmill.errors import GristmillError, TakenOver, require
 from gristmill.storage.objects import FileInfo, delete_objects, read_object, swap_object
 
+_VARIABLE = "GRISTMILL_LEASE_SECONDS"
+_SHORTEST, _LONGEST = 0.1, 86_400
 _RENEWALS = 4  # in this time
 _PROCESS = secrets.token_hex(8)  # in all leases of this process
 
 
 def lease_seconds() -> float:
     """Seconds without a sign of life after which a process counts as dead; GRISTMILL_LEASE_SECONDS, or 30."""
-    return float(os.environ.get("GRISTMILL_LEASE_SECONDS", "30"))
+    given, seconds = os.environ.get(_VARIABLE, "30"), 0.0
+    with suppress(ValueError):
+        seconds = float(given)
+    require(
+        _SHORTEST <= seconds <= _LONGEST,
+        f"{_VARIABLE} {given!r}: wanted seconds, from {_SHORTEST:g} to {_LONGEST:,}; unset it for 30, or give all "
+        "processes of a run the same",
+    )
+    return seconds
 
 
 class Lease:

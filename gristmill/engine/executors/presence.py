@@ -94,7 +94,7 @@ class Heartbeat:
     """Context: a thread rewrites the state of this process, called `name`, as long as it lives."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.path = folder / f"{name}{_JSON}"
+        self.path, self.seconds = folder / f"{name}{_JSON}", lease_seconds() / _BEATS
         self.state = ProcessState(os.getpid(), socket.gethostname(), time.time())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
@@ -111,7 +111,7 @@ class Heartbeat:
             remove_files([self.path])
 
     def _beat(self) -> None:
-        while not self._ended.wait(lease_seconds() / _BEATS):
+        while not self._ended.wait(self.seconds):
             with suppress(GristmillError, OSError):  # the next beat may succeed
                 self._write()
 

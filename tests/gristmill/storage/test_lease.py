@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.errors import StorageError, TakenOver
-from gristmill.storage.lease import Lease
+from gristmill.errors import StorageError, TakenOver, UsageError
+from gristmill.storage.lease import Lease, lease_seconds
 from gristmill.storage.lock import stage_lock
 from gristmill.storage.objects import find_object, list_objects, read_object
 from tests.object_faults import Times, dropped, lost_answer, unavailable
@@ -35,6 +35,13 @@ def die(lease: Lease) -> None:
     lease._ended.set()
     assert lease._renewing
     lease._renewing.join()
+
+
+@pytest.mark.parametrize("given", ["abc", "", "0", "-5", "nan", "inf", "1e9", "0.001"])
+def test_seconds_that_are_none(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", given)
+    with pytest.raises(UsageError, match=rf"^GRISTMILL_LEASE_SECONDS '{given}': wanted seconds, from 0\.1 to 86,400;"):
+        lease_seconds()
 
 
 def test_one_of_two_has_the_lease_and_renews_it(path: Path) -> None:

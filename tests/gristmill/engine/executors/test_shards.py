@@ -83,6 +83,15 @@ def test_who_helps_says_in_its_log_what_it_does(tmp_path: Path, source: Path) ->
     assert any("upper: upper: 0 of 12 tasks, " in text for text in messages), messages
 
 
+def test_a_time_that_is_none_is_refused_in_one_line(tmp_path: Path, source: Path) -> None:
+    process = start(source, tmp_path / "out", "0/2", SECONDS, GRISTMILL_LEASE_SECONDS="abc")
+    message = process.communicate(timeout=60)[1]
+    assert process.returncode == 2, message
+    assert message.startswith("error: GRISTMILL_LEASE_SECONDS 'abc': wanted seconds") and message.count("\n") == 1, (
+        message
+    )
+
+
 def test_those_that_live_take_over_from_those_that_are_killed(tmp_path: Path, source: Path) -> None:
     chance = random.Random(seed := random.randrange(1 << 30))
     three = [start(source, tmp_path / "out", f"{i}/3", SECONDS) for i in range(3)]
