@@ -161,8 +161,8 @@ def _warm_fork_server() -> None:
 
 @pytest.fixture(scope="session")
 def rank_pool() -> Iterator[RankPool]:
-    """Eight processes at most, which all the tests share."""
-    with RankPool(8, job_timeout=300.0) as ranks:  # compiling takes a minute on a busy machine
+    """Twelve processes at most, which all the tests share; a job starts those that are missing."""
+    with RankPool(12, job_timeout=300.0) as ranks:  # compiling takes a minute on a busy machine
         yield ranks
 
 

@@ -62,7 +62,7 @@ def feature_case(preset: Preset, layout: ParallelConfig, **options: Any) -> Case
     """A case with an independent reference and the sizes that suit one; raises UsageError for a refused `layout`."""
     options = {"reference": "plain decoder", "heads": HEADS, "init_std": INIT_STD, **options}
     processes = replace(layout, dp=layout.dp or 1).processes
-    return Case.of(preset, layout.resolve(processes, small_model(preset, 9, HEADS), SEQ_LEN), **options)
+    return Case.of(preset, layout.resolve(processes, small_model(preset, 9, options["heads"]), SEQ_LEN), **options)
 
 
 def _single_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
@@ -92,8 +92,12 @@ def _document_cases() -> Iterator[tuple[Preset, ParallelConfig, Options]]:
 
 
 def _grid_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
-    """2D, 2.5D and 3D tensor parallelism beside one process, alone and with other kinds; more of them in `full`."""
+    """2D, 2.5D and 3D tensor parallelism beside one process, alone and with other kinds; more of them in `full`.
+
+    There also grids of three rows, three layers of grids, and worlds of 16.
+    """
     layers = ParallelConfig(tp=8, tensor="2.5d", depth=2)
+    three = ParallelConfig(tp=9, tensor="2d")
     layouts: list[tuple[Preset, ParallelConfig, Options]] = [
         ("llama", _GRID, {}),
         ("gpt2", _CUBE, {}),
@@ -109,6 +113,9 @@ def _grid_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
             ("llama", _CUBE, {"optimizer": "adamw", "z_loss": 0.01}), ("llama", _CUBE, {"precision": "fp32"}),
             ("gpt2", _CUBE, {"documents": True, "recompute": "full"}), ("qwen3-0.6b", _CUBE, {"documents": True}),
             ("bloom-176b", _CUBE, {}), ("codegeex-13b", _CUBE, {}), ("mistral-7b", _CUBE, {"optimizer": "muon"}),
+            ("llama", three, {"heads": 6}), ("gpt2", three, {"heads": 6, "documents": True}),
+            ("llama", replace(layers, tp=12, depth=3), {}), ("gpt2", replace(layers, pp=2), {}),
+            ("llama", replace(_CUBE, pp=2), {}), ("llama", replace(_CUBE, dp=2, zero=2), {"optimizer": "adamw"}),
         ]  # fmt: skip
     for preset, layout, options in layouts:
         yield preset, layout, {"reference": "one process", **options}

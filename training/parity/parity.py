@@ -33,7 +33,7 @@ from training.parity.feature_cases import feature_cases
 
 def parity(
     full: bool = False,
-    processes: int = 8,
+    processes: int | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
     out: Path | None = None,
     only: str = "",
@@ -48,12 +48,12 @@ def parity(
 
     Args:
         full: Run every possible layout (takes many minutes) instead of a set that covers all pairs of options.
-        processes: Maximum number of processes of a layout.
+        processes: Maximum number of processes of a layout; default: 8, and 16 for the rows that `full` lists itself.
         device: Where to train. With fewer GPUs than processes they are shared, through gloo.
         out: Also write the table to this file: Markdown if it ends in .md, JSON if in .json.
         only: Run only the rows whose name has this text, such as a red row's name.
     """
-    if not 1 <= processes <= 64:
+    if processes is not None and not 1 <= processes <= 64:
         raise UsageError(f"processes is {processes}; wanted 1 to 64")
     if out is not None and out.suffix not in (".md", ".json"):
         raise UsageError(f"out is {out}; wanted a file that ends in .md or .json")
@@ -84,14 +84,19 @@ class CertificatePlan:
     skipped: list[str]
 
 
-def plan_certificate(full: bool, processes: int, device: Literal["cpu", "cuda"] = "cpu") -> CertificatePlan:
+_PROCESSES, _LISTED_PROCESSES = 8, 16  # of every layout, and of the largest that are listed
+
+
+def plan_certificate(full: bool, processes: int | None, device: Literal["cpu", "cuda"] = "cpu") -> CertificatePlan:
     """Choose the cases: those with an independent reference, then layouts in float64, then in float32.
 
     Each kind of layout also runs in float32, which uses other CPU kernels than float64. In `full` the whole covering
-    set does, and again with documents that do not see each other.
+    set does, and again with documents that do not see each other. Without a number of `processes` all layouts are
+    those of 8 at most, and those of `full` that are listed one by one have up to 16.
     """
-    covering = [case for case in covering_cases() if case.processes <= processes]
-    all_, refused = all_cases(processes)
+    most = processes or (_LISTED_PROCESSES if full else _PROCESSES)
+    covering = [case for case in covering_cases() if case.processes <= most]
+    all_, refused = all_cases(processes or _PROCESSES)
     features, skipped = feature_cases(device, full)
     layouts = [*(all_ if full else covering)]
     layouts += [replace(case, precision="fp32") for case in (covering if full else kinds_of_layouts(covering))]
@@ -101,7 +106,7 @@ def plan_certificate(full: bool, processes: int, device: Literal["cpu", "cuda"] 
     if possible != cases:
         count = len(cases) - len(possible)
         skipped.append(f"{count} pipelines, grids and rings need a GPU per process: gloo sends no GPU's tensors")
-    return CertificatePlan([case for case in possible if case.processes <= processes], refused, skipped)
+    return CertificatePlan([case for case in possible if case.processes <= most], refused, skipped)
 
 
 def kinds_of_layouts(cases: Sequence[Case]) -> list[Case]:

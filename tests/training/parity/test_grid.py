@@ -55,6 +55,8 @@ CASES = [  # beside those of the certificate
     case("llama", CUBE, optimizer="adamw"),
     case("llama", CUBE, documents=True, dropout=0.1),
     case("llama", replace(GRID, micro_batches=2), precision="bf16", reference="plain decoder"),
+    case("gpt2", ParallelConfig(tp=9, tensor="2d"), heads=6, documents=True),
+    case("llama", replace(LAYERS, tp=12, depth=3)),
 ]
 
 

@@ -84,6 +84,15 @@ def test_what_this_machine_lacks_is_told_in_a_line(monkeypatch: pytest.MonkeyPat
     assert any(line.startswith("there is no C++ compiler") for line in skipped)
 
 
+def test_listed_rows_of_the_full_certificate_have_up_to_16_processes() -> None:
+    listed, skipped = feature_cases(full=True)
+    plan = plan_certificate(True, None)
+    assert not [line for line in skipped if "needs torch" not in line]
+    assert {9, 12, 16} <= {case.processes for case in listed} and set(listed) <= set(plan.cases)
+    assert max(case.processes for case in set(plan.cases) - set(listed)) == 8
+    assert max(case.processes for case in plan_certificate(True, 8).cases) == 8
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_told() -> None:
     with pytest.raises(UsageError, match="device is cuda, and torch finds no GPU on this machine; try --device cpu"):

@@ -59,7 +59,7 @@ def elements(traffic: Traffic, q: int) -> dict[str, float]:
     return total
 
 
-@pytest.mark.parametrize(("ranks", "depth", "q"), [(4, 1, 2), (8, 2, 2)])
+@pytest.mark.parametrize(("ranks", "depth", "q"), [(4, 1, 2), (8, 2, 2), (9, 1, 3), (12, 3, 2)])
 def test_products_are_those_of_one_process_with_the_papers_elements(
     run_ranks: RunRanks, ranks: int, depth: int, q: int
 ) -> None:
