@@ -113,9 +113,12 @@ def _grid_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options]]:
             ("llama", _CUBE, {"optimizer": "adamw", "z_loss": 0.01}), ("llama", _CUBE, {"precision": "fp32"}),
             ("gpt2", _CUBE, {"documents": True, "recompute": "full"}), ("qwen3-0.6b", _CUBE, {"documents": True}),
             ("bloom-176b", _CUBE, {}), ("codegeex-13b", _CUBE, {}), ("mistral-7b", _CUBE, {"optimizer": "muon"}),
+            ("llama", _GRID, {"precision": "fp16", "reference": "plain decoder"}),
+            ("llama", _CUBE, {"precision": "bf16", "reference": "plain decoder"}), ("bloom-176b", layers, {}),
             ("llama", three, {"heads": 6}), ("gpt2", three, {"heads": 6, "documents": True}),
             ("llama", replace(layers, tp=12, depth=3), {}), ("gpt2", replace(layers, pp=2), {}),
             ("llama", replace(_CUBE, pp=2), {}), ("llama", replace(_CUBE, dp=2, zero=2), {"optimizer": "adamw"}),
+            ("llama", replace(_GRID, dp=2, zero=3), {"optimizer": "adamw", "offload": "disk"}),
         ]  # fmt: skip
     for preset, layout, options in layouts:
         yield preset, layout, {"reference": "one process", **options}
@@ -143,6 +146,7 @@ def _context_cases(full: bool) -> Iterator[tuple[Preset, ParallelConfig, Options
             ("mistral-7b", ParallelConfig(cp=2, tp=2), {"documents": True}), ("qwen3-0.6b", ParallelConfig(cp=4), {}),
             ("llama", ParallelConfig(cp=2, zero=1), {"optimizer": "muon"}),
             ("llama", ParallelConfig(cp=2), {"precision": "bf16", "reference": "plain decoder"}),
+            ("llama", ParallelConfig(cp=2), {"precision": "fp16", "reference": "plain decoder"}),
             ("llama", ParallelConfig(cp=2, tp=2, pp=2), {"z_loss": 0.01}),
             ("gpt2", ParallelConfig(cp=4, context="ulysses"), {}),
             ("llama", ParallelConfig(cp=2, tp=2, sequence_parallel=True, context="ulysses"), {"documents": True}),
