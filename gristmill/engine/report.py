@@ -1,26 +1,79 @@
-"""What a run of a stage prints: progress, the reasons why tasks run again, and a summary line."""
+"""What a run of a stage tells: its progress, the reasons why tasks run again, and a summary line."""
 
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions
-from gristmill.engine.records import DoneRecord
+from gristmill.engine.records import DoneRecord, Ledger
 from gristmill.engine.task import Task
+from gristmill.storage.files import list_names
+from gristmill.urls import is_remote
 
+_NOTE = ".step"
 _LINE_SECONDS = 60.0  # between two lines of progress in a log
 
 
+class StepNote(msgspec.Struct, frozen=True):
+    """The step that a process works on alone, for `gristmill status`; with --shard it is on the board."""
+
+    name: str
+    tasks: int
+    workers: int
+    loose: str  # folder of the done records
+    before: int  # done records there as the step began
+
+    @classmethod
+    def read(cls, state: Path, run: str) -> tuple["StepNote", int] | None:
+        """The step of a run whose state is in a folder, and how many of its tasks are done; None if it tells none."""
+        try:
+            note = msgspec.json.decode((state / f"{run}{_NOTE}").read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError):
+            return None
+        return note, max(0, _records_in(state / note.loose) - note.before)
+
+
+def _records_in(folder: Path) -> int:
+    return sum(name.endswith(".json") for name in list_names(folder))
+
+
 @contextmanager
-def progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Callable[[int, int], None]]:
+def step_progress(
+    step: str, tasks: Sequence[Task], options: RunOptions, run: str, ledger: Ledger
+) -> Iterator[Callable[[int, int], None]]:
+    """Context: tell those who look at this process's terminal or log, and `gristmill status`; see _progress_bar."""
+    with _step_note(step, run, ledger, len(tasks), options), _progress_bar(step, tasks, options.quiet) as advance:
+        yield advance
+
+
+@contextmanager
+def _step_note(step: str, run: str, ledger: Ledger, tasks: int, options: RunOptions) -> Iterator[None]:
+    """Context: a file beside the ledger tells the step of a run. Not in a bucket, where it would be requests."""
+    path = ledger.file.with_name(f"{run}{_NOTE}")
+    if options.shard or is_remote(path):
+        yield
+        return
+    note = StepNote(step, tasks, options.processes, ledger.loose.name, _records_in(ledger.loose))
+    with suppress(OSError):  # tasks will say what is wrong
+        path.write_bytes(msgspec.json.encode(note))
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Context: a progress bar of the bytes that tasks read; yields the function to call with those of each task,
     and with how many were tried again so far.
 

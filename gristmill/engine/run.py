@@ -26,7 +26,7 @@ from gristmill.engine.executors.work import Work
 from gristmill.engine.handovers import Compare, History, Listed, reject_damaged
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord, Ledger, StepResult, TaskId
-from gristmill.engine.report import explain, print_summary, progress_bar
+from gristmill.engine.report import explain, print_summary, step_progress
 from gristmill.engine.tags import KnownLedger
 from gristmill.engine.task import Stage, Task, paths_read_by
 from gristmill.engine.worker import run_task
@@ -215,7 +215,7 @@ class StageRun:
             return Call(run_task, common | {"task": task, **self._done.found(step, task)}, task.foreign)
 
         self._done.note_sets(step, tasks)
-        with progress_bar(f"{self.stage.name}: {step}", tasks, self.options.quiet) as advance:
+        with step_progress(f"{self.stage.name}: {step}", tasks, self.options, self.name, self.ledger) as advance:
             for position, record in self.place.executor.run(Calls(tasks, call)):
                 self._done.keep(tasks[position], record)
                 self.ran += 1

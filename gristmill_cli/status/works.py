@@ -13,6 +13,7 @@ import psutil
 from gristmill.engine.executors.board import Board, Posting
 from gristmill.engine.executors.presence import ProcessState
 from gristmill.engine.records import Ledger
+from gristmill.engine.report import StepNote
 from gristmill.io.files import STATE_DIR
 from gristmill.storage.files import list_folder, list_names, read_files
 from gristmill.storage.lease import lease_seconds
@@ -91,16 +92,13 @@ def _works_in(state: Path) -> Iterator[Work]:
         elif holder:
             records = sum(found.endswith(".json") for found in list_names(Ledger(state, name).loose))
             process = _from_words(holder)
-            hours = sum(each.core_hours for each in process)
-            yield Work(
-                name,
-                spell_urls(str(state.parent)),
-                "working",
-                holder,
-                records=records,
-                processes=process,
-                core_hours=hours,
-            )
+            found = Work(name, spell_urls(str(state.parent)), "working", holder, records=records, processes=process)
+            found.core_hours = sum(each.core_hours for each in process)
+            if told := StepNote.read(state, name):
+                note, found.tasks_done = told
+                found.step, found.tasks = note.name, note.tasks
+                found.tasks_running = min(note.workers, note.tasks - found.tasks_done)
+            yield found
 
 
 def _shared(name: str, state: Path, holder: str, posting: Posting) -> Work:

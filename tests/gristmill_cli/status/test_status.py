@@ -2,6 +2,10 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -83,6 +87,21 @@ def test_a_stage_without_shards_is_told(tmp_path: Path) -> None:
     assert told(tmp_path) == "nothing is running here"
     with pytest.raises(InputError, match="there is no such folder"):
         status(tmp_path / "none")
+
+
+def test_a_step_without_shards_is_told_with_its_tasks(tmp_path: Path) -> None:
+    (source := tmp_path / "in").mkdir()
+    for name in "abcde":
+        (source / name).write_text(f"text {name}\n")
+    script = [sys.executable, "-m", "tests.gristmill.engine.upper_stage", source, tmp_path / "out", "2", "1"]
+    run, seen = subprocess.Popen(script, env={**os.environ, "PYTHONPATH": "."}, stderr=subprocess.DEVNULL), set[str]()
+    while run.poll() is None:
+        if (tmp_path / "out").is_dir():
+            seen.update(re.findall(r"working; (upper: \w+: \d of \d tasks done, \d taken)", told(tmp_path / "out")))
+        time.sleep(0.1)
+    assert run.returncode == 0
+    assert {"upper: upper: 0 of 5 tasks done, 2 taken", "upper: upper: 4 of 5 tasks done, 1 taken"} <= seen, seen
+    assert "upper: parts: 0 of 5 tasks done, 2 taken" in seen and not list(tmp_path.rglob("*.step"))
 
 
 def test_a_run_in_a_bucket_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
