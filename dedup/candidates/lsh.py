@@ -26,7 +26,7 @@ _EMPTY = np.uint32(0xFFFFFFFF)
 
 def check_bands(rows: int, bands: int, permutations: int) -> None:
     """Raise UsageError unless `bands` bands of `rows` rows fit into a signature."""
-    if not isinstance(rows, Integral) or not isinstance(bands, Integral):
+    if any(not isinstance(value, Integral) or isinstance(value, bool) for value in (rows, bands)):
         raise UsageError(f"--range {rows!r} --bands {bands!r}: wanted integers, such as 13 and 9")
     if rows < 1 or bands < 1 or rows * bands > permutations:
         raise UsageError(

@@ -8,6 +8,7 @@ names the combinations.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from numbers import Integral
 from typing import get_args
 
 import numpy as np
@@ -55,6 +56,9 @@ class Sketch:
             raise UsageError(f"hash {self.hash!r}: wanted {' or '.join(HASH_FAMILIES)}")
         if self.unit not in get_args(Unit):
             raise UsageError(f"unit {self.unit!r}: wanted {' or '.join(get_args(Unit))}")
+        for name in ("width", "permutations", "seed"):
+            if not isinstance(value := getattr(self, name), Integral) or isinstance(value, bool):
+                raise UsageError(f"{name} {value!r}: wanted an integer")
         if not 1 <= self.width <= 65_535:
             raise UsageError(f"width {self.width}: wanted shingles of 1 to 65,535 {self.unit}s; 13 is usual")
         if not 1 <= self.permutations <= 4096:

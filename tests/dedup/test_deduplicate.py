@@ -196,6 +196,7 @@ def test_a_data_set_need_not_be_loaded_for_lists(run: Callable) -> None:
         (["a"], {"threshold": "a"}, "--threshold a"),
         (["a"], {"keep": None}, "keep None: wanted a policy"),
         (["a"], {"bands": 1.5}, "--bands 1.5: wanted integers"),
+        (["a"], {"bands": True}, "--bands True: wanted integers"),
         (pa.array([b"\xff"]).view(pa.string()), {}, "column 'text' has a value that Python cannot hold"),
         (pa.table([["a"], ["b"]], names=["text", "text"]), {}, "several columns 'text'"),
         (pd.DataFrame({"text": ["a", 1]}), {}, "that Arrow cannot hold"),

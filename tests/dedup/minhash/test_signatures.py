@@ -266,7 +266,17 @@ def test_texts_that_are_longer_than_what_is_packed_at_a_time() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"hash": "md5"}, {"width": 0}, {"permutations": 0}, {"permutations": 5000}, {"unit": "line"}, {"seed": -1}],
+    [
+        {"hash": "md5"},
+        {"width": 0},
+        {"permutations": 0},
+        {"permutations": 5000},
+        {"unit": "line"},
+        {"seed": -1},
+        {"width": 2.5},
+        {"width": "a"},
+        {"permutations": True},
+    ],
     ids=str,
 )
 def test_a_sketch_that_cannot_be(bad: dict) -> None:
