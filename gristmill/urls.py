@@ -15,6 +15,7 @@ SCHEMES = ("s3", "gs", "az", "hf")
 _REMOTE = re.compile(rf"(?:^|/)({'|'.join(SCHEMES)}):(?=/|$)")
 _SPELT = re.compile(rf"(?:(?<![\w.-])/[^\s'\"]*/|(?<![\w/.-])/)?\b({'|'.join(SCHEMES)}):/(?!/)")
 _HUB_DATASET = re.compile(r"[^/]*/[^/]*/[^/@]*(?:@(?:refs/(?:pr|convert)/)?[^/]*)?|[^/]*/[^/]*|[^/]*")  # or a part
+_USER = re.compile(r"(//|^)[^/\s]+@")
 _UNKNOWN = re.compile(r"([A-Za-z][\w+.-]+):(?=/)")
 
 
@@ -118,6 +119,15 @@ def paths_in(value: Any) -> Iterator[Path]:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     for part in parts:
         yield from paths_in(part)
+
+
+def hide_passwords(text: str) -> str:
+    """A message, or an endpoint, without the user names and passwords in its URLs.
+
+    >>> hide_passwords("GET http://me:se@cret@host/a@b"), hide_passwords("me:secret@host")
+    ('GET http://***@host/a@b', '***@host')
+    """
+    return _USER.sub(r"\1***@", text)
 
 
 def spell_urls(text: str) -> str:

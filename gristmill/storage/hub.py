@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 from gristmill.errors import InputError, StorageError, UsageError
 from gristmill.storage.info import FileInfo
 from gristmill.storage.problems import CHECK_NETWORK, explain_hub_problem
-from gristmill.urls import ObjectName, object_name
+from gristmill.urls import ObjectName, hide_passwords, object_name
 
 _RETRIES: dict[str, Any] = {"max_retries": 5, "base_wait_time": 1, "max_wait_time": 16}
 _SECONDS = 60  # without a byte
@@ -238,7 +238,7 @@ def _endpoint() -> str:
     """HF_ENDPOINT, or https://huggingface.co. Raises UsageError if it is no URL."""
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
     if not endpoint.startswith(("http://", "https://")):
-        raise UsageError(f"HF_ENDPOINT {endpoint!r} is not a URL: wanted https://host")
+        raise UsageError(f"HF_ENDPOINT {hide_passwords(endpoint)!r} is not a URL: wanted https://host")
     return endpoint
 
 

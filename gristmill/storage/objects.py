@@ -25,7 +25,7 @@ from gristmill.storage.info import FileInfo as FileInfo
 from gristmill.storage.listings import kept_listing
 from gristmill.storage.problems import Refusal
 from gristmill.storage.repeats import RETRIES, repeated, resumed
-from gristmill.urls import ObjectName, object_name
+from gristmill.urls import ObjectName, hide_passwords, object_name
 
 PART_BYTES = 16 << 20  # of an upload in parts, at most 10,000 of them: objects of up to 160 GB
 _LONGEST = 10_000  # parts
@@ -33,7 +33,7 @@ _READS = 5  # at most, of a small object that changes each time
 _CLIENT: Any = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=300)}
 _CHUNK_BYTES = 1 << 20
 _IN_CONFLICT = "409"  # another conditional write of the object is being done
-_IS_URL = re.compile(r"https?://[^\s/]+")
+_IS_URL = re.compile(r"https?://(?:[^\s/]*@)?(?:[^\s/:@\[\]]+|\[[\da-f:.]+\])(?::\d{1,5})?(?:/\S*)?$", re.IGNORECASE)
 READ_ONLY = "datasets on the Hugging Face Hub are only read: give a local folder, or s3://, gs:// or az://"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
@@ -251,7 +251,8 @@ def _open(scheme: str, bucket: str) -> Any:
         raise UsageError(f"cannot write hf://{bucket}: {READ_ONLY}")
     endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
     if endpoint and not _IS_URL.match(endpoint):
-        raise UsageError(f"AWS_ENDPOINT_URL {endpoint!r} is not a URL: wanted http://host:port or https://host")
+        shown = hide_passwords(endpoint)
+        raise UsageError(f"AWS_ENDPOINT_URL {shown!r} is not a URL: wanted http://host:port or https://host")
     is_plain = endpoint.startswith("http://")  # a store on one's own network
     options = _CLIENT | {"allow_http": is_plain or os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"}
     return from_url(f"{scheme}://{bucket}", client_options=options, retry_config=RETRIES)

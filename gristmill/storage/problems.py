@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 from gristmill.errors import GristmillError, StorageError, UsageError
-from gristmill.urls import ObjectName
+from gristmill.urls import ObjectName, hide_passwords
 
 _SOURCE = "\n\nDebug source:"  # after it comes the same again
 _PLACE = re.compile(r"(?s)(?:for path|at location) .*?(?=: Error performing | not found: | already exists: )")
@@ -99,7 +99,7 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
             return kind(f"{doing}: {meaning}")
     if told.startswith("4") and not told.startswith("404"):
         return UsageError(f"{doing}: the store refuses it ({told}): look at the credentials, the region and the name")
-    first = message.split("\n")[0].split(": ", 1)[-1][:300]
+    first = hide_passwords(message.split("\n")[0]).split(": ", 1)[-1][:300]
     return StorageError(f"{doing}: {first}. Run the same command again to go on")
 
 

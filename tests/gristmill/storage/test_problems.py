@@ -115,11 +115,30 @@ def test_a_store_that_cannot_be_reached(store, monkeypatch, call) -> None:
     assert isinstance(error, StorageError) and "check the network and the endpoint (AWS_ENDPOINT_URL)" in str(error)
 
 
-def test_an_endpoint_that_is_no_url(store, monkeypatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost")
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("localhost", "localhost"),
+        ("ftp://user:secret@h", r"ftp://\*\*\*@h"),
+        ("user:secret@h:9000", r"\*\*\*@h:9000"),
+        ("http://user:secret@h:port", r"http://\*\*\*@h:port"),
+    ],
+)
+def test_an_endpoint_that_is_no_url(store, monkeypatch, given: str, shown: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", given)
     objects._open.cache_clear()
-    with pytest.raises(UsageError, match="AWS_ENDPOINT_URL 'localhost' is not a URL: wanted http://host:port"):
+    with pytest.raises(UsageError, match=rf"^AWS_ENDPOINT_URL '{shown}' is not a URL: wanted http://host:port"):
         read_file(Path("s3://bucket/a"))
+    monkeypatch.setenv("HF_ENDPOINT", given)
+    if not given.startswith("http"):
+        with pytest.raises(UsageError, match=rf"^HF_ENDPOINT '{shown}' is not a URL: wanted https://host"):
+            read_file(Path("hf://datasets/org/name/a"))
+
+
+def test_an_error_that_is_told_as_it_is_hides_passwords() -> None:
+    message = "Generic S3 error: Error performing GET http://user:secret@h/bucket/a@b in 1s - unheard of"
+    error = explain_problem(object_name(Path("s3://bucket/a@b")), message, False)
+    assert "GET http://***@h/bucket/a@b in 1s - unheard of. Run the same" in str(error)
 
 
 @pytest.mark.parametrize(
