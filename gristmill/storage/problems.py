@@ -11,6 +11,11 @@ _PLACE = re.compile(r"(?s)(?:for path|at location) .*?(?=: Error performing | no
 _URL = re.compile(r"https?://([^\s/?]*)\S*")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"?(\w+)")
 _BAD_KEY = re.compile(r'(?s)invalid path: (?:Error parsing )?Path "(.*?)"(?: contained|: Encountered)')
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_WITHOUT_CONTROLS = "a tab, a line break or another control character in its key: wanted keys without them"
+_LIKE_PATHS = (
+    "a key that no file's path can be: wanted keys without //, /./ and /../ and without a slash at the beginning"
+)
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
@@ -65,6 +70,16 @@ class Refusal(NamedTuple):
         return is_missing or self.code in _WRONG_KEYS or self.status == "401"
 
 
+def has_controls(key: str) -> bool:
+    """Whether a key has characters that no request can name."""
+    return _CONTROL.search(key) is not None
+
+
+def explain_control(name: ObjectName) -> UsageError:
+    """The error for a key, given or made by us, with such characters."""
+    return UsageError(f"{name.url!r} has {_WITHOUT_CONTROLS}; give another name")
+
+
 def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillError:
     """The error for a user that the message of an object store amounts to.
 
@@ -74,9 +89,9 @@ def explain_problem(name: ObjectName, message: str, writes: bool) -> GristmillEr
     status, code = refusal.status, refusal.code
     doing = f"cannot {'write' if writes else 'read'} {name.url}"
     if bad_key := _BAD_KEY.search(message):
+        wanted = _WITHOUT_CONTROLS if has_controls(bad_key[1]) else _LIKE_PATHS
         return UsageError(
-            f"{doing}: the object {bad_key[1]!r} in it has a key that no file's path can be: wanted keys without //, "
-            "/./ and /../ and without a slash at the beginning; rename it, or give a folder that does not hold it"
+            f"{doing}: the object {bad_key[1]!r} in it has {wanted}; rename it, or give a folder that does not hold it"
         )
     if code in _BY_CODE:
         return UsageError(f"{doing}: {_BY_CODE[code]}")

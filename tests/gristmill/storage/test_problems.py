@@ -177,6 +177,19 @@ def test_keys_that_no_file_can_have(folder: Path, store, keys: list[str], senten
         list_corpus(folder)
 
 
+@pytest.mark.parametrize("key", ["a\tb.jsonl", "a\rb.jsonl", "\x01/b.jsonl", "a\x7fb.jsonl", "\0.jsonl"])
+def test_keys_with_control_characters(folder: Path, store, key: str) -> None:
+    store.put(f"{object_name(folder).key}/{key}", b"data")
+    advice = r" has a tab, a line break or another control character in its key: wanted keys without them; "
+    with pytest.raises(
+        UsageError, match=rf"^cannot read {object_name(folder).url}: the object 'test\d+/.*'.*{advice}rename"
+    ):
+        list_corpus(folder)
+    for call in CALLS:
+        with pytest.raises(UsageError, match=rf"^'{object_name(folder).url}/.*'{advice}give another name$"):
+            call(folder / key)
+
+
 def test_an_object_whose_key_ends_in_a_slash(folder: Path, store, tmp_path: Path) -> None:
     """It is listed without the slash."""
     store.put(f"{object_name(folder).key}/a.jsonl/", b"data")
