@@ -29,7 +29,7 @@ class StepNote(msgspec.Struct, frozen=True):
 
     name: str
     tasks: int
-    workers: int
+    workers: int  # 0: not known, as Ray's nodes come and go
     loose: str  # folder of the done records
     before: int  # done records there as the step began
 
@@ -63,7 +63,8 @@ def _step_note(step: str, run: str, ledger: Ledger, tasks: int, options: RunOpti
     if options.shard or is_remote(path):
         yield
         return
-    note = StepNote(step, tasks, options.processes, ledger.loose.name, _records_in(ledger.loose))
+    workers = 0 if options.executor == "ray" else options.processes
+    note = StepNote(step, tasks, workers, ledger.loose.name, _records_in(ledger.loose))
     with suppress(OSError):  # tasks will say what is wrong
         path.write_bytes(msgspec.json.encode(note))
     try:

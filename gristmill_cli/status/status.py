@@ -50,7 +50,8 @@ def _line(work: Work) -> str:
     """What is known of a stage or run, in one line."""
     parts = [f"{work.name} in {work.folder}: {work.state}"]
     if work.tasks:
-        parts.append(f"{work.step}: {work.tasks_done:,} of {work.tasks:,} tasks done, {work.tasks_running:,} taken")
+        taken = f", {work.tasks_running:,} taken" if work.tasks_running else ""
+        parts.append(f"{work.step}: {work.tasks_done:,} of {work.tasks:,} tasks done{taken}")
     elif work.records:
         parts.append(f"{work.records:,} tasks done in this run of the stage")
     if work.retried:
