@@ -103,7 +103,7 @@ class ModelConfig:
     norm_eps: float = 0.0
     """Epsilon of the norms; 0: the preset's, of llama and gpt2 1e-5."""
     init_std: float = 0.0
-    """Standard deviation of the initial weights; 0: the preset's, 0.02."""
+    """Standard deviation of the initial weights, with deepnorm of those outside the blocks; 0: the preset's, 0.02."""
 
     def resolve(self, vocab_size: int, seq_len: int) -> "ModelConfig":
         """Return a copy with every None and 0 default filled in. Raises UsageError if the sizes do not fit together."""

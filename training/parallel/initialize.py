@@ -12,11 +12,10 @@ _CHUNK = 1 << 20  # elements drawn at a time: bounds the memory for float64 inte
 
 
 def init_shard(values: Tensor, name: str, spec: ShardSpec, config: ModelConfig, seed: int) -> None:
-    """Initialise a shard in place: zeros for biases, ones for norms, else normal with standard deviation `init_std`.
+    """Initialise a shard in place: zeros for biases, ones for norms, else normal (see `deviation_of`).
 
-    `values` has shape `spec.size`; `name` is the parameter's name. Matrices that add to the residual stream are scaled
-    by 1 / sqrt(2 layers), as in GPT-2 (Radford et al. 2019, section 2.3). Draws the shard's elements only; on the meta
-    device there are none.
+    `values` has shape `spec.size`; `name` is the parameter's name. Draws the shard's elements only; on the meta device
+    there are none.
     """
     if values.is_meta:
         return
@@ -26,9 +25,23 @@ def init_shard(values: Tensor, name: str, spec: ShardSpec, config: ModelConfig, 
     if len(spec.global_shape) == 1:
         values.fill_(1.0)
         return
-    residual = name.endswith(("attention.o.weight", "mlp.down.weight"))
-    deviation = config.init_std / math.sqrt(2 * config.layers) if residual else config.init_std
+    deviation = deviation_of(name, spec.global_shape, config)
     flat = values.view(-1)
     for start in range(0, spec.numel, _CHUNK):
         stop = min(start + _CHUNK, spec.numel)
         flat[start:stop] = keyed_normal(seed, name, spec.indices(start, stop, values.device)) * deviation
+
+
+def deviation_of(name: str, shape: tuple[int, ...], config: ModelConfig) -> float:
+    """Standard deviation of a matrix's initial weights: `init_std`, but for two kinds.
+
+    Matrices that add to the residual stream are scaled by 1 / sqrt(2 layers), as in GPT-2 (Radford et al. 2019, section
+    2.3). With DeepNorm all matrices of blocks have Xavier's, sqrt(2 / (inputs + outputs)), and all but queries' and
+    keys' that times 1 / sqrt(2 layers) (Zeng et al. 2022, GLM-130B, section 2.1; which: Wang et al. 2022, DeepNet,
+    figure 2).
+    """
+    scale = 1 / math.sqrt(2 * config.layers)
+    if config.residual == "deepnorm" and name.startswith("blocks."):
+        xavier = math.sqrt(2 / sum(shape))
+        return xavier if name.endswith(("attention.q.weight", "attention.k.weight")) else xavier * scale
+    return config.init_std * scale if name.endswith(("attention.o.weight", "mlp.down.weight")) else config.init_std

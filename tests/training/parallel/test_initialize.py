@@ -9,7 +9,7 @@ from training.parallel.initialize import init_shard
 from training.sharding.shard_spec import ShardSpec
 
 
-def build(seed: int = 1, layers: int = 2, **sizes: int) -> Decoder:
+def build(seed: int = 1, layers: int = 2, **sizes: int | str) -> Decoder:
     model = Decoder(ModelConfig(layers=layers, width=64, heads=4, **sizes).resolve(100, 8))  # type: ignore[arg-type]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -32,8 +32,9 @@ def test_initial_weights_depend_on_seed_and_name_only() -> None:
     assert torch.equal(wider[:100], one["embed.tokens.weight"])
 
 
-def test_a_shard_equals_its_slice_of_the_global_tensor() -> None:
-    model = build()
+@pytest.mark.parametrize("preset", ["llama", "glm"])
+def test_a_shard_equals_its_slice_of_the_global_tensor(preset: str) -> None:
+    model = build(preset=preset)
     for name, whole in model.named_parameters():
         spec = ShardSpec.whole(tuple(whole.shape)).shard(0, 3, 1).shard(whole.ndim - 1, 2, 1)
         values = torch.empty(spec.size)
@@ -69,3 +70,15 @@ def test_standard_deviations() -> None:
     assert abs(parameters["blocks.3.mlp.up.weight"].std() / 0.02 - 1) < 0.05
     assert abs(parameters["blocks.3.mlp.down.weight"].std() / (0.02 / 4) - 1) < 0.05
     assert torch.equal(parameters["norm.weight"], torch.ones(64))
+
+
+def test_standard_deviations_with_deepnorm() -> None:
+    """Xavier's, and times (2 layers)^-1/2 those of the MLP, the values and attention's output, as GLM-130B has it."""
+    parameters = dict(build(layers=8, preset="glm", ffn_width=192).named_parameters())
+    square, ffn = (2 / (64 + 64)) ** 0.5, (2 / (64 + 192)) ** 0.5
+    wanted = {"attention.q": square, "attention.k": square, "attention.v": square / 4, "attention.o": square / 4}
+    wanted |= dict.fromkeys(("mlp.gate", "mlp.up", "mlp.down"), ffn / 4)
+    for name, deviation in wanted.items():
+        assert abs(parameters[f"blocks.3.{name}.weight"].std() / deviation - 1) < 0.05, name
+        assert not parameters[f"blocks.3.{name}.bias"].any()
+    assert abs(parameters["embed.tokens.weight"].std() / 0.02 - 1) < 0.05
