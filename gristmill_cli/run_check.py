@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dedup.candidates.input_shards import check_index, reject_own_index
@@ -82,6 +82,8 @@ def _check_folders(corpus: Path, out: Path) -> None:
             )
     if is_remote(out):
         return
+    if not is_remote(corpus):
+        _reject_links_to(out, corpus)
     existing = next(path for path in (out, *out.absolute().parents) if path.exists())
     with wrap_write_errors(out):
         if not existing.is_dir():
@@ -89,6 +91,19 @@ def _check_folders(corpus: Path, out: Path) -> None:
             raise OSError(code, os.strerror(code))
         if not os.access(existing, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _reject_links_to(out: Path, corpus: Path) -> None:
+    """Raise UsageError for a link in the corpus that leads into `out`, or will when that is there."""
+    real = out.resolve()
+    for directory, folders, files in os.walk(corpus):
+        for link in (path for name in folders + files if (path := Path(directory, name)).is_symlink()):
+            with suppress(OSError, RuntimeError):  # a link to itself
+                if link.resolve().is_relative_to(real):
+                    raise UsageError(
+                        f"--corpus {corpus} --out {out}: {link} leads to {link.resolve()}, and what is written would "
+                        "be read as input: remove the link, or give another --out"
+                    )
 
 
 @contextmanager

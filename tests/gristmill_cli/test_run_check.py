@@ -198,6 +198,17 @@ def test_a_file_of_the_user_with_the_name_of_one_of_a_run_is_not_overwritten(tmp
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("leads_to", ["out", "out/normalized"])
+def test_a_link_in_the_corpus_to_what_the_run_writes_is_refused(tmp_path, folder, capsys, leads_to) -> None:
+    """It leads nowhere at first, and the next run would read what this one wrote."""
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/a").symlink_to(folder / "corpus/a")
+    (tmp_path / "corpus/more").symlink_to(tmp_path / leads_to)
+    (tmp_path / "corpus/itself").symlink_to(tmp_path / "corpus/itself")
+    code, message = refused(folder, "--corpus", f"{tmp_path}/corpus", "--out", f"{tmp_path}/out", capsys=capsys)
+    assert code == 2 and f"corpus/more leads to {tmp_path}/{leads_to}, and what is written would be read" in message
+
+
 def test_ftfy_without_its_package_is_refused(folder, capsys, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ftfy", None)
     code, message = refused(folder, "--normalize.ftfy", "true", capsys=capsys)
