@@ -26,6 +26,15 @@ RESUMES = {
     "pp 4": (4, ParallelConfig(pp=4)),
 }
 
+CHAIN = [
+    (2, ParallelConfig(tp=2)),
+    (4, ParallelConfig(tp=4, tensor="2d")),
+    (8, ParallelConfig(tp=8, tensor="2.5d", depth=2)),
+    (8, ParallelConfig(tp=8, tensor="3d")),
+    (1, ParallelConfig()),
+    (2, ParallelConfig(pp=2)),
+]
+
 
 def recorded(out_dir: Path) -> tuple[list[tuple[int, float, float]], list[str]]:
     """The recorded values that must not depend on the layout: (step, loss, gradient norm), and sampled texts."""
@@ -68,6 +77,19 @@ def test_a_run_resumes_under_any_layout_with_the_same_losses(
         shutil.copytree(tmp_path / "half", out_dir)
         train_with(exact, out_dir, layout, 12, run_ranks, processes)
         assert_same(tmp_path / "through", out_dir)
+
+
+def test_a_run_goes_on_from_layout_to_layout_as_in_one_process(
+    exact: TrainConfig, run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    """Each takes two steps from the checkpoint of the one before, rows and columns, grids and cubes among them."""
+    config = replace(exact, checkpoint=CheckpointConfig(every=2, keep=9), eval=replace(exact.eval, every=2))
+    steps = 2 * len(CHAIN)
+    train_with(config, tmp_path / "through", ParallelConfig(), steps, run_ranks, 1)
+    for turn, (processes, layout) in enumerate(CHAIN, start=1):
+        train_with(config, tmp_path / "chain", layout, 2 * turn, run_ranks, processes)
+    assert len(recorded(tmp_path / "chain")[0]) == steps + len(CHAIN)
+    assert_same(tmp_path / "through", tmp_path / "chain")
 
 
 @pytest.mark.parametrize("place", ["optimizer", "parameters"])
