@@ -12,6 +12,7 @@ from benchmarks.bench_traffic import LAYOUTS, counted_and_expected, traffic_case
 
 RunRanks = Callable[..., list[Any]]
 CHOICE = ("DDP", "ZeRO-1", "ZeRO-2, groups of 2", "ZeRO-3", "tp", "tp, sequence parallel", "pp, interleaved")
+CHOICE += ("2D", "3D", "ring", "Ulysses")
 COMPRESSED = ("PowerSGD", "PowerSGD, tp, sequence parallel", "int8", "int8, tp, pp")
 
 
