@@ -163,6 +163,10 @@ def table_rows() -> list[Row]:
         (ParallelConfig(dp=2, zero=2, tp=2, pp=2, micro_batches=4), 8),
         (ParallelConfig(dp=2, zero=3, tp=2, pp=2, micro_batches=4), 8),
     ]
+    layouts += [
+        (ParallelConfig(tp=4, tensor="2d"), 4), (ParallelConfig(tp=8, tensor="2.5d", depth=2), 8),
+        (ParallelConfig(tp=8, tensor="3d"), 8), (ParallelConfig(cp=2), 2), (ParallelConfig(cp=2, context="ulysses"), 2),
+    ]  # fmt: skip
     precisions: tuple[Precision, ...] = ("fp32", "bf16")
     rows = [Row(llama, layout, precision, "none", size) for layout, size in layouts for precision in precisions]
     modes: tuple[Recompute, ...] = ("none", "selective", "full")
