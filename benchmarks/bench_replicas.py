@@ -264,7 +264,7 @@ def bench_replicas(
 
 def table(found: dict[str, dict[str, Found]], replicas: int, steps: int) -> str:
     """A row for each way: bytes, then loss and time under each of the conditions."""
-    head = ("", "MB a step", *(f"{name}: {what}" for name in found for what in ("loss", "ms a step")))
+    head = ("way", "MB a step", *(f"{name}: {what}" for name in found for what in ("loss", "ms a step")))
     first = next(iter(found.values()))
     rows = []
     for name in first:
