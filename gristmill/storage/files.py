@@ -3,7 +3,7 @@
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -15,6 +15,7 @@ from gristmill.storage.objects import FileInfo as FileInfo
 from gristmill.urls import is_remote, object_name, unknown_scheme
 
 _THREADS = 32  # requests at a time
+_UPLOADS = 8  # at a time, of files that are held in memory
 
 
 def reject_unknown_scheme(path: Path) -> None:
@@ -130,6 +131,21 @@ def read_files(paths: Iterable[Path]) -> Iterator[bytes]:
         return
     with ThreadPoolExecutor(_THREADS) as pool:
         yield from (data for data in pool.map(_read_if_there, paths) if data is not None)
+
+
+def upload_files(copies: Mapping[Path, Path]) -> dict[Path, FileInfo]:
+    """Put local files under the names of objects, each whole, several at a time; return their FileInfo.
+
+    `copies` are the files by object. Large ones are put one at a time, each in several parts at a time. If some cannot
+    be put, the first error in the order of `copies` is raised, those of large ones last, and what waits is not put.
+    """
+    large = [path for path, copy in copies.items() if copy.stat().st_size > objects.PART_BYTES]
+    small = [path for path in copies if path not in large]
+    done = dict[Path, FileInfo]()
+    if small:
+        with ThreadPoolExecutor(min(_UPLOADS, len(small))) as pool:
+            done |= zip(small, pool.map(lambda path: objects.upload(copies[path], path), small), strict=True)
+    return done | {path: objects.upload(copies[path], path) for path in large}
 
 
 def hash_file(path: Path) -> str:

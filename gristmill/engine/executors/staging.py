@@ -30,10 +30,9 @@ from gristmill.engine.task import Task, paths_read_by, relocate
 from gristmill.errors import GristmillError, OutputError, wrap_write_errors
 from gristmill.io.files import rejects_path
 from gristmill.io.formats.cuts import Ranges
-from gristmill.storage.files import FileInfo, file_info, is_file
+from gristmill.storage.files import FileInfo, file_info, is_file, upload_files
 from gristmill.storage.local import atomic_write, flush_all, locked, locked_for_now, sha256_file
 from gristmill.storage.names import absolute
-from gristmill.storage.objects import upload
 from gristmill.urls import SCHEMES, is_remote, object_name
 
 TAKEN_OVER = "another process has taken over the work. Run the same command again to go on"
@@ -158,7 +157,7 @@ class StagedTask:
         return msgspec.structs.replace(counts, examples=examples, damaged=damaged)
 
     def publish(self, outputs: tuple[Path, ...]) -> list[Published]:
-        """Put the outputs, and the files of malformed records beside them, in their places.
+        """Put the outputs, and the files of malformed records beside them, in their places, several objects at a time.
 
         Raises OutputError if the step is over: the files may be those of another run by now.
         """
@@ -168,16 +167,17 @@ class StagedTask:
         if self.fence and not is_file(self.fence):
             raise OutputError(f"{self.task.name}: {TAKEN_OVER}")
         flush_all([self._local(path) for path in written if not is_remote(path)])  # before the record vouches for them
-        return [(path, *self._put(path)) for path in written]
+        put = upload_files({path: self._local(path) for path in written if is_remote(path)})
+        return [(path, *self._put(path, put.get(path))) for path in written]
 
     def _local(self, path: Path) -> Path:
         return self.places.get(path, path)
 
-    def _put(self, path: Path) -> tuple[FileInfo, str]:
+    def _put(self, path: Path, found: FileInfo | None) -> tuple[FileInfo, str]:
         local = self._local(path)
         sha256 = sha256_file(local)
-        if is_remote(path):
-            return upload(local, path), sha256
+        if found:  # it is an object
+            return found, sha256
         if local != path:
             with wrap_write_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
