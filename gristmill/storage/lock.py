@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -94,14 +94,10 @@ def _file_lock(
             file.truncate(0)
 
 
-def lock_holder(path: Path) -> str:
-    """Who holds the lock file `path`, in words; '' if nobody does. A lease may be that of a process that has died."""
-    data = next(read_files([path]), b"").decode(errors="replace").split("\n")[0]
-    if data and not is_remote(path):
-        with path.open("rb") as file, suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return ""
-    return data
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the local lock file `path` alone."""
+    with path.open("rb") as file:
+        return not _try_lock(file, fcntl.LOCK_SH)
 
 
 def hold_worker_lock(path: Path) -> None:

@@ -37,7 +37,7 @@ def status(out: Positional[Path], json: bool = False) -> Group | Text:
 
 def _lines(found: Status) -> list[str]:
     lines = []
-    for state in ("finished", "running", "waiting"):
+    for state in ("finished", "running", "stopped", "waiting"):
         if names := [name for name, its in found.stages.items() if its == state]:
             lines.append(f"stages {state}: {', '.join(names)}")
     lines += [_line(work) for work in found.works]
@@ -57,16 +57,17 @@ def _line(work: Work) -> str:
     if work.retried:
         parts.append(f"{work.retried:,} retried")
     parts += [f"{work.core_hours:,.2f} core hours so far"] if work.core_hours else []
+    parts += [f"{work.holder} was in charge"] if work.state == "stopped" and work.holder else []
     return "; ".join(parts) + (f"; {work.error}" if work.error else "")
 
 
 def _processes(work: Work) -> Table:
     table = Table("process", "host", "since", "", "tasks done", "retried", "core hours", "runs now", box=None)
     for each in work.processes:
-        signs = {True: "", False: "; dead", None: "; alive or not"}
+        role = each.role if each.alive else f"{each.role}; dead"
         more = f" and {len(each.running) - 1:,} more" if each.running[1:] else ""
         table.add_row(
-            str(each.process), Text(each.host), each.since, each.role + signs[each.alive], f"{each.tasks_done:,}",
+            str(each.process), Text(each.host), each.since, role, f"{each.tasks_done:,}",
             f"{each.retried:,}", f"{each.core_hours:,.3f}", Text("".join(each.running[:1]) + more),
         )  # fmt: skip
     return table

@@ -1,9 +1,8 @@
 """Works: the stages and runs whose state is in an output folder: who works on each, what is done, what it has cost."""
 
-import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,23 +16,27 @@ from gristmill.engine.report import StepNote
 from gristmill.io.files import STATE_DIR
 from gristmill.storage.files import list_folder, list_names, read_files
 from gristmill.storage.lease import lease_seconds
-from gristmill.storage.lock import lock_holder
 from gristmill.urls import spell_urls
 from gristmill_cli.run_config import StageName
+from gristmill_cli.status.holders import Holder, find_holders
 
 _DEPTH = 2  # of the folders below that hold state: OUT/dup/.gristmill
-_RUN = "run"
+_RUN, _LOCK, _BOARD = "run", ".lock", ".board"
+_CURRENT = {
+    "working": "running",
+    "stopped": "stopped",
+}  # the state of the first stage that is not finished, by the run's
 
 
 class WorkingProcess(msgspec.Struct):
-    """A process that works, or has: `alive` is None where only a process on its host could tell."""
+    """A process that works, or has."""
 
     name: str
     host: str
     process: int
     role: str  # "in charge" or "helps"
     since: str  # by its own clock
-    alive: bool | None
+    alive: bool
     running: list[str] = []
     tasks_done: int = 0
     retried: int = 0
@@ -41,12 +44,12 @@ class WorkingProcess(msgspec.Struct):
 
 
 class Work(msgspec.Struct):
-    """A stage or a run that goes on, or a session on a board that has ended."""
+    """A stage or a run that goes on or was killed, or a session on a board that has ended."""
 
     name: str
     folder: str
-    state: str  # "working", "finished", "failed" or "interrupted"
-    holder: str = ""
+    state: str  # "working", "stopped" (it was killed), "finished" or "failed"
+    holder: str = ""  # who is in charge, or was when he was killed
     step: str = ""
     tasks: int = 0  # of the step
     tasks_done: int = 0
@@ -62,13 +65,18 @@ class Status(msgspec.Struct):
     """All works of an output folder, and the stages of `gristmill run`, if it is one of a run."""
 
     works: list[Work]
-    stages: dict[str, str]  # name: "finished", "running" or "waiting"
+    stages: dict[str, str]  # name: "finished", "running", "stopped" or "waiting"
 
 
 def find_status(out: Path) -> Status:
     """What is going on in `out` and the folders below it."""
-    works = [work for state in _state_folders(out) for work in _works_in(state)]
-    return Status(works, _run_stages(out, any(work.name == _RUN and work.state == "working" for work in works)))
+    names = [state / name for state in _state_folders(out) for name in sorted(list_names(state))]
+    locks = [path for path in names if path.suffix == _LOCK]
+    postings = {path.with_suffix(_LOCK): Board(path).read() for path in names if path.suffix == _BOARD}
+    shared = {lock: posting for lock, posting in postings.items() if posting}
+    holders = find_holders(locks, [lock for lock, posting in shared.items() if posting.state == "working"])
+    works = [work for lock in dict.fromkeys([*locks, *shared]) for work in _works_at(lock, holders, shared.get(lock))]
+    return Status(works, _run_stages(out, next((work.state for work in works if work.name == _RUN), "")))
 
 
 def _state_folders(out: Path, depth: int = _DEPTH) -> Iterator[Path]:
@@ -80,40 +88,47 @@ def _state_folders(out: Path, depth: int = _DEPTH) -> Iterator[Path]:
             yield from _state_folders(out / name, depth - 1)
 
 
-def _works_in(state: Path) -> Iterator[Work]:
-    names = list_names(state)
-    locks = {name.removesuffix(".lock") for name in names if name.endswith(".lock")}
-    boards = {name.removesuffix(".board") for name in names if name.endswith(".board")}
-    for name in sorted(locks | boards):
-        holder = lock_holder(state / f"{name}.lock")
-        posting = Board(state / f"{name}.board").read() if name in boards else None
-        if posting:
-            yield _shared(name, state, holder, posting)
-        elif holder:
-            records = sum(found.endswith(".json") for found in list_names(Ledger(state, name).loose))
-            process = _from_words(holder)
-            found = Work(name, spell_urls(str(state.parent)), "working", holder, records=records, processes=process)
-            found.core_hours = sum(each.core_hours for each in process)
-            if told := StepNote.read(state, name):
-                note, found.tasks_done = told
-                found.step, found.tasks = note.name, note.tasks
-                found.tasks_running = min(note.workers, note.tasks - found.tasks_done)
-            yield found
+def _works_at(lock: Path, holders: Mapping[Path, Holder], posting: Posting | None) -> Iterator[Work]:
+    """The work that a lock is of, if there is one: a process that works alone leaves the posting of those before."""
+    holder = holders.get(lock)
+    if posting and (posting.state == "working" or not holder):
+        yield _shared(lock, holder, posting)
+    elif holder:
+        yield _alone(lock, holder)
 
 
-def _shared(name: str, state: Path, holder: str, posting: Posting) -> Work:
+def _alone(lock: Path, holder: Holder) -> Work:
+    """The work of one process."""
+    records = sum(found.endswith(".json") for found in list_names(Ledger(lock.parent, lock.stem).loose))
+    processes = _from_words(holder)
+    found = Work(
+        lock.stem, _folder_of(lock), "working" if holder.is_alive else "stopped", holder.words,
+        records=records, processes=processes, core_hours=sum(each.core_hours for each in processes),
+    )  # fmt: skip
+    if told := StepNote.read(lock.parent, lock.stem):
+        note, found.tasks_done = told
+        found.step, found.tasks = note.name, note.tasks
+        found.tasks_running = min(note.workers, note.tasks - found.tasks_done) if holder.is_alive else 0
+    return found
+
+
+def _shared(lock: Path, holder: Holder | None, posting: Posting) -> Work:
     """The work that a board tells of."""
-    board, is_working = Board(state / f"{name}.board"), posting.state == "working"
+    board, is_working = Board(lock.with_suffix(_BOARD)), posting.state == "working"
     look, processes = board.look(posting), _processes(board) if is_working else []
-    is_held = bool(holder) and any(each.alive for each in processes)
-    folder = spell_urls(str(state.parent))
+    is_held = holder is not None and holder.is_alive and any(each.alive for each in processes)
+    state = posting.state if is_held or not is_working else "stopped"
     return Work(
-        name, folder, posting.state if is_held or not is_working else "interrupted", holder, posting.name,
-        posting.tasks, len(look.done), len(look.taken.keys() - look.done - look.failed),
+        lock.stem, _folder_of(lock), state, holder.words if holder else "", posting.name, posting.tasks,
+        len(look.done), len(look.taken.keys() - look.done - look.failed),
         posting.spent.retried + sum(each.retried for each in processes),
         posting.spent.core_seconds / 3600 + sum(each.core_hours for each in processes),
         posting.failure.message if posting.failure else "", processes=processes,
     )  # fmt: skip
+
+
+def _folder_of(lock: Path) -> str:
+    return spell_urls(str(lock.parent.parent))
 
 
 def _processes(board: Board) -> list[WorkingProcess]:
@@ -139,16 +154,13 @@ def _told(name: str, state: ProcessState, alive: bool) -> WorkingProcess:
     )  # fmt: skip
 
 
-def _from_words(holder: str) -> list[WorkingProcess]:
-    """The process that a lock file names, with what it and its workers have cost if it is on this host."""
-    found = re.fullmatch(r"process (\d+) on (.+), since (.+)", holder)
-    if not found:
+def _from_words(holder: Holder) -> list[WorkingProcess]:
+    """The process that a lock names, with what it and its workers have cost if it is on this host."""
+    if not holder.process:
         return []
-    number, host, since, alive, seconds = int(found[1]), found[2], found[3], None, 0.0
-    if host == socket.gethostname():
-        alive = psutil.pid_exists(number)
-        seconds = _processor_seconds(number)
-    return [WorkingProcess(f"{host}-{number}", host, number, "in charge", since, alive, core_hours=seconds / 3600)]
+    host, number, since = holder.process
+    hours = _processor_seconds(number) / 3600 if holder.is_alive and holder.is_here else 0.0
+    return [WorkingProcess(f"{host}-{number}", host, number, "in charge", since, holder.is_alive, core_hours=hours)]
 
 
 def _processor_seconds(number: int) -> float:
@@ -164,8 +176,8 @@ def _processor_seconds(number: int) -> float:
     return seconds
 
 
-def _run_stages(out: Path, is_running: bool) -> dict[str, str]:
-    """The stages of the run in `out`, in order; none if there is no run."""
+def _run_stages(out: Path, state: str) -> dict[str, str]:
+    """The stages of the run in `out`, which is in this state, in order; none if there is no run."""
     for data in read_files([out / "run.json"]):
         try:
             options: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
@@ -179,7 +191,7 @@ def _run_stages(out: Path, is_running: bool) -> dict[str, str]:
         finished = {name.removesuffix(".json") for name in list_names(out / STATE_DIR / _RUN)}
         states = {name: "finished" if name in finished else "waiting" for name in names}
         current = next((name for name, state in states.items() if state == "waiting"), None)
-        if current and is_running:
-            states[current] = "running"
+        if current and state in _CURRENT:
+            states[current] = _CURRENT[state]
         return states
     return {}

@@ -3,9 +3,12 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -16,6 +19,8 @@ from gristmill.engine.executors.board import Board, Failure, Posting, Spent
 from gristmill.engine.executors.local import Call
 from gristmill.engine.executors.presence import Heartbeat, ProcessState
 from gristmill.errors import InputError
+from gristmill.storage.files import read_file
+from gristmill.storage.lease import Lease
 from gristmill.storage.lock import stage_lock
 from gristmill_cli.status.status import status
 from tests.object_store import BUCKET, object_store
@@ -72,7 +77,7 @@ def test_a_shared_run_is_told(tmp_path: Path, board: Board) -> None:
 
 
 def test_a_run_that_ended_or_was_killed_is_told(tmp_path: Path, board: Board) -> None:
-    assert "run in" in told(tmp_path) and "interrupted;" in told(tmp_path) and "nothing is running" in told(tmp_path)
+    assert "run in" in told(tmp_path) and "stopped;" in told(tmp_path) and "nothing is running" in told(tmp_path)
     failure = Failure.of(InputError("a.jsonl: ends too early"))
     board.post(Posting("session", step=3, state="failed", failure=failure))
     assert told(tmp_path).endswith("failed; a.jsonl: ends too early nothing is running here")
@@ -102,6 +107,80 @@ def test_a_step_without_shards_is_told_with_its_tasks(tmp_path: Path) -> None:
     assert run.returncode == 0
     assert {"upper: upper: 0 of 5 tasks done, 2 taken", "upper: upper: 4 of 5 tasks done, 1 taken"} <= seen, seen
     assert "upper: parts: 0 of 5 tasks done, 2 taken" in seen and not list(tmp_path.rglob("*.step"))
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def out(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a run whose first stage has ended."""
+    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "1")
+    start_run(tmp_path / "out")
+    if request.param == "disk":
+        yield tmp_path / "out"
+        return
+    with object_store() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        store.upload_tree(tmp_path / "out", "out")
+        yield Path(f"s3://{BUCKET}/out")
+
+
+@contextmanager
+def killed_in_the_end(locks: list[Path]) -> Iterator[subprocess.Popen[str]]:
+    """Context: a process that holds locks until it is killed, at the end."""
+    script = (
+        "import sys\n"
+        "from contextlib import ExitStack\n"
+        "from pathlib import Path\n"
+        "from gristmill.storage.lock import stage_lock\n"
+        "with ExitStack() as stack:\n"
+        "    for path in sys.argv[1:]:\n"
+        "        stack.enter_context(stage_lock(Path(path)))\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *locks], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    try:
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_killed_run_is_told_as_stopped(out: Path) -> None:
+    with killed_in_the_end([out / ".gristmill/run.lock", out / "norm/.gristmill/filter.lock"]) as process:
+        assert "stages running: filter" in told(out) and told(out).count(": working;") == 2
+    text, found = told(out), json.loads(str(status(out, json=True)))
+    assert "stages stopped: filter stages waiting: to_hash" in text and text.endswith("in charge; dead 0 0 0.000"), text
+    assert text.count(": stopped;") == 2 and "nothing is running here" in text
+    who = f"process {process.pid} on {socket.gethostname()}, since "
+    assert [(work["name"], work["state"]) for work in found["works"]] == [("run", "stopped"), ("filter", "stopped")]
+    assert all(work["holder"].startswith(who) and not work["processes"][0]["alive"] for work in found["works"])
+    assert text.count(f"{who}{found['works'][0]['holder'][len(who) :]} was in charge") >= 1
+    assert found["stages"]["filter"] == "stopped"
+    with stage_lock(out / ".gristmill/run.lock", quiet=True):
+        assert "stages running: filter" in told(out)
+    assert "stages waiting: filter" in told(out)
+
+
+def test_processes_of_other_hosts_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "2")
+    out = Path(f"s3://{BUCKET}/out")
+    with object_store() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        with monkeypatch.context() as patched:
+            patched.setattr(socket, "gethostname", lambda: "elsewhere")
+            lease = Lease(out / ".gristmill/upper.lock")
+        assert lease.acquire()
+        content = read_file(lease.path)
+        assert f"upper in s3://{BUCKET}/out: working" in told(out)
+        lease.release()
+        store.put("out/.gristmill/upper.lock", content)  # as a killed process leaves it
+        assert f"upper in s3://{BUCKET}/out: stopped; process {os.getpid()} on elsewhere, since" in told(out)
 
 
 def test_a_run_in_a_bucket_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
