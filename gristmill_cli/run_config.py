@@ -125,17 +125,17 @@ class RunConfig:
     seed: int = 1
     """Seed of the mix and of the tokenizer's sample; signatures have a seed of their own, dedup.seed."""
     workers: int | None = None
-    """Worker processes; by default one per core."""
+    """Worker processes; by default one per core. With Ray, into how many shares a node's memory is divided."""
     memory: str = "auto"
-    """Memory budget of all workers together, such as 4GiB; by default half of the free memory."""
+    """Memory budget of all workers together, such as 4GiB; by default half of the free memory. With Ray, a node's."""
     max_malformed: float = 0.001
     """Fail if more than this fraction of the records, or of their bytes, is malformed."""
     scratch: Path | None = None
     """Folder for copies of what lies in a bucket, while tasks work on them; by default that of temporary files."""
     scratch_size: str = ""
     """Most bytes that tasks which run at the same time may hold of what they fetch from buckets, counted twice as they
-    write, too, such as 200GiB; on each node with Ray. What they write or sort beyond that comes on top. By default all
-    that is free."""
+    write, too, such as 200GiB: those of this process, or of each node with Ray. What they write or sort beyond that
+    comes on top. By default all that is free."""
     shard: str = ""
     """Run as process i of n, such as 3/8, on one or several machines that see the same folders."""
     executor: Literal["local", "ray"] = "local"
