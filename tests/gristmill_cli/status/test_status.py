@@ -120,8 +120,8 @@ def out(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     with object_store() as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
-        store.upload_tree(tmp_path / "out", "out")
-        yield Path(f"s3://{BUCKET}/out")
+        store.upload_tree(tmp_path / "out", "killed")
+        yield Path(f"s3://{BUCKET}/killed")
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def test_a_killed_run_is_told_as_stopped(out: Path) -> None:
 
 def test_processes_of_other_hosts_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "1")
-    out = Path(f"s3://{BUCKET}/out")
+    out = Path(f"s3://{BUCKET}/watched")
     with object_store() as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
@@ -178,11 +178,11 @@ def test_processes_of_other_hosts_are_watched(monkeypatch: pytest.MonkeyPatch) -
         assert lease.acquire()
         content = read_file(lease.path)
         monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "120")  # a busy machine is slow to renew
-        assert f"upper in s3://{BUCKET}/out: working" in told(out)
+        assert f"upper in s3://{BUCKET}/watched: working" in told(out)
         lease.release()
         monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", "1")
-        store.put("out/.gristmill/upper.lock", content)  # as a killed process leaves it
-        assert f"upper in s3://{BUCKET}/out: stopped; process {os.getpid()} on elsewhere, since" in told(out)
+        store.put("watched/.gristmill/upper.lock", content)  # as a killed process leaves it
+        assert f"upper in s3://{BUCKET}/watched: stopped; process {os.getpid()} on elsewhere, since" in told(out)
 
 
 def test_a_run_in_a_bucket_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
