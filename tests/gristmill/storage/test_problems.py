@@ -1,7 +1,6 @@
 """What a user can mend is told in one sentence, at once."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -48,11 +47,10 @@ PASSING = [
 
 
 def problem(call, path: Path) -> GristmillError:
-    """The error of a call, which came soon."""
-    start = time.monotonic()
+    """The error of a call."""
     with pytest.raises(GristmillError) as raised:
         call(path)
-    assert time.monotonic() - start < 2 and "\n" not in str(raised.value)
+    assert "\n" not in str(raised.value)
     assert str(raised.value).startswith(f"cannot {'write' if call is write else 'read'} {path.parts[0]}//")
     return raised.value
 
@@ -61,7 +59,9 @@ def problem(call, path: Path) -> GristmillError:
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 def test_a_refusal(folder: Path, store, call, status: str, code: str, sentence: str) -> None:
     store.fault = refuse(status, code)
+    store.requests.clear()
     error = problem(call, folder / "a")
+    assert len(store.requests) == 1  # it is not sent again
     assert isinstance(error, UsageError) and re.search(sentence, str(error))
 
 
