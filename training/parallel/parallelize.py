@@ -103,7 +103,7 @@ def shard_model(
             apply_cube(part, pieces, Grid.of(world.axes), world.axis("depth"))
         else:
             apply_grid(part, pieces, Grid.of(world.axes))
-        apply_context(part, layout, TokenOrder.of(layout, world))
+        apply_context(part, layout, TokenOrder.of(layout, world), compiled)
         checkpoint_activations(part, memory.recompute)  # around the tensor-parallel modules
         if compiled:
             for block in part.blocks.values():  # of the same code, so torch compiles one and reuses it

@@ -45,7 +45,9 @@ def feature_cases(device: Literal["cpu", "cuda"] = "cpu", full: bool = False) ->
         skipped.append("transformers is not installed: its Llama and GPT-2 are not compared; pip install transformers")
     asked += [*_grid_cases(full), *_context_cases(full), *_replica_cases(full)]
     if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        asked.append(("llama", ParallelConfig(dp=2, zero=3), {"precision": "fp32", "compiled": True}))
+        compiled = {"precision": "fp32", "compiled": True}
+        asked.append(("llama", ParallelConfig(dp=2, zero=3), compiled))
+        asked += [("llama", ParallelConfig(cp=2), {**compiled, "reference": "one process"})] * full
     else:
         skipped.append("there is no C++ compiler, which torch.compile needs: no compiled blocks are compared")
     asked += family_cases(transformers_is_installed(), full)

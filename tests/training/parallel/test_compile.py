@@ -42,7 +42,11 @@ def losses(out_dir: Path) -> list[float]:
 @needs_compiler
 @pytest.mark.parametrize(
     ("layout", "recompute"),
-    [(ParallelConfig(tp=2, sequence_parallel=True), "none"), (ParallelConfig(zero=3), "selective")],
+    [
+        (ParallelConfig(tp=2, sequence_parallel=True), "none"),
+        (ParallelConfig(zero=3), "selective"),
+        (ParallelConfig(cp=2), "none"),
+    ],
 )
 def test_compiled_blocks_have_the_same_losses(
     config: TrainConfig,

@@ -59,8 +59,10 @@ def test_long_sequences_are_divided_where_the_trainer_can() -> None:
     for run in runs:
         run.layout.check(16, model, 8192)
         assert (run.layout.context, run.recompute) != ("ring", "selective")
-    for other in (replace(request, compiled=True), replace(request, model=replace(model, query_layer=True))):
-        assert not any(run.layout.cp > 1 for run in candidates(other))
+    compiled = [run for run in candidates(replace(request, compiled=True)) if run.layout.cp > 1]
+    assert {(run.layout.context, run.recompute) for run in compiled} == {("ring", "none")}
+    other = replace(request, model=replace(model, query_layer=True))
+    assert not any(run.layout.cp > 1 for run in candidates(other))
 
 
 def test_thousands_of_gpus_are_planned_in_seconds() -> None:

@@ -22,9 +22,14 @@ def check_together(layout: "ParallelConfig", recompute: str, compiled: bool) -> 
         "a product is several that are added up; try --memory.recompute full, or --parallel.tensor 1d",
     )
     require(
-        cp == 1 or not compiled,
-        f"compile and parallel.cp {cp}: blocks whose attention is on several ranks are not compiled yet; "
-        "try --compile false, or --parallel.cp 1",
+        cp == 1 or context == "ring" or not compiled,
+        f"compile and parallel.context {context}: blocks whose heads are exchanged are not compiled yet; "
+        "try --compile false, or --parallel.context ring",
+    )
+    require(
+        cp == 1 or not compiled or recompute != "full",
+        f"compile and memory.recompute full with parallel.cp {cp}: a recomputed block is compiled in one piece, "
+        "and a ring is not compiled; try --compile false, or --memory.recompute none",
     )
     require(
         cp == 1 or context != "ring" or recompute != "selective",

@@ -23,13 +23,16 @@ from training.parallel.context.ulysses import Ulysses
 from training.parallel.tensor_parallel import ShardedAlibi, ShardedDropout
 
 
-def apply_context(part: Decoder, layout: ParallelConfig, order: TokenOrder) -> None:
-    """Replace the modules of a decoder, or a pipeline stage of one, after tensor parallelism; in place."""
+def apply_context(part: Decoder, layout: ParallelConfig, order: TokenOrder, compiled: bool = False) -> None:
+    """Replace the modules of a decoder, or a pipeline stage of one, after tensor parallelism; in place.
+
+    `compiled`: its blocks will be.
+    """
     if order.axis.size == 1:
         return
     for block in part.blocks.children():
         assert isinstance(block, Block)
-        _reach_other_ranks(block.attention, layout, order)
+        _reach_other_ranks(block.attention, layout, order, compiled)
         block.attention_dropout = _OwnDropout(block.attention_dropout, order, layout.sequence_shards)
         block.mlp_dropout = _OwnDropout(block.mlp_dropout, order, layout.sequence_shards)
     if isinstance(part.position_table, Rotary):
@@ -44,11 +47,14 @@ def apply_context(part: Decoder, layout: ParallelConfig, order: TokenOrder) -> N
             part.embed.positions = _OwnPositions(part.embed.positions, order, layout.sequence_shards)
 
 
-def _reach_other_ranks(attention: Attention, layout: ParallelConfig, order: TokenOrder) -> None:
+def _reach_other_ranks(attention: Attention, layout: ParallelConfig, order: TokenOrder, compiled: bool) -> None:
     """Let tokens see those of other ranks; in place."""
     is_ring = layout.context == "ring"
     across = RingAttention(order) if is_ring else Ulysses(order)
     attention.attend, attention.attend_with_dropout = across.attend, across.attend_with_dropout
+    if is_ring and compiled:  # a block is compiled around the ring: each of its pairs of chunks would be compiled anew
+        attention.attend = torch.compiler.disable(across.attend)
+        attention.attend_with_dropout = torch.compiler.disable(across.attend_with_dropout)
     if not is_ring:
         attention.dropout = ShardedDropout(attention.dropout, order.axis)  # of its heads
 

@@ -61,7 +61,7 @@ def families(request: PlanRequest) -> Iterator[Family]:
     devices, model = request.cluster.devices, request.model
     for divided in _divisions(request):
         ranks = divided.tp * divided.cp
-        recomputations = _recomputations(request.software, divided)
+        recomputations = _recomputations(request.software, divided, request.compiled)
         for pp in divisors(devices // ranks):
             dp = devices // (ranks * pp)
             if pp > model.layers or request.batch % dp:
@@ -109,12 +109,12 @@ def _zero_stages(software: Software, degrees: ParallelConfig) -> tuple[Literal[0
     return tuple(zero for zero in stages if zero < 3 or degrees.pp == 1)
 
 
-def _recomputations(software: Software, divided: ParallelConfig) -> list[Recompute]:
+def _recomputations(software: Software, divided: ParallelConfig, compiled: bool) -> list[Recompute]:
     """Those that the trainer accepts with it."""
     found = []
     for recompute in software.recompute:
         with suppress(UsageError):
-            check_together(divided, recompute, False)
+            check_together(divided, recompute, compiled)
             found.append(recompute)
     return found
 

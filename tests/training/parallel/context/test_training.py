@@ -36,10 +36,14 @@ def test_a_run_goes_on_between_one_process_and_several(exact: TrainConfig, run_r
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"compile": True}, "compile and parallel.cp 2: .* try --compile false, or --parallel.cp 1"),
+        (
+            {"compile": True, "parallel": ParallelConfig(cp=2, context="ulysses")},
+            "compile and parallel.context ulysses: .* try --compile false, or --parallel.context ring",
+        ),
+        ({"compile": True, "memory": MemoryConfig(recompute="full")}, "compile and memory.recompute full with .* none"),
         ({"memory": MemoryConfig(recompute="selective")}, "recompute selective and parallel.context ring: .* full"),
     ],
 )
-def test_what_a_ring_cannot_do_is_refused(exact: TrainConfig, changes: dict[str, Any], said: str) -> None:
+def test_what_divided_sequences_cannot_do_is_refused(exact: TrainConfig, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        train(replace(exact, parallel=ParallelConfig(cp=2), **changes))
+        train(replace(exact, **{"parallel": ParallelConfig(cp=2), **changes}))
