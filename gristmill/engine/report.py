@@ -1,6 +1,5 @@
 """What a run of a stage tells: its progress, the reasons why tasks run again, and a summary line."""
 
-import os
 import sys
 import threading
 import time
@@ -18,10 +17,11 @@ from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord, Ledger
 from gristmill.engine.task import Task
 from gristmill.storage.files import list_names
+from gristmill.storage.lease import seconds_in
 from gristmill.urls import is_remote
 
 _NOTE = ".step"
-_LINE_SECONDS = 60.0  # between two lines of progress in a log
+_LINE_SECONDS = 60  # between two lines of progress in a log
 
 
 class StepNote(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ def log_lines(line: Callable[[], str]) -> Iterator[None]:
 
     A task may run in this process: nobody else has time to look at the clock.
     """
-    ended, seconds = threading.Event(), float(os.environ.get("GRISTMILL_LOG_SECONDS", _LINE_SECONDS))
+    ended, seconds = threading.Event(), seconds_in("GRISTMILL_LOG_SECONDS", _LINE_SECONDS)
 
     def work() -> None:
         while not ended.wait(seconds):

@@ -24,13 +24,17 @@ _PROCESS = secrets.token_hex(8)  # in all leases of this process
 
 def lease_seconds() -> float:
     """Seconds without a sign of life after which a process counts as dead; GRISTMILL_LEASE_SECONDS, or 30."""
-    given, seconds = os.environ.get(_VARIABLE, "30"), 0.0
+    return seconds_in(_VARIABLE, 30, ", or give all processes of a run the same")
+
+
+def seconds_in(variable: str, default: int, hint: str = "") -> float:
+    """The seconds that an environment variable gives. Raises UsageError for what is none."""
+    given, seconds = os.environ.get(variable, str(default)), 0.0
     with suppress(ValueError):
         seconds = float(given)
     require(
         _SHORTEST <= seconds <= _LONGEST,
-        f"{_VARIABLE} {given!r}: wanted seconds, from {_SHORTEST:g} to {_LONGEST:,}; unset it for 30, or give all "
-        "processes of a run the same",
+        f"{variable} {given!r}: wanted seconds, from {_SHORTEST:g} to {_LONGEST:,}; unset it for {default}{hint}",
     )
     return seconds
 

@@ -29,7 +29,7 @@ def store(running_store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sto
     backoff = {"init_backoff": moment, "max_backoff": moment, "base": 2}
     monkeypatch.setitem(repeats.RETRIES, "backoff", backoff)
     monkeypatch.setitem(repeats.RETRIES, "max_retries", RETRIES)
-    monkeypatch.setitem(objects._CLIENT, "timeout", timedelta(seconds=0.25))
+    monkeypatch.setitem(objects._CLIENT, "timeout", timedelta(seconds=0.4))  # below SLOW_SECONDS
     objects._open.cache_clear()
     running_store.requests.clear()
     yield running_store

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.engine.report import log_lines
 from gristmill.errors import StorageError, TakenOver, UsageError
 from gristmill.storage.lease import Lease, lease_seconds
 from gristmill.storage.lock import stage_lock
@@ -42,6 +43,9 @@ def test_seconds_that_are_none(monkeypatch: pytest.MonkeyPatch, given: str) -> N
     monkeypatch.setenv("GRISTMILL_LEASE_SECONDS", given)
     with pytest.raises(UsageError, match=rf"^GRISTMILL_LEASE_SECONDS '{given}': wanted seconds, from 0\.1 to 86,400;"):
         lease_seconds()
+    monkeypatch.setenv("GRISTMILL_LOG_SECONDS", given)
+    with pytest.raises(UsageError, match=rf"^GRISTMILL_LOG_SECONDS '{given}': wanted"), log_lines(str):
+        pass
 
 
 def test_one_of_two_has_the_lease_and_renews_it(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -58,10 +59,12 @@ def test_marks_of_folders_are_no_files(folder: Path, store: Store) -> None:
 
 def test_a_large_file_is_put_in_parts(folder: Path, tmp_path: Path, store, monkeypatch) -> None:
     monkeypatch.setattr(objects, "PART_BYTES", 5 << 20)
+    monkeypatch.setitem(objects._CLIENT, "timeout", timedelta(seconds=60))  # moto knows no end that is sent twice
+    objects._open.cache_clear()
     data = os.urandom(11 << 20)
     (tmp_path / "source").write_bytes(data)
     info = upload(tmp_path / "source", folder / "big")
-    assert len({path for _, path in store.requests if "partNumber" in path}) == 3  # a slow one is sent again
+    assert len({path for _, path in store.requests if "partNumber" in path}) == 3
     assert read_object(folder / "big") == (data, info) and find_object(folder / "big") == info
     hole = download(folder / "big", tmp_path / "target", 10 << 20, (10 << 20) + 5)
     assert hole == info and (tmp_path / "target").stat().st_blocks * 512 < 1 << 20
