@@ -43,6 +43,10 @@ class Store:
         keys = {"access_key_id": "tests", "secret_access_key": "tests", "region": "us-east-1"}
         return S3Store(BUCKET, endpoint=self.url, client_options={"allow_http": True}, **keys)
 
+    def make_bucket(self) -> None:
+        """Make the bucket."""
+        urlopen(Request(f"{self.url}/{BUCKET}", method="PUT")).close()
+
     def put(self, key: str, data: bytes = b"") -> None:
         """Put an object under any key, also one that clients refuse or change."""
         headers = {"Content-Type": "application/octet-stream"}  # by default it is a form
@@ -72,6 +76,7 @@ class Store:
 def object_store() -> Iterator[Store]:
     """Context: a store with the empty bucket BUCKET."""
     werkzeug_app = pytest.importorskip("moto.moto_server.werkzeug_app")
+    from moto.s3 import models
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -79,12 +84,15 @@ def object_store() -> Iterator[Store]:
     server = make_server("127.0.0.1", 0, store, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     store.url = f"http://127.0.0.1:{server.port}"
-    urlopen(Request(f"{store.url}/{BUCKET}", method="PUT")).close()
+    store.make_bucket()
     store.requests.clear()
     objects._open.cache_clear()  # clients of another test's store
     try:
         yield store
     finally:
+        store.fault = None
+        models.s3_backends.reset()  # the stores of one process share their objects, and others may be open
+        store.make_bucket()
         objects._open.cache_clear()
         server.shutdown()
         server.server_close()
