@@ -336,10 +336,10 @@ def test_interrupted_shards_are_refused_and_written_again(
 _PUT = StagedTask._put
 
 
-def _interrupt_at_shards(task: StagedTask, path: Path) -> tuple[FileInfo, str]:
+def _interrupt_at_shards(task: StagedTask, path: Path, done: FileInfo | None) -> tuple[FileInfo, str]:
     if path.name.startswith("tokens_"):
         raise KeyboardInterrupt
-    return _PUT(task, path)
+    return _PUT(task, path, done)
 
 
 def test_malformed_records_stay_next_to_the_shard_with_the_others(
