@@ -1,10 +1,14 @@
-"""The arguments of a command line as they are written: options, tables, what is empty, given twice or unknown."""
+"""Arguments as they are written: options, tables, what is empty, given twice or unknown; seconds in the environment."""
 
 import difflib
+import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, get_args, get_origin
 
 from gristmill.errors import UsageError, require
+
+_SHORTEST, _LONGEST = 0.1, 86_400  # seconds
 
 
 def check_words(arguments: Sequence[str], kinds: Mapping[str, Any]) -> None:
@@ -101,3 +105,15 @@ def suggestion(given: str, known: Sequence[str], new_names: Mapping[str, str]) -
     sectioned = [name for name in candidates if name.rpartition(".")[2] == given.lstrip("-").rpartition(".")[2]]
     matches = sectioned or difflib.get_close_matches(given, candidates, n=1, cutoff=0.4)
     return f"; did you mean {new_names.get(matches[0], matches[0])}?" if matches else f"; there are {', '.join(known)}"
+
+
+def seconds_in(variable: str, default: int, hint: str = "") -> float:
+    """The seconds that an environment variable gives. Raises UsageError for what is none."""
+    given, seconds = os.environ.get(variable, str(default)), 0.0
+    with suppress(ValueError):
+        seconds = float(given)
+    require(
+        _SHORTEST <= seconds <= _LONGEST,
+        f"{variable} {given!r}: wanted seconds, from {_SHORTEST:g} to {_LONGEST:,}; unset it for {default}{hint}",
+    )
+    return seconds

@@ -171,8 +171,9 @@ class _Fetcher:
         self.counts.add(document.key.source, reason, len(data))
         self.found.append((rank, self.offset, len(data)))
         if self.texts:
-            if not Hold().fits(HASHING_FACTOR * len(data)):  # refused here, where its name is known
-                raise Hold().refuse(f"{document.key}, which --verify compares,", HASHING_FACTOR * len(data))
+            hold, size = Hold(), HASHING_FACTOR * len(data)
+            if not hold.fits(size):  # refused here, where its name is known
+                raise hold.refuse(f"{document.key}, which --verify compares,", size)
             self.texts.write(data)
             self.offset += len(data)
 

@@ -12,12 +12,12 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from gristmill.arguments import seconds_in
 from gristmill.counts import READ, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord, Ledger
 from gristmill.engine.task import Task
 from gristmill.storage.files import list_names
-from gristmill.storage.lease import seconds_in
 from gristmill.urls import is_remote
 
 _NOTE = ".step"

@@ -139,7 +139,7 @@ def upload_files(copies: Mapping[Path, Path]) -> dict[Path, FileInfo]:
     `copies` are the files by object. Large ones are put one at a time, each in several parts at a time. If some cannot
     be put, the first error in the order of `copies` is raised, those of large ones last, and what waits is not put.
     """
-    large = [path for path, copy in copies.items() if copy.stat().st_size > objects.PART_BYTES]
+    large = {path: None for path, copy in copies.items() if copy.stat().st_size > objects.PART_BYTES}
     small = [path for path in copies if path not in large]
     done = dict[Path, FileInfo]()
     if small:

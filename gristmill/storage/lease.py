@@ -13,30 +13,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from gristmill.errors import GristmillError, TakenOver, require
+from gristmill.arguments import seconds_in
+from gristmill.errors import GristmillError, TakenOver
 from gristmill.storage.objects import FileInfo, delete_objects, read_object, swap_object
 
-_VARIABLE = "GRISTMILL_LEASE_SECONDS"
-_SHORTEST, _LONGEST = 0.1, 86_400
 _RENEWALS = 4  # in this time
 _PROCESS = secrets.token_hex(8)  # in all leases of this process
 
 
 def lease_seconds() -> float:
     """Seconds without a sign of life after which a process counts as dead; GRISTMILL_LEASE_SECONDS, or 30."""
-    return seconds_in(_VARIABLE, 30, ", or give all processes of a run the same")
-
-
-def seconds_in(variable: str, default: int, hint: str = "") -> float:
-    """The seconds that an environment variable gives. Raises UsageError for what is none."""
-    given, seconds = os.environ.get(variable, str(default)), 0.0
-    with suppress(ValueError):
-        seconds = float(given)
-    require(
-        _SHORTEST <= seconds <= _LONGEST,
-        f"{variable} {given!r}: wanted seconds, from {_SHORTEST:g} to {_LONGEST:,}; unset it for {default}{hint}",
-    )
-    return seconds
+    return seconds_in("GRISTMILL_LEASE_SECONDS", 30, ", or give all processes of a run the same")
 
 
 class Lease:

@@ -22,10 +22,7 @@ from gristmill_cli.status.holders import Holder, find_holders
 
 _DEPTH = 2  # of the folders below that hold state: OUT/dup/.gristmill
 _RUN, _LOCK, _BOARD = "run", ".lock", ".board"
-_CURRENT = {
-    "working": "running",
-    "stopped": "stopped",
-}  # the state of the first stage that is not finished, by the run's
+_CURRENT = {"working": "running", "stopped": "stopped"}  # state of the first stage not finished, by the run's
 
 
 class WorkingProcess(msgspec.Struct):
