@@ -14,6 +14,7 @@ from gristmill.engine.options import parse_size
 from gristmill.errors import UsageError, wrap_write_errors
 from gristmill.io.documents import list_corpus
 from gristmill.storage.files import reject_read_only, reject_unknown_scheme
+from gristmill.storage.walking import is_link_to_parent
 from gristmill.urls import is_remote
 from gristmill_cli.run_config import RunConfig
 from preprocessing.datasets import source_weights
@@ -96,7 +97,8 @@ def _check_folders(corpus: Path, out: Path) -> None:
 def _reject_links_to(out: Path, corpus: Path) -> None:
     """Raise UsageError for a link in the corpus that leads into `out`, or will when that is there."""
     real = out.resolve()
-    for directory, folders, files in os.walk(corpus):
+    for directory, folders, files in os.walk(corpus, followlinks=True):
+        folders[:] = [name for name in folders if not is_link_to_parent(Path(directory, name))]
         for link in (path for name in folders + files if (path := Path(directory, name)).is_symlink()):
             with suppress(OSError, RuntimeError):  # a link to itself
                 if link.resolve().is_relative_to(real):

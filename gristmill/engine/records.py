@@ -123,7 +123,7 @@ _Record = TypeVar("_Record", DoneRecord, _BriefRecord)
 
 def _announced_root(path: Path, data: bytes) -> str:
     """The folder of the ledger that is announced by the file `path` with the content `data`."""
-    return name_of(path.parent.parent / data.partition(b"\n")[0].decode(errors="replace"))
+    return join_output(name_of(path.parent.parent), data.partition(b"\n")[0].decode(errors="replace"))
 
 
 class Ledger:

@@ -45,9 +45,10 @@ def join(folder: str, relative: str) -> str:
 
 
 def join_output(folder: str, relative: str) -> str:
-    """The absolute path of an output of the stage whose ledger is in a folder, which may be a link.
+    """The absolute path of an output of the stage whose ledger is in a folder, which may be behind a link.
 
-    An output of another folder, such as a holdout, is beside the link, or beside what the link leads to.
+    An output of another folder, such as a holdout, is beside the folder as it is named, or beside what a link leads to;
+    so is, the other way round, the ledger's folder beside that of such an output.
     """
     name = join(folder, relative)
     if not relative.startswith("../") or is_remote(folder) or _without_links(folder) == folder or os.path.lexists(name):

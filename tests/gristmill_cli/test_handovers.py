@@ -131,6 +131,16 @@ def test_a_source_that_is_a_link_to_an_output_beside_another_of_its_stage(copied
         find(moved / "holdout", tmp_path / "g.pickle")
 
 
+def test_a_holdout_behind_a_link_above_it_is_compared_with_what_pass2_wrote(copied: Path, tmp_path: Path) -> None:
+    shutil.copytree(copied, tmp_path / "real/out")
+    (tmp_path / "data").symlink_to(tmp_path / "real")
+    holdout = tmp_path / "data/out/holdout"
+    find(holdout, tmp_path / "f.pickle")
+    (holdout / HELD_OUT).unlink()
+    with pytest.raises(InputError, match=rf"holdout/{HELD_OUT}, which pass2 wrote, is missing"):
+        find(holdout, tmp_path / "g.pickle")
+
+
 def test_a_file_that_the_stage_did_not_write_is_noticed(norm: Path, tmp_path: Path) -> None:
     shutil.copytree(norm / "c4", norm / "more")
     with pytest.raises(InputError, match=r"norm/more/a.jsonl.gz is in the output of normalize_text, which did not"):
