@@ -12,8 +12,9 @@ from matplotlib.patches import FancyBboxPatch
 
 from scripts.draw_compression import draw_compression
 from scripts.draw_grids import draw_crossings, draw_cube, draw_grid, draw_layers
+from scripts.draw_local_steps import draw_local_steps
+from scripts.draw_server import draw_server
 from scripts.drawing import DATA, LINE, MODEL, NOTE, RANKS, UPDATE, arrow, box_with, new_figure
-from scripts.local_steps_picture import draw_local_steps
 from training.planner.timeline.pipeline_simulator import PassCosts, pipeline_layout, simulate
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
@@ -223,6 +224,7 @@ DRAWN: dict[str, Callable[[], Figure]] = {
     "cube": draw_cube,
     "context": draw_context,
     "compression": draw_compression,
+    "server": draw_server,
     "pipeline": draw_pipeline,
     "crossings": draw_crossings,
 }

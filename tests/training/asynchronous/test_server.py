@@ -28,9 +28,11 @@ def serve(weight: nn.Parameter) -> Iterator[Callable[..., tuple[GradientServer, 
     """Start a server of one weight, with a time that it waits; returns it and its port."""
     started = list[GradientServer]()
 
-    def start(seconds: float, say: Callable[[str], None] = lambda _: None) -> tuple[GradientServer, int]:
+    def start(
+        seconds: float, say: Callable[[str], None] = lambda _: None, parts: int = 1
+    ) -> tuple[GradientServer, int]:
         param = ShardedParameter("weight", weight, weight, ShardSpec.whole((3,)), True)
-        started.append(GradientServer([param], PartQueue(2, 1, 0), {"seed": 1}, say, seconds))
+        started.append(GradientServer([param], PartQueue(2, parts, 0), {"seed": 1}, say, seconds))
         port = free_port()
         started[-1].open("127.0.0.1", port)
         return started[-1], port
@@ -57,6 +59,29 @@ def test_a_part_comes_with_the_weights_of_the_update_before(weight: nn.Parameter
         link.send({"loss": 0.25}, torch.zeros(3))
         assert collecting.result() == 0.25
         assert link.receive()["done"]
+
+
+def test_a_worker_gets_weights_that_changed_and_sends_a_gradient_a_part(
+    weight: nn.Parameter, serve: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, send = list[int](), Link.send
+
+    def counted(self: Link, header: dict, values: torch.Tensor | None = None) -> None:
+        sent.append(0 if values is None else values.nbytes)
+        send(self, header, values)
+
+    server, port = serve(20.0, parts=2)
+    with connect("127.0.0.1", port, 10.0) as link, ThreadPoolExecutor(1) as thread:
+        link.send({"identity": {"seed": 1}})
+        monkeypatch.setattr(Link, "send", counted)
+        for _ in range(2):  # steps
+            collecting = thread.submit(server.collect)
+            for _ in range(2):  # their parts
+                assert "part" in link.receive(torch.zeros(3))
+                link.send({"loss": 0.5}, torch.ones(3))
+            collecting.result()
+    weights = gradient = 4 * weight.numel()
+    assert [n for n in sent if n] == [weights, gradient, gradient] * 2
 
 
 def test_a_silent_worker_leaves_its_part_to_another(serve: Callable) -> None:
