@@ -207,12 +207,13 @@ class CheckpointManager:
         self._prune(final)
 
     def _prune(self, final: Path) -> None:
-        """Remove all but the last `keep` checkpoints, and those later than the one loaded."""
+        """Remove all but the last `keep` checkpoints, and those later than the one loaded, once."""
         old = [path for path in sorted(self.folder.glob("step-*[0-9]")) if path not in (final, *self._abandoned)]
-        keep = self.keep - 1
-        for path in [*old[: len(old) - keep], *self._abandoned, *self.folder.glob(f"*{PARTIAL}")]:
+        too_many = max(0, len(old) - (self.keep - 1))
+        for path in [*old[:too_many], *self._abandoned, *self.folder.glob(f"*{PARTIAL}")]:
             if path != final:
                 _remove(path)
+        self._abandoned = []  # the run may come to their steps again
 
 
 def open_checkpoint(folder: Path, group: CheckpointGroup, say: Callable[[str], None]) -> tuple[Path, CheckpointRecord]:

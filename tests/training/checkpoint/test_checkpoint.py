@@ -125,6 +125,14 @@ def test_the_last_k_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000004"]
 
 
+@pytest.mark.parametrize("keep", [3, 4, 5])
+def test_none_is_removed_while_there_are_fewer_than_k(tmp_path: Path, keep: int) -> None:
+    for last in range(1, keep + 3):
+        save(tmp_path, "rows", [last], keep=keep)
+        found = sorted(int(path.name[5:]) for path in tmp_path.glob("step-*"))
+        assert found == [*range(max(1, last - keep + 1), last + 1)]
+
+
 def load_another(folder: Path, name: str, shape: tuple[int, ...]) -> str:
     """Load a model that, on the last rank, has another parameter or shape; returns the error."""
     with open_world() as world:

@@ -141,6 +141,18 @@ def test_checkpoints_later_than_the_loaded_one_are_removed_by_the_next_save(tmp_
     assert resume_and_save(tmp_path, 6) == 5
 
 
+def test_a_step_that_is_saved_again_in_place_of_a_damaged_one_is_kept(tmp_path: Path) -> None:
+    save(tmp_path, "rows", [2, 3])
+    flip_a_bit(tmp_path / "step-00000003")
+    with open_world() as world:
+        checkpoints = CheckpointManager(tmp_path, 2, world, print)
+        state = model_state(*weights_and_moments("rows", 1, 0, seed=9))
+        checkpoints.load(state)
+        for step in (3, 4):
+            checkpoints.save(record(step), state)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000003", "step-00000004"]
+
+
 def test_an_unfinished_checkpoint_is_never_read(tmp_path: Path) -> None:
     save(tmp_path, "rows", [2])
     shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000003.partial")
