@@ -23,7 +23,7 @@ from gristmill.errors import InputError, StorageError, UsageError
 from gristmill.storage import hub
 from gristmill.storage.info import FileInfo as FileInfo
 from gristmill.storage.listings import kept_listing
-from gristmill.storage.problems import Refusal, explain_control, has_controls
+from gristmill.storage.problems import Refusal, explain_control, has_controls, reject_bucket
 from gristmill.storage.repeats import RETRIES, repeated, resumed
 from gristmill.urls import ObjectName, hide_passwords, object_name
 
@@ -240,8 +240,8 @@ def _tag(meta: Any) -> str:
 
 
 def _store(name: ObjectName) -> Any:
-    if not name.bucket:
-        raise UsageError(f"{name.scheme}:// without a bucket: wanted {name.scheme}://bucket/folder")
+    if name.scheme != "hf":
+        reject_bucket(name)
     if has_controls(name.key):
         raise explain_control(name)
     return _open(name.scheme, name.bucket)

@@ -16,6 +16,8 @@ _WITHOUT_CONTROLS = "a tab, a line break or another control character in its key
 _LIKE_PATHS = (
     "a key that no file's path can be: wanted keys without //, /./ and /../ and without a slash at the beginning"
 )
+_BUCKET = re.compile(r"\$?[\w.-]+", re.ASCII)  # $root and $web are Azure's
+_AZURE = re.compile(rf"{_BUCKET.pattern}(?:@[\w.-]+)?", re.ASCII)  # with the account
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
@@ -68,6 +70,17 @@ class Refusal(NamedTuple):
         """Whether the credentials are missing or wrong."""
         is_missing = "credential" in self.words.lower() or not self.servers.isdisjoint(_KEY_SERVERS)
         return is_missing or self.code in _WRONG_KEYS or self.status == "401"
+
+
+def reject_bucket(name: ObjectName) -> None:
+    """Raise UsageError for what cannot be a bucket's name: of b#1 or b:80 a client would take b, another bucket."""
+    if not name.bucket:
+        raise UsageError(f"{name.scheme}:// without a bucket: wanted {name.scheme}://bucket/folder")
+    if not (_AZURE if name.scheme == "az" else _BUCKET).fullmatch(name.bucket):
+        raise UsageError(
+            f"{hide_passwords(repr(name.url))} has no bucket's name after {name.scheme}://: wanted letters, digits, "
+            f"'.', '-' and '_' there, as in {name.scheme}://bucket/folder"
+        )
 
 
 def has_controls(key: str) -> bool:

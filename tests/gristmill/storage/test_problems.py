@@ -107,6 +107,15 @@ def test_a_bucket_that_is_not_there(store, call) -> None:
     assert "there is no bucket of that name" in str(problem(call, Path("s3://nowhere/folder/a")))
 
 
+@pytest.mark.parametrize("name", ["bucket#1", "bucket?x=1", "bucket:80", "me:secret@bucket", "b%75cket", "a b", "[b"])
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+def test_what_is_no_buckets_name(store, call, name: str) -> None:
+    """Clients take a part of it, which is another bucket, or fail with a plain error."""
+    with pytest.raises(UsageError, match="/folder/a' has no bucket's name after s3://: wanted letters, digits,") as told:
+        call(Path(f"s3://{name}/folder/a"))
+    assert "secret" not in str(told.value) and not store.requests
+
+
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 def test_a_store_that_cannot_be_reached(store, monkeypatch, call) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
