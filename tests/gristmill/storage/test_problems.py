@@ -111,7 +111,9 @@ def test_a_bucket_that_is_not_there(store, call) -> None:
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 def test_what_is_no_buckets_name(store, call, name: str) -> None:
     """Clients take a part of it, which is another bucket, or fail with a plain error."""
-    with pytest.raises(UsageError, match="/folder/a' has no bucket's name after s3://: wanted letters, digits,") as told:
+    with pytest.raises(
+        UsageError, match="/folder/a' has no bucket's name after s3://: wanted letters, digits,"
+    ) as told:
         call(Path(f"s3://{name}/folder/a"))
     assert "secret" not in str(told.value) and not store.requests
 
