@@ -191,9 +191,7 @@ class Trainer:
     def report(self) -> None:
         """Record the steps since the last report and print the last one."""
         speed = self.meter.measure(len(self.unreported))
-        self.reporter.log_steps(self.unreported, self.config.optim.steps, speed)
-        for kind, step, values in self.profiler.take():
-            self.reporter.record(kind, step, **values)
+        self.reporter.log_steps(self.unreported, self.config.optim.steps, speed, self.profiler.take())
         self.unreported.clear()
         self.meter.restart()
 

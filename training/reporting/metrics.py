@@ -98,13 +98,26 @@ class Reporter:
             with wrap_write_errors(sink.path):
                 sink.record(kind, step, values)
 
-    def log_steps(self, steps: Sequence[StepMetrics], total_steps: int, speed: Throughput) -> None:
-        """Record every step; print the skipped ones and the last one. `speed`: the steps' average throughput."""
+    def log_steps(
+        self,
+        steps: Sequence[StepMetrics],
+        total_steps: int,
+        speed: Throughput,
+        others: Sequence[tuple[str, int, dict[str, Any]]] = (),
+    ) -> None:
+        """Record every step, and after it those of the `others` (kind, step, values) that are of it.
+
+        Weights & Biases ignores what is of an earlier step than the last. Prints the skipped steps and the last one.
+        `speed`: the steps' average throughput.
+        """
         for step in steps:
             values = {"lr": step.lr, "loss": finite(step.loss), "grad_norm": finite(step.grad_norm)}
             if step.z_loss is not None:
                 values["z_loss"] = finite(step.z_loss)
             self.record("step", step.step, **values, **asdict(speed), **({"skipped": True} if step.skipped else {}))
+            for kind, number, more in others:
+                if number == step.step:
+                    self.record(kind, number, **more)
             if step.skipped:
                 self.say(f"skipped step {step.step}: {step.skipped}")
         self.say(format_step(steps[-1], total_steps, speed))

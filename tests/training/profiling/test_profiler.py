@@ -48,6 +48,8 @@ def test_a_run_that_is_looked_into_has_the_losses_of_one_that_is_not(config: Tra
     norms = records(looked, "norms")
     assert [record["step"] for record in norms] == [3, 6]
     assert list(norms[0]["grad"]) == ["embed", "blocks.0", "blocks.1", "norm", "head"]
+    steps = [record["step"] for record in read_metrics(looked.out_dir / METRICS)]
+    assert steps == sorted(steps)  # Weights & Biases leaves out what comes after a later step
 
 
 def test_ranks_trace_a_step_that_they_measure(
