@@ -115,6 +115,7 @@ class Trainer:
                 record = self._branch(self.config.branch_from)
             elif self.config.init_from is not None:
                 self._load_weights(self.config.init_from)
+        if record is None or record.step < self.config.optim.steps:  # a resumed run may evaluate other sequences
             self.unigram_loss = unigram_loss(self.train_data, self.holdout, self.holdouts.counts[""], self.world)
         self.steps_done = self.replicas.after_load(record, self.stop_signals)
         self.model.after_load()

@@ -28,6 +28,7 @@ from training.optim.optim_config import OptimConfig
 from training.reporting.evaluate import EvalConfig
 from training.reporting.metrics import MetricsConfig
 from training.reporting.metrics_file import METRICS, read_metrics
+from training.reporting.summary import Summary
 from training.train import train
 
 Data = dict[str, Path]
@@ -89,6 +90,28 @@ LAYOUTS = [
 
 def losses_of(config: EvaluateConfig) -> dict[str, dict[str, Any]]:
     return {name: found.values() for name, found in evaluate_checkpoint(config).items()}
+
+
+def test_a_run_resumed_with_other_sequences_is_compared_with_their_unigram_loss(run: Path, data: Data) -> None:
+    def trained(out_dir: str, steps: int, sequences: int) -> Summary:
+        config = TrainConfig(
+            out_dir=run.parent / out_dir,
+            data=DataConfig(data["train"], data["holdout"], seq_len=16, batch_size=8),
+            model=ModelConfig(layers=1, width=16, heads=2),
+            optim=OptimConfig(steps=steps, schedule="constant"),
+            eval=EvalConfig(sample_tokens=0, sequences=sequences),
+            metrics=MetricsConfig(tensorboard=False),
+            device="cpu",
+        )
+        return train(config)
+
+    before, few = trained("resumed", 1, 20), trained("few", 1, 3)
+    assert before.unigram_loss != few.unigram_loss
+    assert trained("resumed", 1, 3).unigram_loss == before.unigram_loss  # it is done, and evaluates nothing
+    assert trained("resumed", 2, 3).unigram_loss == few.unigram_loss
+    assert [r["unigram_loss"] for r in read_metrics(run.parent / "resumed" / METRICS) if r["kind"] == "run"][-1] == (
+        few.unigram_loss
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
