@@ -161,20 +161,34 @@ def data_time(run: PlannedRun, constants: Constants, slot: float, backward: floa
     layers = _depth_time(run, constants)
     if layout.replicas == 1:
         return layers
-    parameters, software = rank_parameters(run), run.software
-    share = constants.deepspeed_reduction_share if software.deepspeed else software.reduction_share
-    gradients, weights = (
-        gradient_all_reduce(run.cluster, constants, layout.tp, layout.replicas, size * parameters, share)
-        for size in (software.gradient_bytes, run.cluster.device.element_bytes)
-    )
+    gradients, weights = _sum_and_gather(run, constants)
     if layout.zero == 3:
         gathers = 1 if layout.pp > 1 else 2 * count
-        seconds, hidden = (gathers * weights + count * gradients) / 2, count * slot
+        seconds, hidden = gathers * weights + count * gradients, count * slot
     elif layout.zero == 2:
-        seconds, hidden = (weights + count * gradients) / 2, count * backward
+        seconds, hidden = weights + count * gradients, count * backward
     else:
-        seconds, hidden = (gradients if layout.zero == 0 else (gradients + weights) / 2), backward
-    return layers + seconds - min(hidden, software.hidden * seconds) * run.cluster.device.overlaps
+        seconds, hidden = gradients + weights, backward
+    return layers + seconds - min(hidden, run.software.hidden * seconds) * run.cluster.device.overlaps
+
+
+def _sum_and_gather(run: PlannedRun, constants: Constants) -> tuple[float, float]:
+    """Seconds of one sum of all gradients, and of one gather of all weights.
+
+    ZeRO's ranks, which are neighbours, take each as half an all-reduce; several groups of them then all-reduce the part
+    of the gradients that a rank has.
+    """
+    layout, software, parameters = run.layout, run.software, rank_parameters(run)
+    share = constants.deepspeed_reduction_share if software.deepspeed else software.reduction_share
+    summed = parameters * (2 if layout.reduce_bf16 else software.gradient_bytes)
+    gathered = parameters * run.cluster.device.element_bytes
+    scatter, gather = (
+        gradient_all_reduce(run.cluster, constants, layout.tp, layout.shards, size, share) / 2
+        for size in (summed, gathered)
+    )
+    stride, groups = layout.tp * layout.shards, layout.replicas // layout.shards
+    between = gradient_all_reduce(run.cluster, constants, stride, groups, summed / layout.shards, share)
+    return scatter + between, gather
 
 
 def _depth_time(run: PlannedRun, constants: Constants) -> float:

@@ -4,18 +4,22 @@ from dataclasses import replace
 
 import pytest
 
+from training.distributed.layout import ParallelConfig
 from training.formulas.parameter_shapes import stage_parameters
 from training.model.model_config import ModelConfig
 from training.planner.cost.fitted_constants import Constants, fitted_constants
+from training.planner.cost.hardware import Cluster, find_device
 from training.planner.cost.layer_work import Product, head_work, layer_work, model_flops
 from training.planner.cost.megatron_memory import megatron_memory
+from training.planner.cost.planned_run import GRISTMILL, PlannedRun
 from training.planner.cost.product_time import product_time, wave_share
-from training.planner.cost.step_time import step_time
+from training.planner.cost.step_time import rank_parameters, step_time
 from training.planner.published_runs import PublishedRun, divided_layers, published_runs
 from training.planner.validation import narayanan_table_2
 from training.presets.presets import PRESETS
 
 RUNS = {each.name: each for each in published_runs()}
+SMALL = ModelConfig(preset="llama-2-7b").resolve(1, 1)
 
 
 @pytest.mark.parametrize("each", [each for each in RUNS.values() if each.measured], ids=lambda each: each.name)
@@ -107,6 +111,27 @@ def test_gradients_of_one_rank_a_node_are_summed_faster() -> None:
     run, constants = RUNS["Megatron 18.4B"].run, fitted_constants()
     halves = replace(run, layout=replace(run.layout, tp=4, pp=2), stage_layers=())
     assert step_time(run, constants).data < step_time(halves, constants).data
+
+
+def test_groups_of_zero_gather_within_themselves_and_sum_between() -> None:
+    """Hybrid sharding over the 8 GPUs of a node: the network carries an eighth of the gradients, and no weights."""
+    model, constants, cluster = SMALL, fitted_constants(), Cluster(find_device("h100"), 64)
+    whole = ParallelConfig(zero=3, micro_batches=2).resolve(64, model, 4096)
+    shows_all = replace(GRISTMILL, hidden=0.0)
+    run = PlannedRun(model, replace(whole, zero_group=8), 128, 4096, cluster, software=shows_all)
+    size, device = rank_parameters(run), cluster.device
+    in_node = 7 / 8 * (4 * 2 + 2 * 4) * size / (constants.link_share * device.link)
+    between = 2 * 2 * 7 / 8 * (4 * size / 8) / (constants.lone_reduction_share * device.network)
+    assert step_time(run, constants).data == pytest.approx(in_node + between)
+    assert step_time(replace(run, layout=whole), constants).data > 1.9 * (in_node + between)
+
+
+def test_gradients_in_bf16_take_half_as_long() -> None:
+    model, constants = SMALL, fitted_constants()
+    layout = ParallelConfig().resolve(16, model, 4096)
+    run = PlannedRun(model, layout, 16, 4096, Cluster(find_device("h100"), 16), software=replace(GRISTMILL, hidden=0.0))
+    halved = replace(run, layout=replace(layout, reduce_bf16=True))
+    assert step_time(halved, constants).data == pytest.approx(step_time(run, constants).data / 2)
 
 
 def test_layers_are_divided_evenly() -> None:
