@@ -239,6 +239,16 @@ def test_a_model_without_a_tokenizer_refuses_ids_that_it_lacks(run: Path, data: 
         evaluate_checkpoint(config_of(tmp_path / "start", text=(tmp_path / "a.txt",)))
 
 
+def test_the_tokenizer_of_an_imported_model_is_found(run: Path, corpus: Path, tmp_path: Path) -> None:
+    export_hf(run, tmp_path / "hf")
+    (tmp_path / "hf/tokenizer.model").write_bytes((corpus / "tokenizer.model").read_bytes())
+    import_hf(tmp_path / "hf", tmp_path / "start")
+    (tmp_path / "a.txt").write_text(" ".join(sentences(9, 2)))
+    (ours,) = evaluate_checkpoint(config_of(run, text=(tmp_path / "a.txt",))).values()
+    (theirs,) = evaluate_checkpoint(config_of(tmp_path / "start", text=(tmp_path / "a.txt",))).values()
+    assert theirs.whole.loss == pytest.approx(ours.whole.loss, rel=1e-6)
+
+
 def test_a_text_of_one_token_without_an_end_of_document_is_refused(corpus: Path, tmp_path: Path) -> None:
     tokenizer = corpus / "tokenizer.model"
     encoder = sentencepiece.SentencePieceProcessor(model_file=str(tokenizer))
