@@ -105,6 +105,9 @@ def plan(
         return draw_schedules(draw, ranks, micro_batches, PassCosts(*costs))
     require(measured is None, f"--measured {measured} is drawn without a CONFIG; leave {config} out")
     require(top > 0, f"--top is {top}; wanted 1 or more")
+    ignored = {"draw": draw is not None, "explain": explain} if json or dry_run else {}
+    ignored |= {"rank": rank > 0 and not dry_run}
+    _require_effects(ignored, "--json" if json else "--dry_run" if dry_run else "a plan")
     published = None if is_file(config) else find_published_run(config, gpus)
     if shrink:
         print(shrunk_config(_published(published, config)))
@@ -116,6 +119,7 @@ def plan(
     if published is not None and (configured or dry_run):
         given = published_layout(published, cluster, request.software)
     elif configured:
+        _require_effects({"software": software != "gristmill"}, "--configured and a file, whose layout is this trainer's")
         given = configured_run(config, cluster)
     if dry_run:
         return _dry_run(given or _search(request, constants, 1).choices[0].run, rank, request.precision, json)
@@ -128,6 +132,12 @@ def plan(
     lines += ["", *formulas(first, constants)] if explain else []
     lines += ["", _draw_choice(first, constants, draw)] if draw is not None else []
     return Group(*lines)  # type: ignore[arg-type]
+
+
+def _require_effects(given: dict[str, bool], beside: str) -> None:
+    """Raise UsageError for the first of the options that are given and would have no effect."""
+    for name, is_given in given.items():
+        require(not is_given, f"--{name} has no effect with {beside}; leave one of them out")
 
 
 def _published(published: PublishedRun | None, config: str) -> PublishedRun:

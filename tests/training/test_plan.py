@@ -131,6 +131,10 @@ def test_costs_are_finite(tmp_path: Path, costs: tuple[float, float, float]) -> 
         ({"top": 0}, "--top is 0"),
         ({"draw": Path("x.svg"), "measured": Path("run")}, "--measured run is drawn without a CONFIG; leave"),
         ({"draw": Path("x.svg")}, "the first choice has no pipeline to draw"),
+        ({"draw": Path("x.svg"), "json": True}, "--draw has no effect with --json; leave one of them out"),
+        ({"explain": True, "dry_run": True}, "--explain has no effect with --dry_run"),
+        ({"rank": 3}, "--rank has no effect with a plan"),
+        ({"software": "megatron", "configured": True}, "--software has no effect with --configured and a file"),
     ],
 )
 def test_bad_options(config: Path, options: dict[str, object], message: str) -> None:
