@@ -119,7 +119,9 @@ def plan(
     if published is not None and (configured or dry_run):
         given = published_layout(published, cluster, request.software)
     elif configured:
-        _require_effects({"software": software != "gristmill"}, "--configured and a file, whose layout is this trainer's")
+        _require_effects(
+            {"software": software != "gristmill"}, "--configured and a file, whose layout is this trainer's"
+        )
         given = configured_run(config, cluster)
     if dry_run:
         return _dry_run(given or _search(request, constants, 1).choices[0].run, rank, request.precision, json)
