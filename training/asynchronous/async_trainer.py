@@ -14,6 +14,7 @@ from training.checkpoint.record import CheckpointRecord
 from training.checkpoint.shard_plans import State
 from training.checkpoint.shard_storage import read_shards
 from training.model.batch import Batch
+from training.reporting.throughput import peak_flops
 from training.run_plan import RunPlan
 from training.sharding.shard_spec import ShardSpec
 from training.trainer import Trainer
@@ -55,6 +56,12 @@ class AsyncTrainer(Trainer):
             self._save_unsaved()
             self.finish_early(self.steps_done)
             sys.exit(128 + self.stop_signals.received)
+
+    def report(self) -> None:
+        """As the trainer's; the FLOPs are of the workers' devices, taken to be like the server's."""
+        metrics, workers = self.config.metrics, self.server.most_workers()
+        self.meter.peak_flops = peak_flops(self.world.device, self.config.precision, metrics.peak_tflops, workers)
+        super().report()
 
     def save(self, step: int) -> None:
         super().save(step)

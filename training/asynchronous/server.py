@@ -52,7 +52,7 @@ class GradientServer:
         self._weights: Tensor | None = None  # flat, never changed: of `_version` updates
         self._sum, self._loss, self._count = torch.empty(0), 0.0, 0
         self._workers: dict[int, Link] = {}
-        self._joined, self._wanted = 0, workers
+        self._joined, self._wanted, self._most = 0, workers, 0
         self._ended = False
         self._socket: socket.socket | None = None
 
@@ -98,6 +98,12 @@ class GradientServer:
                     f"{missing} been there for {self.timeout:g} s; start some with --role worker and the same "
                     "options, and this command again to resume from the last checkpoint; or try a longer --timeout"
                 )
+
+    def most_workers(self) -> int:
+        """How many have worked at the same time since the last call."""
+        with self._changed:
+            most, self._most = self._most, len(self._workers)
+            return most
 
     def close(self) -> None:
         """Tell the workers that all is done, or that the server stops, and stop listening."""
@@ -147,6 +153,7 @@ class GradientServer:
         with self._changed:
             self._joined += 1
             self._workers[self._joined] = link
+            self._most = max(self._most, len(self._workers))
             self.say(f"worker {self._joined} has joined: {len(self._workers)} work")
             self._changed.notify_all()
             return self._joined

@@ -34,6 +34,7 @@ from training.config import TrainConfig
 from training.distributed.layout import ParallelConfig
 from training.distributed.mesh import init_distributed
 from training.replicas.meeting_config import MeetingConfig
+from training.reporting.metrics_file import METRICS, read_metrics
 from training.train import train
 from training.train_async import train_async
 from training.trainer import Trainer
@@ -98,6 +99,17 @@ def test_without_staleness_a_run_is_synchronous_and_a_killed_worker_loses_its_pa
     said = capfd.readouterr().out
     assert "is gone: part" in said and "of step 1 is left to another; 1 work" in said
     assert_same(synchronous(exact, tmp_path / "one"), exact.out_dir)
+
+
+def test_model_flops_are_compared_with_the_peak_of_all_workers(exact: AsyncConfig, tmp_path: Path) -> None:
+    exact = replace(exact, metrics=replace(exact.metrics, peak_tflops=0.1))
+    with workers(exact, False, False):
+        train_async(exact)
+    flops = []  # per token
+    for out_dir, devices in ((exact.out_dir, 2), (synchronous(exact, tmp_path / "one"), 1)):
+        steps = [record for record in read_metrics(out_dir / METRICS) if record["kind"] == "step"]
+        flops += [devices * record["mfu"] * 1e11 / record["tokens_per_second"] for record in steps]
+    assert len(flops) == 16 and flops == pytest.approx([flops[-1]] * 16)
 
 
 def test_a_gradient_that_is_added_twice_is_noticed(
