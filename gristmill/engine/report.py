@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from gristmill.arguments import seconds_in
-from gristmill.counts import READ, Counts
+from gristmill.counts import INCOMING, READ, Counts
 from gristmill.engine.options import RunOptions
 from gristmill.engine.records import DoneRecord, Ledger
 from gristmill.engine.task import Task
@@ -155,10 +155,12 @@ def explain(stage: str, task: Task, identity: dict[str, str], record: DoneRecord
 
 
 def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: float) -> None:
-    """Print one line: documents read, documents per outgoing reason, files not read, speed, tasks skipped."""
-    outgoing = {reason: counts.total(reason).documents for reason in counts.reasons}
-    read = outgoing.pop(READ, 0)
-    parts = " + ".join(f"{count:,} {reason}" for reason, count in outgoing.items() if count)
+    """Print one line: documents read and repeated, those per outgoing reason, files not read, speed, tasks skipped."""
+    found = {READ: 0} | {reason: counts.total(reason).documents for reason in counts.reasons}
+    incoming, outgoing = (
+        " + ".join(f"{count:,} {reason}" for reason, count in found.items() if (reason in INCOMING) == is_incoming)
+        for is_incoming in (True, False)
+    )
     megabytes = counts.total(READ).bytes / 1e6
     speed = f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)"
     rate = speed if megabytes else f"{seconds:.1f} s"
@@ -167,7 +169,7 @@ def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: flo
     unread = counts.unread_files()
     files = f" | files not read: {unread}" if unread else ""
     files += f" | left out: {counts.damaged_files()}" if counts.damaged else ""
-    print(f"{stage}: {read:,} read = {parts or 'nothing'}{files} | {done}", file=sys.stderr, flush=True)
+    print(f"{stage}: {incoming} = {outgoing or 'nothing'}{files} | {done}", file=sys.stderr, flush=True)
 
 
 def note_count_mismatch(n_docs: int, counts: Counts, options: RunOptions) -> None:

@@ -97,6 +97,12 @@ def test_shares_table(tmp_path: Path, quiet: RunOptions, write) -> None:
     ]
 
 
+def test_the_summary_adds_repeated_documents_to_those_that_were_read(tmp_path: Path, corpus, capsys) -> None:
+    counts = pass1(corpus(book=4, c4=4), tmp_path / "out", weights="book=2.5", options=RunOptions(workers=1))
+    assert counts.total(REPEATED).documents == 6
+    assert "pass1: 8 read + 6 repeated = 14 written | " in capsys.readouterr().err
+
+
 def test_weights_from_a_file(tmp_path: Path, corpus, mix) -> None:
     (tmp_path / "mix.toml").write_text("book = 2\n'c4' = 0.5\n")
     times = Counter(key.split("/")[0] for key in mix(corpus(book=4, c4=4), weights=str(tmp_path / "mix.toml")))
