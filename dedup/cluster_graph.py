@@ -41,6 +41,7 @@ def cluster_graph(
     width: int = 13,
     unit: Unit = "character",
     most: int = 2000,
+    text_column: str = "text",
 ) -> "networkx.Graph":
     """Build the graph of the cluster that holds a document: its members, and edges between similar ones.
 
@@ -59,6 +60,7 @@ def cluster_graph(
         width: Length of a shingle in units.
         unit: The unit of shingles: character or word.
         most: Maximum documents of a cluster to compare; n documents need n² / 2 comparisons.
+        text_column: The column or field of the corpus that holds the text.
 
     Raises:
         UsageError: No cluster holds the key, the cluster is too large, or neither corpus nor minhash is given.
@@ -75,7 +77,8 @@ def cluster_graph(
     graph = _import_networkx().Graph(cluster=str(members[0]), threshold=threshold)
     graph.add_nodes_from((str(member), {"source": scope_of(member.file)}) for member in members)
     if corpus is not None:
-        texts = dict(read_texts(corpus, [member for member in members if not is_of_index(member.file)]))
+        ours = [member for member in members if not is_of_index(member.file)]
+        texts = dict(read_texts(corpus, ours, text_column))
         for member, text in texts.items():
             graph.add_node(str(member), characters=len(text), excerpt=_excerpt(text))
         values = pairwise_jaccard([texts.get(member) for member in members], width, unit)
@@ -96,6 +99,7 @@ def show_cluster(
     width: int = 13,
     unit: Unit = "character",
     most: int = 2000,
+    text_column: str = "text",
     graph: Path | None = None,
 ) -> Group:
     """Show the cluster that a document belongs to, and write it as a graph for Gephi, Cytoscape or NetworkX.
@@ -109,6 +113,7 @@ def show_cluster(
         width: Length of a shingle in units.
         unit: The unit of shingles: character or word.
         most: Maximum documents of a cluster to compare; n documents need n² / 2 comparisons.
+        text_column: The column or field of the corpus that holds the text.
         graph: A .graphml file to write, which is not there yet; none by default.
 
     Returns:
@@ -116,7 +121,7 @@ def show_cluster(
     """
     if graph is not None:
         _check_output(graph)
-    found = cluster_graph(key, clusters, corpus, minhash, threshold, width, unit, most)
+    found = cluster_graph(key, clusters, corpus, minhash, threshold, width, unit, most, text_column)
     if graph is not None:
         content = BytesIO()
         _import_networkx().write_graphml_xml(found, content)

@@ -25,6 +25,7 @@ def sign(
     permutations: int = 128,
     seed: int = 1,
     skip: Path | None = None,
+    text_column: str = "text",
     options: RunOptions = RunOptions(),
 ) -> Counts:
     """Compute a MinHash signature of every document of a corpus: the first of sign, cluster and remove.
@@ -40,6 +41,7 @@ def sign(
         permutations: Number of slots of a signature.
         seed: Seed of the permutations.
         skip: Keys of documents to leave out, such as the copies that generate_exact_pairs found.
+        text_column: The column or field that holds the text.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
@@ -47,7 +49,7 @@ def sign(
     """
     return to_hash(
         "all", corpus, out, 0, "0", 0, sys.maxsize, width, unit=unit, hash=hash, permutations=permutations, seed=seed,
-        skip=skip, options=options,
+        skip=skip, text_column=text_column, options=options,
     )  # fmt: skip
 
 
@@ -92,6 +94,7 @@ def remove(
     width: int = 13,
     unit: Unit = "character",
     index: tuple[str, ...] = (),
+    text_column: str = "text",
     options: RunOptions = RunOptions(),
 ) -> Counts:
     """List the duplicates to remove: of each cluster all but one or, with --verify, only confirmed ones.
@@ -110,6 +113,7 @@ def remove(
         width: Length of a shingle in units, as given to `sign`, for --verify.
         unit: Unit of a shingle: character or word, for --verify.
         index: For --verify jaccard, the --index values that `cluster` was given.
+        text_column: The column or field of the corpus that holds the text.
         options: Workers, memory, and when to stop; they change no output.
 
     Returns:
@@ -117,5 +121,5 @@ def remove(
     """
     return generate_duplicates_dict(
         clusters, out, options, keep=keep, dropped=dropped, verify=verify, threshold=threshold, corpus=corpus,
-        width=width, unit=unit, index=index,
+        width=width, unit=unit, index=index, text_column=text_column,
     )  # fmt: skip

@@ -242,12 +242,12 @@ class TextReader:
         return self.open[number]
 
 
-def read_texts(corpus: Path, keys: Sequence[DocKey]) -> Iterator[tuple[DocKey, str]]:
+def read_texts(corpus: Path, keys: Sequence[DocKey], text_column: str = "text") -> Iterator[tuple[DocKey, str]]:
     """Yield the texts of a few documents straight from a corpus, reading only the slices that hold them.
 
     InputError if a file or a document is missing.
     """
-    files = {file.name: file for file in list_corpus(corpus)}
+    files = {file.name: file for file in list_corpus(corpus, text_column=text_column)}
     rows_by_file: dict[str, set[int]] = defaultdict(set)
     for key in keys:
         rows_by_file[key.file].add(key.row)
@@ -270,7 +270,10 @@ def _read_rows(file: CorpusFile, rows: set[int]) -> Iterator[tuple[DocKey, str]]
             if not rows:
                 break
     if rows:
-        raise InputError(f"{file.path} has no document in row {min(rows)}: it is not what was deduplicated")
+        raise InputError(
+            f"{file.path} has no document in row {min(rows)}: it is not what was deduplicated, or its texts are not in "
+            f"{file.text_column!r} (--text_column)"
+        )
 
 
 class _NoRejects(Rejects):

@@ -15,8 +15,10 @@ from dedup import (
     generate_exact_pairs,
     to_hash,
 )
+from dedup.cluster_graph import cluster_graph
 from gristmill.engine.options import RunOptions
-from gristmill.errors import UsageError
+from gristmill.errors import InputError, UsageError
+from gristmill_cli.dedup_commands import cluster, remove, sign
 from preprocessing import normalize_text, tokenize_corpus, train_tokenizer
 from preprocessing.apply import apply
 from preprocessing.filter import filter as find_short
@@ -92,3 +94,16 @@ def test_a_second_column_may_be_normalised_and_another_copy_read(made: Path, tmp
         find(tmp_path / "both", tmp_path / "f.pickle", **BODY)
     shutil.copytree(made / "norm", tmp_path / "copy", ignore=shutil.ignore_patterns(".gristmill"))
     find(tmp_path / "copy", tmp_path / "g.pickle")
+
+
+def test_the_short_commands_and_the_graph_of_a_cluster_read_the_column(made: Path, tmp_path: Path) -> None:
+    sign(made / "norm", tmp_path / "hash", options=QUIET, **BODY)
+    cluster(tmp_path / "hash", tmp_path / "c.parquet", options=QUIET)
+    verified = {"verify": "jaccard", "corpus": made / "norm", "options": QUIET}
+    assert remove(tmp_path / "c.parquet", tmp_path / "d.parquet", **verified, **BODY).total("duplicate").documents == 6
+    graph = cluster_graph("book/a.jsonl@0", tmp_path / "c.parquet", made / "norm", **BODY)
+    assert [(weight, graph.nodes[key]["excerpt"][:9]) for _, key, weight in graph.edges(data="weight")] == [
+        (1.0, "book0x0 b")
+    ]
+    with pytest.raises(InputError, match=r"no document in row 0: .* or its texts are not in 'none' \(--text_column\)"):
+        cluster_graph("book/a.jsonl@0", tmp_path / "c.parquet", made / "norm", text_column="none")
