@@ -77,10 +77,8 @@ class _ArrowTable:
         found = self._table.column(column)
         if len(indices) and indices[-1] - indices[0] == len(indices) - 1 and (np.diff(indices) == 1).all():
             return _to_python(found.slice(indices[0], len(indices)), column)
-        try:
-            return _to_python(found.take(pa.array(indices)), column)
-        except pa.ArrowNotImplementedError:  # string views, and other young types
-            return [found[index].as_py() for index in indices.tolist()]
+        # One by one: Arrow's take copies all chunks of the column into one, which cannot hold 2 GiB of strings.
+        return _to_python((found[index] for index in indices.tolist()), column)
 
 
 class _HuggingFaceDataset:
@@ -102,9 +100,9 @@ class _HuggingFaceDataset:
         return _to_python(found.column(column), column)
 
 
-def _to_python(values: pa.Array | pa.ChunkedArray, column: str) -> list[Any]:
+def _to_python(values: pa.Array | pa.ChunkedArray | Iterable[pa.Scalar], column: str) -> list[Any]:
     try:
-        return values.to_pylist()
+        return values.to_pylist() if hasattr(values, "to_pylist") else [value.as_py() for value in values]
     except (ValueError, OverflowError) as error:
         raise UsageError(f"column {column!r} has a value that Python cannot hold ({error}): repair it") from error
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup import Sketch, deduplicate
+from dedup.tables import as_table
 from gristmill.errors import UsageError
 from gristmill.text import matching_form
 
@@ -159,6 +160,12 @@ def test_columns_that_arrow_cannot_take_rows_of(texts_of: Callable[[int, int], l
     column = pc.run_end_encode(texts) if pa.types.is_run_end_encoded(kind) else texts.cast(kind)
     for verify in (None, "jaccard"):
         assert deduplicate(pa.table({"text": column}), keep="longest", verify=verify).kept.tolist() == [1, 2]
+
+
+def test_texts_of_more_than_two_gigabytes_in_many_chunks() -> None:
+    chunk = pa.array(["a" + "x" * (1 << 20), "b"] * 32)
+    texts = as_table(pa.table({"text": pa.chunked_array([chunk] * 70)}), "text").texts(np.array([0, 4479, 65]))
+    assert [(text[:2], len(text)) for text in texts] == [("ax", (1 << 20) + 1), ("b", 1), ("b", 1)]
 
 
 @pytest.mark.parametrize("kind", [pa.decimal128(20, 2), pa.float16(), pa.uint64(), pa.date32()])
