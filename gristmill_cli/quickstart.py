@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gristmill.arguments import check_words
+from gristmill.arguments import check_words, option_name
 from gristmill.command import run_with_exit_code, wide_console
 from gristmill.config import load_config
 from gristmill.errors import UsageError
@@ -24,59 +24,63 @@ PIPELINE = Path(__file__).with_name("quickstart_pipeline.toml")
 TRAINING = Path(__file__).with_name("quickstart_training.toml")
 TRAINER = Path(__file__).resolve().parents[1] / "training" / "train.py"
 
+_SECTIONS = ("normalize", "apply", "filter", "dedup", "mix", "tokenizer")  # of the pipeline; the trainer has others
+_SINGLE = ("text_column", "max_malformed", "memory")  # options of the pipeline without a section
+
 HELP = """\
 Gather a corpus from this machine, run the data pipeline on it, and train a small Llama with two processes.
 Give CORPUS, a folder of <source>/*.jsonl or other formats, to use your own documents instead.
 Run the same command again after an interruption: it resumes.
+Other options are those of `gristmill train` and, of `gristmill run`, --text_column, --max_malformed, --memory and
+those of its sections, such as --normalize.read_also csv.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """`gristmill quickstart [CORPUS] [--out DIR] [trainer options …]`: exits with 0, or the failed step's code."""
+    """`gristmill quickstart [CORPUS] [--out DIR] [options …]`: exits with 0, or the failed step's code."""
     parser = argparse.ArgumentParser(
-        "gristmill quickstart", "%(prog)s [CORPUS] [--out DIR] [trainer options, such as --optim.steps 100]",
+        "gristmill quickstart", "%(prog)s [CORPUS] [--out DIR] [options, such as --optim.steps 100]",
         description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument(
         "--out", type=Path, default=Path("quickstart"), help="folder for all output (default: ./quickstart)"
     )
     arguments = sys.argv[1:] if argv is None else argv
-    options, trainer_options = parser.parse_known_args(arguments)
-    # The corpus comes before all trainer options: after one, it would look like its value.
-    first = trainer_options[:1]
-    corpus = Path(trainer_options.pop(0)) if first and not first[0].startswith("-") else None
+    known, others = parser.parse_known_args(arguments)
+    # The corpus comes before all other options: after one, it would look like its value.
+    corpus = Path(others.pop(0)) if others and not others[0].startswith("-") else None
 
     def start() -> None:
         check_words(arguments, {})
-        quickstart(corpus, options.out, trainer_options)
+        quickstart(corpus, known.out, others)
 
     sys.exit(run_with_exit_code(start))
 
 
-def quickstart(corpus: Path | None, out: Path, trainer_options: Sequence[str] = ()) -> None:
-    """Run the quick start into `out`, and print the paths of its results.
+def quickstart(corpus: Path | None, out: Path, options: Sequence[str] = ()) -> None:
+    """Run the quick start into `out`, with `options` of the pipeline and the trainer; print the paths of its results.
 
-    Without `corpus`, gathers one from this machine into `out`/corpus. Raises UsageError for a wrong trainer
-    option or if torch or matplotlib is not installed, any GristmillError of a step, and SystemExit with the
-    trainer's exit code if it fails.
+    Without `corpus`, gathers one from this machine into `out`/corpus. Raises UsageError for a wrong option or if
+    torch or matplotlib is not installed, any GristmillError of a step, and SystemExit with the trainer's exit code
+    if it fails.
     """
     reject_remote(out)
     reject_unknown_scheme(corpus or out)
     out = out.resolve()
-    training = [*_trainer_options(out), *trainer_options]
+    pipeline, training = _divide(options)
+    training = [*_trainer_options(out), *training]
     _check(training)
+    folders = ["--corpus", str((corpus or out / "corpus").resolve()), "--out", str(out / "data")]
+    config = load_config(RunConfig, ["--config", str(PIPELINE), *folders, *pipeline], prog="gristmill quickstart")
     console = wide_console()
     if corpus is None:
         _heading("1. gather a corpus from this machine")
-        corpus = out / "corpus"
-        console.print(harvest_corpus(corpus))
+        console.print(harvest_corpus(config.corpus))
     else:
-        corpus = corpus.resolve()
-        _heading(f"1. use the corpus {corpus}")
+        _heading(f"1. use the corpus {config.corpus}")
 
     _heading("2. run the data pipeline")
-    pipeline = ["--config", str(PIPELINE), "--corpus", str(corpus), "--out", str(out / "data")]
-    funnel = run(load_config(RunConfig, pipeline, prog="gristmill quickstart"))
+    funnel = run(config)
 
     _heading("3. train a model with two processes")
     _train(training)
@@ -89,11 +93,22 @@ def quickstart(corpus: Path | None, out: Path, trainer_options: Sequence[str] = 
 
     picture = plot(out / "model")
     print(f"""
-corpus      {corpus}
+corpus      {config.corpus}
 data        {out / "data"}  (funnel.json, tokens/, tokenizer/, and the output of each stage)
 model       {out / "model"}  (checkpoints/, metrics.jsonl, summary.json)
 loss curve  {picture}
 TensorBoard tensorboard --logdir {out / "model"}""")
+
+
+def _divide(options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of options of the pipeline, and those of all others, which are the trainer's."""
+    pipeline, training = list[str](), list[str]()
+    chosen = training
+    for word in options:
+        if name := option_name(word).removeprefix("--"):
+            chosen = pipeline if name in _SINGLE or name.partition(".")[0] in _SECTIONS else training
+        chosen.append(word)
+    return pipeline, training
 
 
 def _heading(text: str) -> None:
