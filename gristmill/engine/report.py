@@ -156,9 +156,10 @@ def explain(stage: str, task: Task, identity: dict[str, str], record: DoneRecord
 
 def print_summary(stage: str, counts: Counts, ran: int, tasks: int, seconds: float) -> None:
     """Print one line: documents read and repeated, those per outgoing reason, files not read, speed, tasks skipped."""
-    found = {READ: 0} | {reason: counts.total(reason).documents for reason in counts.reasons}
+    found = {reason: counts.total(reason).documents for reason in counts.reasons}
+    some = {READ: found.get(READ, 0)} | {reason: count for reason, count in found.items() if count}
     incoming, outgoing = (
-        " + ".join(f"{count:,} {reason}" for reason, count in found.items() if (reason in INCOMING) == is_incoming)
+        " + ".join(f"{count:,} {reason}" for reason, count in some.items() if (reason in INCOMING) == is_incoming)
         for is_incoming in (True, False)
     )
     megabytes = counts.total(READ).bytes / 1e6
