@@ -53,7 +53,8 @@ class SampleConfig(RunConfig):
 
     @property
     def run_options(self) -> RunOptions:
-        return replace(super().run_options, workers=1, quiet=True)
+        here = {"executor": "local", "address": "", "shard": "", "scratch_size": ""}
+        return replace(super().run_options, workers=1, quiet=True, **here)
 
     @classmethod
     def of(cls, config: RunConfig, corpus: Path, out: Path) -> "SampleConfig":

@@ -13,6 +13,7 @@ from gristmill_cli.estimate.cost_table import cost_table, explanation
 from gristmill_cli.estimate.estimate import Estimate, EstimateConfig, estimate, given_extent, main
 from gristmill_cli.estimate.made_corpus import write_made_corpus
 from gristmill_cli.estimate.stage_costs import AFTER_MIX, SERIAL, Volume, stage_costs
+from gristmill_cli.estimate.stage_runs import SampleConfig
 from gristmill_cli.run_config import Filter, Mix, Tokenizer
 from gristmill_cli.run_stages import plan_stages
 from tests.gristmill_cli.corpus import documents, make_corpus, write_records
@@ -28,6 +29,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(corpus: Path) -> Estimate:
     return estimate(EstimateConfig(corpus, sample="200kB", cores=4, **OPTIONS))
+
+
+def test_where_a_run_works_does_not_matter(tmp_path: Path, corpus: Path) -> None:
+    """The sample runs in this process, whose time is taken, and is on a disk."""
+    on_ray = {"executor": "ray", "address": "127.0.0.1:9", "scratch_size": "1GiB"}
+    found = estimate(EstimateConfig(corpus, sample="50kB", **on_ray, **OPTIONS))
+    assert all(stage.core_seconds > 0 for stage in found.stages)
+    shared = SampleConfig.of(EstimateConfig(corpus, shard="1/2"), corpus, tmp_path)
+    assert shared.run_options == SampleConfig.of(EstimateConfig(corpus), corpus, tmp_path).run_options
 
 
 def test_every_stage_of_a_run_has_its_costs(corpus: Path, found: Estimate) -> None:
