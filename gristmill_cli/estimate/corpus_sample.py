@@ -141,11 +141,10 @@ def sample_corpus(
     for name, share in (("small", SMALL_SHARE), ("large", 1)):
         for file in sampled:
             _write_share(folder / name / file.name, file, share)
-    slices = [part for file in files for part in slices_at(file, ONE_SLICE * _count_slices(file))]
     extent = Extent(
         round(sum(kind.total(lambda file: len(file.lines)) for kind in kinds)),
         round(sum(kind.total(lambda file: sum(file.sizes)) for kind in kinds)),
-        sum(file.size for file in files), len(files), len(slices), len(group_slices(slices)),
+        sum(file.size for file in files), len(files), *count_slices(files),
     )  # fmt: skip
     return Samples(folder / "small", folder / "large", extent)
 
@@ -204,7 +203,13 @@ def _expansion(file: CorpusFile, copies: Path) -> float:
         raise damaged_table(file.path, "", error) from error
 
 
-def _count_slices(file: CorpusFile) -> int:
+def count_slices(files: Sequence[CorpusFile]) -> tuple[int, int]:
+    """How many slices files have, about, and how many tasks read these: one each, or one a group of small files."""
+    slices = [part for file in files for part in slices_at(file, ONE_SLICE * _slices_of(file))]
+    return len(slices), len(group_slices(slices))
+
+
+def _slices_of(file: CorpusFile) -> int:
     return ceil(file.size / readers.SLICE_BYTES) if is_cut(file) else 1
 
 

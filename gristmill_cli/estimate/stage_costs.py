@@ -105,11 +105,11 @@ def _text_bytes(stage: StageRates, rates: Rates, volume: Volume) -> float:
 
 
 def _growth(stage: StageRates, rates: Rates, volume: Volume) -> tuple[float, float]:
-    """How many times as many tasks, and files, the stage has as in the sample."""
+    """How many times as many tasks, and slices or files, the stage has as in the sample."""
     if stage.name in AFTER_MIX:
         parts = _parts(volume.extent) / MIN_PARTS
         return parts, parts
-    return volume.extent.groups / rates.files, volume.extent.slices / rates.files
+    return volume.extent.groups / rates.groups, volume.extent.slices / rates.slices
 
 
 def _parts(extent: Extent) -> int:

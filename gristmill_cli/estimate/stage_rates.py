@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gristmill.counts import READ
+from gristmill.io.documents import list_corpus
 from gristmill.kernels import SUFFIX as KERNEL_SUFFIX
 from gristmill.kernels import cache_folders
 from gristmill_cli.estimate.compared_documents import cpu_per_document
-from gristmill_cli.estimate.corpus_sample import Samples
+from gristmill_cli.estimate.corpus_sample import Samples, count_slices
 from gristmill_cli.estimate.stage_runs import SampleConfig, StageRun, measure_cpu, measure_start, run_stages
 from gristmill_cli.run_check import check_config
 from gristmill_cli.run_config import RunConfig
@@ -77,6 +78,7 @@ class StageRates:
 class Rates:
     """The rates of all stages, and the sample they are of: bytes of text, documents, duplicates, files.
 
+    `slices` are the parts of these files that can be read alone, `groups` the tasks that read them, as in Extent.
     `command_cpu` is the CPU seconds in which the command starts, and the server of its worker processes as well.
     `trained_share` is the share of the text that is left to train a tokenizer on. `startup_unknown`: kernels were
     compiled meanwhile, so that the startup is taken as 0. `seconds`: how long the measurement took.
@@ -87,6 +89,8 @@ class Rates:
     documents: int
     duplicates: int
     files: int
+    slices: int
+    groups: int
     command_cpu: float
     trained_share: float
     startup_unknown: bool
@@ -119,9 +123,11 @@ def measure_rates(config: RunConfig, samples: Samples, folder: Path) -> Rates:
         stages.append(rates)
     duplicates = next(run for run in large if run.name == _MIX).counts.total(DUPLICATE).documents
     trained_share = next(run for run in large if run.name == TRAINING).counts.total(READ).bytes / text
-    files = sum(1 for path in samples.large.rglob("*") if path.is_file())
-    seconds = time.monotonic() - started
-    return Rates(stages, text, documents, duplicates, files, measure_start(), trained_share, has_compiled, seconds)
+    files = list_corpus(samples.large)
+    return Rates(
+        stages, text, documents, duplicates, len(files), *count_slices(files), measure_start(), trained_share,
+        has_compiled, time.monotonic() - started,
+    )  # fmt: skip
 
 
 def _count_kernels() -> int:

@@ -74,6 +74,17 @@ def test_costs_grow_with_the_corpus_and_add_up(found: Estimate) -> None:
     assert set(SERIAL) < {stage.name for stage in few}
 
 
+def test_small_files_are_read_in_groups_by_as_many_tasks_as_there_are(tmp_path: Path) -> None:
+    (tmp_path / "corpus/book").mkdir(parents=True)
+    for number, document in enumerate(documents("book", 2_000)):
+        write_records(tmp_path / f"corpus/book/{number}.jsonl", [document])
+    small = estimate(EstimateConfig(tmp_path / "corpus", sample="400kB", cores=64, **OPTIONS))
+    assert small.volume.extent.files == 2_000 and small.rates.files > 50 * small.rates.groups
+    assert small.volume.extent.groups > 4
+    listing = small.stages[1]  # by as many processes, not by one
+    assert listing.core_seconds > 3 * listing.wall_seconds
+
+
 def test_json_has_every_stage_and_a_total_that_adds_up(found: Estimate) -> None:
     read = json.loads(found.to_json())
     assert read["corpus"]["files"] == 6 and read["cores"] == 4 and read["sample"]["documents"] > 0
