@@ -53,8 +53,8 @@ class SampleConfig(RunConfig):
 
     @property
     def run_options(self) -> RunOptions:
-        here = {"executor": "local", "address": "", "shard": "", "scratch_size": ""}
-        return replace(super().run_options, workers=1, quiet=True, **here)
+        options = replace(super().run_options, workers=1, quiet=True)
+        return replace(options, executor="local", address="", shard="", scratch_size="")
 
     @classmethod
     def of(cls, config: RunConfig, corpus: Path, out: Path) -> "SampleConfig":
