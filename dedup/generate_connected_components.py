@@ -5,14 +5,24 @@ Pair files and, with --signatures, bands of signature shards → edges → union
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-from dedup.candidates.band_join import LshOptions, fits_in_memory, join_bands, read_edges, union_signatures
+import numpy as np
+from numpy.typing import NDArray
+
+from dedup.candidates.band_join import (
+    LshOptions,
+    fits_in_memory,
+    join_bands,
+    read_edges,
+    read_signed,
+    union_signatures,
+)
 from dedup.candidates.cluster_files import write_clusters
 from dedup.candidates.connected_components import UnionFind, component_labels
 from dedup.candidates.document_ids import DocumentIds, is_of_index
@@ -96,11 +106,11 @@ def generate_connected_components(
         if shards:
             check_bands(range, bands, shards[0].header.permutations)
         document_ids, documents = assign_ids(shards, parsed.rows), count_documents(shards)
-        edges = None
+        edges, signed = None, None
         if shards and not fits_in_memory(shards, document_ids, lsh, options.memory_bytes):
-            edges, shards = join_bands(run, shards, document_ids, lsh), []
-        arguments = {"parsed": parsed, "shards": shards, "edges": edges, "lsh": lsh, "document_ids": document_ids,
-                     "documents": documents, "out_file": out_file}  # fmt: skip
+            (edges, signed), shards = join_bands(run, shards, document_ids, lsh, bool(parsed.rows)), []
+        arguments = {"parsed": parsed, "shards": shards, "edges": edges, "signed": signed, "lsh": lsh,
+                     "document_ids": document_ids, "documents": documents, "out_file": out_file}  # fmt: skip
         task = Task("write", write_components, arguments, (out_file,), memory=options.memory_bytes)
         return run.finish(run.step("write", [task]).counts)
 
@@ -109,26 +119,56 @@ def write_components(
     parsed: ParsedPairs,
     shards: list[SignatureShard],
     edges: FileSet | None,
+    signed: FileSet | None,
     lsh: LshOptions,
     document_ids: DocumentIds,
     documents: dict[str, int],
     out_file: Path,
     memory: int,
 ) -> Counts:
-    """Task: write the connected components of the pairs and the edges or, in memory, of the pairs and the shards."""
+    """Task: write the connected components of the pairs and the edges or, in memory, of the pairs and the shards.
+
+    `signed` has the ids of signed documents that are not in `shards`, if there are pairs, whose documents may have no
+    signature; `documents` is how many there are of each file.
+    """
+    without = np.zeros(len(document_ids.names), np.int64)
     with _scratch_folder(out_file) as work:
         blocks = parsed.edges(document_ids)
         if shards:
             union_find = UnionFind(len(document_ids))
             for block in blocks:
                 union_find.union(block)
-            union_signatures(shards, document_ids, lsh, union_find)
+            ids = iter([union_signatures(shards, document_ids, lsh, union_find)])
             labels = union_find.labels()
         else:
-            blocks = chain(blocks, read_edges(edges) if edges else ())
+            blocks, ids = chain(blocks, read_edges(edges) if edges else ()), read_signed(signed or FileSet(()))
             labels = component_labels(blocks, len(document_ids), work, memory // 2)
+        if parsed.rows:
+            labels = _count_unsigned(labels, ids, document_ids, without)
         clustered = write_clusters(out_file, labels, document_ids, work, memory // 2)
-    return _count(documents, document_ids, clustered)
+    return _count(documents, document_ids, clustered, without.tolist())
+
+
+def _count_unsigned(
+    labels: Iterable[NDArray], signed: Iterator[NDArray], document_ids: DocumentIds, without: NDArray[np.int64]
+) -> Iterator[NDArray]:
+    """Yield LABELs; add to `without` how many of them, by file, are of documents that are not `signed`.
+
+    Both are in order of document; a block of each is in memory at a time.
+    """
+    ids = np.empty(0, np.uint64)
+    for block in labels:
+        nodes, is_signed = block["node"], np.zeros(len(block), np.bool_)
+        while len(nodes):
+            places = np.searchsorted(ids, nodes)
+            inside = places < len(ids)
+            is_signed[inside] |= ids[places[inside]] == nodes[inside]
+            ids = ids[places[-1] :]  # if none is left, the next may be of this block, too
+            if len(ids) or not len(ids := next(signed, ids)):
+                break
+        files, _ = document_ids.split(nodes[~is_signed])
+        without += np.bincount(files, minlength=len(without))
+        yield block
 
 
 @contextmanager
@@ -144,12 +184,15 @@ def _scratch_folder(output: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _count(documents: dict[str, int], document_ids: DocumentIds, clustered: list[int]) -> Counts:
-    """Count documents read, clustered and alone; of a file without signatures only clustered ones are known."""
+def _count(documents: dict[str, int], document_ids: DocumentIds, clustered: list[int], without: list[int]) -> Counts:
+    """Count documents read, clustered and alone.
+
+    Those without a signature, `without` of each file, are known from their pairs, and so are all clustered.
+    """
     counts = Counts({}, [])
-    for name, many in zip(document_ids.names, clustered, strict=True):
+    for name, many, unsigned in zip(document_ids.names, clustered, without, strict=True):
         if not is_of_index(name):
-            read = max(documents.get(name, 0), many)
+            read = documents.get(name, 0) + unsigned
             counts.add(source_of(name), READ, 0, read)
             counts.add(source_of(name), CLUSTERED, 0, many)
             counts.add(source_of(name), ALONE, 0, read - many)

@@ -80,7 +80,7 @@ def generate_duplicate_pairs(
         shards = list_signature_shards(run, folders)
         check_bands(range, bands, shards[0].header.permutations)
         document_ids = assign_ids(shards)
-        edges = join_bands(run, shards, document_ids, lsh)
+        edges, _ = join_bands(run, shards, document_ids, lsh)
         arguments = {"edges": edges, "document_ids": document_ids, "documents": count_documents(shards)}
         written = run.step("write", [Task("write", write_pairs, {**arguments, "out_file": out_file}, (out_file,))])
         return run.finish(written.counts)

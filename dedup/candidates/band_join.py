@@ -47,8 +47,11 @@ def fits_in_memory(shards: Sequence[SignatureShard], document_ids: DocumentIds, 
 
 def union_signatures(
     shards: Sequence[SignatureShard], document_ids: DocumentIds, lsh: LshOptions, union_find: UnionFind
-) -> None:
-    """Unite the documents that share a band, in memory: without files, sorting or a list of edges."""
+) -> NDArray[np.unsignedinteger]:
+    """Unite the documents that share a band, in memory: without files, sorting or a list of edges.
+
+    Returns the ids of the signed documents, ascending.
+    """
     count = sum(shard.documents for shard in shards)
     digests = np.empty((lsh.bands, count), np.uint64)
     documents = np.empty_like(union_find.parent, shape=count)
@@ -59,6 +62,7 @@ def union_signatures(
         at += len(ids)
     for band in digests:
         union_buckets(band, documents, union_find.parent, document_ids.first_of_corpus)
+    return documents
 
 
 def iter_band_digests(
@@ -71,18 +75,29 @@ def iter_band_digests(
             yield rows.astype(np.uint64) + np.uint64(first_id), band_digests(values, lsh.rows, lsh.bands, salt)
 
 
-def join_bands(run: StageRun, shards: list[SignatureShard], document_ids: DocumentIds, lsh: LshOptions) -> FileSet:
-    """Run the steps that write the edges of all bands; return their files, ordered by band, then hash range."""
+def join_bands(
+    run: StageRun,
+    shards: list[SignatureShard],
+    document_ids: DocumentIds,
+    lsh: LshOptions,
+    lists_signed: bool = False,
+) -> tuple[FileSet, FileSet]:
+    """Run the steps that write the edges of all bands; return their files, ordered by band, then hash range.
+
+    With `lists_signed`, also the files of the ids of all signed documents, ascending.
+    """
     share, documents = run.options.memory_per_worker, sum(shard.documents for shard in shards)
     parts, first_ids = _count_parts(documents, lsh.bands, share), document_ids.by_name
     folder = run.work / f"{parts} parts"  # so that no file is of another number of parts
+    names = _names(lsh.bands, parts)
     partition = [
         Task(f"{number:06} of {parts}", partition_bands,
              {"shards": group, "first_ids": [first_ids[shard.file] for shard in group], "lsh": lsh,
-              "outputs": outputs},
-             outputs, _count_bytes(group), share)
+              "outputs": outputs, "signed": signed},
+             (*outputs, *signed), _count_bytes(group), share)
         for number, group in enumerate(_group_shards(shards, lsh.bands * parts, run.options.processes))
-        for outputs in [tuple(folder / f"bands/{number:06}/{name}.bin" for name in _names(lsh.bands, parts))]
+        for outputs in [tuple(folder / f"bands/{number:06}/{name}.bin" for name in names)]
+        for signed in [(folder / f"signed/{number:06}.bin",) * lists_signed]
     ]  # fmt: skip
     run.step("bands", partition)
     join = [
@@ -91,12 +106,13 @@ def join_bands(run: StageRun, shards: list[SignatureShard], document_ids: Docume
               "first": document_ids.first_of_corpus, "output": path},
              (path,), documents * BAND_RECORD.itemsize // parts, share)
         for number, (name, files) in enumerate(
-            zip(_names(lsh.bands, parts), zip(*(task.outputs for task in partition), strict=True), strict=True)
+            zip(names, zip(*(task.outputs[: len(names)] for task in partition), strict=True), strict=True)
         )
         for path in [folder / f"edges/{name}.bin"]
     ]  # fmt: skip
     run.step("edges", join)
-    return FileSet(tuple(path for task in join for path in task.outputs))
+    signed_files = tuple(path for task in partition for path in task.outputs[len(names) :])
+    return FileSet(tuple(path for task in join for path in task.outputs)), FileSet(signed_files)
 
 
 def _names(bands: int, parts: int) -> list[str]:
@@ -105,9 +121,17 @@ def _names(bands: int, parts: int) -> list[str]:
 
 
 def partition_bands(
-    shards: list[SignatureShard], first_ids: list[int], lsh: LshOptions, outputs: tuple[Path, ...], memory: int
+    shards: list[SignatureShard],
+    first_ids: list[int],
+    lsh: LshOptions,
+    outputs: tuple[Path, ...],
+    signed: tuple[Path, ...],
+    memory: int,
 ) -> None:
-    """Task: write the BAND_RECORDs of a group of shards, in order of document; `outputs` are bands × hash ranges."""
+    """Task: write the BAND_RECORDs of a group of shards, in order of document; `outputs` are bands × hash ranges.
+
+    `signed` is the file of the documents' ids, if it is wanted.
+    """
     parts = len(outputs) // lsh.bands
     step = max(1, MAX_SCATTERED // parts)  # bands whose files are open together: all, if they are not very many
 
@@ -120,6 +144,9 @@ def partition_bands(
 
     for first in range(0, lsh.bands, step):
         scatter_records(outputs[first * parts : (first + step) * parts], blocks(first))
+    for path in signed:
+        found = ((rows, first) for shard, first in zip(shards, first_ids, strict=True) for rows, _ in shard.batches())
+        write_records(path, (rows.astype(np.uint64) + np.uint64(first) for rows, first in found))
 
 
 def join_partition(files: FileSet, part: int, parts: int, first: int, output: Path, memory: int) -> None:
@@ -174,6 +201,12 @@ def read_edges(files: FileSet) -> Iterator[NDArray[np.uint64]]:
     for path in files.paths:
         for ends in read_records(path, np.dtype("<u8"), 2 * _BLOCK):
             yield ends.reshape(-1, 2)
+
+
+def read_signed(files: FileSet) -> Iterator[NDArray[np.uint64]]:
+    """Yield the ids of signed documents that `join_bands` wrote, ascending."""
+    for path in files.paths:
+        yield from read_records(path, np.dtype("<u8"), _BLOCK)
 
 
 def _group_shards(shards: list[SignatureShard], files: int, processes: int) -> list[list[SignatureShard]]:

@@ -1,6 +1,7 @@
 """Clusters from signatures equal those from pair files, for any memory and either output format."""
 
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dedup import Sketch, generate_connected_components, generate_duplicate_pairs, generate_duplicates_dict
+from dedup.generate_connected_components import ALONE, CLUSTERED
 from dedup.minhash.signature_shards import write_shard
 from gristmill.counts import READ
 from gristmill.engine.options import RunOptions
@@ -45,6 +47,26 @@ def by_pairs(minhash: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("memory", ["4G", "50K"])
+def test_documents_without_a_signature_are_counted_beside_those_that_have_one(
+    minhash: Path, tmp_path: Path, memory: str
+) -> None:
+    """Copies that --skip left out: rows 0, 3, … of s2 to s4 are signed, the others and u/ are in pairs alone."""
+    lines = [f"s2/b c.jsonl@{row} :: s{3 + row % 2}/b c.jsonl@{row + 1}" for row in range(0, 3000, 3)]
+    lines += [f"s2/b c.jsonl@0 :: u/copies.jsonl@{row}" for row in range(7)]
+    (tmp_path / "duplicate_pairs_exact.txt").write_text("".join(f"{line}\n" for line in lines))
+    counts = generate_connected_components(
+        tmp_path, tmp_path / "c.parquet", minhash, options=replace(QUIET, memory=memory)
+    )
+    members = Counter(pq.read_table(tmp_path / "c.parquet").column("file").to_pylist())
+    read = {name: counts.total(READ, name).documents for name in ("s0", "s2", "s3", "s4", "u")}
+    assert read == {"s0": 2 * EACH, "s2": EACH, "s3": EACH + 500, "s4": EACH + 500, "u": 7}
+    for name in ("s2", "s3", "s4", "u"):
+        together = sum(many for file, many in members.items() if file.startswith(f"{name}/"))
+        assert counts.total(CLUSTERED, name).documents == together
+        assert counts.total(ALONE, name).documents == read[name] - together
+
+
 @pytest.mark.parametrize("name", ["c.parquet", "c.pickle"])
 @pytest.mark.parametrize(("memory", "workers"), [("4G", 1), ("1M", 1), ("300M", 2), ("50K", 2)])
 def test_the_same_bytes_by_any_way(
@@ -54,6 +76,8 @@ def test_the_same_bytes_by_any_way(
     counts = generate_connected_components(tmp_path, tmp_path / name, minhash, options=options)
     assert (tmp_path / name).read_bytes() == (by_pairs / name).read_bytes()
     assert counts.total(READ).documents == SHARDS * EACH
+    counts = generate_connected_components(by_pairs, by_pairs / f"both-{name}", minhash, options=options)
+    assert counts.total(READ).documents == SHARDS * EACH  # all in pairs have signatures
     generate_connected_components(by_pairs, by_pairs / f"again-{name}", options=options)
     assert (by_pairs / f"again-{name}").read_bytes() == (by_pairs / name).read_bytes()
 
