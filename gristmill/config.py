@@ -249,9 +249,19 @@ def _set_tables(cls: type, default: Any, arguments: list[str]) -> tuple[Any, lis
     kinds = {option: kind for option, kind in _option_types(cls).items() if typing.get_origin(kind) is dict}
     given, rest = take_tables(arguments, kinds)
     for option, is_whole, values in given:
-        table = _convert(values, kinds[option], option, strict=False)
+        table = _convert(_as_numbers(values, kinds[option]), kinds[option], option, strict=False)
         default = _put(default, option.removeprefix("--").split("."), table, is_whole)
     return default, rest
+
+
+def _as_numbers(values: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """The values of a table of numbers as Python reads them: `.5`, too, which is none of JSON's."""
+    if float not in typing.get_args(kind):
+        return values
+    try:
+        return {name: float(value) for name, value in values.items()}
+    except ValueError:
+        return values  # which are refused
 
 
 def _put(config: Any, keys: list[str], table: dict[Any, Any], is_whole: bool) -> Any:

@@ -183,6 +183,7 @@ def test_a_table_of_the_command_line_replaces_or_extends_that_of_the_file(file: 
     assert weights("--weights", "web", "3", "my-books", "1") == {"web": 3, "my-books": 1}
     assert weights("--weights.web=3", "--kind", "water", "--weights.code", "1") == {"code": 1, "web": 3}
     assert weights("--weights.my-books", "3", "--weights", "web", "1") == {"web": 1, "my-books": 3}
+    assert weights("--weights", "web", ".5", "books", "1.") == {"web": 0.5, "books": 1}  # which JSON has not
 
 
 @pytest.mark.parametrize(
