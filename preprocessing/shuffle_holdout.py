@@ -102,7 +102,7 @@ def pass1(
         reject_unknown_files(out_dir, (), CORPUS_SUFFIXES, run.ledger)
         drops = {files_of(group): run.work / "drops" / f"{group[0].name}.npz" for group in groups}
         for key_set in filter(None, (duplicates, short_docs)):
-            reject_outdated(run, key_set, files)
+            reject_outdated(run, key_set, files, wanted=filter(source_weight.get, source_weight))
         absent = tuple(sorted(source for source, weight in source_weight.items() if not weight))
         dropped = run.step("drops", [_drops_task(drops, duplicates, short_docs, absent, options)])
         ((named, is_of_others),) = dropped.values(tuple[int, bool])

@@ -1,5 +1,6 @@
 """Origins of a key set, or of clusters: whether the corpus files that it was made of are those that are given."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Container, Iterable
 from functools import partial
@@ -17,22 +18,39 @@ _PARTS = "argument parts"  # of one that reads some documents of such slices
 _INPUT = "input "
 
 
-def reject_outdated(run: StageRun, key_set: Path, files: Iterable[CorpusFile]) -> list[KnownLedger]:
+def reject_outdated(
+    run: StageRun, key_set: Path, files: Iterable[CorpusFile], wanted: Iterable[str] = ()
+) -> list[KnownLedger]:
     """Raise InputError if a key set was made of corpus files of which some have other content now, or more have joined.
 
     Its rows would be those of other documents, or documents would be mixed that were not compared. The ledger beside
     the key set says what the stage read: the corpus, or files of other stages, whose ledgers are followed as far as
     they are there: duplicates, clusters, pairs, signatures. Of these, too, none may be outdated. A set without a
-    ledger, such as a user's, is taken as it is. Returns the ledgers of all these stages.
+    ledger, such as a user's, is taken as it is. Returns the ledgers of all these stages. A note is printed if they have
+    read some sources, and not all that are `wanted`.
     """
-    return run.check_made([key_set], partial(_compare, run, key_set, {file.name: file.path for file in files}))
+    covered, present = set[str](), {file.name: file.path for file in files}
+    ledgers = run.check_made([key_set], partial(_compare, run, key_set, present, covered))
+    missing = sorted(set(wanted) - covered)
+    if covered and missing and not run.options.quiet:
+        print(
+            f"note: {key_set} was made without the documents of {', '.join(missing)}, and drops none of them: if that "
+            f"is not meant, run the stages that made it on {'this source' if len(missing) == 1 else 'these sources'}, "
+            "too",
+            file=sys.stderr,
+        )
+    return ledgers
 
 
-def _compare(run: StageRun, key_set: Path, present: dict[str, Path], ledger: KnownLedger) -> bool:
-    """Compare the corpus that a stage has read, if it did, with the files that are `present`, by name in the corpus."""
+def _compare(run: StageRun, key_set: Path, present: dict[str, Path], covered: set[str], ledger: KnownLedger) -> bool:
+    """Compare the corpus that a stage has read, if it did, with the files that are `present`, by name in the corpus.
+
+    The sources that it has read are added to `covered`.
+    """
     records = list(ledger.ledger.read().values())
     whole, some = (_corpus_tags(records, argument) for argument in (_GROUP, _PARTS))
     sources = set(map(source_of, whole))
+    covered |= sources
     changed, joined = _find_changed(run, whole or some, present), [name for name in present if name not in whole]
     unread = next((present[name] for name in joined if source_of(name) in sources), None)
     if fault := f"{changed} has changed" if changed else f"{unread} has joined it" if unread else "":

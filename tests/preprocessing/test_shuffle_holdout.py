@@ -18,6 +18,7 @@ from gristmill.io.parquet_tables import write_table
 from gristmill.io.pickles import dump_pickle
 from preprocessing import shuffle_holdout as stage
 from preprocessing.datasets import shares_table
+from preprocessing.filter import filter as find_short
 from preprocessing.mixing.manifest import BucketManifest, manifest_path
 from preprocessing.shuffle_holdout import pass1, pass2
 from tests.preprocessing.conftest import keys_of, write_provenance
@@ -332,3 +333,17 @@ def test_missing_provenance_gives_a_note(tmp_path: Path, corpus, capsys: pytest.
     dump_pickle(tmp_path / "d.pickle", {})
     pass1(norm, tmp_path / "out", tmp_path / "d.pickle", options=RunOptions(workers=1))
     assert "note: there is no " in capsys.readouterr().err
+
+
+def test_a_source_that_a_key_set_was_made_without_gives_a_note(
+    tmp_path: Path, quiet: RunOptions, corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    norm, short = corpus(book=3, web=3), tmp_path / "short.pickle"
+    for source in ("book", "web"):
+        find_short(norm, short, 0, source, 5, quiet)
+        pass1(norm, tmp_path / "out", short_docs=short, options=RunOptions(workers=1))
+        note = f"note: {short} was made without the documents of web, and drops none of them"
+        assert (note in capsys.readouterr().err) == (source == "book")
+    find_short(norm, tmp_path / "book.pickle", 0, "book", 5, quiet)
+    pass1(norm, tmp_path / "out", short_docs=tmp_path / "book.pickle", weights="web=0", options=RunOptions(workers=1))
+    assert "note" not in capsys.readouterr().err  # no document of web is taken
