@@ -107,13 +107,17 @@ def open_scratch(folder: Path | None, size: int | None, is_private: bool = False
     """
     parent = (folder or Path(tempfile.gettempdir())).absolute()
     _remove_left(parent)
-    own = parent / f"{_prefix()}{os.getpid()}-{secrets.token_hex(4)}{group and f'-{group}'}"
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, own, ignore_errors=True)
-        with suppress(OSError):  # a task that needs it says what is wrong
-            own.mkdir(parents=True)
-            owner = stack.enter_context((own / _OWNER).open("wb"))
-            fcntl.flock(owner, fcntl.LOCK_EX)
+        is_own = False
+        while not is_own:  # another process may take it for one that was left, and remove it before it is locked
+            own = parent / f"{_prefix()}{os.getpid()}-{secrets.token_hex(4)}{group and f'-{group}'}"
+            stack.callback(shutil.rmtree, own, ignore_errors=True)
+            is_own = True
+            with suppress(OSError):  # a task that needs it says what is wrong
+                own.mkdir(parents=True)
+                owner = stack.enter_context((own / _OWNER).open("wb"))
+                fcntl.flock(owner, fcntl.LOCK_EX)
+                is_own = (own / _OWNER).exists()
         yield Scratch(own, size, is_private, group=group)
 
 
@@ -124,15 +128,10 @@ def _prefix() -> str:
 
 def _remove_left(parent: Path) -> None:
     """Remove the scratch folders of processes of this machine that have died."""
-    for left in parent.glob(f"{_prefix()}*/{_OWNER}"):
-        _remove_if_left(left)
-
-
-def _remove_if_left(owner: Path) -> None:
-    """Remove the scratch folder of the file `owner` if no process holds its lock: numbers of processes repeat."""
-    with suppress(OSError), owner.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(owner.parent, ignore_errors=True)
+    for owner in parent.glob(f"{_prefix()}*/{_OWNER}"):
+        with suppress(OSError), owner.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # numbers of processes repeat, locks do not
+            shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 @dataclass

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,3 +93,15 @@ def test_a_task_that_ends_after_its_step_puts_nothing_in_place(tmp_path: Path) -
                 else:
                     copy.publish(task.outputs)
     assert (tmp_path / "out").read_text() == "in time" and not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_scratch_folder_is_not_removed_while_it_is_made(tmp_path: Path) -> None:
+    """By another process that begins and removes what was left."""
+
+    def open_and_look(_: int) -> bool:
+        with open_scratch(tmp_path, None) as scratch:
+            return scratch.folder.is_dir()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(open_and_look, range(2_000)))
+    assert not any(tmp_path.iterdir())
