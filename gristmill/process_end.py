@@ -5,7 +5,9 @@ lock, as a worker of a multiprocessing.Pool does, it would never be called, and 
 forever: processes that are forked from one that handles SIGTERM do not, and end at once.
 
 What a handler raises in a callback from C, such as those of numba's compiler, or in a finalizer, Python drops with a
-message. Here the signal is sent again instead, until what it raises reaches the program.
+message. Here the signal is sent again instead, until what it raises reaches the program. It is sent to the main thread,
+and repeatedly: a call that begins to wait just then, after Python has looked for signals, or while another thread
+receives this one, would not notice it.
 """
 
 import multiprocessing
@@ -13,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -23,6 +26,7 @@ from types import FrameType
 TERMINATED = 128 + signal.SIGTERM  # the exit code of a process that handles SIGTERM
 _EXIT_SECONDS = 5.0
 _AGAIN_SECONDS = 0.01
+_REPEAT_SECONDS = 0.25
 _FIRST = 1000  # priority of a finalizer before those of multiprocessing
 _before_fork = threading.local()  # the signal mask of the thread that forks this process
 
@@ -36,13 +40,30 @@ class _Handler:
 
     def __init__(self, action: Callable[[FrameType | None], None], hook: "_Hook") -> None:
         self.action, self.hook = action, hook
+        self.acted = 0  # times
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if _is_in_hook(frame):
-            _send_again(number)
+            self.send_again(number)
         else:
             self.hook.is_interrupted = True
+            self.acted += 1
             self.action(frame)
+
+    def send_again(self, number: int) -> None:
+        """Send the signal again, soon, until this handler acts on it or is no longer in charge."""
+        acted, main = self.acted, threading.main_thread().ident
+        assert main
+
+        def send() -> None:
+            time.sleep(_AGAIN_SECONDS)
+            signal.pthread_kill(main, number)
+            time.sleep(_REPEAT_SECONDS)
+            while self.acted == acted and not self.hook.has_ended:
+                signal.pthread_kill(main, number)
+                time.sleep(_REPEAT_SECONDS)
+
+        threading.Thread(target=send, daemon=True).start()
 
 
 class _Hook:
@@ -58,10 +79,12 @@ class _Hook:
 
     def __call__(self, dropped: "sys.UnraisableHookArgs") -> None:
         is_sigterm = issubclass(dropped.exc_type, Terminated)
-        if not self.has_ended and (is_sigterm or issubclass(dropped.exc_type, KeyboardInterrupt)):
-            if is_sigterm:
+        if is_sigterm:
+            if not self.has_ended:  # else it ends the process, as by default
                 signal.signal(signal.SIGTERM, self.sigterm)
-            _send_again(signal.SIGTERM if is_sigterm else signal.SIGINT)
+            self.sigterm.send_again(signal.SIGTERM)
+        elif issubclass(dropped.exc_type, KeyboardInterrupt) and not self.has_ended:
+            self.sigint.send_again(signal.SIGINT)
         elif not self.is_interrupted:
             self.before(dropped)
 
@@ -74,12 +97,6 @@ def _is_in_hook(frame: FrameType | None) -> bool:
     while frame and frame.f_code is not _Hook.__call__.__code__:
         frame = frame.f_back
     return frame is not None
-
-
-def _send_again(number: int) -> None:
-    later = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number))
-    later.daemon = True
-    later.start()
 
 
 @contextmanager
@@ -96,10 +113,10 @@ def interruptible(at_sigterm: Callable[[FrameType | None], None], by_sigint: boo
             signal.signal(signal.SIGINT, hook.sigint)
         yield
     finally:
+        hook.has_ended = True  # first: what is dropped from now on must not set the handler again
         if by_sigint:
             signal.signal(signal.SIGINT, before)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        hook.has_ended = True
         sys.unraisablehook = hook if hook.is_interrupted else hook.before
 
 

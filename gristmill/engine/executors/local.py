@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -11,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import wait as wait_for_end
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,11 +22,12 @@ from typing import Any, Generic, Protocol, Self, TypeVar, overload
 from gristmill.engine.executors.worker import run_in_worker, start_worker
 from gristmill.engine.task import relocate
 from gristmill.errors import GristmillError, UsageError, WorkerDied
-from gristmill.process_end import delay_sigint, how_ended
+from gristmill.process_end import TERMINATED, delay_sigint, how_ended
 from gristmill.storage.files import hash_file
 
 _FOR_FORK_SERVER = "gristmill.engine.executors.fork_server"
 _Item = TypeVar("_Item")
+_GRACE_SECONDS = 5.0
 _WINDOW = 4  # calls for each worker that are submitted ahead of their turn
 
 
@@ -98,12 +101,30 @@ class LocalExecutor:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._pool is None:
             return
-        if kind is not None and not issubclass(kind, Exception):  # interrupted: the workers' tasks end, too
-            for worker in self._started:
-                if worker.is_alive():
-                    with suppress(ProcessLookupError):
-                        os.kill(worker.pid or 0, signal.SIGINT)
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        if kind is None or issubclass(kind, Exception):
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            return
+        for worker in self._started:  # interrupted: the workers' tasks end, too
+            if worker.is_alive():
+                with suppress(ProcessLookupError):
+                    os.kill(worker.pid or 0, signal.SIGINT)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._wait_for_workers()
+
+    def _wait_for_workers(self) -> None:
+        """Wait until the workers of a pool that shuts down have ended.
+
+        One that was killed may have held the lock of the queue by which the others hear of the end: they are killed,
+        too, after the time that an interrupted task needs.
+        """
+        since_killed: float | None = None
+        while alive := [worker for worker in self._started if worker.is_alive()]:
+            if since_killed is None and any(worker.exitcode not in (None, 0, TERMINATED) for worker in self._started):
+                since_killed = time.monotonic()
+            if since_killed is not None and time.monotonic() - since_killed > _GRACE_SECONDS:
+                for worker in alive:
+                    worker.kill()
+            wait_for_end([worker.sentinel for worker in alive], 0.1)
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
         """Run every call; yield (index in `calls`, result) as each one finishes, in any order.

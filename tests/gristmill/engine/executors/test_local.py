@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from gristmill.engine.executors import local
 from gristmill.engine.executors.local import Call, LocalExecutor
 from gristmill.engine.task import FileSet
 from gristmill.errors import GristmillError, InputError, WorkerDied
@@ -165,3 +167,35 @@ def test_a_script_that_calls_a_stage_outside_of_main_is_told(tmp_path: Path) -> 
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "call it under `if __name__ == '__main__':`" in done.stderr
+
+
+def sleep_in(seconds: float, pid_file: Path) -> None:
+    pid_file.write_text(str(os.getpid()))
+    time.sleep(seconds)
+
+
+def test_an_interrupted_pool_ends_though_a_worker_is_killed_that_holds_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_GRACE_SECONDS", 0.5)
+    waited_too_long, pid_file = threading.Event(), tmp_path / "pid"
+    with pytest.raises(KeyboardInterrupt), LocalExecutor(2) as executor:
+        executor.submit(Call(sleep_in, {"seconds": 100, "pid_file": pid_file}))
+        executor.submit(Call(int, {})).result()
+        while not (pid_file.exists() and pid_file.read_text()):
+            time.sleep(0.05)
+        busy = int(pid_file.read_text())
+        idle = next(worker.pid for worker in executor._started if worker.pid != busy)
+        time.sleep(0.5)  # it waits for a call
+        os.kill(idle, signal.SIGSTOP)
+        threading.Timer(1, os.kill, (idle, signal.SIGKILL)).start()
+
+        def end_it() -> None:
+            waited_too_long.set()
+            os.kill(busy, signal.SIGKILL)
+
+        watch = threading.Timer(50, end_it)
+        watch.start()
+        raise KeyboardInterrupt
+    watch.cancel()
+    assert not waited_too_long.is_set()
