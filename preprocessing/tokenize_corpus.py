@@ -92,8 +92,8 @@ def tokenize_corpus(
         tokenizer: A SentencePiece .model file with an end-of-sentence piece, which ends each document.
         out_dir: OUT/tokens/train or OUT/tokens/holdout, the folder of token shards to write.
         options: Workers, memory, and when to stop; they change no output.
-        shard_size: Most bytes of a shard's .bin. What one task encodes, a slice of 64 MiB of a file or a group of
-            small files of 32 MiB, is not divided.
+        shard_size: Most bytes of a shard's .bin. What one task encodes is not divided: a slice of 64 MiB of a .jsonl or
+            .parquet file, a compressed file as a whole, or a group of small files.
         text_column: The column or field of the corpus that holds the text.
 
     Returns:
