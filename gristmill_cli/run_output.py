@@ -59,15 +59,17 @@ def _reject_unknown_files(stage: PipelineStage, folder: Path) -> None:
 
 def _reject_foreign_files(out: Path) -> None:
     """Raise OutputError if `out` has files with the names of this command's own, and no run has worked there."""
-    recorded = load_json(out / RUN_FILE, dict[str, Any]) or {}
-    if is_folder(out / STATE_DIR) or {"corpus", "dedup"} <= recorded.keys():
-        return
     for path in (out / RUN_FILE, out / FUNNEL_FILE):
-        if is_file(path):
+        if is_file(path) and not _has_run(out):  # in this order: another process may begin its run just now
             raise OutputError(
                 f"{path} exists, and gristmill run did not write it: it would be overwritten. Give another --out, or "
                 "remove it"
             )
+
+
+def _has_run(out: Path) -> bool:
+    recorded = load_json(out / RUN_FILE, dict[str, Any]) or {}
+    return {"corpus", "dedup"} <= recorded.keys() or is_folder(out / STATE_DIR)
 
 
 def _reject_other_run(config: RunConfig) -> None:

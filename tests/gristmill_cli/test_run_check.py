@@ -1,5 +1,6 @@
 """`gristmill run` with one mistake in its configuration: refused within a second, before anything is written."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,8 +12,12 @@ import pytest
 
 from dedup.minhash.signature_shards import SUFFIX, write_shard
 from dedup.minhash.signatures import Sketch
+from gristmill.engine.inputs.recorded import RUN_FILE
 from gristmill.errors import UsageError
+from gristmill.io.files import STATE_DIR
+from gristmill_cli import run_output
 from gristmill_cli.run import main
+from gristmill_cli.run_config import RunConfig
 from preprocessing.normalize_text import check_ftfy
 from tests.gristmill_cli.corpus import ROOT, run_arguments
 
@@ -178,7 +183,6 @@ def test_a_file_that_is_not_toml_is_refused(folder, tmp_path, capsys) -> None:
 
 def test_every_option_of_the_configuration_has_a_mistake_in_the_table() -> None:
     from gristmill.config import _option_types
-    from gristmill_cli.run_config import RunConfig
 
     covered = {f"--{section}.{key}" if section else f"--{key}" for section, key, _, _ in MISTAKES}
     assert covered == set(_option_types(RunConfig))
@@ -196,6 +200,24 @@ def test_a_file_of_the_user_with_the_name_of_one_of_a_run_is_not_overwritten(tmp
     code, message = refused(folder, "--out", str(tmp_path), capsys=capsys)
     assert code == 1 and f"{name} exists, and gristmill run did not write it: it would be overwritten" in message
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("looks", ["is_folder", "is_file"])
+def test_a_run_that_begins_while_another_looks_is_not_taken_for_a_user_s_files(tmp_path, folder, monkeypatch, looks):
+    look, out, begun = getattr(run_output, looks), tmp_path / "out", list[bool]()
+
+    def look_and_begin(path: Path) -> bool:
+        """The other process makes its lock, then the record, after this one has looked."""
+        found = look(path)
+        if not begun:
+            begun.append(True)
+            (out / STATE_DIR).mkdir(parents=True)
+            (out / STATE_DIR / "run.lock").touch()
+            (out / RUN_FILE).write_text(json.dumps({"corpus": str(folder / "corpus"), "dedup": {}, "apply": {}}))
+        return found
+
+    monkeypatch.setattr(run_output, looks, look_and_begin)
+    run_output.check_output(RunConfig(folder / "corpus", out), [])
 
 
 @pytest.mark.parametrize("leads_to", ["out", "out/normalized"])
