@@ -9,7 +9,6 @@ from typing import Literal, get_args
 
 if not __package__: sys.path[0] = str(Path(__file__).resolve().parents[1])  # fmt: skip
 
-import numpy as np
 import sentencepiece
 
 from gristmill.budget import worker_share
@@ -28,7 +27,7 @@ from gristmill.io.readers import Slice, read_documents
 from gristmill.io.writers import Rejects
 from gristmill.storage.local import atomic_write
 from preprocessing.mixing.line_buffer import LineBuffer
-from preprocessing.mixing.sampling import check_seed, random_numbers
+from preprocessing.mixing.sampling import check_seed, random_number
 from preprocessing.tokenizer.sentence_sample import MAX_SENTENCE_BYTES, SentenceSample
 
 ModelType = Literal["bpe", "unigram"]
@@ -146,7 +145,7 @@ def _sample_slice(
         sample = SentenceSample(budget, buffer)
         for document in read_documents(part, counts, rejects, by_original_source=True):
             key = document.original_key
-            number = int(random_numbers(seed, f"tokenizer {document.key.row}", key.file, np.array([key.row]))[0])
+            number = random_number(seed, f"tokenizer {document.key.row}", key.file, key.row)
             for left in sample.add(number, key.source, document.text):
                 counts.add(left.source, NOT_SAMPLED, left.size)
             del document  # a large one is gone before the next is read

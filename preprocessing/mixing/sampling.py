@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from gristmill.errors import UsageError
 
 RandomNumbers = NDArray[np.uint64]
-_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment: 2^64 / golden ratio
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment: 2^64 / golden ratio
+_MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_64_BITS = (1 << 64) - 1
 _BIN_BITS = 12  # leading bits that are counted: 4,096 bins
 
 
@@ -32,11 +34,28 @@ def random_numbers(seed: int, purpose: str, file: str, rows: NDArray[np.int64]) 
     >>> bool(five[0] == both[1]), bool(five[0] == other[0])
     (True, False)
     """
-    start = hashlib.blake2b(f"{seed}\0{purpose}\0{file}".encode(), digest_size=8).digest()
-    state = np.uint64(int.from_bytes(start, "little")) + (rows.astype(np.uint64) + np.uint64(1)) * _GOLDEN_GAMMA
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    one, two = map(np.uint64, _MULTIPLIERS)
+    state = np.uint64(_start(seed, purpose, file)) + (rows.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN_GAMMA)
+    state = (state ^ (state >> np.uint64(30))) * one
+    state = (state ^ (state >> np.uint64(27))) * two
     return state ^ (state >> np.uint64(31))
+
+
+def random_number(seed: int, purpose: str, file: str, row: int) -> int:
+    """The number that random_numbers has for one row: in integers of Python, several times faster than in an array.
+
+    >>> random_number(1, "part", "book/a", 5) == random_numbers(1, "part", "book/a", np.array([5]))[0]
+    np.True_
+    """
+    one, two = _MULTIPLIERS
+    state = (_start(seed, purpose, file) + (row + 1) * _GOLDEN_GAMMA) & _64_BITS
+    state = ((state ^ (state >> 30)) * one) & _64_BITS
+    state = ((state ^ (state >> 27)) * two) & _64_BITS
+    return state ^ (state >> 31)
+
+
+def _start(seed: int, purpose: str, file: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}\0{purpose}\0{file}".encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from gristmill.text import utf8_size
 from preprocessing.mixing.line_buffer import LineBuffer
 
 MAX_SENTENCE_BYTES = 4096  # longer lines are split
-_LINE = re.compile(r"[^\t\r\n\0]+")
+_SENTENCE = re.compile(rf"[^\t\r\n\0]{{1,{MAX_SENTENCE_BYTES // 4}}}")  # characters have up to 4 bytes
 _INDEX_BITS = 32  # of a document among those that were ever in the sample
 _FIELDS = 4  # of a document: source, bytes of its text, where its sentences begin and end in the buffer
 _COPIED = 1 << 20  # bytes at a time
@@ -90,7 +90,4 @@ def sentences(text: str) -> Iterator[str]:
     >>> list(sentences("a\\tb\\n\\nc"))
     ['a', 'b', 'c']
     """
-    step = MAX_SENTENCE_BYTES // 4  # characters, of up to 4 bytes
-    for found in _LINE.finditer(text):  # a line at a time: a list of all lines may take many times the text's memory
-        line = found[0]
-        yield from (line[i : i + step] for i in range(0, len(line), step))
+    return (found[0] for found in _SENTENCE.finditer(text))  # a list of all may take many times the text's memory
