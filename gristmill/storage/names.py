@@ -16,8 +16,9 @@ def name_of(path: Path | str) -> str:
     ('/a/b.txt', '/s3:/bucket/b.txt')
     """
     text = str(path)
-    if text[:1] == "/" and "/." not in text and "//" not in text and text[-1:] != "/":
-        return text  # as most are, of the many that a large corpus has
+    if text[:1] not in (".", "") and "/." not in text and "//" not in text and text[-1] != "/":
+        # as most are, of the many that a large corpus has; those of objects are relative
+        return text if text[0] == "/" else f"{os.getcwd().rstrip('/')}/{text}"  # noqa: PTH109
     if ".." in text and not is_remote(text):
         before, up, after = f"{Path(text).absolute()}/".rpartition(_UP)
         if up:

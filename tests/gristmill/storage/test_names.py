@@ -2,8 +2,11 @@
 
 import os
 from itertools import product
+from pathlib import Path
 
-from gristmill.storage.names import join, relative_to
+import pytest
+
+from gristmill.storage.names import join, name_of, relative_to
 
 FOLDERS = ("/", "/a", "/a/b", "/a/b/c", "/ab", "/s3:/bucket/a", "/s3:/other")
 RELATIVE = ("c", "c.txt", "c/d.txt", "../c", "../../c/d", "../../../../c", "..", "../..", ".", "./c", "../b/../c", ".c")
@@ -15,3 +18,11 @@ def test_as_os_path_does_it() -> None:
     names = {*FOLDERS, *(join(folder, relative) for folder, relative in product(FOLDERS, RELATIVE))}
     for folder, name in product(FOLDERS, sorted(names)):
         assert relative_to(folder, name) == os.path.relpath(name, folder), (folder, name)
+
+
+def test_names_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    paths = *RELATIVE, "", "a/", "a//b", "a/./b", "a/.b", "s3:/bucket/a", "/a/b", "/a/", "//a"
+    for folder in tmp_path / "a", tmp_path, Path("/"):
+        folder.mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)
+        assert [name_of(path) for path in paths] == [os.path.abspath(path) for path in paths], folder
