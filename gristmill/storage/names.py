@@ -1,12 +1,14 @@
 """Names of files: absolute paths without `..`, which after a link leads to the parent of what the link leads to."""
 
 import os
+import re
 from functools import lru_cache
 from pathlib import Path
 
 from gristmill.urls import is_remote
 
 _UP = "/../"
+_ODD_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)")  # an empty part of a path, `.` or `..`
 
 
 def name_of(path: Path | str) -> str:
@@ -16,9 +18,9 @@ def name_of(path: Path | str) -> str:
     ('/a/b.txt', '/s3:/bucket/b.txt')
     """
     text = str(path)
-    if text[:1] not in (".", "") and "/." not in text and "//" not in text and text[-1] != "/":
-        # as most are, of the many that a large corpus has; those of objects are relative
-        return text if text[0] == "/" else f"{os.getcwd().rstrip('/')}/{text}"  # noqa: PTH109
+    is_absolute = text[:1] == "/"
+    if not _ODD_PART.search(text, is_absolute):  # as most are, of the many that a large corpus has
+        return text if is_absolute else f"{os.getcwd().rstrip('/')}/{text}"  # noqa: PTH109
     if ".." in text and not is_remote(text):
         before, up, after = f"{Path(text).absolute()}/".rpartition(_UP)
         if up:
@@ -40,7 +42,7 @@ def join(folder: str, relative: str) -> str:
     """
     while relative.startswith("../"):
         folder, relative = folder.rpartition("/")[0] or "/", relative[3:]
-    if relative[:1] not in (".", "/", "") and "/." not in relative and folder != "/":
+    if folder != "/" and not _ODD_PART.search(relative):
         return f"{folder}/{relative}"
     return os.path.normpath(os.path.join(folder, relative))
 

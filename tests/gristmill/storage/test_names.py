@@ -10,6 +10,7 @@ from gristmill.storage.names import join, name_of, relative_to
 
 FOLDERS = ("/", "/a", "/a/b", "/a/b/c", "/ab", "/s3:/bucket/a", "/s3:/other")
 RELATIVE = ("c", "c.txt", "c/d.txt", "../c", "../../c/d", "../../../../c", "..", "../..", ".", "./c", "../b/../c", ".c")
+RELATIVE += ("c/.d/e", "c/..", "..c/d")
 
 
 def test_as_os_path_does_it() -> None:
@@ -21,7 +22,8 @@ def test_as_os_path_does_it() -> None:
 
 
 def test_names_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    paths = *RELATIVE, "", "a/", "a//b", "a/./b", "a/.b", "s3:/bucket/a", "/a/b", "/a/", "//a"
+    paths = ["", "a/", "a//b", "a/./b", "a/.b", "/", "/a/b", "/a/", "//a", "/.a/b", "/a/..b", "/a/..", "s3:/bucket/a"]
+    paths += RELATIVE
     for folder in tmp_path / "a", tmp_path, Path("/"):
         folder.mkdir(exist_ok=True)
         monkeypatch.chdir(folder)
