@@ -29,6 +29,7 @@ from gristmill.process_end import exit_with_parent
 
 _GRACE_SECONDS = 1.0  # after the first error, for the other ranks to return theirs
 _LEAVING_SECONDS = 5.0  # after a rank's job, for the other ranks to end theirs
+_END_SECONDS = 2.0  # after its last job, for an idle worker to end itself
 _NO_GROUP = math.inf  # time of the failure of a rank that could not connect to the others: theirs came before
 _MAX_JOBS = 25  # per process, which is then replaced: torch leaks threads and sockets of every process group
 _PRELOAD = ["training.parallel.parallelize"]  # imports torch and everything else that a model needs
@@ -55,7 +56,7 @@ class _Worker:
 
 
 class RankPool:
-    """Pool of up to `size` workers, one per rank; a job starts those that are missing, and `__exit__` kills all.
+    """Pool of up to `size` workers, one per rank; a job starts those that are missing, and `__exit__` ends all.
 
     `threads` per worker; `timeout`: seconds that a collective waits for other ranks; `job_timeout`: seconds for a job.
     `device`: "cuda" lets the ranks communicate tensors on GPUs too.
@@ -76,7 +77,7 @@ class RankPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._kill(list(self._workers))
+        self._end(list(self._workers))
 
     def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Run `function(*arguments)` on `size` ranks; returns the results by rank.
@@ -89,7 +90,7 @@ class RankPool:
         assert 0 < size <= self.size, f"{size} ranks of {self.size}"
         job = pickle.dumps((function, arguments))
         start_fork_server([*_PRELOAD, *(_PRELOAD_ON_CPU if self.device == "cpu" else [])])
-        self._kill([rank for rank, worker in self._workers.items() if worker.jobs >= _MAX_JOBS])
+        self._end([rank for rank, worker in self._workers.items() if worker.jobs >= _MAX_JOBS])
         for rank in range(size):
             if rank not in self._workers:
                 self._workers[rank] = self._start(rank)
@@ -147,6 +148,15 @@ class RankPool:
         process.start()
         theirs.close()
         return _Worker(process, ours)
+
+    def _end(self, ranks: list[int]) -> None:
+        """End idle workers: each ends itself, so that it removes semaphores that a job made, or is killed in time."""
+        for rank in ranks:
+            self._workers[rank].connection.close()
+        deadline = time.monotonic() + _END_SECONDS
+        for rank in ranks:
+            self._workers[rank].process.join(max(0.0, deadline - time.monotonic()))
+        self._kill(ranks)
 
     def _kill(self, ranks: list[int]) -> None:
         workers = [self._workers.pop(rank) for rank in ranks]

@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -41,6 +42,14 @@ def hang_on_one() -> int:
     if dist.get_rank() == 1:
         time.sleep(1000)
     return dist.get_rank()
+
+
+_locks = []  # of this process, as tqdm keeps one that a compiler makes
+
+
+def make_lock() -> str:
+    _locks.append(multiprocessing.RLock())
+    return str(_locks[-1]._semlock.name)  # type: ignore[attr-defined]
 
 
 def exit_on_all() -> None:
@@ -137,3 +146,10 @@ def test_workers_are_replaced_after_a_number_of_jobs(monkeypatch: pytest.MonkeyP
     with RankPool(2) as pool:
         pids = [pool.run(2, os.getpid)[0] for _ in range(7)]
     assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3, 1]
+
+
+def test_workers_leave_no_semaphores() -> None:
+    with RankPool(2) as pool:
+        names = pool.run(2, make_lock)
+        assert all(Path(f"/dev/shm/sem.{name.lstrip('/')}").exists() for name in names)
+    assert not any(Path(f"/dev/shm/sem.{name.lstrip('/')}").exists() for name in names)
