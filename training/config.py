@@ -10,6 +10,7 @@ import msgspec
 from gristmill.config import INT64, Range, check_ranges
 from gristmill.errors import require
 from gristmill.io.token_manifest import Manifest
+from gristmill.storage.files import reject_remote
 from training.checkpoint.checkpoint import CheckpointConfig
 from training.data.batches import DataConfig
 from training.data.mix import TokenMix
@@ -80,6 +81,7 @@ class TrainConfig:
     def check(self) -> None:
         """Raise UsageError for a value out of range, or options that exclude each other."""
         check_ranges(self)
+        reject_remote(self.out_dir, *filter(None, [self.memory.folder]))
         require(
             self.timeout == 0 or self.timeout >= 1,  # ranks cannot even connect in less
             f"timeout is {self.timeout}; wanted 1 or more seconds, or 0 for the default; try --timeout 0",

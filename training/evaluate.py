@@ -19,6 +19,7 @@ from tyro.conf import Positional
 from gristmill.config import INT64, Range, check_ranges
 from gristmill.errors import InputError, UsageError, require
 from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes
 from training.checkpoint.checkpoint import open_checkpoint
 from training.checkpoint.checkpoint_group import CheckpointGroup
@@ -93,6 +94,7 @@ class EvaluateConfig:
     def check(self) -> None:
         """Raise UsageError for a value out of range, or nothing to evaluate."""
         check_ranges(self)
+        reject_remote(*filter(None, [self.out]))
         check_ranges(self.parallel, "parallel.")
         self.eval.check()
         require(

@@ -14,6 +14,7 @@ from tyro.conf import Positional
 
 from gristmill.command import command
 from gristmill.errors import UsageError, require
+from gristmill.storage.files import reject_remote
 from training.kernels.precision import Precision
 from training.planner.cost.fitted_constants import Constants, fitted_constants
 from training.planner.cost.hardware import Cluster, Device, find_device
@@ -92,6 +93,7 @@ def plan(
         micro_batches: Micro-batches to draw.
         costs: Seconds to draw of a rank's forward pass, of its backward pass for inputs, and for weights.
     """
+    reject_remote(*filter(None, [calibrate, draw]))
     if calibrate is not None:
         return _calibrate(calibrate)
     constants = fitted_constants()

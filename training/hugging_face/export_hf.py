@@ -20,6 +20,7 @@ from gristmill.engine.options import parse_size
 from gristmill.errors import OutputError, UsageError, wrap_write_errors
 from gristmill.io.formats.vocabulary import read_vocabulary
 from gristmill.io.token_manifest import TokenizerRecord
+from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes, flush_to_disk, partial_path, sha256_file
 from training.checkpoint.checkpoint import CheckpointRecord, open_checkpoint
 from training.checkpoint.checkpoint_group import single_process_group
@@ -105,7 +106,8 @@ def _stored_dtype(checkpoint: Path) -> torch.dtype:
 
 
 def require_empty(out_dir: Path) -> None:
-    """Raise UsageError unless a folder is new or empty."""
+    """Raise UsageError unless a folder is new or empty, and of this machine."""
+    reject_remote(out_dir)
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
         raise UsageError(f"{out_dir} is not an empty folder; give a new or empty folder")
 

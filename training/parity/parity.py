@@ -23,6 +23,7 @@ from rich.text import Text
 
 from gristmill.command import wide_console
 from gristmill.errors import GristmillError, UsageError
+from gristmill.storage.files import reject_remote
 from gristmill.storage.local import atomic_write_bytes
 from training.distributed.layout import ParallelConfig
 from training.distributed.rank_pool import RankPool
@@ -57,6 +58,7 @@ def parity(
         raise UsageError(f"processes is {processes}; wanted 1 to 64")
     if out is not None and out.suffix not in (".md", ".json"):
         raise UsageError(f"out is {out}; wanted a file that ends in .md or .json")
+    reject_remote(*filter(None, [out]))
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device is cuda, and torch finds no GPU on this machine; try --device cpu")
     plan = plan_certificate(full, processes, device)
