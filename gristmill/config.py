@@ -26,7 +26,7 @@ from gristmill.urls import unknown_scheme_in
 
 Config = TypeVar("Config")
 INT64 = 2**63 - 1
-_FRAME = re.compile("[─│╭╮╰╯]+")  # the box that tyro draws around its errors
+_FRAME = re.compile("[─│╭╮╰╯]+|-{8,}")  # the box that tyro draws around its errors, where it can
 
 
 def load_config(cls: type[Config], argv: Sequence[str], prog: str | None = None) -> Config:

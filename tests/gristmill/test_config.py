@@ -1,4 +1,6 @@
+import io
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -128,6 +130,13 @@ def test_a_wrong_command_line_says_what_to_try(options: str, message: str, capfd
         load_config(Mill, ["--out_dir", "a", "--stones.wood", "b", *options.split()])
     assert message in str(error.value)
     assert capfd.readouterr() == ("", "")  # the caller prints it, once
+
+
+def test_an_error_has_no_box_where_the_terminal_cannot_draw_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+    with pytest.raises(UsageError) as error:
+        load_config(Mill, ["--out_dir", "a", "--stones.wood", "b", "--kind", "steam"])
+    assert "invalid choice 'steam' for argument '--kind'" in str(error.value) and "---" not in str(error.value)
 
 
 def test_what_is_required_may_come_from_either_and_must_come_from_one(file: Path) -> None:
