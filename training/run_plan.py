@@ -78,6 +78,11 @@ class RunPlan:
     def _batch_tokens(self) -> int:
         return self.config.data.batch_size * self.config.data.seq_len
 
+    def notes(self, device: str, steps_done: int) -> list[str]:
+        """Lines for a run that goes on after `steps_done` on a `device` (cpu or cuda): what was given in vain."""
+        config = self.config
+        return [*config.memory.warnings(device), *config.profile.notes(steps_done), *_idle_options(config, self.model)]
+
     def header(self, parameters: int, processes: int, device: str) -> str:
         """Two lines for logs: the sizes of the model, the layout and the batch. `device` is cpu or cuda."""
         model, split = self.model, self.split
@@ -91,3 +96,29 @@ class RunPlan:
             f"{split.grad_accum_steps} micro-batches x {split.micro_batch_size} sequences x "
             f"{self.train.first.length}{part}"
         )
+
+
+def _idle_options(config: TrainConfig, model: ModelConfig) -> list[str]:
+    """A line for each option that was given and that another one leaves without effect; `model` is resolved."""
+    optim, memory = config.optim, config.memory
+    idle: list[tuple[str, bool, str]] = [
+        ("model.rope_base", model.positions != "rope", f"model.positions {model.positions}"),
+        ("optim.min_lr", optim.schedule == "constant", "optim.schedule constant"),
+        ("optim.muon_momentum", optim.name != "muon", f"optim.name {optim.name}"),
+        ("eval.prompt", not config.eval.sample_tokens, "eval.sample_tokens 0"),
+        ("eval.temperature", not config.eval.sample_tokens, "eval.sample_tokens 0"),
+        ("parallel.schedule", config.parallel.pp == 1, "parallel.pp 1"),
+        ("memory.folder", "disk" not in (memory.optimizer, memory.parameters), "nothing offloaded to disk"),
+        ("stability.max_skipped_steps", config.stability.policy == "stop", "stability.policy stop"),
+        ("profile.ranks", not config.profile.steps, "no profile.steps"),
+    ]
+    scaling = ("initial_loss_scale", "scale_growth_interval", "min_loss_scale")
+    idle += [(f"stability.{name}", config.precision != "fp16", f"precision {config.precision}") for name in scaling]
+    lines = []
+    for option, without_effect, reason in idle:
+        section, _, name = option.partition(".")
+        given = getattr(getattr(config, section), name)
+        if without_effect and given != getattr(type(getattr(config, section)), name):
+            value = " ".join(map(str, given)) if isinstance(given, tuple) else given
+            lines.append(f"{option} {value} has no effect with {reason}")
+    return lines

@@ -292,8 +292,7 @@ class Trainer:
         )
         first, last = (step * split.batch_size for step in (self.seen.since, self.config.optim.steps))
         read = self.train_data.lines(self.batches.data, self.batches.mix, first, last)
-        notes = [*self.config.memory.warnings(world.device.type), *self.config.profile.notes(self.steps_done)]
-        for line in [*read, *notes]:
+        for line in [*read, *self.plan.notes(world.device.type, self.steps_done)]:
             self.reporter.say(line)
         sizes = {"parameters": self.parameters, "processes": world.size, "tokens_per_step": self.tokens_per_step}
         self.reporter.record("run", self.steps_done, **sizes, unigram_loss=self.unigram_loss)

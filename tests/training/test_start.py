@@ -14,7 +14,10 @@ from gristmill.errors import InputError, UsageError
 from gristmill.io.token_manifest import Manifest, ShardRecord
 from gristmill.io.token_shards import MAGIC
 from training.config import TrainConfig
+from training.optim.stability import StabilityConfig
+from training.profiling.profile_config import ProfileConfig
 from training.reporting.evaluate import EvalConfig
+from training.run_plan import RunPlan
 from training.train import train
 
 
@@ -122,3 +125,27 @@ def test_a_run_of_a_release_with_another_order_of_samples_says_how_to_resume_it(
     with pytest.raises(UsageError, match=r"differs in data\.order \(randperm there, keyed now\).*Give the values"):
         train(longer)
     train(replace(longer, data=earlier.data))
+
+
+def test_options_without_effect_are_named(config: TrainConfig) -> None:
+    assert RunPlan.of(config).notes("cpu", 0) == []
+    given = replace(
+        config,
+        optim=replace(config.optim, muon_momentum=0.9),
+        parallel=replace(config.parallel, schedule="gpipe"),
+        stability=StabilityConfig(initial_loss_scale=4.0),
+        profile=ProfileConfig(ranks=(0, 1)),
+        eval=EvalConfig(prompt="grain", sample_tokens=0),
+    )
+    assert RunPlan.of(given).notes("cpu", 0) == [
+        f"{option} has no effect with {reason}"
+        for option, reason in (
+            ("optim.muon_momentum 0.9", "optim.name adamw"),
+            ("eval.prompt grain", "eval.sample_tokens 0"),
+            ("parallel.schedule gpipe", "parallel.pp 1"),
+            ("profile.ranks 0 1", "no profile.steps"),
+            ("stability.initial_loss_scale 4.0", "precision fp32"),
+        )
+    ]
+    used = replace(given, optim=replace(given.optim, name="muon"), precision="fp16")
+    assert not any("optim" in line or "stability" in line for line in RunPlan.of(used).notes("cpu", 0))
