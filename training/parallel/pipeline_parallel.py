@@ -16,6 +16,7 @@ from training.distributed.layout import ParallelConfig
 from training.kernels.precision import accumulation_dtype
 from training.model.batch import Batch
 from training.model.decoder import Decoder
+from training.model.embedding import Head
 from training.parallel.data_parallel import GradReducer
 from training.sharding.axis import Axis
 
@@ -48,6 +49,8 @@ class _Stage(PipelineStage):
         return profiler.record_function(f"{self.schedule} pass {kind} of {where}")
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        if fwd_chunk_id == 0 and isinstance(self.submod.head, Head) and self.submod.head.z_loss is not None:
+            self.submod.head.z_loss.take()  # of the pass by which torch learns shapes, before the first
         with self._named("F", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
