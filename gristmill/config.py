@@ -198,8 +198,8 @@ def _convert(value: Any, kind: Any, where: str, strict: bool = True) -> Any:
 
 
 def _read_path(kind: type, value: Any) -> Any:
-    if value == "":  # Path("") is the current folder
-        raise TypeError("an empty path")
+    if value == "" or "\0" in value:  # Path("") is the current folder, and no file has a null in its name
+        raise TypeError("an empty path, or one with a null character")
     return kind(value)
 
 

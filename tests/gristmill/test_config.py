@@ -94,6 +94,7 @@ def test_underscores_hyphens_signs_and_booleans(wet: str, cover: str) -> None:
         ("[stones]\nturns_per_minute = 1.5", "stones.turns_per_minute is 1.5; wanted int"),
         ("[stones]\nsizes = [1]", "wanted tuple"),
         ("kind = 'steam'", "kind is 'steam'; wanted 'water' or 'wind'"),
+        ('out_dir = "a\\u0000b"', r"out_dir is 'a\x00b'; wanted Path"),
         ("stones = 3", r"stones is 3; wanted a table [stones]"),
         ("[weights]\ncode = 'much'", "wanted dict[str, float]"),
     ],
