@@ -116,8 +116,17 @@ def wrap_write_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is None or isinstance(error, OutputError):
             raise
-        hint = _WRITE_HINTS.get(error.errno, f"{error.strerror}. Choose another folder")
+        link = _dangling_link(path) if error.errno in (errno.EEXIST, errno.ENOTDIR) else ""
+        hint = link or _WRITE_HINTS.get(error.errno, f"{error.strerror}. Choose another folder")
         raise OutputError(f"cannot write {path}: {hint}") from error
+
+
+def _dangling_link(path: Path) -> str:
+    """What is wrong with a link to nothing on the way to `path`; '' if there is none."""
+    for folder in (path, *path.parents):
+        if folder.is_symlink() and not folder.exists():
+            return f"{folder} is a link to {folder.readlink()}, which is not there: make it a folder, or remove it"
+    return ""
 
 
 @contextmanager

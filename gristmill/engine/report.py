@@ -95,13 +95,18 @@ def _progress_bar(name: str, tasks: Sequence[Task], quiet: bool) -> Iterator[Cal
         yield lambda size, _: progress.advance(bar, size)
 
 
+def log_seconds() -> float:
+    """Seconds between two lines of a log; GRISTMILL_LOG_SECONDS, or a minute."""
+    return seconds_in("GRISTMILL_LOG_SECONDS", _LINE_SECONDS)
+
+
 @contextmanager
 def log_lines(line: Callable[[], str]) -> Iterator[None]:
     """Context: print what `line` returns once a minute (GRISTMILL_LOG_SECONDS), in a thread, however long tasks last.
 
     A task may run in this process: nobody else has time to look at the clock.
     """
-    ended, seconds = threading.Event(), seconds_in("GRISTMILL_LOG_SECONDS", _LINE_SECONDS)
+    ended, seconds = threading.Event(), log_seconds()
 
     def work() -> None:
         while not ended.wait(seconds):

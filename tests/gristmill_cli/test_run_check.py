@@ -42,6 +42,8 @@ MISTAKES = [  # section, key, value, and what the message must say
     ("", "out", "{folder}", "--out next to the corpus"),
     ("", "out", "{folder}/file", "a file of that name exists where a folder is wanted"),
     ("", "out", "{folder}/file/out", "is a file, not a folder"),
+    ("", "out", "{folder}/link", "/link is a link to nowhere, which is not there: make it a folder, or remove it"),
+    ("", "out", "{folder}/link/out", "/link is a link to nowhere, which is not there"),
     ("", "from", "tokenise", "wanted|invalid"),
     ("", "from", "to_hash", "--from to_hash: normalize_text has not finished: give --from normalize_text"),
     (
@@ -140,6 +142,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "corpus" / source / "a.jsonl").write_text('{"text": "a document"}\n')
     (folder / "empty").mkdir()
     (folder / "file").write_text("")
+    (folder / "link").symlink_to("nowhere")
     for part in (".gristmill/run", "minhash"):
         (folder / "past" / part).mkdir(parents=True)
     with write_shard(folder / "index" / f"a{SUFFIX}", "a/a.jsonl", Sketch(seed=9)) as shard:

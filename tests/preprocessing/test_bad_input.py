@@ -186,6 +186,14 @@ def test_error_for_an_output_that_cannot_be_written(tmp_path: Path, fails, targe
     assert code == 1 and "cannot write" in text and "hoose another folder" in text
 
 
+@pytest.mark.parametrize("target", ["link", "link/below"])
+def test_an_output_that_is_a_link_to_nothing_is_named(tmp_path: Path, fails, target: str) -> None:
+    put(tmp_path / "in" / "a.jsonl", GOOD)
+    (tmp_path / "link").symlink_to("nowhere")
+    code, text = fails(NORMALIZE, "--data_dir", tmp_path / "in", "--target_dir", tmp_path / target)
+    assert code == 1 and f"{tmp_path}/link is a link to nowhere, which is not there: make it a folder" in text
+
+
 def test_the_limit_of_file_sizes_is_named(tmp_path: Path) -> None:
     put(tmp_path / "in" / "a.jsonl", MANY)
     command = f"ulimit -f 200; exec {sys.executable} {NORMALIZE} --data_dir {tmp_path}/in --target_dir {tmp_path}/out"

@@ -15,8 +15,10 @@ from gristmill.engine.executors.shards import shard_executor
 from gristmill.engine.executors.staging import Scratch, open_scratch
 from gristmill.engine.executors.work import Work
 from gristmill.engine.options import RunOptions
+from gristmill.engine.report import log_seconds
 from gristmill.errors import UsageError
 from gristmill.storage.files import list_names, remove_files, write_file
+from gristmill.storage.lease import lease_seconds
 from gristmill.storage.lock import stage_lock
 from gristmill.urls import is_remote
 
@@ -38,8 +40,9 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: W
     """Context: hold the lock of a stage or a run, and have what its options ask for.
 
     With --shard this process helps others that do the same `work` while it waits. Raises FinishedElsewhere if they have
-    finished it, UsageError if they have other options.
+    finished it, UsageError if they have other options, or if a time in the environment is none.
     """
+    assert lease_seconds() and log_seconds()  # refused at once, as they may be read first in the middle of the work
     if _is_importing_script():
         raise UsageError(
             "a worker process imports the script that called a stage, and would call it again: call it under "

@@ -45,3 +45,17 @@ def test_invalid_options_are_refused(tmp_path: Path, options: RunOptions, messag
     with pytest.raises(UsageError, match=message), open_stage(STAGE, tmp_path / "out", options):
         raise AssertionError
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("variable", ["GRISTMILL_LEASE_SECONDS", "GRISTMILL_LOG_SECONDS"])
+def test_a_time_that_is_none_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """Also where it is not needed, as on a disk: it is a mistake, and the next run may need it."""
+    monkeypatch.setenv(variable, "nan")
+    with (
+        pytest.raises(UsageError, match=f"{variable} 'nan': wanted seconds"),
+        open_stage(STAGE, tmp_path / "out", RunOptions(workers=1)),
+    ):
+        raise AssertionError
+    assert not (tmp_path / "out").exists()
