@@ -19,7 +19,8 @@ from dedup.tables import Indices, Table, as_table, text_batches
 from gristmill.errors import UsageError
 
 _BATCH = 256  # texts of clusters read together
-Ranker = Callable[[Table, Indices], list[int]]
+Ranks = list[tuple[int, int]]  # and fine ranks
+Ranker = Callable[[Table, Indices], Ranks]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,34 +136,35 @@ def _parse_ranker(text: str) -> Ranker:
         policy = parse_keep(f"source:{names}") if equals and column else None
         if not isinstance(policy, BySource):
             raise UsageError(f"keep {text!r}: wanted the column and its values in order, such as source:site=a,b")
-        return lambda table, rows: [policy.rank(value) for value in table.values(column, rows)]
+        return lambda table, rows: [(policy.rank(value), 0) for value in table.values(column, rows)]
     keep = parse_keep(text)
     return lambda table, rows: _policy_ranks(keep, table, rows)
 
 
-def _policy_ranks(keep: Keep, table: Table, rows: Indices) -> list[int]:
+def _policy_ranks(keep: Keep, table: Table, rows: Indices) -> Ranks:
     """Ranks of rows (n) under any policy but BySource; the lowest rank is kept."""
     if isinstance(keep, First):
-        return [0] * len(rows)
+        return [(0, 0)] * len(rows)
     if isinstance(keep, Longest):
-        return [rank_longest(len(text)) for text in table.texts(rows)]
+        return [(rank_longest(len(text)), 0) for text in table.texts(rows)]
     assert not isinstance(keep, BySource)
     column = keep.field.partition(".")[0]
     ranks = (rank_newest(keep.value({column: value})) for value in table.values(column, rows))
-    return [LAST if rank is None else rank for rank in ranks]
+    return [(LAST, 0) if rank is None else rank for rank in ranks]
 
 
 def _in_keep_order(table: Table, roots: NDArray[np.int64], rank: Ranker, keep: str) -> NDArray[np.int64]:
     """Indices of texts in clusters of two or more, cluster by cluster, each sorted by rank, then by index."""
     sizes = np.bincount(roots, minlength=len(roots))
     members = np.flatnonzero(sizes[roots] > 1)
-    ranks = np.array([r for indices in _batches(members) for r in rank(table, indices)], np.int64)
+    found = [r for indices in _batches(members) for r in rank(table, indices)]
+    ranks, fine_ranks = np.array(found, np.int64).reshape(-1, 2).T
     if keep.startswith("newest:") and len(ranks) and (ranks == LAST).all():
         raise UsageError(
             f"keep {keep!r}: none of the {len(ranks):,} texts in clusters has a number or a date there: name a column "
             "that has"
         )
-    return members[np.lexsort((members, ranks, roots[members]))]
+    return members[np.lexsort((members, fine_ranks, ranks, roots[members]))]
 
 
 def _with_shingles(table: Table, members: Indices, sketch: Sketch) -> Iterator[tuple[int, Features]]:

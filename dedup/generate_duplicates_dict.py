@@ -35,7 +35,7 @@ from gristmill.io.parquet_tables import is_table
 from gristmill.storage.files import is_file
 from gristmill.storage.names import name_of
 
-STAGE = Stage("generate_duplicates_dict", version=3, libraries=("pyarrow", "unicode"))
+STAGE = Stage("generate_duplicates_dict", version=4, libraries=("pyarrow", "unicode"))
 
 
 def generate_duplicates_dict(

@@ -17,7 +17,8 @@ from gristmill.io.pickles import load_pickle
 
 # A document of a cluster. `file` is an index into the sorted file names, `position` the document's row in the input.
 MEMBER_FIELDS = [
-    ("cluster", "<i8"), ("tier", "u1"), ("rank", "<i8"), ("position", "<i8"), ("file", "<i4"), ("row", "<i8"),
+    ("cluster", "<i8"), ("tier", "u1"), ("rank", "<i8"), ("fine_rank", "<i8"), ("position", "<i8"), ("file", "<i4"),
+    ("row", "<i8"),
 ]  # fmt: skip
 MEMBER = np.dtype(MEMBER_FIELDS)
 _BLOCK = 1 << 16  # members read together
@@ -56,7 +57,7 @@ class Clusters:
         return int(pa.parquet.read_metadata(self.path).num_rows)
 
     def blocks(self) -> Iterator[NDArray]:
-        """Yield blocks of MEMBERs in the input's order, cluster by cluster; tier and rank are 0.
+        """Yield blocks of MEMBERs in the input's order, cluster by cluster; tier and ranks are 0.
 
         InputError if the file is damaged, or clusters do not ascend.
         """

@@ -1,20 +1,23 @@
 """Keep policies: the order of documents within a cluster, of which the first is kept.
 
-Documents are ordered by tier, then by rank, then by key:
+Documents are ordered by tier, then by rank, then by fine rank, then by key:
 
-    tier  INDEXED (in an index built before), ORDINARY, DROPPED (removed by another stage anyway)
-    rank  int64 from the policy: first (0 for all), longest, source:a,b or newest:field
-    key   the position in the clusters file, which is in key order
+    tier       INDEXED (in an index built before), ORDINARY, DROPPED (removed by another stage anyway)
+    rank       int64 from the policy: first (0 for all), longest, source:a,b or newest:field
+    fine rank  of newest:field, what float64 rounds off a value; 0 otherwise
+    key        the position in the clusters file, which is in key order
 """
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from numbers import Real
+from fractions import Fraction
+from numbers import Rational, Real
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,9 @@ from gristmill.io.keys import PackedKeys
 
 INDEXED, ORDINARY, DROPPED = 0, 1, 2  # tiers
 LAST = np.iinfo(np.int64).max  # rank of a document that lacks the policy's field or is of no listed source
-KEEP_ORDER = ("cluster", "tier", "rank", "position")  # fields of a MEMBER to sort by
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_BILLIONTHS = re.compile(r"[.,]\d{6}(\d{1,9})")  # of a second, after its millionths
+KEEP_ORDER = ("cluster", "tier", "rank", "fine_rank", "position")  # fields of a MEMBER to sort by
 CHOICES = "first, longest, source:wikipedia,book (in that order), newest:meta.timestamp (a field of the record)"
 
 
@@ -61,7 +66,8 @@ class Newest:
     """Keep the document with the greatest value of a field; documents without it come last.
 
     `field` is a path into the record, such as meta.timestamp. Its values are numbers, or dates and times
-    in ISO 8601 (UTC unless they name a zone), which count as seconds since 1970. All are compared as float64.
+    in ISO 8601 (UTC unless they name a zone), which count as seconds since 1970. Integers and times are compared to
+    the last digit, nanoseconds too.
     """
 
     field: str
@@ -111,22 +117,41 @@ def rank_longest(characters: int) -> int:
     return -characters
 
 
-def rank_newest(value: Any) -> int | None:
-    """Rank (int64) by a number or a point in time: greater ones come first. None if `value` is neither.
+def rank_newest(value: Any) -> tuple[int, int] | None:
+    """Rank and fine rank (int64) by a number or a point in time: greater ones come first. None if `value` is neither.
 
-    >>> rank_newest("2023-03-01T12:00:00Z") < rank_newest("2023-02-28") < rank_newest(7.5) < LAST
+    The rank is that of the nearest float64, the fine rank that of what is left: together they tell integers beyond
+    2^53 apart, and times since 1970 by the nanosecond.
+
+    >>> rank_newest("2023-03-01T12:00:00Z") < rank_newest("2023-02-28") < rank_newest(7.5) < (LAST, 0)
+    True
+    >>> rank_newest(2**60 + 1) < rank_newest(2**60)
     True
     """
     number = _number(value)
-    if number is None or not math.isfinite(number):
+    try:
+        near = float(number) if number is not None else math.nan
+    except (OverflowError, ValueError):  # of a signalling NaN
         return None
+    if number is None or not math.isfinite(near):
+        return None
+    rest = Fraction(number) - Fraction(near) if near else Fraction()  # one below all float64 is 0
+    return _descending(near), _descending(float(rest))
+
+
+def _descending(number: float) -> int:
+    """An int64 that is the less, the greater a finite number is."""
     bits = int(np.float64(number + 0.0).view(np.int64))  # + 0.0 turns -0.0 into 0.0
     ascending = bits if bits >= 0 else bits ^ LAST  # the bits of negative floats are in descending order
     return ~ascending
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any) -> Fraction | Decimal | float | None:
+    """The exact value of a number, or of a point in time in seconds since 1970; None if it is neither."""
+    billionths = Fraction()
     if isinstance(value, str):
+        if digits := _BILLIONTHS.search(value):  # which Python's datetime leaves out
+            billionths = Fraction(int(digits[1]), 10 ** (6 + len(digits[1])))
         try:
             value = datetime.fromisoformat(value.strip())
         except ValueError:
@@ -134,16 +159,17 @@ def _number(value: Any) -> float | None:
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time())
     if isinstance(value, datetime):
-        try:
-            return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
-        except OverflowError:  # beyond the year 1 or 9999 in UTC
-            return None
+        return _seconds((value if value.tzinfo else value.replace(tzinfo=UTC)) - _EPOCH) + billionths
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):  # NumPy's are Real, too
         return None
-    try:
-        return float(value)
-    except (OverflowError, ValueError):  # of a signalling NaN
-        return None
+    if isinstance(value, Rational):
+        return Fraction(int(value.numerator), int(value.denominator))
+    return value if isinstance(value, Decimal) else float(value)
+
+
+def _seconds(since: timedelta) -> Fraction:
+    whole = since.days * 86_400 + since.seconds
+    return whole + Fraction(since.microseconds * 1000 + getattr(since, "nanoseconds", 0), 10**9)  # pandas' has them
 
 
 def _decoded(value: Any) -> Any:

@@ -44,6 +44,7 @@ class Fetched(NamedTuple):
     cluster: int
     tier: int
     rank: int
+    fine_rank: int
     position: int
     file: int
     row: int
@@ -141,7 +142,7 @@ class _Fetcher:
         self.keep, self.texts, self.counts = keep, texts, counts
         self.offset = 0
         self.is_without_field = False  # whether a document without the policy's field was found
-        self.found: list[tuple[int, int, int]] = []  # rank, offset, size
+        self.found: list[tuple[int, int, int, int]] = []  # rank, fine rank, offset, size
 
     def fetch(self, documents: Iterator[Document], members: NDArray, part: Slice) -> Iterator[NDArray]:
         """Yield blocks of FETCHED for all MEMBERs (n); arguments are in row order. InputError if one is missing."""
@@ -167,9 +168,9 @@ class _Fetcher:
 
     def _store(self, document: Document) -> None:
         data = document.text.encode()
-        rank, reason = self._rank(document)
+        (rank, fine_rank), reason = self._rank(document)
         self.counts.add(document.key.source, reason, len(data))
-        self.found.append((rank, self.offset, len(data)))
+        self.found.append((rank, fine_rank, self.offset, len(data)))
         if self.texts:
             hold, size = Hold(), HASHING_FACTOR * len(data)
             if not hold.fits(size):  # refused here, where its name is known
@@ -177,12 +178,12 @@ class _Fetcher:
             self.texts.write(data)
             self.offset += len(data)
 
-    def _rank(self, document: Document) -> tuple[int, str]:
-        """The document's rank by the policy, and the reason it is counted under."""
+    def _rank(self, document: Document) -> tuple[tuple[int, int], str]:
+        """The document's rank and fine rank by the policy, and the reason it is counted under."""
         if isinstance(self.keep, Longest):
-            return rank_longest(len(document.text)), CLUSTERED
+            return (rank_longest(len(document.text)), 0), CLUSTERED
         if not isinstance(self.keep, Newest):
-            return 0, CLUSTERED
+            return (0, 0), CLUSTERED
         value = self.keep.value(document.fields)
         rank = rank_newest(value)
         if rank is not None:
@@ -191,16 +192,16 @@ class _Fetcher:
             if not self.is_without_field:  # one example suffices
                 self.counts.add_example(f"{document.key} has the fields {', '.join(document.fields)}")
             self.is_without_field = True
-            return LAST, WITHOUT_FIELD
+            return (LAST, 0), WITHOUT_FIELD
         self.counts.add_example(f"{document.key}: {str(value)[:80]!r}")
-        return LAST, UNREADABLE_FIELD
+        return (LAST, 0), UNREADABLE_FIELD
 
     def _block(self, members: NDArray) -> NDArray:
         fetched = without_text(members)
-        found = np.array(self.found, np.int64).reshape(-1, 3)
+        found = np.array(self.found, np.int64).reshape(-1, 4)
         if isinstance(self.keep, Longest | Newest):  # other policies' ranks were assigned with the tiers
-            fetched["rank"] = found[:, 0]
-        fetched["offset"], fetched["size"] = found[:, 1], found[:, 2]
+            fetched["rank"], fetched["fine_rank"] = found[:, 0], found[:, 1]
+        fetched["offset"], fetched["size"] = found[:, 2], found[:, 3]
         self.found = []
         return fetched
 

@@ -35,7 +35,7 @@ DIGESTS = {  # of a small corpus: the version, and the beginning of the SHA-256
     "dedup.generate_exact_pairs:STAGE": (1, "64d1dabef7e9bc0d"),
     "dedup.generate_duplicate_pairs:STAGE": (1, "fbabeb0f2c27cd54"),
     "dedup.generate_connected_components:STAGE": (1, "38aa948cd993cfbf"),
-    "dedup.generate_duplicates_dict:STAGE": (3, "82022797701502dd"),
+    "dedup.generate_duplicates_dict:STAGE": (4, "82022797701502dd"),
     "preprocessing.shuffle_holdout:PASS_1": (3, "67e0106de387d5a8"),
     "preprocessing.shuffle_holdout:PASS_2": (1, "18ececf2f59e12d1"),
     "dedup.dedup_train:STAGE": (1, "bf9940646ce011b4"),
