@@ -42,7 +42,8 @@ def open_workplace(options: RunOptions, lock: Path, whole: bool = False, work: W
     With --shard this process helps others that do the same `work` while it waits. Raises FinishedElsewhere if they have
     finished it, UsageError if they have other options, or if a time in the environment is none.
     """
-    assert lease_seconds() and log_seconds()  # refused at once, as they may be read first in the middle of the work
+    for read in (lease_seconds, log_seconds):
+        read()  # a wrong one is refused at once: the first use may be in the middle of the work
     if _is_importing_script():
         raise UsageError(
             "a worker process imports the script that called a stage, and would call it again: call it under "
