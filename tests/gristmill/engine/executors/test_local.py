@@ -1,6 +1,7 @@
 """The executor: the same results for any number of workers, and no worker outlives its parent."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,6 +143,31 @@ def wait_for_workers(pid: int) -> list[psutil.Process]:
             return [process for process in below if process not in naps]
         time.sleep(0.05)
     raise AssertionError("the workers never began")
+
+
+def test_workers_run_the_copy_of_the_code_that_started_them(tmp_path: Path) -> None:
+    """And see none of its modules under another name, such as gristmill/urls.py as a module of its own."""
+    shutil.copytree(ROOT / "gristmill", tmp_path / "gristmill", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "empty").mkdir()
+    script = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from gristmill.engine.executors.local import Call, LocalExecutor\n"
+        "from importlib.util import find_spec\n"
+        "with LocalExecutor(2) as executor:\n"
+        "    where = executor.submit(Call(find_spec, {'name': 'gristmill.urls'})).result().origin\n"
+        "    print(where, executor.submit(Call(find_spec, {'name': 'urls'})).result())\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path / "empty",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == f"{tmp_path / 'gristmill/urls.py'} None\n", done.stdout + done.stderr
 
 
 def test_calls_with_absolute_paths_share_their_sets_of_files() -> None:
